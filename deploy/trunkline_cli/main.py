@@ -46,7 +46,7 @@ def main() -> None:
     add_serve_arguments(commands.add_parser("serve", help="run a router and workers on this machine"))
     commands.add_parser("router", help="run a router (trunkline router --help)")
     commands.add_parser("worker", help="run a worker (trunkline worker --help)")
-    commands.add_parser("keys", help="create, list and revoke API keys (trunkline keys --help)")
+    commands.add_parser("keys", help="create, list, revoke and seal API keys (trunkline keys --help)")
     bench = commands.add_parser("bench", help="measure without a device").add_subparsers(
         dest="bench", required=True, metavar="COMMAND"
     )

@@ -72,9 +72,10 @@ def secret_problem(settings: RouterSettings) -> str | None:
 
 
 def access_of(settings: RouterSettings, tenants: Tenants, authenticator: Authenticator) -> Access:
-    """Returns the rules for callers. Without the fleet's secret, cache salts derive from the grant key, which routers
-    share too, or else from a random key: then only the processes of this router share tenants' cached prefixes."""
-    secret = read_fleet_secret(settings.fleet_secret, settings.fleet_secret_file) or settings.grant_key.encode()
+    """Returns the rules for callers. Cache salts derive from the fleet's current secret. Without one they derive from
+    the grant key, which routers share too, or else from a random key: then only the processes of this router share
+    tenants' cached prefixes."""
+    secret = read_fleet_secret(settings.fleet_secret, settings.fleet_secret_file).current or settings.grant_key.encode()
     return Access(
         tenants,
         authenticator if authenticator.is_configured else None,

@@ -256,7 +256,7 @@ def _membership(
         settings.grant_keys,
         security=LinkSecurity(settings.worker_tls.client_tls(), settings.tls.allow_plaintext),
     )
-    members = Membership(pools.links, connect=lambda address: WorkerLink(address, context))
+    members = Membership(pools.links, lambda address: WorkerLink(address, context), set_aside=pools.set_aside)
     sources, lookups = sources_of(settings.workers, rng)
     pools.search.lookups += lookups
     leases = fleet.leased() if settings.redis_url and settings.follow_leases else None

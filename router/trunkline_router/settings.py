@@ -188,7 +188,11 @@ class RouterSettings:
         "computing each other's cache salts. Pass it as TRUNKLINE_FLEET_SECRET or as a file: other users of the host "
         "can see arguments",
     )
-    fleet_secret_file: str = setting("", help="file with the fleet's secret, in place of --fleet-secret")
+    fleet_secret_file: str = setting(
+        "",
+        help="file with the fleet's secret, in place of --fleet-secret. Each further line has an earlier secret, which "
+        "still opens what it has sealed",
+    )
     jwt_jwks: str = setting(
         "",
         help="public keys (JWKS) of the issuer of tokens (JWT): a file, which is watched, or an https URL, which is "

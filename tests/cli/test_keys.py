@@ -2,46 +2,28 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.processes import script
+from tests.cli.keys_rig import SECRET, created, keys, with_own
+from tests.router.identity import key_rig
 from tests.router.identity.key_rig import answer
 from trunkline.v1.generation_pb2 import Lane
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_cli.main import KEYS
-from trunkline_router.identity import keys_command
+from trunkline_router.identity import key_file, keys_command, watched_file
 from trunkline_router.identity.authenticator import Authenticator, authenticator_of
-from trunkline_router.identity.identity import Identity, Role
+from trunkline_router.identity.identity import Identity, IdentityError, Role
+from trunkline_router.identity.key_file import FileRecords, changing
 from trunkline_router.identity.key_record import ApiKey
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.settings import RouterSettings
-
-SECRET = "a fleet secret of thirty-two bytes"
-
-
-def keys(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [script("trunkline"), "keys", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=with_own(environment))
-
-
-def with_own(environment: Mapping[str, str]) -> dict[str, str]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("TRUNKLINE_")}
-    return own | dict(environment)
-
-
-def created(*arguments: str, **environment: str) -> ApiKey:
-    done = keys("create", *arguments, **environment)
-    assert done.returncode == 0, done.stderr
-    key = ApiKey.parse(done.stdout.removesuffix("\n"))
-    assert key is not None, "standard output has nothing but the key"
-    assert key.secret not in done.stderr
-    return key
 
 
 def of_file(path: Path) -> Authenticator:
@@ -108,7 +90,7 @@ async def test_a_key_in_redis_is_created_listed_and_revoked(tmp_path: Path) -> N
         assert len(other.stdout.splitlines()) == 1, "the table has no row of another fleet's key"
         assert other.stderr.count("is not sealed with this fleet's secret") == 2
     down = keys("create", "--tenant=t", "--redis-url", **environment)
-    assert (down.returncode, down.stdout) == (1, "")
+    assert (down.returncode, down.stdout) == (2, "")
     assert down.stderr.startswith("trunkline keys: Redis: ")
     assert "canary" not in down.stderr + other.stderr
 
@@ -124,42 +106,107 @@ def test_processes_that_create_keys_at_the_same_time_lose_none(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "said"),
     [
-        ("create", 2, "the following arguments are required"),
-        ("create --tenant=acme", 2, "one of the arguments --file --redis-url is required"),
-        ("create --tenant=acme --file=F --redis-url", 2, "not allowed with argument"),
-        ("create --tenant=acme --file=F --role=root", 2, "argument --role: invalid choice"),
-        ("create --tenant=acme --file=F --expires-in=3y", 2, "argument --expires-in: must be"),
-        ("create --tenant=acme --file=F --expires-in=0d", 2, "argument --expires-in: must be"),
-        ("create --tenant=acme --file=F --requests-per-minute=-1", 2, "argument --requests-per-minute"),
-        ("create --tenant=acme --file=F --requests-per-minute=0", 1, "quotas must have whole numbers"),
-        ("create --tenant=* --file=F", 1, "tenant must be"),
-        ("create --tenant= --file=F", 1, "tenant must be"),
-        ("create --tenant=acme --file=/proc/none/keys.json", 1, "No such file"),
-        ("list --file=F", 1, "No such file"),
-        ("revoke abcdefghijkl --file=F", 1, "No such file"),
-        ("revoke tl-abcdefghijkl-canary --file=F", 1, "the argument is not the id of a key"),
-        ("list --redis-url", 1, "TRUNKLINE_REDIS_URL is not set"),
-        ("list --redis-url=http://canary", 1, "the fleet's secret"),
+        ("create", "the following arguments are required"),
+        ("create --tenant=acme", "one of the arguments --file --redis-url is required"),
+        ("create --tenant=acme --file=F --redis-url", "not allowed with argument"),
+        ("create --tenant=acme --file=", "argument --file: must be the path of a file"),
+        ("create --tenant=acme --file=F --role=root", "argument --role: invalid choice"),
+        ("create --tenant=acme --file=F --lane=express", "argument --lane: invalid choice"),
+        ("create --tenant=acme --file=F --expires-in=3y", "argument --expires-in: must be"),
+        ("create --tenant=acme --file=F --expires-in=0d", "argument --expires-in: must be"),
+        ("create --tenant=acme --file=F --requests-per-minute=-1", "argument --requests-per-minute: must be"),
+        ("create --tenant=acme --file=F --requests-per-minute=0", "argument --requests-per-minute: must be"),
+        ("create --tenant=acme --file=F --tokens-in-flight=1000000000001", "argument --tokens-in-flight: must be"),
+        ("create --tenant=* --file=F", "--tenant must be"),
+        ("create --tenant= --file=F", "--tenant must be"),
+        ("create --tenant=acme --acts-for=é --file=F", "--acts-for must be"),
+        ("create --tenant=acme --model= --file=F", "--model must be"),
+        ("create --tenant=acme --note=\x1b[31m --file=F", "--note must be one line"),
+        ("create --tenant=acme --file=/proc/none/keys.json", "/proc/none/keys.json.lock: No such file"),
+        ("create --tenant=acme --file=/dev/null/keys.json", "/dev/null/keys.json: Not a directory"),
+        ("create --tenant=acme --file=/tmp", "/tmp is not a regular file"),
+        ("list --file=/dev/zero", "/dev/zero is not a regular file"),
+        ("list --file=F", "No such file"),
+        ("list --file=F --key-prefix=x", "--key-prefix is for keys in Redis, and --file is given"),
+        ("list --file=F --allow-plaintext", "--allow-plaintext is for keys in Redis, and --file is given"),
+        ("revoke abcdefghijkl --file=F", "No such file"),
+        ("revoke tl-abcdefghijkl-canary --file=F", "the argument is not the id of a key"),
+        ("reseal --file=F", "unrecognized arguments"),
+        ("list --redis-url", "TRUNKLINE_REDIS_URL"),
+        ("list --redis-url=http://u:canary@x", "--redis-url is not the URL of a Redis"),
+        ("list --redis-url=redis://127.0.0.1:1", "keys in Redis need the fleet's secret"),
+        ("list --redis-url=redis://:canary@10.0.0.1:1", "--redis-url is not on the loopback interface"),
+        ("list --redis-url=redis://127.0.0.1:1 --key-prefix={x}", "--key-prefix='{x}' is not a prefix"),
+        ("list --redis-url=redis://127.0.0.1:1 --fleet-secret-file=/none", "--fleet-secret-file=/none: No such file"),
+        ("list --redis-url=rediss://127.0.0.1:1 --redis-tls-ca=/none", "/none"),
+        ("list --redis-url=rediss://127.0.0.1:1 --redis-tls-cert=/none", "--redis-tls-key"),
+        ("list --redis-url --config=/none", "--config=/none: No such file"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(
-    arguments: str, status: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    for name in ("TRUNKLINE_REDIS_URL", "TRUNKLINE_FLEET_SECRET", "TRUNKLINE_FLEET_SECRET_FILE"):
-        monkeypatch.delenv(name, raising=False)
+    arguments: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in os.environ if name.startswith("TRUNKLINE_")]:
+        monkeypatch.delenv(name)
     monkeypatch.setattr(sys, "argv", ["keys", *arguments.replace("=F", f"={tmp_path}/keys.json").split(" ")])
     with pytest.raises(SystemExit) as exit:
         keys_command.main()
     printed, told = capsys.readouterr()
-    assert (exit.value.code, printed) == (status, "")
+    assert (exit.value.code, printed) == (2, "")
     assert told.startswith("trunkline keys")
     assert said in told
     assert told.count("\n") == 1
     assert "canary" not in told
-    assert list(tmp_path.glob("keys.json")) == []
+    assert list(tmp_path.iterdir()) == [], "nor does it leave anything behind"
+
+
+def test_a_key_that_could_not_be_printed_is_named_to_be_revoked(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", KEYS, "create", "--tenant=acme", f"--file={path}"],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    (key_id,) = json.loads(path.read_text())["keys"]
+    assert done.returncode == 2
+    assert f"so revoke {key_id} and create another one" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_file_that_routers_would_not_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert key_file.MOST_BYTES == watched_file.MOST_FILE_BYTES
+    path, record = tmp_path / "keys.json", key_rig.record(ApiKey.new())
+    key_rig.write(path, record)
+    monkeypatch.setattr(key_file, "MOST_BYTES", path.stat().st_size + 100)
+    before = path.read_bytes()
+    with pytest.raises(IdentityError, match="would have more than"):
+        FileRecords(path).create(key_rig.record(ApiKey.new()))
+    assert path.read_bytes() == before
+    monkeypatch.setattr(key_file, "MOST_BYTES", 10)
+    with pytest.raises(IdentityError, match="has more than"):
+        FileRecords(path).records()
+
+
+def test_ctrl_c_while_another_process_writes_ends_quietly(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    with changing(path):
+        command = [sys.executable, "-P", "-m", KEYS, "create", "--tenant=acme", f"--file={path}"]
+        waiting = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        while not _has_open(waiting.pid, Path(f"{path.resolve()}.lock")):
+            assert waiting.poll() is None
+            time.sleep(0.02)
+        waiting.send_signal(signal.SIGINT)
+        printed, told = waiting.communicate(timeout=60)
+    assert (waiting.returncode, printed) == (130, "")
+    assert "Traceback" not in told
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    with suppress(OSError):  # a file was closed meanwhile
+        return any(os.readlink(file) == str(path) for file in Path(f"/proc/{pid}/fd").iterdir())
+    return False
 
 
 def run(*arguments: str, first: str, **environment: str) -> tuple[int, str]:
@@ -176,13 +223,13 @@ def test_keys_in_redis_need_the_routers_packages_and_keys_in_a_file_do_not(tmp_p
     absent = "sys.modules.update(dict.fromkeys(['redis', 'jwt', 'structlog', 'opentelemetry', 'uvloop']))"
     environment = {"TRUNKLINE_FLEET_SECRET": SECRET}
     code, told = run("list", "--redis-url=redis://127.0.0.1:1", first=absent, **environment)
-    assert code == 1
+    assert code == 2
     assert told.startswith("trunkline keys: keys in Redis need the router's packages")
     assert "pip install 'trunkline[router]'" in told
     assert told.count("\n") == 1
     path = tmp_path / "keys.json"
     path.write_text('{"keys": {}}')
     assert run("revoke", "abcdefghijkl", f"--file={path}", first=absent) == (
-        1,
+        2,
         f"trunkline keys: {path} has no key abcdefghijkl\n",
     )

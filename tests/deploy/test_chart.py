@@ -183,6 +183,43 @@ def test_routers_without_quotas_need_no_redis() -> None:
     Rendered(NO_REDIS | {"router": {"config": {"processes": 2}, "tenants": tenants}})
 
 
+STORE: Values = {"max_stored_responses": 100}
+
+
+def in_environment(name: str, value: str) -> Values:
+    return {"env": [{"name": name, "value": value}]}
+
+
+@pytest.mark.parametrize(
+    ("router", "routers"),
+    [
+        ({"config": STORE}, 2),
+        ({"config": {**STORE, "processes": 2}}, 4),
+        ({"replicas": 1, "config": {**STORE, "processes": 2}}, 2),
+        (in_environment("TRUNKLINE_MAX_STORED_RESPONSES", "100"), 2),
+        ({"replicas": 1, "config": STORE, **in_environment("TRUNKLINE_PROCESSES", "3")}, 3),
+    ],
+    ids=["two replicas", "both", "two processes", "store in the environment", "processes in the environment"],
+)
+def test_responses_that_only_one_of_several_routers_would_have_are_not_stored(router: Values, routers: int) -> None:
+    said = refusal({"router": router})
+    assert f"router.config.max_stored_responses: of {routers} routers (replicas x config.processes) only one" in said
+    assert "\n" not in said.strip()
+
+
+@pytest.mark.parametrize(
+    "router",
+    [
+        ALONE | {"config": STORE},
+        {"config": {"max_stored_responses": 0, "processes": 2}},
+        {"config": STORE} | in_environment("TRUNKLINE_MAX_STORED_RESPONSES", "0"),
+    ],
+    ids=["one router", "no store", "no store by the environment"],
+)
+def test_one_router_may_store_responses_and_several_may_without_a_store(router: Values) -> None:
+    assert Rendered({"router": router}).one("Deployment", ROUTER)["spec"]["replicas"] == router.get("replicas", 2)
+
+
 def test_the_schema_knows_the_settings_as_they_are() -> None:
     present = json.loads(SCHEMA.read_text())
     assert present == generated(present), "run make chart-schema"

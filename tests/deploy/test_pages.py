@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from deploy.lint import house, plain_words
+from trunkline_router.identity.endpoints import METHODS, PATHS
+from trunkline_router.identity.identity import Role
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "bench" / "log.md"]
@@ -27,6 +29,15 @@ def test_every_link_and_every_named_module_of_a_page_exists(page: Path) -> None:
 def _files() -> list[str]:
     listed = subprocess.run(["git", "ls-files"], cwd=REPOSITORY, check=True, capture_output=True, text=True)
     return listed.stdout.splitlines()
+
+
+def test_the_pages_promise_nothing_to_a_role_that_no_call_needs() -> None:
+    access, configuration = ((REPOSITORY / "docs" / f"{page}.md").read_text() for page in ("access", "configuration"))
+    needed = {*METHODS.values(), *PATHS.values()}
+    for role in Role:
+        assert (f"No call needs the role `{role}` yet" in access) == (role not in needed)
+        assert (f"`{role}`: reserved" in configuration) == (role not in needed)
+        assert f"`{role}`" in configuration
 
 
 def test_the_first_page_is_read_to_its_end() -> None:

@@ -275,6 +275,23 @@ them. A router pod with several processes, quotas and no Redis would not even st
 {{- end -}}
 {{- end -}}
 
+{{/* Fails if responses are stored and there are several router processes: each has its own in memory, so a client that
+comes through another one would not find them. Settings in the environment replace those in the file. */}}
+{{- define "trunkline.responsesNeedOneRouter" -}}
+{{- $router := .Values.router -}}
+{{- $stored := $router.config.max_stored_responses -}}
+{{- $processes := $router.config.processes | default 1 -}}
+{{- range $router.env -}}
+{{- if eq .name "TRUNKLINE_MAX_STORED_RESPONSES" -}}{{- $stored = .value -}}{{- end -}}
+{{- if eq .name "TRUNKLINE_PROCESSES" -}}{{- $processes = .value -}}{{- end -}}
+{{- end -}}
+{{- $routers := mul $router.replicas $processes -}}
+{{- if and (gt (int $stored) 0) (gt $routers 1) -}}
+{{- $why := printf "of %d routers (replicas x config.processes) only one would have a response" $routers -}}
+{{- fail (printf "router.config.max_stored_responses: %s: set replicas and processes to 1, or max_stored_responses to 0" $why) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The environment variable with the URL of Redis, if there is one. */}}
 {{- define "trunkline.redisUrl" -}}
 {{- $external := .Values.redis.external -}}

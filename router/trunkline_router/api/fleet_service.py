@@ -66,7 +66,14 @@ class FleetService(FleetServiceServicer):
     async def ListWorkers(self, request: ListWorkersRequest, context: Context) -> ListWorkersResponse:
         self._access.admitted(context, Role.OPERATOR)
         now_s = time.monotonic()
-        return ListWorkersResponse(workers=[worker_status(link, now_s) for link in self._pools.links])
+        workers = [worker_status(link, now_s) for link in self._pools.links]
+        shown = {status.address for status in workers}
+        workers += [
+            WorkerStatus(address=address, state=fleet_pb2.WORKER_STATE_CONNECTING, problem=problem)
+            for address, problem in self._pools.set_aside.items()
+            if address not in shown
+        ]
+        return ListWorkersResponse(workers=workers)
 
 
 def worker_status(link: WorkerLink, now_s: float) -> WorkerStatus:

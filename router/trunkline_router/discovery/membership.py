@@ -18,11 +18,12 @@ MOST_FOLLOWED, MOST_TRIED = 1024, 64
 # of a core.
 TRY_APART_S, TRY_APART_WHEN_WELL_S = 0.01, 0.002
 TRIAL_ANSWERED_AT_MOST_S = 15.0  # to fetch and build a tokenizer, and to open a session
+MOST_SHOWN_ASIDE = 64  # leased addresses whose problem is kept; anything that writes to Redis can lease any number
 
 
 class Membership:
     """Keeps `links` equal to the workers that the sources name plus the leased workers that could be connected, and
-    runs the links.
+    runs the links. `set_aside` has the problem of leased ones that could not be, of the last MOST_SHOWN_ASIDE.
 
     A worker that no source names any more may have streams to finish, so its link ends only with its connection.
 
@@ -38,8 +39,11 @@ class Membership:
         connect: Callable[[str], WorkerLink],
         clock_s: Callable[[], float] = time.monotonic,
         sleep: Sleep = asyncio.sleep,
+        *,
+        set_aside: dict[str, str],
     ) -> None:
         self._links = links
+        self._set_aside = set_aside
         self._connect = connect
         self._clock_s = clock_s
         self._sleep = sleep
@@ -88,6 +92,8 @@ class Membership:
             link = self._add(address)
             link.is_named = True
             tasks.create_task(self._run(link, tasks))
+        for address in self._set_aside.keys() - (self._leased - named):
+            del self._set_aside[address]
         self._queue.lease(self._leased - self._by_address.keys())
         self._queue_changed.set()
 
@@ -146,6 +152,11 @@ class Membership:
         await asyncio.wait({running, following})
         if has_failed:
             self._queue.failed(link.address, self._clock_s(), holder)
+            self._set_aside.pop(link.address, None)
+            if not holder:
+                self._set_aside[link.address] = link.problem
+                if len(self._set_aside) > MOST_SHOWN_ASIDE:
+                    del self._set_aside[next(iter(self._set_aside))]
             self._log_aside(link)
         self._end_trial(link)
         self._followed -= 1
@@ -165,6 +176,8 @@ class Membership:
         """Ends the link's trial, which makes room for another one. The link then counts as followed."""
         if link.is_on_trial:
             link.is_on_trial = False
+            if link.worker is not None:
+                self._set_aside.pop(link.address, None)
             self._trials -= 1
             self._followed += 1
             self._queue_changed.set()

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from trunkline.status import no_worker
 from trunkline_router.identity.bearer_token import BearerTokens
-from trunkline_router.identity.fleet_secret import derived_key, read_fleet_secret
+from trunkline_router.identity.fleet_secret import read_fleet_secret
 from trunkline_router.identity.identity import Identity, unauthenticated
 from trunkline_router.identity.jwks_source import JwksFile, JwksUrl
 from trunkline_router.identity.key_file import KeyFile
@@ -139,7 +139,7 @@ def authenticator_of(settings: RouterSettings, now_unix_s: Callable[[], float] =
             RedisKeys(
                 settings.redis_url,
                 settings.key_prefix,
-                derived_key(secret, SEAL_PURPOSE),
+                secret.seal(SEAL_PURPOSE),
                 tls=settings.redis_tls.redis_tls(),
             )
         )

@@ -15,7 +15,7 @@ class IdentityError(Exception):
 
 
 class Role(StrEnum):
-    """What an identity may call: inference, the fleet (FleetService, drain), or metrics."""
+    """What an identity may call: inference, the fleet (FleetService), or metrics, which are not served yet."""
 
     USER = "user"
     OPERATOR = "operator"

@@ -3,15 +3,24 @@
 import asyncio
 import contextlib
 import math
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
+from urllib.request import (
+    HTTPHandler,
+    HTTPRedirectHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+    Request,
+    build_opener,
+)
 
 from trunkline_router.identity.identity import IdentityError
 from trunkline_router.identity.jwks import VerificationKeys, read_jwks
@@ -70,7 +79,8 @@ class JwksUrl:
         self._url = url
         self._most_age_s = most_age_s
         self._steady_s = steady_s
-        self._opener = _opener(url, context)
+        self._connections = _Connections()
+        self._opener = _opener(url, context, self._connections)
         self._content = b""
         self._fetched_s = -math.inf
         self._tried_s = -math.inf
@@ -116,12 +126,14 @@ class JwksUrl:
         self._content, self.keys = content, keys  # the same object while nothing changes: results stay cached
 
     async def _answer(self) -> bytes:
-        """The server's answer. An attempt that outlasts its time is waited for again instead of starting another."""
+        """The server's answer. An attempt that outlasts its time is ended. If that takes longer, as in a lookup of the
+        host's name, it is waited for again instead of starting another."""
         if self._fetching is None or self._fetching.done():
             self._fetching = _in_thread(self._fetch)
         # asyncio.wait does not cancel what it waits for.
         await asyncio.wait((self._fetching,), timeout=FETCH_S)
         if not self._fetching.done():
+            self._connections.end()
             raise TimeoutError
         return self._fetching.result()
 
@@ -178,8 +190,51 @@ class _NoRedirects(HTTPRedirectHandler):
         """Follows none."""
 
 
-def _opener(url: str, context: ssl.SSLContext | None) -> OpenerDirector:
-    handlers: list[Any] = [_NoRedirects(), HTTPSHandler(context=context or ssl.create_default_context())]
+class _Connections:
+    """Knows the last connection, so that it can be ended while its answer's headers are awaited: a server that sends a
+    byte from time to time outlasts every timeout of a read."""
+
+    def __init__(self) -> None:
+        self._last: HTTPConnection | None = None
+
+    def opening(self, connection: Callable[..., Any]) -> Callable[..., Any]:
+        """The same constructor, for connections that are remembered."""
+
+        def opened(*arguments: Any, **options: Any) -> Any:
+            self._last = connection(*arguments, **options)
+            return self._last
+
+        return opened
+
+    def end(self) -> None:
+        """Ends the last connection, from any thread. What reads from it gets an error."""
+        sock = None if self._last is None else self._last.sock
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # TLS's own shutdown would wait for the reader
+
+
+class _Http(HTTPHandler):
+    def __init__(self, connections: _Connections) -> None:
+        super().__init__()
+        self._connections = connections
+
+    def do_open(self, http_class: Any, req: Request, **options: Any) -> Any:
+        return super().do_open(self._connections.opening(http_class), req, **options)
+
+
+class _Https(HTTPSHandler):
+    def __init__(self, connections: _Connections, context: ssl.SSLContext) -> None:
+        super().__init__(context=context)
+        self._connections = connections
+
+    def do_open(self, http_class: Any, req: Request, **options: Any) -> Any:
+        return super().do_open(self._connections.opening(http_class), req, **options)
+
+
+def _opener(url: str, context: ssl.SSLContext | None, connections: _Connections) -> OpenerDirector:
+    secured = _Https(connections, context or ssl.create_default_context())
+    handlers: list[Any] = [_NoRedirects(), _Http(connections), secured]
     if is_loopback(urlsplit(url).hostname or ""):
         handlers.append(ProxyHandler({}))
     return build_opener(*handlers)

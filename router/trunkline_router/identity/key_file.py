@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from trunkline_router.identity.identity_fields import JSON_ERRORS, FieldError, l
 from trunkline_router.identity.key_record import KeyRecord, is_key_id, read_record
 
 NEW_MODE = 0o600
+MOST_BYTES = 16 << 20  # some 40,000 keys; routers read no larger file
 
 Entries = dict[str, dict[str, Any]]  # a record's fields but the id, by id
 
@@ -36,6 +38,30 @@ class KeyFile:
             known = self.records.get(key_id) if self._entries.get(key_id) == fields else None
             records[key_id] = known or _record(key_id, fields)
         self._entries, self.records = entries, records
+
+
+class FileRecords:
+    """Records in a file, for `trunkline keys`. Methods raise IdentityError."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def create(self, fields: Mapping[str, Any]) -> None:
+        with changing(self._path) as entries:
+            if fields["id"] in entries:
+                raise IdentityError("the new key's id is taken: try again")
+            entries[fields["id"]] = {name: value for name, value in fields.items() if name != "id"}
+
+    def records(self) -> list[KeyRecord]:
+        return [read_record({**fields, "id": key_id}) for key_id, fields in present(self._path).items()]
+
+    def revoke(self, key_id: str, now: str) -> None:
+        if not self._path.exists():
+            raise IdentityError(f"{self._path}: No such file or directory")
+        with changing(self._path) as entries:
+            if key_id not in entries:
+                raise IdentityError(f"{self._path} has no key {key_id}")
+            entries[key_id].setdefault("revoked", now)
 
 
 def read_entries(content: bytes) -> Entries:
@@ -60,6 +86,7 @@ def read_entries(content: bytes) -> Entries:
 def changing(path: Path) -> Iterator[Entries]:
     """Lets the body change the entries, and then replaces the file; a body that raises changes nothing. Other
     processes that use this function wait. A missing file is created for its owner alone. Raises IdentityError."""
+    _check_kind(path)
     path = path.resolve()  # a symbolic link stays one
     try:
         lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, NEW_MODE)
@@ -69,7 +96,10 @@ def changing(path: Path) -> Iterator[Entries]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         entries = present(path) if path.exists() else {}
         yield entries
-        _replace(path, json.dumps({"keys": entries}, indent=2) + "\n")
+        text = json.dumps({"keys": entries}, indent=2) + "\n"
+        if len(text) > MOST_BYTES:
+            raise IdentityError(f"{path} would have more than {MOST_BYTES >> 20} MiB: remove keys that have ended")
+        _replace(path, text)
     except OSError as error:
         raise IdentityError(f"{path}: {error.strerror}") from None
     finally:
@@ -79,14 +109,30 @@ def changing(path: Path) -> Iterator[Entries]:
 def present(path: Path) -> Entries:
     """The entries of a file. Raises IdentityError if it cannot be read or has an invalid part."""
     keys = KeyFile()
+    _check_kind(path)
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise IdentityError(f"has more than {MOST_BYTES >> 20} MiB")
         keys.read(content)
     except OSError as error:
         raise IdentityError(f"{path}: {error.strerror}") from None
     except IdentityError as error:
         raise IdentityError(f"{path}: {error}") from None
     return read_entries(content)
+
+
+def _check_kind(path: Path) -> None:
+    """Raises IdentityError for a folder, and for a pipe or a device, which could not be read to an end."""
+    try:
+        is_regular = stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise IdentityError(f"{path}: {error.strerror}") from None
+    if not is_regular:
+        raise IdentityError(f"{path} is not a regular file")
 
 
 def _replace(path: Path, text: str) -> None:

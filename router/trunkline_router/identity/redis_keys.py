@@ -2,13 +2,16 @@
 
 | key | type | holds |
 |---|---|---|
-| `{prefix}:api-keys:1` | hash | key id → record, sealed with a key that derives from the fleet's secret |
+| `{prefix}:api-keys:1` | hash | key id → record, with the fleet's seal (fleet_secret.py) |
 | `{prefix}:api-keys:1:version` | string | a random text, another one after each write |
 
 A process that can write to Redis, but does not have the fleet's secret, cannot make or change a record: one that is not
 sealed is ignored. It can hide records, or put an old one back. So nothing but a sealed record that says `revoked`
 revokes a key: routers keep what they know if Redis is lost, emptied or overwritten, they do not take a revoked record
 back, and they write what is missing into Redis again, for routers that start later.
+
+Routers write sealed records as they have read them. Only `trunkline keys` seals, so that while the fleet's secret is
+changed routers with different files do not seal against each other. Of two records the one with the newer seal counts.
 """
 
 import asyncio
@@ -16,11 +19,13 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trunkline_router.identity.fleet_secret import sealed, unsealed
+from trunkline_router.identity.fleet_secret import Seal
+from trunkline_router.identity.identity import IdentityError
 from trunkline_router.identity.identity_fields import JSON_ERRORS, FieldError, loaded
 from trunkline_router.identity.key_record import MOST_RECORD_BYTES, KeyRecord, is_key_id, read_record
 from trunkline_router.stores.redis_connection import (
@@ -44,6 +49,20 @@ PAGE_KEYS = 64  # reading a page must not hold the event loop for more than abou
 MOST_PAGES = 2 * MOST_KEYS // PAGE_KEYS
 MOST_SEALED_BYTES = MOST_RECORD_BYTES + 65  # with the code and the colon before it
 MOST_REPORTED = 1024  # logged problems that are remembered
+RESEAL_ROUNDS = 8  # each for records that others wrote meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    value: str  # the sealed record
+    seal: int  # the number of the key that sealed it, 0 for the current secret's
+    record: KeyRecord
+
+    @property
+    def rank(self) -> tuple[bool, int, str]:
+        """A revoked record comes before any other, then one with a newer seal. The order of the rest is arbitrary, but
+        the same for all routers, so that they do not overwrite each other's."""
+        return self.record.revoked_unix_s is not None, -self.seal, self.value
 
 
 class RedisKeys:
@@ -53,21 +72,21 @@ class RedisKeys:
         self,
         url: str,
         prefix: str,
-        seal_key: bytes,
+        seal: Seal,
         *,
         tls: RedisTls = PUBLIC_AUTHORITIES,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         steady_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._read, self._write = (
-            Script(Path(__file__).with_name(f"{name}_keys.lua").read_text()) for name in ("read", "write")
+        self._read, self._write, self._replace = scripts = tuple(
+            Script(Path(__file__).with_name(f"{name}_keys.lua").read_text()) for name in ("read", "write", "replace")
         )
-        self._redis = RedisConnection(url, (self._read, self._write), tls=tls, connect_timeout_s=connect_timeout_s)
+        self._redis = RedisConnection(url, scripts, tls=tls, connect_timeout_s=connect_timeout_s)
         self._names = tuple(f"{{{prefix.rstrip(':')}}}:api-keys:{FORMAT}{end}" for end in ("", ":version"))
-        self._seal_key = seal_key
+        self._seal = seal
         self._steady_s = steady_s
         self.has_loaded = False
-        self._known: dict[str, str] = {}  # sealed records by id, each of them read
+        self._known: dict[str, _Known] = {}
         self._records: dict[str, KeyRecord] = {}
         self.records: Mapping[str, KeyRecord] = self._records
         self._version = ""
@@ -110,18 +129,23 @@ class RedisKeys:
 
     async def update(self) -> None:
         """Reads the records if they may have changed. Raises StoreDown."""
-        if not self._redis.is_connected:
-            await self._redis.connect()
-        try:
-            missing = await self._read_changes()
-        except (TypeError, LookupError, *JSON_ERRORS) as error:
-            raise StoreDown(f"an invalid answer: {type(error).__name__}") from None
+        missing = await self._missing()
         for at in range(0, len(missing), PAGE_KEYS):
-            await self._put({key_id: self._known[key_id] for key_id in missing[at : at + PAGE_KEYS]})
+            await self._put({key_id: self._known[key_id].value for key_id in missing[at : at + PAGE_KEYS]})
         if missing:
             self._log.warning(
                 "API keys were missing or changed in Redis: their records were written back", num_keys=len(missing)
             )
+
+    async def _missing(self) -> list[str]:
+        """Reads as update(), and writes nothing. Returns the ids of known keys that Redis should have and does not.
+        Raises StoreDown."""
+        if not self._redis.is_connected:
+            await self._redis.connect()
+        try:
+            return await self._read_changes()
+        except (TypeError, LookupError, *JSON_ERRORS) as error:
+            raise StoreDown(f"an invalid answer: {type(error).__name__}") from None
 
     async def _read_changes(self) -> list[str]:
         """Takes all records if they may have changed. Returns the ids of known keys that Redis should have and does
@@ -146,29 +170,74 @@ class RedisKeys:
         """Writes a record, which is valid. Raises StoreDown."""
         if not self._redis.is_connected:
             await self._redis.connect()
-        await self._put({fields["id"]: sealed(self._seal_key, json.dumps(fields))})
+        await self._put({fields["id"]: self._seal.sealed(json.dumps(fields))})
 
     def fields_of(self, key_id: str) -> dict[str, Any]:
         """The record of a known key, as JSON."""
-        fields: dict[str, Any] = loaded(self._known[key_id].partition(":")[2])
+        fields: dict[str, Any] = loaded(self._text_of(key_id))
         return fields
+
+    @property
+    def sealed_before(self) -> list[str]:
+        """The ids of known keys whose records an earlier secret has sealed."""
+        return [key_id for key_id, known in self._known.items() if known.seal]
+
+    async def reseal(self, pause: Callable[[], Awaitable[None]]) -> int:
+        """Seals the records that an earlier secret has sealed with the current one. Returns their number. A record that
+        is revoked meanwhile stays revoked.
+
+        pause: lets routers poll. Those without the current secret then write back what they know; that raises
+        IdentityError. Raises StoreDown if Redis does not answer, or if the records do not stop changing.
+        """
+        resealed = await self._reseal()
+        await pause()
+        if await self._missing():
+            raise IdentityError(
+                "a router wrote records with an earlier seal back, so it does not have the current secret yet: restart "
+                "all routers with the new file, then seal again"
+            )
+        return resealed
+
+    async def _reseal(self) -> int:
+        resealed = 0
+        for _ in range(RESEAL_ROUNDS):
+            await self.update()
+            left = self.sealed_before
+            if not left:
+                return resealed
+            for at in range(0, len(left), PAGE_KEYS):
+                changes = ((key_id, self._known[key_id].value) for key_id in left[at : at + PAGE_KEYS])
+                flat = [part for key_id, old in changes for part in (key_id, old, self._resealed(key_id))]
+                resealed += await self._ask(self._replace, secrets.token_hex(8), *flat)
+        raise StoreDown("other programs change the records all the time: try again")
+
+    def _resealed(self, key_id: str) -> str:
+        return self._seal.sealed(self._text_of(key_id))
+
+    def _text_of(self, key_id: str) -> str:
+        return self._known[key_id].value.partition(":")[2]
 
     def _take(self, page: Any) -> set[str]:
         """Takes the records of a page. Returns the ids of keys about which Redis knows what this router knows."""
         values = loaded(page)
         present = set()
         for key_id, value in zip(values[::2], values[1::2], strict=True):
-            if self._known.get(key_id) != value:
+            if not self._knows(key_id, value):
                 self._take_one(key_id, value)
-            if self._known.get(key_id) == value:
+            if self._knows(key_id, value):
                 present.add(key_id)
         return present
 
+    def _knows(self, key_id: Any, value: Any) -> bool:
+        known = self._known.get(key_id)
+        return known is not None and known.value == value
+
     def _take_one(self, key_id: Any, value: Any) -> None:
-        text = unsealed(self._seal_key, value) if isinstance(value, str) and is_key_id(key_id) else None
-        if text is None:
+        opened = self._seal.opened(value) if isinstance(value, str) and is_key_id(key_id) else None
+        if opened is None:
             self._report(key_id, "it is not sealed with this fleet's secret")
             return
+        text, seal = opened
         try:
             record = read_record(loaded(text))
         except (FieldError, *JSON_ERRORS) as error:
@@ -180,17 +249,9 @@ class RedisKeys:
         if key_id not in self._known and len(self._known) >= MOST_KEYS:
             self._report("", f"there are more than {MOST_KEYS} keys")
             return
-        if self._is_news(record, value):
-            self._known[key_id], self._records[key_id] = value, record
-
-    def _is_news(self, record: KeyRecord, value: str) -> bool:
-        """Whether a valid record replaces the known one: a revoked one always wins. The order of two others is
-        arbitrary, but the same for all routers, so that they do not overwrite each other's."""
-        known = self._records.get(record.key_id)
-        if known is None:
-            return True
-        revoked, was_revoked = record.revoked_unix_s is not None, known.revoked_unix_s is not None
-        return (revoked, value) > (was_revoked, self._known[record.key_id])
+        read, known = _Known(value, seal, record), self._known.get(key_id)
+        if known is None or read.rank > known.rank:
+            self._known[key_id], self._records[key_id] = read, record
 
     async def _put(self, values: Mapping[str, str]) -> None:
         flat = (part for pair in values.items() for part in pair)

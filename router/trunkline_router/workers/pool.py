@@ -69,6 +69,7 @@ class Pools:
 
     def __init__(self, rng: Random, policy: RoutingPolicy | None = None) -> None:
         self.links: list[WorkerLink] = []
+        self.set_aside: dict[str, str] = {}  # leased addresses where no worker could be connected → the problem
         self.policy = policy or RoutingPolicy()
         self.index = PrefixIndex()
         self.search = PoolSearch(lambda: self.links, self._has)

@@ -27,6 +27,17 @@ async def explain(router: Cluster, prompt: Any, *, session: str = "", **fields: 
     return response
 
 
+async def test_leased_workers_that_could_not_be_connected_are_listed_with_the_problem() -> None:
+    async with cluster(FakeWorker("a")) as router:
+        pools, own = router.inference.preparer.pools, router.links[0].address
+        pools.set_aside |= {"192.0.2.1:50061": "not on the loopback interface", own: "connected by now"}
+        listed = (await router.fleet.ListWorkers(ListWorkersRequest())).workers
+    assert [(worker.address, worker.problem) for worker in listed] == [
+        (own, ""), ("192.0.2.1:50061", "not on the loopback interface"),
+    ]  # fmt: skip
+    assert listed[1].state == fleet_pb2.WORKER_STATE_CONNECTING
+
+
 @pytest.mark.parametrize("policy", list(PolicyName))
 async def test_a_route_is_explained_as_it_will_be_taken_and_nothing_changes(policy: PolicyName) -> None:
     workers = [FakeWorker(name) for name in "abcd"]

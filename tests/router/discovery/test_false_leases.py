@@ -15,9 +15,10 @@ from tests.router.liar import Liar
 from tests.router.membership import connected, membership
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_router.discovery.lease_queue import ASIDE_FIRST_S, ASIDE_MOST_S, MOST_REMEMBERED, LeaseQueue
-from trunkline_router.discovery.membership import MOST_TRIED
+from trunkline_router.discovery.membership import MOST_SHOWN_ASIDE, MOST_TRIED
 from trunkline_router.discovery.sources import Addresses
 from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.workers.link_context import LinkSecurity
 
 FALSE_LEASES = 3_000
 
@@ -101,6 +102,31 @@ async def test_a_leased_worker_that_lies_of_itself_is_set_aside_and_tried_less_a
             await until(lambda: not pools.links)
             assert not connected(pools)
     await liar.die()
+
+
+ELSEWHERE = "192.0.2.1:50061"  # an address of documentation, which a router does not connect in plaintext
+
+
+async def test_why_a_leased_worker_is_not_connected_is_known_while_the_lease_lasts(renderers: RenderPool) -> None:
+    worker = await FakeWorker("a").start()
+    await worker.die()
+    leases = Leases(frozenset({ELSEWHERE, worker.address}))
+    async with membership(renderers, leases=leases.watch()) as pools:
+        await until(lambda: pools.set_aside.keys() == {ELSEWHERE, worker.address})
+        assert pools.set_aside[ELSEWHERE] == LinkSecurity().problem(ELSEWHERE)
+        await worker.start()
+        await until(lambda: connected(pools) == {worker.address} and pools.set_aside.keys() == {ELSEWHERE})
+        leases.say(frozenset({worker.address}))
+        await until(lambda: not pools.set_aside)
+    await worker.die()
+
+
+async def test_of_many_false_leases_the_problems_of_a_few_are_kept(renderers: RenderPool) -> None:
+    false = refusing(2 * MOST_SHOWN_ASIDE)
+    async with membership(renderers, leases=Leases(false).watch()) as pools:
+        seen = set[str]()
+        await until(lambda: seen.update(pools.set_aside) or seen == false)  # type: ignore[func-returns-value]
+        assert len(pools.set_aside) == MOST_SHOWN_ASIDE
 
 
 async def test_a_leased_address_that_is_named_while_it_is_tried_is_tried_for_ever(renderers: RenderPool) -> None:

@@ -8,7 +8,6 @@ import pytest
 from tests.router.identity.issuer import jwks
 from tests.router.identity.key_rig import put, record, write
 from trunkline_router.identity.authenticator import authenticator_of
-from trunkline_router.identity.fleet_secret import derived_key, read_fleet_secret, sealed, unsealed
 from trunkline_router.identity.identity import IdentityError
 from trunkline_router.identity.key_record import ApiKey
 from trunkline_router.main import router_settings
@@ -90,25 +89,3 @@ async def test_each_source_that_is_set_is_used(tmp_path: Path) -> None:
     put(issuer, b"{}")
     with pytest.raises(IdentityError, match=f"^--jwt-jwks={issuer}: must be a JSON Web Key Set"):
         await authenticator_of(RouterSettings(**plain, **tokens)).start()
-
-
-def test_a_secret_is_read_from_its_file_without_the_line_break(tmp_path: Path) -> None:
-    put(tmp_path / "secret", SECRET + "\n")
-    assert read_fleet_secret("", str(tmp_path / "secret")) == SECRET.encode() == read_fleet_secret(SECRET, "")
-    assert read_fleet_secret("", "") == b""
-    put(tmp_path / "secret", b"\xff" * 5000)
-    with pytest.raises(IdentityError, match="more than"):
-        read_fleet_secret("", str(tmp_path / "secret"))
-
-
-def test_a_key_is_for_one_purpose_and_a_sealed_text_cannot_be_changed() -> None:
-    first, second = (derived_key(SECRET.encode(), purpose) for purpose in ("a", "b"))
-    assert len({first, second, SECRET.encode()}) == 3
-    value = sealed(first, "text")
-    assert unsealed(first, value) == "text"
-    assert [
-        unsealed(second, value),
-        unsealed(first, value + "x"),
-        unsealed(first, "text"),
-        unsealed(first, "\udcff:"),
-    ] == [None] * 4

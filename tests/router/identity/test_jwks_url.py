@@ -6,6 +6,7 @@ import ipaddress
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -75,11 +76,28 @@ class JwksServer:
         self._thread.join()
 
 
+@contextmanager
+def serving(context: ssl.SSLContext | None = None) -> Iterator[JwksServer]:
+    server = JwksServer(context)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
 @pytest.fixture
 def server() -> Iterator[JwksServer]:
-    server = JwksServer()
-    yield server
-    server.close()
+    with serving() as server:
+        yield server
+
+
+def server_context(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
+    """Of an HTTPS server that this process trusts."""
+    files = certificate(folder, "known")
+    monkeypatch.setenv("SSL_CERT_FILE", str(files[0]))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*files)
+    return context
 
 
 class Clock:
@@ -203,34 +221,71 @@ async def test_a_failing_server_keeps_the_last_keys_up_to_their_age(server: Jwks
     assert all("\n" not in str(entry.get("problem")) for entry in logs)
 
 
-async def test_an_answer_that_drips_is_given_up_and_asked_for_once_at_a_time(
-    server: JwksServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jwks_source, "FETCH_S", 0.05)
+def dripping(server: JwksServer, start: bytes, again: bytes) -> Reply:
+    """Sends something from time to time, and never comes to an end."""
 
-    def drips(handler: BaseHTTPRequestHandler) -> None:
-        handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+    def reply(handler: BaseHTTPRequestHandler) -> None:
+        handler.wfile.write(start)
         while not server.ended.wait(0.005):
-            handler.wfile.write(b"X-A: b\r\n"[:1])
+            handler.wfile.write(again)
 
-    server.reply = drips
-    source = JwksUrl(server.url, MOST_AGE_S)
-    with capture_logs() as logs:
-        for _ in range(3):
+    return reply
+
+
+ENDLESS = {
+    "one header": (b"HTTP/1.1 200 OK\r\n", b"X"),
+    "informational answers": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "a status line": (b"HTTP/1.1 200 O", b"K"),
+}
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["http", "https"])
+@pytest.mark.parametrize("endless", ENDLESS)
+async def test_an_answer_without_an_end_is_given_up_and_the_next_one_counts(
+    endless: str, secure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jwks_source, "FETCH_S", 0.3)
+    context = server_context(tmp_path, monkeypatch) if secure else None
+    with serving(context) as server:
+        server.reply = dripping(server, *ENDLESS[endless])
+        source = JwksUrl(server.url, MOST_AGE_S)
+        with capture_logs() as logs:
+            for _ in range(2):
+                await source.refresh()
+                assert source._fetching is not None
+                await asyncio.wait((source._fetching,), timeout=20)
+                assert source._fetching.done(), "it leaves no thread behind"
+            server.reply = sends(jwks("ed25519"))
+            monkeypatch.setattr(jwks_source, "FETCH_S", 20)
             await source.refresh()
-    assert [entry["problem"] for entry in logs] == ["no answer in time"]
-    assert server.asked == 1
+        assert accepts(source)
+        assert server.asked == 3
+    assert [entry.get("problem") for entry in logs] == ["no answer in time", None]
+
+
+REDIRECTS = (301, 302, 303, 307, 308)
+
+
+@pytest.mark.parametrize("status", REDIRECTS)
+async def test_a_redirect_is_not_followed(server: JwksServer, status: int) -> None:
+    """Not to another host, nor to plain HTTP: the keys there are good ones, and do not count."""
+    with serving() as elsewhere:
+        server.reply = sends(b"", status, Location=elsewhere.url)
+        source = JwksUrl(server.url, MOST_AGE_S)
+        with capture_logs() as logs:
+            await source.start()
+        assert not accepts(source)
+        assert (server.asked, elsewhere.asked) == (1, 0)
+        assert [entry["problem"] for entry in logs] == [f"HTTP status {status}"]
+        source = JwksUrl(elsewhere.url, MOST_AGE_S)
+        await source.start()
+        assert accepts(source), "the keys there are good ones"
 
 
 async def test_a_body_that_drips_ends(server: JwksServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jwks_source, "FETCH_S", 0.05)
 
-    def drips(handler: BaseHTTPRequestHandler) -> None:
-        handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
-        while not server.ended.wait(0.005):
-            handler.wfile.write(b" ")
-
-    server.reply = drips
+    server.reply = dripping(server, b"HTTP/1.1 200 OK\r\n\r\n", b" ")
     source = JwksUrl(server.url, MOST_AGE_S)
     await source.refresh()
     assert source._fetching is not None

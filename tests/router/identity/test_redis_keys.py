@@ -16,51 +16,46 @@ from structlog.testing import capture_logs
 
 from tests.router.cluster import until
 from tests.router.identity.key_rig import answer, record
+from tests.router.identity.redis_rig import (
+    FIRST,
+    RECORDS,
+    SECOND,
+    VERSION,
+    Opened,
+    emptied,
+    running_redis,
+    seal_of,
+    views,
+)
 from trunkline.status import NO_WORKER, RequestRefused
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.identity import redis_keys
 from trunkline_router.identity.authenticator import Authenticator
-from trunkline_router.identity.fleet_secret import derived_key, sealed
 from trunkline_router.identity.key_record import ApiKey
-from trunkline_router.identity.redis_keys import PAGE_KEYS, POLL_S, SEAL_PURPOSE, RedisKeys
+from trunkline_router.identity.redis_keys import PAGE_KEYS, POLL_S, RedisKeys
 from trunkline_router.stores.store import StoreDown
 
-SEAL_KEY = derived_key(b"a fleet secret of thirty-two bytes", SEAL_PURPOSE)
-OTHER_KEY = derived_key(b"another secret of thirty-two bytes", SEAL_PURPOSE)
-RECORDS, VERSION = "{trunkline}:api-keys:1", "{trunkline}:api-keys:1:version"
+SEAL, OTHER = seal_of(FIRST), seal_of(SECOND)
 REVOKED = {"revoked": "2026-01-01T00:00:00Z"}
 WRONG, WAS_REVOKED = "the API key is not valid", "the API key has been revoked"
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
+    with running_redis() as server:
         yield server
 
 
 @pytest.fixture
 async def client(server: RedisServer) -> AsyncIterator[Any]:
-    client = redis.asyncio.from_url(server.url)
-    await client.flushall()
-    yield client
-    await client.aclose()
+    async with emptied(server) as client:
+        yield client
 
 
 @pytest.fixture
-async def opened(server: RedisServer, client: Any) -> AsyncIterator[Callable[..., RedisKeys]]:
-    """Opens a router's view of the keys; each is closed at the end."""
-    made: list[RedisKeys] = []
-
-    def opened(seal_key: bytes = SEAL_KEY, **options: Any) -> RedisKeys:
-        made.append(RedisKeys(server.url, "trunkline:", seal_key, **options))
-        return made[-1]
-
-    yield opened
-    for keys in made:
-        await keys.close()
-
-
-Opened = Callable[..., RedisKeys]
+async def opened(server: RedisServer, client: Any) -> AsyncIterator[Opened]:
+    async with views(server) as opened:
+        yield opened
 
 
 async def test_a_key_and_its_revocation_reach_every_router_at_its_next_poll(opened: Opened) -> None:
@@ -107,7 +102,7 @@ async def test_more_keys_than_a_page_are_read_and_an_unchanged_version_reads_non
 async def test_a_record_that_the_fleet_did_not_seal_is_ignored(opened: Opened, client: Any, seal: str) -> None:
     key = ApiKey.new()
     text = json.dumps(record(key))
-    await client.hset(RECORDS, key.key_id, sealed(OTHER_KEY, text) if seal == "none" else seal + text)
+    await client.hset(RECORDS, key.key_id, OTHER.sealed(text) if seal == "none" else seal + text)
     router = opened()
     with capture_logs() as logs:
         await router.poll()
@@ -120,7 +115,7 @@ async def test_a_record_that_the_fleet_did_not_seal_is_ignored(opened: Opened, c
 async def test_a_sealed_record_counts_for_its_own_id_alone(opened: Opened, client: Any) -> None:
     """An attacker copies the record of a key that it has to the id of another one."""
     own, other = ApiKey.new(), ApiKey.new()
-    await client.hset(RECORDS, other.key_id, sealed(SEAL_KEY, json.dumps(record(own, roles=["operator"]))))
+    await client.hset(RECORDS, other.key_id, SEAL.sealed(json.dumps(record(own, roles=["operator"]))))
     router = opened()
     await router.poll()
     assert router.records == {}
@@ -179,7 +174,7 @@ async def test_an_emptied_redis_gets_its_keys_back(opened: Opened, client: Any) 
 async def test_without_redis_the_known_keys_stay_valid_and_others_are_not_called_wrong(opened: Opened) -> None:
     key = ApiKey.new()
     with RedisServer() as server:
-        router = RedisKeys(server.url, "trunkline:", SEAL_KEY)
+        router = RedisKeys(server.url, "trunkline:", SEAL)
         await router.put(record(key))
         await router.poll()
         server.kill()
@@ -188,7 +183,7 @@ async def test_without_redis_the_known_keys_stay_valid_and_others_are_not_called
                 await router.poll()
             assert answer(Authenticator([router]), key.credential) == "acme"
             assert answer(Authenticator([router]), ApiKey.new().credential) == WRONG
-            fresh = RedisKeys(server.url, "trunkline:", SEAL_KEY)
+            fresh = RedisKeys(server.url, "trunkline:", SEAL)
             await fresh.start()
             with pytest.raises(RequestRefused) as caught:
                 Authenticator([fresh]).identify(key.credential)
@@ -234,7 +229,7 @@ async def test_a_server_that_is_no_redis_ends_with_one_log_line() -> None:
 
     listening = await asyncio.start_server(answers, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
-    router = RedisKeys(f"redis://127.0.0.1:{port}", "trunkline:", SEAL_KEY, connect_timeout_s=0.2)
+    router = RedisKeys(f"redis://127.0.0.1:{port}", "trunkline:", SEAL, connect_timeout_s=0.2)
     with capture_logs() as logs:
         for _ in range(2):
             await router.poll()
@@ -246,7 +241,7 @@ async def test_a_server_that_is_no_redis_ends_with_one_log_line() -> None:
 
 VALUES = st.one_of(
     st.binary(max_size=30), st.sampled_from([b"", b":", b"[" * 3000, b"x" * 20_000, b"\xff\xfe", b"null"]),
-    st.sampled_from(["[]", "{}", "5", "[" * 9000, '{"id": "aaaaaaaaaaaa"}']).map(lambda text: sealed(SEAL_KEY, text)),
+    st.sampled_from(["[]", "{}", "5", "[" * 9000, '{"id": "aaaaaaaaaaaa"}']).map(SEAL.sealed),
 )  # fmt: skip
 FIELDS = st.sampled_from([b"", b"aaaaaaaaaaaa", b"x" * 5000, b"\xff", b"tl-aaaaaaaaaaaa-x"])
 
@@ -262,7 +257,7 @@ async def test_whatever_lies_in_redis_the_known_keys_stay_valid(
 ) -> None:
     client, router, key = (
         redis.asyncio.from_url(server.url),
-        RedisKeys(server.url, "trunkline:", SEAL_KEY),
+        RedisKeys(server.url, "trunkline:", SEAL),
         ApiKey.new(),
     )
     await client.flushall()
@@ -306,7 +301,7 @@ async def test_the_number_of_keys_is_bounded(opened: Opened, monkeypatch: pytest
 async def test_a_redis_that_cannot_be_reached_is_an_error_for_the_command() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        keys = RedisKeys(f"redis://:canary@127.0.0.1:{taken.getsockname()[1]}", "trunkline:", SEAL_KEY)
+        keys = RedisKeys(f"redis://:canary@127.0.0.1:{taken.getsockname()[1]}", "trunkline:", SEAL)
         with pytest.raises(StoreDown) as caught:
             await keys.put(record(ApiKey.new()))
     assert "canary" not in str(caught.value)

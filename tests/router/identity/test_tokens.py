@@ -1,6 +1,5 @@
 """A token counts if a known key signed it and its claims fit; any other is refused, and cheaply."""
 
-import base64
 import hmac
 import json
 import math
@@ -16,10 +15,10 @@ from jwt.api_jws import PyJWS
 from structlog.testing import capture_logs
 
 from tests.router.identity.issuer import KINDS, NOW_UNIX_S, RULES, claims, jwk, jwks, private_key, token
-from trunkline.status import CODE_UNAUTHENTICATED, UNAUTHENTICATED, RequestRefused
+from tests.router.identity.token_rig import TOKENS, Clock, part, refusal, tokens_of
+from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import Lane
 from trunkline_router.identity import bearer_token
-from trunkline_router.identity.authenticator import Authenticator
 from trunkline_router.identity.bearer_token import LONGEST_TOKEN, BearerTokens
 from trunkline_router.identity.identity import Identity, IdentityError, Role
 from trunkline_router.identity.jwks import MOST_KEYS, read_jwks
@@ -27,40 +26,9 @@ from trunkline_router.identity.jwks_source import JwksFile
 from trunkline_router.identity.token_claims import ClaimRules, identity_of
 from trunkline_router.quotas.quota import Quotas
 
-ALL_KINDS = ("rsa", "p256", "p384", "ed25519")
-
-
-class Clock:
-    now_unix_s = NOW_UNIX_S
-
-    def __call__(self) -> float:
-        return self.now_unix_s
-
-
-def tokens_of(content: bytes, rules: ClaimRules = RULES, clock: Clock | None = None) -> BearerTokens:
-    source = JwksFile("unused")
-    source.keys = read_jwks(content)
-    return BearerTokens(source, rules, clock or Clock())
-
-
-TOKENS = tokens_of(jwks(*ALL_KINDS))
-
 
 def identity(content: dict[str, Any], rules: ClaimRules = RULES) -> Identity:
     return tokens_of(jwks("ed25519"), rules).identify(token(content))
-
-
-def refusal(credential: str, tokens: BearerTokens = TOKENS) -> str:
-    """The message with which the credential is refused."""
-    with pytest.raises(RequestRefused) as caught:
-        Authenticator((), tokens).identify(credential)
-    assert (caught.value.code, caught.value.reason) == (CODE_UNAUTHENTICATED, UNAUTHENTICATED)
-    return caught.value.message
-
-
-def part(value: Any) -> str:
-    text = value if isinstance(value, bytes) else json.dumps(value).encode()
-    return base64.urlsafe_b64encode(text).rstrip(b"=").decode()
 
 
 @pytest.mark.parametrize("algorithm", KINDS)

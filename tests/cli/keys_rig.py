@@ -1,0 +1,29 @@
+"""Runs `trunkline keys` as a process, without settings of this one."""
+
+import os
+import subprocess
+from collections.abc import Mapping
+
+from tests.cluster.processes import script
+from trunkline_router.identity.key_record import ApiKey
+
+SECRET = "a fleet secret of thirty-two bytes"
+
+
+def keys(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [script("trunkline"), "keys", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=with_own(environment))
+
+
+def with_own(environment: Mapping[str, str]) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("TRUNKLINE_")}
+    return own | dict(environment)
+
+
+def created(*arguments: str, **environment: str) -> ApiKey:
+    done = keys("create", *arguments, **environment)
+    assert done.returncode == 0, done.stderr
+    key = ApiKey.parse(done.stdout.removesuffix("\n"))
+    assert key is not None, "standard output has nothing but the key"
+    assert key.secret not in done.stderr
+    return key
