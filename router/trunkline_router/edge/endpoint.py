@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import Receive, Scope, Send
 
-from trunkline.status import RequestRefused
+from trunkline.status import RequestRefused, internal
 from trunkline_router.edge.http_call import Edge, HttpCall, given_up, metadata_of
 from trunkline_router.gate.http_passage import HttpPassage
 from trunkline_router.http.disconnect import ClientGone
@@ -13,7 +13,6 @@ from trunkline_router.http.errors import (
     JSON_TYPE,
     Header,
     anthropic_body,
-    internal,
     openai_body,
     refusal_headers,
     status_of,

@@ -111,12 +111,6 @@ def status_of(refused: RequestRefused) -> int:
     return row_of(refused).status
 
 
-def internal(request_id: str) -> RequestRefused:
-    """What a client is told about a bug: the request's id, under which the log has the rest."""
-    message = f"an internal error; the server's log has it under request {request_id}"
-    return RequestRefused(CODE_INTERNAL, INTERNAL, message)
-
-
 def openai_body(refused: RequestRefused) -> bytes:
     """OpenAI's error object, as JSON."""
     row = row_of(refused)

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from uvicorn._types import ASGI3Application, ASGISendEvent, HTTPResponseBodyEvent, HTTPResponseStartEvent
 from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, STATUS_LINE, RequestResponseCycle
 
+from trunkline.status import internal
 from trunkline_router.http.disconnect import ClientGone
-from trunkline_router.http.errors import JSON_TYPE, body_for, internal, refusal_headers
+from trunkline_router.http.errors import JSON_TYPE, body_for, refusal_headers
 from trunkline_router.http.headers import response_headers
 from trunkline_runtime.log import get_logger
 
