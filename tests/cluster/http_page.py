@@ -27,7 +27,7 @@ from trunkline.validation import (
 from trunkline_router.edge.merging import AT_ONCE
 from trunkline_router.http.errors import PREVIOUS_RESPONSE_NOT_FOUND, PROTOCOL, RESPONSE_NOT_FOUND, TABLE
 from trunkline_router.http.json_shape import MAX_CONTAINERS, MAX_DEPTH, MAX_STRINGS, MAX_VALUES
-from trunkline_router.http.limits import HttpLimits
+from trunkline_router.http.wire.limits import HttpLimits
 from trunkline_router.openai.completion_request import MAX_PROMPTS
 from trunkline_router.prompts.chat_template import MAX_MESSAGES
 from trunkline_router.prompts.tokenizer import MAX_CHAT_BYTES, MAX_TEXT_BYTES

@@ -148,15 +148,16 @@ def is_anthropic(path: str) -> bool:
     return path == ANTHROPIC_PATH or path.startswith((f"{ANTHROPIC_PATH}/", f"{ANTHROPIC_PATH}?"))
 
 
-def protocol_body(status: int, message: str, path: str = "") -> bytes:
-    """The body of an error of HTTP itself, an entry of PROTOCOL, in the shape of the path's API; "": not known."""
+def protocol_body(status: int, message: str, path: str, request_id: str) -> bytes:
+    """The body of an error of HTTP itself, an entry of PROTOCOL, in the shape of the path's API.  path: "" if it is not
+    known"""
     row, message = PROTOCOL[status], _shortened(message)
     if is_anthropic(path):
-        return _anthropic(row, message, None)
+        return _anthropic(row, message, request_id)
     return _openai(row, message, None)
 
 
-def _anthropic(row: HttpError, message: str, request_id: str | None) -> bytes:
+def _anthropic(row: HttpError, message: str, request_id: str) -> bytes:
     error = {"type": row.anthropic_type, "message": message}
     return _json({"type": "error", "error": error, "request_id": request_id})
 

@@ -13,9 +13,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 from uvicorn.config import Config
 
-from trunkline_router.http.connection import Connection, Shared
-from trunkline_router.http.connections import Connections
-from trunkline_router.http.limits import HttpLimits
+from trunkline_router.http.wire.connection import Connection, Shared
+from trunkline_router.http.wire.connections import Connections
+from trunkline_router.http.wire.limits import HttpLimits
 from trunkline_runtime.server import PortInUse, address_family, most_connections, port_problem
 
 PORT_OPTION = "--http-port"
