@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,6 +17,7 @@ from trunkline_router.http.json_body import read_body
 from trunkline_router.http.sse import EventStream, event
 from trunkline_router.http.wire.connection import HIGH_WATER_BYTES, Connection, Phase
 from trunkline_router.http.wire.server import HttpServer
+from trunkline_router.http.wire.unread_output import UnreadOutput
 
 PAGE_BYTES = 8 << 20  # more than the kernels take
 LONG = replace(SHORT, head_s=60.0, body_s=60.0, keep_alive_s=60.0, linger_s=60.0)
@@ -260,10 +262,11 @@ async def test_client_that_reads_nothing_of_its_answer_is_dropped_after_a_while(
     async with serving(pages, limits=replace(LONG, check_s=3600.0, unread_s=60.0)) as server:
         async with unreading(server, get()):
             connection = await paused(server)
-            for now_s in (1000.0, 1030.0, 1059.0):
-                connection.overdue(now_s)
-                assert not connection.transport.is_closing(), now_s
-            connection.overdue(1060.0)
+            begin_s = time.monotonic()
+            for late_s in (0.0, 30.0, 59.0):
+                connection.overdue(begin_s + late_s)
+                assert not connection.transport.is_closing(), late_s
+            connection.overdue(begin_s + 60.0)
             async with asyncio.timeout(WAIT_S):
                 await server.connections.all_closed()
         async with asyncio.timeout(WAIT_S):
@@ -279,14 +282,40 @@ async def test_client_that_reads_slowly_gets_its_whole_answer(closes: bool) -> N
         pages.headers.append((b"connection", b"close"))
     limits = replace(LONG, check_s=3600.0, unread_s=10.0, linger_s=10.0)
     async with serving(pages, limits=limits) as server, unreading(server, get()) as client:
-        connection = await paused(server)
-        loop, now_s, got = asyncio.get_running_loop(), 1000.0, 0
+        await paused(server)
+        loop, late_s, got = asyncio.get_running_loop(), 0.0, 0
+        begin_s = time.monotonic()
         async with asyncio.timeout(WAIT_S):
             while got < PAGE_BYTES:
                 got += (await loop.sock_recv(client, 64 << 10)).count(b"\0")
-                connection.overdue(now_s)
-                now_s += 1.0
-        assert now_s > 1000.0 + 10 * limits.linger_s
+                for connection in server.connections:
+                    connection.overdue(begin_s + late_s)
+                late_s += 1.0
+        assert late_s > 10 * limits.linger_s
+
+
+async def test_client_that_reads_between_two_looks_at_its_stream_is_not_dropped() -> None:
+    """Even if as much output waits then as before."""
+    pages, limits = Pages(1 << 16, streams=True), replace(LONG, check_s=3600.0, unread_s=60.0)
+    async with serving(pages, limits=limits) as server, unreading(server, get()) as client:
+        connection = await paused(server)
+        begin_s, waiting = time.monotonic(), connection.transport.get_write_buffer_size()
+        connection.overdue(begin_s)
+        async with asyncio.timeout(WAIT_S):
+            for _ in range(PAGE_BYTES >> 16):
+                await asyncio.get_running_loop().sock_recv(client, 1 << 16)
+            while not connection.flow.write_paused or connection.transport.get_write_buffer_size() < waiting:
+                await asyncio.get_running_loop().sock_recv(client, 1 << 16)
+        connection.overdue(begin_s + 60.0)
+        assert not connection.transport.is_closing()
+
+
+def test_output_is_unread_since_the_client_last_read() -> None:
+    unread = UnreadOutput()
+    looks = [(100, 0.0), (100, 5.0), (140, 6.0), (139, 7.0), (150, 9.0)]
+    assert [unread.waited_s(num_bytes, now_s) for num_bytes, now_s in looks] == [0.0, 5.0, 6.0, 0.0, 2.0]
+    unread.has_been_read()
+    assert unread.waited_s(150, 10.0) == 0.0
 
 
 async def test_client_that_reads_no_answers_gets_no_further_ones() -> None:
