@@ -60,6 +60,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, call = RequestHeaders(request_id=""), None
+        failure: RequestRefused
         task = asyncio.current_task()
         assert task is not None
         try:

@@ -103,7 +103,7 @@ class Handshake(Arrived):
     def _pass_on(self, transport: asyncio.Transport) -> None:
         protocol = cast("asyncio.BufferedProtocol", transport.get_protocol())
         while self.data and not transport.is_closing():
-            room = protocol.get_buffer(len(self.data))
+            room = memoryview(protocol.get_buffer(len(self.data)))
             num_bytes = min(len(room), len(self.data))
             room[:num_bytes] = self.data[:num_bytes]
             del self.data[:num_bytes]

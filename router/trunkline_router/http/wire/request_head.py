@@ -2,7 +2,6 @@
 
 import urllib.parse
 from collections.abc import Iterable
-from typing import cast
 
 import httptools
 from uvicorn._types import HTTPScope
@@ -47,7 +46,7 @@ def complete_scope(scope: HTTPScope, parser: httptools.HttpRequestParser, target
 
 def asks_for_upgrade(parser: httptools.HttpRequestParser) -> bool:
     """Whether the parser will leave the rest of the connection to another protocol."""
-    return cast("bool", parser.should_upgrade()) and parser.get_method() != b"CONNECT"
+    return parser.should_upgrade() and parser.get_method() != b"CONNECT"
 
 
 def without_upgrade(parser: httptools.HttpRequestParser, target: bytes, headers: Iterable[Header]) -> bytes:
