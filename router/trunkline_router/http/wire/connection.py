@@ -5,40 +5,24 @@ are still answered, then the refusal is sent, and the connection closes.
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import cast
 
 import httptools
-from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from trunkline_router.http.disconnect import ON_DISCONNECT
 from trunkline_router.http.headers import request_id_of
 from trunkline_router.http.json_body import HAS_BODY
-from trunkline_router.http.wire.connections import Connections
 from trunkline_router.http.wire.exchange import Exchange
-from trunkline_router.http.wire.limits import HttpLimits
 from trunkline_router.http.wire.refused import NOT_HTTP, Refused
 from trunkline_router.http.wire.request_head import asks_for_upgrade, check_head, complete_scope, without_upgrade
 from trunkline_router.http.wire.request_size import RequestSize
+from trunkline_router.http.wire.shared import Shared
 from trunkline_router.http.wire.unread_output import UnreadOutput
 
 HIGH_WATER_BYTES = 16 << 10  # of output that waits in the process; beyond it the application waits
 UNPARSED_BYTES = 64 << 10  # kept of later requests while one is being answered; beyond it nothing is read
-
-
-@dataclass(slots=True)
-class Shared:
-    """What the connections of a server share."""
-
-    config: Config
-    limits: HttpLimits
-    connections: Connections
-    now_s: Callable[[], float]
-    state: ServerState = field(default_factory=ServerState)
 
 
 class Phase(Enum):

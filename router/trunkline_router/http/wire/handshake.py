@@ -12,8 +12,9 @@ from typing import cast
 
 from uvicorn.protocols.utils import get_remote_addr
 
-from trunkline_router.http.wire.connection import HIGH_WATER_BYTES, Connection, Shared
+from trunkline_router.http.wire.connection import HIGH_WATER_BYTES, Connection
 from trunkline_router.http.wire.connections import Connections
+from trunkline_router.http.wire.shared import Shared
 
 # Of all connections, those that may be in a handshake. Beyond it the host with the most handshakes loses its oldest
 # one, and never a connection that is established.

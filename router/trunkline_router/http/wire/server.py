@@ -13,10 +13,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 from uvicorn.config import Config
 
-from trunkline_router.http.wire.connection import Connection, Shared
+from trunkline_router.http.wire.connection import Connection
 from trunkline_router.http.wire.connections import Connections
 from trunkline_router.http.wire.handshake import HANDSHAKE_SHARE, Handshake
 from trunkline_router.http.wire.limits import HttpLimits
+from trunkline_router.http.wire.shared import Shared
 from trunkline_runtime.server import PortInUse, address_family, most_connections, port_problem
 
 PORT_OPTION = "--http-port"
