@@ -120,6 +120,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "request": "identity prompts quotas routing shared_state workers",
         "gate": "identity prompts request workers",
         "http": "gate prompts request",
+        "http.wire": "gate http",
         "dispatch": "failover quotas request routing streaming workers",
         "api": "dispatch gate identity prompts quotas request routing sessions shared_state streaming workers",
         "edge": "api gate http identity request",

@@ -99,5 +99,11 @@ def no_worker(message: str, retry_delay_ms: int = 1000) -> RequestRefused:
     return RequestRefused(CODE_UNAVAILABLE, NO_WORKER, message, retry_delay_ms=retry_delay_ms)
 
 
+def internal(request_id: str) -> RequestRefused:
+    """What a client is told of a bug: the request's id, under which the log of the server has the rest."""
+    message = f"an internal error; the server's log has it under request {request_id}"
+    return RequestRefused(CODE_INTERNAL, INTERNAL, message)
+
+
 def deadline_exceeded() -> RequestRefused:
     return RequestRefused(CODE_DEADLINE_EXCEEDED, DEADLINE_EXCEEDED, "the request's deadline has passed")

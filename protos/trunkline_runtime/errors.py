@@ -17,12 +17,11 @@ from google.rpc.status_pb2 import Status
 from grpc_status.rpc_status import to_status
 
 from trunkline.status import (
-    CODE_INTERNAL,
     CODE_INVALID_ARGUMENT,
     ERROR_DOMAIN,
-    INTERNAL,
     INVALID_REQUEST,
     RequestRefused,
+    internal,
     invalid,
 )
 from trunkline_runtime.log import get_logger
@@ -275,8 +274,7 @@ def _failure(error: BaseException, method: str, request: Any) -> RequestRefused:
         return error.with_traceback(None)
     request_id = _request_id_of(request)
     get_logger().error("unexpected error", method=method, request_id=request_id, exc_info=error)
-    message = f"an internal error; the server's log has it under request {request_id}"
-    return RequestRefused(CODE_INTERNAL, INTERNAL, message)
+    return internal(request_id)
 
 
 async def _end(context: Context, failure: RequestRefused) -> None:

@@ -1,9 +1,7 @@
 """The HTTP API: its paths and what answers them."""
 
-from collections.abc import Awaitable, Callable, Mapping
-from importlib.metadata import version
+from collections.abc import Callable, Mapping
 
-import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -11,23 +9,18 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from trunkline.status import RequestRefused
 from trunkline_router.anthropic.endpoints import count_tokens, messages
-from trunkline_router.edge.endpoint import Endpoint, ErrorBody, anthropic_error, openai_error, peer_of
-from trunkline_router.edge.http_call import Edge, HttpCall, metadata_of
-from trunkline_router.http.errors import openai_body, refusal_headers, status_of
-from trunkline_router.http.headers import parse_headers
+from trunkline_router.edge.endpoint import Endpoint, ErrorBody, Handler, anthropic_error, openai_error
+from trunkline_router.edge.http_call import Edge
+from trunkline_router.edge.status_endpoints import StatusEndpoints
 from trunkline_router.http.starlette_errors import HANDLERS
-from trunkline_router.identity.endpoints import PATHS, Open
-from trunkline_router.identity.identity import Role
+from trunkline_router.identity.endpoints import PATHS
 from trunkline_router.openai.endpoints import chat_completions, completions
 from trunkline_router.openai.models import list_models, retrieve_model
 from trunkline_router.openai.tokenization import detokenize, tokenize
 from trunkline_router.openapi.page import openapi_page
 from trunkline_router.responses.endpoints import Responses
 from trunkline_router.responses.response_store import ResponseStore
-
-Handler = Callable[[HttpCall], Awaitable[None]]
 
 HANDLERS_BY_PATH: dict[str, Handler] = {
     "POST /v1/completions": completions,
@@ -86,20 +79,15 @@ def http_app(edge: Edge, is_ready: Callable[[], bool], store: ResponseStore | No
     routes = [Route(path, endpoint=_unserved, methods=["POST"]) for path in UNSERVED]
     paths: dict[str, Methods] = {}
     endpoints: dict[tuple[str, str], ASGIApp] = {}
-    for name, handle in {**HANDLERS_BY_PATH, **Responses(store).handlers}.items():
+    page = openapi_page(allows_unknown_fields=edge.allows_unknown_fields)
+    handlers = {**HANDLERS_BY_PATH, **Responses(store).handlers, **StatusEndpoints(is_ready, page).handlers}
+    for name, handle in handlers.items():
         method, path = name.split(" ")
-        needed = PATHS[name]
-        assert isinstance(needed, Role)
-        error_body = ERROR_BODIES.get(name, openai_error)
-        endpoint = Endpoint(edge, needed, handle, error_body)
+        endpoint = Endpoint(edge, PATHS[name], handle, ERROR_BODIES.get(name, openai_error))
         paths.setdefault(path, Methods()).endpoints[method] = endpoint
         if "{" not in path:
             endpoints[method, path] = endpoint
     routes += [Route(path, endpoint=methods, methods=[*methods.endpoints]) for path, methods in paths.items()]
-    page = openapi_page(allows_unknown_fields=edge.allows_unknown_fields)
-    for name, answer in _status_answers(is_ready, page).items():
-        path = name.removeprefix("GET ")
-        routes.append(Route(path, endpoint=_status_endpoint(edge, PATHS[name], answer)))
     others = Starlette(routes=routes, exception_handlers=HANDLERS)
     # A path with a slash at its end is another path. A redirect would go to the host that the request names, which may
     # be any, and to plaintext behind a proxy that ends TLS.
@@ -109,35 +97,3 @@ def http_app(edge: Edge, is_ready: Callable[[], bool], store: ResponseStore | No
 
 def _unserved(request: Request) -> Response:
     raise HTTPException(404)
-
-
-StatusAnswer = Callable[[], tuple[int, bytes]]  # its status and its JSON
-
-
-def _status_answers(is_ready: Callable[[], bool], page: bytes) -> dict[str, StatusAnswer]:
-    def ready() -> tuple[int, bytes]:
-        return (200, b'{"status":"ready"}') if is_ready() else (503, b'{"status":"not ready"}')
-
-    told = orjson.dumps({"version": version("trunkline")})
-    return {
-        "GET /health": lambda: (200, b'{"status":"ok"}'),  # liveness
-        "GET /ready": ready,
-        "GET /version": lambda: (200, told),
-        "GET /openapi.json": lambda: (200, page),
-    }
-
-
-def _status_endpoint(
-    edge: Edge, needed: Role | Open | None, answer: StatusAnswer
-) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        try:
-            if needed is not None:
-                edge.access.check(metadata_of(parse_headers(request.scope["headers"])), needed, peer_of(request.scope))
-        except RequestRefused as refused:
-            headers = {name.decode(): value.decode() for name, value in refusal_headers(refused)}
-            return Response(openai_body(refused), status_of(refused), headers, "application/json")
-        status, body = answer()
-        return Response(body, status, media_type="application/json")
-
-    return endpoint

@@ -27,7 +27,7 @@ from trunkline_router.gate.open_calls import request_bounds
 from trunkline_router.gate.request_gate import RequestGate
 from trunkline_router.gate.request_size import MAX_REQUEST_BYTES
 from trunkline_router.http.local_hosts import LocalHosts
-from trunkline_router.http.server import LIMITS, HttpServer
+from trunkline_router.http.wire.server import LIMITS, HttpServer
 from trunkline_router.http_app import http_app
 from trunkline_router.identity.authenticator import Authenticator
 from trunkline_router.prompts.render_pool import RenderPool

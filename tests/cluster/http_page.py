@@ -27,7 +27,8 @@ from trunkline.validation import (
 from trunkline_router.edge.merging import AT_ONCE
 from trunkline_router.http.errors import PREVIOUS_RESPONSE_NOT_FOUND, PROTOCOL, RESPONSE_NOT_FOUND, TABLE
 from trunkline_router.http.json_shape import MAX_CONTAINERS, MAX_DEPTH, MAX_STRINGS, MAX_VALUES
-from trunkline_router.http.limits import HttpLimits
+from trunkline_router.http.wire.handshake import HANDSHAKE_SHARE
+from trunkline_router.http.wire.limits import HttpLimits
 from trunkline_router.openai.completion_request import MAX_PROMPTS
 from trunkline_router.prompts.chat_template import MAX_MESSAGES
 from trunkline_router.prompts.tokenizer import MAX_CHAT_BYTES, MAX_TEXT_BYTES
@@ -102,6 +103,12 @@ def limit_rows() -> list[str]:
         ),
         "pipelined requests of a connection": f"{http.max_pipelined}",
         "idle connection": f"`--http-keep-alive-s` ({http.keep_alive_s:g} s)",
+        "unread output: a client that reads nothing of it is dropped": (
+            f"after {http.unread_s:g} s; after {http.linger_s:g} s if the connection is closing"
+        ),
+        "TLS handshakes in progress": (
+            f"1/{1 / HANDSHAKE_SHARE:g} of the connections, each for `--http-head-timeout-s` ({http.head_s:g} s)"
+        ),
     }
     return [f"| {what} | {limit} |" for what, limit in rows.items()]
 

@@ -24,7 +24,7 @@ from trunkline_router.edge.http_call import Edge
 from trunkline_router.failover.failover import FailoverLimits
 from trunkline_router.gate.request_gate import RequestGate
 from trunkline_router.gate.request_size import MAX_REQUEST_BYTES
-from trunkline_router.http.server import HttpServer
+from trunkline_router.http.wire.server import HttpServer
 from trunkline_router.http_app import http_app
 from trunkline_router.prompts.render_pool import TIME_LIMIT_S, RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers

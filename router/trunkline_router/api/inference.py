@@ -7,7 +7,7 @@ from contextlib import aclosing, contextmanager
 
 from opentelemetry.trace import Span
 
-from trunkline.status import CODE_INTERNAL, DEADLINE_EXCEEDED, INTERNAL, RequestRefused, invalid
+from trunkline.status import DEADLINE_EXCEEDED, INTERNAL, RequestRefused, internal, invalid
 from trunkline.v1.inference_pb2 import DetokenizeRequest, GenerateResponse, TokenizeRequest
 from trunkline.validation import max_total_tokens
 from trunkline_router.dispatch.dispatch import Dispatcher
@@ -67,12 +67,12 @@ class Inference:
             except RequestRefused as refused:
                 log_fields["outcome"] = refused.reason
                 if refused.reason == INTERNAL and request_id not in refused.message:  # a worker's
-                    raise _internal(request_id) from None
+                    raise internal(request_id) from None
                 raise
             except Exception as error:
                 log_fields["outcome"] = INTERNAL
                 log.error("unexpected error", exc_info=error)
-                raise _internal(request_id) from None
+                raise internal(request_id) from None
             except (asyncio.CancelledError, GeneratorExit):
                 remaining_s = call.time_left()
                 if remaining_s is not None and remaining_s <= 0:
@@ -150,9 +150,3 @@ def without_cache(response: GenerateResponse) -> GenerateResponse:
     if response.HasField("usage"):
         response.usage.ClearField("cached_tokens")
     return response
-
-
-def _internal(request_id: str) -> RequestRefused:
-    return RequestRefused(
-        CODE_INTERNAL, INTERNAL, f"an internal error; the servers' logs have it under request {request_id}"
-    )

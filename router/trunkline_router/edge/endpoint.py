@@ -5,24 +5,27 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import Receive, Scope, Send
 
-from trunkline.status import RequestRefused
+from trunkline.status import RequestRefused, internal
 from trunkline_router.edge.http_call import Edge, HttpCall, given_up, metadata_of
-from trunkline_router.gate.http_passage import HttpPassage
+from trunkline_router.gate.http_passage import HttpPassage, StatusPassage
 from trunkline_router.http.disconnect import ClientGone
 from trunkline_router.http.errors import (
     JSON_TYPE,
     Header,
     anthropic_body,
-    internal,
     openai_body,
     refusal_headers,
     status_of,
 )
-from trunkline_router.http.headers import RequestHeaders, parse_headers, response_headers
+from trunkline_router.http.headers import RequestHeaders, parse_headers, request_id_of, response_headers
+from trunkline_router.identity.endpoints import Open
 from trunkline_router.identity.identity import Role
+from trunkline_router.request.access import VISITOR, NoCredentials
 from trunkline_runtime.log import get_logger
 
 Handler = Callable[[HttpCall], Awaitable[None]]
+WHERE_CREDENTIALS = "the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
+
 ErrorBody = Callable[[RequestRefused, str], bytes]  # from a refusal and the request's id
 
 
@@ -40,29 +43,41 @@ class Endpoint:
     """Serves one path. A handler that raises RequestRefused before its response has begun is answered with the error's
     status.
 
-    role: what the caller needs
+    needed: what the caller needs; None: nothing. What needs no role tells the state of the router, and does not count
+    among open requests.
     error_body: the shape of errors
     """
 
-    def __init__(self, edge: Edge, role: Role, handle: Handler, error_body: ErrorBody = openai_error) -> None:
+    def __init__(
+        self, edge: Edge, needed: Role | Open | None, handle: Handler, error_body: ErrorBody = openai_error
+    ) -> None:
         self._edge = edge
-        self._role = role
+        self._is_open = edge.access.is_open(needed)
+        self._role = needed if isinstance(needed, Role) else None
+        self._passage = StatusPassage if self._role is None else HttpPassage
         self._handle = handle
         self._error_body = error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, call = RequestHeaders(request_id=""), None
+        failure: RequestRefused
         task = asyncio.current_task()
         assert task is not None
         try:
-            headers = parse_headers(scope["headers"])
-            caller = self._edge.access.caller(metadata_of(headers), self._role, peer := peer_of(scope))
-            with HttpPassage(self._edge.gate, peer, caller.tenant, task.cancel) as passage:
+            peer = peer_of(scope)
+            if self._is_open:  # whatever else the headers say: probes must be answered
+                headers, caller = RequestHeaders(request_id_of(scope["headers"])), VISITOR
+            else:
+                headers = parse_headers(scope["headers"])
+                caller = self._edge.access.caller(metadata_of(headers), self._role, peer)
+            with self._passage(self._edge.gate, peer, caller.tenant, task.cancel) as passage:
                 call = HttpCall(self._edge, scope, receive, send, headers, caller, passage)
                 await self._handle(call)
             return
         except ClientGone:
             return
+        except NoCredentials:
+            failure = NoCredentials(WHERE_CREDENTIALS)
         except RequestRefused as refused:
             failure = refused
         except asyncio.CancelledError as cancelled:
@@ -75,8 +90,9 @@ class Endpoint:
             get_logger().error("unexpected error", request_id=headers.request_id, exc_info=error)
             if call is not None and call.has_begun:
                 raise
-        told = response_headers(headers.request_id) if call is None else call.response_headers()
-        await self._refuse(send, failure, headers.request_id, told)
+        request_id = headers.request_id or request_id_of(scope["headers"])
+        told = response_headers(request_id) if call is None else call.response_headers()
+        await self._refuse(send, failure, request_id, told)
 
     async def _refuse(self, send: Send, refused: RequestRefused, request_id: str, told: list[Header]) -> None:
         body = self._error_body(refused, request_id)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from trunkline.metadata import SESSION_KEY, TENANT_KEY
-from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused, invalid
+from trunkline.status import RequestRefused, internal, invalid
 from trunkline.v1.inference_pb2 import GenerateRequest, PromptInfo
 from trunkline_router.api.inference import Inference
 from trunkline_router.gate.http_passage import HttpPassage
@@ -147,8 +147,7 @@ class HttpCall:
         if isinstance(error, RequestRefused):
             return error
         get_logger().error("unexpected error", request_id=self.request_id, exc_info=error)
-        message = f"an internal error; the server's log has it under request {self.request_id}"
-        return RequestRefused(CODE_INTERNAL, INTERNAL, message)
+        return internal(self.request_id)
 
     def response_headers(self) -> list[Header]:
         """Returns the headers of the response, with what is known of the answer now."""

@@ -75,6 +75,17 @@ class HttpPassage:
             self._held = None
 
 
+class StatusPassage(HttpPassage):
+    """One request for the state of the router: it is answered at once, reads no body and is not counted. So probes are
+    answered however many requests are open."""
+
+    def __enter__(self) -> "StatusPassage":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 def reader_of(sender: Sender) -> Sender:
     """The sender among those whose messages are read. Over gRPC a connection carries many requests; over HTTP it
     carries one at a time, and a client that opens a thousand connections must not have a thousand turns. So the

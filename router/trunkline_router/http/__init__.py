@@ -1,1 +1,1 @@
-"""HTTP/1.1: the server, its limits, JSON bodies, server-sent events, and errors."""
+"""HTTP/1.1 for applications: headers, JSON bodies, server-sent events, and errors."""

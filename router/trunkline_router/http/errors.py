@@ -111,12 +111,6 @@ def status_of(refused: RequestRefused) -> int:
     return row_of(refused).status
 
 
-def internal(request_id: str) -> RequestRefused:
-    """What a client is told about a bug: the request's id, under which the log has the rest."""
-    message = f"an internal error; the server's log has it under request {request_id}"
-    return RequestRefused(CODE_INTERNAL, INTERNAL, message)
-
-
 def openai_body(refused: RequestRefused) -> bytes:
     """OpenAI's error object, as JSON."""
     row = row_of(refused)
@@ -154,15 +148,16 @@ def is_anthropic(path: str) -> bool:
     return path == ANTHROPIC_PATH or path.startswith((f"{ANTHROPIC_PATH}/", f"{ANTHROPIC_PATH}?"))
 
 
-def protocol_body(status: int, message: str, path: str = "") -> bytes:
-    """The body of an error of HTTP itself, an entry of PROTOCOL, in the shape of the path's API; "": not known."""
+def protocol_body(status: int, message: str, path: str, request_id: str) -> bytes:
+    """The body of an error of HTTP itself, an entry of PROTOCOL, in the shape of the path's API.  path: "" if it is not
+    known"""
     row, message = PROTOCOL[status], _shortened(message)
     if is_anthropic(path):
-        return _anthropic(row, message, None)
+        return _anthropic(row, message, request_id)
     return _openai(row, message, None)
 
 
-def _anthropic(row: HttpError, message: str, request_id: str | None) -> bytes:
+def _anthropic(row: HttpError, message: str, request_id: str) -> bytes:
     error = {"type": row.anthropic_type, "message": message}
     return _json({"type": "error", "error": error, "request_id": request_id})
 

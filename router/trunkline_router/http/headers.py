@@ -10,6 +10,7 @@ from trunkline_router.http.errors import Header
 
 MAX_REQUEST_ID_CHARACTERS = 128
 MAX_CREDENTIAL_CHARACTERS = 8192  # a JWT with many claims
+REQUEST_ID = b"x-request-id"
 _REQUEST_ID = re.compile(rb"[!-~]{1,%d}" % MAX_REQUEST_ID_CHARACTERS)  # visible ASCII
 # https://www.w3.org/TR/trace-context/#traceparent-header; higher versions may add fields
 _TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
@@ -17,7 +18,7 @@ MAX_TRACESTATE_BYTES = 512  # what the specification asks servers to pass on
 
 # Two values of such a header could be used by different components.
 _ONCE = {
-    *(b"x-request-id", b"traceparent", b"authorization", b"x-api-key", b"content-type"),
+    *(REQUEST_ID, b"traceparent", b"authorization", b"x-api-key", b"content-type"),
     *(b"x-trunkline-tenant", b"x-trunkline-session"),
 }
 
@@ -58,7 +59,7 @@ def parse_headers(headers: Iterable[Header]) -> RequestHeaders:
             states.append(value)
     traceparent, tracestate = _trace(found.get(b"traceparent", b""), states)
     return RequestHeaders(
-        request_id=_request_id(found.get(b"x-request-id")),
+        request_id=_request_id(found.get(REQUEST_ID)),
         traceparent=traceparent,
         tracestate=tracestate,
         credential=_credential(found.get(b"authorization"), found.get(b"x-api-key")),
@@ -66,6 +67,15 @@ def parse_headers(headers: Iterable[Header]) -> RequestHeaders:
         session=_text(b"x-trunkline-session", found),
         content_type=found.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1"),
     )
+
+
+def request_id_of(headers: Iterable[Header]) -> str:
+    """The id of any request: from X-Request-Id, else, or if that is unusable, a new one."""
+    given = [value for name, value in headers if name == REQUEST_ID]
+    try:
+        return _request_id(given[0] if len(given) == 1 else None)
+    except RequestRefused:
+        return _request_id(None)
 
 
 def response_headers(
@@ -82,7 +92,7 @@ def response_headers(
     rate_limits: names behind "x-ratelimit-", such as "remaining-requests", with their values
     """
     named = request_id.encode("latin-1")
-    made = [(b"x-request-id", named), (b"request-id", named)]  # Anthropic's clients read the second one
+    made = [(REQUEST_ID, named), (b"request-id", named)]  # Anthropic's clients read the second one
     if worker:
         made.append((b"x-trunkline-worker", worker.encode("latin-1", "replace")))
     if cached_tokens is not None:

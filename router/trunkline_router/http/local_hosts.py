@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trunkline.status import CODE_PERMISSION_DENIED, FORBIDDEN, RequestRefused
 from trunkline_router.http.errors import JSON_TYPE, body_for, status_of
+from trunkline_router.http.headers import request_id_of, response_headers
 
 
 class LocalHosts:
@@ -25,8 +26,9 @@ class LocalHosts:
         refused = RequestRefused(
             CODE_PERMISSION_DENIED, FORBIDDEN, "without credentials, Host must be an IP address or localhost"
         )
-        body = body_for(scope["path"], refused, "")
-        headers = [JSON_TYPE, (b"content-length", b"%d" % len(body))]
+        request_id = request_id_of(scope["headers"])
+        body = body_for(scope["path"], refused, request_id)
+        headers = [JSON_TYPE, (b"content-length", b"%d" % len(body)), *response_headers(request_id)]
         await send({"type": "http.response.start", "status": status_of(refused), "headers": headers})
         await send({"type": "http.response.body", "body": body})
 

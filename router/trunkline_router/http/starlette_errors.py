@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from trunkline_router.http.errors import PROTOCOL, protocol_body
+from trunkline_router.http.headers import request_id_of, response_headers
 
 Handler = Callable[[Request, Exception], Awaitable[Response]]
 
@@ -15,8 +16,10 @@ async def _answer(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status = error.status_code if error.status_code in PROTOCOL else 400
     message = {404: f"there is no {request.url.path}", 405: f"{request.url.path} does not take {request.method}"}
-    body = protocol_body(status, message.get(status, error.detail), request.url.path)
-    return Response(body, status, headers=dict(error.headers or {}), media_type="application/json")
+    request_id = request_id_of(request.scope["headers"])
+    body = protocol_body(status, message.get(status, error.detail), request.url.path, request_id)
+    named = {name.decode(): value.decode() for name, value in response_headers(request_id)}
+    return Response(body, status, headers={**(error.headers or {}), **named}, media_type="application/json")
 
 
 HANDLERS: Mapping[int | type[Exception], Handler] = {HTTPException: _answer}  # Starlette(exception_handlers=HANDLERS)

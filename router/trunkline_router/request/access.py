@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import grpc
 
 from trunkline.metadata import TENANT_KEY, only_value
-from trunkline.status import RequestRefused, invalid
+from trunkline.status import CODE_UNAUTHENTICATED, UNAUTHENTICATED, RequestRefused, invalid
 from trunkline.validation import tenant_problem
 from trunkline_router.address import host_of
 from trunkline_router.identity.endpoints import Open
@@ -27,6 +27,17 @@ Context = grpc.aio.ServicerContext[Any, Any]
 UNCHECKED = Identity("anonymous", "", frozenset(Role), frozenset({ANY_TENANT}), may_salt=True)
 # Of a caller without credentials, where a router that has identities admits such callers.
 ANONYMOUS = Identity("anonymous", "", frozenset({Role.USER}), sees_cache=False)
+
+
+# Of a call that is open to all.
+VISITOR = Caller("", Identity("visitor", "", frozenset(), sees_cache=False), Tenant(), is_listed=False, salt_key=b"")
+
+
+class NoCredentials(RequestRefused):
+    """A call that needs credentials presents none.  where: they belong, as clients of the protocol call it"""
+
+    def __init__(self, where: str = "the metadata 'authorization: Bearer KEY'") -> None:
+        super().__init__(CODE_UNAUTHENTICATED, UNAUTHENTICATED, f"this call needs credentials: send {where}")
 
 
 class Identifier(Protocol):
@@ -61,9 +72,13 @@ class Access:
         self._opened = opened
         self._salt_key = salt_key
 
+    def is_open(self, needed: Role | Open | None) -> bool:
+        """Whether what needs this is open: credentials do not matter, and every caller is a VISITOR."""
+        return needed is None or needed in self._opened
+
     def check(self, metadata: Metadata, needed: Role | Open, peer: str = "") -> None:
         """Raises RequestRefused (UNAUTHENTICATED, FORBIDDEN, OVERLOADED) if the call is not allowed."""
-        if needed not in self._opened:
+        if not self.is_open(needed):
             self.caller(metadata, needed if isinstance(needed, Role) else None, peer)
 
     def admit(self, context: Context, role: Role) -> Caller:
@@ -116,7 +131,7 @@ class Access:
             return self._identifier.identify(credential, host)
         if self._allows_anonymous:
             return ANONYMOUS
-        raise unauthenticated("this call needs credentials: send the metadata 'authorization: Bearer KEY'")
+        raise NoCredentials
 
 
 # The caller of the call that the current task serves, with the rules and the role that it was admitted by.

@@ -14,12 +14,11 @@ from typing import Protocol
 from trunkline.answer_ledger import AnswerLedger
 from trunkline.ledger import OutOfOrder
 from trunkline.status import (
-    CODE_INTERNAL,
     CODE_RESOURCE_EXHAUSTED,
     DEADLINE_EXCEEDED,
-    INTERNAL,
     OVERLOADED,
     RequestRefused,
+    internal,
     no_worker,
 )
 from trunkline.v1.generation_pb2 import PromptReport
@@ -155,7 +154,7 @@ class RequestStream:
                 self._announce()
         except Exception as error:  # a bug must fail only this request, not all requests of the worker's session
             get_logger().error("unexpected error", request_id=self._request_id, exc_info=error)
-            self._refuse(RequestRefused(CODE_INTERNAL, INTERNAL, "an internal error; the router's log has it"))
+            self._refuse(internal(self._request_id))
             if self._attempt is not None:
                 self._attempt.broke_off()
         return True

@@ -248,6 +248,18 @@ async def test_a_path_or_method_that_is_not_in_the_table_is_not_served(tmp_path:
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+async def test_missing_credentials_are_told_in_the_words_of_each_protocol(tmp_path: Path) -> None:
+    async with router_of(Keys(tmp_path / "keys.json"), FakeWorker("w")) as router:
+        over_grpc = await router.refused({}, text=PROMPT)
+        assert (over_grpc.reason, "the metadata 'authorization" in over_grpc.message) == (UNAUTHENTICATED, True)
+        for method, path in (("POST", "/v1/completions"), ("POST", "/v1/messages"), ("GET", "/version")):
+            response = await router.http.request(method, path)
+            message = response.json()["error"]["message"]
+            assert response.status_code == 401, path
+            assert "the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'" in message
+            assert "metadata" not in message
+
+
 def test_liveness_alone_is_always_open() -> None:
     assert [name for name, needed in PATHS.items() if needed is None] == ["GET /health"]
     assert not [method for method, needed in METHODS.items() if needed is None]

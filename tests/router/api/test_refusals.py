@@ -8,6 +8,7 @@ import pytest
 
 from tests.router.cluster import cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
+from tests.router.http.http_rig import connected_to, error_of, post
 from tests.router.tokenizer_files import VOCAB_SIZE, tokenizer_files
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import (
@@ -19,6 +20,7 @@ from trunkline.v1.inference_pb2 import (
     TokenIds,
     TokenizeRequest,
 )
+from trunkline_router.edge.http_call import Edge
 from trunkline_router.prompts.tokenizer import PromptTokenizer
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -170,16 +172,20 @@ async def test_a_deadline_that_has_passed_already_costs_no_worker_anything() -> 
         await until(lambda: worker.num_running == 0)
 
 
-async def test_a_bug_is_told_with_the_request_id_and_nothing_else(
+async def test_a_bug_is_told_with_the_request_id_and_nothing_else_by_both_fronts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def broken(self: PromptTokenizer, text: str, tenant: str, weight: float) -> list[int]:
         raise KeyError("secret detail")
 
     monkeypatch.setattr(PromptTokenizer, "encode", broken)
-    async with cluster(FakeWorker("a")) as router:
+    async with cluster(FakeWorker("a"), edge=Edge) as router, connected_to(router.http_port) as client:
         refused = await refusal(router.generate("x", request_id="r-17"))
+        body = b'{"model": "tiny", "prompt": "x"}'
+        client.send(post(body, "Content-Type: application/json", "X-Request-Id: r-17", path="/v1/completions"))
+        status, _, told = await client.response()
     assert (refused.code, refused.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+    assert (status, error_of(told)["message"]) == (500, refused.message)
     assert "r-17" in refused.message
     assert "secret" not in refused.message
     assert "secret detail" in "".join(capsys.readouterr()), "the log has it"

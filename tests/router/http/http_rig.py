@@ -9,8 +9,8 @@ from typing import Any
 from trunkline.status import RequestRefused
 from trunkline_router.http.errors import JSON_TYPE, openai_body, status_of
 from trunkline_router.http.json_body import read_object
-from trunkline_router.http.limits import HttpLimits
-from trunkline_router.http.server import HttpServer
+from trunkline_router.http.wire.limits import HttpLimits
+from trunkline_router.http.wire.server import HttpServer
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 WAIT_S = 20.0  # a promise that takes longer counts as broken

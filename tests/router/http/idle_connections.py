@@ -13,8 +13,11 @@ def main() -> None:
         connection = socket.create_connection(("127.0.0.1", port))
         connections[connection.fileno()] = connection
         poll.register(connection.fileno(), select.EPOLLIN)
-    closed = poll.poll(0.5, maxevents=wanted)
-    print(wanted - len(closed), flush=True)
+    while closed := poll.poll(0.5, maxevents=wanted):  # until the server closes no further ones
+        for number, _ in closed:
+            poll.unregister(number)
+            connections.pop(number).close()
+    print(len(connections), flush=True)
     sys.stdin.read()
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.router.http.http_rig import WAIT_S, Client, connected, echo, get, post, respond, serving
-from trunkline_router.http.connections import Connections
 from trunkline_router.http.json_body import read_body
-from trunkline_router.http.server import HttpServer
+from trunkline_router.http.wire.connections import Connections
+from trunkline_router.http.wire.server import HttpServer
 from trunkline_runtime.server import PortInUse, hold_port
 
 
@@ -151,7 +151,9 @@ async def test_pages_of_other_origins_are_let_in_only_if_configured() -> None:
     for origins, allowed in (((), None), (("https://a.example",), "https://a.example"), (("https://b.example",), None)):
         async with serving(cors_origins=origins) as server, connected(server) as client:
             client.send(preflight)
-            assert (await client.response())[1].get("access-control-allow-origin") == allowed
+            _, headers, _ = await client.response()
+            assert headers.get("access-control-allow-origin") == allowed
+            assert len(headers["x-request-id"]) == 32  # even of this answer, which no endpoint gives
             client.send(get("/", "Origin: https://a.example"))
             assert (await client.response())[1].get("access-control-allow-origin") == allowed
 

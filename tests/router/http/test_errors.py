@@ -10,8 +10,8 @@ from starlette.routing import Route
 
 from tests.router.http.http_rig import connected, error_of, get, serving
 from trunkline import status
-from trunkline.status import RequestRefused, invalid, no_worker
-from trunkline_router.http.errors import anthropic_body, internal, openai_body, refusal_headers, status_of
+from trunkline.status import RequestRefused, internal, invalid, no_worker
+from trunkline_router.http.errors import anthropic_body, openai_body, refusal_headers, status_of
 from trunkline_router.http.headers import parse_headers, response_headers
 from trunkline_router.http.starlette_errors import HANDLERS
 

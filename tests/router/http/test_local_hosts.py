@@ -22,5 +22,6 @@ def test_hosts_that_can_be_a_page_are_told_from_those_that_cannot(host: bytes, w
 async def test_a_page_whose_name_leads_here_is_refused() -> None:
     async with serving(LocalHosts(echo)) as server, connected(server) as client:
         for host, status in ((b"evil.example:8000", 403), (b"127.0.0.1:8000", 200)):
-            client.send(get().replace(b"Host: x", b"Host: " + host))
-            assert (await client.response())[0] == status
+            client.send(get("/", "X-Request-Id: req-7").replace(b"Host: x", b"Host: " + host))
+            got, headers, _ = await client.response()
+            assert (got, headers["x-request-id"]) == (status, "req-7")

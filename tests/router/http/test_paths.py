@@ -7,8 +7,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.router.cluster import cluster
+from tests.router.fake_worker import FakeWorker
 from tests.router.http.http_rig import Client, connected_to, error_of, get, post
 from trunkline_router.edge.http_call import Edge
+from trunkline_router.gate.open_calls import OpenCalls, request_bounds
 from trunkline_router.http.errors import is_anthropic
 from trunkline_router.http_app import HANDLERS_BY_PATH
 
@@ -51,3 +53,60 @@ async def test_liveness_and_readiness_differ_without_workers() -> None:
     async with client_of_app() as client:
         client.send(get("/health") + get("/ready"))
         assert [(await client.response())[0] for _ in range(2)] == [200, 503]
+
+
+NAMED = "X-Request-Id: req-7"
+# Each kind of answer to a request whose head the server has read: what is sent, and its status.
+ANSWERS = {
+    "health": (get("/health", NAMED), 200),
+    "health with unusable headers": (get("/health", NAMED, "Authorization: Basic a", "x-trunkline-tenant: a\xff"), 200),
+    "ready": (get("/ready", NAMED), 503),
+    "version": (get("/version", NAMED), 200),
+    "page": (get("/openapi.json", NAMED), 200),
+    "models": (get("/v1/models", NAMED), 200),
+    "unknown path": (get("/nothing", NAMED), 404),
+    "unknown path of Anthropic's": (get("/v1/messages/batches", NAMED), 404),
+    "unserved path": (post(b"{}", NAMED, path="/v1/responses/compact"), 404),
+    "wrong method": (get("/v1/completions", NAMED), 405),
+    "wrong method of a status path": (post(b"{}", NAMED, path="/health"), 405),
+    "refused header": (post(b"{}", NAMED, "Authorization: Basic a", path="/v1/completions"), 401),
+    "refused body": (post(b"{", NAMED, "Content-Type: application/json", path="/v1/completions"), 400),
+    "too large a body": (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\nX-Request-Id: req-7\r\n\r\n", 413),
+    "too large a body of Anthropic's": (
+        b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\nX-Request-Id: req-7\r\n\r\n",
+        413,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+async def test_every_answer_names_its_request(kind: str) -> None:
+    sent, expected = ANSWERS[kind]
+    unnamed = sent.replace(b"X-Request-Id: req-7", b"A: b")
+    async with cluster(edge=Edge) as router:
+        for request in (sent, unnamed, sent.replace(b"req-7", b"no id")):
+            async with connected_to(router.http_port) as client:
+                client.send(request)
+                status, headers, body = await client.response()
+                if request is sent:
+                    assert (status, headers["x-request-id"]) == (expected, "req-7")
+                assert len(headers["x-request-id"]) == (5 if request is sent else 32)
+                assert headers["request-id"] == headers["x-request-id"]
+                if expected >= 400 and b'"request_id"' in body:
+                    assert json.loads(body)["request_id"] == headers["x-request-id"]
+
+
+async def test_probes_are_answered_while_no_further_request_is_admitted() -> None:
+    worker = FakeWorker("a", answer=None)
+    async with cluster(worker, edge=Edge) as router:
+        router.gate.requests = OpenCalls(request_bounds(1, 1), "requests")
+        async with connected_to(router.http_port) as running, connected_to(router.http_port) as client:
+            body = b'{"model": "tiny", "prompt": "x"}'
+            request = post(body, "Content-Type: application/json", path="/v1/completions")
+            running.send(request)
+            await worker.arrived.get()
+            client.send(request)
+            assert (await client.response())[0] == 429
+            for path in ("/health", "/ready", "/version", "/openapi.json"):
+                client.send(get(path))
+                assert (await client.response())[0] == 200, path

@@ -3,17 +3,23 @@
 import asyncio
 import socket
 import struct
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.router.http.http_rig import SHORT, WAIT_S, connected, error_of, get, post, serving
-from trunkline_router.http.connection import HIGH_WATER_BYTES, Connection, Phase
 from trunkline_router.http.disconnect import ClientGone, ends_with_client
 from trunkline_router.http.json_body import read_body
 from trunkline_router.http.sse import EventStream, event
+from trunkline_router.http.wire.connection import HIGH_WATER_BYTES, Connection, Phase
+from trunkline_router.http.wire.server import HttpServer
+from trunkline_router.http.wire.unread_output import UnreadOutput
 
+PAGE_BYTES = 8 << 20  # more than the kernels take
 LONG = replace(SHORT, head_s=60.0, body_s=60.0, keep_alive_s=60.0, linger_s=60.0)
 
 
@@ -207,3 +213,124 @@ async def test_client_that_does_not_read_the_end_of_a_response_is_cut() -> None:
             await begun.wait()
             await server.connections.all_closed()
         writer.close()
+
+
+class Pages:
+    """Answers with pages of a fixed size, complete ones or as streams without an end, and counts its answers."""
+
+    def __init__(self, page_bytes: int, *, streams: bool = False) -> None:
+        self._page, self._streams = bytes(page_bytes), streams
+        self.begun, self.ended, self.headers = 0, 0, [(b"content-type", b"application/octet-stream")]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.begun += 1
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.headers})
+            while self._streams:
+                with ends_with_client(scope):
+                    await send({"type": "http.response.body", "body": self._page, "more_body": True})
+            await send({"type": "http.response.body", "body": self._page})
+        finally:
+            self.ended += 1
+
+
+async def paused(server: HttpServer) -> Connection:
+    """The server's only connection, once its client no longer reads."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            for connection in server.connections:
+                if isinstance(connection, Connection) and connection.flow.write_paused:
+                    return connection
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def unreading(server: HttpServer, sent: bytes) -> AsyncIterator[socket.socket]:
+    """A client that has sent something and reads nothing unless it is told to."""
+    loop = asyncio.get_running_loop()
+    with socket.socket() as client:
+        client.setblocking(False)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 256 << 10)
+        await loop.sock_connect(client, ("127.0.0.1", server.port))
+        await loop.sock_sendall(client, sent)
+        yield client
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["complete", "stream"])
+async def test_client_that_reads_nothing_of_its_answer_is_dropped_after_a_while(streams: bool) -> None:
+    pages = Pages(1 << 16 if streams else PAGE_BYTES, streams=streams)
+    async with serving(pages, limits=replace(LONG, check_s=3600.0, unread_s=60.0)) as server:
+        async with unreading(server, get()):
+            connection = await paused(server)
+            begin_s = time.monotonic()
+            for late_s in (0.0, 30.0, 59.0):
+                connection.overdue(begin_s + late_s)
+                assert not connection.transport.is_closing(), late_s
+            connection.overdue(begin_s + 60.0)
+            async with asyncio.timeout(WAIT_S):
+                await server.connections.all_closed()
+        async with asyncio.timeout(WAIT_S):
+            while pages.ended < pages.begun:  # noqa: ASYNC110  # a handler's end has no event
+                await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("closes", [False, True], ids=["kept", "closing"])
+async def test_client_that_reads_slowly_gets_its_whole_answer(closes: bool) -> None:
+    """Each second it reads a little, for longer than it may read nothing."""
+    pages = Pages(PAGE_BYTES)
+    if closes:
+        pages.headers.append((b"connection", b"close"))
+    limits = replace(LONG, check_s=3600.0, unread_s=10.0, linger_s=10.0)
+    async with serving(pages, limits=limits) as server, unreading(server, get()) as client:
+        await paused(server)
+        loop, late_s, got = asyncio.get_running_loop(), 0.0, 0
+        begin_s = time.monotonic()
+        async with asyncio.timeout(WAIT_S):
+            while got < PAGE_BYTES:
+                got += (await loop.sock_recv(client, 64 << 10)).count(b"\0")
+                for connection in server.connections:
+                    connection.overdue(begin_s + late_s)
+                late_s += 1.0
+        assert late_s > 10 * limits.linger_s
+
+
+async def test_client_that_reads_between_two_looks_at_its_stream_is_not_dropped() -> None:
+    """Even if as much output waits then as before."""
+    pages, limits = Pages(1 << 16, streams=True), replace(LONG, check_s=3600.0, unread_s=60.0)
+    async with serving(pages, limits=limits) as server, unreading(server, get()) as client:
+        connection = await paused(server)
+        begin_s, waiting = time.monotonic(), connection.transport.get_write_buffer_size()
+        connection.overdue(begin_s)
+        async with asyncio.timeout(WAIT_S):
+            for _ in range(PAGE_BYTES >> 16):
+                await asyncio.get_running_loop().sock_recv(client, 1 << 16)
+            while not connection.flow.write_paused or connection.transport.get_write_buffer_size() < waiting:
+                await asyncio.get_running_loop().sock_recv(client, 1 << 16)
+        connection.overdue(begin_s + 60.0)
+        assert not connection.transport.is_closing()
+
+
+def test_output_is_unread_since_the_client_last_read() -> None:
+    unread = UnreadOutput()
+    looks = [(100, 0.0), (100, 5.0), (140, 6.0), (139, 7.0), (150, 9.0)]
+    assert [unread.waited_s(num_bytes, now_s) for num_bytes, now_s in looks] == [0.0, 5.0, 6.0, 0.0, 2.0]
+    unread.has_been_read()
+    assert unread.waited_s(150, 10.0) == 0.0
+
+
+async def test_client_that_reads_no_answers_gets_no_further_ones() -> None:
+    """Its output is bounded, and all is answered once it reads."""
+    pages = Pages(PAGE_BYTES)
+    loop = asyncio.get_running_loop()
+    async with serving(pages, limits=LONG) as server, unreading(server, get()) as client:
+        connection = await paused(server)
+        for _ in range(5):
+            await loop.sock_sendall(client, get())
+        await asyncio.sleep(0.2)  # for answers that must not come
+        assert pages.begun == 1
+        assert connection.is_busy()
+        got = 0
+        async with asyncio.timeout(WAIT_S):
+            while got < 6 * PAGE_BYTES:
+                got += (await loop.sock_recv(client, 1 << 20)).count(b"\0")
+        assert pages.begun == 6

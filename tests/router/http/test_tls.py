@@ -1,11 +1,28 @@
-"""HTTP over TLS, and a certificate that is replaced while the server runs."""
+"""HTTP over TLS: handshakes that are never completed, and a certificate that is replaced while the server runs."""
 
 import asyncio
+import os
+import socket
 import ssl
 import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from tests.router.http.http_rig import Client, echo, post, serving
+import pytest
+import uvloop
+
+from tests.router.http.http_rig import SHORT, WAIT_S, Client, echo, get, post, serving
+from trunkline_router.http.wire.server import HttpServer
+
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}  # tests and routers
+SILENT = 2000
+MOST = 64
+MOST_HANDSHAKES = MOST // 4
+SPARE_FILES = 8
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
@@ -13,18 +30,7 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     paths = folder / f"{name}.crt", folder / f"{name}.key"
     subprocess.run(
         [
-            *(
-                "openssl",
-                "req",
-                "-x509",
-                "-newkey",
-                "ec",
-                "-pkeyopt",
-                "ec_paramgen_curve:P-256",
-                "-nodes",
-                "-days",
-                "1",
-            ),
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"),
             *("-days", "1", "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"),
             *("-out", str(paths[0]), "-keyout", str(paths[1])),
         ],
@@ -32,6 +38,197 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
         capture_output=True,
     )
     return paths
+
+
+class Tls:
+    """A certificate's contexts, of the server and of clients that trust it."""
+
+    def __init__(self, folder: Path) -> None:
+        paths = certificate(folder, "localhost")
+        self.server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.server.load_cert_chain(*paths)
+        self.trusting = ssl.create_default_context(cafile=str(paths[0]))
+
+    async def connect(self, server: HttpServer) -> Client:
+        return Client(*await asyncio.open_connection("127.0.0.1", server.port, ssl=self.trusting))
+
+    def connected_socket(self, server: HttpServer) -> ssl.SSLSocket:
+        """A connection that reads no further than it is asked to."""
+        plain = socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S)
+        return self.trusting.wrap_socket(plain, server_hostname="127.0.0.1")
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    return Tls(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]], None]:
+    """Runs a test in each kind of event loop, and fails if the loop has reported an error."""
+
+    def run_in_loop(test: Coroutine[Any, Any, None]) -> None:
+        problems: list[Any] = []
+        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
+            runner.get_loop().set_exception_handler(lambda _, context: problems.append(context))
+            runner.run(test)
+        assert not problems
+
+    return run_in_loop
+
+
+def num_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@asynccontextmanager
+async def flooding(server: HttpServer) -> AsyncIterator[None]:
+    """Another process has opened SILENT connections, and keeps those that the server does not close."""
+    client = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(Path(__file__).with_name("idle_connections.py")), str(server.port), str(SILENT)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert client.stdin is not None
+    assert client.stdout is not None
+    try:
+        async with asyncio.timeout(2 * WAIT_S):
+            await client.stdout.readline()
+        yield
+    finally:
+        client.stdin.close()
+        await client.wait()
+
+
+def test_silent_connections_of_one_host_take_few_descriptors_and_keep_no_client_out(
+    run: Callable[[Coroutine[Any, Any, None]], None], tls: Tls
+) -> None:
+    async def flooded() -> None:
+        async with serving(ssl_context=tls.server, max_connections=MOST) as server:
+            client, before = await tls.connect(server), num_files()
+            async with flooding(server), asyncio.timeout(WAIT_S):
+                while num_files() > before + MOST_HANDSHAKES + SPARE_FILES:  # noqa: ASYNC110  # closing has no event
+                    await asyncio.sleep(0.01)
+                assert 1 < server.num_connections <= MOST_HANDSHAKES + 1
+                for each in (client, await tls.connect(server)):  # one that was idle meanwhile, and a new one
+                    each.send(post(b"{}"))
+                    assert (await each.response())[0] == 200
+                    await each.close()
+            async with asyncio.timeout(WAIT_S):
+                await server.connections.all_closed()
+
+    run(flooded())
+
+
+def test_handshake_that_takes_too_long_is_given_up(run: Callable[[Coroutine[Any, Any, None]], None], tls: Tls) -> None:
+    async def late() -> None:
+        async with serving(ssl_context=tls.server, limits=SHORT) as server:
+            client = Client(*await asyncio.open_connection("127.0.0.1", server.port))
+            client.send(b"\x16\x03\x01\x02\x00\x01")  # the first bytes of a ClientHello
+            assert await client.rest() == b""
+            async with asyncio.timeout(WAIT_S):
+                await server.connections.all_closed()
+            await client.close()
+
+    run(late())
+
+
+def test_clients_that_fail_leave_nothing_behind(run: Callable[[Coroutine[Any, Any, None]], None], tls: Tls) -> None:
+    """Plain HTTP, a client that does not trust the certificate, and those that go at any point of a handshake."""
+
+    async def failing() -> None:
+        async with serving(ssl_context=tls.server) as server:
+            plain = Client(*await asyncio.open_connection("127.0.0.1", server.port))
+            plain.send(get())
+            assert b"HTTP" not in await plain.rest()
+            await plain.close()
+            with pytest.raises(ssl.SSLCertVerificationError):
+                await asyncio.open_connection("127.0.0.1", server.port, ssl=ssl.create_default_context())
+            for turns in range(12):
+                going = asyncio.create_task(tls.connect(server))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                going.cancel()
+                with suppress(asyncio.CancelledError):
+                    await (await going).close()
+            async with asyncio.timeout(WAIT_S):
+                await server.connections.all_closed()
+            assert not server._handshakes
+
+    run(failing())
+
+
+def test_request_that_comes_with_the_end_of_the_handshake_is_answered(
+    run: Callable[[Coroutine[Any, Any, None]], None], tls: Tls
+) -> None:
+    """Clients of TLS 1.3 send both at once. Here a client sends everything in small and in large pieces."""
+
+    async def at_once(piece_bytes: int) -> None:
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client_side = tls.trusting.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
+        async with serving(ssl_context=tls.server) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            got, has_asked = b"", False
+            async with asyncio.timeout(WAIT_S):
+                while b"\r\n\r\n" not in got:
+                    with suppress(ssl.SSLWantReadError):
+                        client_side.do_handshake()
+                        if not has_asked:
+                            client_side.write(get("/early"))
+                            has_asked = True
+                        got += client_side.read(1 << 16)
+                    sent = outgoing.read()
+                    for start in range(0, len(sent), piece_bytes):
+                        writer.write(sent[start : start + piece_bytes])
+                        await asyncio.sleep(0)
+                    incoming.write(await reader.read(1 << 16) if b"\r\n\r\n" not in got else b"")
+            assert got.startswith(b"HTTP/1.1 200 OK")
+            writer.close()
+
+    run(at_once(1 << 16))
+    run(at_once(100))
+
+
+def test_stopping_ends_handshakes(run: Callable[[Coroutine[Any, Any, None]], None], tls: Tls) -> None:
+    async def stopped() -> None:
+        async with serving(ssl_context=tls.server) as server:
+            silent = Client(*await asyncio.open_connection("127.0.0.1", server.port))
+            async with asyncio.timeout(WAIT_S):
+                while not server.num_connections:  # noqa: ASYNC110  # accepting has no event
+                    await asyncio.sleep(0)
+                await server.stop(10 * WAIT_S)
+            assert await silent.rest() == b""
+            await silent.close()
+
+    run(stopped())
+
+
+def test_client_that_reads_an_answer_slowly_gets_all_of_it(
+    run: Callable[[Coroutine[Any, Any, None]], None], tls: Tls
+) -> None:
+    """Output that is encrypted waits below the connection, and counts too."""
+
+    async def large(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"connection", b"close"), (b"content-length", b"%d" % (8 << 20))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": bytes(8 << 20)})
+
+    async def slow() -> None:
+        limits = replace(SHORT, head_s=60.0, keep_alive_s=60.0, linger_s=10.0, unread_s=10.0, check_s=3600.0)
+        async with serving(large, ssl_context=tls.server, limits=limits) as server:
+            client = await asyncio.to_thread(tls.connected_socket, server)
+            with client:
+                client.sendall(get())
+                begin_s, late_s, got = server._shared.now_s(), 0.0, 0
+                while got < 8 << 20:
+                    piece = await asyncio.to_thread(client.recv, 16 << 10)
+                    assert piece, f"the connection was cut after {got} bytes"
+                    got += piece.count(b"\0")
+                    for connection in server.connections:
+                        connection.overdue(begin_s + late_s)
+                    late_s += 0.2
+
+    run(slow())
 
 
 async def test_new_certificate_holds_for_new_connections_and_drops_none(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineStep
 from trunkline.names import finish_name
 from trunkline.protocol import CLEARING_STEPS
-from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused, deadline_exceeded, no_worker
+from trunkline.status import RequestRefused, deadline_exceeded, internal, no_worker
 from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsResponse, LoadSample, SequenceOutput, Submit
 from trunkline.validation import max_total_tokens
 from trunkline_runtime.log import get_logger
@@ -190,8 +190,7 @@ class Front:
             choice.deliver(result)
         except Exception as error:  # a bug must end this choice only
             self._log.error("unexpected error", request_id=choice.request_id, exc_info=error)
-            message = f"an internal error; the log has it under request {choice.request_id}"
-            self._break_off(choice, RequestRefused(CODE_INTERNAL, INTERNAL, message))
+            self._break_off(choice, internal(choice.request_id))
             return
         if result.HasField("error"):
             self._end(choice, result.error.reason)

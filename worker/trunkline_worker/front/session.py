@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 from google.protobuf.message import DecodeError
 
-from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused, invalid
+from trunkline.status import RequestRefused, internal, invalid
 from trunkline.v1.worker_pb2 import SequenceOutput, SessionRequest, SessionResponse, SessionWelcome, Submit
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.wire import NotAMessage, fields, parts
@@ -120,8 +120,8 @@ class Session:
             self._outbox.put(SequenceOutput(handle=submit.handle, error=refused.to_proto()))
         except Exception as error:  # a bug must end this choice only, not the whole session
             get_logger().error("unexpected error", request_id=submit.request_id, exc_info=error)
-            broken = RequestRefused(CODE_INTERNAL, INTERNAL, "an internal error; see the worker's log")
-            self._outbox.put(SequenceOutput(handle=submit.handle, error=broken.to_proto()))
+            broken = internal(submit.request_id).to_proto()
+            self._outbox.put(SequenceOutput(handle=submit.handle, error=broken))
 
     def _abort(self, handle: int) -> None:
         choice = self._choices.pop(handle, None)

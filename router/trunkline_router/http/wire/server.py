@@ -13,9 +13,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 from uvicorn.config import Config
 
-from trunkline_router.http.connection import Connection, Shared
-from trunkline_router.http.connections import Connections
-from trunkline_router.http.limits import HttpLimits
+from trunkline_router.http.wire.connection import Connection
+from trunkline_router.http.wire.connections import Connections
+from trunkline_router.http.wire.handshake import HANDSHAKE_SHARE, Handshake
+from trunkline_router.http.wire.limits import HttpLimits
+from trunkline_router.http.wire.shared import Shared
 from trunkline_runtime.server import PortInUse, address_family, most_connections, port_problem
 
 PORT_OPTION = "--http-port"
@@ -57,6 +59,7 @@ class HttpServer:
         self._ssl_context = ssl_context
         self._limits = limits
         self.connections = Connections(max_connections or max(1, most_connections() // 2))
+        self._handshakes = Connections(max(1, int(self.connections.most * HANDSHAKE_SHARE)))
         self.port = 0  # the bound one, once started
         config = Config(
             with_cors(app, cors_origins),
@@ -78,7 +81,7 @@ class HttpServer:
 
     @property
     def num_connections(self) -> int:
-        """The number of open connections."""
+        """The number of open connections, with those in a handshake."""
         return len(self.connections)
 
     async def start(self) -> None:
@@ -87,14 +90,13 @@ class HttpServer:
         listener = listen(self._host, self._wanted_port, shared=self._shared_port)
         self.port = listener.getsockname()[1]
         self._set_date()
-        self._server = await loop.create_server(
-            lambda: Connection(self._shared),
-            sock=listener,
-            ssl=self._ssl_context,
-            backlog=BACKLOG,
-            ssl_handshake_timeout=self._limits.head_s if self._ssl_context else None,
-        )
+        self._server = await loop.create_server(self._accepted, sock=listener, backlog=BACKLOG)
         self._checks = loop.create_task(self._check())
+
+    def _accepted(self) -> asyncio.Protocol:
+        if self._ssl_context is None:
+            return Connection(self._shared)
+        return Handshake(self._shared, self._handshakes, self._ssl_context)
 
     async def stop(self, grace_s: float) -> None:
         """Takes no new connections or requests, and cuts the responses that are not complete after `grace_s`."""

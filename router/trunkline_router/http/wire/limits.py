@@ -18,5 +18,6 @@ class HttpLimits:
     head_s: float = 10.0  # from the first byte of a request, or from the connection's start, to the end of its headers
     body_s: float = MESSAGE_TIMEOUT_S  # from the end of the headers to the end of the body
     keep_alive_s: float = 75.0  # between requests of a connection
-    linger_s: float = 10.0  # for the client to read the rest of a response after which the connection closes
+    unread_s: float = 60.0  # for which a client may read nothing of a response, complete or not, that waits for it
+    linger_s: float = 10.0  # the same of a response after which the connection closes, and to close after it
     check_s: float = 1.0  # times are checked so often: a client may take that much longer

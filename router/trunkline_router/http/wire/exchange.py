@@ -1,15 +1,15 @@
 """One request and its response on an HTTP connection."""
 
 import asyncio
-import uuid
 from collections.abc import Callable
 
 from uvicorn._types import ASGI3Application, ASGISendEvent, HTTPResponseBodyEvent, HTTPResponseStartEvent
 from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE, STATUS_LINE, RequestResponseCycle
 
+from trunkline.status import internal
 from trunkline_router.http.disconnect import ClientGone
-from trunkline_router.http.errors import JSON_TYPE, body_for, internal, refusal_headers
-from trunkline_router.http.headers import response_headers
+from trunkline_router.http.errors import JSON_TYPE, body_for, refusal_headers
+from trunkline_router.http.headers import REQUEST_ID, request_id_of, response_headers
 from trunkline_runtime.log import get_logger
 
 BODILESS = (204, 304)
@@ -66,7 +66,7 @@ class Exchange(RequestResponseCycle):
             self.scope["extensions"] = {}  # the same
 
     async def _fail(self, error: Exception | None) -> None:
-        request_id = uuid.uuid4().hex
+        request_id = request_id_of(self.scope["headers"])
         problem = "unexpected error" if error else "a handler returned without a complete response"
         get_logger().error(problem, request_id=request_id, exc_info=error)
         if self.response_complete or self.disconnected:
@@ -105,7 +105,7 @@ class Exchange(RequestResponseCycle):
     def _start(self, message: HTTPResponseStartEvent) -> None:
         status = message["status"]
         parts = [STATUS_LINE[status]]
-        closes = False
+        closes = is_named = False
         for name, value in (*self.default_headers, *message.get("headers", ())):
             if HEADER_RE.search(name) or HEADER_VALUE_RE.search(value):
                 raise RuntimeError("invalid header")  # its value could add headers or a response
@@ -114,7 +114,11 @@ class Exchange(RequestResponseCycle):
                 self.expected_content_length, self.chunked_encoding = int(value), False
             elif name == b"connection" and value.lower() == b"close":
                 closes = True
+            elif name == REQUEST_ID:
+                is_named = True
             parts += (name, b": ", value, b"\r\n")
+        if not is_named:  # answers that are not the router's own, such as those to preflights
+            parts += (REQUEST_ID, b": ", request_id_of(self.scope["headers"]).encode(), b"\r\n")
         if closes:
             self.keep_alive = False
         elif not self.keep_alive:

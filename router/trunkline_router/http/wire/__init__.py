@@ -1,0 +1,1 @@
+"""The HTTP server itself: connections, and what arrives and leaves on them."""
