@@ -16,6 +16,14 @@ MAX_PARTS = 4096  # of a message
 TOOLS = "is not supported: tools are not served"
 # Templates know "system", which developers' instructions were called before.
 ROLES = {"developer": "system"}
+# What refusals name.
+FIELD_NAMES = {
+    "prompt": "messages",
+    "text": "messages",
+    "chat": "messages",
+    "chat.messages": "messages",
+    "template_variables": "chat_template_kwargs",
+}
 
 
 class Part(Fields):

@@ -12,6 +12,7 @@ from trunkline_router.edge.request_fields import GenerationFields, token_ids
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 MAX_LOGPROBS = 20
 MAX_PROMPTS = 256
+FIELD_NAMES = {"text": "prompt", "token_ids": "prompt"}  # what refusals name
 
 _PROMPT_SCHEMA = {
     "anyOf": [

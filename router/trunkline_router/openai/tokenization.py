@@ -8,11 +8,16 @@ from pydantic import Field
 from trunkline.status import RequestRefused, invalid
 from trunkline.v1.inference_pb2 import DetokenizeRequest, TokenizeRequest
 from trunkline.validation import max_total_tokens
-from trunkline_router.edge.answering import renamed
+from trunkline_router.edge.field_names import renamed
 from trunkline_router.edge.http_call import HttpCall
 from trunkline_router.edge.request_fields import Fields, Integers, token_ids, validated
+from trunkline_router.openai.chat_request import FIELD_NAMES as CHAT_NAMES
 from trunkline_router.openai.chat_request import Message, conversation
 from trunkline_router.prompts.chat_template import MAX_MESSAGES
+
+
+# What refusals name.
+TEXT_NAMES, TOKEN_NAMES = {"text": "prompt"}, {"token_ids": "tokens"}
 
 
 class TokenizeBody(Fields):
@@ -61,7 +66,7 @@ async def tokenize(call: HttpCall) -> None:
     try:
         ids = await inference.tokenize(request, call.caller, None)
     except RequestRefused as refused:
-        raise renamed(refused) from None
+        raise renamed(refused, TEXT_NAMES if body.messages is None else CHAT_NAMES) from None
     pool = await inference.found(request.model, call.caller, None)
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": max_total_tokens(pool.limits), "tokens": list(ids)}
     if body.return_token_strs:
@@ -78,5 +83,5 @@ async def detokenize(call: HttpCall) -> None:
     try:
         utf8 = await call.edge.inference.detokenize(request, call.caller, None)
     except RequestRefused as refused:
-        raise renamed(refused, {"token_ids": "tokens"}) from None
+        raise renamed(refused, TOKEN_NAMES) from None
     await call.respond(orjson.dumps({"prompt": utf8.decode()}))

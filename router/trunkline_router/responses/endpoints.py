@@ -14,14 +14,11 @@ from trunkline_router.http.errors import PREVIOUS_RESPONSE_NOT_FOUND, RESPONSE_N
 from trunkline_router.openai.answer import CollectedAnswer, Json
 from trunkline_router.request.prepare import resolve_sampling
 from trunkline_router.responses.response_object import ResponseObject
-from trunkline_router.responses.response_request import ResponseRequest
+from trunkline_router.responses.response_request import FIELD_NAMES, ResponseRequest
 from trunkline_router.responses.response_store import ResponseStore, StoredResponse, Turn
 from trunkline_router.responses.response_stream import ResponseStream
 
 NO_STORE = "this server stores no responses"
-# What clients of this endpoint call the fields of the path that all protocols share.
-FIELDS = {"max_tokens": "max_output_tokens", "prompt": "input", "chat": "input", "chat.messages": "input"}
-
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -71,10 +68,7 @@ class Responses:
         if request.store and self._store is None:
             raise invalid("store", f"must not be true: {NO_STORE}")
         conversation = (*self._earlier(call, request), *request.turns())
-        try:
-            await self._answer(call, request, conversation)
-        except RequestRefused as refused:
-            raise renamed(refused) from None
+        await self._answer(call, request, conversation)
 
     async def retrieve(self, call: HttpCall) -> None:
         """GET /v1/responses/{id}."""
@@ -103,7 +97,7 @@ class Responses:
             sees_cache=call.caller.identity.sees_cache,
         )
         draft = Draft(call, response, conversation, store)
-        responses = answer_of(call, generate)
+        responses = answer_of(call, generate, FIELD_NAMES)
         if request.stream:
             await call.stream(responses, ResponseStream(response, draft.finish))
             return
@@ -159,12 +153,3 @@ def check_query(call: HttpCall) -> None:
         if name not in ("stream", "include", "include[]", "include_obfuscation"):
             unknown.append(name[:64])
     call.check_unknown(unknown)
-
-
-def renamed(refused: RequestRefused) -> RequestRefused:
-    """The same refusal, with the field as clients of this endpoint name it."""
-    name = FIELDS.get(refused.field)
-    if name is not None:
-        refused.message = refused.message.replace(f"{refused.field}:", f"{name}:", 1)
-        refused.field = name
-    return refused
