@@ -14,10 +14,11 @@ from trunkline_router.edge.request_fields import validated
 
 async def messages(call: HttpCall) -> None:
     """POST /v1/messages."""
-    request: MessageRequest = validated(MessageRequest, await call.json())
-    generate = request.generate_request(call.request_id)  # first: other content than text has fields of its own
-    call.check_unknown(request.unknown())
-    request.check()
+    async with call.json() as body:
+        request: MessageRequest = validated(MessageRequest, body)
+        generate = request.generate_request(call.request_id)  # first: other content than text has fields of its own
+        call.check_unknown(request.unknown())
+        request.check()
     progress = MessageProgress(call.request_id, request.max_tokens, sees_cache=call.caller.identity.sees_cache)
     responses = answer_of(call, generate, FIELD_NAMES)
     if request.stream:
@@ -30,10 +31,11 @@ async def messages(call: HttpCall) -> None:
 
 async def count_tokens(call: HttpCall) -> None:
     """POST /v1/messages/count_tokens: the tokens of the prompt that the same fields of /v1/messages make."""
-    request: CountRequest = validated(CountRequest, await call.json())
-    tokenize = request.tokenize_request()
-    call.check_unknown(request.unknown())
-    request.check()
+    async with call.json() as body:
+        request: CountRequest = validated(CountRequest, body)
+        tokenize = request.tokenize_request()
+        call.check_unknown(request.unknown())
+        request.check()
     try:
         ids = await call.edge.inference.tokenize(tokenize, call.caller, None)
     except RequestRefused as refused:

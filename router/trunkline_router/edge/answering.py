@@ -7,11 +7,14 @@ from trunkline.v1.generation_pb2 import FINISH_REASON_ABORT
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from trunkline_router.edge.field_names import FieldNames, renamed
 from trunkline_router.edge.http_call import HttpCall
+from trunkline_router.request.request_call import NO_EXTRAS, Extras
 
 
-async def answer_of(call: HttpCall, generate: GenerateRequest, names: FieldNames) -> AsyncGenerator[GenerateResponse, None]:
+async def answer_of(
+    call: HttpCall, generate: GenerateRequest, names: FieldNames, extras: Extras = NO_EXTRAS
+) -> AsyncGenerator[GenerateResponse, None]:
     """Yields the responses to one request of a call. Raises RequestRefused, with its field as `names` has it."""
-    responses = call.edge.inference.generate(call.request_call(generate))
+    responses = call.edge.inference.generate(call.request_call(generate, extras))
     try:
         async for response in responses:
             if any(chunk.finish_reason == FINISH_REASON_ABORT for chunk in response.chunks):

@@ -24,6 +24,7 @@ FIELD_NAMES = {
     "chat.messages": "messages",
     "template_variables": "chat_template_kwargs",
 }
+COMPLETION_NAMES = {"max_tokens": "max_completion_tokens"}
 
 
 class Part(Fields):
@@ -151,6 +152,11 @@ class ChatRequest(GenerationFields):
             raise invalid("tool_choice", TOOLS)
         if self.store:
             raise invalid("store", "chat completions are not stored; /v1/responses stores where it is configured")
+
+    @property
+    def field_names(self) -> Mapping[str, str]:
+        """What refusals name."""
+        return FIELD_NAMES if self.max_completion_tokens is None else {**FIELD_NAMES, **COMPLETION_NAMES}
 
     @property
     def most_tokens(self) -> int | None:
