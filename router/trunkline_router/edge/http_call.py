@@ -14,6 +14,7 @@ from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused, invalid
 from trunkline.v1.inference_pb2 import GenerateRequest, PromptInfo
 from trunkline_router.api.inference import Inference
 from trunkline_router.edge.long_lists import dismantled
+from trunkline_router.edge.rate_limit_headers import rate_limit_headers
 from trunkline_router.gate.http_passage import HttpPassage
 from trunkline_router.gate.request_gate import RequestGate
 from trunkline_router.http.disconnect import ClientGone, ends_with_client
@@ -171,24 +172,18 @@ class HttpCall:
             self.request_id,
             worker=prompt.worker_id if prompt is not None and sees_cache else "",
             cached_tokens=prompt.cached_tokens if prompt is not None and sees_cache else None,
-            rate_limits=self._rate_limits(),
         )
+        made += self._rate_limits()
         if self._ignored:
             names = ", ".join(name[:64] for name in self._ignored[:16]).encode("ascii", "replace")
             made.append((b"x-trunkline-warning", b"ignored fields: " + names))
         return made
 
-    def _rate_limits(self) -> list[tuple[str, str]]:
+    def _rate_limits(self) -> list[Header]:
         caller = self.caller
         shared = self.edge.inference.shared
-        told = []
-        for limit in shared.rate_limits(caller.tenant, caller.terms.quotas, is_listed=caller.is_listed):
-            told += [
-                (f"limit-{limit.of}", str(limit.limit)),
-                (f"remaining-{limit.of}", str(limit.remaining)),
-                (f"reset-{limit.of}", f"{limit.reset_ms / 1e3:g}s"),
-            ]
-        return told
+        limits = shared.rate_limits(caller.tenant, caller.terms.quotas, is_listed=caller.is_listed)
+        return rate_limit_headers(limits, self.scope["path"], time.time()) if limits else []
 
 
 def given_up(cancelled: asyncio.CancelledError) -> RequestRefused | None:
