@@ -140,7 +140,7 @@ class ChatRequest(GenerationFields):
 
     def check(self) -> None:
         super().check()
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs", "needs logprobs: true")
         if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
             raise invalid("max_tokens", "contradicts max_completion_tokens")

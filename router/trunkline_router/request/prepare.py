@@ -103,8 +103,6 @@ async def prompt_tokens(
             prompt = await read_ids(prompt, vocab_size=limits.vocab_size, field="token_ids")
     elif kind == "text":
         text = request.text  # each access makes a copy
-        if not text:
-            raise invalid("text", "the prompt is empty")
         await give_way(len(text))
         tokenizer.check_fits(text, most_tokens)
         await give_way(len(text))
