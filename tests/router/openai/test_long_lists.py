@@ -1,4 +1,5 @@
-"""Millions of token ids in a body hold the event loop no longer than a short prompt does."""
+"""Millions of token ids, or many thousands of parts, in a body hold the event loop no longer than a short prompt
+does."""
 
 import asyncio
 import json
@@ -18,12 +19,18 @@ WITHIN = 250_000  # ids that fit the context, and that may be detokenized
 MOST_WORK_S = 0.04
 
 COMPLETIONS, DETOKENIZE = "/v1/completions", "/detokenize"
+PART = {"type": "text", "text": "x"}
 
 
 def ids(count: int, *last: str) -> bytes:
     """A list of ids as JSON, each an object of its own in Python, in place of the last ones `last`."""
     texts = [str(300 + index % 9) for index in range(count - len(last))]
     return f"[{','.join([*texts, *last])}]".encode()
+
+
+def parts(of_message: int, count: int) -> bytes:
+    """A conversation whose messages have so many parts each."""
+    return json.dumps([{"role": "user", "content": [PART] * of_message}] * count).encode()
 
 
 # Path, body, status, code and param of the refusal.
@@ -81,6 +88,18 @@ LISTS: dict[str, tuple[str, Callable[[], bytes], str, str]] = {
         lambda: b'{"model":"tiny","messages":[{"role":"user","content":[%b]}]}' % ids(NUM_IDS),
         "invalid_request",
         "messages[0].content",
+    ),
+    "parts of a conversation": (
+        "/v1/chat/completions",
+        lambda: b'{"model":"tiny","messages":%b}' % parts(12, 4096),
+        "invalid_request",
+        "messages",
+    ),
+    "parts of an input": (
+        "/v1/responses",
+        lambda: b'{"model":"tiny","input":%b}' % parts(3000, 15),
+        "invalid_request",
+        "input",
     ),
 }
 
