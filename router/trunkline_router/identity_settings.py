@@ -80,6 +80,11 @@ class IdentitySettings:
         """Whether the fleet has a secret."""
         return bool(self.fleet_secret or self.fleet_secret_file)
 
+    @property
+    def has_jwks_url(self) -> bool:
+        """Whether --jwt-jwks is a URL; otherwise it is a file."""
+        return "://" in self.jwt_jwks
+
     def problem(self, redis_url: str) -> str | None:
         """Returns what is wrong with the sources of identities, in one line without secrets; None if they can be
         used."""
@@ -92,7 +97,7 @@ class IdentitySettings:
         for name, value in (("issuer", self.jwt_issuer), ("audience", self.jwt_audience)):
             if not value:
                 return f"--jwt-jwks needs --jwt-{name}: without it, tokens for other services would count here"
-        if is_url(self.jwt_jwks):
+        if self.has_jwks_url:
             return _jwks_url_problem(self.jwt_jwks)
         return None
 
@@ -109,11 +114,6 @@ class IdentitySettings:
             f"--host={host} can be reached from other machines, and callers need no credentials: set --api-keys, "
             "--api-keys-in-redis or --jwt-jwks, or --allow-anonymous to serve every caller"
         )
-
-
-def is_url(place: str) -> bool:
-    """Whether --jwt-jwks is a URL; otherwise it is a file."""
-    return "://" in place
 
 
 def _jwks_url_problem(url: str) -> str | None:

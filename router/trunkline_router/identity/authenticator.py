@@ -16,7 +16,6 @@ from trunkline_router.identity.key_record import ApiKey, KeyRecord
 from trunkline_router.identity.redis_keys import SEAL_PURPOSE, RedisKeys
 from trunkline_router.identity.token_claims import ClaimRules
 from trunkline_router.identity.watched_file import WatchedFile
-from trunkline_router.identity_settings import is_url
 from trunkline_router.settings import RouterSettings
 
 _WRONG_KEY = "the API key is not valid"  # also if its id is not known: ids must not be found by trying
@@ -155,6 +154,8 @@ def authenticator_of(settings: RouterSettings, now_unix_s: Callable[[], float] =
             settings.identity.jwt_roles_claim,
             settings.identity.jwt_claim_prefix,
         )
-        source = JwksUrl(jwks, settings.identity.jwt_jwks_max_age_s) if is_url(jwks) else JwksFile(jwks)
+        source = (
+            JwksUrl(jwks, settings.identity.jwt_jwks_max_age_s) if settings.identity.has_jwks_url else JwksFile(jwks)
+        )
         tokens = BearerTokens(source, rules, now_unix_s)
     return Authenticator(sources, tokens, now_unix_s=now_unix_s)
