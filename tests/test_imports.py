@@ -123,7 +123,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "http.wire": "gate http",
         "dispatch": "failover quotas request routing streaming workers",
         "api": "dispatch gate identity prompts quotas request routing sessions shared_state streaming workers",
-        "edge": "api gate http identity request",
+        "edge": "api gate http identity quotas request",
         "openai": "api edge http prompts request workers",
         "anthropic": "edge http prompts",
         "responses": "edge http openai prompts request",

@@ -20,11 +20,7 @@ from trunkline_router.router import SharedPort, serve
 from trunkline_router.settings import (
     RouterSettings,
     address_problem,
-    cors_problem,
-    exposure_problem,
-    identity_problem,
     sharing_problem,
-    storing_problem,
 )
 from trunkline_runtime.log import configure_logging
 from trunkline_runtime.server import PortInUse
@@ -46,10 +42,9 @@ def router_settings(arguments: Sequence[str]) -> RouterSettings:
     problem = (
         address_problem(settings.workers)
         or sharing_problem(settings.redis_url, settings.key_prefix)
-        or cors_problem(settings.cors_origins)
-        or storing_problem(settings)
-        or identity_problem(settings)
-        or exposure_problem(settings)
+        or settings.http.problem(settings.processes)
+        or settings.identity.problem(settings.redis_url)
+        or settings.identity.exposure_problem(settings.host)
         or secret_problem(settings)
         or grant_key_problem(settings.grant_key, settings.grant_key_previous)
         or settings.tls.problem(settings.host)
@@ -65,7 +60,7 @@ def router_settings(arguments: Sequence[str]) -> RouterSettings:
 def secret_problem(settings: RouterSettings) -> str | None:
     """Returns why the fleet's secret cannot be used, in one line; None if it can, or if there is none."""
     try:
-        read_fleet_secret(settings.fleet_secret, settings.fleet_secret_file)
+        read_fleet_secret(settings.identity.fleet_secret, settings.identity.fleet_secret_file)
     except IdentityError as error:
         return str(error)
     return None
@@ -75,12 +70,13 @@ def access_of(settings: RouterSettings, tenants: Tenants, authenticator: Authent
     """Returns the rules for callers. Cache salts derive from the fleet's current secret. Without one they derive from
     the grant key, which routers share too, or else from a random key: then only the processes of this router share
     tenants' cached prefixes."""
-    secret = read_fleet_secret(settings.fleet_secret, settings.fleet_secret_file).current or settings.grant_key.encode()
+    given = read_fleet_secret(settings.identity.fleet_secret, settings.identity.fleet_secret_file)
+    secret = given.current or settings.grant_key.encode()
     return Access(
         tenants,
         authenticator if authenticator.is_configured else None,
-        allows_anonymous=settings.allow_anonymous,
-        opened=frozenset(Open(name) for name in settings.open),
+        allows_anonymous=settings.identity.allow_anonymous,
+        opened=frozenset(Open(name) for name in settings.identity.open),
         salt_key=derived_key(secret or secrets.token_bytes(LEAST_SECRET_BYTES), SALT_PURPOSE),
     )
 

@@ -31,14 +31,14 @@ def supervise(settings: RouterSettings, arguments: Sequence[str]) -> int:
         try:
             holder = held.enter_context(hold_port(settings.host, settings.port))
             ports = [f"--port={holder.getsockname()[1]}"]
-            if settings.http_port >= 0:
-                http_holder = held.enter_context(hold_port(settings.host, settings.http_port, "--http-port"))
+            if settings.http.http_port >= 0:
+                http_holder = held.enter_context(hold_port(settings.host, settings.http.http_port, "--http-port"))
                 ports.append(f"--http-port={http_holder.getsockname()[1]}")
         except PortInUse as error:
             print(f"trunkline-router: {error}", file=sys.stderr)
             return EXIT_CANNOT_START
         # Cache salts derive from it: processes that share them can use each other's cached prefixes.
-        if not (settings.fleet_secret or settings.fleet_secret_file or settings.grant_key):
+        if not (settings.identity.has_secret or settings.grant_key):
             os.environ["TRUNKLINE_FLEET_SECRET"] = secrets.token_hex(LEAST_SECRET_BYTES)
         name = settings.router_id or f"{settings.host}:{holder.getsockname()[1]}"
         configure_logging("router", router=name)

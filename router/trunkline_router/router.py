@@ -171,9 +171,11 @@ def build(settings: RouterSettings, access: Access, *, is_port_shared: bool) -> 
 
 
 def _response_store(settings: RouterSettings) -> ResponseStore | None:
-    if not settings.max_stored_responses:
+    if not settings.http.max_stored_responses:
         return None
-    limits = StoreLimits(settings.max_stored_responses, settings.max_stored_mib << 20, settings.response_ttl_s)
+    limits = StoreLimits(
+        settings.http.max_stored_responses, settings.http.max_stored_mib << 20, settings.http.response_ttl_s
+    )
     return ResponseStore(limits, time.monotonic)
 
 
@@ -187,26 +189,26 @@ def _http_server(
     *,
     is_port_shared: bool,
 ) -> HttpServer | None:
-    if settings.http_port < 0:
+    if settings.http.http_port < 0:
         return None
-    edge = Edge(inference, access, gate, settings.sse_keep_alive_s, settings.allow_unknown_fields)
+    edge = Edge(inference, access, gate, settings.http.sse_keep_alive_s, settings.http.allow_unknown_fields)
 
     def is_ready() -> bool:
         return not inference.running.is_stopping and bool(inference.pools.models())
 
     app: ASGIApp = http_app(edge, is_ready, store)
     return HttpServer(
-        app if access.is_checked or settings.allow_anonymous else LocalHosts(app),
+        app if access.is_checked or settings.identity.allow_anonymous else LocalHosts(app),
         settings.host,
-        settings.http_port,
+        settings.http.http_port,
         shared_port=is_port_shared,
         ssl_context=None if tls is None else tls.ssl_context(),
-        cors_origins=settings.cors_origins,
+        cors_origins=settings.http.cors_origins,
         limits=replace(
             LIMITS,
-            keep_alive_s=settings.http_keep_alive_s,
-            head_s=settings.http_head_timeout_s,
-            body_s=settings.http_body_timeout_s,
+            keep_alive_s=settings.http.http_keep_alive_s,
+            head_s=settings.http.http_head_timeout_s,
+            body_s=settings.http.http_body_timeout_s,
         ),
     )
 

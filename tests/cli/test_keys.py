@@ -22,12 +22,13 @@ from trunkline_router.identity.authenticator import Authenticator, authenticator
 from trunkline_router.identity.identity import Identity, IdentityError, Role
 from trunkline_router.identity.key_file import FileRecords, changing
 from trunkline_router.identity.key_record import ApiKey
+from trunkline_router.identity_settings import IdentitySettings
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.settings import RouterSettings
 
 
 def of_file(path: Path) -> Authenticator:
-    return authenticator_of(RouterSettings(workers=("127.0.0.1:1",), api_keys=str(path)))
+    return authenticator_of(RouterSettings(workers=("127.0.0.1:1",), identity=IdentitySettings(api_keys=str(path))))
 
 
 async def test_a_key_in_a_file_is_created_listed_and_revoked(tmp_path: Path) -> None:
@@ -69,7 +70,9 @@ async def test_a_key_in_redis_is_created_listed_and_revoked(tmp_path: Path) -> N
         by_environment = created("--tenant=acme", "--redis-url", **environment)
         by_file = created("--tenant=acme", f"--redis-url={server.url}", f"--fleet-secret-file={secret}")
         settings = RouterSettings(
-            workers=("127.0.0.1:1",), redis_url=server.url, api_keys_in_redis=True, fleet_secret_file=str(secret)
+            workers=("127.0.0.1:1",),
+            redis_url=server.url,
+            identity=IdentitySettings(api_keys_in_redis=True, fleet_secret_file=str(secret)),
         )
 
         async def answers() -> list[str]:

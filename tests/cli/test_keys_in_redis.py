@@ -14,6 +14,7 @@ from tests.router.relay import Relay
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.identity.authenticator import authenticator_of
 from trunkline_router.identity.key_record import ApiKey
+from trunkline_router.identity_settings import IdentitySettings
 from trunkline_router.settings import RouterSettings
 from trunkline_runtime.settings import parse_settings
 from trunkline_runtime.tls import ServerTls, TlsFiles
@@ -43,7 +44,9 @@ async def test_a_secret_is_changed_with_its_file_and_keys_stay_valid(server: Red
     place = ("--redis-url", f"--fleet-secret-file={secret}")
     environment = {"TRUNKLINE_REDIS_URL": server.url, "TRUNKLINE_FLEET_SECRET": "the flag comes before this secret"}
     settings = RouterSettings(
-        workers=("127.0.0.1:1",), redis_url=server.url, api_keys_in_redis=True, fleet_secret_file=str(secret)
+        workers=("127.0.0.1:1",),
+        redis_url=server.url,
+        identity=IdentitySettings(api_keys_in_redis=True, fleet_secret_file=str(secret)),
     )
     secret.write_text(f"{SECRET}\n")
     before, gone = (created("--tenant=acme", *place, **environment) for _ in range(2))

@@ -67,7 +67,7 @@ def test_the_launchers_router_does_not_start_open_to_strangers(
     assert printed.startswith("trunkline-router: --host=0.0.0.0 can be reached from other machines")
     assert printed.count("\n") == 1
     monkeypatch.setenv(KEYS, str(tmp_path / "keys.json"))
-    assert router_settings(arguments).api_keys, "with keys it may"
+    assert router_settings(arguments).identity.api_keys, "with keys it may"
 
 
 def test_serve_on_all_addresses_says_in_one_line_why_it_does_not_start() -> None:

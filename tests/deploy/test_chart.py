@@ -43,8 +43,6 @@ from trunkline_router.request.tenants import read_tenants
 from trunkline_router.settings import (
     RouterSettings,
     address_problem,
-    exposure_problem,
-    identity_problem,
     sharing_problem,
 )
 from trunkline_runtime.server import LIVENESS, READINESS
@@ -251,9 +249,9 @@ def test_processes_accept_their_settings_and_listen_where_everybody_looks(render
         assert settings.host == "0.0.0.0"
         assert settings.port == port_of(container)
         if isinstance(settings, RouterSettings):
-            assert settings.http_port == (port_of(container, "http") or -1)
-            assert identity_problem(settings) is None
-            assert exposure_problem(settings) is None
+            assert settings.http.http_port == (port_of(container, "http") or -1)
+            assert settings.identity.problem(settings.redis_url) is None
+            assert settings.identity.exposure_problem(settings.host) is None
         for probe in ("readinessProbe", "livenessProbe"):
             assert container[probe]["grpc"]["port"] == settings.tls.health_port != settings.port
         assert container["readinessProbe"]["grpc"]["service"] == READINESS

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from trunkline.status import RequestRefused, invalid
+from trunkline.status import invalid
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages
 from trunkline_router.edge.request_fields import Fields
 from trunkline_router.prompts.chat_template import MAX_MESSAGES
@@ -27,6 +27,16 @@ KINDS = {
 }
 # Between parts of a content and between messages that become one, as vLLM joins parts.
 JOINT = "\n"
+
+# What refusals name.
+FIELD_NAMES = {
+    "prompt": "messages",
+    "text": "messages",
+    "chat": "messages",
+    "chat.messages": "messages",
+    "template_variables": "chat_template_kwargs",
+    "stop": "stop_sequences",
+}
 
 
 class Block(Fields):
@@ -113,16 +123,3 @@ def _texts(content: str | Sequence[Block], where: str) -> list[str]:
     if isinstance(content, str):
         return [content] if content else []
     return [block.plain(f"{where}[{index}]") for index, block in enumerate(content)]
-
-
-# Names of the shared path → of the fields that clients send here.
-NAMES = {"stop": "stop_sequences", "chat": "messages"}
-
-
-def as_named_here(refused: RequestRefused) -> RequestRefused:
-    """Returns the refusal with the name of the field that the client sent."""
-    name = NAMES.get(refused.field)
-    if name is not None:
-        refused.message = name + refused.message.removeprefix(refused.field)
-        refused.field = name
-    return refused

@@ -8,8 +8,8 @@ from contextlib import aclosing, contextmanager
 from opentelemetry.trace import Span
 
 from trunkline.status import DEADLINE_EXCEEDED, INTERNAL, RequestRefused, internal, invalid
-from trunkline.v1.inference_pb2 import DetokenizeRequest, GenerateResponse, TokenizeRequest
-from trunkline.validation import max_total_tokens
+from trunkline.v1.inference_pb2 import GenerateResponse, TokenizeRequest
+from trunkline.validation import check_length, max_total_tokens
 from trunkline_router.dispatch.dispatch import Dispatcher
 from trunkline_router.dispatch.running import Running
 from trunkline_router.gate.request_size import MAX_DETOKENIZED_IDS
@@ -41,8 +41,10 @@ class Inference:
         """Yields the responses to a request: the first one has its prompt, the last one its usage."""
         sees_cache = call.caller.identity.sees_cache
         with self.observed("router.generate", call) as span, self.running.admitted():
-            prepared = await self.preparer.prepare(call)
+            prepared = await self.prepare(call)
             with await self.reserve(call.caller, prepared) as reservation:
+                if call.extras.on_admission is not None:
+                    await call.extras.on_admission(prepared)
                 async with aclosing(
                     self.dispatcher.dispatch(prepared, call.time_left, span, call.log_fields, reservation.meter)
                 ) as responses:
@@ -83,6 +85,23 @@ class Inference:
                     span.set_attributes({f"trunkline.{name}": value for name, value in log_fields.items()})
                 log.info("request ended", duration_ms=round((time.monotonic() - started_s) * 1e3, 1), **log_fields)
 
+    async def prepare(self, call: RequestCall) -> PreparedRequest:
+        """Prepares a request, unless its tenant's quotas are known to be used up: to tokenize a prompt costs more than
+        to refuse it. Raises RequestRefused."""
+        caller = call.caller
+        call.log_fields["tenant"] = caller.tenant
+        self.shared.check_left(caller.tenant, caller.terms.quotas, is_listed=caller.is_listed)
+        return await self.preparer.prepare(call)
+
+    def check_length(self, model: str, caller: Caller, num_prompt: int) -> None:
+        """Raises RequestRefused if the caller may not use the model (FORBIDDEN), or if a prompt of so many tokens is
+        too long for it (CONTEXT_LENGTH_EXCEEDED). A model without a worker may have any context."""
+        caller.check_model(model)
+        pool = self.pools.models().get(model)
+        if pool is not None:
+            limits = pool.limits
+            check_length(num_prompt, None, context_length=limits.context_length, capacity=limits.kv_token_capacity)
+
     async def reserve(self, caller: Caller, prepared: PreparedRequest, *, in_full: bool = False) -> Reservation:
         """Reserves the request's tokens in its tenant's quotas; `in_full`: the most that it can use. Raises
         RequestRefused (QUOTA_EXCEEDED)."""
@@ -120,16 +139,24 @@ class Inference:
         async with charged_call(self.shared, caller):
             return await tokenizer.encode(text, special_tokens=special_tokens, tenant=tenant, weight=weight)
 
-    async def detokenize(self, request: DetokenizeRequest, caller: Caller, time_left_s: float | None) -> bytes:
+    async def detokenize(
+        self,
+        model: str,
+        token_ids: Sequence[int],
+        caller: Caller,
+        time_left_s: float | None,
+        *,
+        keep_special: bool = False,
+    ) -> bytes:
         """Returns the text of token ids, in UTF-8. Raises RequestRefused."""
-        pool = await self.found(request.model, caller, time_left_s)
+        pool = await self.found(model, caller, time_left_s)
         most = max(MAX_DETOKENIZED_IDS, max_total_tokens(pool.limits))
-        if len(request.token_ids) > most:
-            raise invalid("token_ids", f"{len(request.token_ids)} ids are more than the {most} that are detokenized")
-        ids = await read_ids(request.token_ids, vocab_size=pool.limits.vocab_size, field="token_ids")
-        keep_special, weight = request.keep_special_tokens, caller.terms.weight
+        if len(token_ids) > most:
+            raise invalid("token_ids", f"{len(token_ids)} ids are more than the {most} that are detokenized")
+        ids = await read_ids(token_ids, vocab_size=pool.limits.vocab_size, field="token_ids")
+        tenant, weight = caller.tenant, caller.terms.weight
         async with charged_call(self.shared, caller):
-            return await pool.tokenizer.decode(ids, keep_special=keep_special, tenant=caller.tenant, weight=weight)
+            return await pool.tokenizer.decode(ids, keep_special=keep_special, tenant=tenant, weight=weight)
 
     async def models(self, caller: Caller) -> Mapping[str, Pool]:
         """Returns the models with a ready worker that the caller may use, by name."""

@@ -66,7 +66,7 @@ class InferenceService(InferenceServiceServicer):
         if not call.caller.identity.sees_cache:
             raise forbidden("these credentials may not use the direct path, which tells the worker and its cache")
         with inference.observed("router.grant", call) as span, inference.running.admitted():
-            prepared = await inference.preparer.prepare(call)
+            prepared = await inference.prepare(call)
             self._granter.check_taken(prepared.model)
             check_reservable(call.caller, prepared)
             reserve = partial(self._charge, call.caller, prepared)
@@ -88,7 +88,14 @@ class InferenceService(InferenceServiceServicer):
 
     async def Detokenize(self, request: DetokenizeRequest, context: Context) -> Any:  # serialized
         caller = self._access.admitted(context)
-        return detokenize_response(await self._inference.detokenize(request, caller, context.time_remaining()))
+        utf8 = await self._inference.detokenize(
+            request.model,
+            request.token_ids,
+            caller,
+            context.time_remaining(),
+            keep_special=request.keep_special_tokens,
+        )
+        return detokenize_response(utf8)
 
     async def ListModels(self, request: ListModelsRequest, context: Context) -> ListModelsResponse:
         found = await self._inference.models(self._access.admitted(context))

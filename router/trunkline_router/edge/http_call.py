@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -13,6 +13,8 @@ from trunkline.metadata import SESSION_KEY, TENANT_KEY
 from trunkline.status import RequestRefused, internal, invalid
 from trunkline.v1.inference_pb2 import GenerateRequest, PromptInfo
 from trunkline_router.api.inference import Inference
+from trunkline_router.edge.long_lists import dismantled
+from trunkline_router.edge.rate_limit_headers import rate_limit_headers
 from trunkline_router.gate.http_passage import HttpPassage
 from trunkline_router.gate.request_gate import RequestGate
 from trunkline_router.http.disconnect import ClientGone, ends_with_client
@@ -22,7 +24,8 @@ from trunkline_router.http.json_body import check_content_type, has_body, parse_
 from trunkline_router.http.sse import EventStream
 from trunkline_router.request.access import CREDENTIAL_KEY, Access
 from trunkline_router.request.caller import Caller
-from trunkline_router.request.request_call import RequestCall
+from trunkline_router.request.request_call import NO_EXTRAS, Extras, RequestCall
+from trunkline_router.request.steps import STEP_BYTES
 from trunkline_runtime.log import get_logger
 
 Response = TypeVar("Response")
@@ -83,12 +86,21 @@ class HttpCall:
         """Now, in seconds since 1970."""
         return int(time.time())
 
-    async def json(self) -> dict[str, Any]:
-        """Returns the body. Raises RequestRefused (INVALID_REQUEST) if it is not a JSON object, and ClientGone."""
+    @asynccontextmanager
+    async def json(self) -> AsyncIterator[dict[str, Any]]:
+        """The body, which is emptied at the end. Raises RequestRefused (INVALID_REQUEST) if it is not a JSON object,
+        and ClientGone."""
         check_content_type(self.headers.content_type)
         body, passage = lambda: read_body(self.receive), self.passage
         raw = await (passage.read_arrived(body) if has_body(self.scope) else passage.read(body))
-        return await parse_object(raw)
+        is_long = len(raw) > STEP_BYTES
+        value = await parse_object(raw)
+        del raw
+        try:
+            yield value
+        finally:
+            if is_long:
+                await dismantled(value)
 
     def check_unknown(self, unknown: list[str]) -> None:
         """Raises RequestRefused (INVALID_REQUEST) for unknown fields, unless the router ignores them."""
@@ -98,9 +110,11 @@ class HttpCall:
             raise invalid(unknown[0], "is not a known field")
         self._ignored += unknown
 
-    def request_call(self, request: GenerateRequest) -> RequestCall:
+    def request_call(self, request: GenerateRequest, extras: Extras = NO_EXTRAS) -> RequestCall:
         """Returns a request of this call for the path that all protocols share."""
-        return RequestCall(request, request.request_id, self.caller, metadata_of(self.headers), no_deadline)
+        return RequestCall(
+            request, request.request_id, self.caller, metadata_of(self.headers), no_deadline, extras=extras
+        )
 
     async def respond(self, body: bytes, *, status: int = 200, headers: Iterable[Header] = ()) -> None:
         """Sends a whole JSON response."""
@@ -157,24 +171,18 @@ class HttpCall:
             self.request_id,
             worker=prompt.worker_id if prompt is not None and sees_cache else "",
             cached_tokens=prompt.cached_tokens if prompt is not None and sees_cache else None,
-            rate_limits=self._rate_limits(),
         )
+        made += self._rate_limits()
         if self._ignored:
             names = ", ".join(name[:64] for name in self._ignored[:16]).encode("ascii", "replace")
             made.append((b"x-trunkline-warning", b"ignored fields: " + names))
         return made
 
-    def _rate_limits(self) -> list[tuple[str, str]]:
+    def _rate_limits(self) -> list[Header]:
         caller = self.caller
         shared = self.edge.inference.shared
-        told = []
-        for limit in shared.rate_limits(caller.tenant, caller.terms.quotas, is_listed=caller.is_listed):
-            told += [
-                (f"limit-{limit.of}", str(limit.limit)),
-                (f"remaining-{limit.of}", str(limit.remaining)),
-                (f"reset-{limit.of}", f"{limit.reset_ms / 1e3:g}s"),
-            ]
-        return told
+        limits = shared.rate_limits(caller.tenant, caller.terms.quotas, is_listed=caller.is_listed)
+        return rate_limit_headers(limits, self.scope["path"], time.time()) if limits else []
 
 
 def given_up(cancelled: asyncio.CancelledError) -> RequestRefused | None:

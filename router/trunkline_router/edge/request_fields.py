@@ -17,7 +17,7 @@ MOST_UINT32 = (1 << 32) - 1
 SEED_MASK = (1 << 64) - 1  # a negative seed is taken modulo 2^64
 
 # Bounds on what is checked one by one, because each wrong element of a list costs an error of its own.
-MAX_ITEMS = 4096  # of a list or object; as many as a conversation has messages
+MAX_ITEMS = 4096  # of a list or object, or parts of all contents; as many as a conversation has messages
 MAX_FIELDS = 1024  # of a body
 MAX_UNKNOWN = 256  # of an object
 
@@ -222,10 +222,21 @@ def validated(kind: "type[Fields]", body: dict[str, Any]) -> Any:
     for name, value in body.items():
         if isinstance(value, list | dict) and len(value) > MAX_ITEMS and name not in kind.long_lists:
             raise invalid(name, f"has {len(value)} entries, more than {MAX_ITEMS}")
+        if name not in kind.long_lists and (num_parts := _num_parts(value)) > MAX_ITEMS:
+            raise invalid(name, f"has {num_parts} parts of contents, more than {MAX_ITEMS}")
     try:
         return kind.model_validate(body)
     except ValidationError as error:
         raise wrong_field(error) from None
+
+
+def _num_parts(value: Any) -> int:
+    """The number of parts of all messages' contents, if the value is a conversation: to check and convert each takes
+    five microseconds."""
+    if not isinstance(value, list):
+        return 0
+    contents = [item.get("content") for item in value if isinstance(item, dict)]
+    return sum(len(content) for content in contents if isinstance(content, list))
 
 
 def wrong_field(error: ValidationError) -> RequestRefused:

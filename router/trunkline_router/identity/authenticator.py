@@ -16,7 +16,7 @@ from trunkline_router.identity.key_record import ApiKey, KeyRecord
 from trunkline_router.identity.redis_keys import SEAL_PURPOSE, RedisKeys
 from trunkline_router.identity.token_claims import ClaimRules
 from trunkline_router.identity.watched_file import WatchedFile
-from trunkline_router.settings import RouterSettings, is_url
+from trunkline_router.settings import RouterSettings
 
 _WRONG_KEY = "the API key is not valid"  # also if its id is not known: ids must not be found by trying
 _NO_DIGEST = bytes(32)
@@ -130,11 +130,11 @@ class Authenticator:
 
 def authenticator_of(settings: RouterSettings, now_unix_s: Callable[[], float] = time.time) -> Authenticator:
     """The authenticator that the settings describe. Raises IdentityError if the fleet's secret cannot be read."""
-    secret = read_fleet_secret(settings.fleet_secret, settings.fleet_secret_file)
+    secret = read_fleet_secret(settings.identity.fleet_secret, settings.identity.fleet_secret_file)
     sources: list[KeySource] = []
-    if settings.api_keys:
-        sources.append(KeyFileSource(settings.api_keys))
-    if settings.api_keys_in_redis:
+    if settings.identity.api_keys:
+        sources.append(KeyFileSource(settings.identity.api_keys))
+    if settings.identity.api_keys_in_redis:
         sources.append(
             RedisKeys(
                 settings.redis_url,
@@ -144,16 +144,18 @@ def authenticator_of(settings: RouterSettings, now_unix_s: Callable[[], float] =
             )
         )
     tokens = None
-    if settings.jwt_jwks:
-        jwks = settings.jwt_jwks
+    if settings.identity.jwt_jwks:
+        jwks = settings.identity.jwt_jwks
         rules = ClaimRules(
-            settings.jwt_issuer,
-            frozenset(settings.jwt_audience),
-            settings.jwt_clock_skew_s,
-            settings.jwt_tenant_claim,
-            settings.jwt_roles_claim,
-            settings.jwt_claim_prefix,
+            settings.identity.jwt_issuer,
+            frozenset(settings.identity.jwt_audience),
+            settings.identity.jwt_clock_skew_s,
+            settings.identity.jwt_tenant_claim,
+            settings.identity.jwt_roles_claim,
+            settings.identity.jwt_claim_prefix,
         )
-        source = JwksUrl(jwks, settings.jwt_jwks_max_age_s) if is_url(jwks) else JwksFile(jwks)
+        source = (
+            JwksUrl(jwks, settings.identity.jwt_jwks_max_age_s) if settings.identity.has_jwks_url else JwksFile(jwks)
+        )
         tokens = BearerTokens(source, rules, now_unix_s)
     return Authenticator(sources, tokens, now_unix_s=now_unix_s)

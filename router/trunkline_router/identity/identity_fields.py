@@ -9,12 +9,11 @@ from typing import Any
 
 from trunkline.validation import LANES, tenant_problem
 from trunkline_router.identity.identity import ANY_TENANT, Identity, Role
-from trunkline_router.quotas.quota import QUOTA_NAMES, Quotas
+from trunkline_router.quotas.quota import MOST_QUOTA, QUOTA_NAMES, Quotas
 
 TERMS = ("tenant", "roles", "acts_for", "lane", "models", "quotas", "may_salt", "sees_cache")
 MOST_NAMES = 1000  # tenants or models of one identity
 LONGEST_NAME = 256
-MOST_QUOTA = 10**12  # sums stay exact in every number format on the way
 
 # The errors that json.loads raises for text that is not JSON.
 JSON_ERRORS = (ValueError, RecursionError)
@@ -27,6 +26,14 @@ class FieldError(Exception):
         super().__init__(f"{field} {problem}")
         self.field = field
         self.problem = problem
+
+
+class RepeatedName(ValueError):
+    """A JSON object has a name twice."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__("a name appears twice in an object")
+        self.name = name
 
 
 def identity_from(name: str, fields: Mapping[str, Any], expires_unix_s: float | None) -> Identity:
@@ -63,8 +70,7 @@ def texts_in(fields: Mapping[str, Any], name: str) -> frozenset[str] | None:
 
 
 def loaded(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises ValueError for repeated names and for NaN and Infinity as well, and
-    RecursionError."""
+    """The value of a JSON text. Raises RepeatedName, ValueError for NaN and Infinity as well, and RecursionError."""
     return json.loads(text, object_pairs_hook=_without_repetition, parse_constant=_refuse_constant)
 
 
@@ -116,7 +122,8 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object's entries. json would silently keep the last one of a repeated name."""
     made = dict(pairs)
     if len(made) < len(pairs):
-        raise ValueError("a name appears twice in an object")
+        names = [name for name, _ in pairs]
+        raise RepeatedName(next(name for name in names if names.count(name) > 1))
     return made
 
 

@@ -71,7 +71,7 @@ class RedisRecords:
             tls.redis_tls().check()
         except TlsFileError as error:
             raise IdentityError(str(error)) from None
-        secret = read_fleet_secret(settings.fleet_secret, settings.fleet_secret_file)
+        secret = read_fleet_secret(settings.identity.fleet_secret, settings.identity.fleet_secret_file)
         if not secret:
             raise IdentityError(f"keys in Redis need the fleet's secret: set {SECRET} or --fleet-secret-file")
         configure_logging("keys")  # about records that are not this fleet's: to standard error

@@ -1,6 +1,5 @@
 """The answers of POST /v1/chat/completions."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -20,18 +19,18 @@ from trunkline_router.openai.answer import (
     usage_json,
 )
 from trunkline_router.openai.chat_request import ChatRequest
-from trunkline_router.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
+from trunkline_router.openai.logprobs import chat_logprobs, prompt_logprobs
+from trunkline_router.openai.told_prompt import ToldPrompt
 
 
 def chat_completion(
     request: ChatRequest,
     answer_id: AnswerId,
     answer: CollectedAnswer,
-    names: TokenNames | None,
-    prompt_ids: Sequence[int] | None,
+    told: ToldPrompt,
 ) -> bytes:
-    """Returns the whole answer as JSON. names: needed for log-probabilities; prompt_ids: for return_token_ids"""
-    choices = []
+    """Returns the whole answer as JSON."""
+    choices, names = [], told.names
     for index, collected in enumerate(answer.choices):
         choice: Json = {
             "index": index,
@@ -59,7 +58,7 @@ def chat_completion(
     if request.prompt_logprobs is not None and names is not None:
         body["prompt_logprobs"] = prompt_logprobs(names, answer.prompt.logprobs)
     if request.return_token_ids:
-        body["prompt_token_ids"] = prompt_ids
+        body["prompt_token_ids"] = told.ids_json
     return orjson.dumps(body)
 
 
@@ -74,13 +73,11 @@ class ChatStream:
         self,
         request: ChatRequest,
         answer_id: AnswerId,
-        names: TokenNames | None,
-        prompt_ids: Sequence[int] | None,
+        told: ToldPrompt,
     ) -> None:
         self._request = request
         self._answer_id = answer_id
-        self._names = names
-        self._prompt_ids = prompt_ids
+        self._told = told
         self._num_choices = request.n or 1
         self._usage = UsageSoFar()
         self._is_plain = not (request.logprobs or request.return_token_ids or request.has_continuous_usage)
@@ -120,10 +117,10 @@ class ChatStream:
         for index in range(self._num_choices):
             delta = {"role": "assistant", "content": "", "refusal": None}
             body = self._object([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
-            if index == 0 and self._request.prompt_logprobs is not None and self._names is not None:
-                body["prompt_logprobs"] = prompt_logprobs(self._names, response.prompt.logprobs)
+            if index == 0 and self._request.prompt_logprobs is not None and self._told.names is not None:
+                body["prompt_logprobs"] = prompt_logprobs(self._told.names, response.prompt.logprobs)
             if index == 0 and self._request.return_token_ids:
-                body["prompt_token_ids"] = self._prompt_ids
+                body["prompt_token_ids"] = self._told.ids_json
             if self._request.includes_usage:
                 body["usage"] = self._continuous_usage()
             events.append(event(orjson.dumps(body)))
@@ -145,8 +142,8 @@ class ChatStream:
             "logprobs": None,
             "finish_reason": FINISH_REASONS.get(chunk.finish_reason),
         }
-        if self._request.logprobs and self._names is not None:
-            choice["logprobs"] = chat_logprobs(self._names, chunk.logprobs, self._request.top_logprobs or 0)
+        if self._request.logprobs and self._told.names is not None:
+            choice["logprobs"] = chat_logprobs(self._told.names, chunk.logprobs, self._request.top_logprobs or 0)
         if self._request.return_token_ids:
             choice["token_ids"] = list(chunk.token_ids)
         if chunk.finish_reason:

@@ -16,6 +16,15 @@ MAX_PARTS = 4096  # of a message
 TOOLS = "is not supported: tools are not served"
 # Templates know "system", which developers' instructions were called before.
 ROLES = {"developer": "system"}
+# What refusals name.
+FIELD_NAMES = {
+    "prompt": "messages",
+    "text": "messages",
+    "chat": "messages",
+    "chat.messages": "messages",
+    "template_variables": "chat_template_kwargs",
+}
+COMPLETION_NAMES = {"max_tokens": "max_completion_tokens"}
 
 
 class Part(Fields):
@@ -131,7 +140,7 @@ class ChatRequest(GenerationFields):
 
     def check(self) -> None:
         super().check()
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs", "needs logprobs: true")
         if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
             raise invalid("max_tokens", "contradicts max_completion_tokens")
@@ -143,6 +152,11 @@ class ChatRequest(GenerationFields):
             raise invalid("tool_choice", TOOLS)
         if self.store:
             raise invalid("store", "chat completions are not stored; /v1/responses stores where it is configured")
+
+    @property
+    def field_names(self) -> Mapping[str, str]:
+        """What refusals name."""
+        return FIELD_NAMES if self.max_completion_tokens is None else {**FIELD_NAMES, **COMPLETION_NAMES}
 
     @property
     def most_tokens(self) -> int | None:

@@ -1,7 +1,6 @@
 """The answers of POST /v1/completions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -21,33 +20,25 @@ from trunkline_router.openai.answer import (
     stop_reason,
 )
 from trunkline_router.openai.completion_request import CompletionRequest
-from trunkline_router.openai.logprobs import CompletionLogprobs, TokenNames, prompt_logprobs
-
-
-@dataclass(frozen=True, slots=True)
-class Echo:
-    """One prompt as the answer repeats it. Parts that the answer does not need are empty."""
-
-    text: str = ""
-    token_ids: Sequence[int] = ()
+from trunkline_router.openai.logprobs import CompletionLogprobs, prompt_logprobs
+from trunkline_router.openai.told_prompt import ToldPrompt
 
 
 def completion(
     request: CompletionRequest,
     answer_id: AnswerId,
     answers: Sequence[CollectedAnswer],
-    echoes: Sequence[Echo],
-    names: TokenNames | None,
+    told: Sequence[ToldPrompt],
 ) -> bytes:
-    """Returns the whole answer as JSON; names: needed for log-probabilities."""
+    """Returns the whole answer as JSON."""
     choices: list[Json] = []
     usage = UsageSoFar()
-    for answer, echo in zip(answers, echoes, strict=True):
+    for answer, prompt in zip(answers, told, strict=True):
         usage.prompt_tokens += answer.usage.prompt_tokens
         usage.cached_tokens += answer.usage.cached_tokens
         usage.completion_tokens += 0 if request.max_tokens == 0 else answer.usage.completion_tokens
         for collected in answer.choices:
-            choices.append(_choice(request, len(choices), answer, collected, echo, names))
+            choices.append(_choice(request, len(choices), answer, collected, prompt))
     body = {
         "id": answer_id.id,
         "object": "text_completion",
@@ -64,16 +55,15 @@ def _choice(
     index: int,
     answer: CollectedAnswer,
     collected: CollectedChoice,
-    echo: Echo,
-    names: TokenNames | None,
+    told: ToldPrompt,
 ) -> Json:
-    only_echo = request.max_tokens == 0
+    only_echo, names = request.max_tokens == 0, told.names
     text = "" if only_echo else collected.text
     ids: list[int] = [] if only_echo else collected.token_ids
     entries: list[TokenLogprobs] = [] if only_echo else collected.logprobs
     choice: Json = {
         "index": index,
-        "text": echo.text + text if request.echo else text,
+        "text": told.text + text if request.echo else text,
         "logprobs": None,
         "finish_reason": "length" if only_echo else collected.finish_reason,
         "stop_reason": None if only_echo else stop_reason(collected.last),
@@ -81,13 +71,13 @@ def _choice(
     if request.logprobs is not None and names is not None:
         columns = CompletionLogprobs(names, request.logprobs)
         if request.echo:
-            ids, entries = [*echo.token_ids, *ids], [*answer.prompt.logprobs, *entries]
+            ids, entries = [*told.token_ids, *ids], [*answer.prompt.logprobs, *entries]
         choice["logprobs"] = columns.columns(ids, entries)
     if request.prompt_logprobs is not None and names is not None:
         choice["prompt_logprobs"] = prompt_logprobs(names, answer.prompt.logprobs)
     if request.return_token_ids:
         choice |= {
-            "prompt_token_ids": list(echo.token_ids),
+            "prompt_token_ids": told.ids_json,
             "token_ids": [] if only_echo else collected.token_ids,
         }
     return choice
@@ -100,13 +90,11 @@ class CompletionStream:
         self,
         request: CompletionRequest,
         answer_id: AnswerId,
-        echoes: Sequence[Echo],
-        names: TokenNames | None,
+        told: Sequence[ToldPrompt],
     ) -> None:
         self._request = request
         self._answer_id = answer_id
-        self._echoes = echoes
-        self._names = names
+        self._told = told
         self._num_choices = request.n or 1
         self._usage = UsageSoFar()
         self._columns: dict[int, CompletionLogprobs] = {}
@@ -147,21 +135,21 @@ class CompletionStream:
             end = head.index(b'"choices":[') + len(b'"choices":[')
             self._head = b"data: " + head[:end] + b'{"index":'
             self._tail = b"]" + (b',"usage":null' if self._request.includes_usage else b"") + b"}\n\n"
-        request, names, echo = self._request, self._names, self._echoes[prompt]
+        request, told = self._request, self._told[prompt]
         events = []
         for index in range(prompt * self._num_choices, (prompt + 1) * self._num_choices):
-            if request.logprobs is not None and names is not None:
-                self._columns[index] = CompletionLogprobs(names, request.logprobs)
+            if request.logprobs is not None and told.names is not None:
+                self._columns[index] = CompletionLogprobs(told.names, request.logprobs)
             if not (request.echo or request.return_token_ids or request.prompt_logprobs is not None):
                 continue
-            choice: Json = {"index": index, "text": echo.text if request.echo else "", "logprobs": None}
+            choice: Json = {"index": index, "text": told.text if request.echo else "", "logprobs": None}
             choice["finish_reason"] = None
             if request.echo and index in self._columns:
-                choice["logprobs"] = self._columns[index].columns(echo.token_ids, response.prompt.logprobs)
+                choice["logprobs"] = self._columns[index].columns(told.token_ids, response.prompt.logprobs)
             if request.return_token_ids:
-                choice["prompt_token_ids"] = list(echo.token_ids)
-            if request.prompt_logprobs is not None and names is not None:
-                choice["prompt_logprobs"] = prompt_logprobs(names, response.prompt.logprobs)
+                choice["prompt_token_ids"] = told.ids_json
+            if request.prompt_logprobs is not None and told.names is not None:
+                choice["prompt_logprobs"] = prompt_logprobs(told.names, response.prompt.logprobs)
             events.append(self._event(choice))
         return b"".join(events)
 

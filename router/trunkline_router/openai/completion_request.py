@@ -1,17 +1,21 @@
 """The body of POST /v1/completions."""
 
+from array import array
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Union
 
 from pydantic import Field, WithJsonSchema
 
 from trunkline.status import invalid
 from trunkline.v1.inference_pb2 import GenerateRequest
-from trunkline_router.edge.request_fields import GenerationFields, token_ids
+from trunkline_router.edge.request_fields import GenerationFields
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 MAX_LOGPROBS = 20
 MAX_PROMPTS = 256
+# What refusals name.
+FIELD_NAMES = {"text": "prompt", "token_ids": "prompt"}
+ECHO_NAMES = {**FIELD_NAMES, "prompt_logprobs": "logprobs"}
 
 _PROMPT_SCHEMA = {
     "anyOf": [
@@ -27,7 +31,8 @@ _PROMPT_SCHEMA = {
     ]
 }
 
-Prompt = str | list[int]
+GivenPrompt = str | list[Any]  # a text, or token ids as JSON has them
+Prompt = Union[str, "array[int]"]
 
 
 class CompletionRequest(GenerationFields):
@@ -62,26 +67,31 @@ class CompletionRequest(GenerationFields):
         """max_tokens for the worker. One token is computed even if none is wanted, and left out of the answer."""
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else max(1, self.max_tokens)
 
-    def prompts(self) -> list[Prompt]:
-        """Returns the prompts, each a text or token ids. Raises RequestRefused (INVALID_REQUEST)."""
+    @property
+    def field_names(self) -> Mapping[str, str]:
+        """What refusals name. Prompts are scored for `logprobs` with an echo, too."""
+        return FIELD_NAMES if self.prompt_logprobs is not None else ECHO_NAMES
+
+    def prompts(self) -> list[GivenPrompt]:
+        """Returns the prompts, each a text or token ids, of which the first alone is checked. Raises RequestRefused
+        (INVALID_REQUEST)."""
         prompt = self.prompt
         if isinstance(prompt, str):
             return [prompt]
         if not isinstance(prompt, list) or not prompt:
             raise invalid("prompt", "must be a string, a list of strings, token ids, or a list of lists of token ids")
-        kinds = set(map(type, prompt))
-        if kinds == {int}:
-            return [_ids(prompt)]
+        if type(prompt[0]) is int:
+            return [prompt]
         if len(prompt) > MAX_PROMPTS:
             raise invalid("prompt", f"{len(prompt)} prompts are more than {MAX_PROMPTS}")
-        if kinds == {str}:
-            return list(prompt)
-        if kinds == {list} and all(set(map(type, item)) == {int} for item in prompt):
-            return [_ids(item) for item in prompt]
+        kinds = set(map(type, prompt))
+        if kinds == {str} or (kinds == {list} and all(item and type(item[0]) is int for item in prompt)):
+            return prompt
         raise invalid("prompt", "must be a string, a list of strings, token ids, or a list of lists of token ids")
 
     def generate_request(self, prompt: Prompt, request_id: str) -> GenerateRequest:
-        """Returns the request for one of the prompts. Raises RequestRefused (INVALID_REQUEST)."""
+        """Returns the request for one of the prompts, without it if it is token ids. Raises RequestRefused
+        (INVALID_REQUEST)."""
         sampling = self.sampling(self.computed_tokens)
         if self.logprobs is not None:
             sampling.logprobs = self.logprobs
@@ -98,11 +108,4 @@ class CompletionRequest(GenerationFields):
         )
         if isinstance(prompt, str):
             request.text = prompt
-        else:
-            request.token_ids.ids.extend(prompt)
         return request
-
-
-def _ids(ids: list[int]) -> list[int]:
-    token_ids("prompt", ids)
-    return ids

@@ -3,16 +3,21 @@
 from typing import Annotated, Any, ClassVar
 
 import orjson
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from trunkline.status import RequestRefused, invalid
-from trunkline.v1.inference_pb2 import DetokenizeRequest, TokenizeRequest
+from trunkline.v1.inference_pb2 import TokenizeRequest
 from trunkline.validation import max_total_tokens
-from trunkline_router.edge.answering import renamed
+from trunkline_router.edge.field_names import renamed
 from trunkline_router.edge.http_call import HttpCall
-from trunkline_router.edge.request_fields import Fields, Integers, token_ids, validated
+from trunkline_router.edge.long_lists import json_list, packed
+from trunkline_router.edge.request_fields import Fields, validated
+from trunkline_router.openai.chat_request import FIELD_NAMES as CHAT_NAMES
 from trunkline_router.openai.chat_request import Message, conversation
 from trunkline_router.prompts.chat_template import MAX_MESSAGES
+
+# What refusals name.
+TEXT_NAMES, TOKEN_NAMES = {"text": "prompt"}, {"token_ids": "tokens"}
 
 
 class TokenizeBody(Fields):
@@ -27,56 +32,63 @@ class TokenizeBody(Fields):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
+    def tokenize_request(self) -> TokenizeRequest:
+        """Returns the request. Raises RequestRefused (INVALID_REQUEST)."""
+        if (self.prompt is None) == (self.messages is None):
+            raise invalid("prompt", "exactly one of prompt and messages must be given")
+        request = TokenizeRequest(model=self.model or "", omit_special_tokens=self.add_special_tokens is False)
+        if self.messages is None:
+            request.text = self.prompt or ""
+            return request
+        if self.add_special_tokens:
+            raise invalid("add_special_tokens", "is for prompts: a chat template writes the special tokens itself")
+        chat = conversation(
+            self.messages,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
+        request.chat.CopyFrom(chat)
+        return request
+
 
 class DetokenizeBody(Fields):
     """Token ids."""
 
     model: str | None = None
-    tokens: Integers
+    tokens: Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}})]
 
     long_lists: ClassVar[frozenset[str]] = frozenset({"tokens"})
 
 
 async def tokenize(call: HttpCall) -> None:
     """POST /tokenize."""
-    body: TokenizeBody = validated(TokenizeBody, await call.json())
-    call.check_unknown(body.unknown())
-    if (body.prompt is None) == (body.messages is None):
-        raise invalid("prompt", "exactly one of prompt and messages must be given")
-    request = TokenizeRequest(model=body.model or "", omit_special_tokens=body.add_special_tokens is False)
-    if body.messages is not None:
-        if body.add_special_tokens:
-            raise invalid("add_special_tokens", "is for prompts: a chat template writes the special tokens itself")
-        request.chat.CopyFrom(
-            conversation(
-                body.messages,
-                add_generation_prompt=body.add_generation_prompt,
-                continue_final_message=body.continue_final_message,
-                chat_template_kwargs=body.chat_template_kwargs,
-            )
-        )
-    else:
-        request.text = body.prompt or ""
+    async with call.json() as given:
+        body: TokenizeBody = validated(TokenizeBody, given)
+        call.check_unknown(body.unknown())
+        request = body.tokenize_request()
     inference = call.edge.inference
     try:
         ids = await inference.tokenize(request, call.caller, None)
     except RequestRefused as refused:
-        raise renamed(refused) from None
+        raise renamed(refused, TEXT_NAMES if body.messages is None else CHAT_NAMES) from None
     pool = await inference.found(request.model, call.caller, None)
-    answer: dict[str, Any] = {"count": len(ids), "max_model_len": max_total_tokens(pool.limits), "tokens": list(ids)}
+    answer = {"count": len(ids), "max_model_len": max_total_tokens(pool.limits), "tokens": await json_list(ids)}
     if body.return_token_strs:
-        names = await pool.tokenizer.token_bytes()
-        answer["token_strs"] = [names.text(token_id) for token_id in ids]
+        answer["token_strs"] = await json_list(ids, (await pool.tokenizer.token_bytes()).text)
     await call.respond(orjson.dumps(answer))
 
 
 async def detokenize(call: HttpCall) -> None:
     """POST /detokenize."""
-    body: DetokenizeBody = validated(DetokenizeBody, await call.json())
-    call.check_unknown(body.unknown())
-    request = DetokenizeRequest(model=body.model or "", token_ids=token_ids("tokens", body.tokens))
+    async with call.json() as given:
+        body: DetokenizeBody = validated(DetokenizeBody, given)
+        call.check_unknown(body.unknown())
+        if not isinstance(body.tokens, list):
+            raise invalid("tokens", "must be a list of token ids")
+        ids = await packed(body.tokens, "tokens")
     try:
-        utf8 = await call.edge.inference.detokenize(request, call.caller, None)
+        utf8 = await call.edge.inference.detokenize(body.model or "", ids, call.caller, None)
     except RequestRefused as refused:
-        raise renamed(refused, {"token_ids": "tokens"}) from None
+        raise renamed(refused, TOKEN_NAMES) from None
     await call.respond(orjson.dumps({"prompt": utf8.decode()}))

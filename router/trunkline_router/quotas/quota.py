@@ -15,6 +15,7 @@ REQUESTS_PER_MINUTE = "requests_per_minute"
 TOKENS_PER_MINUTE = "tokens_per_minute"
 TOKENS_IN_FLIGHT = "tokens_in_flight"
 QUOTA_NAMES = (REQUESTS_PER_MINUTE, TOKENS_PER_MINUTE, TOKENS_IN_FLIGHT)
+MOST_QUOTA = 10**12  # sums stay exact in every number format on the way
 
 # A guess, because the end of running requests is not known.
 IN_FLIGHT_RETRY_MS = 1000

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline.validation import (
     check_length,
@@ -62,7 +61,7 @@ class Preparer:
         choices = request.n if request.HasField("n") else 1
         if not 1 <= choices <= self.max_choices:
             raise invalid("n", f"{choices} is not in [1, {self.max_choices}]")
-        prompt = await prompt_tokens(request, pool.tokenizer, limits, scheduling)
+        prompt = await prompt_tokens(call, pool.tokenizer, limits, scheduling)
         room = max_total_tokens(limits) - len(prompt)
         has_limit = request.sampling.HasField("max_tokens") and not (request.fit_max_tokens and room > 0)
         check_length(
@@ -90,25 +89,26 @@ class Preparer:
 
 
 async def prompt_tokens(
-    request: GenerateRequest, tokenizer: PromptTokenizer, limits: GetModelResponse, scheduling: Scheduling
+    call: RequestCall, tokenizer: PromptTokenizer, limits: GetModelResponse, scheduling: Scheduling
 ) -> Sequence[int]:
     """Returns the prompt's token ids, unchecked if there are too many for any worker. Raises RequestRefused."""
-    kind = request.WhichOneof("prompt")
+    request, extras = call.request, call.extras
+    kind = "token_ids" if extras.token_ids is not None else request.WhichOneof("prompt")
     if kind is None:
         raise invalid("prompt", "one of text, token_ids and chat must be set")
     most_tokens = max_total_tokens(limits)
     if kind == "token_ids":
-        prompt: Sequence[int] = request.token_ids.ids
+        prompt: Sequence[int] = request.token_ids.ids if extras.token_ids is None else extras.token_ids
         if len(prompt) < most_tokens:  # a longer prompt is refused for its length, so its ids need no check
             prompt = await read_ids(prompt, vocab_size=limits.vocab_size, field="token_ids")
     elif kind == "text":
         text = request.text  # each access makes a copy
-        if not text:
-            raise invalid("text", "the prompt is empty")
         await give_way(len(text))
         tokenizer.check_fits(text, most_tokens)
         await give_way(len(text))
-        prompt = await tokenizer.encode(text, tenant=scheduling.tenant, weight=scheduling.weight)
+        prompt = await tokenizer.encode(
+            text, special_tokens=extras.special_tokens, tenant=scheduling.tenant, weight=scheduling.weight
+        )
     else:
         prompt = await tokenizer.encode_chat(
             request.chat, most_tokens, tenant=scheduling.tenant, weight=scheduling.weight

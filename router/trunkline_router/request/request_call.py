@@ -2,7 +2,8 @@
 
 import string
 import uuid
-from collections.abc import Callable
+from array import array
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +14,31 @@ from trunkline.validation import session_problem
 from trunkline_router.identity.identity import Role
 from trunkline_router.request.access import Access, Context, Metadata
 from trunkline_router.request.caller import Caller
+from trunkline_router.request.prepared_request import PreparedRequest
 
 MAX_REQUEST_ID = 128
 REQUEST_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + string.punctuation)
 
+OnAdmission = Callable[[PreparedRequest], Awaitable[None]]
 TimeLeft = Callable[[], float | None]  # seconds until the request's deadline; None: it has no deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a protocol may ask of the shared path beside a GenerateRequest.
+
+    token_ids: the prompt, in place of the request's: to put a million ids into a message would hold the event loop
+    special_tokens: a prompt that is a text gets the model's special tokens
+    on_admission: called once the request is within its tenant's quotas, before a worker gets it; may refuse it, and
+        then nothing is charged
+    """
+
+    token_ids: "array[int] | None" = None
+    special_tokens: bool = True
+    on_admission: OnAdmission | None = None
+
+
+NO_EXTRAS = Extras()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +56,7 @@ class RequestCall:
     metadata: Metadata
     time_left: TimeLeft
     log_fields: dict[str, Any] = field(default_factory=dict)
+    extras: Extras = NO_EXTRAS
 
     @classmethod
     def of(cls, request: GenerateRequest, context: Context, access: Access, role: Role = Role.USER) -> "RequestCall":

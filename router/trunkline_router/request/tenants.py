@@ -1,6 +1,5 @@
 """The terms of tenants: weights, lanes, quotas and cache groups."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,12 +8,12 @@ from typing import Any
 from trunkline.names import lane_name
 from trunkline.v1.generation_pb2 import Lane
 from trunkline.validation import LANES, LEAST_TENANT_WEIGHT, MOST_TENANT_WEIGHT, tenant_problem
-from trunkline_router.quotas.quota import QUOTA_NAMES, Quotas
+from trunkline_router.identity.identity_fields import JSON_ERRORS, RepeatedName, loaded
+from trunkline_router.quotas.quota import MOST_QUOTA, QUOTA_NAMES, Quotas
 
 OTHER_TENANTS = "*"
 CACHE_GROUP = "cache_group"
 TERMS = ("weight", "lane", *QUOTA_NAMES, CACHE_GROUP)
-MOST_QUOTA = 10**12  # sums stay exact in every number format on the way
 
 
 class TenantsError(Exception):
@@ -78,10 +77,12 @@ def read_tenants(path: str) -> Tenants:
         return Tenants()
     where = f"--tenants={path}"
     try:
-        entries = json.loads(Path(path).read_bytes(), object_pairs_hook=_without_repetition)
+        entries = loaded(Path(path).read_bytes())
     except OSError as error:
         raise TenantsError(f"{where}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
+    except RepeatedName as repeated:
+        raise TenantsError(f"{where}: not JSON: {repeated.name!r} appears twice") from None
+    except JSON_ERRORS as error:
         raise TenantsError(f"{where}: not JSON: {error}") from None
     if not isinstance(entries, dict):
         raise TenantsError(f'{where}: must be an object of tenants by name: {{"acme": {{"weight": 3}}}}')
@@ -113,12 +114,3 @@ def _tenant(where: str, name: str, terms: Any) -> Tenant:
         raise TenantsError(f"{where}: {CACHE_GROUP} {group!r} {problem}")
     quotas = Quotas(**{name: terms[name] for name in QUOTA_NAMES if name in terms})
     return Tenant(float(weight), LANES[lane], quotas, group)
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuses repeated names: json would silently keep the last entry."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} appears twice")
-    return made

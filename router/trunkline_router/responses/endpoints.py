@@ -12,15 +12,14 @@ from trunkline_router.edge.http_call import HttpCall
 from trunkline_router.edge.request_fields import validated
 from trunkline_router.http.errors import PREVIOUS_RESPONSE_NOT_FOUND, RESPONSE_NOT_FOUND
 from trunkline_router.openai.answer import CollectedAnswer, Json
-from trunkline_router.request.prepare import resolve_sampling
+from trunkline_router.request.prepared_request import PreparedRequest
+from trunkline_router.request.request_call import Extras
 from trunkline_router.responses.response_object import ResponseObject
-from trunkline_router.responses.response_request import ResponseRequest
+from trunkline_router.responses.response_request import FIELD_NAMES, ResponseRequest
 from trunkline_router.responses.response_store import ResponseStore, StoredResponse, Turn
 from trunkline_router.responses.response_stream import ResponseStream
 
 NO_STORE = "this server stores no responses"
-# What clients of this endpoint call the fields of the path that all protocols share.
-FIELDS = {"max_tokens": "max_output_tokens", "prompt": "input", "chat": "input", "chat.messages": "input"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +34,14 @@ class Draft:
     response: ResponseObject
     conversation: tuple[Turn, ...]
     store: ResponseStore | None
+
+    async def admitted(self, prepared: PreparedRequest) -> None:
+        """Completes the response once its request is admitted. Raises RequestRefused."""
+        names = None
+        if self.response.has_logprobs:
+            pool = await self.call.edge.inference.found(prepared.model, self.call.caller, None)
+            names = await pool.tokenizer.token_bytes()
+        self.response.admitted(prepared, names)
 
     def finish(self, answer: CollectedAnswer, item: Json) -> bytes:
         """Returns the whole response as JSON, and stores it if it is to be stored and fits."""
@@ -65,16 +72,29 @@ class Responses:
 
     async def create(self, call: HttpCall) -> None:
         """POST /v1/responses. A response is stored once it is whole: not if it fails or its client goes before."""
-        request: ResponseRequest = validated(ResponseRequest, await call.json())
-        call.check_unknown(request.unknown())
-        request.check()
-        if request.store and self._store is None:
-            raise invalid("store", f"must not be true: {NO_STORE}")
-        conversation = (*self._earlier(call, request), *request.turns())
-        try:
-            await self._answer(call, request, conversation)
-        except RequestRefused as refused:
-            raise renamed(refused) from None
+        async with call.json() as body:
+            request: ResponseRequest = validated(ResponseRequest, body)
+            call.check_unknown(request.unknown())
+            request.check()
+            if request.store and self._store is None:
+                raise invalid("store", f"must not be true: {NO_STORE}")
+            conversation = (*self._earlier(call, request), *request.turns())
+            generate = request.generate_request(call.request_id, conversation)
+        store = None if request.store is False else self._store
+        response = ResponseObject(
+            request,
+            created=call.created,
+            is_stored=store is not None,
+            sees_cache=call.caller.identity.sees_cache,
+        )
+        draft = Draft(call, response, conversation, store)
+        responses = answer_of(call, generate, FIELD_NAMES, Extras(on_admission=draft.admitted))
+        if request.stream:
+            await call.stream(responses, ResponseStream(response, draft.finish))
+            return
+        answer = CollectedAnswer(num_choices=1)
+        await call.collect(responses, answer.take)
+        await call.respond(draft.finish(answer, response.item(answer)))
 
     async def retrieve(self, call: HttpCall) -> None:
         """GET /v1/responses/{id}."""
@@ -88,28 +108,6 @@ class Responses:
         if self._store is None or not self._store.delete(call.caller.tenant, name):
             raise self._not_found(name)
         await call.respond(orjson.dumps({"id": name, "object": "response", "deleted": True}))
-
-    async def _answer(self, call: HttpCall, request: ResponseRequest, conversation: tuple[Turn, ...]) -> None:
-        generate = request.generate_request(call.request_id, conversation)
-        pool = await call.edge.inference.found(generate.model, call.caller, None)
-        store = None if request.store is False else self._store
-        response = ResponseObject(
-            request,
-            resolve_sampling(generate.sampling, pool.limits.default_sampling),
-            await pool.tokenizer.token_bytes() if request.has_logprobs else None,
-            model=pool.name,
-            created=call.created,
-            is_stored=store is not None,
-            sees_cache=call.caller.identity.sees_cache,
-        )
-        draft = Draft(call, response, conversation, store)
-        responses = answer_of(call, generate)
-        if request.stream:
-            await call.stream(responses, ResponseStream(response, draft.finish))
-            return
-        answer = CollectedAnswer(num_choices=1)
-        await call.collect(responses, answer.take)
-        await call.respond(draft.finish(answer, response.item(answer)))
 
     def _earlier(self, call: HttpCall, request: ResponseRequest) -> tuple[Turn, ...]:
         """The conversation that the request continues. Raises RequestRefused."""
@@ -159,12 +157,3 @@ def check_query(call: HttpCall) -> None:
         if name not in ("stream", "include", "include[]", "include_obfuscation"):
             unknown.append(name[:64])
     call.check_unknown(unknown)
-
-
-def renamed(refused: RequestRefused) -> RequestRefused:
-    """The same refusal, with the field as clients of this endpoint name it."""
-    name = FIELDS.get(refused.field)
-    if name is not None:
-        refused.message = refused.message.replace(f"{refused.field}:", f"{name}:", 1)
-        refused.field = name
-    return refused

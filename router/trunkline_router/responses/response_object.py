@@ -9,32 +9,21 @@ from trunkline.v1.inference_pb2 import Usage
 from trunkline_router.http.errors import MAX_MESSAGE_CHARACTERS, status_of
 from trunkline_router.openai.answer import CollectedAnswer, Json
 from trunkline_router.openai.logprobs import TokenNames, chat_logprobs
+from trunkline_router.request.prepared_request import PreparedRequest
 from trunkline_router.responses.response_request import ResponseRequest
 
 ID_BYTES = 24  # random ones: ids cannot be guessed
 
 
 class ResponseObject:
-    """What is told of one response.
+    """What is told of one response."""
 
-    sampling: the parameters with which the answer is sampled, the model's defaults among them
-    names: needed for log-probabilities
-    """
-
-    def __init__(
-        self,
-        request: ResponseRequest,
-        sampling: SamplingParams,
-        names: TokenNames | None,
-        *,
-        model: str,
-        created: int,
-        is_stored: bool,
-        sees_cache: bool,
-    ) -> None:
+    def __init__(self, request: ResponseRequest, *, created: int, is_stored: bool, sees_cache: bool) -> None:
         self.id = "resp_" + secrets.token_hex(ID_BYTES)
         self.item_id = "msg_" + secrets.token_hex(ID_BYTES)
-        self._names = names
+        self.has_logprobs = request.has_logprobs  # of the output's tokens
+        self._request = request
+        self._names: TokenNames | None = None
         self._sees_cache = sees_cache
         self._num_top = request.top_logprobs or 0
         self._fields: Json = {
@@ -45,12 +34,12 @@ class ResponseObject:
             "status": "in_progress",
             "incomplete_details": None,
             "error": None,
-            "model": model,
+            "model": request.model,
             "instructions": request.instructions,
             "previous_response_id": request.previous_response_id,
             "output": [],
             "usage": None,
-            **_sampling_fields(request, sampling),
+            **_sampling_fields(request, SamplingParams()),
             "max_output_tokens": request.max_output_tokens,
             "text": {"format": {"type": "text"}},
             "reasoning": {"effort": None, "summary": None},
@@ -68,10 +57,11 @@ class ResponseObject:
             "user": request.user,
         }
 
-    @property
-    def has_logprobs(self) -> bool:
-        """Whether the output's log-probabilities are told."""
-        return self._names is not None
+    def admitted(self, prepared: PreparedRequest, names: TokenNames | None) -> None:
+        """Takes what is known once the request is admitted: the model, and the parameters of sampling with the model's
+        defaults.  names: needed for log-probabilities"""
+        self._names = names
+        self._fields |= {"model": prepared.model, **_sampling_fields(self._request, prepared.sampling)}
 
     def begun(self) -> Json:
         """The response before its output."""

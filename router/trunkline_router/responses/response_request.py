@@ -21,6 +21,16 @@ LOGPROBS = "message.output_text.logprobs"
 INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
 TEXT_PARTS = ("input_text", "output_text", "text")
 
+# What refusals name.
+FIELD_NAMES = {
+    "prompt": "input",
+    "text": "input",
+    "chat": "input",
+    "chat.messages": "input",
+    "template_variables": "chat_template_kwargs",
+    "max_tokens": "max_output_tokens",
+}
+
 
 def text_or_list(value: object) -> str:
     """The tag of a text or of a list. Errors leave it out of the names of fields."""

@@ -13,13 +13,14 @@ from functools import partial
 
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, QUOTA_EXCEEDED, RequestRefused
 from trunkline_router.quotas.output_estimate import OutputEstimates
-from trunkline_router.quotas.quota import Quotas, RateLimit, Refusal, rate_limits
+from trunkline_router.quotas.quota import Quotas, RateLimit, Refusal, judge, rate_limits
 from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.shared_state.quota_book import QuotaBook, TenantBook, When
 from trunkline_router.stores.store import Answer
 from trunkline_router.stores.store_link import StoreLink
 
 RETRY_WHEN_DOWN_MS = 1000
+LEAST_TOKENS = 1  # that a request counts for: its prompt is not empty
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +100,15 @@ class Admission:
             entries=self.entries,
             parts=[(when, tokens)],
         )
+
+    def check_left(self, tenant: str, quotas: Quotas) -> None:
+        """Raises RequestRefused (QUOTA_EXCEEDED) if what this router has admitted fills a quota: then admit() would
+        refuse the smallest request too, whatever other routers have admitted."""
+        now_ms, book = self._now_ms(), self._book.tenant(tenant)
+        refusal = judge(quotas, book.used_here(now_ms), LEAST_TOKENS, book.window, now_ms)
+        if refusal is not None:
+            self.refusals += 1
+            raise _refused(tenant, refusal)
 
     def rate_limits(self, tenant: str, quotas: Quotas) -> list[RateLimit]:
         """Returns what is left of the tenant's limits per minute, as far as this router knows."""

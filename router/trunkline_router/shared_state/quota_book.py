@@ -87,6 +87,12 @@ class TenantBook:
             self.in_flight + left * self._others_in_flight,
         )
 
+    def used_here(self, now_ms: float) -> Used:
+        """Returns the part of that which is certain: what this router has admitted. What waits for the store may be
+        refused, so nothing counts as in flight meanwhile."""
+        self.window.expire(now_ms)
+        return Used(self.window.requests, self.window.tokens, 0 if self._asking else self.in_flight)
+
     def admit(self, tokens: int, now_ms: float) -> None:
         """Counts an admitted request."""
         self.window.expire(now_ms)

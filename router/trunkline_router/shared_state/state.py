@@ -125,6 +125,13 @@ class SharedState:
             self.admission.watch(admitted, reservation)
         return reservation
 
+    def check_left(self, tenant: str, quotas: Quotas, *, is_listed: bool) -> None:
+        """Raises RequestRefused (QUOTA_EXCEEDED) if reserve() would refuse every request of the tenant, as far as this
+        router alone knows."""
+        if quotas != Quotas():
+            account = tenant if is_listed else self._accounts.account(tenant, self._now_ms())
+            self.admission.check_left(account, quotas)
+
     def rate_limits(self, tenant: str, quotas: Quotas, *, is_listed: bool) -> list[RateLimit]:
         """Returns what is left of the tenant's limits per minute, as far as this router knows; empty without limits."""
         if quotas.requests_per_minute is None and quotas.tokens_per_minute is None:

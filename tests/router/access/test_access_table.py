@@ -22,6 +22,7 @@ from trunkline.v1.inference_pb2 import GenerateRequest, GrantRequest
 from trunkline_router import router as router_module
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.http_app import UNSERVED, http_app
+from trunkline_router.http_settings import HttpSettings
 from trunkline_router.identity.endpoints import METHODS, PATHS, SHOW_CACHE, Open
 from trunkline_router.identity.identity import Role
 from trunkline_router.identity.key_record import ApiKey
@@ -205,7 +206,7 @@ async def test_the_table_lists_exactly_what_a_router_serves(monkeypatch: pytest.
         add(server, handlers)
 
     monkeypatch.setattr(server_class, "add_generic_rpc_handlers", record)
-    settings = RouterSettings(("127.0.0.1:1",), port=0, http_port=0)
+    settings = RouterSettings(("127.0.0.1:1",), port=0, http=HttpSettings(http_port=0))
     built = router_module.build(settings, Access(), is_port_shared=False)
     await built.server.stop(0)
     await built.shared.close()

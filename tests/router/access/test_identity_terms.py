@@ -141,8 +141,11 @@ async def test_an_identitys_requests_per_minute_count_over_both_protocols(tmp_pa
                 answer = await router.http.post(path, json={"model": "tiny", **body}, headers=headers)
                 assert answer.status_code == 429, path
                 assert 1 <= int(answer.headers["retry-after"]) < 90, path
-                assert answer.headers["x-ratelimit-remaining-requests"] == "0", path
-                assert "x-ratelimit-reset-requests" in answer.headers, path
+                named = (
+                    "anthropic-ratelimit-requests-{}" if path.startswith("/v1/messages") else "x-ratelimit-{}-requests"
+                )
+                assert answer.headers[named.format("remaining")] == "0", path
+                assert named.format("reset") in answer.headers, path
         assert (await router.complete(free, prompt="hi")).status_code == 200
         assert await router.generate(free, text="hi")
 

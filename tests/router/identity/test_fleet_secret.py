@@ -11,6 +11,7 @@ from trunkline_router.identity import fleet_secret
 from trunkline_router.identity.authenticator import Authenticator
 from trunkline_router.identity.fleet_secret import MOST_SECRETS, FleetSecret, Seal, derived_key, read_fleet_secret
 from trunkline_router.identity.identity import IdentityError
+from trunkline_router.identity_settings import IdentitySettings
 from trunkline_router.main import access_of
 from trunkline_router.request.tenants import Tenants
 from trunkline_router.settings import RouterSettings
@@ -88,9 +89,8 @@ def test_codes_are_compared_in_constant_time() -> None:
 def salt_of(tmp_path: Path, content: bytes) -> bytes:
     """The salt of a tenant's cached prefixes."""
     put(tmp_path / "secret", content)
-    settings = RouterSettings(
-        workers=("127.0.0.1:1",), fleet_secret_file=str(tmp_path / "secret"), grant_key="g" * 32
-    )  # fmt: skip
+    identity = IdentitySettings(fleet_secret_file=str(tmp_path / "secret"))
+    settings = RouterSettings(workers=("127.0.0.1:1",), identity=identity, grant_key="g" * 32)
     return access_of(settings, Tenants(), Authenticator()).caller((("x-trunkline-tenant", "acme"),)).cache_salt()
 
 

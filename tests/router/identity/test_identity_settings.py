@@ -10,6 +10,7 @@ from tests.router.identity.key_rig import put, record, write
 from trunkline_router.identity.authenticator import authenticator_of
 from trunkline_router.identity.identity import IdentityError
 from trunkline_router.identity.key_record import ApiKey
+from trunkline_router.identity_settings import IdentitySettings
 from trunkline_router.main import router_settings
 from trunkline_router.settings import RouterSettings
 from trunkline_runtime.tls_settings import is_loopback
@@ -54,7 +55,7 @@ def test_settings_that_cannot_work_are_one_line(
     "url", ["https://issuer.example/jwks", "http://127.0.0.1:8080/jwks", "http://[::1]/jwks", "http://localhost/"]
 )
 def test_a_url_that_is_safe_is_allowed(url: str) -> None:
-    assert router_settings(["--workers=127.0.0.1:1", f"--jwt-jwks={url}", *TOKENS]).jwt_jwks == url
+    assert router_settings(["--workers=127.0.0.1:1", f"--jwt-jwks={url}", *TOKENS]).identity.jwt_jwks == url
 
 
 @pytest.mark.parametrize(
@@ -73,19 +74,15 @@ async def test_each_source_that_is_set_is_used(tmp_path: Path) -> None:
     write(keys, record(ApiKey.new()))
     put(issuer, jwks("rsa"))
     put(secret, SECRET + "\n")
-    plain: dict[str, Any] = {"workers": ("127.0.0.1:1",)}
+    plain: dict[str, Any] = {"workers": ("127.0.0.1:1",), "redis_url": "redis://127.0.0.1:1"}
     tokens: dict[str, Any] = {"jwt_jwks": str(issuer), "jwt_issuer": "x", "jwt_audience": ("y",)}
-    redis: dict[str, Any] = {
-        "redis_url": "redis://127.0.0.1:1",
-        "api_keys_in_redis": True,
-        "fleet_secret_file": str(secret),
-    }
+    redis: dict[str, Any] = {"api_keys_in_redis": True, "fleet_secret_file": str(secret)}
     assert not authenticator_of(RouterSettings(**plain)).is_configured
     sources: list[dict[str, Any]] = [{"api_keys": str(keys)}, tokens, redis]
     for given in sources:
-        authenticator = authenticator_of(RouterSettings(**plain, **given))
+        authenticator = authenticator_of(RouterSettings(**plain, identity=IdentitySettings(**given)))
         assert authenticator.is_configured
         assert len(authenticator._sources()) == 1
     put(issuer, b"{}")
     with pytest.raises(IdentityError, match=f"^--jwt-jwks={issuer}: must be a JSON Web Key Set"):
-        await authenticator_of(RouterSettings(**plain, **tokens)).start()
+        await authenticator_of(RouterSettings(**plain, identity=IdentitySettings(**tokens))).start()

@@ -112,6 +112,12 @@ async def test_log_probabilities_name_tokens_by_text_and_bytes() -> None:
     assert [entry for part in parts for entry in part["content"]] == content
 
 
+async def test_no_top_log_probabilities_may_be_asked_for_without_log_probabilities() -> None:
+    async with client(FakeWorker("w", answer=1)) as asks:
+        answer = await asks.chat(top_logprobs=0)
+    assert answer["choices"][0]["logprobs"] is None
+
+
 async def test_a_conversation_reaches_the_template_as_it_was_sent() -> None:
     worker = FakeWorker("w", answer=None)
     messages = [

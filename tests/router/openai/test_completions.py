@@ -59,9 +59,19 @@ async def test_streams_of_several_prompts_interleave_under_their_numbers() -> No
 async def test_an_error_of_one_prompt_ends_them_all() -> None:
     worker = FakeWorker("w", answer=None)
     async with client(worker, link_limits=LinkLimits(inter_token_timeout_s=1000)) as asks:
-        asked = asyncio.create_task(asks.refusal(PATH, prompt=["a", "", "b"]))
+        asked = asyncio.create_task(asks.refusal(PATH, prompt=[ids("a"), [1 << 20], ids("b")]))
         assert (await asked)["param"] == "prompt"
         await until(lambda: not asks.router.links[0].worker or not asks.router.connected(0).open_choices)
+
+
+async def test_an_empty_prompt_begins_where_the_models_texts_begin() -> None:
+    worker = FakeWorker("w", answer=1)
+    async with client(worker) as asks:
+        answer = await asks.complete("", echo=True, logprobs=0, return_token_ids=True)
+    [choice] = answer["choices"]
+    assert list(worker.submits[0].prompt_token_ids) == choice["prompt_token_ids"] == [BOS]
+    assert (answer["usage"]["prompt_tokens"], choice["text"]) == (1, "x")
+    assert choice["logprobs"]["tokens"][0] == "<s>"
 
 
 async def test_echo_repeats_the_prompt_and_its_log_probabilities() -> None:
@@ -127,7 +137,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no model": ({"prompt": "a", "model": None}, "model"),
     "no prompt": ({}, "prompt"),
     "a prompt of numbers and texts": ({"prompt": [1, "a"]}, "prompt"),
-    "an empty prompt": ({"prompt": ""}, "prompt"),
+    "an empty prompt without BOS": ({"prompt": "", "add_special_tokens": False}, "prompt"),
+    "an empty list of tokens among others": ({"prompt": [[1], []]}, "prompt"),
     "no prompts": ({"prompt": []}, "prompt"),
     "a negative token": ({"prompt": [-1]}, "prompt"),
     "true as a token": ({"prompt": [True]}, "prompt"),

@@ -38,7 +38,7 @@ async def test_thousands_of_unknown_fields_are_refused_at_once() -> None:
 
 
 async def test_log_probabilities_of_a_long_prompt_are_bounded() -> None:
-    async with client(FakeWorker("w", context_length=10_000)) as asks:
+    async with client(FakeWorker("w", context_length=10_000, kv_token_capacity=10_000)) as asks:
         error = await asks.refusal("/v1/completions", prompt="x" * 7000, echo=True, logprobs=20)
         assert error["param"] == "logprobs"
         await asks.complete("x" * 100, echo=True, logprobs=20, max_tokens=1)

@@ -30,6 +30,11 @@ EXPOSED_HEADERS = (
     *("x-request-id", "request-id", "x-trunkline-worker", "x-trunkline-cached-tokens", "x-trunkline-warning"),
     *("retry-after", "retry-after-ms", "x-should-retry"),
     *(f"x-ratelimit-{which}-{what}" for which in ("limit", "remaining", "reset") for what in ("requests", "tokens")),
+    *(
+        f"anthropic-ratelimit-{of}-{which}"
+        for of in ("requests", "tokens")
+        for which in ("limit", "remaining", "reset")
+    ),
 )
 
 

@@ -1,0 +1,69 @@
+"""Settings of a router's HTTP front."""
+
+import re
+from dataclasses import dataclass
+
+from trunkline_runtime.settings import setting
+
+ORIGIN = re.compile(r"https?://[^/\s?#@*]+")  # as browsers send it: without a path
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """The HTTP port, and what the endpoints do."""
+
+    http_port: int = setting(8000, help="HTTP port; 0 picks a free one, -1: no HTTP", minimum=-1, maximum=65535)
+    http_keep_alive_s: float = setting(
+        75.0, help="time after which an HTTP connection without requests is closed", minimum=1.0, maximum=3600.0
+    )
+    http_head_timeout_s: float = setting(
+        10.0, help="time in which the headers of an HTTP request must arrive", minimum=0.1, maximum=600.0
+    )
+    http_body_timeout_s: float = setting(
+        30.0, help="time in which the body of an HTTP request must arrive after its headers", minimum=0.1, maximum=600.0
+    )
+    sse_keep_alive_s: float = setting(
+        15.0,
+        help="a streamed HTTP response without output gets a comment after this time, because proxies cut silent "
+        "connections; 0: never",
+        minimum=0.0,
+        maximum=3600.0,
+    )
+    cors_origins: tuple[str, ...] = setting(
+        (),
+        help="origins whose web pages may use the HTTP port from a browser, such as https://chat.example.com, "
+        "separated by commas; * stands for all; by default none",
+    )
+    allow_unknown_fields: bool = setting(
+        False, help="ignore unknown fields of HTTP requests, and name them in the response header x-trunkline-warning"
+    )
+    max_stored_responses: int = setting(
+        0,
+        help="responses of a tenant that /v1/responses keeps, so that clients can retrieve and continue them; 0: none. "
+        "Beyond it the oldest goes. They are in this process's memory alone: --processes must be 1, and behind a load "
+        "balancer a client must stay on one router",
+        minimum=0,
+        maximum=1 << 20,
+    )
+    max_stored_mib: int = setting(
+        64,
+        help="memory for stored responses, of which a tenant can use a quarter; beyond it the oldest go",
+        minimum=1,
+        maximum=1 << 20,
+    )
+    response_ttl_s: float = setting(
+        3600.0, help="how long a stored response is kept", minimum=1.0, maximum=30 * 86400.0
+    )
+
+    def problem(self, num_processes: int) -> str | None:
+        """Returns what is wrong with these settings, in one line; None if they can be used."""
+        for origin in self.cors_origins:
+            if origin != "*" and ORIGIN.fullmatch(origin) is None:
+                allowed = "*, or http:// or https:// with a host and port"
+                return f"--cors-origins={origin} is not an origin; allowed: {allowed}"
+        if not self.max_stored_responses or num_processes == 1:
+            return None
+        return (
+            f"--max-stored-responses={self.max_stored_responses} needs --processes=1, not {num_processes}: a "
+            "process keeps its responses in its own memory, where requests that reach another process do not find them"
+        )

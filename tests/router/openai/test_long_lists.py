@@ -1,0 +1,133 @@
+"""Millions of token ids, or many thousands of parts, in a body hold the event loop no longer than a short prompt
+does."""
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import pytest
+
+from tests.router.cluster import PATIENCE_S
+from tests.router.fake_worker import FakeWorker
+from tests.router.loop_work import watched_loop
+from tests.router.openai.openai_rig import client
+
+NUM_IDS = 2_000_000
+CONTEXT = 300_000
+WITHIN = 250_000  # ids that fit the context, and that may be detokenized
+# The longest step takes 10 ms. A whole list takes 30 to 50 ms for each way in which it is looked at.
+MOST_WORK_S = 0.04
+
+COMPLETIONS, DETOKENIZE = "/v1/completions", "/detokenize"
+PART = {"type": "text", "text": "x"}
+
+
+def ids(count: int, *last: str) -> bytes:
+    """A list of ids as JSON, each an object of its own in Python, in place of the last ones `last`."""
+    texts = [str(300 + index % 9) for index in range(count - len(last))]
+    return f"[{','.join([*texts, *last])}]".encode()
+
+
+def parts(of_message: int, count: int) -> bytes:
+    """A conversation whose messages have so many parts each."""
+    return json.dumps([{"role": "user", "content": [PART] * of_message}] * count).encode()
+
+
+# Path, body, status, code and param of the refusal.
+LISTS: dict[str, tuple[str, Callable[[], bytes], str, str]] = {
+    "longer than the context": (
+        COMPLETIONS,
+        lambda: b'{"model":"tiny","prompt":%b}' % ids(NUM_IDS),
+        "context_length_exceeded",
+        "prompt",
+    ),
+    "one of two longer than the context": (
+        COMPLETIONS,
+        lambda: b'{"model":"tiny","prompt":[%b,%b]}' % (ids(NUM_IDS // 2), ids(NUM_IDS // 2)),
+        "context_length_exceeded",
+        "prompt",
+    ),
+    "within the context, one id beyond the vocabulary": (
+        COMPLETIONS,
+        lambda: b'{"model":"tiny","prompt":%b}' % ids(WITHIN, "99999999"),
+        "invalid_request",
+        "prompt",
+    ),
+    "within the context, eight times, one of them no id": (
+        COMPLETIONS,
+        lambda: b'{"model":"tiny","prompt":[%b]}' % b",".join([*[ids(WITHIN)] * 7, ids(WITHIN, "true")]),
+        "invalid_request",
+        "prompt",
+    ),
+    "more than are detokenized": (
+        DETOKENIZE,
+        lambda: b'{"model":"tiny","tokens":%b}' % ids(NUM_IDS),
+        "invalid_request",
+        "tokens",
+    ),
+    "detokenized, one of them no id": (
+        DETOKENIZE,
+        lambda: b'{"model":"tiny","tokens":%b}' % ids(NUM_IDS, "0.5"),
+        "invalid_request",
+        "tokens",
+    ),
+    "where a list is short": (
+        COMPLETIONS,
+        lambda: b'{"model":"tiny","prompt":"a","stop_token_ids":%b}' % ids(NUM_IDS),
+        "invalid_request",
+        "stop_token_ids",
+    ),
+    "in a field that is not known": (
+        COMPLETIONS,
+        lambda: b'{"model":"tiny","prompt":"a","x":{"y":%b}}' % ids(NUM_IDS),
+        "invalid_request",
+        "x",
+    ),
+    "in place of a text": (
+        "/v1/chat/completions",
+        lambda: b'{"model":"tiny","messages":[{"role":"user","content":[%b]}]}' % ids(NUM_IDS),
+        "invalid_request",
+        "messages[0].content",
+    ),
+    "parts of a conversation": (
+        "/v1/chat/completions",
+        lambda: b'{"model":"tiny","messages":%b}' % parts(12, 4096),
+        "invalid_request",
+        "messages",
+    ),
+    "parts of an input": (
+        "/v1/responses",
+        lambda: b'{"model":"tiny","input":%b}' % parts(3000, 15),
+        "invalid_request",
+        "input",
+    ),
+}
+
+
+async def post(port: int, path: str, body: bytes) -> tuple[int, dict[str, str]]:
+    """The status and the error. A plain connection: a client's own work in this process would count."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    )
+    writer.write(f"{head}connection: close\r\n\r\n".encode())
+    for start in range(0, len(body), 1 << 16):
+        writer.write(body[start : start + (1 << 16)])
+        await writer.drain()
+    async with asyncio.timeout(PATIENCE_S):
+        answer = await reader.read()
+    writer.close()
+    told, _, content = answer.partition(b"\r\n\r\n")
+    return int(told.split()[1]), json.loads(content)["error"]
+
+
+@pytest.mark.parametrize("name", LISTS)
+async def test_a_long_list_is_refused_without_holding_the_loop(name: str) -> None:
+    path, made, code, param = LISTS[name]
+    body = made()
+    async with client(FakeWorker("w", context_length=CONTEXT, kv_token_capacity=CONTEXT)) as asks:
+        await asks.complete()
+        async with watched_loop() as work:
+            status, error = await post(asks.router.http_port, path, body)
+        assert (status, error["code"], error["param"]) == (400, code, param)
+        assert work.longest_s < MOST_WORK_S
