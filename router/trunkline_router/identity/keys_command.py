@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 from trunkline.validation import LANES
 from trunkline_router.identity.fleet_secret import read_fleet_secret
 from trunkline_router.identity.identity import IdentityError, Role
-from trunkline_router.identity.identity_fields import MOST_QUOTA, FieldError
+from trunkline_router.identity.identity_fields import FieldError
 from trunkline_router.identity.key_file import FileRecords
 from trunkline_router.identity.key_record import ApiKey, KeyRecord, is_key_id, new_record, written_time
-from trunkline_router.quotas.quota import QUOTA_NAMES
+from trunkline_router.quotas.quota import MOST_QUOTA, QUOTA_NAMES
 from trunkline_router.stores.store import StoreDown
 
 PROG = "trunkline keys"
