@@ -3,7 +3,8 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Container
+from collections.abc import Container, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -158,13 +159,22 @@ PURE_ROOMS = [
 ]
 
 
+Import = ast.Import | ast.ImportFrom
+
+
+@cache
+def imports_of(file: Path) -> Sequence[Import]:
+    """The import statements of a file, anywhere in it. Each file is parsed once for all tests."""
+    return [node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, Import)]
+
+
 def imported(file: Path) -> set[str]:
     """Top-level names that a file imports anywhere in it."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in imports_of(file):
         if isinstance(node, ast.Import):
             names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{file}: relative import"
             names.add((node.module or "").split(".")[0])
     return names - set(sys.stdlib_module_names)
@@ -173,10 +183,10 @@ def imported(file: Path) -> set[str]:
 def imported_modules(file: Path) -> set[str]:
     """Dotted names of what a file imports anywhere in it, with the names that it takes from there."""
     names = set[str]()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in imports_of(file):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
 
@@ -196,10 +206,10 @@ def reached_files(module: str) -> dict[str, Path]:
         if name in found or not file.is_file():
             continue  # known, or a name within a module
         found[name] = file
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in imports_of(file):
             if isinstance(node, ast.Import):
                 queue += [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
+            elif node.module:
                 queue += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
     return found
 
@@ -250,20 +260,36 @@ def room_of(name: str, rooms: Container[str]) -> str:
 
 
 @pytest.mark.parametrize("room", PURE_ROOMS)
-def test_a_pure_room_reaches_nothing_heavy(room: str) -> None:
-    package = room.split(".")[0]
-    files = (REPOSITORY / OURS[package] / room.replace(".", "/")).glob("*.py")
-    modules = [room if file.stem == "__init__" else f"{room}.{file.stem}" for file in files]
+def test_a_pure_room_reads_no_clock(room: str) -> None:
+    modules = modules_of(room)
     assert len(modules) > 1
-    assert not (PURE | {"redis"}) & loaded_by(modules)
     for module in modules:
         file = reached_files(module)[module]
         assert not CLOCKS & {name.split(".")[0] for name in imported_modules(file)}, f"{module} reads a clock"
 
 
-@pytest.mark.parametrize("module", MUST_NOT_REACH)
-def test_a_pure_module_reaches_nothing_heavy(module: str) -> None:
-    assert not MUST_NOT_REACH[module] & loaded_by([module])
+def modules_of(room: str) -> list[str]:
+    package = room.split(".")[0]
+    files = (REPOSITORY / OURS[package] / room.replace(".", "/")).glob("*.py")
+    return [room if file.stem == "__init__" else f"{room}.{file.stem}" for file in files]
+
+
+def must_not_reach() -> dict[frozenset[str], list[str]]:
+    """What must not be reached → the modules of which that is true: one process loads them all."""
+    groups: dict[frozenset[str], list[str]] = {frozenset(PURE | {"redis"}): []}
+    for room in PURE_ROOMS:
+        groups[frozenset(PURE | {"redis"})] += modules_of(room)
+    for module, heavy in MUST_NOT_REACH.items():
+        groups.setdefault(frozenset(heavy), []).append(module)
+    return groups
+
+
+@pytest.mark.parametrize(("heavy", "modules"), must_not_reach().items(), ids=lambda part: next(iter(sorted(part))))
+def test_pure_modules_reach_nothing_heavy(heavy: frozenset[str], modules: list[str]) -> None:
+    if heavy & loaded_by(modules):
+        pytest.fail(
+            "; ".join(f"{module} reaches {found}" for module in modules if (found := heavy & loaded_by([module])))
+        )
 
 
 def loaded_by(modules: list[str]) -> set[str]:
@@ -276,10 +302,5 @@ def loaded_by(modules: list[str]) -> set[str]:
 def test_no_test_module_imports_another() -> None:
     """What two need has a module of its own, named by its noun."""
     for file in (REPOSITORY / "tests").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom):
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-            else:
-                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            tests = [name for name in names if name.startswith("tests.") and ".test_" in name]
-            assert not tests, f"{file.relative_to(REPOSITORY)} imports {', '.join(tests)}"
+        tests = [name for name in imported_modules(file) if name.startswith("tests.") and ".test_" in name]
+        assert not tests, f"{file.relative_to(REPOSITORY)} imports {', '.join(tests)}"

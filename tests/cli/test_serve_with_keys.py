@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.processes import Process, script
+from tests.cluster.processes import Process, alive, descendants, script
 from tests.router.identity import key_rig
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline_bench.servers.ports import free_port
@@ -49,6 +49,11 @@ def test_serve_with_keys_becomes_ready_and_serves_those_that_have_one(tmp_path: 
             urllib.request.urlopen(models, timeout=60)
         with urllib.request.urlopen(f"http://127.0.0.1:{http_port}/ready", timeout=60) as response:
             assert response.status == 200
+        family = descendants(process.popen.pid)
+        assert len(family) >= 4, "launcher, router, worker, engine"
+        process.popen.terminate()
+        assert process.wait() == 0
+        assert not alive(family)
     finally:
         process.stop()
     assert key.secret not in "\n".join(process.lines)

@@ -1,5 +1,6 @@
 """One fleet of real processes for all accidents that it survives, and what its streams are without any."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -10,10 +11,11 @@ from trunkline_bench.faults.fleet import START_S, Fleet, routers_before, running
 from trunkline_bench.faults.main import poison_environment, quotas_of_all, worker_flags
 from trunkline_bench.faults.scenarios import recover, undisturbed
 from trunkline_bench.faults.streams import Order, Record, orders
+from trunkline_bench.servers.ports import free_port
 from trunkline_bench.servers.redis_server import RedisServer
 
-STREAMS, MANY, FEW, FEWEST = 50, 30, 20, 8
-TOKENS = (40, 90)
+STREAMS, MANY, FEW, FEWEST = 50, 24, 14, 8
+TOKENS = (40, 80)
 INTER_TOKEN_TIMEOUT = "--inter-token-timeout-s=3"  # a worker that waits for a core must not be taken for hung
 DRAIN_S = 0.2  # of workers that are told to stop: shorter than streams are
 SILENCE_S = 1.0  # of a worker, to a direct client
@@ -22,10 +24,11 @@ KEY = "a key for tests, of thirty-two bytes"
 
 @dataclass(frozen=True, slots=True)
 class HarmedFleet:
-    """Clients reach it by its router as `routed`, and with grants as `direct`. Its engines die of POISON."""
+    """Clients reach its router as `routed` and over HTTP, and with grants as `direct`. Its engines die of POISON."""
 
     routed: Fleet
     direct: Fleet
+    http_port: int
     wanted: Sequence[Order]
     expected: Sequence[Record]  # of the same length
 
@@ -40,8 +43,7 @@ class HarmedFleet:
         await self.routed.restart_routers()
         for client in self.direct.clients:
             await client.ready(START_S)
-        for worker in self.routed.workers:
-            await recover(self.routed, worker)
+        await asyncio.gather(*(recover(self.routed, worker) for worker in self.routed.workers))
         await self.routed.nothing_live()
 
 
@@ -71,14 +73,19 @@ async def sharing_pair(fleet: Fleet) -> AsyncIterator[SharingPair]:
 
 @asynccontextmanager
 async def harmed_fleet() -> AsyncIterator[HarmedFleet]:
-    wanted = orders(MANY, tokens=TOKENS)
+    wanted, http_port = orders(MANY, tokens=TOKENS), free_port()
     async with running_fleet(
         DEMO_MODEL,
         *worker_flags(deterministic=True, drain_timeout_s=DRAIN_S),
-        router_arguments=(INTER_TOKEN_TIMEOUT, f"--grant-key={KEY}", "--stop-timeout-s=600"),
+        router_arguments=(
+            INTER_TOKEN_TIMEOUT,
+            f"--grant-key={KEY}",
+            f"--http-port={http_port}",
+            "--stop-timeout-s=600",
+        ),
         environment=poison_environment() | {"TRUNKLINE_GRANT_KEY": KEY},
     ) as routed:
         expected = await undisturbed(routed, wanted)
         assert not [record.error or record.seams for record in expected if record.error or record.seams]
         async with Client(routed.addresses[0], direct=True, inter_token_timeout_s=SILENCE_S) as client:
-            yield HarmedFleet(routed, replace(routed, clients=[client]), wanted, expected)
+            yield HarmedFleet(routed, replace(routed, clients=[client]), http_port, wanted, expected)

@@ -52,11 +52,23 @@ def one_worker(victims: AttackedCluster, section: Section) -> AttackedCluster:
     return replace(victims, section=section, workers=victims.workers[:1])
 
 
+@pytest.mark.slow
 async def test_a_client_neither_stops_a_router_nor_fills_its_memory(victims: AttackedCluster) -> None:
     attacked = one_worker(victims, Section.CLIENT)
     assert await nobody_notices(attacked, ALL_OF_1_TO_5, PREPARED_S) or await nobody_notices(
         attacked, ALL_OF_1_TO_5, PREPARED_ON_A_BUSY_MACHINE_S
     ), "the attacker did nothing"
+
+
+@pytest.mark.parametrize("attack", ["3 million empty stop strings", "rapid reset"])
+async def test_neither_of_these_attacks_stops_a_router_or_fills_its_memory(
+    victims: AttackedCluster, attack: str
+) -> None:
+    """They have done harm once, and their messages are soon made; the slow test has all attacks at the same time."""
+    attacked = one_worker(victims, Section.CLIENT)
+    assert await nobody_notices(attacked, attack) or await nobody_notices(attacked, attack, STARVED_S), (
+        "the attacker did nothing"
+    )
 
 
 @pytest.mark.parametrize("attack", ["cancelled requests over HTTP", "bodies of 6 MiB over HTTP"])

@@ -15,8 +15,6 @@ from grpc_status.rpc_status import from_call
 
 from tests.cluster.processes import Cluster, Process, Worker, script, wait_until
 from tests.worker.engine_rig import DEMO_MODEL
-from trunkline import Client
-from trunkline.errors import NoWorker
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import (
     DrainRequest,
@@ -27,6 +25,9 @@ from trunkline.v1.worker_pb2 import (
     WorkerServiceGenerateRequest,
 )
 from trunkline_bench.servers.ports import free_port
+from trunkline_runtime.server import hold_port
+from trunkline_runtime.settings import load_settings
+from trunkline_worker.front_settings import WorkerSettings
 
 PROMPT = list(range(60, 90))
 
@@ -69,8 +70,8 @@ def test_pitfall_13_a_dead_engine_ends_streams_at_once_turns_health_and_frees_th
     assert reason_of(caught.value) == "NO_WORKER"
     assert any(detail.Is(RetryInfo.DESCRIPTOR) for detail in from_call(cast("grpc.Call", caught.value)).details)
     assert worker.process.wait() == 1
-    again = Worker(DEMO_MODEL, port=worker.port).wait_ready()
-    again.stop()
+    with hold_port("127.0.0.1", worker.port) as free:
+        assert free.getsockname()[1] == worker.port
 
 
 def test_an_engine_ends_when_its_front_is_killed(worker: Worker) -> None:
@@ -167,7 +168,7 @@ def test_a_session_that_ends_aborts_its_requests_and_refusals_disturb_nobody(clu
 def test_a_session_whose_reader_is_slow_gets_everything_in_fewer_messages(cluster: Cluster) -> None:
     worker = cluster.workers[0]
     end = threading.Event()
-    submit = submit_of(max_tokens=400)
+    submit = submit_of(max_tokens=200)
     submit.handle = 1
 
     def requests() -> Any:
@@ -177,32 +178,42 @@ def test_a_session_whose_reader_is_slow_gets_everything_in_fewer_messages(cluste
     call = worker.stub.Session(requests(), timeout=60)
     next(call)
     # While this side does not read, another request shows that the worker is not held back.
-    assert sum(len(response.chunk.token_ids) for response in generate(worker, submit_of(max_tokens=50))) == 50
+    assert sum(len(response.chunk.token_ids) for response in generate(worker, submit_of(max_tokens=25))) == 25
     indices: list[int] = []
     for response in call:
         for output in response.outputs:
             indices += range(
                 output.chunk.first_token_index, output.chunk.first_token_index + len(output.chunk.token_ids)
             )
-        if len(indices) == 400:
+        if len(indices) == 200:
             break
-    assert indices == list(range(400)), "in order, none lost, none twice"
+    assert indices == list(range(200)), "in order, none lost, none twice"
     call.cancel()
     end.set()
 
 
-@pytest.mark.parametrize("removed", ["tokenizer.json", "config.json", "model.safetensors"])
-def test_a_worker_that_cannot_start_says_why_in_one_line(removed: str, tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(DEMO_MODEL, model)
-    (model / removed).unlink()
-    process = Process(script("trunkline-worker"), f"--model={model}", f"--port={free_port()}", "--threads=1")
-    assert process.wait(60) == 2
-    last = process.lines[-1]
-    assert last.startswith("trunkline-worker: ")
-    assert removed in last
-    assert "Traceback" not in "\n".join(process.lines)
-    process.stop()
+def ended(*processes: Process) -> list[str]:
+    """The last line of each: why it could not start."""
+    for process in processes:
+        assert process.wait(60) == 2
+        assert "Traceback" not in "\n".join(process.lines)
+        process.stop()
+    return [process.lines[-1] for process in processes]
+
+
+def test_a_worker_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> None:
+    missing = ["tokenizer.json", "config.json", "model.safetensors"]
+    for removed in missing:
+        shutil.copytree(DEMO_MODEL, tmp_path / removed)
+        (tmp_path / removed / removed).unlink()
+    said = ended(*(starting(f"--model={tmp_path / removed}") for removed in missing))
+    for line, removed in zip(said, missing, strict=True):
+        assert line.startswith("trunkline-worker: ")
+        assert f"{removed}" in line.removeprefix("trunkline-worker: ").replace(str(tmp_path / removed), "")
+
+
+def starting(*arguments: str) -> Process:
+    return Process(script("trunkline-worker"), f"--port={free_port()}", "--threads=1", *arguments)
 
 
 @pytest.mark.parametrize(
@@ -213,39 +224,33 @@ def test_a_worker_that_cannot_start_says_why_in_one_line(removed: str, tmp_path:
         (["--kv-blocks=few"], "--kv-blocks=few is not a whole number; allowed: 1 to 2147483646"),
         (["--kv-bloks=1"], "unrecognized arguments: --kv-bloks=1"),
         (["--kv-memory-fraction=2"], "allowed: 0.01 to 0.95"),
-        (["--context-length=5000"], "more than the model's 1024"),
-        (["--device=cuda"], "no usable NVIDIA GPU"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_named(arguments: list[str], said: str) -> None:
-    process = Process(script("trunkline-worker"), f"--model={DEMO_MODEL}", f"--port={free_port()}", *arguments)
-    assert process.wait(60) == 2
-    assert said in process.lines[-1]
-    process.stop()
+def test_a_setting_that_makes_no_sense_is_named(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        load_settings(WorkerSettings, [f"--model={DEMO_MODEL}", *arguments], prog="trunkline-worker")
+    assert caught.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith("trunkline-worker: ")
+    assert told.count("\n") == 1
+    assert said in told
+
+
+def test_a_setting_that_the_model_or_the_machine_does_not_allow_is_named() -> None:
+    """The first is found by the process itself, and the others by its engine."""
+    asked = ["--port=99999", "--context-length=5000", "--device=cuda"]
+    said = ended(*(starting(f"--model={DEMO_MODEL}", argument) for argument in asked))
+    assert "allowed: 0 to 65535" in said[0]
+    assert "more than the model's 1024" in said[1]
+    assert "no usable NVIDIA GPU" in said[2]
 
 
 def test_a_taken_port_is_one_line_before_the_model_is_loaded(cluster: Cluster) -> None:
-    worker = cluster.workers[0]
-    for command in (
-        [script("trunkline-worker"), f"--model={DEMO_MODEL}", f"--port={worker.port}"],
-        [script("trunkline-router"), "--workers=127.0.0.1:1", f"--port={worker.port}"],
-    ):
-        process = Process(*command)
-        assert process.wait(30) == 2
-        assert f"port {worker.port} on 127.0.0.1 is in use" in process.lines[-1]
-        assert not any("engine starting" in line for line in process.lines)
-        process.stop()
-
-
-async def test_without_a_worker_requests_are_told_when_to_come_back() -> None:
-    port = free_port()
-    router = Process(script("trunkline-router"), f"--workers=127.0.0.1:{free_port()}", f"--port={port}")
-    try:
-        router.wait_for("router listening")
-        async with Client(f"127.0.0.1:{port}") as client:
-            with pytest.raises(NoWorker) as caught:
-                await client.complete("x")
-            assert caught.value.retry_after_s == 1.0
-            assert caught.value.reason == "NO_WORKER"
-    finally:
-        router.stop()
+    port = cluster.workers[0].port
+    process = Process(script("trunkline-worker"), f"--model={DEMO_MODEL}", f"--port={port}")
+    assert process.wait(30) == 2
+    assert f"port {port} on 127.0.0.1 is in use" in process.lines[-1]
+    assert not any("engine starting" in line for line in process.lines)
+    process.stop()

@@ -41,6 +41,10 @@ from trunkline_bench.faults.streams import Order, Record, Streams, orders
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
+# Workers for tests that call one of them alone. Two drain theirs: the next test that needs the whole fleet has both of
+# them started again at the same time.
+UNDRAINED, DRAINED_WITH_A_GRANT, DRAINED_BY_COMMAND = range(3)
+
 
 @asynccontextmanager
 async def direct_fleet() -> AsyncIterator[tuple[Fleet, Fleet]]:
@@ -168,8 +172,8 @@ async def test_a_client_that_is_killed_leaves_nothing_behind(fleet: HarmedFleet)
     await until(lambda: bool(ended()), "the router has heard of the client's end")
 
 
-async def test_a_worker_tells_the_session_that_a_grant_names_what_became_of_it(fleet: HarmedFleet) -> None:
-    worker = fleet.routed.workers[0]
+async def test_a_worker_tells_the_session_that_a_grant_names_what_became_of_it(standing_fleet: HarmedFleet) -> None:
+    worker = standing_fleet.routed.workers[DRAINED_WITH_A_GRANT]
     model = await worker.stub.GetModel(GetModelRequest())
     session = worker.stub.Session(metadata=await worker.proof("Session"))
     await session.write(SessionRequest(hello=SessionHello(router_id="r")))
@@ -219,8 +223,10 @@ async def test_a_worker_tells_the_session_that_a_grant_names_what_became_of_it(f
     session.cancel()
 
 
-async def test_what_only_routers_and_operators_may_call_asks_for_a_proof_of_the_key(fleet: HarmedFleet) -> None:
-    worker = fleet.routed.workers[0]
+async def test_what_only_routers_and_operators_may_call_asks_for_a_proof_of_the_key(
+    standing_fleet: HarmedFleet,
+) -> None:
+    worker = standing_fleet.routed.workers[DRAINED_BY_COMMAND]
     stub = worker.stub
     good = {method: await worker.proof(method) for method in ("Session", "WatchCache", "GetStats", "Drain")}
     calls: dict[str, Callable[[Any], Any]] = {
@@ -254,9 +260,9 @@ async def drain_command(address: str, environment: dict[str, str]) -> tuple[int 
 
 
 async def test_a_worker_with_a_key_takes_grants_for_this_life_of_it_once_and_no_bare_requests(
-    fleet: HarmedFleet,
+    standing_fleet: HarmedFleet,
 ) -> None:
-    worker = fleet.routed.workers[0]
+    worker = standing_fleet.routed.workers[UNDRAINED]
     model = await worker.stub.GetModel(GetModelRequest())
     assert model.grant_key_id
     submit = Submit(prompt_token_ids=[5, 6, 7], sampling=SamplingParams(max_tokens=2, seed=1))
@@ -285,4 +291,4 @@ async def test_a_worker_with_a_key_takes_grants_for_this_life_of_it_once_and_no_
             grpc.StatusCode.PERMISSION_DENIED,
             "FORBIDDEN",
         )
-    await fleet.routed.nothing_live()
+    await standing_fleet.routed.nothing_live()

@@ -8,7 +8,7 @@ from trunkline import Client
 
 async def test_stories260k_greedy_from_bos_equals_the_published_text(shared: Path) -> None:
     published = (shared / "README.md").read_text().replace("⏎", "\n")
-    with running_cluster(shared / "models" / "stories260k") as cluster:
+    with running_cluster(shared / "models" / "stories260k", workers=1) as cluster:
         async with Client(cluster.address) as client:
             done = await client.complete([1], max_tokens=200, temperature=0.0)
             assert done.text in published

@@ -2,33 +2,38 @@
 
 import pytest
 
+from tests.cluster.harmed_fleet import FEWEST, STREAMS, HarmedFleet
 from tests.worker.engine_rig import DEMO_MODEL
+from trunkline_bench.faults.fleet import Fleet
 from trunkline_bench.faults.http_accidents import running_http_fleet, struck_over_http, undisturbed_over_http
 from trunkline_bench.faults.http_streams import http_orders
 from trunkline_bench.faults.main import worker_flags
 from trunkline_bench.faults.scenarios import ACCIDENTS
 
-FEW, MANY = 8, 50
+pytestmark = pytest.mark.asyncio(loop_scope="package")
+
 KILLED = "kill -9 of a front"
 
 
-async def check_that_no_stream_breaks(streams: int, tokens: tuple[int, int], accidents: list[str]) -> None:
+async def check_that_no_stream_breaks(
+    fleet: Fleet, port: int, streams: int, tokens: tuple[int, int], accidents: list[str]
+) -> None:
     wanted = http_orders(streams, tokens=tokens)
-    async with running_http_fleet(DEMO_MODEL, *worker_flags(deterministic=True)) as (fleet, port):
-        expected = await undisturbed_over_http(port, wanted)
-        assert not [record.error for record in expected if record.error]
-        assert all(record.text.values() for record in expected)
-        assert all(record.finish for record in expected)
-        for accident in accidents:
-            outcome = await struck_over_http(fleet, port, wanted, expected, ACCIDENTS[accident])
-            assert outcome.is_clean, (accident, outcome.errors, outcome.differing)
-            assert outcome.resumed > 0, f"{accident}: it hit nobody"
+    expected = await undisturbed_over_http(port, wanted)
+    assert not [record.error for record in expected if record.error]
+    assert all(record.text.values() for record in expected)
+    assert all(record.finish for record in expected)
+    for accident in accidents:
+        outcome = await struck_over_http(fleet, port, wanted, expected, ACCIDENTS[accident])
+        assert outcome.is_clean, (accident, outcome.errors, outcome.differing)
+        assert outcome.resumed > 0, f"{accident}: it hit nobody"
 
 
-async def test_no_stream_over_http_breaks_or_changes_when_its_worker_is_killed() -> None:
-    await check_that_no_stream_breaks(FEW, (150, 200), [KILLED])
+async def test_no_stream_over_http_breaks_or_changes_when_its_worker_is_killed(fleet: HarmedFleet) -> None:
+    await check_that_no_stream_breaks(fleet.routed, fleet.http_port, FEWEST, (100, 150), [KILLED])
 
 
 @pytest.mark.slow
 async def test_fifty_streams_over_http_survive_every_kill() -> None:
-    await check_that_no_stream_breaks(MANY, (100, 250), [KILLED, "kill -9 of an engine"])
+    async with running_http_fleet(DEMO_MODEL, *worker_flags(deterministic=True)) as (fleet, port):
+        await check_that_no_stream_breaks(fleet, port, STREAMS, (100, 250), [KILLED, "kill -9 of an engine"])

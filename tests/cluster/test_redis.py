@@ -5,8 +5,9 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -15,6 +16,7 @@ from typing import Any
 
 import grpc
 import pytest
+import pytest_asyncio
 from redis.asyncio import Redis
 
 from tests.cluster.processes import Process, script
@@ -27,6 +29,7 @@ from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, Token
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline_bench.servers.ports import free_port
 from trunkline_bench.servers.redis_server import RedisServer
+from trunkline_router.main import router_settings
 from trunkline_router.quotas.accounts import Accounts
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.request.tenants import Tenant, Tenants
@@ -294,109 +297,102 @@ PATIENT = ("--redis-patience-ms=1000",)
 
 
 @contextlib.contextmanager
-def router_process(redis_url: str, tenants: Path, *workers: str, more: tuple[str, ...] = ()) -> Iterator[Any]:
-    port = free_port()
+def router_process(redis_url: str, tenants: Path, worker: str, port: int) -> Iterator[Process]:
     process = Process(
-        script("trunkline-router"), f"--workers={','.join(workers)}", f"--port={port}", f"--tenants={tenants}",
-        f"--redis-url={redis_url}", *more,
+        script("trunkline-router"), f"--workers={worker}", f"--port={port}", f"--tenants={tenants}",
+        f"--redis-url={redis_url}", *PATIENT,
     )  # fmt: skip
     try:
-        process.wait_for("router listening")
-        yield process, port
+        yield process
     finally:
         process.stop()
 
 
-async def until_ready(stub: Any) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not (await stub.ListModels(ListModelsRequest(), wait_for_ready=True)).models:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+@dataclass(frozen=True)
+class RouterPair:
+    """Two router processes that share a Redis. Each is told of a worker of its own."""
+
+    redis: RedisServer
+    workers: Sequence[FakeWorker]
+    processes: Sequence[Process]
+    stubs: Sequence[Any]
 
 
-async def test_two_router_processes_keep_one_quota_and_a_killed_one_gives_its_tokens_back(tmp_path: Path) -> None:
-    tenants = tmp_path / "tenants.json"
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RouterPair]:
+    tenants = tmp_path_factory.mktemp("pair") / "tenants.json"
     tenants.write_text(
         json.dumps({"acme": {"requests_per_minute": 60}, "held": {"tokens_in_flight": len(PROMPT) + MOST}})
     )
-    worker = await FakeWorker("a", answer=ANSWER).start()
-    held = (("x-trunkline-tenant", "held"),)
-    try:
-        with (
-            RedisServer(password="hunter2secret") as redis,
-            router_process(redis.url, tenants, worker.address, more=PATIENT) as (first, first_port),
-            router_process(redis.url, tenants, worker.address, more=PATIENT) as (second, second_port),
-        ):
-            async with (
-                open_channel(f"127.0.0.1:{first_port}") as one,
-                open_channel(f"127.0.0.1:{second_port}") as two,
-            ):
-                stubs: list[Any] = [InferenceServiceStub(one), InferenceServiceStub(two)]
-                for stub in stubs:
-                    await until_ready(stub)
-                outcomes: list[int | str] = []
-
-                async def user(stub: Any) -> None:
-                    outcomes.extend([await ended(generate(stub)) for _ in range(45)])
-
-                await asyncio.gather(*(user(stub) for stub in stubs))
-                assert abs(outcomes.count(len(PROMPT) + ANSWER) - 60) <= 1
-                assert outcomes.count("QUOTA_EXCEEDED") == 90 - outcomes.count(len(PROMPT) + ANSWER)
-                worker.answer = None
-                running = generate(stubs[0], metadata=held)
-                await worker.arrived.get()
-                assert (await refusal(generate(stubs[1], metadata=held))).quota == "held/tokens_in_flight"
-                first.popen.kill()
-                assert await ended(running) == ""
-                worker.answer = ANSWER
-                began_s = time.monotonic()
-                while await ended(generate(stubs[1], metadata=held)) == "QUOTA_EXCEEDED":
-                    assert time.monotonic() < began_s + 5, "its lease is three seconds"
-                    await asyncio.sleep(0.05)
-            said = "\n".join([*first.lines, *second.lines])
-        assert "hunter2secret" not in said
-    finally:
-        await worker.die()
-
-
-async def test_what_one_router_writes_does_not_end_another(tmp_path: Path) -> None:
-    tenants = tmp_path / "tenants.json"
-    tenants.write_text("{}")
-    worker = await FakeWorker("a", answer=ANSWER).start()
-    try:
-        with RedisServer() as redis, router_process(redis.url, tenants, worker.address) as (process, port):
-            async with Redis.from_url(redis.url, decode_responses=True) as client:
-                keys = await keys_in(client)
-                await client.hset(f"{keys}routers", "b/1", f"{int(time.time() * 1e3) + 60_000}:7")
-                await client.hset(f"{keys}credits", "b/1", "7|[[[1, 2, 3]], []]")
-            process.wait_for("an entry in the shared state cannot be read")
-            async with open_channel(f"127.0.0.1:{port}") as channel:
-                await until_ready(InferenceServiceStub(channel))
-                assert await ended(generate(InferenceServiceStub(channel), metadata=())) == len(PROMPT) + ANSWER
-            assert process.popen.poll() is None
-    finally:
-        await worker.die()
-
-
-async def test_a_router_learns_of_workers_from_the_others(tmp_path: Path) -> None:
-    """Each is told of one worker, and both send to both."""
-    tenants = tmp_path / "tenants.json"
-    tenants.write_text("{}")
-    workers = [await FakeWorker(name, answer=ANSWER).start() for name in "ab"]
-    try:
-        with (
-            RedisServer() as redis,
-            router_process(redis.url, tenants, workers[0].address) as (_, first_port),
-            router_process(redis.url, tenants, workers[1].address) as (_, second_port),
-        ):
-            for port in (first_port, second_port):
-                async with open_channel(f"127.0.0.1:{port}") as channel:
-                    stub: Any = InferenceServiceStub(channel)
-                    async with asyncio.timeout(PATIENCE_S):
-                        while await ready_workers(stub) < 2:  # noqa: ASYNC110
-                            await asyncio.sleep(0.02)
-    finally:
+    async with AsyncExitStack() as stack:
+        workers = [await FakeWorker(name, answer=ANSWER).start() for name in "ab"]
         for worker in workers:
-            await worker.die()
+            stack.push_async_callback(worker.die)
+        redis = stack.enter_context(RedisServer(password="hunter2secret"))
+        ports = [free_port() for _ in workers]
+        processes = [
+            stack.enter_context(router_process(redis.url, tenants, worker.address, port=port))
+            for worker, port in zip(workers, ports, strict=True)
+        ]
+        for process in processes:
+            await asyncio.to_thread(process.wait_for, "router listening")
+        channels = [await stack.enter_async_context(open_channel(f"127.0.0.1:{port}")) for port in ports]
+        yield RouterPair(redis, workers, processes, [InferenceServiceStub(channel) for channel in channels])
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_router_learns_of_workers_from_the_others(pair: RouterPair) -> None:
+    """Each is told of one worker, and both send to both."""
+    for stub in pair.stubs:
+        async with asyncio.timeout(PATIENCE_S):
+            while await ready_workers(stub) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_one_router_writes_does_not_end_another(pair: RouterPair) -> None:
+    async with Redis.from_url(pair.redis.url, decode_responses=True) as client:
+        keys = await keys_in(client)
+        await client.hset(f"{keys}routers", "b/1", f"{int(time.time() * 1e3) + 60_000}:7")
+        await client.hset(f"{keys}credits", "b/1", "7|[[[1, 2, 3]], []]")
+        for process, stub in zip(pair.processes, pair.stubs, strict=True):
+            await asyncio.to_thread(process.wait_for, "an entry in the shared state cannot be read")
+            assert await ended(generate(stub, metadata=())) == len(PROMPT) + ANSWER
+            assert process.popen.poll() is None
+        await client.hdel(f"{keys}routers", "b/1")
+        await client.hdel(f"{keys}credits", "b/1")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_two_router_processes_keep_one_quota_and_a_killed_one_gives_its_tokens_back(pair: RouterPair) -> None:
+    """The last one with the pair, which it leaves with one router."""
+    held = (("x-trunkline-tenant", "held"),)
+    outcomes: list[int | str] = []
+
+    async def user(stub: Any) -> None:
+        outcomes.extend([await ended(generate(stub)) for _ in range(45)])
+
+    await asyncio.gather(*(user(stub) for stub in pair.stubs))
+    assert abs(outcomes.count(len(PROMPT) + ANSWER) - 60) <= 1
+    assert outcomes.count("QUOTA_EXCEEDED") == 90 - outcomes.count(len(PROMPT) + ANSWER)
+    for worker in pair.workers:
+        worker.answer = None
+    running = generate(pair.stubs[0], metadata=held)
+    arrivals = [asyncio.create_task(worker.arrived.get()) for worker in pair.workers]
+    _, others = await asyncio.wait(arrivals, return_when=asyncio.FIRST_COMPLETED)
+    for arrival in others:
+        arrival.cancel()
+    assert (await refusal(generate(pair.stubs[1], metadata=held))).quota == "held/tokens_in_flight"
+    pair.processes[0].popen.kill()
+    assert await ended(running) == ""
+    for worker in pair.workers:
+        worker.answer = ANSWER
+    began_s = time.monotonic()
+    while await ended(generate(pair.stubs[1], metadata=held)) == "QUOTA_EXCEEDED":
+        assert time.monotonic() < began_s + 5, "its lease is three seconds"
+        await asyncio.sleep(0.05)
+    said = "\n".join(line for process in pair.processes for line in process.lines)
+    assert "hunter2secret" not in said
 
 
 async def ready_workers(stub: Any) -> int:
@@ -412,10 +408,13 @@ async def ready_workers(stub: Any) -> int:
         (("--quota-when-down=maybe",), "allowed: open, closed"),
     ],
 )
-def test_a_bad_setting_of_sharing_is_one_line(arguments: tuple[str, ...], said: str) -> None:
-    process = Process(script("trunkline-router"), "--workers=127.0.0.1:1", *arguments)
-    assert process.wait() == 2
-    process.stop()
-    assert len(process.lines) == 1
-    assert said in process.lines[0]
-    assert not re.search("hunter2secret", process.lines[0])
+def test_a_bad_setting_of_sharing_is_one_line(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        router_settings(["--workers=127.0.0.1:1", *arguments])
+    told = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert told.count("\n") == 1
+    assert said in told
+    assert not re.search("hunter2secret", told)

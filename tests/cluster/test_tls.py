@@ -33,7 +33,7 @@ def make_certificates(directory: Path) -> None:
     subprocess.run([CERTS, directory], check=True, capture_output=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Secured:
     """A router before one worker."""
 
@@ -42,6 +42,7 @@ class Secured:
     address: str
     worker_address: str
     certificates: Path
+    is_drained: bool = False
 
     def tls(self, name: str = "client") -> ClientTls:
         folder = self.certificates
@@ -59,6 +60,14 @@ class Secured:
                 return bool(stub.ListModels(ListModelsRequest(), timeout=20, wait_for_ready=True).models)
 
         wait_until(ready, "the worker is connected")
+
+    def restart_worker(self) -> None:
+        """The new one reads the certificates of now. Returns when the router has connected to it."""
+        self.worker.stop()
+        self.worker = worker_process(self.certificates, int(self.worker_address.rpartition(":")[2]))
+        self.worker.wait_for("worker ready")
+        self.is_drained = False
+        self.wait_ready()
 
 
 def worker_process(certificates: Path, port: int) -> Process:
@@ -80,21 +89,29 @@ def router_process(certificates: Path, port: int, worker: str) -> Process:
     )  # fmt: skip
 
 
-@pytest.fixture
-def secured(tmp_path: Path) -> Iterator[Secured]:
-    certificates = tmp_path / "certs"
+@pytest.fixture(scope="module")
+def standing_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    certificates = tmp_path_factory.mktemp("tls") / "certs"
     make_certificates(certificates)
     ports = free_port(), free_port()
     worker = worker_process(certificates, ports[1])
     router = router_process(certificates, ports[0], f"127.0.0.1:{ports[1]}")
+    made = Secured(router, worker, f"127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[1]}", certificates)
     try:
         router.wait_for("router listening")
-        made = Secured(router, worker, f"127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[1]}", certificates)
         made.wait_ready()
         yield made
     finally:
         router.stop()
-        worker.stop()
+        made.worker.stop()
+
+
+@pytest.fixture
+def secured(standing_pair: Secured) -> Secured:
+    """The same for all tests: after one that drains the worker it is started again."""
+    if standing_pair.is_drained:
+        standing_pair.restart_worker()
+    return standing_pair
 
 
 @asynccontextmanager
@@ -146,14 +163,8 @@ async def test_clients_stream_through_the_router_and_directly_and_rotation_cuts_
     await direct.close()
     assert counts == [400, 400]
     # The worker is restarted with its new certificate: the router connects with its own new one.
-    secured.worker.stop()
-    again = worker_process(secured.certificates, int(secured.worker_address.rpartition(":")[2]))
-    try:
-        again.wait_for("worker ready")
-        secured.wait_ready()
-        assert await routed(secured, secured.tls()) == 3
-    finally:
-        again.stop()
+    secured.restart_worker()
+    assert await routed(secured, secured.tls()) == 3
 
 
 def test_the_worker_is_drained_by_a_router_or_an_operator_and_not_by_a_client(secured: Secured) -> None:
@@ -172,4 +183,5 @@ def test_the_worker_is_drained_by_a_router_or_an_operator_and_not_by_a_client(se
     status, said = drained("client")
     assert status == 1
     assert "--tls-router-names" in said
+    secured.is_drained = True
     assert drained("router") == (0, "finished 0, cut off 0\n")

@@ -59,13 +59,19 @@ def _lists(message: M, field: FieldDescriptor, name: str) -> Iterator[tuple[str,
             if field.message_type is not None:
                 entries.add()
             else:
-                entries.append(_values(field)[1])
+                entries.append(_entry(field, count))
         yield f"{name}[{count}]", changed
     for value in () if field.message_type is not None else _values(field):
         changed = _copy(message)
         entries = getattr(changed, field.name)
         entries[:1] = [value]
         yield f"{name}[0]={str(value)[:12]!r}", changed
+
+
+def _entry(field: FieldDescriptor, count: int) -> Any:
+    """An entry of a list. Either it is long or there are many: both at once were 400 MB, more than gRPC takes."""
+    value = _values(field)[1]
+    return value[:1] if count == LONG and isinstance(value, (str, bytes)) else value
 
 
 def _values(field: FieldDescriptor) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from tests.router.router_process import NOT_SERVING, SERVING, router_process, st
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline_bench.servers.ports import free_port
+from trunkline_router.main import router_settings
 from trunkline_router.settings import address_problem
 from trunkline_runtime.channel import open_channel
 
@@ -62,10 +63,30 @@ async def test_what_is_there_when_it_listens_is_not_collected_again() -> None:
             ("--workers", "localhost:1", "--max-stored-responses", "9", "--processes", "2"),
             "needs --processes=1, not 2",
         ),
+    ],
+)
+def test_a_bad_setting_is_one_line_and_exit_status_two(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        router_settings(arguments)
+    told = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert told.count("\n") == 1
+    assert said in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--workers", "localhost"), "host:port"),
+        # Files are read later than settings.
         (("--workers", "localhost:1", "--tenants", "/nowhere.json"), "--tenants=/nowhere.json: No such file"),
     ],
 )
-async def test_a_bad_setting_is_one_line_and_exit_status_two(arguments: tuple[str, ...], said: str) -> None:
+async def test_a_process_that_cannot_start_is_one_line_and_exit_status_two(
+    arguments: tuple[str, ...], said: str
+) -> None:
     process = await start(*arguments)
     _, stderr = await process.communicate()
     assert process.returncode == 2
@@ -91,7 +112,8 @@ async def test_a_taken_port_is_one_line_and_exit_status_two() -> None:
         process = await start("--port", str(port), "--workers", "127.0.0.1:1")
         _, stderr = await process.communicate()
     assert process.returncode == 2
-    assert [line for line in stderr.decode().splitlines() if str(port) in line]
+    *_, last = stderr.decode().splitlines()
+    assert last == f"trunkline-router: port {port} on 127.0.0.1 is in use; choose another with --port"
     assert "Traceback" not in stderr.decode()
 
 

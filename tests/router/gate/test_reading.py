@@ -77,7 +77,7 @@ def most_possible(present: Counter[str]) -> int:
     return min(BOUNDS.in_all, levels[-1][()])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
 def test_places_are_all_used_and_none_is_lost_whoever_comes_ends_or_is_cancelled(
     seed: int, hosts: int, connections: int, tenants: int
