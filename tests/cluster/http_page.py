@@ -25,6 +25,7 @@ from trunkline.validation import (
     MAX_TOP_LOGPROBS,
 )
 from trunkline_router.edge.merging import AT_ONCE
+from trunkline_router.edge.request_fields import MAX_ITEMS
 from trunkline_router.http.errors import PREVIOUS_RESPONSE_NOT_FOUND, PROTOCOL, RESPONSE_NOT_FOUND, TABLE
 from trunkline_router.http.json_shape import MAX_CONTAINERS, MAX_DEPTH, MAX_STRINGS, MAX_VALUES
 from trunkline_router.http.wire.handshake import HANDSHAKE_SHARE
@@ -81,7 +82,7 @@ def limit_rows() -> list[str]:
     rows = {
         "body": f"{http.max_body_bytes >> 20} MiB, which arrives within `--http-body-timeout-s` ({http.body_s:g} s)",
         "text; texts of a conversation": f"{MAX_TEXT_BYTES >> 20} MiB; {MAX_CHAT_BYTES >> 20} MiB",
-        "messages of a conversation": f"{MAX_MESSAGES:,}",
+        "messages of a conversation; parts of all their contents": f"{MAX_MESSAGES:,}; {MAX_ITEMS:,}",
         "prompts of a completion": f"{MAX_PROMPTS}, of which {AT_ONCE} run at a time",
         "JSON: depth; lists and objects; strings; values": (
             f"{MAX_DEPTH}; {MAX_CONTAINERS:,}; {MAX_STRINGS:,}; {MAX_VALUES:,}"
@@ -90,7 +91,7 @@ def limit_rows() -> list[str]:
             f"{MAX_STOP_STRINGS}; {MAX_STOP_BYTES:,}; {MAX_STOP_TOKEN_IDS}"
         ),
         "`logprobs`, `top_logprobs`, `prompt_logprobs`": (
-            f"{MAX_TOP_LOGPROBS}; in all {MAX_PROMPT_LOGPROBS:,} entries for a prompt"
+            f"{MAX_TOP_LOGPROBS}; in all {MAX_PROMPT_LOGPROBS:,} entries for the prompts of an answer, or of an event"
         ),
         "entries of `logit_bias`": f"{MAX_LOGIT_BIAS:,}",
         "`metadata` of a response": (

@@ -23,6 +23,7 @@ from trunkline.v1 import fleet_pb2, inference_pb2, worker_pb2
 from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest
 from trunkline.v1.worker_pb2 import GetModelRequest
 
+BOS = 0  # of the demo model
 STORY = "Once upon a time there was a little fox who lived in the forest and loved to run in the tall grass."
 
 
@@ -88,7 +89,6 @@ async def test_fifty_streams_at_once_give_what_each_gives_alone(cluster: Cluster
 
 
 BAD: list[tuple[str | list[int], GenerateOptions, type[TrunklineError], str]] = [
-    ("", {}, InvalidRequest, "text"),
     ([], {}, InvalidRequest, "token_ids"),
     ([5, -1], {}, InvalidRequest, "token_ids"),
     ([5, 1 << 20], {}, InvalidRequest, "token_ids"),
@@ -115,6 +115,14 @@ async def test_bad_input_is_refused_by_name_and_disturbs_nobody(
         assert caught.value.reason
         assert len(str(caught.value).splitlines()) == 1
         assert (await running).choices[0].token_ids
+
+
+async def test_an_empty_text_is_the_token_that_texts_begin_with(cluster: Cluster) -> None:
+    async with Client(cluster.address) as client:
+        empty = await client.complete("", max_tokens=4, temperature=0.0)
+        first = await client.complete([BOS], max_tokens=4, temperature=0.0)
+    assert empty.prompt.prompt_tokens == 1
+    assert empty.choices[0].token_ids == first.choices[0].token_ids
 
 
 async def test_no_prompt_at_all_is_refused(cluster: Cluster) -> None:
