@@ -18,7 +18,6 @@ from trunkline.status import (
 )
 from trunkline.validation import (
     MAX_LOGIT_BIAS,
-    MAX_PROMPT_LOGPROBS,
     MAX_STOP_BYTES,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
@@ -31,6 +30,7 @@ from trunkline_router.http.json_shape import MAX_CONTAINERS, MAX_DEPTH, MAX_STRI
 from trunkline_router.http.wire.handshake import HANDSHAKE_SHARE
 from trunkline_router.http.wire.limits import HttpLimits
 from trunkline_router.openai.completion_request import MAX_PROMPTS
+from trunkline_router.openai.told_prompt import MAX_PROMPT_LOGPROBS
 from trunkline_router.prompts.chat_template import MAX_MESSAGES
 from trunkline_router.prompts.tokenizer import MAX_CHAT_BYTES, MAX_TEXT_BYTES
 from trunkline_router.responses.response_request import MAX_METADATA_KEY, MAX_METADATA_PAIRS, MAX_METADATA_VALUE
