@@ -20,12 +20,12 @@ SICK = Order([*POISON, 5, 6, 7], {"max_tokens": 20, "seed": 1})
 
 @pytest.mark.parametrize(
     ("accident", "streams"),
-    [("kill -9 of a front", FEW), ("link reset", FEWEST)],
+    [("kill -9 of a front", FEW), ("link reset", FEWEST), ("drain that hands over after 0.2 s", FEWEST)],
 )
 async def test_no_token_is_lost_repeated_or_changed_by_an_accident(
     fleet: HarmedFleet, accident: str, streams: int
 ) -> None:
-    """The slow test has the others; in test_direct.py an engine is killed under direct streams."""
+    """The slow test has the others. A request that kills engines comes below."""
     wanted, expected = fleet.longest(streams)
     outcome = await struck(fleet.routed, wanted, expected, ACCIDENTS[accident])
     assert outcome.is_clean, (outcome.errors, outcome.differing, outcome.seams)
