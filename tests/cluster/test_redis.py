@@ -318,9 +318,9 @@ class RouterPair:
     stubs: Sequence[Any]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RouterPair]:
-    tenants = tmp_path_factory.mktemp("pair") / "tenants.json"
+@contextlib.asynccontextmanager
+async def running_pair(folder: Path) -> AsyncIterator[RouterPair]:
+    tenants = folder / "tenants.json"
     tenants.write_text(
         json.dumps({"acme": {"requests_per_minute": 60}, "held": {"tokens_in_flight": len(PROMPT) + MOST}})
     )
@@ -338,6 +338,19 @@ async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Router
             await asyncio.to_thread(process.wait_for, "router listening")
         channels = [await stack.enter_async_context(open_channel(f"127.0.0.1:{port}")) for port in ports]
         yield RouterPair(redis, workers, processes, [InferenceServiceStub(channel) for channel in channels])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RouterPair]:
+    async with running_pair(tmp_path_factory.mktemp("pair")) as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def doomed_pair(tmp_path: Path) -> AsyncIterator[RouterPair]:
+    """For a test that kills one of the routers."""
+    async with running_pair(tmp_path) as running:
+        yield running
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -363,9 +376,10 @@ async def test_what_one_router_writes_does_not_end_another(pair: RouterPair) -> 
         await client.hdel(f"{keys}credits", "b/1")
 
 
-@pytest.mark.asyncio(loop_scope="module")
-async def test_two_router_processes_keep_one_quota_and_a_killed_one_gives_its_tokens_back(pair: RouterPair) -> None:
-    """The last one with the pair, which it leaves with one router."""
+async def test_two_router_processes_keep_one_quota_and_a_killed_one_gives_its_tokens_back(
+    doomed_pair: RouterPair,
+) -> None:
+    pair = doomed_pair
     held = (("x-trunkline-tenant", "held"),)
     outcomes: list[int | str] = []
 
