@@ -26,10 +26,10 @@ SEED ?= 0
 PEERS ?= peers
 BUF ?= @bufbuild/buf@1.75.0
 
-# These tests compute (interpreted kernels above all) and start few processes; the others start fleets of processes. The
-# two halves run at the same time on two cores, and take about equally long.
-ENGINE_TESTS := tests/kernels tests/worker tests/bench tests/deploy tests/contract tests/runtime
-ENGINE_LOG := $(VENV)/engine-tests.log
+# The two halves of the tests run at the same time on two cores, and take about equally long. This one computes
+# (interpreted kernels above all) and has the clients of others; the rest starts fleets of processes.
+HALF := tests/kernels tests/worker tests/bench tests/deploy tests/contract tests/runtime tests/clients tests/fuzz
+HALF_LOG := $(VENV)/half-of-tests.log
 INSTALL_LOG := $(VENV)/install.log
 
 BIN := $(VENV)/bin
@@ -88,11 +88,11 @@ serve: $(SERVE_STAMP)
 	@exec $(BIN)/trunkline serve --model '$(MODEL)' --name '$(NAME)' --workers '$(WORKERS)' --port '$(PORT)' --worker-port '$(WORKER_PORT)' --http-port '$(HTTP_PORT)' $(ARGS)
 
 test: $(DEV_STAMP) $(CLIENTS_STAMP)
-	@$(BIN)/python -m pytest -m 'not slow' $(ENGINE_TESTS) > $(ENGINE_LOG) 2>&1 & engine=$$!; \
-	trap 'kill $$engine 2> /dev/null || true' EXIT; failed=0; \
-	$(BIN)/python -m pytest -m 'not slow' $(addprefix --ignore=,$(ENGINE_TESTS)) || failed=1; \
-	echo 'make: waiting for the tests of engine, kernels, simulation and chart, which run at the same time'; \
-	wait $$engine || failed=1; cat $(ENGINE_LOG); exit $$failed
+	@$(BIN)/python -m pytest -m 'not slow' $(HALF) > $(HALF_LOG) 2>&1 & half=$$!; \
+	trap 'kill $$half 2> /dev/null || true' EXIT; failed=0; \
+	$(BIN)/python -m pytest -m 'not slow' $(addprefix --ignore=,$(HALF)) || failed=1; \
+	echo 'make: waiting for the tests of engine, kernels, simulation, chart and clients, which run at the same time'; \
+	wait $$half || failed=1; cat $(HALF_LOG); exit $$failed
 
 test-slow: $(DEV_STAMP) $(CLIENTS_STAMP)
 	@$(BIN)/python -m pytest -m slow --timeout 1800
