@@ -189,7 +189,7 @@ def test_a_file_that_routers_would_not_read_is_not_written(tmp_path: Path, monke
     assert path.read_bytes() == before
     monkeypatch.setattr(key_file, "MOST_BYTES", 10)
     with pytest.raises(IdentityError, match="has more than"):
-        FileRecords(path).records()
+        FileRecords(path).listed()
 
 
 def test_ctrl_c_while_another_process_writes_ends_quietly(tmp_path: Path) -> None:
