@@ -205,6 +205,18 @@ def test_responses_that_only_one_of_several_routers_would_have_are_not_stored(ro
     assert "\n" not in said.strip()
 
 
+@pytest.mark.parametrize("name", ["TRUNKLINE_PROCESSES", "TRUNKLINE_MAX_STORED_RESPONSES"])
+@pytest.mark.parametrize("router", [{}, ALONE], ids=["two replicas", "one router"])
+def test_a_number_that_the_chart_cannot_see_is_refused_where_stored_responses_depend_on_it(
+    name: str, router: Values
+) -> None:
+    source = {"configMapKeyRef": {"name": "numbers", "key": "number"}}
+    said = refusal({"router": router | {"config": STORE, "env": [{"name": name, "valueFrom": source}]}})
+    assert f"router.env: {name}: it decides whether clients find stored responses" in said
+    assert "set it in router.config or by value" in said
+    assert "\n" not in said.strip()
+
+
 @pytest.mark.parametrize(
     "router",
     [
