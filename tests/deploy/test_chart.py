@@ -141,12 +141,15 @@ def test_values_of_redis_that_contradict_each_other_are_refused(redis: Values, s
 
 ALONE: Values = {"replicas": 1}
 TWO_PROCESSES: Values = {"replicas": 1, "config": {"processes": 2}}
+TWO_BY_ENVIRONMENT: Values = {"replicas": 1, "env": [{"name": "TRUNKLINE_PROCESSES", "value": "2"}]}
 URL_IN_ENVIRONMENT: Values = {
     "env": [{"name": "TRUNKLINE_REDIS_URL", "valueFrom": {"secretKeyRef": {"name": "cache", "key": "url"}}}]
 }
 
 
-@pytest.mark.parametrize("router", [{}, TWO_PROCESSES], ids=["two replicas", "two processes"])
+@pytest.mark.parametrize(
+    "router", [{}, TWO_PROCESSES, TWO_BY_ENVIRONMENT], ids=["two replicas", "two processes", "two by the environment"]
+)
 @pytest.mark.parametrize("tenant", ["acme", "*"])
 @pytest.mark.parametrize("quota", QUOTA_NAMES)
 def test_quotas_that_several_routers_would_each_count_alone_are_refused(

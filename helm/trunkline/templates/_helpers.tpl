@@ -261,8 +261,12 @@ them. A router pod with several processes, quotas and no Redis would not even st
 {{- $router := .Values.router -}}
 {{- $external := .Values.redis.external -}}
 {{- $redis := or .Values.redis.enabled $external.url $external.existingSecret.name -}}
-{{- range $router.env }}{{ if eq .name "TRUNKLINE_REDIS_URL" }}{{ $redis = true }}{{ end }}{{ end -}}
-{{- $routers := mul $router.replicas ($router.config.processes | default 1) -}}
+{{- $processes := $router.config.processes | default 1 -}}
+{{- range $router.env -}}
+{{- if eq .name "TRUNKLINE_REDIS_URL" -}}{{- $redis = true -}}{{- end -}}
+{{- if eq .name "TRUNKLINE_PROCESSES" -}}{{- $processes = .value -}}{{- end -}}
+{{- end -}}
+{{- $routers := mul $router.replicas $processes -}}
 {{- if and (not $redis) (gt $routers 1) -}}
 {{- range $tenant := keys $router.tenants | sortAlpha -}}
 {{- range $quota := list "requests_per_minute" "tokens_per_minute" "tokens_in_flight" -}}
