@@ -29,8 +29,8 @@ class IdentitySettings:
     )
     fleet_secret_file: str = setting(
         "",
-        help="file with the fleet's secret, in place of --fleet-secret. Each further line has an earlier secret, which "
-        "still opens what it has sealed",
+        help="file with the fleet's secret, in place of --fleet-secret. Each further line has another secret, which "
+        "opens what it has sealed while the secret is changed",
     )
     jwt_jwks: str = setting(
         "",

@@ -1,11 +1,14 @@
-"""Runs `trunkline keys` as a process, without settings of this one."""
+"""Runs `trunkline keys` as a process, without settings of this one, and asks a router that starts about keys."""
 
 import os
 import subprocess
 from collections.abc import Mapping
 
 from tests.cluster.processes import script
+from tests.router.identity.key_rig import answer
+from trunkline_router.identity.authenticator import authenticator_of
 from trunkline_router.identity.key_record import ApiKey
+from trunkline_router.settings import RouterSettings
 
 SECRET = "a fleet secret of thirty-two bytes"
 
@@ -27,3 +30,14 @@ def created(*arguments: str, **environment: str) -> ApiKey:
     assert key is not None, "standard output has nothing but the key"
     assert key.secret not in done.stderr
     return key
+
+
+async def answers(settings: RouterSettings, *made: ApiKey) -> list[str]:
+    """What a router that starts with these settings answers to the keys."""
+    authenticator = authenticator_of(settings)
+    await authenticator.start()
+    try:
+        return [answer(authenticator, key.credential) for key in made]
+    finally:
+        for source in authenticator._key_sources:
+            await source.close()  # type: ignore[attr-defined]

@@ -51,7 +51,10 @@ async def test_a_key_in_a_file_is_created_listed_and_revoked(tmp_path: Path) -> 
     assert found.expires_unix_s is not None
     assert 89.9 * 86400 < found.expires_unix_s - time.time() < 90 * 86400
     listed = keys("list", place).stdout
-    assert [word in listed for word in (key.key_id, "acme", "operator,user", "active", "for tests")] == [True] * 5
+    assert [word in listed for word in (key.key_id, "acme", "operator,user", "active", "none")] == [True] * 5
+    quotas = "quotas=requests_per_minute:60,tokens_in_flight:9"
+    terms = f"acts_for=b lane=interactive models=m {quotas} may_salt=true sees_cache=false"
+    assert listed.endswith(f'  {terms}  "for tests"\n')
     assert key.secret not in listed
     assert key.digest.hex() not in listed
     revoked = keys("revoke", key.key_id, place)
@@ -96,6 +99,20 @@ async def test_a_key_in_redis_is_created_listed_and_revoked(tmp_path: Path) -> N
     assert (down.returncode, down.stdout) == (2, "")
     assert down.stderr.startswith("trunkline keys: Redis: ")
     assert "canary" not in down.stderr + other.stderr
+
+
+def test_a_list_is_one_line_for_each_key_and_no_name_looks_like_another_cell(tmp_path: Path) -> None:
+    place = f"--file={tmp_path / 'keys.json'}"
+    created("--tenant=acme", place)
+    created("--tenant=x   user", "--model=m  may_salt=true", "--model=ü,b", "--acts-for=*", "--note=x  default", place)
+    created("--tenant=many", *(f"--model=model-{number:03}" for number in range(200)), place)
+    titles, *rows = keys("list", place).stdout.splitlines()
+    assert titles.split() == ["ID", "TENANT", "ROLES", "STATE", "SEAL", "CREATED", "EXPIRES", "TERMS", "NOTE"]
+    (plain,), (odd,), (many,) = ([row for row in rows if part in row] for part in (" acme ", "x   user", " many "))
+    assert plain.endswith("  never    default"), "the row of a key with many models does not make others long"
+    assert '  "x   user"  user   active  none  ' in odd
+    assert r'acts_for=* models="m  may_salt=true","\u00fc,b"  "x  default"' in odd
+    assert "models=model-000,model-001," in many
 
 
 def test_processes_that_create_keys_at_the_same_time_lose_none(tmp_path: Path) -> None:
@@ -189,7 +206,7 @@ def test_a_file_that_routers_would_not_read_is_not_written(tmp_path: Path, monke
     assert path.read_bytes() == before
     monkeypatch.setattr(key_file, "MOST_BYTES", 10)
     with pytest.raises(IdentityError, match="has more than"):
-        FileRecords(path).records()
+        FileRecords(path).listed()
 
 
 def test_ctrl_c_while_another_process_writes_ends_quietly(tmp_path: Path) -> None:

@@ -8,59 +8,18 @@ from pathlib import Path
 import pytest
 
 from tests.certificates import Authority, TlsDirectory
-from tests.cli.keys_rig import SECRET, created, keys
-from tests.router.identity.key_rig import answer
+from tests.cli.keys_rig import SECRET, answers, created, keys
 from tests.router.relay import Relay
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_router.identity.authenticator import authenticator_of
-from trunkline_router.identity.key_record import ApiKey
-from trunkline_router.identity_settings import IdentitySettings
 from trunkline_router.settings import RouterSettings
 from trunkline_runtime.settings import parse_settings
 from trunkline_runtime.tls import ServerTls, TlsFiles
-
-NEXT = "the next secret of the same fleet"
 
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
     with RedisServer(password="canary-of-redis") as server:
         yield server
-
-
-async def answers(settings: RouterSettings, *made: ApiKey) -> list[str]:
-    """What a router that starts with these settings answers to the keys."""
-    authenticator = authenticator_of(settings)
-    await authenticator.start()
-    try:
-        return [answer(authenticator, key.credential) for key in made]
-    finally:
-        for source in authenticator._key_sources:
-            await source.close()  # type: ignore[attr-defined]
-
-
-async def test_a_secret_is_changed_with_its_file_and_keys_stay_valid(server: RedisServer, tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    place = ("--redis-url", f"--fleet-secret-file={secret}")
-    environment = {"TRUNKLINE_REDIS_URL": server.url, "TRUNKLINE_FLEET_SECRET": "the flag comes before this secret"}
-    settings = RouterSettings(
-        workers=("127.0.0.1:1",),
-        redis_url=server.url,
-        identity=IdentitySettings(api_keys_in_redis=True, fleet_secret_file=str(secret)),
-    )
-    secret.write_text(f"{SECRET}\n")
-    before, gone = (created("--tenant=acme", *place, **environment) for _ in range(2))
-    secret.write_text(f"{NEXT}\n{SECRET}\n")
-    during = created("--tenant=acme", *place, **environment)
-    assert keys("revoke", gone.key_id, *place, **environment).returncode == 0
-    assert await answers(settings, before, gone, during) == ["acme", "the API key has been revoked", "acme"]
-    listed = keys("list", *place, **environment)
-    assert listed.stderr == "trunkline keys: 1 of them has an earlier secret's seal: run trunkline keys reseal\n"
-    resealed = keys("reseal", *place, **environment)
-    assert (resealed.returncode, resealed.stdout) == (0, "")
-    assert resealed.stderr.startswith("trunkline keys: sealed 1 key with the current secret")
-    secret.write_text(NEXT)
-    assert await answers(settings, before, gone, during) == ["acme", "the API key has been revoked", "acme"]
 
 
 async def test_the_routers_file_of_settings_says_where_its_keys_are(server: RedisServer, tmp_path: Path) -> None:

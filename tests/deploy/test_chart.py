@@ -141,12 +141,15 @@ def test_values_of_redis_that_contradict_each_other_are_refused(redis: Values, s
 
 ALONE: Values = {"replicas": 1}
 TWO_PROCESSES: Values = {"replicas": 1, "config": {"processes": 2}}
+TWO_BY_ENVIRONMENT: Values = {"replicas": 1, "env": [{"name": "TRUNKLINE_PROCESSES", "value": "2"}]}
 URL_IN_ENVIRONMENT: Values = {
     "env": [{"name": "TRUNKLINE_REDIS_URL", "valueFrom": {"secretKeyRef": {"name": "cache", "key": "url"}}}]
 }
 
 
-@pytest.mark.parametrize("router", [{}, TWO_PROCESSES], ids=["two replicas", "two processes"])
+@pytest.mark.parametrize(
+    "router", [{}, TWO_PROCESSES, TWO_BY_ENVIRONMENT], ids=["two replicas", "two processes", "two by the environment"]
+)
 @pytest.mark.parametrize("tenant", ["acme", "*"])
 @pytest.mark.parametrize("quota", QUOTA_NAMES)
 def test_quotas_that_several_routers_would_each_count_alone_are_refused(
@@ -202,6 +205,18 @@ def in_environment(name: str, value: str) -> Values:
 def test_responses_that_only_one_of_several_routers_would_have_are_not_stored(router: Values, routers: int) -> None:
     said = refusal({"router": router})
     assert f"router.config.max_stored_responses: of {routers} routers (replicas x config.processes) only one" in said
+    assert "\n" not in said.strip()
+
+
+@pytest.mark.parametrize("name", ["TRUNKLINE_PROCESSES", "TRUNKLINE_MAX_STORED_RESPONSES"])
+@pytest.mark.parametrize("router", [{}, ALONE], ids=["two replicas", "one router"])
+def test_a_number_that_the_chart_cannot_see_is_refused_where_stored_responses_depend_on_it(
+    name: str, router: Values
+) -> None:
+    source = {"configMapKeyRef": {"name": "numbers", "key": "number"}}
+    said = refusal({"router": router | {"config": STORE, "env": [{"name": name, "valueFrom": source}]}})
+    assert f"router.env: {name}: it decides whether clients find stored responses" in said
+    assert "set it in router.config or by value" in said
     assert "\n" not in said.strip()
 
 

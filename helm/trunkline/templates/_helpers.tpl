@@ -261,8 +261,12 @@ them. A router pod with several processes, quotas and no Redis would not even st
 {{- $router := .Values.router -}}
 {{- $external := .Values.redis.external -}}
 {{- $redis := or .Values.redis.enabled $external.url $external.existingSecret.name -}}
-{{- range $router.env }}{{ if eq .name "TRUNKLINE_REDIS_URL" }}{{ $redis = true }}{{ end }}{{ end -}}
-{{- $routers := mul $router.replicas ($router.config.processes | default 1) -}}
+{{- $processes := $router.config.processes | default 1 -}}
+{{- range $router.env -}}
+{{- if eq .name "TRUNKLINE_REDIS_URL" -}}{{- $redis = true -}}{{- end -}}
+{{- if eq .name "TRUNKLINE_PROCESSES" -}}{{- $processes = .value -}}{{- end -}}
+{{- end -}}
+{{- $routers := mul $router.replicas $processes -}}
 {{- if and (not $redis) (gt $routers 1) -}}
 {{- range $tenant := keys $router.tenants | sortAlpha -}}
 {{- range $quota := list "requests_per_minute" "tokens_per_minute" "tokens_in_flight" -}}
@@ -276,12 +280,17 @@ them. A router pod with several processes, quotas and no Redis would not even st
 {{- end -}}
 
 {{/* Fails if responses are stored and there are several router processes: each has its own in memory, so a client that
-comes through another one would not find them. Settings in the environment replace those in the file. */}}
+comes through another one would not find them. Settings in the environment replace those in the file; the chart cannot
+see what comes by valueFrom. */}}
 {{- define "trunkline.responsesNeedOneRouter" -}}
 {{- $router := .Values.router -}}
 {{- $stored := $router.config.max_stored_responses -}}
 {{- $processes := $router.config.processes | default 1 -}}
 {{- range $router.env -}}
+{{- if and (hasKey . "valueFrom") (has .name (list "TRUNKLINE_MAX_STORED_RESPONSES" "TRUNKLINE_PROCESSES")) -}}
+{{- $why := "it decides whether clients find stored responses, and the chart cannot see what comes by valueFrom" -}}
+{{- fail (printf "router.env: %s: %s: set it in router.config or by value" .name $why) -}}
+{{- end -}}
 {{- if eq .name "TRUNKLINE_MAX_STORED_RESPONSES" -}}{{- $stored = .value -}}{{- end -}}
 {{- if eq .name "TRUNKLINE_PROCESSES" -}}{{- $processes = .value -}}{{- end -}}
 {{- end -}}

@@ -1,6 +1,7 @@
 """The secret that all routers of a fleet share, the keys that derive from it, and texts that it seals.
 
-The secret is changed while requests run: an earlier one still opens what it has sealed, but seals nothing any more.
+The secret is changed while requests run: the current one seals, and others, earlier ones and the next one, open what
+they have sealed.
 """
 
 import hmac
@@ -18,21 +19,22 @@ _DOMAIN = b"trunkline fleet secret: "
 
 @dataclass(frozen=True, slots=True)
 class FleetSecret:
-    """The secret of a fleet, and those before it, newest first. False if there is none. Its repr hides them."""
+    """The current secret of a fleet, and others that count too, in the order of the file. False if there is none. Its
+    repr hides them."""
 
     current: bytes = field(default=b"", repr=False)
-    earlier: tuple[bytes, ...] = field(default=(), repr=False)
+    others: tuple[bytes, ...] = field(default=(), repr=False)
 
     def __bool__(self) -> bool:
         return bool(self.current)
 
     def seal(self, purpose: str) -> "Seal":
         """The seal for one purpose."""
-        return Seal(*(derived_key(secret, purpose) for secret in (self.current, *self.earlier)))
+        return Seal(*(derived_key(secret, purpose) for secret in (self.current, *self.others)))
 
 
 class Seal:
-    """Seals texts with the newest key, and opens what any of them has sealed.  keys: newest first"""
+    """Seals texts with the first key, and opens what any of them has sealed, whatever their order."""
 
     def __init__(self, *keys: bytes) -> None:
         self._keys = keys
@@ -42,7 +44,7 @@ class Seal:
         return f"{_code(self._keys[0], text)}:{text}"
 
     def opened(self, value: str) -> tuple[str, int] | None:
-        """The text of a sealed value and the number of its key, 0 for the newest; None if none of the keys has sealed
+        """The text of a sealed value and the number of its key, 0 for the first; None if none of the keys has sealed
         it, or it was changed. Takes as long for each wrong code."""
         code, _, text = value.partition(":")
         given = code.encode(errors="replace")

@@ -52,8 +52,9 @@ class FileRecords:
                 raise IdentityError("the new key's id is taken: try again")
             entries[fields["id"]] = {name: value for name, value in fields.items() if name != "id"}
 
-    def records(self) -> list[KeyRecord]:
-        return [read_record({**fields, "id": key_id}) for key_id, fields in present(self._path).items()]
+    def listed(self) -> list[tuple[KeyRecord, str]]:
+        """The records, each with an empty text: nothing has sealed it."""
+        return [(read_record({**fields, "id": key_id}), "") for key_id, fields in present(self._path).items()]
 
     def revoke(self, key_id: str, now: str) -> None:
         if not self._path.exists():

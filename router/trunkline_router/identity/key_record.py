@@ -11,23 +11,25 @@ import json
 import re
 import secrets
 import string
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeGuard
 
 from trunkline_router.identity.identity import Identity
-from trunkline_router.identity.identity_fields import TERMS, FieldError, identity_from
+from trunkline_router.identity.identity_fields import TERMS, FieldError, identity_from, terms_of
 
 PREFIX = "tl-"
 ID_CHARACTERS, SECRET_CHARACTERS = 12, 43  # 62 ** 43 > 2 ** 256
 ALPHABET = string.digits + string.ascii_letters
 LONGEST_NOTE = 200
 MOST_RECORD_BYTES = 1 << 14  # as JSON
+MOST_PADDED = 40  # characters of a cell in a list: a key may have a thousand models
 FIELDS = ("id", "hash", *TERMS, "created", "expires", "revoked", "note")
 
 _KEY = re.compile(rf"{PREFIX}([0-9A-Za-z]{{{ID_CHARACTERS}}})-([0-9A-Za-z]{{{SECRET_CHARACTERS}}})", re.ASCII)
 _ID = re.compile(rf"[0-9A-Za-z]{{{ID_CHARACTERS}}}", re.ASCII)
+_PLAIN = re.compile(r"[0-9A-Za-z*._:/@+-]+", re.ASCII)  # others are quoted, so that no name looks like two cells
 _HASH = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
 
 
@@ -130,6 +132,46 @@ def is_key_id(value: Any) -> TypeGuard[str]:
 def written_time(unix_s: float) -> str:
     """A time as in records, such as 2026-01-31T12:00:00Z."""
     return datetime.fromtimestamp(int(unix_s), UTC).isoformat().replace("+00:00", "Z")
+
+
+def table(listed: Iterable[tuple[KeyRecord, str]], now_unix_s: float) -> list[str]:
+    """One line for each key, oldest first, without secrets and hashes, below a line of titles.
+
+    listed: records, each with the name of the secret that sealed it; a record in a file has none
+    """
+    rows = [("ID", "TENANT", "ROLES", "STATE", "SEAL", "CREATED", "EXPIRES", "TERMS", "NOTE")]
+    for record, seal in sorted(listed, key=lambda one: (one[0].created_unix_s, one[0].key_id)):
+        expires_unix_s = record.expires_unix_s
+        rows.append((
+            record.key_id,
+            _shown(record.identity.tenant),
+            ",".join(sorted(record.identity.roles)),
+            _state(record, now_unix_s),
+            seal or "none",
+            written_time(record.created_unix_s),
+            "never" if expires_unix_s is None else written_time(expires_unix_s),
+            " ".join(f"{name}={_shown(value)}" for name, value in terms_of(record.identity).items()) or "default",
+            record.note and json.dumps(record.note, ensure_ascii=False),
+        ))  # fmt: skip
+    widths = [min(max(map(len, column)), MOST_PADDED) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _shown(value: Any) -> str:
+    """A term's value, without a space outside of quotation marks."""
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}:{_shown(part)}" for name, part in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ",".join(map(_shown, value)) or "[]"
+    if isinstance(value, str) and _PLAIN.fullmatch(value):
+        return value
+    return json.dumps(value)
+
+
+def _state(record: KeyRecord, now_unix_s: float) -> str:
+    if record.revoked_unix_s is not None:
+        return "revoked"
+    return "expired" if record.expires_unix_s is not None and now_unix_s >= record.expires_unix_s else "active"
 
 
 def _time(fields: Mapping[str, Any], name: str) -> float | None:

@@ -19,7 +19,7 @@ from trunkline_router.identity.fleet_secret import read_fleet_secret
 from trunkline_router.identity.identity import IdentityError, Role
 from trunkline_router.identity.identity_fields import FieldError
 from trunkline_router.identity.key_file import FileRecords
-from trunkline_router.identity.key_record import ApiKey, KeyRecord, is_key_id, new_record, written_time
+from trunkline_router.identity.key_record import ApiKey, KeyRecord, is_key_id, new_record, table, written_time
 from trunkline_router.quotas.quota import MOST_QUOTA, QUOTA_NAMES
 from trunkline_router.stores.store import StoreDown
 
@@ -87,13 +87,13 @@ class RedisRecords:
 
         self._with_keys(created)
 
-    def records(self) -> list[KeyRecord]:
-        async def read(keys: Any) -> list[KeyRecord]:
+    def listed(self) -> list[tuple[KeyRecord, str]]:
+        async def read(keys: Any) -> list[tuple[KeyRecord, str]]:
             await keys.update()
             if number := len(keys.sealed_before):
                 verb = "has" if number == 1 else "have"
-                _say(f"{number} of them {verb} an earlier secret's seal: run trunkline keys reseal")
-            return list(keys.records.values())
+                _say(f"{number} of them {verb} an earlier secret's seal, and will not count once that is dropped")
+            return [(record, _seal_name(keys.seal_of(key_id))) for key_id, record in keys.records.items()]
 
         return self._with_keys(read)
 
@@ -148,16 +148,27 @@ def _run(arguments: argparse.Namespace) -> None:
     if arguments.command == "create":
         _create(arguments, now_unix_s)
     elif arguments.command == "list":
-        _print("\n".join(_table(_store(arguments).records(), now_unix_s)), "the list")
+        _print("\n".join(table(_store(arguments).listed(), now_unix_s)), "the list")
     elif arguments.command == "reseal":
-        number = RedisRecords(_router_flags(arguments)).reseal()
-        noun = "key" if number == 1 else "keys"
-        _say(f"sealed {number} {noun} with the current secret; earlier secrets are not needed any more")
+        _say(_resealed(RedisRecords(_router_flags(arguments)).reseal()))
     elif not is_key_id(arguments.id):  # the message does not repeat it: it may be a whole key
         raise IdentityError("the argument is not the id of a key: the 12 characters after tl-")
     else:
         _store(arguments).revoke(arguments.id, written_time(now_unix_s))
         _say(f"revoked {arguments.id}; a router refuses it within 5 s after it can read this")
+
+
+def _resealed(number: int) -> str:
+    noun = "key" if number == 1 else "keys"
+    return (
+        f"sealed {number} {noun} with the current secret, and for {RESEAL_PAUSE_S:g} s no router wrote an earlier seal "
+        "back. A router that could not reach Redis in that time was not seen: before you drop an earlier secret, check "
+        "that all routers were started with this file and that trunkline keys list shows no earlier seal"
+    )
+
+
+def _seal_name(number: int) -> str:
+    return f"earlier {number}" if number else "current"
 
 
 def _create(arguments: argparse.Namespace, now_unix_s: float) -> None:
@@ -200,30 +211,6 @@ def _terms(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _table(records: Sequence[KeyRecord], now_unix_s: float) -> list[str]:
-    """One line for each key, oldest first, without secrets and hashes."""
-    rows = [("ID", "TENANT", "ROLES", "STATE", "CREATED", "EXPIRES", "NOTE")]
-    for record in sorted(records, key=lambda record: (record.created_unix_s, record.key_id)):
-        expires_unix_s = record.expires_unix_s
-        rows.append((
-            record.key_id,
-            record.identity.tenant,
-            ",".join(sorted(record.identity.roles)),
-            _state(record, now_unix_s),
-            written_time(record.created_unix_s),
-            "never" if expires_unix_s is None else written_time(expires_unix_s),
-            record.note,
-        ))  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def _state(record: KeyRecord, now_unix_s: float) -> str:
-    if record.revoked_unix_s is not None:
-        return "revoked"
-    return "expired" if record.expires_unix_s is not None and now_unix_s >= record.expires_unix_s else "active"
-
-
 class _Parser(argparse.ArgumentParser):
     """Reports an invalid argument in one line."""
 
@@ -241,7 +228,9 @@ def _parser() -> argparse.ArgumentParser:
     revoke = commands.add_parser("revoke", help="revoke a key", allow_abbrev=False)
     revoke.add_argument("id", metavar="ID", help="the 12 characters after tl-")
     reseal = commands.add_parser(
-        "reseal", help="seal the keys in Redis with the current secret of the fleet", allow_abbrev=False
+        "reseal",
+        help="seal the keys in Redis with the current secret of the fleet; not after a leak: it seals forged ones too",
+        allow_abbrev=False,
     )
     for command in (create, listing, revoke, reseal):
         place: Any = command  # of which one is required

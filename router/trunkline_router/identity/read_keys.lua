@@ -4,7 +4,7 @@
 -- Returns the version alone if it is the known one, else version, next cursor ("0" after the last page), and
 -- [id, record, id, record, …] as JSON. Records over the limit are left out.
 local version = redis.pcall('GET', KEYS[2])
-if type(version) ~= 'string' or #version > 64 then
+if type(version) ~= 'string' or #version > 64 or not string.match(version, '^%x+$') then
   version = ''
 end
 if version ~= '' and version == ARGV[1] then

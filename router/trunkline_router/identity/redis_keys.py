@@ -10,7 +10,8 @@ sealed is ignored. It can hide records, or put an old one back. So nothing but a
 revokes a key: routers keep what they know if Redis is lost, emptied or overwritten, they do not take a revoked record
 back, and they write what is missing into Redis again, for routers that start later.
 
-Routers write sealed records as they have read them. Only `trunkline keys` seals, so that while the fleet's secret is
+Routers write sealed records as they have read them, and only if no program has written since they read Redis: else they
+could overwrite a revocation that they have not seen. Only `trunkline keys` seals, so that while the fleet's secret is
 changed routers with different files do not seal against each other. Of two records the one with the newer seal counts.
 """
 
@@ -19,7 +20,7 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ MOST_PAGES = 2 * MOST_KEYS // PAGE_KEYS
 MOST_SEALED_BYTES = MOST_RECORD_BYTES + 65  # with the code and the colon before it
 MOST_REPORTED = 1024  # logged problems that are remembered
 RESEAL_ROUNDS = 8  # each for records that others wrote meanwhile
+ANY_VERSION = "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +131,23 @@ class RedisKeys:
 
     async def update(self) -> None:
         """Reads the records if they may have changed. Raises StoreDown."""
-        missing = await self._missing()
-        for at in range(0, len(missing), PAGE_KEYS):
-            await self._put({key_id: self._known[key_id].value for key_id in missing[at : at + PAGE_KEYS]})
-        if missing:
+        number = await self._write_back(await self._missing())
+        if number:
             self._log.warning(
-                "API keys were missing or changed in Redis: their records were written back", num_keys=len(missing)
+                "API keys were missing or changed in Redis: their records were written back", num_keys=number
             )
+
+    async def _write_back(self, missing: Sequence[str]) -> int:
+        """Writes known records, up to where another program has written since they were read: the next update() reads
+        what it wrote. Returns the number of written records. Raises StoreDown."""
+        version = self._version
+        for at in range(0, len(missing), PAGE_KEYS):
+            values = {key_id: self._known[key_id].value for key_id in missing[at : at + PAGE_KEYS]}
+            written = await self._put(values, version)
+            if written is None:
+                return at
+            version = written
+        return len(missing)
 
     async def _missing(self) -> list[str]:
         """Reads as update(), and writes nothing. Returns the ids of known keys that Redis should have and does not.
@@ -170,12 +182,16 @@ class RedisKeys:
         """Writes a record, which is valid. Raises StoreDown."""
         if not self._redis.is_connected:
             await self._redis.connect()
-        await self._put({fields["id"]: self._seal.sealed(json.dumps(fields))})
+        await self._put({fields["id"]: self._seal.sealed(json.dumps(fields))}, ANY_VERSION)
 
     def fields_of(self, key_id: str) -> dict[str, Any]:
         """The record of a known key, as JSON."""
         fields: dict[str, Any] = loaded(self._text_of(key_id))
         return fields
+
+    def seal_of(self, key_id: str) -> int:
+        """The number of the secret that has sealed a known key's record, 0 for the current one."""
+        return self._known[key_id].seal
 
     @property
     def sealed_before(self) -> list[str]:
@@ -184,17 +200,18 @@ class RedisKeys:
 
     async def reseal(self, pause: Callable[[], Awaitable[None]]) -> int:
         """Seals the records that an earlier secret has sealed with the current one. Returns their number. A record that
-        is revoked meanwhile stays revoked.
+        is revoked meanwhile stays revoked. One that was forged with an earlier secret is sealed like any other.
 
-        pause: lets routers poll. Those without the current secret then write back what they know; that raises
-        IdentityError. Raises StoreDown if Redis does not answer, or if the records do not stop changing.
+        pause: lets routers poll. Those without the current secret in the first place then write back what they know;
+        that raises IdentityError. A router that cannot reach Redis meanwhile is not noticed. Raises StoreDown if Redis
+        does not answer, or if the records do not stop changing.
         """
         resealed = await self._reseal()
         await pause()
         if await self._missing():
             raise IdentityError(
-                "a router wrote records with an earlier seal back, so it does not have the current secret yet: restart "
-                "all routers with the new file, then seal again"
+                "a router wrote records with an earlier seal back, so it was not started with this file yet: restart "
+                "all routers with it, then seal again"
             )
         return resealed
 
@@ -253,9 +270,12 @@ class RedisKeys:
         if known is None or read.rank > known.rank:
             self._known[key_id], self._records[key_id] = read, record
 
-    async def _put(self, values: Mapping[str, str]) -> None:
+    async def _put(self, values: Mapping[str, str], version: str) -> str | None:
+        """Writes sealed records and returns their new version; None, and writes nothing, if Redis has another version
+        than this one."""
         flat = (part for pair in values.items() for part in pair)
-        await self._ask(self._write, secrets.token_hex(8), *flat)
+        new = secrets.token_hex(8)
+        return new if await self._ask(self._write, new, version, *flat) == 1 else None
 
     async def _ask(self, script: Script, *arguments: str | int) -> Any:
         """The script's reply. Raises StoreDown."""
