@@ -1,4 +1,4 @@
-"""A request that is refused before its prompt is tokenized is told a time at which there is room for it, not only for the
+"""A request that is refused before its prompt is tokenized is told when there will be room for it, not only for the
 smallest request: clients give up after two or three tries."""
 
 from random import Random
