@@ -141,8 +141,8 @@ LARGE_NUMBERS = (2**32 - 1, 2**31 - 1, 4_000_000)
 
 
 def with_large_numbers(model: type[Fields], base: Mapping[str, Json]) -> Iterator[dict[str, Json]]:
-    """The base with each number of the model at its largest, streamed and not, and those that count for each prompt also
-    with many prompts."""
+    """The base with each number of the model at its largest, streamed and not, and those that count for each prompt
+    with many prompts, too."""
     numbers = [name for name, field in model.model_fields.items() if int in _simple_types(field.annotation)]
     given = [{**base, name: number} for name in [*numbers, "best_of"] for number in LARGE_NUMBERS]
     if model is CompletionRequest:
