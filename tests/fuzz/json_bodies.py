@@ -136,13 +136,45 @@ def bodies_of(draw: st.DrawFn, model: type[Fields], base: Mapping[str, Json]) ->
     return body
 
 
+# Within the range of 32 bits, so that many fields accept them: enough to fill the memory, were as many things made.
+LARGE_NUMBERS = (2**32 - 1, 2**31 - 1, 4_000_000)
+
+
+def with_large_numbers(model: type[Fields], base: Mapping[str, Json]) -> Iterator[dict[str, Json]]:
+    """The base with each number of the model at its largest, streamed and not, and those that count for each prompt
+    with many prompts, too."""
+    numbers = [name for name, field in model.model_fields.items() if int in _simple_types(field.annotation)]
+    given = [{**base, name: number} for name in [*numbers, "best_of"] for number in LARGE_NUMBERS]
+    if model is CompletionRequest:
+        many: list[Json] = [["hi"] * 256, [[100, 101]] * 256]
+        given += [
+            {**base, "prompt": prompts, name: number}
+            for prompts in many
+            for name in ("n", "max_tokens")
+            for number in LARGE_NUMBERS
+        ]
+    for body in given:
+        yield body
+        if "stream" in model.model_fields:
+            yield {**body, "stream": True}
+
+
+def _simple_types(annotation: Any) -> set[Any]:
+    """The types that a value of this one may have, without those of elements."""
+    if get_origin(annotation) is Annotated:
+        return _simple_types(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return {kind for argument in get_args(annotation) for kind in _simple_types(argument)}
+    return {annotation}
+
+
 def json_bytes(body: Json) -> bytes:
     return json.dumps(body).encode()
 
 
 PIECES = (b'"', b"{", b"}", b"[", b"]", b",", b":", b"\\", b"\\u", b"\\ud800", b"\x00", b"\xff", b"\xed\xa0\x80", b"-",
           b"1e999", b"NaN", b"null", b"tru", b"0" * 5000, b"[" * 70, b'{"a":' * 70, b" " * 300, b"\xef\xbb\xbf",
-          b'"stream":true,', b'"n":17,')  # fmt: skip
+          b'"stream":true,', b'"n":17,', b'"n":4294967295,')  # fmt: skip
 
 
 @st.composite

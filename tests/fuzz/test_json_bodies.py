@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.json_bodies import ENDPOINTS, bodies_of, damaged, json_bytes
+from tests.fuzz.json_bodies import ENDPOINTS, bodies_of, damaged, json_bytes, with_large_numbers
 from tests.fuzz.target import GOOD_S, Target
 
 FEW, MANY = 25, int(os.environ.get("TRUNKLINE_FUZZ_EXAMPLES", "3000"))
@@ -61,6 +61,19 @@ def fuzz(target: Target, path: str, *, examples: int) -> None:
 def test_every_body_is_answered_or_refused(target: Target, path: str) -> None:
     fuzz(target, path, examples=FEW)
     target.check_unharmed()
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_no_number_makes_the_router_grow(target: Target, path: str) -> None:
+    before = target.check_unharmed()
+    connection = http.client.HTTPConnection("127.0.0.1", target.http_port, timeout=GOOD_S)
+    try:
+        for body in with_large_numbers(*ENDPOINTS[path]):
+            asked(connection, path, json_bytes(body))
+    finally:
+        connection.close()
+    after = target.check_unharmed()
+    assert after.rss_mib - before.rss_mib < GROWN_MIB
 
 
 @pytest.mark.slow

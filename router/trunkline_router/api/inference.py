@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from functools import partial
 
 from opentelemetry.trace import Span
 
@@ -90,16 +91,19 @@ class Inference:
         to refuse it. Raises RequestRefused."""
         caller = call.caller
         call.log_fields["tenant"] = caller.tenant
-        self.shared.check_left(caller.tenant, caller.terms.quotas, is_listed=caller.is_listed)
+        likely = partial(self.preparer.likely_use, call)
+        self.shared.check_left(caller.tenant, caller.terms.quotas, likely, is_listed=caller.is_listed)
         return await self.preparer.prepare(call)
 
-    def check_length(self, model: str, caller: Caller, num_prompt: int) -> None:
-        """Raises RequestRefused if the caller may not use the model (FORBIDDEN), or if a prompt of so many tokens is
-        too long for it (CONTEXT_LENGTH_EXCEEDED). A model without a worker may have any context."""
-        caller.check_model(model)
-        pool = self.pools.models().get(model)
-        if pool is not None:
-            limits = pool.limits
+    def check_choices(self, choices: int) -> None:
+        """As Preparer.check_choices(): for protocols that prepare an answer for each choice."""
+        self.preparer.check_choices(choices)
+
+    async def check_lengths(self, model: str, caller: Caller, lengths: Iterable[int]) -> None:
+        """Refuses prompts of so many tokens as prepare() would, before a token is looked at. Raises RequestRefused: as
+        found(), and CONTEXT_LENGTH_EXCEEDED."""
+        limits = (await self.found(model, caller, None)).limits
+        for num_prompt in lengths:
             check_length(num_prompt, None, context_length=limits.context_length, capacity=limits.kv_token_capacity)
 
     async def reserve(self, caller: Caller, prepared: PreparedRequest, *, in_full: bool = False) -> Reservation:
@@ -149,14 +153,22 @@ class Inference:
         keep_special: bool = False,
     ) -> bytes:
         """Returns the text of token ids, in UTF-8. Raises RequestRefused."""
-        pool = await self.found(model, caller, time_left_s)
-        most = max(MAX_DETOKENIZED_IDS, max_total_tokens(pool.limits))
-        if len(token_ids) > most:
-            raise invalid("token_ids", f"{len(token_ids)} ids are more than the {most} that are detokenized")
+        pool = await self.detokenizing_pool(model, len(token_ids), caller, time_left_s)
         ids = await read_ids(token_ids, vocab_size=pool.limits.vocab_size, field="token_ids")
         tenant, weight = caller.tenant, caller.terms.weight
         async with charged_call(self.shared, caller):
             return await pool.tokenizer.decode(ids, keep_special=keep_special, tenant=tenant, weight=weight)
+
+    async def detokenizing_pool(
+        self, model: str, num_ids: int, caller: Caller, time_left_s: float | None = None
+    ) -> Pool:
+        """Returns the pool that detokenizes so many ids. Raises RequestRefused: as found(), and INVALID_REQUEST if they
+        are too many."""
+        pool = await self.found(model, caller, time_left_s)
+        most = max(MAX_DETOKENIZED_IDS, max_total_tokens(pool.limits))
+        if num_ids > most:
+            raise invalid("token_ids", f"{num_ids} ids are more than the {most} that are detokenized")
+        return pool
 
     async def models(self, caller: Caller) -> Mapping[str, Pool]:
         """Returns the models with a ready worker that the caller may use, by name."""

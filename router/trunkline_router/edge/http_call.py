@@ -25,7 +25,6 @@ from trunkline_router.http.sse import EventStream
 from trunkline_router.request.access import CREDENTIAL_KEY, Access
 from trunkline_router.request.caller import Caller
 from trunkline_router.request.request_call import NO_EXTRAS, Extras, RequestCall
-from trunkline_router.request.steps import STEP_BYTES
 from trunkline_runtime.log import get_logger
 
 Response = TypeVar("Response")
@@ -88,19 +87,18 @@ class HttpCall:
 
     @asynccontextmanager
     async def json(self) -> AsyncIterator[dict[str, Any]]:
-        """The body, which is emptied at the end. Raises RequestRefused (INVALID_REQUEST) if it is not a JSON object,
-        and ClientGone."""
+        """The body, whose lists and objects are emptied at the end, however short it is: what is kept must be copied,
+        and code that keeps a part of the body fails in its first test. Raises RequestRefused (INVALID_REQUEST) if it is
+        not a JSON object, and ClientGone."""
         check_content_type(self.headers.content_type)
         body, passage = lambda: read_body(self.receive), self.passage
         raw = await (passage.read_arrived(body) if has_body(self.scope) else passage.read(body))
-        is_long = len(raw) > STEP_BYTES
         value = await parse_object(raw)
         del raw
         try:
             yield value
         finally:
-            if is_long:
-                await dismantled(value)
+            await dismantled(value)
 
     def check_unknown(self, unknown: list[str]) -> None:
         """Raises RequestRefused (INVALID_REQUEST) for unknown fields, unless the router ignores them."""

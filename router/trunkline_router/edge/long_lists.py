@@ -12,9 +12,26 @@ from trunkline.status import invalid
 PIECE = 1 << 14  # elements
 
 
-async def packed(ids: list[Any], field: str) -> "array[int]":
-    """Returns the token ids of a list. Raises RequestRefused (INVALID_REQUEST) if an element is not an int32."""
-    made = array("i")
+class Pauses:
+    """Lets other tasks run after each PIECE of elements, in one list or in many short ones."""
+
+    def __init__(self) -> None:
+        self._num_elements = 0  # since the last pause
+
+    async def after(self, num_elements: int) -> None:
+        """Counts elements that were looked at."""
+        self._num_elements += num_elements
+        if self._num_elements >= PIECE:
+            self._num_elements = 0
+            await asyncio.sleep(0)
+
+
+async def packed(ids: list[Any], field: str, pauses: Pauses | None = None) -> "array[int]":
+    """Returns the token ids of a list. Raises RequestRefused (INVALID_REQUEST) if an element is not an int32.
+
+    pauses: those of all lists of the request, if there are several
+    """
+    made, pauses = array("i"), pauses or Pauses()
     for start in range(0, len(ids), PIECE):
         piece = ids[start : start + PIECE]
         if set(map(type, piece)) != {int}:  # true is an int, too
@@ -25,8 +42,7 @@ async def packed(ids: list[Any], field: str) -> "array[int]":
         except OverflowError:
             wrong_id = next(item for item in piece if not -(1 << 31) <= item < 1 << 31)
             raise invalid(field, f"token id {wrong_id} is out of range") from None
-        if len(piece) == PIECE:
-            await asyncio.sleep(0)
+        await pauses.after(len(piece))
     return made
 
 

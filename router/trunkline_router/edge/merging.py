@@ -22,16 +22,20 @@ async def merged(
         return
     queue: asyncio.Queue[tuple[int, Item] | BaseException | None] = asyncio.Queue(maxsize=1)
     places = asyncio.Semaphore(AT_ONCE)
+    door = asyncio.Lock()  # one begins in a round of the event loop: the first step of each may take a millisecond
 
     async def run(index: int) -> None:
-        try:
-            async with places, aclosing(answers[index]()) as items:
-                async for item in items:
-                    await queue.put((index, item))
-        except Exception as error:
-            await queue.put(error)
-        else:
-            await queue.put(None)
+        async with places:
+            async with door:
+                await asyncio.sleep(0)
+            end: BaseException | None = None
+            try:
+                async with aclosing(answers[index]()) as items:
+                    async for item in items:
+                        await queue.put((index, item))
+            except Exception as error:
+                end = error
+            await queue.put(end)  # in its place: after an error no other answer begins
 
     tasks = [asyncio.create_task(run(index)) for index in range(len(answers))]
     try:

@@ -60,16 +60,19 @@ class CollectedChoice:
 
 
 class CollectedAnswer:
-    """The whole answer to one prompt."""
+    """The whole answer to one prompt. Choices after the first one are made when they arrive: a body may ask for any
+    number before the request is checked."""
 
-    def __init__(self, num_choices: int) -> None:
-        self.choices = [CollectedChoice() for _ in range(num_choices)]
+    def __init__(self) -> None:
+        self.choices = [CollectedChoice()]
         self.prompt = PromptInfo()
         self.usage = Usage()
 
     def take(self, response: GenerateResponse) -> None:
         """Takes the next response."""
         for chunk in response.chunks:
+            while chunk.index >= len(self.choices):  # the shared path has checked that the choice was asked for
+                self.choices.append(CollectedChoice())
             choice = self.choices[chunk.index]
             choice.texts.append(chunk.text)
             choice.token_ids += chunk.token_ids

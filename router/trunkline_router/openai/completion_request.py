@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Union
 from pydantic import Field, WithJsonSchema
 
 from trunkline.status import invalid
+from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline_router.edge.request_fields import GenerationFields
 
@@ -89,14 +90,17 @@ class CompletionRequest(GenerationFields):
             return prompt
         raise invalid("prompt", "must be a string, a list of strings, token ids, or a list of lists of token ids")
 
-    def generate_request(self, prompt: Prompt, request_id: str) -> GenerateRequest:
-        """Returns the request for one of the prompts, without it if it is token ids. Raises RequestRefused
-        (INVALID_REQUEST)."""
+    def sampling_params(self) -> SamplingParams:
+        """Returns the parameters, which are the same for all prompts. Raises RequestRefused (INVALID_REQUEST)."""
         sampling = self.sampling(self.computed_tokens)
         if self.logprobs is not None:
             sampling.logprobs = self.logprobs
         if self.echo and self.logprobs is not None:
             sampling.prompt_logprobs = max(self.logprobs, self.prompt_logprobs or 0)
+        return sampling
+
+    def generate_request(self, prompt: Prompt, request_id: str, sampling: SamplingParams) -> GenerateRequest:
+        """Returns the request for one of the prompts, without it if it is token ids."""
         request = GenerateRequest(
             model=self.model,
             sampling=sampling,

@@ -1,10 +1,12 @@
 """POST /v1/completions and /v1/chat/completions."""
 
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 
+from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from trunkline_router.edge.answering import answer_of
 from trunkline_router.edge.http_call import HttpCall
-from trunkline_router.edge.long_lists import packed
+from trunkline_router.edge.long_lists import Pauses, packed
 from trunkline_router.edge.merging import merged
 from trunkline_router.edge.request_fields import validated
 from trunkline_router.openai.answer import AnswerId, CollectedAnswer
@@ -22,6 +24,7 @@ async def chat_completions(call: HttpCall) -> None:
         request: ChatRequest = validated(ChatRequest, body)
         call.check_unknown(request.unknown())
         request.check()
+        call.edge.inference.check_choices(request.n or 1)
         generate = request.generate_request(call.request_id)
     scores_prompt = request.prompt_logprobs is not None
     wishes = Wishes(names=bool(request.logprobs) or scores_prompt, token_ids=bool(request.return_token_ids))
@@ -33,7 +36,7 @@ async def chat_completions(call: HttpCall) -> None:
     if request.stream:
         await call.stream(responses, ChatStream(request, answer_id, told))
         return
-    answer = CollectedAnswer(generate.n)
+    answer = CollectedAnswer()
     await call.collect(responses, answer.take)
     await call.respond(chat_completion(request, answer_id, answer, told))
 
@@ -44,6 +47,8 @@ async def completions(call: HttpCall) -> None:
         request: CompletionRequest = validated(CompletionRequest, body)
         call.check_unknown(request.unknown())
         request.check()
+        call.edge.inference.check_choices(request.n or 1)
+        sampling = request.sampling_params()
         prompts = await _prompts(call, request)
     ids = [call.request_id]
     if len(prompts) > 1:  # room for a number within the longest request id
@@ -54,24 +59,32 @@ async def completions(call: HttpCall) -> None:
     parts = []
     for prompt, name, tells in zip(prompts, ids, told, strict=True):
         extras = _extras(call, request, prompt, tells, _bound(request) if request.stream else bound)
-        parts.append(partial(answer_of, call, request.generate_request(prompt, name), request.field_names, extras))
+        parts.append(partial(_answer, call, request, partial(request.generate_request, prompt, name, sampling), extras))
     responses = merged(parts)
     if request.stream:
         await call.stream(responses, CompletionStream(request, answer_id, told))
         return
-    answers = [CollectedAnswer(request.n or 1) for _ in prompts]
+    answers = [CollectedAnswer() for _ in prompts]
     await call.collect(responses, lambda item: answers[item[0]].take(item[1]))
     await call.respond(completion(request, answer_id, answers, told))
 
 
 async def _prompts(call: HttpCall, request: CompletionRequest) -> list[Prompt]:
-    """Returns texts as they are and token ids as arrays. Raises RequestRefused (INVALID_REQUEST, and
-    CONTEXT_LENGTH_EXCEEDED for ids that are known to be too many, before they are looked at)."""
+    """Returns texts as they are and token ids as arrays. Raises RequestRefused (INVALID_REQUEST, and as check_lengths()
+    before an id is looked at)."""
     given = request.prompts()
-    for prompt in given:
-        if not isinstance(prompt, str):
-            call.edge.inference.check_length(request.model, call.caller, len(prompt))
-    return [prompt if isinstance(prompt, str) else await packed(prompt, "prompt") for prompt in given]
+    if not isinstance(given[0], str):
+        await call.edge.inference.check_lengths(request.model, call.caller, map(len, given))
+    pauses = Pauses()
+    return [prompt if isinstance(prompt, str) else await packed(prompt, "prompt", pauses) for prompt in given]
+
+
+def _answer(
+    call: HttpCall, request: CompletionRequest, generate: Callable[[], GenerateRequest], extras: Extras
+) -> AsyncGenerator[GenerateResponse, None]:
+    """Returns the answer to one of the prompts, whose message is made only when its turn comes: 256 copies of large
+    sampling parameters would hold the event loop."""
+    return answer_of(call, generate(), request.field_names, extras)
 
 
 def _bound(request: CompletionRequest) -> LogprobsBound | None:

@@ -1,5 +1,7 @@
 """POST /tokenize and /detokenize, with vLLM's fields."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar
 
 import orjson
@@ -84,11 +86,21 @@ async def detokenize(call: HttpCall) -> None:
     async with call.json() as given:
         body: DetokenizeBody = validated(DetokenizeBody, given)
         call.check_unknown(body.unknown())
+        inference, model = call.edge.inference, body.model or ""
         if not isinstance(body.tokens, list):
             raise invalid("tokens", "must be a list of token ids")
+        with _tokens_named():
+            await inference.detokenizing_pool(model, len(body.tokens), call.caller)  # before an id is looked at
         ids = await packed(body.tokens, "tokens")
+    with _tokens_named():
+        utf8 = await inference.detokenize(model, ids, call.caller, None)
+    await call.respond(orjson.dumps({"prompt": utf8.decode()}))
+
+
+@contextmanager
+def _tokens_named() -> Iterator[None]:
+    """Names the tokens in refusals as the body does."""
     try:
-        utf8 = await call.edge.inference.detokenize(body.model or "", ids, call.caller, None)
+        yield
     except RequestRefused as refused:
         raise renamed(refused, TOKEN_NAMES) from None
-    await call.respond(orjson.dumps({"prompt": utf8.decode()}))

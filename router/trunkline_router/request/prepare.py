@@ -20,10 +20,12 @@ from trunkline_router.request.caller import Caller, Scheduling
 from trunkline_router.request.prepared_request import PreparedRequest
 from trunkline_router.request.request_call import RequestCall
 from trunkline_router.request.steps import give_way
+from trunkline_router.shared_state.admission import LikelyUse
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.workers.pool import Pool, Pools
 
 MAX_CACHE_SALT_BYTES = 256
+MOST_TOKENS = (1 << 31) - 1  # of prompt and output, for a model whose limits are not known
 DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -42,6 +44,24 @@ class Preparer:
             caller.check_model(model)  # without looking for it: the answer must not tell whether it is served
         return await self.pools.found(model, caller.tenant, time_left_s, caller.identity.models)
 
+    def check_choices(self, choices: int) -> None:
+        """Raises RequestRefused (INVALID_REQUEST) unless one request may have so many choices."""
+        if not 1 <= choices <= self.max_choices:
+            raise invalid("n", f"{choices} is not in [1, {self.max_choices}]")
+
+    def likely_use(self, call: RequestCall) -> LikelyUse:
+        """Returns what a request will probably count for, without a look at its prompt."""
+        request, sampling = call.request, call.request.sampling
+        prompt_tokens = call.likely_prompt_tokens()
+        allowed = call.caller.identity.models
+        pool = self.pools.models().get(request.model) if allowed is None or request.model in allowed else None
+        room = MOST_TOKENS if pool is None else max(1, max_total_tokens(pool.limits) - prompt_tokens)
+        max_tokens = sampling.max_tokens if sampling.HasField("max_tokens") else None
+        if max_tokens is not None and request.fit_max_tokens:
+            max_tokens = min(max_tokens, room)
+        choices = request.n if request.HasField("n") else 1
+        return LikelyUse(prompt_tokens, max_tokens, most_tokens=room, choices=choices)
+
     async def prepare(self, call: RequestCall) -> PreparedRequest:
         """Checks everything that the client sent, cheap checks first, and fills in every default. Raises
         RequestRefused."""
@@ -59,8 +79,7 @@ class Preparer:
         limits = pool.limits
         validate_sampling(request.sampling, vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids)
         choices = request.n if request.HasField("n") else 1
-        if not 1 <= choices <= self.max_choices:
-            raise invalid("n", f"{choices} is not in [1, {self.max_choices}]")
+        self.check_choices(choices)
         prompt = await prompt_tokens(call, pool.tokenizer, limits, scheduling)
         room = max_total_tokens(limits) - len(prompt)
         has_limit = request.sampling.HasField("max_tokens") and not (request.fit_max_tokens and room > 0)

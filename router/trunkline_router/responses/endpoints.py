@@ -92,7 +92,7 @@ class Responses:
         if request.stream:
             await call.stream(responses, ResponseStream(response, draft.finish))
             return
-        answer = CollectedAnswer(num_choices=1)
+        answer = CollectedAnswer()
         await call.collect(responses, answer.take)
         await call.respond(draft.finish(answer, response.item(answer)))
 

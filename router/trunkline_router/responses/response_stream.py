@@ -26,7 +26,7 @@ class ResponseStream:
     def __init__(self, response: ResponseObject, finish: Callable[[CollectedAnswer, Json], bytes]) -> None:
         self._response = response
         self._finish = finish
-        self._answer = CollectedAnswer(num_choices=1)
+        self._answer = CollectedAnswer()
         self._number = 0  # of the next event
         self._is_plain = not response.has_logprobs
         self._has_begun = False

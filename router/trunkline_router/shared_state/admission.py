@@ -23,6 +23,19 @@ RETRY_WHEN_DOWN_MS = 1000
 LEAST_TOKENS = 1  # that a request counts for: its prompt is not empty
 
 
+@dataclass(frozen=True, slots=True)
+class LikelyUse:
+    """What a request will probably count for, as far as that is known before its prompt is tokenized.
+
+    max_tokens: of a choice; None: its tenant's estimate, at most `most_tokens`
+    """
+
+    prompt_tokens: int
+    max_tokens: int | None
+    most_tokens: int
+    choices: int
+
+
 @dataclass(slots=True, eq=False)
 class Admitted:
     """An admitted request, until it is settled."""
@@ -81,10 +94,7 @@ class Admission:
         book = self._book.tenant(tenant)
         bound = quotas.largest_request()
         quota = None if bound is None else bound[1]
-        if max_tokens is None:
-            tokens = prompt_tokens + choices * self._estimates.tokens(tenant, quota, most_tokens)
-        else:
-            tokens = prompt_tokens + choices * max_tokens
+        tokens = self._tokens(tenant, quota, LikelyUse(prompt_tokens, max_tokens, most_tokens, choices))
         if bound is not None and tokens > bound[1]:
             if max_tokens is not None or prompt_tokens > bound[1]:
                 raise _too_large(tenant, tokens, *bound)
@@ -101,14 +111,36 @@ class Admission:
             parts=[(when, tokens)],
         )
 
-    def check_left(self, tenant: str, quotas: Quotas) -> None:
+    def check_left(self, tenant: str, quotas: Quotas, likely: Callable[[], LikelyUse]) -> None:
         """Raises RequestRefused (QUOTA_EXCEEDED) if what this router has admitted fills a quota: then admit() would
-        refuse the smallest request too, whatever other routers have admitted."""
+        refuse the smallest request too, whatever other routers have admitted.
+
+        likely: returns the use for which the client is told when to retry; a smaller one would have it come too early
+        """
         now_ms, book = self._now_ms(), self._book.tenant(tenant)
-        refusal = judge(quotas, book.used_here(now_ms), LEAST_TOKENS, book.window, now_ms)
-        if refusal is not None:
-            self.refusals += 1
-            raise _refused(tenant, refusal)
+        used = book.used_here(now_ms)
+        refusal = judge(quotas, used, LEAST_TOKENS, book.window, now_ms)
+        if refusal is None:
+            return
+        self.refusals += 1
+        tokens = self._retried_tokens(tenant, quotas, likely())
+        raise _refused(tenant, judge(quotas, used, tokens, book.window, now_ms) or refusal)
+
+    def _retried_tokens(self, tenant: str, quotas: Quotas, likely: LikelyUse) -> int:
+        """Returns the tokens with which admit() will probably count a request when it comes again."""
+        bound = quotas.largest_request()
+        tokens = self._tokens(tenant, None if bound is None else bound[1], likely)
+        if bound is not None and tokens > bound[1]:
+            # One that is too large for its quota should not wait long to be told so.
+            return LEAST_TOKENS if likely.max_tokens is not None else bound[1]
+        return max(LEAST_TOKENS, tokens)
+
+    def _tokens(self, tenant: str, quota: int | None, use: LikelyUse) -> int:
+        """Returns what a request counts for: its prompt, and max_tokens or the estimate for each choice."""
+        of_choice = use.max_tokens
+        if of_choice is None:
+            of_choice = self._estimates.tokens(tenant, quota, use.most_tokens)
+        return use.prompt_tokens + use.choices * of_choice
 
     def rate_limits(self, tenant: str, quotas: Quotas) -> list[RateLimit]:
         """Returns what is left of the tenant's limits per minute, as far as this router knows."""

@@ -19,7 +19,7 @@ from trunkline_router.quotas.accounts import Accounts
 from trunkline_router.quotas.fairness import weight_factor
 from trunkline_router.quotas.quota import WINDOW_MS, Quotas, RateLimit
 from trunkline_router.quotas.reservation import Reservation
-from trunkline_router.shared_state.admission import Admission, Admitted
+from trunkline_router.shared_state.admission import Admission, Admitted, LikelyUse
 from trunkline_router.shared_state.fleet import Fleet
 from trunkline_router.shared_state.quota_book import QuotaBook
 from trunkline_router.shared_state.sync import MOST_REST_S, Sync
@@ -125,12 +125,14 @@ class SharedState:
             self.admission.watch(admitted, reservation)
         return reservation
 
-    def check_left(self, tenant: str, quotas: Quotas, *, is_listed: bool) -> None:
+    def check_left(
+        self, tenant: str, quotas: Quotas, likely: Callable[[], LikelyUse], *, is_listed: bool = True
+    ) -> None:
         """Raises RequestRefused (QUOTA_EXCEEDED) if reserve() would refuse every request of the tenant, as far as this
-        router alone knows."""
+        router alone knows. `likely` is called only then: it returns the use that the retry delay is for."""
         if quotas != Quotas():
             account = tenant if is_listed else self._accounts.account(tenant, self._now_ms())
-            self.admission.check_left(account, quotas)
+            self.admission.check_left(account, quotas, likely)
 
     def rate_limits(self, tenant: str, quotas: Quotas, *, is_listed: bool) -> list[RateLimit]:
         """Returns what is left of the tenant's limits per minute, as far as this router knows; empty without limits."""

@@ -11,6 +11,7 @@ from tests.router.cluster import PATIENCE_S
 from tests.router.fake_worker import FakeWorker
 from tests.router.loop_work import watched_loop
 from tests.router.openai.openai_rig import client
+from trunkline_router.edge.long_lists import PIECE
 
 NUM_IDS = 2_000_000
 CONTEXT = 300_000
@@ -58,6 +59,38 @@ LISTS: dict[str, tuple[str, Callable[[], bytes], str, str]] = {
         lambda: b'{"model":"tiny","prompt":[%b]}' % b",".join([*[ids(WITHIN)] * 7, ids(WITHIN, "true")]),
         "invalid_request",
         "prompt",
+    ),
+    "many, each just shorter than a piece": (
+        COMPLETIONS,
+        lambda: b'{"model":"tiny","prompt":[%b]}' % b",".join([*[ids(PIECE - 1)] * 121, ids(PIECE - 1, "true")]),
+        "invalid_request",
+        "prompt",
+    ),
+    "many, each just shorter than half a piece": (
+        COMPLETIONS,
+        lambda: (
+            b'{"model":"tiny","prompt":[%b]}' % b",".join([*[ids(PIECE // 2 - 1)] * 254, ids(PIECE // 2 - 1, "null")])
+        ),
+        "invalid_request",
+        "prompt",
+    ),
+    "many, each just shorter than a piece, one id beyond the vocabulary": (
+        COMPLETIONS,
+        lambda: b'{"model":"tiny","prompt":[%b]}' % b",".join([ids(PIECE - 1, "99999999")] * 122),
+        "invalid_request",
+        "prompt",
+    ),
+    "for a model that is not served": (
+        COMPLETIONS,
+        lambda: b'{"model":"other","prompt":[%b]}' % b",".join([ids(PIECE - 1)] * 122),
+        "model_not_found",
+        "model",
+    ),
+    "detokenized by a model that is not served": (
+        DETOKENIZE,
+        lambda: b'{"model":"other","tokens":%b}' % ids(NUM_IDS, "0.5"),
+        "model_not_found",
+        "model",
     ),
     "more than are detokenized": (
         DETOKENIZE,
@@ -129,5 +162,5 @@ async def test_a_long_list_is_refused_without_holding_the_loop(name: str) -> Non
         await asks.complete()
         async with watched_loop() as work:
             status, error = await post(asks.router.http_port, path, body)
-        assert (status, error["code"], error["param"]) == (400, code, param)
+        assert (status, error["code"], error["param"]) == (404 if code == "model_not_found" else 400, code, param)
         assert work.longest_s < MOST_WORK_S

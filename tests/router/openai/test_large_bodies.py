@@ -1,0 +1,116 @@
+"""Every value of a body is used to the end, however long the body is: its lists are emptied once it is read."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.router.fake_worker import FakeWorker
+from tests.router.http.http_rig import serving
+from tests.router.openai.openai_rig import CHAT, OpenAiClient, client
+from tests.router.tokenizer_files import BOS, byte_tokenizer, tokenizer_files
+from trunkline_router.api.inference import Inference
+from trunkline_router.edge.endpoint import Endpoint
+from trunkline_router.edge.http_call import Edge, HttpCall
+from trunkline_router.gate.request_gate import RequestGate
+from trunkline_router.identity.identity import Role
+from trunkline_router.request.access import Access
+from trunkline_router.request.steps import STEP_BYTES
+
+TOKENIZER = byte_tokenizer()
+ROOM = 2 * STEP_BYTES  # tokens of a byte each
+NAMES = "{{ messages | map(attribute='content') | join }}|{% for word in names.of.words %}{{ word }},{% endfor %}"
+WORDS = ["one", "two", "three"]
+ASKED = "hi|one,two,three,"
+LONG_TEXT = "x" * STEP_BYTES + "y"
+LONG_IDS = [100 + index % 100 for index in range(STEP_BYTES // 2)]
+PATHS = {"chat": "/v1/chat/completions", "messages": "/v1/messages", "responses": "/v1/responses"}
+
+
+def variables(length: int) -> dict[str, Any]:
+    """Variables of which the template writes the words."""
+    return {"names": {"of": {"words": WORDS}}, "padding": ["x" * length]}
+
+
+def conversation(path: str, length: int) -> dict[str, Any]:
+    given = {"input": "hi"} if path == PATHS["responses"] else {"messages": CHAT}
+    most = "max_output_tokens" if path == PATHS["responses"] else "max_tokens"
+    return {"model": "tiny", most: 2, "chat_template_kwargs": variables(length), **given}
+
+
+def worker() -> FakeWorker:
+    files = tokenizer_files(chat_template=NAMES)
+    return FakeWorker("w", context_length=ROOM, kv_token_capacity=ROOM, files=files)
+
+
+async def answered(asks: OpenAiClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    answer = await asks.post(path, body)
+    assert answer.status_code == 200, answer.text
+    whole: dict[str, Any] = answer.json()
+    return whole
+
+
+def test_long_bodies_are_read_in_steps() -> None:
+    for body in (conversation(PATHS["chat"], STEP_BYTES), {"prompt": LONG_TEXT}, {"prompt": LONG_IDS}):
+        assert len(json.dumps(body)) > STEP_BYTES
+
+
+@pytest.mark.parametrize("length", [1, STEP_BYTES])
+@pytest.mark.parametrize("path", PATHS.values())
+async def test_variables_reach_the_template(path: str, length: int) -> None:
+    asked = worker()
+    async with client(asked) as asks:
+        await answered(asks, path, conversation(path, length))
+    assert TOKENIZER.decode(list(asked.submits[0].prompt_token_ids)) == ASKED
+
+
+@pytest.mark.parametrize("length", [1, STEP_BYTES])
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens"])
+async def test_variables_count(path: str, length: int) -> None:
+    async with client(worker()) as asks:
+        body = {"model": "tiny", "messages": CHAT, "chat_template_kwargs": variables(length)}
+        counted = await answered(asks, path, body)
+    assert (counted["count"] if path == "/tokenize" else counted["input_tokens"]) == len(ASKED)
+
+
+@pytest.mark.parametrize("prompt", ["hi", LONG_TEXT, ["hi", LONG_TEXT], [100, 101], LONG_IDS, [[100, 101], LONG_IDS]])
+async def test_prompts_are_whole(prompt: Any) -> None:
+    asked = worker()
+    several = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
+    async with client(asked) as asks:
+        await asks.complete(prompt, max_tokens=1)
+    got = sorted((list(submit.prompt_token_ids) for submit in asked.submits), key=len)
+    assert got == [item if isinstance(item, list) else [BOS, *TOKENIZER.encode(item).ids[1:]] for item in several]
+
+
+async def test_texts_become_tokens_and_back() -> None:
+    async with client(worker()) as asks:
+        for text in ("hi", LONG_TEXT):
+            told = await answered(asks, "/tokenize", {"prompt": text, "add_special_tokens": False})
+            assert told["count"] == len(text)
+            back = await answered(asks, "/detokenize", {"tokens": told["tokens"]})
+            assert back == {"prompt": text}
+
+
+@pytest.mark.parametrize("padding", [1, STEP_BYTES])
+async def test_what_is_left_of_a_body_is_empty_however_short_it_was(padding: int) -> None:
+    """Else code that uses a part of it later would pass tests with short bodies and fail with long ones."""
+    kept: list[Any] = []
+
+    async def keeps(call: HttpCall) -> None:
+        async with call.json() as body:
+            kept.extend([body, body["ids"], body["deep"], body["deep"]["lists"], body["deep"]["lists"][0]])
+            assert all(kept)
+        await call.respond(b"{}")
+
+    body = {"ids": [1, 2], "deep": {"lists": [["a"]]}, "padding": "x" * padding}
+    edges: list[Edge] = []
+
+    def kept_edge(inference: Inference, access: Access, gate: RequestGate) -> Edge:
+        edges.append(Edge(inference, access, gate))
+        return edges[0]
+
+    async with client(FakeWorker("w"), edge=kept_edge) as asks, serving(Endpoint(edges[0], Role.USER, keeps)) as server:
+        answer = await asks.post(f"http://127.0.0.1:{server.port}/", body)
+        assert answer.status_code == 200, answer.text
+    assert kept == [{}, [], {}, [], []]
