@@ -97,16 +97,16 @@ class Client:
 
 
 @asynccontextmanager
-async def connected(server: HttpServer) -> AsyncIterator[Client]:
-    """A connection to the server."""
-    async with connected_to(server.port) as client:
+async def connected(server: HttpServer, host: str = "127.0.0.1") -> AsyncIterator[Client]:
+    """A connection to the server, from an address of this machine."""
+    async with connected_to(server.port, host) as client:
         yield client
 
 
 @asynccontextmanager
-async def connected_to(port: int) -> AsyncIterator[Client]:
-    """A connection to a port of this machine."""
-    client = Client(*await asyncio.open_connection("127.0.0.1", port))
+async def connected_to(port: int, host: str = "127.0.0.1") -> AsyncIterator[Client]:
+    """A connection to a port of this machine, from one of its addresses."""
+    client = Client(*await asyncio.open_connection("127.0.0.1", port, local_addr=(host, 0)))
     try:
         yield client
     finally:

@@ -7,7 +7,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from tests.router.http.http_rig import SHORT, WAIT_S, Client, echo, get, post, serving
+from tests.router.http.http_rig import SHORT, WAIT_S, Client, connected, echo, get, post, serving
 from trunkline_router.http.wire.server import HttpServer
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}  # tests and routers
@@ -49,8 +49,9 @@ class Tls:
         self.server.load_cert_chain(*paths)
         self.trusting = ssl.create_default_context(cafile=str(paths[0]))
 
-    async def connect(self, server: HttpServer) -> Client:
-        return Client(*await asyncio.open_connection("127.0.0.1", server.port, ssl=self.trusting))
+    async def connect(self, server: HttpServer, host: str = "127.0.0.1") -> Client:
+        address = (host, 0)
+        return Client(*await asyncio.open_connection("127.0.0.1", server.port, ssl=self.trusting, local_addr=address))
 
     def connected_socket(self, server: HttpServer) -> ssl.SSLSocket:
         """A connection that reads no further than it is asked to."""
@@ -75,6 +76,13 @@ def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]],
         assert not problems
 
     return run_in_loop
+
+
+async def nothing_open(server: HttpServer) -> None:
+    """Returns once there are neither connections nor handshakes."""
+    async with asyncio.timeout(WAIT_S):
+        while server.num_connections:  # noqa: ASYNC110  # the end of a handshake has no event
+            await asyncio.sleep(0)
 
 
 def num_files() -> int:
@@ -114,10 +122,49 @@ def test_silent_connections_of_one_host_take_few_descriptors_and_keep_no_client_
                     each.send(post(b"{}"))
                     assert (await each.response())[0] == 200
                     await each.close()
-            async with asyncio.timeout(WAIT_S):
-                await server.connections.all_closed()
+            await nothing_open(server)
 
     run(flooded())
+
+
+def test_silent_connections_from_as_many_hosts_as_there_may_be_handshakes_keep_no_client_out(
+    run: Callable[[Coroutine[Any, Any, None]], None], tls: Tls
+) -> None:
+    async def crowded() -> None:
+        async with serving(ssl_context=tls.server, max_connections=MOST) as server, AsyncExitStack() as silent:
+            for number in range(MOST_HANDSHAKES):
+                await silent.enter_async_context(connected(server, f"127.0.1.{number + 1}"))
+            client = await tls.connect(server)
+            client.send(get())
+            assert (await client.response())[0] == 200
+            await client.close()
+
+    run(crowded())
+
+
+def test_silent_connections_close_no_established_one(
+    run: Callable[[Coroutine[Any, Any, None]], None], tls: Tls
+) -> None:
+    async def full() -> None:
+        async with serving(ssl_context=tls.server, max_connections=MOST) as server, AsyncExitStack() as opened:
+            clients = [await tls.connect(server, f"127.0.0.{number % 2 + 1}") for number in range(MOST)]
+            async with asyncio.timeout(WAIT_S):
+                while server.num_connections > len(server.connections):  # noqa: ASYNC110  # the same
+                    await asyncio.sleep(0)
+            established = set(server.connections)
+            hosts = [f"127.0.1.{number + 1}" for number in range(2 * MOST_HANDSHAKES)]
+            silent = [await opened.enter_async_context(connected(server, host)) for host in hosts]
+            assert await silent[MOST_HANDSHAKES - 1].rest() == b""  # the last one has come, and this one made room
+            assert set(server.connections) == established
+            assert server.num_connections == MOST
+            for client in clients:
+                client.send(get("/", "Connection: close"))
+            answers = [await client.rest() for client in clients]
+            assert sum(b"200 OK" in answer for answer in answers) == len(established)
+            for client in clients:
+                await client.close()
+
+    run(full())
 
 
 def test_handshake_that_takes_too_long_is_given_up(run: Callable[[Coroutine[Any, Any, None]], None], tls: Tls) -> None:
@@ -126,8 +173,7 @@ def test_handshake_that_takes_too_long_is_given_up(run: Callable[[Coroutine[Any,
             client = Client(*await asyncio.open_connection("127.0.0.1", server.port))
             client.send(b"\x16\x03\x01\x02\x00\x01")  # the first bytes of a ClientHello
             assert await client.rest() == b""
-            async with asyncio.timeout(WAIT_S):
-                await server.connections.all_closed()
+            await nothing_open(server)
             await client.close()
 
     run(late())
@@ -151,9 +197,7 @@ def test_clients_that_fail_leave_nothing_behind(run: Callable[[Coroutine[Any, An
                 going.cancel()
                 with suppress(asyncio.CancelledError):
                     await (await going).close()
-            async with asyncio.timeout(WAIT_S):
-                await server.connections.all_closed()
-            assert not server._handshakes
+            await nothing_open(server)
 
     run(failing())
 

@@ -14,12 +14,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from trunkline_router.http.disconnect import ON_DISCONNECT
 from trunkline_router.http.headers import request_id_of
 from trunkline_router.http.json_body import HAS_BODY
+from trunkline_router.http.wire.client_host import counted_host
 from trunkline_router.http.wire.exchange import Exchange
 from trunkline_router.http.wire.refused import NOT_HTTP, Refused
 from trunkline_router.http.wire.request_head import asks_for_upgrade, check_head, complete_scope, without_upgrade
 from trunkline_router.http.wire.request_size import RequestSize
 from trunkline_router.http.wire.shared import Shared
-from trunkline_router.http.wire.unread_output import UnreadOutput
+from trunkline_router.http.wire.unread_output import UnreadOutput, unacknowledged_bytes
 
 HIGH_WATER_BYTES = 16 << 10  # of output that waits in the process; beyond it the application waits
 UNPARSED_BYTES = 64 << 10  # kept of later requests while one is being answered; beyond it nothing is read
@@ -57,7 +58,13 @@ class Connection(HttpToolsProtocol):
         self._phase, self._due_s = Phase.IDLE, 0.0
 
     def is_busy(self) -> bool:
-        """Whether the client waits for a response or for the rest of one, and not the other way round."""
+        """Whether a request is being answered whose body has arrived. A response that is complete and not read does not
+        count, nor do requests that wait for the client to read it: reading nothing must not keep a connection open.
+        """
+        answering = self._answering
+        return answering is not None and (not answering.more_body or bool(self._waiting))
+
+    def _keeps_unparsed(self) -> bool:
         answering = self._answering
         if answering is None:
             return self.flow.write_paused
@@ -83,12 +90,15 @@ class Connection(HttpToolsProtocol):
             self._end()
 
     def _check_reading(self, now_s: float) -> None:
-        num_bytes = self.transport.get_write_buffer_size()
+        num_bytes = self.transport.get_write_buffer_size() + unacknowledged_bytes(self.transport)
         if self._encrypted is not None:
             num_bytes += self._encrypted.get_write_buffer_size()
         if num_bytes:
             limit_s = self._limits.linger_s if self._is_ending else self._limits.unread_s
-            is_late = self._unread.waited_s(num_bytes, now_s) >= limit_s
+            waited_s = self._unread.waited_s(num_bytes, now_s)
+            if not waited_s:
+                self._shared.connections.used(self)
+            is_late = waited_s >= limit_s
         else:
             is_late = self._is_ending and now_s >= self._due_s
         if is_late:
@@ -109,7 +119,7 @@ class Connection(HttpToolsProtocol):
         """Counts the connection, or drops it if there are too many."""
         super().connection_made(cast("asyncio.Transport", transport))
         self.transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
-        self.host = self.client[0] if self.client else ""
+        self.host = counted_host(self.client[0]) if self.client else ""
         self._enter(Phase.IDLE, self._limits.head_s)
         if not self._shared.connections.add(self):
             self.transport.abort()
@@ -129,7 +139,7 @@ class Connection(HttpToolsProtocol):
         """Parses what has arrived, or keeps it while a request is being answered."""
         if self._is_ending or self._refused is not None:
             return
-        if self.is_busy():
+        if self._keeps_unparsed():
             self._unparsed += data
             if len(self._unparsed) > UNPARSED_BYTES:
                 self.flow.pause_reading()
@@ -266,7 +276,7 @@ class Connection(HttpToolsProtocol):
             self._answer(self._waiting.pop(0))
         elif self._refused is not None:
             self._refuse(self._refused)
-        if not self.is_busy():
+        if not self._keeps_unparsed():
             unparsed, self._unparsed = self._unparsed, bytearray()
             self.flow.resume_reading()
             if unparsed:

@@ -1,7 +1,8 @@
-"""The open connections of an HTTP server, bounded in total and by host.
+"""The established connections of an HTTP server, bounded in total and by host.
 
-At a limit, the host with the most connections loses its longest idle one. So a client that opens thousands of
-connections cannot keep others out.
+At a limit, the host with the most connections loses the one that has made no progress for longest, of those on which no
+request is being answered. So a client that opens thousands of connections cannot keep others out, whether or not it
+reads its answers.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ SCANNED = 64  # connections looked at for one that may be closed: bounds the tim
 class Counted(Protocol):
     """A connection."""
 
-    host: str  # address of the client
+    host: str  # of the client
 
     def is_busy(self) -> bool:
         """Whether a request is being answered: such a connection is never closed for another one."""
@@ -35,7 +36,7 @@ class Connections:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._of_host: dict[str, dict[Counted, None]] = {}  # longest idle first
+        self._of_host: dict[str, dict[Counted, None]] = {}  # longest without progress first
         self._num = 0
         self._closed = asyncio.Event()
         self._closed.set()
@@ -67,7 +68,7 @@ class Connections:
         return True
 
     def used(self, connection: Counted) -> None:
-        """Records that the connection is in use: it becomes the last of its host to be dropped."""
+        """Records that the connection makes progress: it becomes the last of its host to be dropped."""
         of_host = self._of_host.get(connection.host)
         if of_host is not None and connection in of_host:
             del of_host[connection]

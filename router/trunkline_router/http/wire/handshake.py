@@ -1,5 +1,5 @@
-"""A TLS handshake in progress: counted like a connection, so that clients that never complete one cannot take all of a
-process's descriptors.
+"""A TLS handshake in progress. Clients that never complete one cannot take all of a process's descriptors, and cannot
+push out connections that are established: a connection counts as one only once its handshake is complete.
 
 asyncio's own servers tell of a TLS connection only once its handshake is complete. So the server accepts connections
 without TLS, and each starts TLS itself.
@@ -12,13 +12,12 @@ from typing import cast
 
 from uvicorn.protocols.utils import get_remote_addr
 
+from trunkline_router.http.wire.client_host import counted_host
 from trunkline_router.http.wire.connection import HIGH_WATER_BYTES, Connection
-from trunkline_router.http.wire.connections import Connections
+from trunkline_router.http.wire.handshakes import Handshakes
 from trunkline_router.http.wire.shared import Shared
 
-# Of all connections, those that may be in a handshake. Beyond it the host with the most handshakes loses its oldest
-# one, and never a connection that is established.
-HANDSHAKE_SHARE = 1 / 4
+HANDSHAKE_SHARE = 1 / 4  # of all connections, those that are kept for handshakes
 
 
 class Arrived(asyncio.Protocol):
@@ -34,10 +33,10 @@ class Arrived(asyncio.Protocol):
 class Handshake(Arrived):
     """A connection until its handshake is complete. Then a Connection takes its place.
 
-    handshakes: those of the server, which are among its connections too
+    handshakes: those of the server. The event loop limits the time of each.
     """
 
-    def __init__(self, shared: Shared, handshakes: Connections, context: ssl.SSLContext) -> None:
+    def __init__(self, shared: Shared, handshakes: Handshakes, context: ssl.SSLContext) -> None:
         super().__init__()
         self._shared = shared
         self._handshakes = handshakes
@@ -45,42 +44,30 @@ class Handshake(Arrived):
         self._transport: asyncio.Transport | None = None
         self.host = ""
 
-    def is_busy(self) -> bool:
-        return False
-
     def drop(self) -> None:
         """Closes the connection at once."""
-        self._leave()
+        self._handshakes.remove(self)
         if self._transport is not None:
             self._transport.abort()
 
-    def overdue(self, now_s: float) -> None:
-        """Does nothing: the event loop limits the time of a handshake."""
-
-    def shutdown(self) -> None:
-        """Closes the connection at once: there is no response to wait for."""
-        self.drop()
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Counts the handshake, or drops it if there are too many."""
+        """Counts the handshake, and begins it."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         client = get_remote_addr(self._transport)
-        self.host = client[0] if client else ""
-        if self._handshakes.add(self) and self._shared.connections.add(self):
-            tasks = self._shared.state.tasks
-            task = asyncio.get_running_loop().create_task(self._shake_hands(self._transport))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-        else:
-            self.drop()
+        self.host = counted_host(client[0]) if client else ""
+        self._handshakes.add(self)
+        tasks = self._shared.state.tasks
+        task = asyncio.get_running_loop().create_task(self._shake_hands(self._transport))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     async def _shake_hands(self, transport: asyncio.Transport) -> None:
         try:
             with contextlib.suppress(OSError):  # an error of TLS, a lost connection, or too long a time
                 await self._secure(transport)
         finally:
-            self._leave()
+            self._handshakes.remove(self)
 
     async def _secure(self, transport: asyncio.Transport) -> None:
         if transport.is_closing():
@@ -94,7 +81,7 @@ class Handshake(Arrived):
         )
         if secure is None or transport.is_closing():  # the client has gone meanwhile
             return
-        self._leave()
+        self._handshakes.remove(self)
         connection = Connection(self._shared, transport)
         secure.set_protocol(connection)
         connection.connection_made(secure)
@@ -109,7 +96,3 @@ class Handshake(Arrived):
             room[:num_bytes] = self.data[:num_bytes]
             del self.data[:num_bytes]
             protocol.buffer_updated(num_bytes)
-
-    def _leave(self) -> None:
-        self._handshakes.remove(self)
-        self._shared.connections.remove(self)

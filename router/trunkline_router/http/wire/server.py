@@ -16,6 +16,7 @@ from uvicorn.config import Config
 from trunkline_router.http.wire.connection import Connection
 from trunkline_router.http.wire.connections import Connections
 from trunkline_router.http.wire.handshake import HANDSHAKE_SHARE, Handshake
+from trunkline_router.http.wire.handshakes import Handshakes
 from trunkline_router.http.wire.limits import HttpLimits
 from trunkline_router.http.wire.shared import Shared
 from trunkline_runtime.server import PortInUse, address_family, most_connections, port_problem
@@ -45,7 +46,7 @@ class HttpServer:
     reserves the port (hold_port).
     ssl_context: for TLS. Certificates loaded into it later hold for new connections.
     cors_origins: origins whose pages may use the server from a browser; "*" stands for all. Empty: none
-    max_connections: None: half as many as a gRPC server accepts
+    max_connections: None: half as many as a gRPC server accepts. With TLS, a share of them is kept for handshakes.
     """
 
     def __init__(
@@ -63,8 +64,10 @@ class HttpServer:
         self._host, self._wanted_port, self._shared_port = host, port, shared_port
         self._ssl_context = ssl_context
         self._limits = limits
-        self.connections = Connections(max_connections or max(1, most_connections() // 2))
-        self._handshakes = Connections(max(1, int(self.connections.most * HANDSHAKE_SHARE)))
+        most = max_connections or max(1, most_connections() // 2)
+        most_handshakes = max(1, int(most * HANDSHAKE_SHARE)) if ssl_context is not None else 0
+        self._handshakes = Handshakes(most_handshakes)
+        self.connections = Connections(max(1, most - most_handshakes))  # that are established
         self.port = 0  # the bound one, once started
         config = Config(
             with_cors(app, cors_origins),
@@ -87,7 +90,7 @@ class HttpServer:
     @property
     def num_connections(self) -> int:
         """The number of open connections, with those in a handshake."""
-        return len(self.connections)
+        return len(self.connections) + len(self._handshakes)
 
     async def start(self) -> None:
         """Binds the port and serves. Raises PortInUse."""
@@ -109,6 +112,8 @@ class HttpServer:
             return
         self._server.close()
         self._server = None
+        for handshake in self._handshakes:
+            handshake.drop()
         for connection in self.connections:
             connection.shutdown()
         with contextlib.suppress(TimeoutError):
@@ -117,8 +122,8 @@ class HttpServer:
         tasks = list(self._shared.state.tasks)
         for task in tasks:
             task.cancel()
-        for connection in self.connections:
-            connection.drop()
+        for each in (*self._handshakes, *self.connections):
+            each.drop()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._checks is not None:
             self._checks.cancel()

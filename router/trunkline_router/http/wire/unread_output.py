@@ -1,5 +1,10 @@
 """Output that a connection's client does not read."""
 
+import asyncio
+import fcntl
+import sys
+import termios
+
 
 class UnreadOutput:
     """Tells for how long the client has read nothing, from looks at how much output waits for it."""
@@ -23,3 +28,17 @@ class UnreadOutput:
             self._since_s = now_s
         self._num_bytes = num_bytes
         return now_s - self._since_s
+
+
+def unacknowledged_bytes(transport: asyncio.Transport) -> int:
+    """Returns how many bytes the kernel holds that the client's kernel has not acknowledged. Linux tells; 0 elsewhere.
+
+    The kernel takes output from the process in large pieces. If a client reads a little each second, the next piece may
+    go only after minutes, but acknowledgements come every few seconds.
+    """
+    number = bytearray(4)
+    try:
+        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, number)  # SIOCOUTQ
+    except (OSError, ValueError):  # not supported, or the socket has been closed
+        return 0
+    return int.from_bytes(number, sys.byteorder)

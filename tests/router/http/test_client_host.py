@@ -1,0 +1,54 @@
+"""Which clients are counted as one host."""
+
+import asyncio
+import ssl
+
+import pytest
+
+from tests.router.http.http_rig import serving
+from trunkline_router.http.wire.client_host import counted_host
+from trunkline_router.http.wire.connection import Connection
+from trunkline_router.http.wire.handshake import Handshake
+
+
+class Closed(asyncio.Transport):
+    """The transport of a client that has gone, with its address: tests may lack one of their own in that network."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__({"peername": (address, 1)})
+
+    def is_closing(self) -> bool:
+        return True
+
+    def abort(self) -> None:
+        pass
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("10.0.0.1", "10.0.0.1", True),
+        ("10.0.0.1", "10.0.0.2", False),
+        ("2001:db8::1", "2001:db8:0:0:ffff::2", True),
+        ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+        ("::ffff:10.0.0.1", "10.0.0.1", True),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.2", False),
+        ("::ffff:10.0.0.1", "::1", False),
+    ],
+)
+def test_addresses_of_one_ipv6_network_are_one_host(one: str, other: str, same: bool) -> None:
+    assert (counted_host(one) == counted_host(other)) == same
+
+
+async def test_connections_and_handshakes_count_by_network() -> None:
+    async with serving(ssl_context=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)) as server:
+        connection = Connection(server._shared)
+        connection.connection_made(Closed("2001:db8::1"))
+        handshake = Handshake(server._shared, server._handshakes, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+        handshake.connection_made(Closed("2001:db8::2"))
+        assert connection.host == handshake.host == counted_host("2001:db8::")
+        server.connections.remove(connection)
