@@ -100,7 +100,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "link": "",
         "engine": "cache checkpoint execution gpu lanes link model pace scheduling step",
         "text": "checkpoint",
-        "front": "lanes link text",
+        "telemetry": "lanes",
+        "front": "lanes link telemetry text",
         "door": "front",
     },
     "trunkline_router": {

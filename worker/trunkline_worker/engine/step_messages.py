@@ -3,13 +3,14 @@
 from collections.abc import Iterable
 from itertools import groupby
 
-from trunkline.engine.v1.engine_pb2 import EngineOutput
+from trunkline.engine.v1.engine_pb2 import EngineOutput, StepRecord
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, PromptReport, TokenLogprob, TokenLogprobs
 from trunkline.v1.worker_pb2 import BlocksRemoved, BlocksStored, CacheEvent, CacheTier
 from trunkline_worker.cache.prefix_tree import CacheChange, Removed, Stored
 from trunkline_worker.cache.sequence import Finish
-from trunkline_worker.scheduling.step_outputs import StepOutput
+from trunkline_worker.scheduling.stats import StepCounts
+from trunkline_worker.scheduling.step_outputs import StepOutput, StepOutputs
 from trunkline_worker.step.logprob_bytes import prompt_logprobs_bytes
 from trunkline_worker.step.plan import PositionLogprobs, RowError
 
@@ -53,6 +54,29 @@ def broken_off(handle: int, error: Exception) -> EngineOutput:
     found = RowError.of_bug(error)
     refused = RequestRefused(CODE_INTERNAL, INTERNAL, found.reason)
     return EngineOutput(handle=handle, error=refused.to_proto(), trace=found.trace)
+
+
+def step_record(outputs: StepOutputs, counts: StepCounts, done_s: float) -> StepRecord:
+    """What a step computed, for timelines and metrics."""
+    record = StepRecord(
+        done_s=done_s,
+        device_s=counts.device_time_s,
+        host_s=counts.host_time_s,
+        prefill_tokens=counts.prefill_tokens,
+        decode_tokens=counts.decode_tokens,
+        padding_tokens=counts.padding_tokens,
+        sequences=counts.sequences,
+        regular_tokens=outputs.num_regular,
+    )
+    for chunk in outputs.chunks:
+        record.chunk_handles.append(chunk.sequence_id)
+        record.chunk_tokens.append(chunk.num_tokens)
+        record.chunk_recomputed.append(chunk.num_recomputed)
+    for late in outputs.late:
+        record.late_handles.append(late.sequence_id)
+        record.late_since_s.append(late.since_s)
+        record.late_skipped_s.append(late.skipped_s)
+    return record
 
 
 def sequence_output(step_output: StepOutput) -> EngineOutput:

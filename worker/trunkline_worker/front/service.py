@@ -27,7 +27,8 @@ from trunkline.v1.worker_pb2 import (
 from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import trace_context_of
-from trunkline_worker.front.front import Choice, Front
+from trunkline_worker.front.choice import Choice
+from trunkline_worker.front.front import Front
 from trunkline_worker.front.grant_desk import GrantDesk
 from trunkline_worker.front.grant_reports import FollowedGrant, GrantReports
 from trunkline_worker.front.outbox import Backlog, Outbox
