@@ -60,6 +60,7 @@ class ChoiceTimeline:
         self._num_sampled += 1
         self._device_from = times.device_s_per_token
         self._num_slow_before = times.num_slow
+        self._left = None
 
     def add_late_token(self, since_s: float, skipped_s: float, times: StepTimes, *, by_chunk: bool) -> None:
         """The latest step sampled a token, and the step before it did not.
