@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from opentelemetry.trace import Status, StatusCode
 from tokenizers import Tokenizer
 
 from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineStep
@@ -14,6 +13,7 @@ from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused, deadline_e
 from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsResponse, LoadSample, SequenceOutput, Submit, Timeline
 from trunkline.validation import max_total_tokens
 from trunkline_runtime.log import get_logger
+from trunkline_runtime.telemetry import genai
 from trunkline_runtime.tracing import start_span
 from trunkline_worker.front.cache_mirror import CacheMirror
 from trunkline_worker.front.choice import Choice, Deliver, are_of_one_request
@@ -22,6 +22,8 @@ from trunkline_worker.front.submit_validation import validate_submit
 from trunkline_worker.lanes.lanes import Lane, lane_of
 from trunkline_worker.lanes.queue_bounds import queue_full
 from trunkline_worker.link.engine_link import EngineLink
+from trunkline_worker.telemetry.choice_end import ChoiceEnd
+from trunkline_worker.telemetry.choice_spans import end_spans
 from trunkline_worker.telemetry.choice_timeline import ChoiceTimeline, take_step
 from trunkline_worker.telemetry.step_times import StepTimes
 from trunkline_worker.text.output_stream import OutputStream
@@ -117,7 +119,15 @@ class Front:
                 "worker.generate",
                 traceparent=submit.traceparent,
                 tracestate=submit.tracestate,
-                attributes={"trunkline.request_id": submit.request_id, "trunkline.worker": self.model.worker_id},
+                attributes={
+                    genai.REQUEST_MODEL: self.model.model,
+                    "trunkline.request_id": submit.request_id,
+                    "trunkline.worker": self.model.worker_id,
+                    "trunkline.tenant": submit.tenant,
+                    "trunkline.choice": submit.choice,
+                },
+                linked_traceparent=submit.resume.traceparent,
+                start_unix_ns=received_unix_ns,
             ),
             timeline=ChoiceTimeline(received_s, received_unix_ns),
             num_prompt=len(submit.prompt_token_ids),
@@ -298,15 +308,16 @@ class Front:
             self._idle.set()
         if choice.deadline is not None:
             choice.deadline.cancel()
-        facts = {
-            "prompt_tokens": choice.num_prompt,
-            "cached_tokens": choice.stream.cached_tokens,
-            "output_tokens": choice.stream.num_tokens,
-        }
-        choice.span.set_attributes({f"trunkline.{name}": value for name, value in facts.items()})
-        choice.span.set_attribute("trunkline.outcome", outcome)
-        if outcome.isupper():  # a reason of the error table
-            choice.span.set_status(Status(StatusCode.ERROR, outcome))
-        choice.span.end()
-        duration_ms = round(self._ended(choice).ended_s * 1e3, 1)
-        self._log.info("choice ended", request_id=choice.request_id, outcome=outcome, duration_ms=duration_ms, **facts)
+        end = ChoiceEnd(
+            request_id=choice.request_id,
+            tenant=choice.tenant,
+            lane=choice.lane,
+            outcome=outcome,
+            prompt_tokens=choice.num_prompt,
+            ledger_tokens=choice.num_ledger,
+            output_tokens=choice.stream.num_tokens,
+            timeline=self._ended(choice),
+            span=choice.span,
+        )
+        end_spans(end)
+        self._log.info("choice ended", **end.log_fields())
