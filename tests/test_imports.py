@@ -21,6 +21,7 @@ OURS = {
 }
 CONTRACT = {"grpc", "grpc_status", "google", "xxhash"}
 RUNTIME = CONTRACT | {"cryptography", "structlog", "opentelemetry", "grpc_health", "grpc_reflection", "uvloop"}
+RUNTIME |= {"prometheus_client", "pynvml"}
 
 # package → what it may import beside the standard library and itself
 MAY: dict[str, set[str]] = {

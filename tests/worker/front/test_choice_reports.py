@@ -102,6 +102,7 @@ async def test_a_resumed_choice_links_to_the_earlier_attempt(exporter: InMemoryS
 async def test_a_choice_that_was_never_admitted_has_only_waited(exporter: InMemorySpanExporter) -> None:
     timed = TimedFront(traced_submit())
     timed.now_s += 5.0
+    assert timed.choice is not None
     timed.front.cancel(timed.choice)
     spans = by_name(exporter)
     assert list(spans) == ["queue", "worker.generate"]

@@ -77,7 +77,7 @@ class TimelineRig(Rig):
         self.ended: dict[int, Timeline] = {}
         self.num_steps = 0
 
-    def submit(self, prompt: list[int], max_tokens: int = 8, **options: object) -> int:  # type: ignore[override]
+    def submit(self, prompt: list[int], max_tokens: int = 8, **options: object) -> int:
         sequence_id = super().submit(prompt, max_tokens, **options)  # type: ignore[arg-type]
         self.timelines[sequence_id] = ChoiceTimeline(self.now_s, 0)
         self.histories[sequence_id] = History(self.now_s)

@@ -26,6 +26,7 @@ from trunkline_worker.telemetry.choice_end import ChoiceEnd
 from trunkline_worker.telemetry.choice_spans import end_spans
 from trunkline_worker.telemetry.choice_timeline import ChoiceTimeline, take_step
 from trunkline_worker.telemetry.step_times import StepTimes
+from trunkline_worker.telemetry.worker_metrics import WorkerMetrics
 from trunkline_worker.text.output_stream import OutputStream
 from trunkline_worker.text.token_texts import TokenTexts
 
@@ -45,7 +46,7 @@ class Front:
     """Keeps one Choice per unfinished submit, of a session or a direct call, from validation to its last output.
 
     Every end of a choice goes through `_end`, so that none is left behind. `model` is the engine's report with the
-    worker's names filled in; `now_s` must be the clock of the engine's steps.
+    worker's names filled in; `now_s` must be the clock of the engine's steps; `metrics`: None if none are served.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Front:
         tokenizer: Tokenizer,
         mirror: CacheMirror,
         now_s: Callable[[], float] = time.perf_counter,
+        metrics: WorkerMetrics | None = None,
     ) -> None:
         self.model = model
         self.mirror = mirror
@@ -65,6 +67,7 @@ class Front:
         self._choices: dict[int, Choice] = {}
         self._times = StepTimes(model.itl_target_ms / 1e3)
         self._now_s = now_s
+        self._metrics = metrics
         self._waiting = FrontQueue(model.max_waiting_requests, model.max_waiting_tokens)
         self._retry_delays_ms: list[int] = []  # by lane, as last reported by the engine
         self._refused = [0 for _ in Lane]  # submits refused by a full queue, without asking the engine
@@ -154,6 +157,8 @@ class Front:
             return
         delay_ms = self._retry_delays_ms[lane] if self._retry_delays_ms else UNKNOWN_RETRY_DELAY_MS
         self._refused[lane] += 1
+        if self._metrics is not None:
+            self._metrics.refused(lane)
         raise queue_full(lane, self._waiting.count, delay_ms)
 
     def cancel(self, choice: Choice) -> None:
@@ -168,9 +173,11 @@ class Front:
         for handle in step.admitted_handles:
             self._waiting.admitted(handle)
         take_step(step, self._times, self._timeline_of)
+        if self._metrics is not None:
+            self._metrics.take_step(step)
         for output in step.outputs:
-            if output.HasField("prompt") and (timeline := self._timeline_of(output.handle)) is not None:
-                timeline.add_first_token(self._times)
+            if output.HasField("prompt"):
+                self._take_first(output)
             self._take(output)
         for handle, token_id in zip(step.token_handles, step.token_ids, strict=True):
             self._take(EngineOutput(handle=handle, token_ids=[token_id]))
@@ -204,6 +211,15 @@ class Front:
             self._end(choice, result.error.reason)
         elif choice.stream.finished:
             self._end(choice, finish_name(choice.stream.finish))
+
+    def _take_first(self, output: EngineOutput) -> None:
+        """Notes the first token of a choice."""
+        choice = self._choices.get(output.handle)
+        if choice is None:
+            return
+        choice.timeline.add_first_token(self._times)
+        if self._metrics is not None:
+            self._metrics.first_token(choice.lane, self._now_s() - choice.timeline.received_s, output.prompt)
 
     def _timeline_of(self, handle: int) -> ChoiceTimeline | None:
         choice = self._choices.get(handle)
@@ -320,4 +336,6 @@ class Front:
             span=choice.span,
         )
         end_spans(end)
+        if self._metrics is not None:
+            self._metrics.choice_ended(end)
         self._log.info("choice ended", **end.log_fields())
