@@ -6,6 +6,7 @@ from trunkline.v1.generation_pb2 import FinishReason, PromptReport, SamplingPara
 from trunkline.v1.worker_pb2 import Submit, Timeline
 from trunkline_worker.front.cache_mirror import CacheMirror
 from trunkline_worker.front.front import Front
+from trunkline_worker.telemetry.worker_metrics import WorkerMetrics
 
 LENGTH = FinishReason.FINISH_REASON_LENGTH
 START_S = 1000.0
@@ -14,9 +15,9 @@ START_S = 1000.0
 class TimedFront:
     """A front whose clock a test sets, with one choice; steps take half a second on the device."""
 
-    def __init__(self, submit: Submit | None = None, **sampling: object) -> None:
+    def __init__(self, submit: Submit | None = None, metrics: WorkerMetrics | None = None, **sampling: object) -> None:
         self.now_s = START_S
-        self.front = Front(MODEL, TOKENIZER, CacheMirror(1), lambda: self.now_s)
+        self.front = Front(MODEL, TOKENIZER, CacheMirror(1), lambda: self.now_s, metrics)
         self.front.connect(Link())
         self.reader = Reader()
         submit = submit or Submit()
