@@ -133,6 +133,15 @@ async def test_a_million_tokens_cost_what_the_rate_of_the_last_minute_says() -> 
     assert value(found, "trunkline_worker_cost_per_million_output_tokens") == pytest.approx(100.0, rel=0.05)
 
 
+async def test_the_rate_after_an_idle_hour_is_that_of_the_last_minute() -> None:
+    metrics = WorkerMetrics(MODEL)
+    for second in (*range(100), *range(3700, 3760)):
+        record = StepRecord(done_s=NOW_S + second, decode_tokens=10, sequences=10)
+        metrics.take_step(EngineStep(token_handles=range(10), token_ids=[5] * 10, record=record))
+    assert metrics.output_tokens_per_s(NOW_S + 3759) == pytest.approx(10.0, rel=0.2)
+    assert metrics.output_tokens_per_s(NOW_S + 36_000) == pytest.approx(0.0, abs=0.05)
+
+
 async def test_ten_thousand_tenants_are_few_series() -> None:
     metrics = lived()
     for n in range(10_000):

@@ -7,7 +7,7 @@ from itertools import pairwise
 from tests.worker.rig import Rig
 from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.v1.worker_pb2 import Timeline
-from trunkline_worker.engine.step_messages import step_record
+from trunkline_worker.engine.step_messages import fill_record
 from trunkline_worker.scheduling.stats import StepCounts
 from trunkline_worker.scheduling.step_outputs import StepOutput
 from trunkline_worker.step.plan import StepPlan, StepResult
@@ -122,7 +122,9 @@ class TimelineRig(Rig):
         counts = StepCounts(
             plan.num_tokens - decodes, decodes, plan.num_padding, len(plan.steps), 0.0, result.device_time_s
         )
-        self.tell(EngineStep(record=step_record(self.committed, counts, self.scheduler.last_commit_s)))
+        step = EngineStep()
+        fill_record(step.record, self.committed, counts, self.scheduler.last_commit_s)
+        self.tell(step)
         for output in outputs:
             if output.prompt is not None:
                 self.timelines[output.sequence_id].add_first_token(self.times)

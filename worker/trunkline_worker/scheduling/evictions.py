@@ -30,6 +30,8 @@ class Evictions:
 
     def take_preempted(self) -> list[int]:
         """Ids of the sequences preempted since the last call, each as often as it was."""
+        if not self._preempted:
+            return []
         preempted, self._preempted = self._preempted, []
         return preempted
 

@@ -22,8 +22,9 @@ STEP_BUCKETS = (
 LANE_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )  # fmt: skip
-MARK_S = 10.0  # between two marks of the output rate
-NUM_MARKS = 7  # so the rate is that of the last minute
+RATE_S = 60.0  # the output rate is the mean of this time
+MARK_S = 10.0  # between two marks of it
+NUM_MARKS = 1 + int(RATE_S / MARK_S)
 SECONDS_PER_HOUR, MILLION = 3600.0, 1_000_000
 LABELS = ("model_name",)
 
@@ -83,9 +84,10 @@ class WorkerMetrics:
         """Mean rate of the last minute, on the clock of the engine's steps."""
         if not self._marks:
             return 0.0
-        since_s, tokens = self._marks[0]
-        passed_s = max(now_s, self._done_s) - since_s
-        return (self._vllm.generation_tokens - tokens) / passed_s if passed_s > 0 else 0.0
+        now_s = max(now_s, self._done_s)
+        recent = [mark for mark in self._marks if now_s - mark[0] <= RATE_S + MARK_S]
+        since_s, tokens = recent[0] if recent else self._marks[-1]  # an idle worker has set none for a while
+        return (self._vllm.generation_tokens - tokens) / (now_s - since_s) if now_s > since_s else 0.0
 
     def families(self, now_s: float) -> Iterable[Metric]:
         """All families, made one by one. now_s: on the clock of the engine's steps"""
