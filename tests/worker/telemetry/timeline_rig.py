@@ -122,9 +122,9 @@ class TimelineRig(Rig):
         counts = StepCounts(
             plan.num_tokens - decodes, decodes, plan.num_padding, len(plan.steps), 0.0, result.device_time_s
         )
-        step = EngineStep()
-        fill_record(step.record, self.committed, counts, self.scheduler.last_commit_s)
-        self.tell(step)
+        message = EngineStep()
+        fill_record(message.record, self.committed, counts, self.scheduler.last_commit_s)
+        self.tell(message)
         for output in outputs:
             if output.prompt is not None:
                 self.timelines[output.sequence_id].add_first_token(self.times)
