@@ -150,3 +150,17 @@ def test_only_the_longest_gaps_are_listed_and_all_are_counted(monkeypatch: pytes
     assert [round(gap.duration_s - 2.0, 3) for gap in told.gaps] == [n / 1000 for n in range(984, 1000)]
     assert told.longest_gap_s == pytest.approx(2.999)
     assert len(times._slow) <= 64, "memory is bounded"
+
+
+def test_a_sequence_that_is_preempted_and_admitted_between_two_steps_has_computed_again() -> None:
+    """Its token follows one of the step before, but it came of a chunk."""
+    rig = TimelineRig(num_blocks=12, block_size=4)
+    sequence_id = rig.submit([1] * 7, max_tokens=6)
+    for _ in range(3):
+        rig.step()
+    rig.scheduler._evictions.evict(rig.sequences[sequence_id])
+    rig.run()
+    timeline = rig.ended[sequence_id]
+    assert [chunk.tokens for chunk in timeline.chunks] == [7, 2], "two full blocks were still cached"
+    assert (timeline.preemptions, timeline.recomputed_tokens, timeline.decode_steps) == (1, 1, 4)
+    assert told(timeline) == close_to(expected(rig.histories[sequence_id]))
