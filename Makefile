@@ -41,8 +41,8 @@ NODE_CLIENTS := tests/clients/node
 PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
 .PHONY: help serve test test-slow fuzz clients lint protos chart-schema settings-reference access-table house demo-model clean \
-  bench-engine bench-peer bench-http-peer bench-aiperf bench-host bench-overload bench-calibration bench-scheduler bench-fleet \
-  bench-gpu bench-routing bench-faults bench-quotas bench-streaming bench-attacks bench-fairness
+  bench-engine bench-peer bench-http-peer bench-aiperf bench-host bench-observation bench-overload bench-calibration bench-scheduler \
+  bench-fleet bench-gpu bench-routing bench-faults bench-quotas bench-streaming bench-attacks bench-fairness
 .PHONY: help-files help-bench
 
 help:
@@ -72,6 +72,7 @@ help-bench:
 	@echo 'make bench-http-peer     router and worker over HTTP against SMG and vLLM; PEERS=folder with vllm and smg'
 	@echo 'make bench-aiperf        aiperf against router and worker over HTTP; installs aiperf, 1.2 GB'
 	@echo 'make bench-host          host time of a step'
+	@echo 'make bench-observation   what traces and metrics cost a worker'
 	@echo 'make bench-overload      ten times more requests than a worker can serve'
 	@echo 'make bench-gpu           kernels and engine on one GPU; PYTHON=interpreter with a torch for that GPU'
 	@echo 'make bench-routing       choosing a worker, and the index of cached prefixes'
@@ -147,6 +148,9 @@ bench-aiperf: $(DEV_STAMP) $(AIPERF_STAMP)
 
 bench-host: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.engine.host_time $(ARGS)
+
+bench-observation: $(DEV_STAMP)
+	@$(BIN)/python -m trunkline_bench.engine.observation_cost $(ARGS)
 
 bench-overload: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.engine.overload $(ARGS)

@@ -22,6 +22,7 @@ OURS = {
 }
 CONTRACT = {"grpc", "grpc_status", "google", "xxhash"}
 RUNTIME = CONTRACT | {"cryptography", "structlog", "opentelemetry", "grpc_health", "grpc_reflection", "uvloop"}
+RUNTIME |= {"prometheus_client", "pynvml"}
 
 # package → what it may import beside the standard library and itself
 MAY: dict[str, set[str]] = {
@@ -101,7 +102,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "link": "",
         "engine": "cache checkpoint execution gpu lanes link model pace scheduling step",
         "text": "checkpoint",
-        "front": "lanes link text",
+        "telemetry": "lanes",
+        "front": "lanes link telemetry text",
         "door": "front",
     },
     "trunkline_router": {

@@ -3,7 +3,7 @@
 GetModelResponse.protocol_version (worker.proto) describes the versions.
 """
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 # The oldest router protocol that can use a worker of this version. A worker with a grant key demands proofs.
 MIN_ROUTER_PROTOCOL, MIN_ROUTER_PROTOCOL_WITH_KEY = 0, 2
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
+from typing import NamedTuple
 
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -13,7 +14,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
@@ -150,11 +151,60 @@ def request_span(
 
 
 def start_span(
-    name: str, *, traceparent: str = "", tracestate: str = "", attributes: Mapping[str, AttributeValue] | None = None
+    name: str,
+    *,
+    traceparent: str = "",
+    tracestate: str = "",
+    attributes: Mapping[str, AttributeValue] | None = None,
+    linked_traceparent: str = "",
+    start_unix_ns: int | None = None,
 ) -> Span:
-    """The span of one request, which the caller must end; it is not made current."""
+    """The span of one request, which the caller must end; it is not made current.
+
+    linked_traceparent: of a span that this one continues, for example a request's earlier attempt
+    """
     carrier = {"traceparent": traceparent, "tracestate": tracestate} if traceparent else {}
-    return _tracer().start_span(name, context=_PROPAGATOR.extract(carrier), kind=SpanKind.SERVER, attributes=attributes)
+    context = _PROPAGATOR.extract(carrier)
+    return _tracer().start_span(
+        name,
+        context=context,
+        kind=SpanKind.SERVER,
+        attributes=attributes,
+        links=_links_to(linked_traceparent),
+        start_time=start_unix_ns,
+    )
+
+
+def _links_to(traceparent: str) -> list[Link]:
+    """A link to a span of another process; none if its context makes no sense."""
+    if not traceparent:
+        return []
+    context = trace.get_current_span(_PROPAGATOR.extract({"traceparent": traceparent})).get_span_context()
+    return [Link(context)] if context.is_valid and context.is_remote else []
+
+
+class SpanEvent(NamedTuple):
+    """Something that happened during a span."""
+
+    name: str
+    unix_ns: int
+    attributes: Mapping[str, AttributeValue]
+
+
+def add_child(
+    parent: Span,
+    name: str,
+    start_unix_ns: int,
+    end_unix_ns: int,
+    attributes: Mapping[str, AttributeValue] | None = None,
+    events: Iterable[SpanEvent] = (),
+) -> None:
+    """Adds a span that is over under one that is not. Times are nanoseconds of Unix time."""
+    context = trace.set_span_in_context(parent, Context())
+    span = _tracer().start_span(name, context=context, attributes=attributes, start_time=start_unix_ns)
+    for event in events:
+        span.add_event(event.name, event.attributes, timestamp=event.unix_ns)
+    span.end(max(start_unix_ns, end_unix_ns))
 
 
 def current_trace_context() -> tuple[str, str]:

@@ -13,7 +13,7 @@ from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.pace.limits import SchedulerLimits
 from trunkline_worker.scheduling.scheduler import Scheduler
 from trunkline_worker.scheduling.stats import EngineStats
-from trunkline_worker.scheduling.step_outputs import StepOutput
+from trunkline_worker.scheduling.step_outputs import StepOutput, StepOutputs
 from trunkline_worker.step.plan import Sampling, StepPlan, StepResult
 
 BLOCK_SIZE = 4
@@ -50,6 +50,7 @@ class Rig:
         self.finished: dict[int, Finish] = {}
         self.cached: dict[int, int] = {}
         self.plans: list[StepPlan] = []
+        self.committed = StepOutputs()  # of the latest step
         self.tokens_computed = 0
 
     def submit(
@@ -103,7 +104,7 @@ class Rig:
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[StepOutput]:
         self.now_s += 1.0
-        step_outputs = self.scheduler.commit(plan, result, self.now_s)
+        self.committed = step_outputs = self.scheduler.commit(plan, result, self.now_s)
         self.scheduler.check_integrity()
         plain = zip(step_outputs.handles, step_outputs.token_ids, strict=True)
         outputs = [*step_outputs.special, *(StepOutput(handle, [token_id]) for handle, token_id in plain)]

@@ -43,6 +43,20 @@ class WorkerSettings:
         help="listen on addresses other than loopback without --grant-key and --tls-router-names: any client that "
         "reaches the worker may then use and drain it",
     )
+    metrics_port: int = setting(
+        -1,
+        help="port with metrics for Prometheus, at /metrics; 0 picks a free one, -1: none",
+        minimum=-1,
+        maximum=65535,
+    )
+    metrics_token_file: str = setting(
+        "", help="file with tokens, one a line: a scraper must then present one of them as a bearer token"
+    )
+    metrics_anonymous: bool = setting(
+        False,
+        help="serve metrics on addresses other than loopback without --metrics-token-file: any client that reaches the "
+        "port may then read them, with the names of tenants",
+    )
     drain_timeout_s: float = setting(30.0, help="time for running requests to finish at SIGTERM or Drain", minimum=0.0)
 
     def problem(self) -> str | None:
@@ -52,6 +66,7 @@ class WorkerSettings:
             or self.tls.problem(self.host)
             or needs_problem("--tls-router-names", self.tls_router_names, "--tls-client-ca", self.tls.tls_client_ca)
             or self._identity_problem()
+            or self._metrics_problem()
         )
 
     def _identity_problem(self) -> str | None:
@@ -61,6 +76,17 @@ class WorkerSettings:
             f"--host={self.host} can be reached from elsewhere, and the worker cannot tell routers from strangers: set "
             "--grant-key or --tls-router-names, or allow it with --allow-anonymous"
         )
+
+    def _metrics_problem(self) -> str | None:
+        open_to_all = not (self.metrics_token_file or self.metrics_anonymous or self.allow_anonymous)
+        if self.metrics_port >= 0 and open_to_all and not is_loopback(self.host):
+            return (
+                f"--metrics-port on --host={self.host} can be reached from elsewhere: set --metrics-token-file, or "
+                "allow it with --metrics-anonymous"
+            )
+        if self.metrics_port > 0 and self.metrics_port in (self.port, self.tls.health_port):
+            return f"--metrics-port={self.metrics_port} is the worker's port or its health port"
+        return None
 
     @property
     def model_name(self) -> str:

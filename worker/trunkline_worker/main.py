@@ -4,6 +4,7 @@ import asyncio
 import secrets
 import sys
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import uvloop
@@ -17,6 +18,7 @@ from trunkline_runtime.garbage import keep_collecting, spare_what_stays
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import GrpcServer, PortInUse, Signals, check_port_is_free
 from trunkline_runtime.settings import load_settings
+from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokenError, ScrapeTokens
 from trunkline_runtime.tls import ServerTls
 from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
 from trunkline_runtime.wake_ups import read_wake_ups_at_once
@@ -27,11 +29,13 @@ from trunkline_worker.door.door import Door, most_message_bytes
 from trunkline_worker.front.cache_mirror import CacheMirror
 from trunkline_worker.front.front import Front
 from trunkline_worker.front.grant_desk import GrantDesk
+from trunkline_worker.front.metrics_port import metrics_port
 from trunkline_worker.front.service import SERVICE, WorkerService, add_to_server
 from trunkline_worker.front.stats_log import log_stats
 from trunkline_worker.front_settings import WorkerSettings
 from trunkline_worker.link.engine_link import EngineLink, EngineStartError
 from trunkline_worker.link.silence import Silence
+from trunkline_worker.telemetry.worker_metrics import WorkerMetrics
 from trunkline_worker.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
 STOP_GRACE_S = 1.0  # after draining, for the last messages to be sent
@@ -52,13 +56,16 @@ def main() -> None:
     try:
         if settings.port:
             check_port_is_free(settings.host, settings.port)  # before the model is loaded, not after
+        if settings.metrics_port > 0:
+            check_port_is_free(settings.host, settings.metrics_port, "--metrics-port")
+        tokens = ScrapeTokens.read(settings.metrics_token_file) if settings.metrics_token_file else ScrapeTokens([])
         tls = settings.tls.server_tls()
         directory = Path(settings.engine.model)
         files = read_tokenizer_files(directory)
         spec = read_spec(directory, settings.engine.ignore_config_keys)
         files.check_vocabulary(spec.vocab_size)  # before the weights are read, which takes minutes for a large model
-        status = uvloop.run(serve(settings, worker_id, files, tls))
-    except (PortInUse, ModelError, EngineStartError, TlsFileError, OSError) as error:
+        status = uvloop.run(serve(settings, worker_id, files, tls, tokens))
+    except (PortInUse, ModelError, EngineStartError, TlsFileError, ScrapeTokenError, OSError) as error:
         print(f"trunkline-worker: {error}", file=sys.stderr)
         status = EXIT_CANNOT_START
     if status == EXIT_ENGINE_DIED:
@@ -67,7 +74,9 @@ def main() -> None:
     sys.exit(status)
 
 
-async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles, tls: ServerTls | None) -> int:
+async def serve(
+    settings: WorkerSettings, worker_id: str, files: TokenizerFiles, tls: ServerTls | None, tokens: ScrapeTokens
+) -> int:
     """Serves until a signal or the engine's death. Returns the exit status."""
     log = get_logger()
     if not read_wake_ups_at_once():
@@ -102,7 +111,8 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles,
     grant_keys = GrantKeys.of(settings.grant_key, settings.grant_key_previous)
     describe_protocol(model, grant_keys)
     model.tokenizer_digest = files.digest
-    front = Front(model, files.tokenizer, mirror)
+    metrics = metrics_of(model, settings)
+    front = Front(model, files.tokenizer, mirror, metrics=metrics)
     front.connect(link)
 
     def now_unix_ms() -> int:
@@ -125,19 +135,17 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles,
         return DrainResponse(finished=drained.finished, aborted=drained.aborted)
 
     desk = GrantDesk(grant_keys, epoch, now_unix_ms)
-    add_to_server(WorkerService(front, files, drain, desk), server.grpc)
+    service = WorkerService(front, files, drain, desk)
+    add_to_server(service, server.grpc)
+    beside = AsyncExitStack()
     try:
         await server.start()
+        if metrics is not None:
+            served = metrics_port(settings.host, settings.metrics_port, metrics, service.backlog, tokens, tls)
+            await beside.enter_async_context(served)
         await server.set_ready(True)
         spare_what_stays()
-        log.info("worker ready", model=model.model, port=server.port, device=model.device, dtype=model.dtype,
-                 kv_blocks=model.kv_blocks, context_length=model.context_length,
-                 start_up_s=round(model.start_up_s, 1))  # fmt: skip
-        if files.template_problem:
-            log.warning("the model is served without chat", model=model.model, problem=files.template_problem)
-        if not model.eos_token_ids:
-            log.warning("the model names no end-of-sequence token: output ends at max_tokens, a stop string or a stop "
-                        "token alone", model=model.model)  # fmt: skip
+        tell_ready(model, files, server.port)
         died = asyncio.create_task(front.dead.wait())
         silence = Silence(settings.engine.step_timeout_s)
         watching = asyncio.create_task(link.kill_when_silent(silence, is_idle))
@@ -157,8 +165,27 @@ async def serve(settings: WorkerSettings, worker_id: str, files: TokenizerFiles,
         return EXIT_ENGINE_DIED if died.done() else 0
     finally:
         await server.stop(STOP_GRACE_S)
+        await beside.aclose()
         await link.stop()
         log.info("worker stopped")
+
+
+def tell_ready(model: GetModelResponse, files: TokenizerFiles, port: int) -> None:
+    """Logs that the worker is ready, and what it cannot do."""
+    log = get_logger()
+    log.info("worker ready", model=model.model, port=port, device=model.device, dtype=model.dtype,
+             kv_blocks=model.kv_blocks, context_length=model.context_length,
+             start_up_s=round(model.start_up_s, 1))  # fmt: skip
+    if files.template_problem:
+        log.warning("the model is served without chat", model=model.model, problem=files.template_problem)
+    if not model.eos_token_ids:
+        log.warning("the model names no end-of-sequence token: output ends at max_tokens, a stop string or a stop "
+                    "token alone", model=model.model)  # fmt: skip
+
+
+def metrics_of(model: GetModelResponse, settings: WorkerSettings) -> WorkerMetrics | None:
+    """The metrics to fill; None if they are not served."""
+    return WorkerMetrics(model) if settings.metrics_port >= 0 else None
 
 
 def describe_protocol(model: GetModelResponse, grant_keys: GrantKeys) -> None:

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from trunkline.v1 import generation_pb2 as _generation_pb2
@@ -137,8 +138,11 @@ class Resume(_message.Message):
 
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TEXT_BYTES_SENT_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     text_bytes_sent: _builtins.int
     """How much of the output text the client has, in bytes of UTF-8."""
+    traceparent: _builtins.str
+    """W3C trace context of the caller's span for the attempt that this one continues; empty: unknown."""
     @_builtins.property
     def output_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The output tokens that the client has, in order."""
@@ -148,10 +152,11 @@ class Resume(_message.Message):
         *,
         output_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         text_bytes_sent: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["output_token_ids", b"output_token_ids", "text_bytes_sent", b"text_bytes_sent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["output_token_ids", b"output_token_ids", "text_bytes_sent", b"text_bytes_sent", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -289,6 +294,7 @@ class SequenceOutput(_message.Message):
     SOLE_SUSPECT_FIELD_NUMBER: _builtins.int
     GRANTED_FIELD_NUMBER: _builtins.int
     BEGUN_FIELD_NUMBER: _builtins.int
+    TIMELINE_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """The submit's handle."""
     suspect: _builtins.bool
@@ -315,6 +321,10 @@ class SequenceOutput(_message.Message):
     def granted(self) -> Global___GrantReport:
         """The state of a granted choice. No other field but the handle, which is the granted submit's, is then set."""
 
+    @_builtins.property
+    def timeline(self) -> Global___Timeline:
+        """With the last output of a choice: what became of it on this worker. Absent from workers before protocol version 3."""
+
     def __init__(
         self,
         *,
@@ -326,14 +336,174 @@ class SequenceOutput(_message.Message):
         sole_suspect: _builtins.bool = ...,
         granted: Global___GrantReport | None = ...,
         begun: _builtins.bool = ...,
+        timeline: Global___Timeline | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "error", b"error", "granted", b"granted", "prompt", b"prompt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "error", b"error", "granted", b"granted", "prompt", b"prompt", "timeline", b"timeline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "chunk", b"chunk", "error", b"error", "granted", b"granted", "handle", b"handle", "prompt", b"prompt", "sole_suspect", b"sole_suspect", "suspect", b"suspect"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "chunk", b"chunk", "error", b"error", "granted", b"granted", "handle", b"handle", "prompt", b"prompt", "sole_suspect", b"sole_suspect", "suspect", b"suspect", "timeline", b"timeline"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SequenceOutput: _TypeAlias = SequenceOutput  # noqa: Y015
+
+@_typing.final
+class Timeline(_message.Message):
+    """What became of a choice on one worker, and when. Times are seconds since `received`, unless said otherwise."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECEIVED_FIELD_NUMBER: _builtins.int
+    ADMITTED_S_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    FIRST_TOKEN_S_FIELD_NUMBER: _builtins.int
+    ENDED_S_FIELD_NUMBER: _builtins.int
+    DECODE_STEPS_FIELD_NUMBER: _builtins.int
+    GAPS_FIELD_NUMBER: _builtins.int
+    LONGEST_GAP_S_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    RECOMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    DEVICE_S_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_GAPS_FIELD_NUMBER: _builtins.int
+    admitted_s: _builtins.float
+    """The first admission to the running set; absent if there was none."""
+    first_token_s: _builtins.float
+    """The end of the step that sampled the first output token; absent if there was none."""
+    ended_s: _builtins.float
+    """The end of the choice."""
+    decode_steps: _builtins.int
+    """Steps that computed one token each, after the first output token."""
+    longest_gap_s: _builtins.float
+    """The longest of them; 0 if there were none."""
+    preemptions: _builtins.int
+    """How often the choice lost its KV blocks to another one."""
+    recomputed_tokens: _builtins.int
+    """Tokens that were computed again because of preemptions."""
+    device_s: _builtins.float
+    """The choice's share of its steps' device time, by tokens computed."""
+    cached_tokens: _builtins.int
+    """Prompt tokens that were found in the cache at the first admission."""
+    num_gaps: _builtins.int
+    """All gaps that exceed the target."""
+    @_builtins.property
+    def received(self) -> _timestamp_pb2.Timestamp:
+        """When the worker received the submit, by its clock."""
+
+    @_builtins.property
+    def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefillChunk]:
+        """Steps that computed several tokens of the choice, its prompt above all. At most 64; later ones are added to the
+        last.
+        """
+
+    @_builtins.property
+    def gaps(self) -> _containers.RepeatedCompositeFieldContainer[Global___Gap]:
+        """The 16 longest gaps between two output tokens that exceed the worker's target (GetModelResponse.itl_target_ms, or
+        one second without a target), in order of time.
+        """
+
+    def __init__(
+        self,
+        *,
+        received: _timestamp_pb2.Timestamp | None = ...,
+        admitted_s: _builtins.float | None = ...,
+        chunks: _abc.Iterable[Global___PrefillChunk] | None = ...,
+        first_token_s: _builtins.float | None = ...,
+        ended_s: _builtins.float = ...,
+        decode_steps: _builtins.int = ...,
+        gaps: _abc.Iterable[Global___Gap] | None = ...,
+        longest_gap_s: _builtins.float = ...,
+        preemptions: _builtins.int = ...,
+        recomputed_tokens: _builtins.int = ...,
+        device_s: _builtins.float = ...,
+        cached_tokens: _builtins.int = ...,
+        num_gaps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_admitted_s", b"_admitted_s", "_first_token_s", b"_first_token_s", "admitted_s", b"admitted_s", "first_token_s", b"first_token_s", "received", b"received"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_admitted_s", b"_admitted_s", "_first_token_s", b"_first_token_s", "admitted_s", b"admitted_s", "cached_tokens", b"cached_tokens", "chunks", b"chunks", "decode_steps", b"decode_steps", "device_s", b"device_s", "ended_s", b"ended_s", "first_token_s", b"first_token_s", "gaps", b"gaps", "longest_gap_s", b"longest_gap_s", "num_gaps", b"num_gaps", "preemptions", b"preemptions", "received", b"received", "recomputed_tokens", b"recomputed_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__admitted_s: _TypeAlias = _typing.Literal["admitted_s"]  # noqa: Y015
+    _WhichOneofArgType__admitted_s: _TypeAlias = _typing.Literal["_admitted_s", b"_admitted_s"]  # noqa: Y015
+    _WhichOneofReturnType__first_token_s: _TypeAlias = _typing.Literal["first_token_s"]  # noqa: Y015
+    _WhichOneofArgType__first_token_s: _TypeAlias = _typing.Literal["_first_token_s", b"_first_token_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__admitted_s) -> _WhichOneofReturnType__admitted_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_token_s) -> _WhichOneofReturnType__first_token_s | None: ...
+
+Global___Timeline: _TypeAlias = Timeline  # noqa: Y015
+
+@_typing.final
+class PrefillChunk(_message.Message):
+    """The part of one choice in a step that computed more than its next token, and the step's composition."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STARTED_S_FIELD_NUMBER: _builtins.int
+    DURATION_S_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    STEP_PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    STEP_DECODE_TOKENS_FIELD_NUMBER: _builtins.int
+    STEP_PADDING_TOKENS_FIELD_NUMBER: _builtins.int
+    STEP_SEQUENCES_FIELD_NUMBER: _builtins.int
+    started_s: _builtins.float
+    """When the device began the step."""
+    duration_s: _builtins.float
+    """Time on the device."""
+    tokens: _builtins.int
+    """Tokens of the choice."""
+    step_prefill_tokens: _builtins.int
+    """Tokens of all prompts in the step, and of tokens computed again after a preemption."""
+    step_decode_tokens: _builtins.int
+    """Tokens computed one at a time in the step."""
+    step_padding_tokens: _builtins.int
+    """Positions computed for padding in the step."""
+    step_sequences: _builtins.int
+    """Sequences in the step."""
+    def __init__(
+        self,
+        *,
+        started_s: _builtins.float = ...,
+        duration_s: _builtins.float = ...,
+        tokens: _builtins.int = ...,
+        step_prefill_tokens: _builtins.int = ...,
+        step_decode_tokens: _builtins.int = ...,
+        step_padding_tokens: _builtins.int = ...,
+        step_sequences: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_s", b"duration_s", "started_s", b"started_s", "step_decode_tokens", b"step_decode_tokens", "step_padding_tokens", b"step_padding_tokens", "step_prefill_tokens", b"step_prefill_tokens", "step_sequences", b"step_sequences", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefillChunk: _TypeAlias = PrefillChunk  # noqa: Y015
+
+@_typing.final
+class Gap(_message.Message):
+    """A long time between two output tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AT_S_FIELD_NUMBER: _builtins.int
+    DURATION_S_FIELD_NUMBER: _builtins.int
+    at_s: _builtins.float
+    """The end of the gap: the later token."""
+    duration_s: _builtins.float
+    """Its length in seconds."""
+    def __init__(
+        self,
+        *,
+        at_s: _builtins.float = ...,
+        duration_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "duration_s", b"duration_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Gap: _TypeAlias = Gap  # noqa: Y015
 
 @_typing.final
 class GrantReport(_message.Message):
@@ -959,7 +1129,8 @@ class GetModelResponse(_message.Message):
     """
     protocol_version: _builtins.int
     """The protocol version of the worker. 0: without suspects and without the step cost in load samples. 1: with both. 2:
-    it also reports the state of grants, and if it has a grant key it demands proofs of the key. New fields and calls
+    it also reports the state of grants, and if it has a grant key it demands proofs of the key. 3: it also sends
+    timelines. New fields and calls
     increase the version, and a router does without those that a worker does not have yet. A router does not refuse a
     worker for a newer version, only for min_router_protocol.
     """

@@ -44,15 +44,17 @@ class Link(EngineLink):
 
 @dataclass(eq=False)
 class Reader:
-    """Keeps the news of a choice. `fails`: asked with each, whether to raise instead."""
+    """Keeps the news of a choice. `fails`: asked with each, whether to raise instead; `on_news`: called with each."""
 
     fails: Callable[[SequenceOutput], bool] = lambda output: False
+    on_news: Callable[[], None] = lambda: None
     news: list[SequenceOutput] = field(default_factory=list)
 
     def __call__(self, output: SequenceOutput) -> None:
         if self.fails(output):
             raise RuntimeError("a reader's bug")
         self.news.append(output)
+        self.on_news()
 
     @property
     def text(self) -> str:

@@ -60,7 +60,7 @@ class PromptEngine(EngineLink):
 class ServedFront:
     def __init__(self, address: str, service: WorkerService, door: Door) -> None:
         self.address, self.door = address, door
-        self.backlog = service._backlog
+        self.backlog = service.backlog
 
     def num_open(self, kind: str) -> int:
         """Calls of this kind that have a place."""

@@ -14,7 +14,8 @@ from trunkline.v1.generation_pb2 import FinishReason, SamplingParams
 from trunkline.v1.worker_pb2 import SequenceOutput, SessionRequest, Submit
 from trunkline_worker.front import outbox as outbox_module
 from trunkline_worker.front.cache_mirror import CacheMirror
-from trunkline_worker.front.front import Choice, Front
+from trunkline_worker.front.choice import Choice
+from trunkline_worker.front.front import Front
 from trunkline_worker.front.outbox import Outbox
 from trunkline_worker.front.session import Session
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from trunkline_worker.cache.prefix_tree import Node
 from trunkline_worker.lanes.fair_share import Account
@@ -15,6 +16,14 @@ class Finish(Enum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+
+
+class StepMark(NamedTuple):
+    """The end of a committed step. All sequences that got a token from a step refer to one object, so identity tells
+    whether two tokens are of consecutive steps."""
+
+    done_s: float
+    device_s_per_token: float  # summed over all steps up to this one
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +72,8 @@ class Sequence:
     # Times of its events, on the clock of arrival_s: see stats.py
     admitted_s: float | None = None
     first_token_s: float | None = None
-    last_token_s: float | None = None
+    last_token: StepMark | None = None  # the step of its latest output token
+    num_evicted: int = 0  # leading tokens whose KV preemptions took
 
     # Derived once: they are needed in every step.
     last_to_compute: int = 0  # tokens that are computed in total: the last output token is sampled, never computed

@@ -24,7 +24,7 @@ from trunkline.v1.worker_pb2 import (
 )
 from trunkline_worker.cache.sequence import Sequence
 from trunkline_worker.engine.stats_report import stats_report
-from trunkline_worker.engine.step_messages import broken_off, cache_events, sequence_output
+from trunkline_worker.engine.step_messages import broken_off, cache_events, fill_record, sequence_output
 from trunkline_worker.engine.submission import Prompt, sequence_of
 from trunkline_worker.lanes.lanes import LANES, Lane, lane_of
 from trunkline_worker.lanes.queue_bounds import QueueBounds, queue_full
@@ -283,7 +283,12 @@ class Engine:
             return None
         outputs, self._outputs = self._outputs, []
         self._load_changed = False
-        step = EngineStep(outputs=outputs, load=self.load(), last_handle=self._last_handle, admitted_handles=admitted)
+        step = EngineStep(outputs=outputs, load=self.load(), last_handle=self._last_handle)
+        for handle, admitted_s in admitted:
+            step.admitted_handles.append(handle)
+            step.admitted_s.append(admitted_s)
+        if preempted := self.scheduler.take_preempted():
+            step.preempted_handles.extend(preempted)
         changes = self.scheduler.blocks.tree.take_changes()
         if changes:
             step.cache_events.extend(cache_events(changes))
@@ -291,6 +296,7 @@ class Engine:
             step.token_handles.extend(step_outputs.handles)
             step.token_ids.extend(step_outputs.token_ids)
             step.outputs.extend(map(self._message_of, step_outputs.special))
+            fill_record(step.record, step_outputs, self.scheduler.stats.last, self.scheduler.last_commit_s)
         return step
 
     def _message_of(self, output: StepOutput) -> EngineOutput:

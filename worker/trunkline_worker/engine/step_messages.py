@@ -3,13 +3,14 @@
 from collections.abc import Iterable
 from itertools import groupby
 
-from trunkline.engine.v1.engine_pb2 import EngineOutput
+from trunkline.engine.v1.engine_pb2 import EngineOutput, StepRecord
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, PromptReport, TokenLogprob, TokenLogprobs
 from trunkline.v1.worker_pb2 import BlocksRemoved, BlocksStored, CacheEvent, CacheTier
 from trunkline_worker.cache.prefix_tree import CacheChange, Removed, Stored
 from trunkline_worker.cache.sequence import Finish
-from trunkline_worker.scheduling.step_outputs import StepOutput
+from trunkline_worker.scheduling.stats import StepCounts
+from trunkline_worker.scheduling.step_outputs import StepOutput, StepOutputs
 from trunkline_worker.step.logprob_bytes import prompt_logprobs_bytes
 from trunkline_worker.step.plan import PositionLogprobs, RowError
 
@@ -53,6 +54,29 @@ def broken_off(handle: int, error: Exception) -> EngineOutput:
     found = RowError.of_bug(error)
     refused = RequestRefused(CODE_INTERNAL, INTERNAL, found.reason)
     return EngineOutput(handle=handle, error=refused.to_proto(), trace=found.trace)
+
+
+def fill_record(record: StepRecord, outputs: StepOutputs, counts: StepCounts, done_s: float) -> None:
+    """Says what a step computed, for timelines and metrics. Filling the record where it is takes a third of the time of
+    making one and copying it, and most steps have neither prompts nor padding."""
+    record.done_s = done_s
+    record.device_s = counts.device_time_s
+    record.host_s = counts.host_time_s
+    record.decode_tokens = counts.decode_tokens
+    record.sequences = counts.sequences
+    record.regular_tokens = outputs.num_regular
+    if counts.prefill_tokens:
+        record.prefill_tokens = counts.prefill_tokens
+    if counts.padding_tokens:
+        record.padding_tokens = counts.padding_tokens
+    for chunk in outputs.chunks:
+        record.chunk_handles.append(chunk.sequence_id)
+        record.chunk_tokens.append(chunk.num_tokens)
+        record.chunk_recomputed.append(chunk.num_recomputed)
+    for late in outputs.late:
+        record.late_handles.append(late.sequence_id)
+        record.late_since_s.append(late.since_s)
+        record.late_skipped_s.append(late.skipped_s)
 
 
 def sequence_output(step_output: StepOutput) -> EngineOutput:

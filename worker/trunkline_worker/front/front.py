@@ -2,52 +2,36 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from opentelemetry.trace import Span, Status, StatusCode
 from tokenizers import Tokenizer
 
 from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineStep
 from trunkline.names import finish_name
-from trunkline.protocol import CLEARING_STEPS
 from trunkline.status import RequestRefused, deadline_exceeded, internal, no_worker
-from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsResponse, LoadSample, SequenceOutput, Submit
+from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsResponse, LoadSample, SequenceOutput, Submit, Timeline
 from trunkline.validation import max_total_tokens
 from trunkline_runtime.log import get_logger
+from trunkline_runtime.telemetry import genai
 from trunkline_runtime.tracing import start_span
 from trunkline_worker.front.cache_mirror import CacheMirror
+from trunkline_worker.front.choice import Choice, Deliver, are_of_one_request
 from trunkline_worker.front.front_queue import FrontQueue
 from trunkline_worker.front.submit_validation import validate_submit
 from trunkline_worker.lanes.lanes import Lane, lane_of
 from trunkline_worker.lanes.queue_bounds import queue_full
 from trunkline_worker.link.engine_link import EngineLink
+from trunkline_worker.telemetry.choice_end import ChoiceEnd
+from trunkline_worker.telemetry.choice_spans import end_spans
+from trunkline_worker.telemetry.choice_timeline import ChoiceTimeline, take_step
+from trunkline_worker.telemetry.step_times import StepTimes
+from trunkline_worker.telemetry.worker_metrics import WorkerMetrics
 from trunkline_worker.text.output_stream import OutputStream
 from trunkline_worker.text.token_texts import TokenTexts
 
 # Retry delay of a refusal before the engine has first reported its own.
 UNKNOWN_RETRY_DELAY_MS = 1000
-
-Deliver = Callable[[SequenceOutput], None]
-
-
-@dataclass(slots=True, eq=False)
-class Choice:
-    """One unfinished submit."""
-
-    handle: int  # the engine's
-    caller_handle: int
-    request_id: str
-    tenant: str
-    number: int  # index among the choices of its request
-    stream: OutputStream
-    deliver: Deliver
-    span: Span
-    started_s: float
-    num_prompt: int
-    suspect: bool  # submitted as a suspect
-    steps: int = 0  # engine outputs received here
-    deadline: asyncio.TimerHandle | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +46,17 @@ class Front:
     """Keeps one Choice per unfinished submit, of a session or a direct call, from validation to its last output.
 
     Every end of a choice goes through `_end`, so that none is left behind. `model` is the engine's report with the
-    worker's names filled in.
+    worker's names filled in; `now_s` must be the clock of the engine's steps; `metrics`: None if none are served.
     """
 
-    def __init__(self, model: GetModelResponse, tokenizer: Tokenizer, mirror: CacheMirror) -> None:
+    def __init__(
+        self,
+        model: GetModelResponse,
+        tokenizer: Tokenizer,
+        mirror: CacheMirror,
+        now_s: Callable[[], float] = time.perf_counter,
+        metrics: WorkerMetrics | None = None,
+    ) -> None:
         self.model = model
         self.mirror = mirror
         self.draining = False
@@ -74,6 +65,9 @@ class Front:
         self._texts = TokenTexts(tokenizer)
         self._eos = frozenset(model.eos_token_ids)
         self._choices: dict[int, Choice] = {}
+        self._times = StepTimes(model.itl_target_ms / 1e3)
+        self._now_s = now_s
+        self._metrics = metrics
         self._waiting = FrontQueue(model.max_waiting_requests, model.max_waiting_tokens)
         self._retry_delays_ms: list[int] = []  # by lane, as last reported by the engine
         self._refused = [0 for _ in Lane]  # submits refused by a full queue, without asking the engine
@@ -114,11 +108,13 @@ class Front:
         if submit.resume.output_token_ids:
             self._check_queue(submit, lane, num_tokens)
         self._next_handle += 1
+        received_s, received_unix_ns = self._now_s(), time.time_ns()
         choice = Choice(
             handle=self._next_handle,
             caller_handle=submit.handle,
             request_id=submit.request_id,
             tenant=submit.tenant,
+            lane=lane,
             number=submit.choice,
             stream=stream,
             deliver=deliver,
@@ -126,10 +122,19 @@ class Front:
                 "worker.generate",
                 traceparent=submit.traceparent,
                 tracestate=submit.tracestate,
-                attributes={"trunkline.request_id": submit.request_id, "trunkline.worker": self.model.worker_id},
+                attributes={
+                    genai.REQUEST_MODEL: self.model.model,
+                    "trunkline.request_id": submit.request_id,
+                    "trunkline.worker": self.model.worker_id,
+                    "trunkline.tenant": submit.tenant,
+                    "trunkline.choice": submit.choice,
+                },
+                linked_traceparent=submit.resume.traceparent,
+                start_unix_ns=received_unix_ns,
             ),
-            started_s=time.monotonic(),
+            timeline=ChoiceTimeline(received_s, received_unix_ns),
             num_prompt=len(submit.prompt_token_ids),
+            num_ledger=len(submit.resume.output_token_ids),
             suspect=submit.suspect,
         )
         engine_submit = Submit()
@@ -152,6 +157,8 @@ class Front:
             return
         delay_ms = self._retry_delays_ms[lane] if self._retry_delays_ms else UNKNOWN_RETRY_DELAY_MS
         self._refused[lane] += 1
+        if self._metrics is not None:
+            self._metrics.refused(lane)
         raise queue_full(lane, self._waiting.count, delay_ms)
 
     def cancel(self, choice: Choice) -> None:
@@ -165,7 +172,12 @@ class Front:
         self._last_handle = max(self._last_handle, step.last_handle)
         for handle in step.admitted_handles:
             self._waiting.admitted(handle)
+        take_step(step, self._times, self._timeline_of)
+        if self._metrics is not None:
+            self._metrics.take_step(step)
         for output in step.outputs:
+            if output.HasField("prompt"):
+                self._take_first(output)
             self._take(output)
         for handle, token_id in zip(step.token_handles, step.token_ids, strict=True):
             self._take(EngineOutput(handle=handle, token_ids=[token_id]))
@@ -186,7 +198,9 @@ class Front:
             if choice.stream.finished and not output.finish_reason:
                 assert self._link is not None
                 self._link.finish(choice.handle)  # the engine does not see stop strings
-            choice.steps += 1
+            choice.steps += not output.HasField("error")
+            if choice.stream.finished or output.HasField("error"):
+                result.timeline.CopyFrom(self._ended(choice))
             choice.deliver(result)
         except Exception as error:  # a bug must end this choice only
             self._log.error("unexpected error", request_id=choice.request_id, exc_info=error)
@@ -196,6 +210,30 @@ class Front:
             self._end(choice, result.error.reason)
         elif choice.stream.finished:
             self._end(choice, finish_name(choice.stream.finish))
+
+    def _take_first(self, output: EngineOutput) -> None:
+        """Notes the first token of a choice."""
+        choice = self._choices.get(output.handle)
+        if choice is None:
+            return
+        choice.timeline.add_first_token(self._times)
+        if self._metrics is not None:
+            self._metrics.first_token(choice.lane, self._now_s() - choice.timeline.received_s, output.prompt)
+
+    def _timeline_of(self, handle: int) -> ChoiceTimeline | None:
+        choice = self._choices.get(handle)
+        return None if choice is None else choice.timeline
+
+    def _ended(self, choice: Choice) -> Timeline:
+        """The timeline of a choice that ends now. Later calls return the same."""
+        if choice.ended is None:
+            choice.ended = choice.timeline.end(
+                self._now_s(),
+                num_outputs=choice.steps,
+                cached_tokens=choice.stream.cached_tokens,
+                times=self._times,
+            )
+        return choice.ended
 
     async def stats(self) -> GetStatsResponse:
         """Returns the engine's statistics. Raises RequestRefused (NO_WORKER) if the engine has ended."""
@@ -216,10 +254,10 @@ class Front:
         self.draining = True  # tells routers until this process ends that it takes no more requests
         self._publish_load(self.mirror.load)
         refused = no_worker("the worker's engine ended while it computed this request")
-        unproven = [choice for choice in in_flight if not _is_proven(choice)]
+        unproven = [choice for choice in in_flight if not choice.is_proven]
         for choice in list(self._choices.values()):
             suspect = choice in in_flight
-            sole = suspect and choice.suspect and _are_of_one_request([*unproven, choice])
+            sole = suspect and choice.suspect and are_of_one_request([*unproven, choice])
             self._break_off(choice, refused, suspect=suspect, sole_suspect=sole)
 
     def _in_flight(self) -> set[Choice]:
@@ -263,6 +301,7 @@ class Front:
             suspect=suspect,
             sole_suspect=sole_suspect,
             begun=not self._waiting.holds(choice.handle),
+            timeline=self._ended(choice),
         )
         try:
             choice.deliver(output)
@@ -284,29 +323,18 @@ class Front:
             self._idle.set()
         if choice.deadline is not None:
             choice.deadline.cancel()
-        facts = {
-            "prompt_tokens": choice.num_prompt,
-            "cached_tokens": choice.stream.cached_tokens,
-            "output_tokens": choice.stream.num_tokens,
-        }
-        choice.span.set_attributes({f"trunkline.{name}": value for name, value in facts.items()})
-        choice.span.set_attribute("trunkline.outcome", outcome)
-        if outcome.isupper():  # a reason of the error table
-            choice.span.set_status(Status(StatusCode.ERROR, outcome))
-        choice.span.end()
-        duration_ms = round((time.monotonic() - choice.started_s) * 1e3, 1)
-        self._log.info("choice ended", request_id=choice.request_id, outcome=outcome, duration_ms=duration_ms, **facts)
-
-
-def _are_of_one_request(choices: Collection[Choice]) -> bool:
-    """Whether they seem to be choices of one request. A session carries requests of many tenants, and clients choose
-    their request ids, so two requests may have the same id. Choices of one request have different numbers and prompts
-    of one length."""
-    choices = set(choices)
-    requests = {(choice.deliver, choice.tenant, choice.request_id, choice.num_prompt) for choice in choices}
-    return len(requests) == 1 and len({choice.number for choice in choices}) == len(choices)
-
-
-def _is_proven(choice: Choice) -> bool:
-    """Whether it has shown that engines survive it. One step is enough for a choice that is not a suspect."""
-    return choice.steps >= (CLEARING_STEPS if choice.suspect else 1)
+        end = ChoiceEnd(
+            request_id=choice.request_id,
+            tenant=choice.tenant,
+            lane=choice.lane,
+            outcome=outcome,
+            prompt_tokens=choice.num_prompt,
+            ledger_tokens=choice.num_ledger,
+            output_tokens=choice.stream.num_tokens,
+            timeline=self._ended(choice),
+            span=choice.span,
+        )
+        end_spans(end)
+        if self._metrics is not None:
+            self._metrics.choice_ended(end)
+        self._log.info("choice ended", **end.log_fields())

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from trunkline.status import NO_WORKER, OVERLOADED, RequestRefused
 from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, Submit
-from trunkline_worker.front.front import Choice
+from trunkline_worker.front.choice import Choice
 
 Tell = Callable[[SequenceOutput], None]
 

@@ -21,15 +21,15 @@ class Backlog:
 
     def __init__(self) -> None:
         self._waiting: dict[Outbox, int] = {}  # bytes, of non-empty outboxes
-        self._all_bytes = 0
+        self.all_bytes = 0  # others only read it
 
     def change(self, outbox: "Outbox", by_bytes: int) -> None:
         """Changes an outbox's waiting bytes. If the sum of all exceeds its bound, gives up the fullest outbox."""
-        self._all_bytes += by_bytes
+        self.all_bytes += by_bytes
         waiting = self._waiting[outbox] = self._waiting.get(outbox, 0) + by_bytes
         if not waiting:
             del self._waiting[outbox]
-        if self._all_bytes > MAX_ALL_WAITING_BYTES:
+        if self.all_bytes > MAX_ALL_WAITING_BYTES:
             max(self._waiting, key=self._waiting.__getitem__).give_up()
 
 

@@ -27,7 +27,8 @@ from trunkline.v1.worker_pb2 import (
 from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import trace_context_of
-from trunkline_worker.front.front import Choice, Front
+from trunkline_worker.front.choice import Choice
+from trunkline_worker.front.front import Front
 from trunkline_worker.front.grant_desk import GrantDesk
 from trunkline_worker.front.grant_reports import FollowedGrant, GrantReports
 from trunkline_worker.front.outbox import Backlog, Outbox
@@ -58,7 +59,7 @@ class WorkerService(WorkerServiceServicer):
         self._front = front
         self._files = files
         self._desk = desk
-        self._backlog = Backlog()
+        self.backlog = Backlog()
         self._reports = GrantReports()
         self._drain = drain
 
@@ -67,7 +68,7 @@ class WorkerService(WorkerServiceServicer):
         task = asyncio.current_task()
         assert task is not None
         # Cancelled on a stall, because writing to a stalled router would block forever.
-        session = Session(self._front, task.cancel, self._backlog)
+        session = Session(self._front, task.cancel, self.backlog)
         log = get_logger()
 
         async def read() -> None:
@@ -122,7 +123,7 @@ class WorkerService(WorkerServiceServicer):
             if choice is not None:
                 self._front.cancel(choice)
 
-        outbox = Outbox(give_up, self._backlog)
+        outbox = Outbox(give_up, self.backlog)
         choice = self._front.submit(submit, outbox.put)
         if choice is not None:
             followed.began(choice)

@@ -10,7 +10,8 @@ from trunkline.status import RequestRefused, internal, invalid
 from trunkline.v1.worker_pb2 import SequenceOutput, SessionRequest, SessionResponse, SessionWelcome, Submit
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.wire import NotAMessage, fields, parts
-from trunkline_worker.front.front import Choice, Front
+from trunkline_worker.front.choice import Choice
+from trunkline_worker.front.front import Front
 from trunkline_worker.front.outbox import Backlog, Outbox
 from trunkline_worker.front.submit_size import check_submit, most_submit_bytes
 

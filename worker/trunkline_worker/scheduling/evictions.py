@@ -1,6 +1,6 @@
 """Preempting one sequence: its blocks go back to the pool and it goes back to the queue, a few times in each step."""
 
-from trunkline_worker.cache.sequence import Sequence
+from trunkline_worker.cache.sequence import Sequence, StepMark
 from trunkline_worker.queue.waiting import Waiting
 from trunkline_worker.scheduling.running_set import RunningSet
 from trunkline_worker.scheduling.stats import EngineStats
@@ -17,6 +17,7 @@ class Evictions:
         self._waiting = waiting
         self._stats = stats
         self.left = MAX_PREEMPTIONS_PER_STEP  # in this step
+        self._preempted: list[int] = []  # ids, since take_preempted() was last called
 
     @property
     def has_any(self) -> bool:
@@ -27,10 +28,21 @@ class Evictions:
         """Called before each step."""
         self.left = MAX_PREEMPTIONS_PER_STEP
 
+    def take_preempted(self) -> list[int]:
+        """Ids of the sequences preempted since the last call, each as often as it was."""
+        if not self._preempted:
+            return []
+        preempted, self._preempted = self._preempted, []
+        return preempted
+
     def evict(self, sequence: Sequence) -> None:
         """Takes a running sequence's blocks and puts it back into the queue."""
         self.left -= 1
         self._stats.preempted(sequence.num_scheduled)
+        self._preempted.append(sequence.sequence_id)
+        sequence.num_evicted = max(sequence.num_evicted, sequence.num_computed)
+        if sequence.last_token is not None:
+            sequence.last_token = StepMark(*sequence.last_token)  # its next token does not simply follow
         sequence.num_charged = max(sequence.num_charged, sequence.num_scheduled)
         self._running.leave(sequence)
         sequence.generation += 1

@@ -116,9 +116,13 @@ class Scheduler:
             refused.append(sequence)
         return refused
 
-    def take_admitted(self) -> list[int]:
-        """Ids of the sequences admitted for the first time since the last call."""
+    def take_admitted(self) -> list[tuple[int, float]]:
+        """Ids of the sequences admitted for the first time since the last call, and when each was."""
         return self._running.take_admitted()
+
+    def take_preempted(self) -> list[int]:
+        """Ids of the sequences preempted since the last call, each as often as it was."""
+        return self._evictions.take_preempted()
 
     # Steps
 
@@ -131,6 +135,11 @@ class Scheduler:
     def loads(self) -> dict[int, StepLoad]:
         """What the plans in flight cost in terms of the cost model, by step_id."""
         return self._in_flight.loads
+
+    @property
+    def last_commit_s(self) -> float:
+        """When the latest committed step was done; NaN before the first."""
+        return self._table.last_commit.done_s
 
     @property
     def next_in_flight(self) -> StepPlan:

@@ -6,7 +6,7 @@ for a sequence that has ended or was preempted meanwhile is dropped.
 
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline_worker.cache.blocks import KVBlocks
-from trunkline_worker.cache.sequence import Finish, Sequence
+from trunkline_worker.cache.sequence import Finish, Sequence, StepMark
 from trunkline_worker.lanes.lanes import LANES
 from trunkline_worker.pace.deadlines import Deadlines
 from trunkline_worker.pace.output_lengths import OutputLengths
@@ -14,7 +14,7 @@ from trunkline_worker.pace.step_cost import StepCost, StepLoad
 from trunkline_worker.queue.waiting import Waiting
 from trunkline_worker.scheduling.running_set import RunningSet
 from trunkline_worker.scheduling.stats import EngineStats
-from trunkline_worker.scheduling.step_outputs import PromptOutput, StepOutput, StepOutputs
+from trunkline_worker.scheduling.step_outputs import Chunk, LateToken, PromptOutput, StepOutput, StepOutputs
 from trunkline_worker.scheduling.steps_in_flight import StepsInFlight
 from trunkline_worker.step.plan import RowError, StepPlan, StepResult
 
@@ -35,7 +35,7 @@ class SequenceTable:
     ) -> None:
         """output_lengths: by lane; learn the length of each sequence that ends by itself"""
         self.by_id: dict[int, Sequence] = {}
-        self.last_commit_s = float("nan")  # equal to nothing before the first commit
+        self.last_commit = StepMark(float("nan"), 0.0)
         self._running = running
         self._waiting = waiting
         self._blocks = blocks
@@ -84,11 +84,14 @@ class SequenceTable:
         """
         assert result.step_id == plan.step_id, "the result is of another step"
         assert plan.repeats == 1, "Repeats.commit() takes in plans that repeat"
-        self._cost.observe(self._in_flight.take(plan), result.device_time_s)
+        load = self._in_flight.take(plan)
+        self._cost.observe(load, result.device_time_s)
         self._running.free_retired(plan.step_id)
         outputs = StepOutputs()
         stats, sequences, lanes = self._stats, self.by_id, self._stats.lanes
-        last_commit_s = self.last_commit_s
+        before = self.last_commit
+        per_token_s = result.device_time_s / (load.num_tokens - plan.num_padding)
+        mark = StepMark(now_s, before.device_s_per_token + per_token_s)
         regular = [0 for _ in LANES]  # tokens sampled in the step right after the token before
         block_size, token_ids = self._blocks.block_size, result.token_ids
         for index, (sequence_id, generation, _, num_new, _, samples) in enumerate(plan.steps):
@@ -105,6 +108,7 @@ class SequenceTable:
                 outputs.special.append(self._break_off(sequence, result.errors[index], now_s))
                 continue
             if not samples:
+                outputs.chunks.append(_chunk(sequence, computed, num_new))
                 if sequence.prompt_logprobs is not None and index in result.prompt_logprobs:
                     sequence.prompt_logprobs += result.prompt_logprobs[index]
                 continue
@@ -124,47 +128,73 @@ class SequenceTable:
                 outputs.token_ids.append(token_id)
             account = sequence.account
             account.output_tokens += 1
-            if sequence.last_token_s == last_commit_s:
+            if sequence.last_token is before:
                 regular[account.lane] += 1
             else:
-                lanes[account.lane].output_tokens += 1
-                if sequence.last_token_s is not None:
-                    lanes[account.lane].itl.add(now_s - sequence.last_token_s)
-            sequence.last_token_s = now_s
+                self._take_irregular(sequence, computed, num_new, before, mark, outputs)
+            sequence.last_token = mark
         for lane, count in enumerate(regular):
             if count:
-                lanes[lane].itl.add(now_s - last_commit_s, count)
+                lanes[lane].itl.add(now_s - before.done_s, count)
                 lanes[lane].output_tokens += count
-        self.last_commit_s = now_s
+                outputs.num_regular += count
+        self.last_commit = mark
         return outputs
+
+    def _take_irregular(
+        self,
+        sequence: Sequence,
+        computed: int,
+        num_new: int,
+        before: StepMark,
+        mark: StepMark,
+        outputs: StepOutputs,
+    ) -> None:
+        """Counts a token that does not follow a token of the step before.
+
+        computed: tokens that are computed after the step; before, mark: the end of the step before, and of this one
+        """
+        lane, last = self._stats.lanes[sequence.lane], sequence.last_token
+        lane.output_tokens += 1
+        is_chunk = num_new > 1 or last is None
+        if is_chunk:
+            outputs.chunks.append(_chunk(sequence, computed, num_new))
+        if last is not None:
+            lane.itl.add(mark.done_s - last.done_s)
+            until = mark if is_chunk else before
+            skipped_s = until.device_s_per_token - last.device_s_per_token
+            outputs.late.append(LateToken(sequence.sequence_id, last.done_s, skipped_s))
 
     def count_repetitions(self, plan: StepPlan, loads: list[StepLoad], result: StepResult, now_s: float) -> None:
         """Counts the repetitions of a plan in the cost model and the statistics. For Repeats.commit().
 
         loads: of each repetition; now_s: when the last of them was done
         """
-        lanes, before_s, first_s = self._stats.lanes, self.last_commit_s, result.repeated_done_s[0]
+        lanes, before, first_s = self._stats.lanes, self.last_commit, result.repeated_done_s[0]
+        device_s = sum(result.repeated_times_s) / len(plan.steps)
+        mark = StepMark(now_s, before.device_s_per_token + device_s)
         for load, time_s in zip(loads, result.repeated_times_s, strict=True):
             self._cost.observe(load, time_s)
         regular = [0 for _ in LANES]  # tokens that were sampled one step after the token before
         for step in plan.steps:
             sequence = self.by_id[step.sequence_id]
             lane = lanes[sequence.lane]
-            if sequence.last_token_s == before_s:
+            if sequence.last_token is before:
                 regular[sequence.lane] += 1
-            elif sequence.last_token_s is not None:
-                lane.itl.add(first_s - sequence.last_token_s)
-            sequence.last_token_s = now_s
+            elif sequence.last_token is not None:
+                lane.itl.add(first_s - sequence.last_token.done_s)
+            sequence.last_token = mark
             lane.output_tokens += len(loads)
         later = [0 for _ in LANES]
         for sequence in self._running.members:
             later[sequence.account.lane] += 1
+        before_s = before.done_s
         for done_s in result.repeated_done_s:
             for counts, number in zip(lanes, regular, strict=True):
                 if number:
                     counts.itl.add(done_s - before_s, number)
             before_s, regular = done_s, later
-        self.last_commit_s = now_s
+        self.last_commit = mark
 
     def _break_off(self, sequence: Sequence, error: RowError, now_s: float) -> StepOutput:
         """Ends a sequence for which a step returned an error."""
@@ -218,3 +248,9 @@ class SequenceTable:
     def check_integrity(self) -> None:
         """Asserts that each sequence either runs or waits."""
         assert {id(s) for s in (*self._running.members, *self._waiting)} == {id(s) for s in self.by_id.values()}
+
+
+def _chunk(sequence: Sequence, computed: int, num_new: int) -> Chunk:
+    """The chunk that ends at `computed` tokens."""
+    again = sequence.num_evicted - (computed - num_new)
+    return Chunk(sequence.sequence_id, num_new, min(num_new, max(0, again)))

@@ -199,6 +199,9 @@ class EngineStep(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LAST_HANDLE_FIELD_NUMBER: _builtins.int
     ADMITTED_HANDLES_FIELD_NUMBER: _builtins.int
+    ADMITTED_S_FIELD_NUMBER: _builtins.int
+    PREEMPTED_HANDLES_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
     last_handle: _builtins.int
     """The highest handle that the engine has received. Later ones are not yet counted in `load`."""
     @_builtins.property
@@ -227,6 +230,18 @@ class EngineStep(_message.Message):
     def admitted_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Handles admitted to the running set for the first time."""
 
+    @_builtins.property
+    def admitted_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """When each of admitted_handles was admitted."""
+
+    @_builtins.property
+    def preempted_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Handles preempted since the last message, each as often as it was preempted."""
+
+    @_builtins.property
+    def record(self) -> Global___StepRecord:
+        """The step that was computed; absent if the message reports none."""
+
     def __init__(
         self,
         *,
@@ -237,14 +252,105 @@ class EngineStep(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         last_handle: _builtins.int = ...,
         admitted_handles: _abc.Iterable[_builtins.int] | None = ...,
+        admitted_s: _abc.Iterable[_builtins.float] | None = ...,
+        preempted_handles: _abc.Iterable[_builtins.int] | None = ...,
+        record: Global___StepRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted_handles", b"admitted_handles", "cache_events", b"cache_events", "last_handle", b"last_handle", "load", b"load", "outputs", b"outputs", "token_handles", b"token_handles", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted_handles", b"admitted_handles", "admitted_s", b"admitted_s", "cache_events", b"cache_events", "last_handle", b"last_handle", "load", b"load", "outputs", b"outputs", "preempted_handles", b"preempted_handles", "record", b"record", "token_handles", b"token_handles", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EngineStep: _TypeAlias = EngineStep  # noqa: Y015
+
+@_typing.final
+class StepRecord(_message.Message):
+    """What a step computed, for the timelines of choices and for metrics. Times are on CLOCK_MONOTONIC, in seconds, which
+    front and engine share.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DONE_S_FIELD_NUMBER: _builtins.int
+    DEVICE_S_FIELD_NUMBER: _builtins.int
+    HOST_S_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    DECODE_TOKENS_FIELD_NUMBER: _builtins.int
+    PADDING_TOKENS_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    REGULAR_TOKENS_FIELD_NUMBER: _builtins.int
+    CHUNK_HANDLES_FIELD_NUMBER: _builtins.int
+    CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
+    CHUNK_RECOMPUTED_FIELD_NUMBER: _builtins.int
+    LATE_HANDLES_FIELD_NUMBER: _builtins.int
+    LATE_SINCE_S_FIELD_NUMBER: _builtins.int
+    LATE_SKIPPED_S_FIELD_NUMBER: _builtins.int
+    done_s: _builtins.float
+    """When the engine had the results."""
+    device_s: _builtins.float
+    """Time on the device, in seconds."""
+    host_s: _builtins.float
+    """Host time that no device time overlaps, in seconds."""
+    prefill_tokens: _builtins.int
+    """Tokens of prompts, and of tokens computed again after a preemption."""
+    decode_tokens: _builtins.int
+    """Tokens computed one at a time."""
+    padding_tokens: _builtins.int
+    """Positions computed for padding."""
+    sequences: _builtins.int
+    """Sequences in the step."""
+    regular_tokens: _builtins.int
+    """Output tokens that follow a token of the step before."""
+    @_builtins.property
+    def chunk_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Sequences of which the step computed more than the next token: prompts, and tokens computed again. Columns."""
+
+    @_builtins.property
+    def chunk_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens of each of chunk_handles."""
+
+    @_builtins.property
+    def chunk_recomputed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many of them a preemption made necessary."""
+
+    @_builtins.property
+    def late_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Sequences whose new token does not follow a token of the step before, except first tokens. Columns."""
+
+    @_builtins.property
+    def late_since_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """When the step of the token before was done, for each of late_handles."""
+
+    @_builtins.property
+    def late_skipped_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Device time per token, in seconds, of the steps in between, which computed none of the sequence's decodes."""
+
+    def __init__(
+        self,
+        *,
+        done_s: _builtins.float = ...,
+        device_s: _builtins.float = ...,
+        host_s: _builtins.float = ...,
+        prefill_tokens: _builtins.int = ...,
+        decode_tokens: _builtins.int = ...,
+        padding_tokens: _builtins.int = ...,
+        sequences: _builtins.int = ...,
+        regular_tokens: _builtins.int = ...,
+        chunk_handles: _abc.Iterable[_builtins.int] | None = ...,
+        chunk_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        chunk_recomputed: _abc.Iterable[_builtins.int] | None = ...,
+        late_handles: _abc.Iterable[_builtins.int] | None = ...,
+        late_since_s: _abc.Iterable[_builtins.float] | None = ...,
+        late_skipped_s: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_handles", b"chunk_handles", "chunk_recomputed", b"chunk_recomputed", "chunk_tokens", b"chunk_tokens", "decode_tokens", b"decode_tokens", "device_s", b"device_s", "done_s", b"done_s", "host_s", b"host_s", "late_handles", b"late_handles", "late_since_s", b"late_since_s", "late_skipped_s", b"late_skipped_s", "padding_tokens", b"padding_tokens", "prefill_tokens", b"prefill_tokens", "regular_tokens", b"regular_tokens", "sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepRecord: _TypeAlias = StepRecord  # noqa: Y015
 
 @_typing.final
 class EngineOutput(_message.Message):

@@ -1,0 +1,1 @@
+"""What traces and metrics of all server processes share."""

@@ -1,0 +1,88 @@
+"""The worker's port for metrics: what it answers, and which parts of the process it asks."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from itertools import chain
+
+from prometheus_client.core import Metric
+
+from trunkline_runtime.log import get_logger
+from trunkline_runtime.loop_lag import LoopLag
+from trunkline_runtime.telemetry.exposition import Families, gauge
+from trunkline_runtime.telemetry.gpu_meter import GpuMeter, gpu_families
+from trunkline_runtime.telemetry.metrics_server import MetricsServer
+from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokens
+from trunkline_runtime.tls import ServerTls
+from trunkline_worker.front.outbox import Backlog
+from trunkline_worker.telemetry.worker_metrics import WorkerMetrics
+
+
+@asynccontextmanager
+async def metrics_port(
+    host: str, port: int, metrics: WorkerMetrics, backlog: Backlog, tokens: ScrapeTokens, tls: ServerTls | None
+) -> AsyncIterator[MetricsServer]:
+    """Serves the metrics of a worker inside the block. Raises PortInUse.
+
+    tls: of the worker's other port; None for plaintext
+    """
+    async with LoopLag().watching() as lag:
+        sources = MetricsSources(metrics, lag, backlog, tls=tls, gpu=GpuMeter.open())
+        server = MetricsServer(sources.collect, tokens, None if tls is None else tls.ssl_context())
+        await server.start(host, port)
+        get_logger().info("metrics served", port=server.port)
+        try:
+            yield server
+        finally:
+            await server.stop()
+
+
+class MetricsSources:
+    """The parts of the process that know metrics.
+
+    tls: the worker's own certificate; None for plaintext
+    """
+
+    def __init__(
+        self,
+        metrics: WorkerMetrics,
+        lag: LoopLag,
+        backlog: Backlog,
+        *,
+        tls: ServerTls | None = None,
+        gpu: GpuMeter | None = None,
+    ) -> None:
+        self._metrics = metrics
+        self._lag = lag
+        self._backlog = backlog
+        self._tls = tls
+        self._gpu = gpu
+
+    async def collect(self) -> Families:
+        """All metrics of now, made one by one."""
+        samples = [] if self._gpu is None else await asyncio.to_thread(self._gpu.samples)
+        return chain(self._metrics.families(time.perf_counter()), self._of_process(), gpu_families(samples))
+
+    def _of_process(self) -> Iterable[Metric]:
+        lag_s = self._lag.take()
+        yield gauge(
+            "trunkline_worker_event_loop_lag_seconds",
+            "Longest time that a due callback waited, since the last scrape.",
+            (),
+            [((), lag_s)],
+        )
+        yield gauge(
+            "trunkline_worker_outbox_bytes",
+            "Output that waits to be sent to routers and direct clients.",
+            (),
+            [((), float(self._backlog.all_bytes))],
+        )
+        if self._tls is not None:
+            left = self._tls.seconds_until_expiry()
+            yield gauge(
+                "trunkline_certificate_expires_in_seconds",
+                "Time until a certificate expires; negative if it has.",
+                ("file",),
+                [((name,), left_s) for name, left_s in left.items()],
+            )

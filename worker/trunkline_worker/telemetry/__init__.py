@@ -1,0 +1,1 @@
+"""What the worker tells of its choices and steps: timelines, spans, log lines and metrics."""
