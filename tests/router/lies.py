@@ -11,6 +11,7 @@ M = TypeVar("M", bound=Message)
 LONG = 20_000  # characters, bytes and entries: what is too much for a name or a list of lanes
 OF_TYPE: dict[int, tuple[Any, ...]] = {
     FieldDescriptor.CPPTYPE_INT32: (0, -1, 1, (1 << 31) - 1, -(1 << 31)),
+    FieldDescriptor.CPPTYPE_INT64: (0, -1, 1, (1 << 63) - 1, -(1 << 63)),
     FieldDescriptor.CPPTYPE_UINT32: (0, 1, 1 << 31, (1 << 32) - 1),
     FieldDescriptor.CPPTYPE_UINT64: (0, 1, 1 << 31, 1 << 63, (1 << 64) - 1),
     FieldDescriptor.CPPTYPE_DOUBLE: (0.0, nan, inf, -inf, -1.0, 1e308, 1e-308),
