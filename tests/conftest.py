@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import os
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
@@ -16,6 +17,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["TRUNKLINE_HTTP_PORT"] = "-1"
 # Triton kernels run on the CPU; whether they compile for a GPU, tests ask a process of its own.
 os.environ["TRITON_INTERPRET"] = "1"
+
+# A shell starts what runs in its background with SIGINT ignored, and processes that tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in every run, however busy the machine is.
 settings.register_profile("repeatable", deadline=None, derandomize=True)
