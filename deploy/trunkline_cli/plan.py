@@ -17,6 +17,11 @@ class LaunchError(Exception):
 
 OF_ALL = ("--allow-plaintext", "--allow-anonymous")  # workers' arguments that the router needs too
 
+# Threads of the CPU kernels wait for each other many times a step, and OpenMP lets them spin for a millisecond. Here
+# they share the cores with other processes, which includes the thread that they wait for. A worker that has its cores
+# to itself is a tenth faster without this.
+THREAD_SPINS = {"GOMP_SPINCOUNT": "1000"}
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
@@ -91,7 +96,10 @@ class ClusterPlan:
 
     def environment(self, name: str) -> dict[str, str]:
         """Variables that are added to a process's environment."""
-        return gpu_environment(self.gpus, int(name.removeprefix("worker-"))) if name.startswith("worker-") else {}
+        if not name.startswith("worker-"):
+            return {}
+        spins = {} if set(THREAD_SPINS) & set(os.environ) else THREAD_SPINS
+        return spins | gpu_environment(self.gpus, int(name.removeprefix("worker-")))
 
     def router_command(self) -> list[str]:
         addresses = ",".join(self.worker_address(index) for index in range(self.workers))

@@ -49,6 +49,14 @@ def test_a_plan_tells_workers_and_router() -> None:
     command = plan.worker_command(1)
     # The last flag wins, so the user's flag overrides the launcher's.
     assert command.index("--gpu-memory-share=0.5") < command.index("--gpu-memory-share=0.3")
-    assert plan.environment("worker-1") == {"CUDA_VISIBLE_DEVICES": "0"}
+    assert plan.environment("worker-1") == {"CUDA_VISIBLE_DEVICES": "0", "GOMP_SPINCOUNT": "1000"}
     assert plan.environment("router") == {}
     assert "--tenants=t.json" in plan.router_command()
+
+
+def test_an_operators_number_of_spins_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = ClusterPlan(Path("m"), "m", 1, "127.0.0.1", 1, 2, (), threads=1)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    assert plan.environment("worker-0")["GOMP_SPINCOUNT"] == "1000"
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    assert "GOMP_SPINCOUNT" not in plan.environment("worker-0")

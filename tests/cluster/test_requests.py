@@ -1,7 +1,6 @@
 """What clients can ask of a running cluster, and what they are told when they may not."""
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -202,9 +201,3 @@ def test_every_rpc_of_the_contract_is_served(cluster: Cluster, file: Any) -> Non
         assert code not in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN), (
             method.name
         )
-
-
-def test_threads_of_an_engine_do_not_spin_for_long(cluster: Cluster) -> None:
-    # On a busy machine, a thread that spins keeps the core from the thread that it waits for.
-    environment = Path(f"/proc/{cluster.workers[0].engine_pid()}/environ").read_bytes().split(b"\0")
-    assert b"GOMP_SPINCOUNT=1000" in environment

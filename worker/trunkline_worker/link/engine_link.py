@@ -22,9 +22,6 @@ from trunkline_worker.settings import EngineSettings
 ENGINE_COMMAND = (sys.executable, "-m", "trunkline_worker.engine.engine_process")
 RECEIVE_BYTES = 1 << 20
 QUESTION_PERIOD_S = 5.0  # between an answer of the engine and the next request for statistics
-# Threads of the CPU kernels wait for each other many times a step. OpenMP would let them spin for a millisecond, and
-# on a busy machine the thread that they wait for then has no core. This is what libgomp uses where it knows of that.
-THREAD_SPINS = {"GOMP_SPINCOUNT": "1000"}
 STOP_GRACE_S = 2.0  # an engine that does not finish its step within this time after it was asked to stop is killed
 
 
@@ -82,7 +79,6 @@ class EngineLink:
             pass_fds=[theirs.fileno(), record.fileno()],
             start_new_session=True,
             stdin=subprocess.DEVNULL,
-            env=THREAD_SPINS | os.environ,
         )
         theirs.close()
         record.close()
