@@ -128,7 +128,8 @@ def main() -> None:
         "# Over HTTP: our router and worker against SMG and vLLM's CPU build\n\n"
         + listed(found)
         + f"- model: a random Llama of 22 M parameters, {arguments.dtype}; greedy, end of sequence ignored\n"
-        f"- medians of {arguments.repeats} repetitions in alternating order; both stacks run throughout, and are loaded once before\n"
+        f"- medians of {arguments.repeats} repetitions in alternating order; both stacks run throughout, "
+        "and are loaded once before\n"
         f"- each request: a prompt of six lines of text, {OUTPUT_TOKENS} output tokens, streamed\n\n" + table(figures)
     )
     arguments.output.mkdir(parents=True, exist_ok=True)
