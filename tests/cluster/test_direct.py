@@ -83,7 +83,7 @@ async def test_no_token_of_a_direct_answer_is_lost_repeated_or_changed_by_an_acc
     wanted, expected = fleet.longest(FEW)
     outcome = await struck(fleet.direct, wanted, expected, ACCIDENTS[accident])
     assert outcome.is_clean, (outcome.errors, outcome.differing, outcome.seams)
-    assert outcome.resumed > 0, "it hit nobody"
+    assert outcome.resumed > 0, "no stream was hit"
 
 
 async def test_no_direct_answer_that_has_begun_needs_its_router(fleet: HarmedFleet) -> None:

@@ -29,7 +29,7 @@ async def test_no_token_is_lost_repeated_or_changed_by_an_accident(
     wanted, expected = fleet.longest(streams)
     outcome = await struck(fleet.routed, wanted, expected, ACCIDENTS[accident])
     assert outcome.is_clean, (outcome.errors, outcome.differing, outcome.seams)
-    assert outcome.resumed > 0, "it hit nobody"
+    assert outcome.resumed > 0, "no stream was hit"
 
 
 @pytest.mark.slow
@@ -42,7 +42,7 @@ async def test_no_token_is_lost_repeated_or_changed_by_any_accident() -> None:
         for name, accident in ACCIDENTS.items():
             outcome = await struck(fleet, wanted, expected, accident)
             assert outcome.is_clean, (name, outcome.errors, outcome.differing, outcome.seams)
-            assert outcome.resumed > 0, f"{name}: it hit nobody"
+            assert outcome.resumed > 0, f"{name}: no stream was hit"
 
 
 async def test_a_request_that_kills_engines_costs_two_workers_at_most_and_nobody_else_anything(

@@ -26,7 +26,7 @@ async def check_that_no_stream_breaks(
     for accident in accidents:
         outcome = await struck_over_http(fleet, port, wanted, expected, ACCIDENTS[accident])
         assert outcome.is_clean, (accident, outcome.errors, outcome.differing)
-        assert outcome.resumed > 0, f"{accident}: it hit nobody"
+        assert outcome.resumed > 0, f"{accident}: no stream was hit"
 
 
 async def test_no_stream_over_http_breaks_or_changes_when_its_worker_is_killed(fleet: HarmedFleet) -> None:
