@@ -30,6 +30,9 @@ from trunkline_router.http.local_hosts import LocalHosts
 from trunkline_router.http.wire.server import LIMITS, HttpServer
 from trunkline_router.http_app import http_app
 from trunkline_router.identity.authenticator import Authenticator
+from trunkline_router.metrics.scrape import Scrape
+from trunkline_router.metrics.snapshot_files import SnapshotPlace
+from trunkline_router.metrics.sources import metrics_of
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
 from trunkline_router.request.access import Access
@@ -50,8 +53,9 @@ from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.garbage import keep_collecting, spare_what_stays
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.loop_lag import LoopLag
-from trunkline_runtime.metrics import export_lag, metric_reader
 from trunkline_runtime.server import GrpcServer, Signals
+from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
+from trunkline_runtime.telemetry.otlp_metrics import metrics_export
 from trunkline_runtime.tls import ServerTls
 from trunkline_runtime.wake_ups import read_wake_ups_at_once
 
@@ -68,10 +72,12 @@ class SharedPort:
     on_listening: called once the process listens
     once_useful: the process listens only when it has a worker. Until then the other processes serve the port, and no
         client connects to one that cannot serve it
+    place: where it tells the others its metrics; None: metrics are not served
     """
 
     on_listening: Callable[[], None]
     once_useful: bool
+    place: SnapshotPlace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,7 @@ class Router:
     http: HttpServer | None
     service: InferenceService
     renderers: RenderPool
-    lag: LoopLag
+    scrape: Scrape
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]]
 
 
@@ -97,15 +103,16 @@ async def serve(
     if not read_wake_ups_at_once():
         log.warning("grpc.aio was in use already: its wake-ups are read one by one")
     signals = Signals()
-    router = build(settings, access, is_port_shared=shared_port is not None)
-    reader = metric_reader("trunkline-router")
-    metrics = None if reader is None else export_lag(router.lag, "trunkline-router", reader)
+    router = build(settings, access, shared_port)
+    export = metrics_export("trunkline-router", settings.name, router.scrape.own)
     tasks: list[asyncio.Task[Any]] = []
     try:
         await authenticator.start()
         await router.shared.start()
         tasks.append(asyncio.create_task(authenticator.run()))
         tasks += [asyncio.create_task(run()) for run in router.background]
+        if export is not None:
+            tasks.append(asyncio.create_task(export.run()))
         stopped = asyncio.create_task(signals.stop.wait())
         if shared_port is not None and shared_port.once_useful:
             useful = asyncio.create_task(has_a_worker(router.pools))
@@ -123,15 +130,16 @@ async def serve(
         await drain(router, signals)
     finally:
         await close(router, tasks)
-        if metrics is not None:
-            await asyncio.to_thread(metrics.shutdown)
+        if export is not None:
+            await export.close()
     log.info("router stopped")
 
 
-def build(settings: RouterSettings, access: Access, *, is_port_shared: bool) -> Router:
+def build(settings: RouterSettings, access: Access, shared_port: SharedPort | None = None) -> Router:
     """Makes the parts and connects them to each other. Nothing runs yet. Needs a running event loop. Raises
     TlsFileError."""
     rng, tls = Random(), settings.tls.server_tls()
+    is_port_shared = shared_port is not None
     pools = Pools(rng, RoutingPolicy(settings.policy))
     fleet = PoolFleet(pools)
     shared = share(settings, fleet, rng)
@@ -152,9 +160,10 @@ def build(settings: RouterSettings, access: Access, *, is_port_shared: bool) -> 
     service = InferenceService(inference, access, grant_keys=settings.grant_keys)
     add_InferenceServiceServicer_to_server(service, server.grpc)
     add_FleetServiceServicer_to_server(FleetService(inference.preparer, access), server.grpc)
-    store = _response_store(settings)
-    http = _http_server(settings, inference, access, gate, tls, store, is_port_shared=is_port_shared)
-    renderers, lag = RenderPool(), LoopLag()
+    store, renderers, lag = _response_store(settings), RenderPool(), LoopLag()
+    place = None if shared_port is None else shared_port.place
+    scrape = Scrape(metrics_of(inference, gate, lag, tls=tls, place=place), place)
+    http = _http_server(settings, inference, access, gate, tls, scrape, store, is_port_shared=is_port_shared)
 
     def in_and_freed() -> tuple[int, int]:
         in_requests, of_requests = gate.large_requests()
@@ -164,10 +173,11 @@ def build(settings: RouterSettings, access: Access, *, is_port_shared: bool) -> 
         shared.run,
         _membership(settings, pools, fleet, renderers, rng),
         lag.run,
+        *(() if place is None else (scrape.run,)),
         partial(return_freed_memory, in_and_freed),
         *(() if store is None else (store.run,)),
     )
-    return Router(settings, pools, shared, server, http, service, renderers, lag, background)
+    return Router(settings, pools, shared, server, http, service, renderers, scrape, background)
 
 
 def _response_store(settings: RouterSettings) -> ResponseStore | None:
@@ -185,6 +195,7 @@ def _http_server(
     access: Access,
     gate: RequestGate,
     tls: ServerTls | None,
+    scrape: Scrape,
     store: ResponseStore | None,
     *,
     is_port_shared: bool,
@@ -196,7 +207,7 @@ def _http_server(
     def is_ready() -> bool:
         return not inference.running.is_stopping and bool(inference.pools.models())
 
-    app: ASGIApp = http_app(edge, is_ready, store)
+    app: ASGIApp = http_app(edge, is_ready, FreshAnswers(scrape.collect), store)
     return HttpServer(
         app if access.is_checked or settings.identity.allow_anonymous else LocalHosts(app),
         settings.host,

@@ -26,6 +26,9 @@ from trunkline_router.gate.request_gate import RequestGate
 from trunkline_router.gate.request_size import MAX_REQUEST_BYTES
 from trunkline_router.http.wire.server import HttpServer
 from trunkline_router.http_app import http_app
+from trunkline_router.metrics.router_metrics import RouterMetrics
+from trunkline_router.metrics.scrape import Scrape
+from trunkline_router.metrics.sources import metrics_of
 from trunkline_router.prompts.render_pool import TIME_LIMIT_S, RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
 from trunkline_router.request.access import Access
@@ -41,7 +44,9 @@ from trunkline_router.workers.link_context import LinkContext, LinkLimits
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.channel import open_channel
+from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.server import GrpcServer
+from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
 
 SERVICE = "trunkline.v1.InferenceService"
 PATIENCE_S = 20.0  # for things that take milliseconds: only a failing test waits this long
@@ -60,8 +65,10 @@ class Cluster:
         inference: Inference,
         service: InferenceService,
         gate: RequestGate,
+        metrics: RouterMetrics,
         http: HttpServer | None,
     ) -> None:
+        self.metrics = metrics
         self.http = http
         self.http_port = 0 if http is None else http.port
         self.inference = inference
@@ -201,9 +208,11 @@ async def router_before(
         add_FleetServiceServicer_to_server(FleetService(inference.preparer, access), server.grpc)
         await server.start()
         stack.push_async_callback(server.stop, 0)
+        metrics = metrics_of(inference, gate, LoopLag())
         http: HttpServer | None = None
         if edge is not None:
-            app = http_app(edge(inference, access, gate), lambda: bool(pools.models()), store)
+            answers = FreshAnswers(Scrape(metrics).collect)
+            app = http_app(edge(inference, access, gate), lambda: bool(pools.models()), answers, store)
             http = HttpServer(app, "127.0.0.1", 0)
             await http.start()
             stack.push_async_callback(http.stop, 0)
@@ -211,7 +220,7 @@ async def router_before(
         stack.push_async_callback(_cancel, tasks)
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
         stubs = InferenceServiceStub(channel), FleetServiceStub(channel)
-        made = Cluster(links, *stubs, server.port, shared, inference, service, gate, http)
+        made = Cluster(links, *stubs, server.port, shared, inference, service, gate, metrics, http)
         await made.until_workers(*(expected or (True for _ in workers)))
         yield made
         await until(lambda: all(link.worker is None or not link.worker.open_choices for link in links))

@@ -98,6 +98,7 @@ class RequestRecord:
     is_sampled: whether the trace was chosen when the request began, so that all processes export their spans of it
     sampling: the parameters with all defaults filled in; None once the listeners were told
     completion_tokens: of all choices together
+    longest_choice_tokens: output tokens of the longest choice
     prompt_tokens, cached_tokens: of the prompt, which all choices share
     outcome: the choices' finish reasons, without repetition, joined by commas; else CANCELLED, or a reason of the error
         table in capitals; of a grant "granted"
@@ -125,6 +126,7 @@ class RequestRecord:
     max_tokens: int | None = None
     cached_tokens: int = 0
     completion_tokens: int = 0
+    longest_choice_tokens: int = 0
     tokenized: Interval | None = None
     admitted: Interval | None = None  # by the tenant's quotas
     placements: list[PlacementRecord] = field(default_factory=list)
