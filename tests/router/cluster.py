@@ -36,6 +36,7 @@ from trunkline_router.shared_state.pool_fleet import PoolFleet
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.stores.embedded_store import EmbeddedStore
 from trunkline_router.streaming.backlog import Backlog
+from trunkline_router.telemetry.request_observer import RequestObserver
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext, LinkLimits
 from trunkline_router.workers.pool import Pools
@@ -126,6 +127,7 @@ class Options(TypedDict, total=False):
     backlog: Backlog | None
     edge: EdgeOf | None
     store: ResponseStore | None
+    observer: RequestObserver | None
 
 
 @asynccontextmanager
@@ -167,6 +169,7 @@ async def router_before(
     backlog: Backlog | None = None,
     edge: EdgeOf | None = None,
     store: ResponseStore | None = None,
+    observer: RequestObserver | None = None,
 ) -> AsyncIterator[Cluster]:
     """The same before workers that run already; `share` makes what it may share with other routers, and `edge`, such as
     Edge itself, the HTTP endpoints, which run only with it."""
@@ -195,7 +198,7 @@ async def router_before(
         await shared.start()
         stack.push_async_callback(shared.close)
         stack.push_async_callback(_cancel, [asyncio.create_task(shared.run())])
-        inference = Inference(dispatcher, max_choices=max_choices, shared=shared)
+        inference = Inference(dispatcher, max_choices=max_choices, shared=shared, observer=observer)
         service = InferenceService(inference, access, grant_keys=keys)
         add_InferenceServiceServicer_to_server(service, server.grpc)
         add_FleetServiceServicer_to_server(FleetService(inference.preparer, access), server.grpc)
