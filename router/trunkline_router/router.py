@@ -30,9 +30,11 @@ from trunkline_router.http.local_hosts import LocalHosts
 from trunkline_router.http.wire.server import LIMITS, HttpServer
 from trunkline_router.http_app import http_app
 from trunkline_router.identity.authenticator import Authenticator
+from trunkline_router.metrics.process_gauges import ProcessGauges
+from trunkline_router.metrics.request_counts import RequestCounts
 from trunkline_router.metrics.scrape import Scrape
 from trunkline_router.metrics.snapshot_files import SnapshotPlace
-from trunkline_router.metrics.sources import metrics_of
+from trunkline_router.metrics.sources import label_rules, sources_of_metrics
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
 from trunkline_router.request.access import Access
@@ -47,6 +49,9 @@ from trunkline_router.stores.embedded_store import EmbeddedStore
 from trunkline_router.stores.redis_store import RedisStore
 from trunkline_router.stores.store import Store
 from trunkline_router.streaming.backlog import Backlog
+from trunkline_router.telemetry.request_observer import RequestObserver
+from trunkline_router.telemetry.request_record import RequestListener
+from trunkline_router.tracing.request_traces import RequestTraces
 from trunkline_router.workers.link_context import LinkContext, LinkLimits, LinkSecurity
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.worker_link import WorkerLink
@@ -57,6 +62,7 @@ from trunkline_runtime.server import GrpcServer, Signals
 from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
 from trunkline_runtime.telemetry.otlp_metrics import metrics_export
 from trunkline_runtime.tls import ServerTls
+from trunkline_runtime.tracing import Tracing
 from trunkline_runtime.wake_ups import read_wake_ups_at_once
 
 SERVICE = "trunkline.v1.InferenceService"
@@ -96,14 +102,18 @@ class Router:
 
 
 async def serve(
-    settings: RouterSettings, access: Access, authenticator: Authenticator, shared_port: SharedPort | None = None
+    settings: RouterSettings,
+    access: Access,
+    authenticator: Authenticator,
+    tracing: Tracing,
+    shared_port: SharedPort | None = None,
 ) -> None:
     """Builds a router, serves until a signal, then stops it. Raises PortInUse, IdentityError."""
     log = get_logger()
     if not read_wake_ups_at_once():
         log.warning("grpc.aio was in use already: its wake-ups are read one by one")
     signals = Signals()
-    router = build(settings, access, shared_port)
+    router = build(settings, access, tracing, shared_port)
     export = metrics_export("trunkline-router", settings.name, router.scrape.own)
     tasks: list[asyncio.Task[Any]] = []
     try:
@@ -135,7 +145,7 @@ async def serve(
     log.info("router stopped")
 
 
-def build(settings: RouterSettings, access: Access, shared_port: SharedPort | None = None) -> Router:
+def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_port: SharedPort | None = None) -> Router:
     """Makes the parts and connects them to each other. Nothing runs yet. Needs a running event loop. Raises
     TlsFileError."""
     rng, tls = Random(), settings.tls.server_tls()
@@ -156,13 +166,17 @@ def build(settings: RouterSettings, access: Access, shared_port: SharedPort | No
         tls=tls,
         health_port=settings.tls.health_port,
     )
-    inference = Inference(dispatcher, max_choices=settings.max_choices, shared=shared)
+    place = None if shared_port is None else shared_port.place
+    counted = RequestCounts(label_rules(access.tenants, place))
+    observer = RequestObserver(tracing.sampler, [*listeners_of(settings, tracing), counted])
+    inference = Inference(dispatcher, max_choices=settings.max_choices, shared=shared, observer=observer)
     service = InferenceService(inference, access, grant_keys=settings.grant_keys)
     add_InferenceServiceServicer_to_server(service, server.grpc)
     add_FleetServiceServicer_to_server(FleetService(inference.preparer, access), server.grpc)
     store, renderers, lag = _response_store(settings), RenderPool(), LoopLag()
-    place = None if shared_port is None else shared_port.place
-    scrape = Scrape(metrics_of(inference, gate, lag, tls=tls, place=place), place)
+    spans = None if tracing.queue is None else tracing.queue.counts
+    sources = sources_of_metrics(inference, gate, counted.tenants, ProcessGauges(lag, tls, spans))
+    scrape = Scrape([counted.families, *sources], place)
     http = _http_server(settings, inference, access, gate, tls, scrape, store, is_port_shared=is_port_shared)
 
     def in_and_freed() -> tuple[int, int]:
@@ -178,6 +192,14 @@ def build(settings: RouterSettings, access: Access, shared_port: SharedPort | No
         *(() if store is None else (store.run,)),
     )
     return Router(settings, pools, shared, server, http, service, renderers, scrape, background)
+
+
+def listeners_of(settings: RouterSettings, tracing: Tracing) -> Sequence[RequestListener]:
+    """Those who are told of each request that has ended, apart from the log and the metrics."""
+    if tracing.queue is None:
+        return ()
+    slow_s = settings.trace_slow_ms / 1e3 if settings.trace_slow_ms else None
+    return (RequestTraces(tracing.queue, tracing.resource, slow_s),)
 
 
 def _response_store(settings: RouterSettings) -> ResponseStore | None:

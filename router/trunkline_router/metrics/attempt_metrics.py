@@ -6,15 +6,21 @@ from itertools import pairwise
 
 from prometheus_client.core import Metric
 
-from trunkline_router.metrics.clock_skew import clock_skew_s
 from trunkline_router.metrics.request_labels import RequestLabels, reason_label
 from trunkline_router.metrics.worker_counts import WorkerCounts
-from trunkline_router.routing.policy import RoutePlan
-from trunkline_router.telemetry.request_record import CANCELLED, COMPLETE, AttemptRecord, PlacementRecord, RequestRecord
+from trunkline_router.telemetry.request_record import (
+    CANCELLED,
+    COMPLETE,
+    GRANTED,
+    AttemptRecord,
+    PlacementRecord,
+    RequestRecord,
+)
 from trunkline_runtime.telemetry.exposition import counter, gauge, histogram
 from trunkline_runtime.telemetry.series_counts import SeriesBuckets, SeriesCounts
 
 RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
+ENDS = frozenset({COMPLETE, CANCELLED, GRANTED})
 SILENCE_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -39,29 +45,25 @@ class AttemptMetrics:
         """Counts a request."""
         model = (labels.model,)
         for placement in record.placements:
-            plan = placement.plan
-            self._decisions.add((plan.policy, plan.why))
-            self._matched_tokens.add(model, plan.matched_tokens)
-            self._prompt_tokens.add(model, record.prompt_tokens)
+            if placement.plan is not None:
+                self._decisions.add((placement.policy, placement.plan.why))
+                self._matched_tokens.add(model, placement.matched_tokens)
+                self._prompt_tokens.add(model, record.prompt_tokens)
         for attempt, decision in pairs_of(record):
-            self._count(record, attempt, decision, model)
+            self._count(attempt, decision, model)
         for lost, following in pairwise(record.attempts):
-            counts = self._failovers if following.resumed_at_tokens else self._retries
+            counts = self._retries if following.resumed_at_tokens is None else self._failovers
             counts.add((labels.model, reason_label(lost.ended)))
-        for silence_s in record.silences_s:
-            trace_id = record.trace_id if record.is_sampled else 0
-            self._silence.of(model).add_traced(silence_s, trace_id, self._unix_s())
+        for silence in record.silences.values():
+            self._silence.of(model).add_traced(silence.duration_s, labels.trace_id, self._unix_s())
 
-    def _count(
-        self, record: RequestRecord, attempt: AttemptRecord, placement: PlacementRecord | None, model: tuple[str]
-    ) -> None:
+    def _count(self, attempt: AttemptRecord, placement: PlacementRecord | None, model: tuple[str]) -> None:
         worker = self._workers.of(attempt.worker)
         ended = attempt.ended
-        worker.ended[ended if ended in (COMPLETE, CANCELLED) else reason_label(ended)] += 1
-        skew_s = clock_skew_s(record, attempt)
-        if skew_s is not None:
-            worker.clock_skew_s = skew_s
-        predicted_s = None if placement is None else predicted_first_token_s(placement.plan)
+        worker.ended[ended if ended in ENDS else reason_label(ended)] += 1
+        if attempt.clock_skew_s is not None:
+            worker.clock_skew_s = attempt.clock_skew_s
+        predicted_s = None if placement is None else predicted_first_token_s(placement)
         if predicted_s is None or attempt.first_output_s is None:
             return
         real_s = attempt.first_output_s - attempt.started_s
@@ -131,9 +133,10 @@ class AttemptMetrics:
         )
 
 
-def predicted_first_token_s(plan: RoutePlan) -> float | None:
+def predicted_first_token_s(placement: PlacementRecord) -> float | None:
     """The predicted time, without what the policy adds to it to compare workers; None if it predicts nothing."""
-    if plan.prediction is None:
+    plan = placement.plan
+    if plan is None or plan.prediction is None:
         return None
     terms = plan.prediction.terms_of(plan.chosen)
     return terms["queue_s"] + terms["prefill_s"] + terms["decode_s"] + terms["kv_wait_s"]

@@ -7,14 +7,12 @@ from prometheus_client.core import Metric
 
 from trunkline_router.metrics.request_labels import OK, RequestLabels
 from trunkline_router.telemetry.request_record import GENERATE, RequestRecord
+from trunkline_router.tracing.request_attributes import CHAT, CHAT_ENDPOINTS, COMPLETION, PROVIDER
 from trunkline_runtime.telemetry import genai
 from trunkline_runtime.telemetry.bucket_counts import one_two_five
 from trunkline_runtime.telemetry.exposition import histogram
 from trunkline_runtime.telemetry.series_counts import SeriesBuckets
 
-PROVIDER = "trunkline"
-CHAT, TEXT_COMPLETION = "chat", "text_completion"
-COMPLETIONS = "/v1/completions"
 LABELS = tuple(
     name.replace(".", "_")
     for name in (genai.OPERATION_NAME, genai.PROVIDER_NAME, genai.REQUEST_MODEL, genai.RESPONSE_MODEL)
@@ -45,8 +43,8 @@ class GenAiMetrics:
         duration_s, ttft_s = record.duration_s, record.ttft_s
         if record.method != GENERATE or duration_s is None:
             return
-        trace_id, unix_s = record.trace_id if record.is_sampled else 0, self._unix_s()
-        operation = TEXT_COMPLETION if record.endpoint == COMPLETIONS else CHAT
+        trace_id, unix_s = labels.trace_id, self._unix_s()
+        operation = CHAT if record.endpoint in CHAT_ENDPOINTS else COMPLETION
         common = (operation, PROVIDER, labels.model, labels.model)
         error = "" if labels.result == OK else labels.outcome
         self._duration.of((*common, error)).add_traced(duration_s, trace_id, unix_s)

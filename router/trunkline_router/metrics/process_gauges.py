@@ -8,6 +8,8 @@ from prometheus_client.core import Metric
 
 from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.telemetry.exposition import gauge
+from trunkline_runtime.telemetry.span_metrics import spans_family
+from trunkline_runtime.telemetry.span_queue import ExportCounts
 from trunkline_runtime.tls import ServerTls
 
 OF_PROCESS = frozenset(
@@ -16,11 +18,12 @@ OF_PROCESS = frozenset(
 
 
 class ProcessGauges:
-    """tls: the router's certificate; None for plaintext"""
+    """tls: the router's certificate; None for plaintext;  spans: what became of spans; None: they are not exported"""
 
-    def __init__(self, lag: LoopLag, tls: ServerTls | None) -> None:
+    def __init__(self, lag: LoopLag, tls: ServerTls | None = None, spans: ExportCounts | None = None) -> None:
         self._lag = lag
         self._tls = tls
+        self._spans = spans
         self._process = ProcessCollector(registry=None)  # registered nowhere
 
     def families(self) -> Iterable[Metric]:
@@ -43,4 +46,6 @@ class ProcessGauges:
                 ("file",),
                 [((name,), left_s) for name, left_s in self._tls.seconds_until_expiry().items()],
             )
+        if self._spans is not None:
+            yield spans_family("trunkline_router_spans", self._spans)
         yield from (family for family in self._process.collect() if family.name in OF_PROCESS)

@@ -15,7 +15,7 @@ from trunkline.status import (
     QUOTA_EXCEEDED,
     UNAUTHENTICATED,
 )
-from trunkline_router.telemetry.request_record import CANCELLED, RequestRecord
+from trunkline_router.telemetry.request_record import CANCELLED, GRANTED, RequestRecord
 from trunkline_runtime.telemetry.bounded_names import OTHER, BoundedNames
 
 MAX_MODELS = 32
@@ -31,7 +31,7 @@ REFUSALS = frozenset(
 )
 FAILURES = frozenset({NO_WORKER, DEADLINE_EXCEEDED, INTERNAL})
 REASONS = REFUSALS | FAILURES
-FINISHED = frozenset({"stop", "length", "granted"})
+FINISHED = frozenset({"stop", "length", GRANTED})
 OUTCOMES = REASONS | FINISHED | {CANCELLED, SEVERAL}
 
 
@@ -44,6 +44,7 @@ class RequestLabels(NamedTuple):
     endpoint: str
     outcome: str
     result: str
+    trace_id: int  # of a trace that is exported; 0: it is not
 
 
 class LabelRules:
@@ -54,19 +55,19 @@ class LabelRules:
 
     def __init__(self, tenants: BoundedNames, endpoints: frozenset[str]) -> None:
         self._models = BoundedNames(MAX_MODELS)
-        self._tenants = tenants
+        self.tenants = tenants
         self._endpoints = endpoints
 
     def of(self, record: RequestRecord) -> RequestLabels:
         """The labels of a request that has ended."""
-        outcome = outcome_label(record.outcome)
         return RequestLabels(
             self.model(record.model),
-            self._tenants.label(record.tenant),
+            self.tenants.label(record.tenant),
             record.lane,
             record.endpoint if record.endpoint in self._endpoints else OTHER,
-            outcome,
-            result_of(outcome),
+            outcome_label(record.outcome),
+            result_of(record.outcome),
+            record.trace_id if record.is_exported or record.is_sampled else 0,
         )
 
     def model(self, name: str) -> str:
@@ -87,9 +88,9 @@ def reason_label(ended: str) -> str:
 
 
 def result_of(outcome: str) -> str:
-    """The kind of an outcome: OK, REFUSED, FAILED or CANCELLED."""
+    """The kind of an outcome: OK, REFUSED, FAILED, also for unknown errors, or CANCELLED."""
     if outcome in REFUSALS:
         return REFUSED
-    if outcome in FAILURES:
+    if outcome.isupper():
         return FAILED
     return CANCELLED if outcome == CANCELLED else OK

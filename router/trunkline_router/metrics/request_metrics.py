@@ -45,7 +45,7 @@ class RequestMetrics:
         """Counts a request."""
         model, lane = labels.model, labels.lane
         self._requests.add((model, lane, labels.endpoint, labels.outcome))
-        trace_id = record.trace_id if record.is_sampled else 0
+        trace_id = labels.trace_id
         ttft_s, duration_s = record.ttft_s, record.duration_s
         if ttft_s is not None:
             self._first_token.of((model, lane)).add_traced(ttft_s, trace_id, self._unix_s())

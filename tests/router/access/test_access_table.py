@@ -26,11 +26,11 @@ from trunkline_router.http_settings import HttpSettings
 from trunkline_router.identity.endpoints import METHODS, PATHS, SHOW_CACHE, Needed, Open, RoleUnlessOpen, role_of
 from trunkline_router.identity.identity import Role
 from trunkline_router.identity.key_record import ApiKey
-from trunkline_router.metrics.scrape import Scrape
 from trunkline_router.request.access import Access
 from trunkline_router.settings import RouterSettings
 from trunkline_runtime.server import LIVENESS
 from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
+from trunkline_runtime.tracing import open_tracing
 
 GRANT_KEY = b"the key of grants, of 32 bytes .."
 MODEL, PROMPT = "tiny", "a prompt that no refused call may bring to a worker"
@@ -209,7 +209,7 @@ async def test_the_table_lists_exactly_what_a_router_serves(monkeypatch: pytest.
 
     monkeypatch.setattr(server_class, "add_generic_rpc_handlers", record)
     settings = RouterSettings(("127.0.0.1:1",), port=0, http=HttpSettings(http_port=0))
-    built = router_module.build(settings, Access())
+    built = router_module.build(settings, Access(), open_tracing("trunkline-router"))
     await built.server.stop(0)
     await built.shared.close()
     await built.renderers.close()
@@ -228,7 +228,7 @@ async def test_the_table_lists_exactly_the_services_that_reflection_tells(tmp_pa
 async def test_the_table_lists_exactly_the_paths_that_a_router_serves(tmp_path: Path) -> None:
     async with router_of(Keys(tmp_path / "keys.json"), FakeWorker("w")) as router:
         inner = router.inner
-        answers = FreshAnswers(Scrape(inner.metrics).collect)
+        answers = FreshAnswers(inner.scrape.collect)
         app = http_app(Edge(inner.inference, Access(), inner.gate), lambda: True, answers)
     served = set()
     for route in app.routes:
