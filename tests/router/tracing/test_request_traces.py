@@ -199,7 +199,11 @@ async def test_a_request_over_http_has_its_attributes(receiver: Receiver) -> Non
         async with cluster(FakeWorker("a", answer=2), observer=observer, edge=Edge) as router:
             address = f"http://127.0.0.1:{router.http_port}"
             async with httpx2.AsyncClient(base_url=address, timeout=PATIENCE_S, trust_env=False) as http:
-                for request_id, extra in {"http": {"stream": True}, "http-refused": {"max_tokens": 1 << 20}}.items():
+                extras: dict[str, dict[str, Any]] = {
+                    "http": {"stream": True},
+                    "http-refused": {"max_tokens": 1 << 20},
+                }
+                for request_id, extra in extras.items():
                     body = {"model": "tiny", "messages": [{"role": "user", "content": SECRET}], **extra}
                     headers = {"x-request-id": request_id, "traceparent": f"00-{TRACE_ID}-{CALLER_SPAN_ID}-01"}
                     await http.post("/v1/chat/completions", json=body, headers=headers)
