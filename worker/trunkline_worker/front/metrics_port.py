@@ -15,6 +15,8 @@ from trunkline_runtime.telemetry.gpu_meter import GpuMeter, gpu_families
 from trunkline_runtime.telemetry.metrics_server import MetricsServer
 from trunkline_runtime.telemetry.otlp_metrics import metrics_export
 from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokens
+from trunkline_runtime.telemetry.span_metrics import spans_family
+from trunkline_runtime.telemetry.span_queue import ExportCounts
 from trunkline_runtime.tls import ServerTls
 from trunkline_worker.front.outbox import Backlog
 from trunkline_worker.telemetry.worker_metrics import WorkerMetrics
@@ -29,16 +31,18 @@ async def metrics_served(
     backlog: Backlog,
     tokens: ScrapeTokens,
     tls: ServerTls | None,
+    spans: ExportCounts | None = None,
 ) -> AsyncIterator[MetricsServer | None]:
     """Serves the metrics of a worker inside the block, and exports them if the OTEL_* variables say so. Raises
     PortInUse.
 
     port: -1: they are not served
     tls: of the worker's other port; None for plaintext
+    spans: what became of spans; None: they are not exported
     """
     async with AsyncExitStack() as stack:
         lag = await stack.enter_async_context(LoopLag().watching())
-        sources = MetricsSources(metrics, lag, backlog, tls=tls, gpu=GpuMeter.open())
+        sources = MetricsSources(metrics, lag, backlog, tls=tls, gpu=GpuMeter.open(), spans=spans)
         export = metrics_export("trunkline-worker", worker_id, sources.collect)
         if export is not None:
             await stack.enter_async_context(export.running())
@@ -55,6 +59,7 @@ class MetricsSources:
     """The parts of the process that know metrics.
 
     tls: the worker's own certificate; None for plaintext
+    spans: what became of spans; None: they are not exported
     """
 
     def __init__(
@@ -65,12 +70,14 @@ class MetricsSources:
         *,
         tls: ServerTls | None = None,
         gpu: GpuMeter | None = None,
+        spans: ExportCounts | None = None,
     ) -> None:
         self._metrics = metrics
         self._lag = lag
         self._backlog = backlog
         self._tls = tls
         self._gpu = gpu
+        self._spans = spans
 
     async def collect(self) -> Families:
         """All metrics of now, made one by one."""
@@ -90,6 +97,8 @@ class MetricsSources:
             (),
             [((), float(self._backlog.all_bytes))],
         )
+        if self._spans is not None:
+            yield spans_family("trunkline_worker_spans", self._spans)
         if self._tls is not None:
             left = self._tls.seconds_until_expiry()
             yield gauge(
