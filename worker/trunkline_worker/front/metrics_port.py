@@ -14,8 +14,8 @@ from trunkline_runtime.telemetry.exposition import Families, gauge
 from trunkline_runtime.telemetry.gpu_meter import GpuMeter, gpu_families
 from trunkline_runtime.telemetry.metrics_server import MetricsServer
 from trunkline_runtime.telemetry.otlp_metrics import metrics_export
+from trunkline_runtime.telemetry.process_families import expiry_family, spans_family
 from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokens
-from trunkline_runtime.telemetry.span_metrics import spans_family
 from trunkline_runtime.telemetry.span_queue import ExportCounts
 from trunkline_runtime.tls import ServerTls
 from trunkline_worker.front.outbox import Backlog
@@ -97,13 +97,5 @@ class MetricsSources:
             (),
             [((), float(self._backlog.all_bytes))],
         )
-        if self._spans is not None:
-            yield spans_family("trunkline_worker_spans", self._spans)
-        if self._tls is not None:
-            left = self._tls.seconds_until_expiry()
-            yield gauge(
-                "trunkline_certificate_expires_in_seconds",
-                "Time until a certificate expires; negative if it has.",
-                ("file",),
-                [((name,), left_s) for name, left_s in left.items()],
-            )
+        yield spans_family("trunkline_worker_spans", self._spans)
+        yield expiry_family(self._tls)
