@@ -148,7 +148,8 @@ def test_http_is_spoken_where_its_package_is_installed(otlp: pytest.MonkeyPatch,
 
 
 def test_http_without_its_package_is_one_line_that_names_it(otlp: pytest.MonkeyPatch) -> None:
-    otlp.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
+    for name in ("http", "http.trace_exporter"):
+        otlp.setitem(sys.modules, f"opentelemetry.exporter.otlp.proto.{name}", None)
     otlp.setenv(PROTOCOL, "http/protobuf")
     with pytest.raises(ExporterError) as caught:
         span_exporter()
