@@ -29,6 +29,7 @@ from trunkline_router.identity.key_record import ApiKey
 from trunkline_router.request.access import Access
 from trunkline_router.settings import RouterSettings
 from trunkline_runtime.server import LIVENESS
+from trunkline_runtime.tracing import open_tracing
 
 GRANT_KEY = b"the key of grants, of 32 bytes .."
 MODEL, PROMPT = "tiny", "a prompt that no refused call may bring to a worker"
@@ -207,7 +208,7 @@ async def test_the_table_lists_exactly_what_a_router_serves(monkeypatch: pytest.
 
     monkeypatch.setattr(server_class, "add_generic_rpc_handlers", record)
     settings = RouterSettings(("127.0.0.1:1",), port=0, http=HttpSettings(http_port=0))
-    built = router_module.build(settings, Access(), is_port_shared=False)
+    built = router_module.build(settings, Access(), open_tracing("trunkline-router"), is_port_shared=False)
     await built.server.stop(0)
     await built.shared.close()
     await built.renderers.close()
