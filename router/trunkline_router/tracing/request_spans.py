@@ -15,7 +15,6 @@ from trunkline_router.tracing.request_attributes import Attributes, request_attr
 from trunkline_router.tracing.trace_builder import UNSET, TraceBuilder
 from trunkline_router.tracing.worker_spans import add_worker_spans
 
-
 CANDIDATE_FIELDS = tuple(field.name for field in fields(Candidate))
 ALWAYS_TOLD = ("worker_id", "matched_tokens", "cost_s")
 
