@@ -38,13 +38,13 @@ class TlsFiles:
         return Loaded(
             pair,
             authorities,
-            expires_unix_s=_first_expiry(pair.chain, self.cert),
-            authorities_expire_unix_s=_first_expiry(authorities, self.client_ca) if authorities else None,
+            expires_unix_s=first_expiry(pair.chain, self.cert),
+            authorities_expire_unix_s=first_expiry(authorities, self.client_ca) if authorities else None,
         )
 
     def stamps(self) -> tuple[object, ...]:
         """Changes when a file is replaced."""
-        return tuple(_stamp(path) for path in (self.cert, self.key, self.client_ca) if path)
+        return tuple(stamp_of(path) for path in (self.cert, self.key, self.client_ca) if path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,8 @@ def _configuration(loaded: Loaded) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration(pairs, root_certificates=loaded.authorities or None)
 
 
-def _stamp(path: str) -> tuple[int, int, int] | None:
+def stamp_of(path: str) -> tuple[int, int, int] | None:
+    """Changes when the file is replaced."""
     try:
         found = os.stat(path)  # follows symbolic links
     except OSError:
@@ -166,7 +167,7 @@ def _stamp(path: str) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _first_expiry(pem: bytes, path: str) -> float:
+def first_expiry(pem: bytes, path: str) -> float:
     """The time at which the first of the certificates expires. Raises TlsFileError."""
     try:
         return min(one.not_valid_after_utc.timestamp() for one in x509.load_pem_x509_certificates(pem))

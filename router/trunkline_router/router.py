@@ -59,6 +59,7 @@ from trunkline_runtime.garbage import keep_collecting, spare_what_stays
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.server import GrpcServer, Signals
+from trunkline_runtime.telemetry.certificate_expiry import CertificateExpiry
 from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
 from trunkline_runtime.telemetry.otlp_metrics import metrics_export
 from trunkline_runtime.tls import ServerTls
@@ -175,7 +176,9 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     add_FleetServiceServicer_to_server(FleetService(inference.preparer, access), server.grpc)
     store, renderers, lag = _response_store(settings), RenderPool(), LoopLag()
     spans = None if tracing.queue is None else tracing.queue.counts
-    sources = sources_of_metrics(inference, gate, counted.tenants, ProcessGauges(lag, tls, spans))
+    sources = sources_of_metrics(
+        inference, gate, counted.tenants, ProcessGauges(lag, certificates_of(settings, tls), spans)
+    )
     scrape = Scrape([counted.families, *sources], place)
     http = _http_server(settings, inference, access, gate, tls, scrape, store, is_port_shared=is_port_shared)
 
@@ -200,6 +203,18 @@ def listeners_of(settings: RouterSettings, tracing: Tracing) -> Sequence[Request
         return ()
     slow_s = settings.trace_slow_ms / 1e3 if settings.trace_slow_ms else None
     return (RequestTraces(tracing.queue.put, tracing.resource, slow_s),)
+
+
+def certificates_of(settings: RouterSettings, tls: ServerTls | None) -> CertificateExpiry:
+    """All certificates that a router presents or trusts, apart from those of identities."""
+    workers, redis = settings.worker_tls, settings.redis_tls
+    files = {
+        "worker_tls_certificate": workers.worker_tls_cert,
+        "worker_tls_ca": workers.worker_tls_ca,
+        "redis_tls_certificate": redis.redis_tls_cert,
+        "redis_tls_ca": redis.redis_tls_ca,
+    }
+    return CertificateExpiry(tls, files)
 
 
 def _response_store(settings: RouterSettings) -> ResponseStore | None:

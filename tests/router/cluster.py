@@ -48,6 +48,7 @@ from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.channel import open_channel
 from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.server import GrpcServer
+from trunkline_runtime.telemetry.certificate_expiry import CertificateExpiry
 from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
 
 SERVICE = "trunkline.v1.InferenceService"
@@ -216,7 +217,7 @@ async def router_before(
         add_FleetServiceServicer_to_server(FleetService(inference.preparer, access), server.grpc)
         await server.start()
         stack.push_async_callback(server.stop, 0)
-        sources = sources_of_metrics(inference, gate, counted.tenants, ProcessGauges(LoopLag()))
+        sources = sources_of_metrics(inference, gate, counted.tenants, ProcessGauges(LoopLag(), CertificateExpiry()))
         scrape = Scrape([counted.families, *sources])
         http: HttpServer | None = None
         if edge is not None:

@@ -4,9 +4,9 @@ from dataclasses import asdict
 
 from prometheus_client.core import Metric
 
+from trunkline_runtime.telemetry.certificate_expiry import CertificateExpiry
 from trunkline_runtime.telemetry.exposition import counter, gauge
 from trunkline_runtime.telemetry.span_queue import ExportCounts
-from trunkline_runtime.tls import ServerTls
 
 
 def spans_family(name: str, counts: ExportCounts | None) -> Metric:
@@ -20,12 +20,11 @@ def spans_family(name: str, counts: ExportCounts | None) -> Metric:
     )
 
 
-def expiry_family(tls: ServerTls | None) -> Metric:
-    """How long certificates last.  tls: None for plaintext"""
-    left = {} if tls is None else tls.seconds_until_expiry()
+def expiry_family(certificates: CertificateExpiry) -> Metric:
+    """How long certificates last."""
     return gauge(
         "trunkline_certificate_expires_in_seconds",
         "Time until a certificate expires; negative if it has.",
         ("file",),
-        [((name,), left_s) for name, left_s in left.items()],
+        [((name,), left_s) for name, left_s in certificates.left_s().items()],
     )

@@ -7,10 +7,10 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 
 from trunkline_runtime.loop_lag import LoopLag
+from trunkline_runtime.telemetry.certificate_expiry import CertificateExpiry
 from trunkline_runtime.telemetry.exposition import gauge
 from trunkline_runtime.telemetry.process_families import expiry_family, spans_family
 from trunkline_runtime.telemetry.span_queue import ExportCounts
-from trunkline_runtime.tls import ServerTls
 
 OF_PROCESS = frozenset(
     {"process_cpu_seconds", "process_resident_memory_bytes", "process_open_fds", "process_start_time_seconds"}
@@ -18,11 +18,11 @@ OF_PROCESS = frozenset(
 
 
 class ProcessGauges:
-    """tls: the router's certificate; None for plaintext;  spans: what became of spans; None: they are not exported"""
+    """spans: what became of spans; None: they are not exported"""
 
-    def __init__(self, lag: LoopLag, tls: ServerTls | None = None, spans: ExportCounts | None = None) -> None:
+    def __init__(self, lag: LoopLag, certificates: CertificateExpiry, spans: ExportCounts | None = None) -> None:
         self._lag = lag
-        self._tls = tls
+        self._certificates = certificates
         self._spans = spans
         self._process = ProcessCollector(registry=None)  # registered nowhere
 
@@ -39,6 +39,6 @@ class ProcessGauges:
             "trunkline_router_build_info", "The router's version, as a label.", ("version",),
             [((version("trunkline"),), 1.0)],
         )  # fmt: skip
-        yield expiry_family(self._tls)
+        yield expiry_family(self._certificates)
         yield spans_family("trunkline_router_spans", self._spans)
         yield from (family for family in self._process.collect() if family.name in OF_PROCESS)

@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.loop_lag import LoopLag
+from trunkline_runtime.telemetry.certificate_expiry import CertificateExpiry
 from trunkline_runtime.telemetry.exposition import Families, gauge
 from trunkline_runtime.telemetry.gpu_meter import GpuMeter, gpu_families
 from trunkline_runtime.telemetry.metrics_server import MetricsServer
@@ -75,7 +76,7 @@ class MetricsSources:
         self._metrics = metrics
         self._lag = lag
         self._backlog = backlog
-        self._tls = tls
+        self._certificates = CertificateExpiry(tls)
         self._gpu = gpu
         self._spans = spans
 
@@ -98,4 +99,4 @@ class MetricsSources:
             [((), float(self._backlog.all_bytes))],
         )
         yield spans_family("trunkline_worker_spans", self._spans)
-        yield expiry_family(self._tls)
+        yield expiry_family(self._certificates)

@@ -1,0 +1,29 @@
+"""The time until certificates expire follows their files."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.certificates import LIFETIME_S, Authority, TlsDirectory
+from trunkline_runtime.telemetry.certificate_expiry import CertificateExpiry
+from trunkline_runtime.tls import ServerTls, TlsFiles
+
+
+def test_every_certificate_is_told_and_a_new_file_counts_at_once(tmp_path: Path) -> None:
+    authority = Authority()
+    own = TlsDirectory(tmp_path / "own").write(authority.issue("router.test", until_s=500.0), authority.pem)
+    workers = TlsDirectory(tmp_path / "workers").write(authority.issue("x.test", until_s=-10.0), authority.pem)
+    files = {"worker_tls_certificate": workers.cert, "worker_tls_ca": workers.ca, "redis_tls_certificate": ""}
+    expiry = CertificateExpiry(ServerTls(TlsFiles(own.cert, own.key)), files)
+    expected = {"certificate": 500.0, "worker_tls_certificate": -10.0, "worker_tls_ca": LIFETIME_S}
+    assert expiry.left_s() == pytest.approx(expected, abs=60.0)
+    workers.put(workers.cert, authority.issue("x.test", until_s=9000.0).chain)
+    assert expiry.left_s()["worker_tls_certificate"] == pytest.approx(9000.0, abs=60.0)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not a certificate"])
+def test_a_file_that_cannot_be_read_is_left_out(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "ca.crt"
+    if content is not None:
+        path.write_bytes(content)
+    assert CertificateExpiry(files={"redis_tls_ca": str(path)}).left_s() == {}
