@@ -38,6 +38,7 @@ async def test_choices_of_a_front_are_in_its_metrics() -> None:
     assert found["trunkline_worker_tenant_choices"] == 1
     assert found["trunkline_worker_outbox_bytes"] == 0
     assert "trunkline_worker_event_loop_lag_seconds" in found
+    assert found["process_start_time_seconds"] > 0
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from itertools import chain
 
 from prometheus_client.core import Metric
+from prometheus_client.process_collector import ProcessCollector
 
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.loop_lag import LoopLag
@@ -58,6 +59,7 @@ class MetricsSources:
         self._backlog = backlog
         self._tls = tls
         self._gpu = gpu
+        self._process = ProcessCollector(registry=None)  # the front; the engine is a process of its own
 
     async def collect(self) -> Families:
         """All metrics of now, made one by one."""
@@ -65,6 +67,7 @@ class MetricsSources:
         return chain(self._metrics.families(time.perf_counter()), self._of_process(), gpu_families(samples))
 
     def _of_process(self) -> Iterable[Metric]:
+        yield from self._process.collect()
         lag_s = self._lag.take()
         yield gauge(
             "trunkline_worker_event_loop_lag_seconds",
