@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deploy.lint.generated_part import update
-from trunkline_router.identity.endpoints import HEALTH_CHECK, HEALTH_WATCH, METHODS, PATHS, SHOW_CACHE, Open
+from trunkline_router.identity.endpoints import (
+    HEALTH_CHECK,
+    HEALTH_WATCH,
+    METHODS,
+    PATHS,
+    SHOW_CACHE,
+    Needed,
+    RoleUnlessOpen,
+)
 from trunkline_router.identity.identity import Role
 
 PAGE = Path(__file__).parents[2] / "docs" / "access.md"
@@ -12,15 +20,17 @@ LIVENESS = "of the service `liveness`: open"
 SEES_CACHE = "not for identities without `sees_cache`, nor for anonymous callers"
 
 
-def table(what: str, needs: Mapping[str, Role | Open | None], notes: Mapping[str, str]) -> str:
+def table(what: str, needs: Mapping[str, Needed | None], notes: Mapping[str, str]) -> str:
     """A Markdown table with one row for each call."""
     rows = [f"| `{name}` | {_needed(needed)} | {notes.get(name, '')} |" for name, needed in needs.items()]
     return "\n".join([f"| {what} | needs | |", "|---|---|---|", *rows]) + "\n"
 
 
-def _needed(needed: Role | Open | None) -> str:
+def _needed(needed: Needed | None) -> str:
     if needed is None:
         return "nothing: always open"
+    if isinstance(needed, RoleUnlessOpen):
+        return f"role `{needed.role}`, or `--open={needed.open}`"
     return f"role `{needed}`" if isinstance(needed, Role) else f"any identity, or `--open={needed}`"
 
 

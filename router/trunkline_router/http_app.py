@@ -21,6 +21,7 @@ from trunkline_router.openai.tokenization import detokenize, tokenize
 from trunkline_router.openapi.page import openapi_page
 from trunkline_router.responses.endpoints import Responses
 from trunkline_router.responses.response_store import ResponseStore
+from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
 
 HANDLERS_BY_PATH: dict[str, Handler] = {
     "POST /v1/completions": completions,
@@ -73,14 +74,20 @@ class App:
         await endpoint(scope, receive, send)
 
 
-def http_app(edge: Edge, is_ready: Callable[[], bool], store: ResponseStore | None = None) -> App:
-    """Returns the application.  is_ready: whether a worker accepts requests;  store: of responses, None: they are not
-    stored"""
+def http_app(
+    edge: Edge, is_ready: Callable[[], bool], metrics: FreshAnswers, store: ResponseStore | None = None
+) -> App:
+    """Returns the application.
+
+    is_ready: whether a worker accepts requests
+    metrics: the answers for scrapers
+    store: of responses; None: they are not stored
+    """
     routes = [Route(path, endpoint=_unserved, methods=["POST"]) for path in UNSERVED]
     paths: dict[str, Methods] = {}
     endpoints: dict[tuple[str, str], ASGIApp] = {}
     page = openapi_page(allows_unknown_fields=edge.allows_unknown_fields)
-    handlers = {**HANDLERS_BY_PATH, **Responses(store).handlers, **StatusEndpoints(is_ready, page).handlers}
+    handlers = {**HANDLERS_BY_PATH, **Responses(store).handlers, **StatusEndpoints(is_ready, page, metrics).handlers}
     for name, handle in handlers.items():
         method, path = name.split(" ")
         endpoint = Endpoint(edge, PATHS[name], handle, ERROR_BODIES.get(name, openai_error))

@@ -30,6 +30,11 @@ from trunkline_router.http.local_hosts import LocalHosts
 from trunkline_router.http.wire.server import LIMITS, HttpServer
 from trunkline_router.http_app import http_app
 from trunkline_router.identity.authenticator import Authenticator
+from trunkline_router.metrics.process_gauges import ProcessGauges
+from trunkline_router.metrics.request_counts import RequestCounts
+from trunkline_router.metrics.scrape import Scrape
+from trunkline_router.metrics.snapshot_files import SnapshotPlace
+from trunkline_router.metrics.sources import label_rules, sources_of_metrics
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
 from trunkline_router.request.access import Access
@@ -44,15 +49,20 @@ from trunkline_router.stores.embedded_store import EmbeddedStore
 from trunkline_router.stores.redis_store import RedisStore
 from trunkline_router.stores.store import Store
 from trunkline_router.streaming.backlog import Backlog
+from trunkline_router.telemetry.request_observer import RequestObserver
+from trunkline_router.telemetry.request_record import RequestListener
+from trunkline_router.tracing.request_traces import RequestTraces
 from trunkline_router.workers.link_context import LinkContext, LinkLimits, LinkSecurity
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.garbage import keep_collecting, spare_what_stays
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.loop_lag import LoopLag
-from trunkline_runtime.metrics import export_lag, metric_reader
 from trunkline_runtime.server import GrpcServer, Signals
+from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
+from trunkline_runtime.telemetry.otlp_metrics import metrics_export
 from trunkline_runtime.tls import ServerTls
+from trunkline_runtime.tracing import Tracing
 from trunkline_runtime.wake_ups import read_wake_ups_at_once
 
 SERVICE = "trunkline.v1.InferenceService"
@@ -68,10 +78,12 @@ class SharedPort:
     on_listening: called once the process listens
     once_useful: the process listens only when it has a worker. Until then the other processes serve the port, and no
         client connects to one that cannot serve it
+    place: where it tells the others its metrics; None: metrics are not served
     """
 
     on_listening: Callable[[], None]
     once_useful: bool
+    place: SnapshotPlace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,27 +97,32 @@ class Router:
     http: HttpServer | None
     service: InferenceService
     renderers: RenderPool
-    lag: LoopLag
+    scrape: Scrape
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]]
 
 
 async def serve(
-    settings: RouterSettings, access: Access, authenticator: Authenticator, shared_port: SharedPort | None = None
+    settings: RouterSettings,
+    access: Access,
+    authenticator: Authenticator,
+    tracing: Tracing,
+    shared_port: SharedPort | None = None,
 ) -> None:
     """Builds a router, serves until a signal, then stops it. Raises PortInUse, IdentityError."""
     log = get_logger()
     if not read_wake_ups_at_once():
         log.warning("grpc.aio was in use already: its wake-ups are read one by one")
     signals = Signals()
-    router = build(settings, access, is_port_shared=shared_port is not None)
-    reader = metric_reader("trunkline-router")
-    metrics = None if reader is None else export_lag(router.lag, "trunkline-router", reader)
+    router = build(settings, access, tracing, shared_port)
+    export = metrics_export("trunkline-router", settings.name, router.scrape.own)
     tasks: list[asyncio.Task[Any]] = []
     try:
         await authenticator.start()
         await router.shared.start()
         tasks.append(asyncio.create_task(authenticator.run()))
         tasks += [asyncio.create_task(run()) for run in router.background]
+        if export is not None:
+            tasks.append(asyncio.create_task(export.run()))
         stopped = asyncio.create_task(signals.stop.wait())
         if shared_port is not None and shared_port.once_useful:
             useful = asyncio.create_task(has_a_worker(router.pools))
@@ -123,15 +140,16 @@ async def serve(
         await drain(router, signals)
     finally:
         await close(router, tasks)
-        if metrics is not None:
-            await asyncio.to_thread(metrics.shutdown)
+        if export is not None:
+            await export.close()
     log.info("router stopped")
 
 
-def build(settings: RouterSettings, access: Access, *, is_port_shared: bool) -> Router:
+def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_port: SharedPort | None = None) -> Router:
     """Makes the parts and connects them to each other. Nothing runs yet. Needs a running event loop. Raises
     TlsFileError."""
     rng, tls = Random(), settings.tls.server_tls()
+    is_port_shared = shared_port is not None
     pools = Pools(rng, RoutingPolicy(settings.policy))
     fleet = PoolFleet(pools)
     shared = share(settings, fleet, rng)
@@ -148,13 +166,18 @@ def build(settings: RouterSettings, access: Access, *, is_port_shared: bool) -> 
         tls=tls,
         health_port=settings.tls.health_port,
     )
-    inference = Inference(dispatcher, max_choices=settings.max_choices, shared=shared)
+    place = None if shared_port is None else shared_port.place
+    counted = RequestCounts(label_rules(access.tenants, place))
+    observer = RequestObserver(tracing.sampler, [*listeners_of(settings, tracing), counted])
+    inference = Inference(dispatcher, max_choices=settings.max_choices, shared=shared, observer=observer)
     service = InferenceService(inference, access, grant_keys=settings.grant_keys)
     add_InferenceServiceServicer_to_server(service, server.grpc)
     add_FleetServiceServicer_to_server(FleetService(inference.preparer, access), server.grpc)
-    store = _response_store(settings)
-    http = _http_server(settings, inference, access, gate, tls, store, is_port_shared=is_port_shared)
-    renderers, lag = RenderPool(), LoopLag()
+    store, renderers, lag = _response_store(settings), RenderPool(), LoopLag()
+    spans = None if tracing.queue is None else tracing.queue.counts
+    sources = sources_of_metrics(inference, gate, counted.tenants, ProcessGauges(lag, tls, spans))
+    scrape = Scrape([counted.families, *sources], place)
+    http = _http_server(settings, inference, access, gate, tls, scrape, store, is_port_shared=is_port_shared)
 
     def in_and_freed() -> tuple[int, int]:
         in_requests, of_requests = gate.large_requests()
@@ -164,10 +187,19 @@ def build(settings: RouterSettings, access: Access, *, is_port_shared: bool) -> 
         shared.run,
         _membership(settings, pools, fleet, renderers, rng),
         lag.run,
+        *(() if place is None else (scrape.run,)),
         partial(return_freed_memory, in_and_freed),
         *(() if store is None else (store.run,)),
     )
-    return Router(settings, pools, shared, server, http, service, renderers, lag, background)
+    return Router(settings, pools, shared, server, http, service, renderers, scrape, background)
+
+
+def listeners_of(settings: RouterSettings, tracing: Tracing) -> Sequence[RequestListener]:
+    """Those who are told of each request that has ended, apart from the log and the metrics."""
+    if tracing.queue is None:
+        return ()
+    slow_s = settings.trace_slow_ms / 1e3 if settings.trace_slow_ms else None
+    return (RequestTraces(tracing.queue, tracing.resource, slow_s),)
 
 
 def _response_store(settings: RouterSettings) -> ResponseStore | None:
@@ -185,6 +217,7 @@ def _http_server(
     access: Access,
     gate: RequestGate,
     tls: ServerTls | None,
+    scrape: Scrape,
     store: ResponseStore | None,
     *,
     is_port_shared: bool,
@@ -196,7 +229,7 @@ def _http_server(
     def is_ready() -> bool:
         return not inference.running.is_stopping and bool(inference.pools.models())
 
-    app: ASGIApp = http_app(edge, is_ready, store)
+    app: ASGIApp = http_app(edge, is_ready, FreshAnswers(scrape.collect), store)
     return HttpServer(
         app if access.is_checked or settings.identity.allow_anonymous else LocalHosts(app),
         settings.host,

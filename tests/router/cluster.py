@@ -26,6 +26,10 @@ from trunkline_router.gate.request_gate import RequestGate
 from trunkline_router.gate.request_size import MAX_REQUEST_BYTES
 from trunkline_router.http.wire.server import HttpServer
 from trunkline_router.http_app import http_app
+from trunkline_router.metrics.process_gauges import ProcessGauges
+from trunkline_router.metrics.request_counts import RequestCounts
+from trunkline_router.metrics.scrape import Scrape
+from trunkline_router.metrics.sources import label_rules, sources_of_metrics
 from trunkline_router.prompts.render_pool import TIME_LIMIT_S, RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
 from trunkline_router.request.access import Access
@@ -36,12 +40,15 @@ from trunkline_router.shared_state.pool_fleet import PoolFleet
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.stores.embedded_store import EmbeddedStore
 from trunkline_router.streaming.backlog import Backlog
+from trunkline_router.telemetry.request_observer import RequestObserver
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext, LinkLimits
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.channel import open_channel
+from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.server import GrpcServer
+from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
 
 SERVICE = "trunkline.v1.InferenceService"
 PATIENCE_S = 20.0  # for things that take milliseconds: only a failing test waits this long
@@ -60,8 +67,10 @@ class Cluster:
         inference: Inference,
         service: InferenceService,
         gate: RequestGate,
+        scrape: Scrape,
         http: HttpServer | None,
     ) -> None:
+        self.scrape = scrape
         self.http = http
         self.http_port = 0 if http is None else http.port
         self.inference = inference
@@ -126,6 +135,7 @@ class Options(TypedDict, total=False):
     backlog: Backlog | None
     edge: EdgeOf | None
     store: ResponseStore | None
+    observer: RequestObserver | None
 
 
 @asynccontextmanager
@@ -167,6 +177,7 @@ async def router_before(
     backlog: Backlog | None = None,
     edge: EdgeOf | None = None,
     store: ResponseStore | None = None,
+    observer: RequestObserver | None = None,
 ) -> AsyncIterator[Cluster]:
     """The same before workers that run already; `share` makes what it may share with other routers, and `edge`, such as
     Edge itself, the HTTP endpoints, which run only with it."""
@@ -195,15 +206,20 @@ async def router_before(
         await shared.start()
         stack.push_async_callback(shared.close)
         stack.push_async_callback(_cancel, [asyncio.create_task(shared.run())])
-        inference = Inference(dispatcher, max_choices=max_choices, shared=shared)
+        counted = RequestCounts(label_rules(access.tenants))
+        counting = RequestObserver(listeners=[counted])
+        inference = Inference(dispatcher, max_choices=max_choices, shared=shared, observer=observer or counting)
         service = InferenceService(inference, access, grant_keys=keys)
         add_InferenceServiceServicer_to_server(service, server.grpc)
         add_FleetServiceServicer_to_server(FleetService(inference.preparer, access), server.grpc)
         await server.start()
         stack.push_async_callback(server.stop, 0)
+        sources = sources_of_metrics(inference, gate, counted.tenants, ProcessGauges(LoopLag()))
+        scrape = Scrape([counted.families, *sources])
         http: HttpServer | None = None
         if edge is not None:
-            app = http_app(edge(inference, access, gate), lambda: bool(pools.models()), store)
+            answers = FreshAnswers(scrape.collect)
+            app = http_app(edge(inference, access, gate), lambda: bool(pools.models()), answers, store)
             http = HttpServer(app, "127.0.0.1", 0)
             await http.start()
             stack.push_async_callback(http.stop, 0)
@@ -211,7 +227,7 @@ async def router_before(
         stack.push_async_callback(_cancel, tasks)
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
         stubs = InferenceServiceStub(channel), FleetServiceStub(channel)
-        made = Cluster(links, *stubs, server.port, shared, inference, service, gate, http)
+        made = Cluster(links, *stubs, server.port, shared, inference, service, gate, scrape, http)
         await made.until_workers(*(expected or (True for _ in workers)))
         yield made
         await until(lambda: all(link.worker is None or not link.worker.open_choices for link in links))

@@ -18,6 +18,7 @@ from trunkline_runtime.garbage import keep_collecting, spare_what_stays
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import GrpcServer, PortInUse, Signals, check_port_is_free
 from trunkline_runtime.settings import load_settings
+from trunkline_runtime.telemetry.otlp_metrics import exports_metrics
 from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokenError, ScrapeTokens
 from trunkline_runtime.tls import ServerTls
 from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
@@ -29,7 +30,7 @@ from trunkline_worker.door.door import Door, most_message_bytes
 from trunkline_worker.front.cache_mirror import CacheMirror
 from trunkline_worker.front.front import Front
 from trunkline_worker.front.grant_desk import GrantDesk
-from trunkline_worker.front.metrics_port import metrics_port
+from trunkline_worker.front.metrics_port import metrics_served
 from trunkline_worker.front.service import SERVICE, WorkerService, add_to_server
 from trunkline_worker.front.stats_log import log_stats
 from trunkline_worker.front_settings import WorkerSettings
@@ -141,7 +142,7 @@ async def serve(
     try:
         await server.start()
         if metrics is not None:
-            served = metrics_port(settings.host, settings.metrics_port, metrics, service.backlog, tokens, tls)
+            served = metrics_served(settings, worker_id, metrics, service.backlog, tokens, tls)
             await beside.enter_async_context(served)
         await server.set_ready(True)
         spare_what_stays()
@@ -184,8 +185,8 @@ def tell_ready(model: GetModelResponse, files: TokenizerFiles, port: int) -> Non
 
 
 def metrics_of(model: GetModelResponse, settings: WorkerSettings) -> WorkerMetrics | None:
-    """The metrics to fill; None if they are not served."""
-    return WorkerMetrics(model) if settings.metrics_port >= 0 else None
+    """The metrics to fill; None if they are neither served nor exported."""
+    return WorkerMetrics(model) if settings.metrics_port >= 0 or exports_metrics() else None
 
 
 def describe_protocol(model: GetModelResponse, grant_keys: GrantKeys) -> None:

@@ -53,7 +53,7 @@ SHORT_OF_WHAT = Row(
         ),
         Panel(
             "KV: share of blocks in use",
-            "Blocks of running choices. Near 1, choices wait for blocks or are preempted, and no cached prefix is left.",
+            "Blocks of running choices. Near 1, choices wait or are preempted, and no cached prefix is left.",
             [Query(f"max by (worker) (vllm:kv_cache_usage_perc{{{MODEL}}})", "{{worker}}")],
             "percentunit",
             most=1,
@@ -192,7 +192,7 @@ ROUTERS = Row(
     [
         Panel(
             "Event-loop lag",
-            "The longest time since the last scrape that a due callback waited. The process's streams waited, too.",
+            "The longest time in the last minute that a due callback waited. The process's streams waited, too.",
             [
                 Query("max by (instance) (trunkline_router_event_loop_lag_seconds)", "{{instance}}"),
                 Query("max by (instance) (trunkline_worker_event_loop_lag_seconds)", "{{instance}}"),

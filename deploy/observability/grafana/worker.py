@@ -230,7 +230,7 @@ ROUTERS = Row(
         ),
         Panel(
             "Event-loop lag of the front",
-            "The longest time since the last scrape that a due callback waited.",
+            "The longest time in the last minute that a due callback waited.",
             [Query(f"max by (worker) (trunkline_worker_event_loop_lag_seconds{{{WORKER}}})", "{{worker}}")],
             "s",
         ),

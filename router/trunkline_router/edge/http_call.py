@@ -25,9 +25,13 @@ from trunkline_router.http.sse import EventStream
 from trunkline_router.request.access import CREDENTIAL_KEY, Access
 from trunkline_router.request.caller import Caller
 from trunkline_router.request.request_call import NO_EXTRAS, Extras, RequestCall
+from trunkline_router.telemetry.request_observer import new_record
+from trunkline_router.telemetry.request_record import HTTP
 from trunkline_runtime.log import get_logger
 
 Response = TypeVar("Response")
+
+PIECE_BYTES = 64 << 10  # of a long response
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,8 @@ class HttpCall:
     caller: Caller
     passage: HttpPassage
     has_begun: bool = False  # whether the response's status is sent
+    is_request: bool = False  # whether it has become a request of the path that all protocols share
+    is_streaming: bool = False  # whether the response is a stream
     prompt: PromptInfo | None = None  # of the answer; told in headers
     _ignored: list[str] = field(default_factory=list)  # unknown fields
 
@@ -110,16 +116,28 @@ class HttpCall:
 
     def request_call(self, request: GenerateRequest, extras: Extras = NO_EXTRAS) -> RequestCall:
         """Returns a request of this call for the path that all protocols share."""
-        return RequestCall(
-            request, request.request_id, self.caller, metadata_of(self.headers), no_deadline, extras=extras
-        )
+        self.is_request = True
+        record = new_record(request.request_id, HTTP, self.scope["path"])
+        record.is_streamed = self.is_streaming
+        return RequestCall(request, record, self.caller, metadata_of(self.headers), no_deadline, extras)
 
     async def respond(self, body: bytes, *, status: int = 200, headers: Iterable[Header] = ()) -> None:
         """Sends a whole JSON response."""
-        self.has_begun = True
-        own = [JSON_TYPE, (b"content-length", b"%d" % len(body)), *self.response_headers(), *headers]
-        await self.send({"type": "http.response.start", "status": status, "headers": own})
+        await self._begin(JSON_TYPE, len(body), status, headers)
         await self.send({"type": "http.response.body", "body": body})
+
+    async def respond_in_pieces(self, body: bytes, content_type: str) -> None:
+        """Sends a long response, each piece once the client has read most of the one before: so a client that reads
+        slowly keeps no copy of it in memory. body: not empty"""
+        await self._begin((b"content-type", content_type.encode()), len(body), 200, ())
+        for start in range(0, len(body), PIECE_BYTES):
+            end = start + PIECE_BYTES
+            await self.send({"type": "http.response.body", "body": body[start:end], "more_body": end < len(body)})
+
+    async def _begin(self, content_type: Header, num_bytes: int, status: int, headers: Iterable[Header]) -> None:
+        self.has_begun = True
+        own = [content_type, (b"content-length", b"%d" % num_bytes), *self.response_headers(), *headers]
+        await self.send({"type": "http.response.start", "status": status, "headers": own})
 
     async def collect(self, responses: AsyncGenerator[Response, None], take: Callable[[Response], object]) -> None:
         """Gives each response to `take`. Ends early if the client goes. Raises RequestRefused, ClientGone."""
@@ -132,6 +150,7 @@ class HttpCall:
     async def stream(self, responses: AsyncGenerator[Response, None], writer: StreamWriter[Response]) -> None:
         """Sends the responses as events, and an error after the first event as an event too. Raises RequestRefused
         before the first event, and ClientGone."""
+        self.is_streaming = True  # before the responses begin
         stream = EventStream(self.send, keep_alive_s=self.edge.keep_alive_s, headers=self.response_headers)
         try:
             with ends_with_client(self.scope), stream:

@@ -5,6 +5,7 @@ answer it.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 from trunkline_router.identity.identity import Role
@@ -17,6 +18,25 @@ class Open(StrEnum):
     REFLECTION = "reflection"
     VERSION = "version"
     DOCS = "docs"
+    METRICS = "metrics"
+
+
+@dataclass(frozen=True, slots=True)
+class RoleUnlessOpen:
+    """Needs the role, unless the operator opens it."""
+
+    role: Role
+    open: Open
+
+
+Needed = Role | Open | RoleUnlessOpen
+
+
+def role_of(needed: Needed | None) -> Role | None:
+    """The role that a caller with credentials needs; None: none."""
+    if isinstance(needed, RoleUnlessOpen):
+        return needed.role
+    return needed if isinstance(needed, Role) else None
 
 
 HEALTH_CHECK, HEALTH_WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
@@ -39,7 +59,7 @@ METHODS: Mapping[str, Role | Open] = {
 SHOW_CACHE = frozenset({"/trunkline.v1.InferenceService/Grant", "/trunkline.v1.FleetService/ExplainRoute"})
 
 # HTTP endpoints by method and path. None: always open.
-PATHS: Mapping[str, Role | Open | None] = {
+PATHS: Mapping[str, Needed | None] = {
     "POST /v1/completions": Role.USER,
     "POST /v1/chat/completions": Role.USER,
     "GET /v1/models": Role.USER,
@@ -55,4 +75,5 @@ PATHS: Mapping[str, Role | Open | None] = {
     "GET /ready": Open.READINESS,
     "GET /version": Open.VERSION,
     "GET /openapi.json": Open.DOCS,
+    "GET /metrics": RoleUnlessOpen(Role.SCRAPER, Open.METRICS),
 }

@@ -25,6 +25,8 @@ from trunkline_router.openai.tokenization import DetokenizeBody, TokenizeBody
 from trunkline_router.openapi.schema_parts import STRING, Schema, array
 from trunkline_router.responses.response_request import ResponseRequest
 
+JSON = "application/json"
+
 # Reasons of refusals. These are common to all endpoints that need credentials:
 CALLER = (INVALID_REQUEST, UNAUTHENTICATED, FORBIDDEN, OVERLOADED, INTERNAL)
 COUNTED = (*CALLER, CONTEXT_LENGTH_EXCEEDED, MODEL_NOT_FOUND, NO_WORKER, DEADLINE_EXCEEDED)
@@ -37,6 +39,7 @@ class Operation:
 
     summary: one sentence
     answer: the schema of status 200, a name of the page's components; "": any object
+    media_type: of the answer; of another one than JSON, `answer` says nothing
     refuses: reasons of the error table
     request: the body's fields; None: there is no body
     streams: with `stream: true` the answer is server-sent events
@@ -51,6 +54,7 @@ class Operation:
     streams: bool = False
     parameters: Mapping[tuple[str, str], tuple[str, Schema]] = field(default_factory=dict)
     others: Mapping[int, str] = field(default_factory=dict)
+    media_type: str = JSON
 
 
 _RESPONSE = {("path", "response"): ("the id of a stored response", STRING)}
@@ -104,5 +108,8 @@ OPERATIONS: Mapping[str, Operation] = {
     "GET /health": Operation("Tells that the process is alive.", "Status"),
     "GET /ready": Operation("Tells whether a worker accepts requests.", "Status", CALLER, others={503: "Status"}),
     "GET /version": Operation("Tells the version of the server.", "Version", CALLER),
+    "GET /metrics": Operation(
+        "Tells metrics, in Prometheus's text format or OpenMetrics.", "", CALLER, media_type="text/plain"
+    ),
     "GET /openapi.json": Operation("This page.", "", CALLER),
 }

@@ -12,11 +12,11 @@ from trunkline_router.http.errors import PROTOCOL, TABLE, is_anthropic
 from trunkline_router.identity.endpoints import PATHS
 from trunkline_router.identity.identity import Role
 from trunkline_router.openapi import message_schemas, openai_schemas, response_schemas
-from trunkline_router.openapi.operations import OPERATIONS, Operation
+from trunkline_router.openapi.operations import JSON, OPERATIONS, Operation
 from trunkline_router.openapi.request_schemas import request_schemas
 from trunkline_router.openapi.schema_parts import STRING, Schema, component, record
 
-JSON, EVENTS = "application/json", "text/event-stream"
+EVENTS = "text/event-stream"
 EVENT = record({"data": STRING}, {"event": STRING}, description="one of the server-sent events, with stream: true")
 # An API key or a token: OpenAI's clients send it in the first way, Anthropic's in either.
 CREDENTIALS = {
@@ -64,7 +64,8 @@ def openapi_page(*, allows_unknown_fields: bool = False) -> bytes:
 def _operation(name: str, operation: Operation, bodies: Mapping[type[Fields], Schema]) -> dict[str, Any]:
     path = name.split(" ")[1]
     answer = component(operation.answer) if operation.answer else {"type": "object"}
-    content: dict[str, Schema] = {JSON: {"schema": answer}}
+    is_json = operation.media_type == JSON
+    content: dict[str, Schema] = {operation.media_type: {"schema": answer if is_json else STRING}}
     if operation.streams:
         content[EVENTS] = {"schema": EVENT}
     made: dict[str, Any] = {

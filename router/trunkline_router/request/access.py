@@ -11,7 +11,7 @@ from trunkline.metadata import TENANT_KEY, only_value
 from trunkline.status import CODE_UNAUTHENTICATED, UNAUTHENTICATED, RequestRefused, invalid
 from trunkline.validation import tenant_problem
 from trunkline_router.address import host_of
-from trunkline_router.identity.endpoints import Open
+from trunkline_router.identity.endpoints import Needed, Open, RoleUnlessOpen
 from trunkline_router.identity.identity import ANY_TENANT, Identity, Role, unauthenticated
 from trunkline_router.request.caller import Caller, forbidden
 from trunkline_router.request.tenants import Tenant, Tenants
@@ -72,9 +72,16 @@ class Access:
         self._opened = opened
         self._salt_key = salt_key
 
-    def is_open(self, needed: Role | Open | None) -> bool:
+    def is_open(self, needed: Needed | None) -> bool:
         """Whether what needs this is open: credentials do not matter, and every caller is a VISITOR."""
+        if isinstance(needed, RoleUnlessOpen):
+            needed = needed.open
         return needed is None or needed in self._opened
+
+    @property
+    def tenants(self) -> Tenants:
+        """The terms of tenants."""
+        return self._tenants
 
     def check(self, metadata: Metadata, needed: Role | Open, peer: str = "") -> None:
         """Raises RequestRefused (UNAUTHENTICATED, FORBIDDEN, OVERLOADED) if the call is not allowed."""

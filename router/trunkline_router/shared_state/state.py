@@ -17,7 +17,7 @@ from random import Random
 
 from trunkline_router.quotas.accounts import Accounts
 from trunkline_router.quotas.fairness import weight_factor
-from trunkline_router.quotas.quota import WINDOW_MS, Quotas, RateLimit
+from trunkline_router.quotas.quota import WINDOW_MS, Quotas, RateLimit, Used
 from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.shared_state.admission import Admission, Admitted, LikelyUse
 from trunkline_router.shared_state.fleet import Fleet
@@ -76,6 +76,20 @@ class SharedState:
     @property
     def is_reachable(self) -> bool:
         return self._link.is_reachable
+
+    @property
+    def store(self) -> Store:
+        return self._link.store
+
+    @property
+    def num_neighbours(self) -> int:
+        """Other routers that are alive, as far as the store knows."""
+        return len(self._sync.neighbours)
+
+    @property
+    def late_answers(self) -> int:
+        """How often a request did not wait for the store any longer."""
+        return self._link.late_answers
 
     @property
     def times_lost(self) -> int:
@@ -140,6 +154,10 @@ class SharedState:
             return []
         account = tenant if is_listed else self._accounts.account(tenant, self._now_ms())
         return self.admission.rate_limits(account, quotas)
+
+    def quota_use(self) -> list[tuple[str, Quotas, Used]]:
+        """Returns each account with quotas, and what the fleet has used of them as far as this router knows."""
+        return self._book.use(self._now_ms())
 
     def _settle(self, tenant: str, admitted: Admitted | None, reservation: Reservation) -> None:
         self._open[tenant] -= 1

@@ -23,12 +23,14 @@ from trunkline_router import router as router_module
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.http_app import UNSERVED, http_app
 from trunkline_router.http_settings import HttpSettings
-from trunkline_router.identity.endpoints import METHODS, PATHS, SHOW_CACHE, Open
+from trunkline_router.identity.endpoints import METHODS, PATHS, SHOW_CACHE, Needed, Open, RoleUnlessOpen, role_of
 from trunkline_router.identity.identity import Role
 from trunkline_router.identity.key_record import ApiKey
 from trunkline_router.request.access import Access
 from trunkline_router.settings import RouterSettings
 from trunkline_runtime.server import LIVENESS
+from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
+from trunkline_runtime.tracing import open_tracing
 
 GRANT_KEY = b"the key of grants, of 32 bytes .."
 MODEL, PROMPT = "tiny", "a prompt that no refused call may bring to a worker"
@@ -54,9 +56,9 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-def expected(name: str, needed: Role | Open | None, case: str, *, anonymous: bool, opened: frozenset[Open]) -> str:
+def expected(name: str, needed: Needed | None, case: str, *, anonymous: bool, opened: frozenset[Open]) -> str:
     """The rule."""
-    if needed is None or needed in opened:
+    if needed is None or (needed.open if isinstance(needed, RoleUnlessOpen) else needed) in opened:
         return ALLOWED
     if case == "no credentials":
         if not anonymous:
@@ -65,7 +67,7 @@ def expected(name: str, needed: Role | Open | None, case: str, *, anonymous: boo
         return ALLOWED if is_for_users or isinstance(needed, Open) else FORBIDDEN
     if case in INVALID:
         return UNAUTHENTICATED
-    if case == "other tenant named" or (case == "wrong role" and isinstance(needed, Role)):
+    if case == "other tenant named" or (case == "wrong role" and role_of(needed) is not None):
         return FORBIDDEN
     return ALLOWED
 
@@ -75,7 +77,7 @@ class Credentials:
 
     def __init__(self, keys: Keys) -> None:
         self._of_role = {role: keys.add(roles=[role.value]) for role in Role}
-        self._without: dict[Role | Open | None, str] = {
+        self._without: dict[Role, str] = {
             role: keys.add(roles=[other.value for other in Role if other is not role]) for role in Role
         }
         revoked, expired = keys.add(revoked=True), keys.add(expires_unix_s=NOW_UNIX_S - 1)
@@ -94,10 +96,10 @@ class Credentials:
             "forged token": bearer(f"{head}.{claims}.{signature[::-1]}"),
         }
 
-    def headers(self, needed: Role | Open | None, case: str) -> Headers:
+    def headers(self, needed: Needed | None, case: str) -> Headers:
         if case in self._fixed:
             return self._fixed[case]
-        role = needed if isinstance(needed, Role) else Role.SCRAPER
+        role = role_of(needed) or Role.SCRAPER
         if case == "wrong role":
             return bearer(self._without[role])
         if case == "right role by token":
@@ -153,7 +155,7 @@ async def endpoint(router: Router, name: str, headers: Headers, body: dict[str, 
     return ALLOWED
 
 
-def rows() -> Iterator[tuple[str, Role | Open | None, bytes | dict[str, Any]]]:
+def rows() -> Iterator[tuple[str, Needed | None, bytes | dict[str, Any]]]:
     """Each call with what it needs and what it sends: bytes over gRPC, an object over HTTP."""
     for method, needed in METHODS.items():
         message = MESSAGES.get(method)
@@ -207,7 +209,7 @@ async def test_the_table_lists_exactly_what_a_router_serves(monkeypatch: pytest.
 
     monkeypatch.setattr(server_class, "add_generic_rpc_handlers", record)
     settings = RouterSettings(("127.0.0.1:1",), port=0, http=HttpSettings(http_port=0))
-    built = router_module.build(settings, Access(), is_port_shared=False)
+    built = router_module.build(settings, Access(), open_tracing("trunkline-router"))
     await built.server.stop(0)
     await built.shared.close()
     await built.renderers.close()
@@ -225,7 +227,9 @@ async def test_the_table_lists_exactly_the_services_that_reflection_tells(tmp_pa
 
 async def test_the_table_lists_exactly_the_paths_that_a_router_serves(tmp_path: Path) -> None:
     async with router_of(Keys(tmp_path / "keys.json"), FakeWorker("w")) as router:
-        app = http_app(Edge(router.inner.inference, Access(), router.inner.gate), lambda: True)
+        inner = router.inner
+        answers = FreshAnswers(inner.scrape.collect)
+        app = http_app(Edge(inner.inference, Access(), inner.gate), lambda: True, answers)
     served = set()
     for route in app.routes:
         assert isinstance(route, Route)
@@ -239,7 +243,7 @@ async def test_a_path_or_method_that_is_not_in_the_table_is_not_served(tmp_path:
     key = keys.add(roles=[role.value for role in Role])
     async with router_of(keys, FakeWorker("w")) as router:
         for headers in ({}, bearer(key)):
-            for path in ("/", "/metrics", "/v1", "/v1/files", "/v1/models/../../ready/", "//ready", "/docs"):
+            for path in ("/", "/metrics/", "/v1", "/v1/files", "/v1/models/../../ready/", "//ready", "/docs"):
                 assert (await router.http.get(path, headers=headers)).status_code in (307, 404), path
             for method in ("PUT", "PATCH", "OPTIONS", "TRACE"):
                 assert (await router.http.request(method, "/v1/completions", headers=headers)).status_code == 405

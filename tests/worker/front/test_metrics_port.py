@@ -9,7 +9,7 @@ from tests.worker.front.front_rig import MODEL
 from tests.worker.front.timed_front import TimedFront
 from trunkline_runtime.settings import parse_settings
 from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokens
-from trunkline_worker.front.metrics_port import metrics_port
+from trunkline_worker.front.metrics_port import metrics_served
 from trunkline_worker.front.outbox import Backlog
 from trunkline_worker.front_settings import WorkerSettings
 from trunkline_worker.telemetry.worker_metrics import WorkerMetrics
@@ -28,7 +28,9 @@ async def scrape(port: int) -> dict[str, float]:
 
 async def test_choices_of_a_front_are_in_its_metrics() -> None:
     metrics = WorkerMetrics(MODEL)
-    async with metrics_port("127.0.0.1", 0, metrics, Backlog(), ScrapeTokens([]), None) as server:
+    settings = parse_settings(WorkerSettings, ["--model=/absent", "--metrics-port=0"], {}, prog="trunkline-worker")
+    async with metrics_served(settings, "worker-0", metrics, Backlog(), ScrapeTokens([]), None) as server:
+        assert server is not None
         timed = TimedFront(metrics=metrics)
         for n in range(4):
             timed.step(5 + n, finish=n == 3)

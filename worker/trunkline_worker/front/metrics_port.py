@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import chain
 
 from prometheus_client.core import Metric
@@ -14,29 +14,41 @@ from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.telemetry.exposition import Families, gauge
 from trunkline_runtime.telemetry.gpu_meter import GpuMeter, gpu_families
 from trunkline_runtime.telemetry.metrics_server import MetricsServer
+from trunkline_runtime.telemetry.otlp_metrics import metrics_export
 from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokens
 from trunkline_runtime.tls import ServerTls
 from trunkline_worker.front.outbox import Backlog
+from trunkline_worker.front_settings import WorkerSettings
 from trunkline_worker.telemetry.worker_metrics import WorkerMetrics
 
 
 @asynccontextmanager
-async def metrics_port(
-    host: str, port: int, metrics: WorkerMetrics, backlog: Backlog, tokens: ScrapeTokens, tls: ServerTls | None
-) -> AsyncIterator[MetricsServer]:
-    """Serves the metrics of a worker inside the block. Raises PortInUse.
+async def metrics_served(
+    settings: WorkerSettings,
+    worker_id: str,
+    metrics: WorkerMetrics,
+    backlog: Backlog,
+    tokens: ScrapeTokens,
+    tls: ServerTls | None,
+) -> AsyncIterator[MetricsServer | None]:
+    """Serves and exports the metrics of a worker inside the block, as the settings and OTEL_* variables say. Raises
+    PortInUse.
 
     tls: of the worker's other port; None for plaintext
     """
-    async with LoopLag().watching() as lag:
+    async with AsyncExitStack() as stack:
+        lag = await stack.enter_async_context(LoopLag().watching())
         sources = MetricsSources(metrics, lag, backlog, tls=tls, gpu=GpuMeter.open())
-        server = MetricsServer(sources.collect, tokens, None if tls is None else tls.ssl_context())
-        await server.start(host, port)
-        get_logger().info("metrics served", port=server.port)
-        try:
-            yield server
-        finally:
-            await server.stop()
+        export = metrics_export("trunkline-worker", worker_id, sources.collect)
+        if export is not None:
+            await stack.enter_async_context(export.running())
+        server = None
+        if settings.metrics_port >= 0:
+            server = MetricsServer(sources.collect, tokens, None if tls is None else tls.ssl_context())
+            await server.start(settings.host, settings.metrics_port)
+            stack.push_async_callback(server.stop)
+            get_logger().info("metrics served", port=server.port)
+        yield server
 
 
 class MetricsSources:
@@ -68,12 +80,11 @@ class MetricsSources:
 
     def _of_process(self) -> Iterable[Metric]:
         yield from self._process.collect()
-        lag_s = self._lag.take()
         yield gauge(
             "trunkline_worker_event_loop_lag_seconds",
-            "Longest time that a due callback waited, since the last scrape.",
+            "Longest time that a due callback waited in the last minute.",
             (),
-            [((), lag_s)],
+            [((), self._lag.recent_s())],
         )
         yield gauge(
             "trunkline_worker_outbox_bytes",

@@ -1,0 +1,252 @@
+"""What became of one request in this router, and when.
+
+The stages of the path that all protocols share fill the record in while the request runs: a few attributes per request,
+none per token. Listeners read it once, when the request has ended. It never holds content: no prompt, output or
+credential. Times that end in `_s` are on the router's monotonic clock.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.worker_pb2 import Timeline
+from trunkline_router.routing.policy import Candidate, RoutePlan
+
+GENERATE, GRANT = "generate", "grant"  # RequestRecord.method
+GRPC, HTTP = "grpc", "http"  # RequestRecord.protocol
+GRANTED = "granted"  # RequestRecord.outcome: the worker's log has that of the answer
+UNKNOWN = "UNKNOWN"
+CANCELLED = "cancelled"  # RequestRecord.outcome, and AttemptRecord.ended
+COMPLETE = "complete"  # AttemptRecord.ended
+
+MOST_CANDIDATES = 8  # that are told of a placement: the chosen worker and the next best
+MOST_NOTED = 16  # placements and attempts that a record keeps; a request that has more of them keeps the latest
+
+
+class Interval(NamedTuple):
+    """A part of a request's time."""
+
+    start_s: float
+    end_s: float
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+class PlacementRecord:
+    """One decision for a worker. `time` includes the wait until there was a worker to choose.
+
+    plan: the decision, which holds nothing of the prompt, but a table of the fleet; None if no worker came, and once
+        the listeners were told
+    worker, policy, reason: as in the plan, "" without one
+    predicted_ttft_s: of the chosen worker; None if the policy predicts nothing
+    """
+
+    __slots__ = ("_candidates", "matched_tokens", "num_workers", "plan", "policy", "predicted_ttft_s", "reason", "time",
+                 "worker")  # fmt: skip
+
+    def __init__(self, time: Interval, plan: RoutePlan | None) -> None:
+        self.time = time
+        self.plan = plan
+        self.worker = self.policy = self.reason = ""
+        self.matched_tokens = self.num_workers = 0
+        self.predicted_ttft_s: float | None = None
+        self._candidates: Sequence[Candidate] = ()
+        if plan is None:
+            return
+        self.worker, self.policy, self.reason = plan.worker_id, plan.policy, plan.reason
+        self.matched_tokens, self.num_workers = plan.matched_tokens, len(plan.workers.worker_ids)
+        if plan.prediction is not None:
+            self.predicted_ttft_s = float(plan.prediction.cost_s[plan.chosen])
+
+    def candidates(self) -> Sequence[Candidate]:
+        """The chosen worker, then the next best, with the terms of their costs. They are worked out by the first call,
+        which takes tens of microseconds; without a call before the listeners were told, there are none later."""
+        if not self._candidates and self.plan is not None:
+            self._candidates = self.plan.best(MOST_CANDIDATES)
+        return self._candidates
+
+
+@dataclass(slots=True)
+class AttemptRecord:
+    """One worker that the request was sent to; or, of the direct path, a grant for it.
+
+    resumed_at_tokens: output tokens of earlier attempts, after which this one continued; None: it began anew
+    price_per_hour: of the worker; 0.0 if it has none
+    first_output_s, last_output_s: when output was first and last handed on to the client's side; None: there was none
+    ended: COMPLETE, CANCELLED, or a reason of the error table; of a grant GRANTED
+    problem: why the worker was lost, in one line without content; "" if it was not
+    clock_skew_s: the worker's clock minus the router's; None: not known
+    timelines: what the worker says of the choices that ended there. Checked: times are in order and within the attempt,
+        and `received` is on this router's clock
+    """
+
+    worker: str
+    started_s: float
+    span_id: int = 0
+    resumed_at_tokens: int | None = None
+    price_per_hour: float = 0.0
+    first_output_s: float | None = None
+    last_output_s: float | None = None
+    ended_s: float | None = None
+    ended: str = CANCELLED
+    problem: str = ""
+    clock_skew_s: float | None = None
+    timelines: list[Timeline] = field(default_factory=list)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the worker was lost or refused the request."""
+        return bool(self.problem)
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """A request's record. Fields that are not known yet, or never become known, have their defaults.
+
+    method: GENERATE or GRANT
+    is_streamed: whether the client reads the answer while it is computed; False: it gets the whole answer
+    protocol: GRPC or HTTP
+    endpoint: the HTTP path, for example "/v1/chat/completions", or the RPC's full name without a leading slash
+    trace_id: 128 bits; the request's in all processes
+    span_id, parent_span_id: 64 bits; of the router's own span, and of the caller's. 0: the caller has none
+    is_sampled: whether the trace was chosen when the request began, so that all processes export their spans of it
+    is_exported: whether this router exports its spans of the trace, which may be decided at the end
+    sampling: the parameters with all defaults filled in; None once the listeners were told
+    completion_tokens: of all choices together
+    longest_choice_tokens: output tokens of the longest choice
+    max_tokens: of a choice; None: the client sets none
+    prompt_tokens, cached_tokens: of the prompt, which all choices share
+    outcome: the choices' finish reasons, without repetition, joined by commas; else CANCELLED, or a reason of the error
+        table in capitals, UNKNOWN for one that a worker of a newer version has; of a grant GRANTED
+    code: of the gRPC status; 0: OK
+    stalled_s: time in which output waited for a client that did not read
+    """
+
+    request_id: str
+    started_s: float
+    started_unix_ns: int
+    method: str = GENERATE
+    protocol: str = GRPC
+    endpoint: str = ""
+    is_streamed: bool = True
+    trace_id: int = 0
+    span_id: int = 0
+    parent_span_id: int = 0
+    tracestate: str = ""
+    is_sampled: bool = False
+    is_exported: bool = False
+    tenant: str = ""
+    lane: str = ""
+    model: str = ""
+    sampling: SamplingParams | None = None
+    prompt_tokens: int = 0
+    choices: int = 0
+    max_tokens: int | None = None
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    longest_choice_tokens: int = 0
+    tokenized: Interval | None = None
+    admitted: Interval | None = None  # by the tenant's quotas
+    placements: list[PlacementRecord] = field(default_factory=list)
+    attempts: list[AttemptRecord] = field(default_factory=list)
+    grants: int = 0
+    first_token_s: float | None = None  # when output was first handed on to the client's side
+    ended_s: float | None = None
+    outcome: str = CANCELLED
+    code: int = 0
+    stalled_s: float = 0.0
+
+    def note_placement(self, placement: PlacementRecord) -> None:
+        self.placements.append(placement)
+        if len(self.placements) > MOST_NOTED:
+            del self.placements[0]
+
+    def note_attempt(self, attempt: AttemptRecord) -> None:
+        self.attempts.append(attempt)
+        if len(self.attempts) > MOST_NOTED:
+            del self.attempts[0]
+
+    def log_fields(self) -> dict[str, Any]:
+        """What every line of the log about the request says."""
+        fields: dict[str, Any] = {"request_id": self.request_id}
+        if self.trace_id:
+            fields["trace_id"] = f"{self.trace_id:032x}"
+        if self.tenant:
+            fields["tenant"] = self.tenant
+        if self.attempts:
+            fields["worker"] = self.attempts[-1].worker
+        return fields
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the outcome is a reason of the error table."""
+        return self.outcome.isupper()
+
+    def unix_ns(self, time_s: float) -> int:
+        """A time on the monotonic clock as nanoseconds since 1970."""
+        return self.started_unix_ns + int((time_s - self.started_s) * 1e9)
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether the outcome is the answer's finish reasons."""
+        return not self.is_failed and self.outcome not in (CANCELLED, GRANTED)
+
+    @property
+    def last_timeline(self) -> Timeline | None:
+        """Of the first choice in the last attempt of which the worker has said anything."""
+        return next((attempt.timelines[0] for attempt in reversed(self.attempts) if attempt.timelines), None)
+
+    @property
+    def worker(self) -> str:
+        """The last worker that the request was sent to, "" if there was none."""
+        return self.attempts[-1].worker if self.attempts else ""
+
+    @property
+    def duration_s(self) -> float | None:
+        return None if self.ended_s is None else self.ended_s - self.started_s
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_token_s is None else self.first_token_s - self.started_s
+
+    @property
+    def resumptions(self) -> int:
+        """How often the answer was continued on another worker."""
+        return sum(attempt.resumed_at_tokens is not None for attempt in self.attempts)
+
+    @property
+    def silences(self) -> dict[int, Interval]:
+        """The pauses of the answer while it moved to another worker, by the place of the lost attempt: from its last
+        output, or that of an earlier attempt, to the first output of a later one."""
+        silences: dict[int, Interval] = {}
+        last_s: float | None = None
+        lost: int | None = None
+        for place, attempt in enumerate(self.attempts):
+            if last_s is not None and lost is not None and attempt.first_output_s is not None:
+                silences[lost] = Interval(last_s, attempt.first_output_s)
+                lost = None
+            if attempt.last_output_s is not None:
+                last_s, lost = attempt.last_output_s, place
+        return silences
+
+    @property
+    def cost(self) -> float | None:
+        """The price of the device time that its workers report, in the currency of --price-per-hour; None if no worker
+        has a price."""
+        priced = [attempt for attempt in self.attempts if attempt.price_per_hour]
+        if not priced:
+            return None
+        per_second = [(attempt.price_per_hour / 3600.0, attempt.timelines) for attempt in priced]
+        return sum(price * timeline.device_s for price, timelines in per_second for timeline in timelines)
+
+
+class RequestListener(Protocol):
+    """Is told of each request that has ended. If it fails, that is logged, and fails no request."""
+
+    def request_ended(self, record: RequestRecord) -> None:
+        """Reads the record, and may keep it. Called on the event loop, so it must be quick. Plans and sampling
+        parameters are dropped from the record once all listeners were told."""
+        ...
