@@ -9,7 +9,7 @@ DEVICE_TIME = "trunkline_router_tenant_device_seconds_total"
 PRICE = f"max by (model_name) (trunkline_router_fleet_price_per_hour{{{MODEL}}})"
 
 SUMMARY = Row(
-    "Who uses what, in the chosen time",
+    "Use, in the chosen time",
     [
         Panel(
             "Tenants",
@@ -181,7 +181,7 @@ COST = Row(
 TENANTS_DASHBOARD = Dashboard(
     "tenants",
     "Tenants, quotas and cost",
-    "Who uses what, and what does it cost?",
+    "Which tenant uses how much, and what does it cost?",
     [SUMMARY, TRAFFIC, QUOTAS, COST],
     (MODELS, TENANTS),
 )
