@@ -134,7 +134,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "anthropic": "edge http prompts",
         "responses": "edge http openai prompts request",
         "openapi": "anthropic edge http identity openai responses",
-        "metrics": "api dispatch gate identity quotas request shared_state stores telemetry tracing workers",
+        "metrics": "telemetry tracing",
+        "scraping": "api dispatch gate identity metrics quotas request shared_state stores workers",
     },
     "trunkline_bench": {
         "reports": "",

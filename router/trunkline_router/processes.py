@@ -1,7 +1,7 @@
 """Runs several processes of one router on the same ports: starts them, restarts those that die, stops them together.
 
 The kernel distributes connections among them (SO_REUSEPORT). They share nothing else but a directory with their metrics
-(metrics/snapshot_files.py): to workers, each is a router.
+(scraping/snapshot_files.py): to workers, each is a router.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from random import Random
 from typing import IO
 
 from trunkline_router.identity.fleet_secret import LEAST_SECRET_BYTES
-from trunkline_router.metrics.snapshot_files import SnapshotPlace, bury
+from trunkline_router.scraping.snapshot_files import SnapshotPlace, bury
 from trunkline_router.settings import RouterSettings
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import PortInUse, Signals, hold_port

@@ -30,16 +30,16 @@ from trunkline_router.http.local_hosts import LocalHosts
 from trunkline_router.http.wire.server import LIMITS, HttpServer
 from trunkline_router.http_app import http_app
 from trunkline_router.identity.authenticator import Authenticator
-from trunkline_router.metrics.process_gauges import ProcessGauges
 from trunkline_router.metrics.request_counts import RequestCounts
-from trunkline_router.metrics.scrape import Scrape
-from trunkline_router.metrics.snapshot_files import SnapshotPlace
-from trunkline_router.metrics.sources import label_rules, sources_of_metrics
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
 from trunkline_router.request.access import Access
 from trunkline_router.responses.response_store import ResponseStore, StoreLimits
 from trunkline_router.routing.routing_policy import RoutingPolicy
+from trunkline_router.scraping.process_gauges import ProcessGauges
+from trunkline_router.scraping.scrape import Scrape
+from trunkline_router.scraping.snapshot_files import SnapshotPlace
+from trunkline_router.scraping.sources import label_rules, sources_of_metrics
 from trunkline_router.settings import RouterSettings
 from trunkline_router.shared_state.fleet import Fleet
 from trunkline_router.shared_state.pool_fleet import PoolFleet

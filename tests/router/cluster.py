@@ -26,16 +26,16 @@ from trunkline_router.gate.request_gate import RequestGate
 from trunkline_router.gate.request_size import MAX_REQUEST_BYTES
 from trunkline_router.http.wire.server import HttpServer
 from trunkline_router.http_app import http_app
-from trunkline_router.metrics.process_gauges import ProcessGauges
 from trunkline_router.metrics.request_counts import RequestCounts
-from trunkline_router.metrics.scrape import Scrape
-from trunkline_router.metrics.sources import label_rules, sources_of_metrics
 from trunkline_router.prompts.render_pool import TIME_LIMIT_S, RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
 from trunkline_router.request.access import Access
 from trunkline_router.request.tenants import Tenants
 from trunkline_router.responses.response_store import ResponseStore
 from trunkline_router.routing.routing_policy import PolicyName, RoutingPolicy
+from trunkline_router.scraping.process_gauges import ProcessGauges
+from trunkline_router.scraping.scrape import Scrape
+from trunkline_router.scraping.sources import label_rules, sources_of_metrics
 from trunkline_router.shared_state.pool_fleet import PoolFleet
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.stores.embedded_store import EmbeddedStore

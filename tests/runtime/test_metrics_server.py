@@ -187,9 +187,9 @@ async def test_an_error_while_collecting_ends_one_answer_only(capsys: pytest.Cap
         raise RuntimeError("a bug")
 
     async with served(source) as server:
-        collect, server._collect = server._collect, fail
+        collect, server._fresh._collect = server._fresh._collect, fail
         assert await ask(server, get()) == b""
-        server._collect = collect
+        server._fresh._collect = collect
         assert (await ask(server, get())).startswith(b"HTTP/1.1 200 ")
     assert "unexpected error" in "".join(capsys.readouterr())
 

@@ -142,7 +142,8 @@ async def serve(
     try:
         await server.start()
         if metrics is not None:
-            served = metrics_served(settings, worker_id, metrics, service.backlog, tokens, tls)
+            host, port = settings.host, settings.metrics_port
+            served = metrics_served(worker_id, host, port, metrics, service.backlog, tokens, tls)
             await beside.enter_async_context(served)
         await server.set_ready(True)
         spare_what_stays()

@@ -1,1 +1,1 @@
-"""A router's metrics: counted at the ends of requests, read from its parts at a scrape, merged over its processes."""
+"""Metrics that are counted at the ends of requests."""

@@ -28,8 +28,7 @@ async def scrape(port: int) -> dict[str, float]:
 
 async def test_choices_of_a_front_are_in_its_metrics() -> None:
     metrics = WorkerMetrics(MODEL)
-    settings = parse_settings(WorkerSettings, ["--model=/absent", "--metrics-port=0"], {}, prog="trunkline-worker")
-    async with metrics_served(settings, "worker-0", metrics, Backlog(), ScrapeTokens([]), None) as server:
+    async with metrics_served("worker-0", "127.0.0.1", 0, metrics, Backlog(), ScrapeTokens([]), None) as server:
         assert server is not None
         timed = TimedFront(metrics=metrics)
         for n in range(4):

@@ -18,22 +18,23 @@ from trunkline_runtime.telemetry.otlp_metrics import metrics_export
 from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokens
 from trunkline_runtime.tls import ServerTls
 from trunkline_worker.front.outbox import Backlog
-from trunkline_worker.front_settings import WorkerSettings
 from trunkline_worker.telemetry.worker_metrics import WorkerMetrics
 
 
 @asynccontextmanager
 async def metrics_served(
-    settings: WorkerSettings,
     worker_id: str,
+    host: str,
+    port: int,
     metrics: WorkerMetrics,
     backlog: Backlog,
     tokens: ScrapeTokens,
     tls: ServerTls | None,
 ) -> AsyncIterator[MetricsServer | None]:
-    """Serves and exports the metrics of a worker inside the block, as the settings and OTEL_* variables say. Raises
+    """Serves the metrics of a worker inside the block, and exports them if the OTEL_* variables say so. Raises
     PortInUse.
 
+    port: -1: they are not served
     tls: of the worker's other port; None for plaintext
     """
     async with AsyncExitStack() as stack:
@@ -43,9 +44,9 @@ async def metrics_served(
         if export is not None:
             await stack.enter_async_context(export.running())
         server = None
-        if settings.metrics_port >= 0:
+        if port >= 0:
             server = MetricsServer(sources.collect, tokens, None if tls is None else tls.ssl_context())
-            await server.start(settings.host, settings.metrics_port)
+            await server.start(host, port)
             stack.push_async_callback(server.stop)
             get_logger().info("metrics served", port=server.port)
         yield server

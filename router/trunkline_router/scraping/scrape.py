@@ -7,9 +7,9 @@ from itertools import chain
 
 from prometheus_client.core import Metric
 
-from trunkline_router.metrics.merging import Snapshot, family_snapshot, merged
-from trunkline_router.metrics.snapshot_files import SNAPSHOT_S, SnapshotPlace, read_all
-from trunkline_router.metrics.sources import Source
+from trunkline_router.scraping.merging import Snapshot, family_snapshot, merged
+from trunkline_router.scraping.snapshot_files import SNAPSHOT_S, SnapshotPlace, read_all
+from trunkline_router.scraping.sources import Source
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.telemetry.exposition import Families, counter
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import orjson
 
-from trunkline_router.metrics.merging import Snapshot, family_snapshot, merged, without_gauges
+from trunkline_router.scraping.merging import Snapshot, family_snapshot, merged, without_gauges
 
 SNAPSHOT_S = 2.0
 SILENT_S = 10.0  # a process that has written nothing for so long hangs: its gauges are no longer of the present

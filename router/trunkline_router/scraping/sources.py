@@ -7,14 +7,14 @@ from prometheus_client.core import Metric
 from trunkline_router.api.inference import Inference
 from trunkline_router.gate.request_gate import RequestGate
 from trunkline_router.identity.endpoints import METHODS, PATHS
-from trunkline_router.metrics.gate_gauges import GateGauges
-from trunkline_router.metrics.process_gauges import ProcessGauges
 from trunkline_router.metrics.request_labels import MAX_TENANTS, LabelRules
-from trunkline_router.metrics.shared_names import SharedNames
-from trunkline_router.metrics.shared_state_gauges import SharedStateGauges
-from trunkline_router.metrics.snapshot_files import NAMES, SnapshotPlace
-from trunkline_router.metrics.worker_gauges import WorkerGauges
 from trunkline_router.request.tenants import Tenants
+from trunkline_router.scraping.gate_gauges import GateGauges
+from trunkline_router.scraping.process_gauges import ProcessGauges
+from trunkline_router.scraping.shared_names import SharedNames
+from trunkline_router.scraping.shared_state_gauges import SharedStateGauges
+from trunkline_router.scraping.snapshot_files import NAMES, SnapshotPlace
+from trunkline_router.scraping.worker_gauges import WorkerGauges
 from trunkline_runtime.telemetry.bounded_names import BoundedNames
 
 # As records name them: paths, and RPCs without a leading slash.
