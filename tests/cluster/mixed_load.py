@@ -1,0 +1,57 @@
+"""Requests of all kinds through a router: answered, cached, refused, cancelled, failed over."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from itertools import count
+
+import httpx
+
+from trunkline import Client
+from trunkline.errors import TrunklineError
+
+STORY = "Once upon a time there was a fox that lived in a small house by the river. "
+TENANTS = ("acme", "labs", "greedy")
+
+
+class MixedLoad:
+    """grpc: HOST:PORT; http: URL of the same router"""
+
+    def __init__(self, grpc: str, http: str) -> None:
+        self._grpc = grpc
+        self._http = http
+        self._number = count()
+        self.answered = 0
+
+    async def run(self, is_over: Callable[[], bool], users: int = 6) -> None:
+        """Until it is over."""
+        clients = [Client(self._grpc, tenant=tenant, retries=0, connections=2) for tenant in TENANTS]
+        async with contextlib.AsyncExitStack() as stack:
+            for client in clients:
+                await stack.enter_async_context(client)
+            web = await stack.enter_async_context(httpx.AsyncClient(base_url=self._http, timeout=60.0))
+            while not is_over():
+                await asyncio.gather(*(self._ask(clients, web) for _ in range(users)))
+
+    async def _ask(self, clients: list[Client], web: httpx.AsyncClient) -> None:
+        number = next(self._number)
+        client = clients[number % len(clients)]
+        prompt = STORY * (1 + number % 3)
+        with contextlib.suppress(TrunklineError, httpx.HTTPError):  # refusals and lost workers belong to the mixture
+            match number % 8:
+                case 0:
+                    await client.complete(prompt, max_tokens=8, n=2, temperature=1.0)
+                case 1:
+                    async for _ in client.generate(prompt, max_tokens=64):
+                        break  # cancelled
+                case 2:
+                    await web.post("/v1/completions", json={"prompt": prompt, "max_tokens": 8, "temperature": -1})
+                case 3 | 4:
+                    body = {"model": "tiny-tales", "messages": [{"role": "user", "content": prompt}], "max_tokens": 8}
+                    headers = {"x-trunkline-tenant": TENANTS[number % 2]}
+                    await web.post("/v1/chat/completions", json=body, headers=headers)
+                case 5:
+                    await client.complete(f"{number} {prompt}", max_tokens=150, lane="interactive")
+                case _:
+                    await client.complete(prompt, max_tokens=24, lane="batch")
+            self.answered += 1
