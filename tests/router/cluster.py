@@ -67,9 +67,11 @@ class Cluster:
         inference: Inference,
         service: InferenceService,
         gate: RequestGate,
+        counted: RequestCounts,
         scrape: Scrape,
         http: HttpServer | None,
     ) -> None:
+        self.counted = counted
         self.scrape = scrape
         self.http = http
         self.http_port = 0 if http is None else http.port
@@ -227,7 +229,7 @@ async def router_before(
         stack.push_async_callback(_cancel, tasks)
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
         stubs = InferenceServiceStub(channel), FleetServiceStub(channel)
-        made = Cluster(links, *stubs, server.port, shared, inference, service, gate, scrape, http)
+        made = Cluster(links, *stubs, server.port, shared, inference, service, gate, counted, scrape, http)
         await made.until_workers(*(expected or (True for _ in workers)))
         yield made
         await until(lambda: all(link.worker is None or not link.worker.open_choices for link in links))

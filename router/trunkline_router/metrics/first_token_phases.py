@@ -1,57 +1,61 @@
 """Where the time to a request's first token went. Pure."""
 
+from collections.abc import Iterator
+from operator import attrgetter
+
 from trunkline.v1.worker_pb2 import Timeline
 from trunkline_router.telemetry.request_record import AttemptRecord, RequestRecord
 
 ADMISSION, TOKENIZE, PLACE, FAILOVER = "admission", "tokenize", "place", "failover"
 WORKER_QUEUE, PREFILL, WORKER, DELIVERY = "worker_queue", "prefill", "worker", "delivery"
-PHASES = (ADMISSION, TOKENIZE, PLACE, FAILOVER, WORKER_QUEUE, PREFILL, WORKER, DELIVERY)
 
 
-def phases_of(record: RequestRecord) -> dict[str, float]:
-    """Seconds by phase. They add up to the time to the first token; empty if there was none.
+def phases_of(record: RequestRecord) -> list[tuple[str, float]]:
+    """Phases that took time, in order, with their seconds, which add up to the time to the first token; empty if there
+    was no token.
 
     FAILOVER: attempts that had no output. WORKER: at a worker that did not tell how it divides into WORKER_QUEUE and
     PREFILL. DELIVERY: the rest: network, event loops, and decoding the first token into text.
     """
-    ttft_s = record.ttft_s
+    left_s = record.ttft_s
     first = next((attempt for attempt in record.attempts if attempt.first_output_s is not None), None)
-    if ttft_s is None or first is None:
-        return {}
-    spent = {
-        ADMISSION: 0.0 if record.admitted is None else record.admitted.duration_s,
-        TOKENIZE: 0.0 if record.tokenized is None else record.tokenized.duration_s,
-        PLACE: sum(
-            placement.time.duration_s for placement in record.placements if placement.time.start_s <= first.started_s
-        ),
-        FAILOVER: sum(
-            attempt.ended_s - attempt.started_s
-            for attempt in record.attempts
-            if attempt.ended_s is not None and attempt.started_s < first.started_s
-        ),
-    }
-    spent |= _at_worker(first)
-    left_s = ttft_s
-    for phase in PHASES:  # clocks and records may disagree by microseconds: no phase gets more than what is left
-        part_s = spent[phase] = min(max(0.0, spent.get(phase, 0.0)), left_s)
-        left_s -= part_s
-    spent[DELIVERY] = left_s
-    return spent
+    if left_s is None or first is None:
+        return []
+    phases = []
+    for phase, part_s in (*_at_router(record, first), *_at_worker(first)):
+        # Clocks and workers may disagree by microseconds: no phase gets more than what is left.
+        part_s = min(part_s, left_s)
+        if part_s > 0.0:
+            phases.append((phase, part_s))
+            left_s -= part_s
+    phases.append((DELIVERY, left_s))
+    return phases
 
 
-def _at_worker(attempt: AttemptRecord) -> dict[str, float]:
+def _at_router(record: RequestRecord, first: AttemptRecord) -> Iterator[tuple[str, float]]:
+    if record.admitted is not None:
+        yield ADMISSION, record.admitted.duration_s
+    if record.tokenized is not None:
+        yield TOKENIZE, record.tokenized.duration_s
+    begun_s = first.started_s
+    yield PLACE, sum([made.time.duration_s for made in record.placements if made.time.start_s <= begun_s])
+    for attempt in record.attempts:
+        if attempt is first:
+            break
+        if attempt.ended_s is not None:
+            yield FAILOVER, attempt.ended_s - attempt.started_s
+
+
+def _at_worker(attempt: AttemptRecord) -> Iterator[tuple[str, float]]:
     timeline = _first_timeline(attempt)
-    if timeline is None:
-        assert attempt.first_output_s is not None, "an attempt with output"
-        return {WORKER: attempt.first_output_s - attempt.started_s}
-    return {WORKER_QUEUE: timeline.admitted_s, PREFILL: timeline.first_token_s - timeline.admitted_s}
+    if timeline is not None:
+        yield WORKER_QUEUE, timeline.admitted_s
+        yield PREFILL, timeline.first_token_s - timeline.admitted_s
+    elif attempt.first_output_s is not None:
+        yield WORKER, attempt.first_output_s - attempt.started_s
 
 
 def _first_timeline(attempt: AttemptRecord) -> Timeline | None:
     """That of the choice with the first token."""
-    told = [
-        timeline
-        for timeline in attempt.timelines
-        if timeline.HasField("first_token_s") and timeline.HasField("admitted_s")
-    ]
-    return min(told, key=lambda timeline: timeline.first_token_s, default=None)
+    told = [timeline for timeline in attempt.timelines if timeline.HasField("first_token_s")]
+    return min(told, key=attrgetter("first_token_s")) if len(told) > 1 else told[0] if told else None

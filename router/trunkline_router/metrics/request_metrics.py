@@ -49,7 +49,7 @@ class RequestMetrics:
         ttft_s, duration_s = record.ttft_s, record.duration_s
         if ttft_s is not None:
             self._first_token.of((model, lane)).add_traced(ttft_s, trace_id, self._unix_s())
-            for phase, spent_s in phases_of(record).items():
+            for phase, spent_s in phases_of(record):
                 self._phases.of((model, phase)).add(spent_s)
         if duration_s is not None and labels.result == OK:
             self._whole.of((model, lane)).add_traced(duration_s, trace_id, self._unix_s())
@@ -79,7 +79,7 @@ class RequestMetrics:
             yield histogram(f"trunkline_router_{name}", documentation, ("model_name", "lane"), counts.items())
         yield histogram(
             "trunkline_router_phase_seconds",
-            "Where the time to the first output went. The phases of a request add up to it.",
+            "Where the time to the first output went, for phases that took time. Those of a request add up to it.",
             ("model_name", "phase"),
             self._phases.items(),
         )

@@ -17,7 +17,7 @@ def end_fields(record: RequestRecord) -> dict[str, Any]:
     """The fields of the line. Times in milliseconds. What did not happen, or what most requests do not have, is left
     out."""
     fields = record.log_fields()
-    fields["outcome"] = record.outcome
+    fields["tenant"], fields["outcome"] = record.tenant, record.outcome
     if record.duration_s is not None:
         fields["duration_ms"] = _ms(record.duration_s)
     fields["endpoint"] = record.endpoint
