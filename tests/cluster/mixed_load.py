@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import json
+import socket
 from collections.abc import Callable
 from itertools import count
 
@@ -32,6 +34,38 @@ class MixedLoad:
             web = await stack.enter_async_context(httpx.AsyncClient(base_url=self._http, timeout=60.0))
             while not is_over():
                 await asyncio.gather(*(self._ask(clients, web) for _ in range(users)))
+
+    async def many_streams(self, accident: Callable[[], None], streams: int = 24) -> None:
+        """Long streams. The accident happens when half of them have begun, and the others are on their way."""
+        begun = [asyncio.Event() for _ in range(2 * streams)]
+
+        async def stream(client: Client, number: int) -> None:
+            async for _ in client.generate(f"{number} {STORY * 4}", max_tokens=200):
+                begun[number].set()
+
+        async with Client(self._grpc, tenant="labs", retries=0, connections=2) as client:
+            asking = [asyncio.create_task(stream(client, number)) for number in range(streams)]
+            await asyncio.gather(*(one.wait() for one in begun[:streams]))
+            asking += [asyncio.create_task(stream(client, number)) for number in range(streams, 2 * streams)]
+            await asyncio.sleep(0)
+            accident()
+            await asyncio.gather(*asking)
+
+    async def client_that_does_not_read(self, seconds: float) -> None:
+        """Asks for a stream with much output, and reads it only after a time."""
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.setblocking(False)
+            loop = asyncio.get_running_loop()
+            url = httpx.URL(self._http)
+            await loop.sock_connect(connection, (url.host, url.port))
+            wanted = {"prompt": STORY, "max_tokens": 150, "n": 8, "logprobs": 5, "stream": True}
+            body = json.dumps(wanted).encode()
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+            await loop.sock_sendall(connection, f"{head}\r\nConnection: close\r\n\r\n".encode() + body)
+            await asyncio.sleep(seconds)
+            while await loop.sock_recv(connection, 1 << 16):
+                pass
 
     async def _ask(self, clients: list[Client], web: httpx.AsyncClient) -> None:
         number = next(self._number)

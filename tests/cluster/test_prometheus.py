@@ -25,7 +25,7 @@ from trunkline_bench.servers.redis_server import RedisServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-LOAD_S = 45.0
+LOAD_S = 40.0
 KILLED_AFTER_S = 15.0
 TENANTS = {
     "acme": {"weight": 3, "lane": "interactive", "requests_per_minute": 100000, "tokens_per_minute": 100000000},
@@ -92,15 +92,26 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
 
 
 async def under_load(load: MixedLoad, workers: list[Worker], restarted: Callable[[int], Worker]) -> None:
+    """Mixed load, in which a worker's engine is killed under streams and comes back."""
     began_s = time.monotonic()
 
-    async def kill_one() -> None:
-        await asyncio.sleep(KILLED_AFTER_S)
+    def kill() -> None:
         os.kill(workers[0].engine_pid(), signal.SIGKILL)
-        await asyncio.to_thread(workers[0].process.wait)
-        (await asyncio.to_thread(lambda: restarted(workers[0].port))).wait_ready()
 
-    await asyncio.gather(load.run(lambda: time.monotonic() - began_s > LOAD_S), kill_one())
+    def mend() -> None:
+        workers[0].process.wait()
+        restarted(workers[0].port).wait_ready()
+
+    async def lose_one() -> None:
+        await asyncio.sleep(KILLED_AFTER_S)
+        await load.many_streams(kill)
+        await asyncio.to_thread(mend)
+
+    await asyncio.gather(
+        load.run(lambda: time.monotonic() - began_s > LOAD_S),
+        lose_one(),
+        load.client_that_does_not_read(seconds=KILLED_AFTER_S / 2),
+    )
     assert load.answered > 50
 
 

@@ -20,6 +20,7 @@ from trunkline_runtime.server import GrpcServer, PortInUse, Signals, check_port_
 from trunkline_runtime.settings import load_settings
 from trunkline_runtime.telemetry.otlp_metrics import exports_metrics
 from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokenError, ScrapeTokens
+from trunkline_runtime.telemetry.span_queue import SpanQueue
 from trunkline_runtime.tls import ServerTls
 from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
 from trunkline_runtime.wake_ups import read_wake_ups_at_once
@@ -53,7 +54,7 @@ def main() -> None:
         sys.exit(EXIT_CANNOT_START)
     worker_id = settings.worker_id or f"{settings.host}:{settings.port}"
     configure_logging("worker", worker=worker_id)
-    configure_tracing("trunkline-worker")
+    spans = configure_tracing("trunkline-worker")
     try:
         if settings.port:
             check_port_is_free(settings.host, settings.port)  # before the model is loaded, not after
@@ -65,7 +66,7 @@ def main() -> None:
         files = read_tokenizer_files(directory)
         spec = read_spec(directory, settings.engine.ignore_config_keys)
         files.check_vocabulary(spec.vocab_size)  # before the weights are read, which takes minutes for a large model
-        status = uvloop.run(serve(settings, worker_id, files, tls, tokens))
+        status = uvloop.run(serve(settings, worker_id, files, tls, tokens, spans))
     except (PortInUse, ModelError, EngineStartError, TlsFileError, ScrapeTokenError, OSError) as error:
         print(f"trunkline-worker: {error}", file=sys.stderr)
         status = EXIT_CANNOT_START
@@ -76,7 +77,12 @@ def main() -> None:
 
 
 async def serve(
-    settings: WorkerSettings, worker_id: str, files: TokenizerFiles, tls: ServerTls | None, tokens: ScrapeTokens
+    settings: WorkerSettings,
+    worker_id: str,
+    files: TokenizerFiles,
+    tls: ServerTls | None,
+    tokens: ScrapeTokens,
+    spans: SpanQueue | None,
 ) -> int:
     """Serves until a signal or the engine's death. Returns the exit status."""
     log = get_logger()
@@ -143,7 +149,7 @@ async def serve(
         await server.start()
         if metrics is not None:
             host, port = settings.host, settings.metrics_port
-            served = metrics_served(worker_id, host, port, metrics, service.backlog, tokens, tls)
+            served = metrics_served(worker_id, host, port, metrics, service.backlog, tokens, tls, spans)
             await beside.enter_async_context(served)
         await server.set_ready(True)
         spare_what_stays()

@@ -156,7 +156,7 @@ FAILURES = Row(
             "How often routers lost them, found them hung, or opened their breakers.",
             [
                 Query(
-                    f"sum by (worker) (increase(trunkline_router_worker_{name}_total[1h])) > 0",
+                    f"topk (10, sum by (worker) (increase(trunkline_router_worker_{name}_total[1h])))",
                     f"{{{{worker}}}} {said}",
                 )
                 for name, said in (("losses", "lost"), ("hangs", "hung"), ("breaker_openings", "cut off"))

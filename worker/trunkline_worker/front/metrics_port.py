@@ -16,6 +16,8 @@ from trunkline_runtime.telemetry.gpu_meter import GpuMeter, gpu_families
 from trunkline_runtime.telemetry.metrics_server import MetricsServer
 from trunkline_runtime.telemetry.otlp_metrics import metrics_export
 from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokens
+from trunkline_runtime.telemetry.span_metrics import spans_family
+from trunkline_runtime.telemetry.span_queue import SpanQueue
 from trunkline_runtime.tls import ServerTls
 from trunkline_worker.front.outbox import Backlog
 from trunkline_worker.telemetry.worker_metrics import WorkerMetrics
@@ -30,16 +32,18 @@ async def metrics_served(
     backlog: Backlog,
     tokens: ScrapeTokens,
     tls: ServerTls | None,
+    spans: SpanQueue | None = None,
 ) -> AsyncIterator[MetricsServer | None]:
     """Serves the metrics of a worker inside the block, and exports them if the OTEL_* variables say so. Raises
     PortInUse.
 
     port: -1: they are not served
     tls: of the worker's other port; None for plaintext
+    spans: those of the process, before they are exported
     """
     async with AsyncExitStack() as stack:
         lag = await stack.enter_async_context(LoopLag().watching())
-        sources = MetricsSources(metrics, lag, backlog, tls=tls, gpu=GpuMeter.open())
+        sources = MetricsSources(metrics, lag, backlog, tls=tls, gpu=GpuMeter.open(), spans=spans)
         export = metrics_export("trunkline-worker", worker_id, sources.collect)
         if export is not None:
             await stack.enter_async_context(export.running())
@@ -56,6 +60,7 @@ class MetricsSources:
     """The parts of the process that know metrics.
 
     tls: the worker's own certificate; None for plaintext
+    spans: None: they are not exported
     """
 
     def __init__(
@@ -66,12 +71,14 @@ class MetricsSources:
         *,
         tls: ServerTls | None = None,
         gpu: GpuMeter | None = None,
+        spans: SpanQueue | None = None,
     ) -> None:
         self._metrics = metrics
         self._lag = lag
         self._backlog = backlog
         self._tls = tls
         self._gpu = gpu
+        self._spans = spans
         self._process = ProcessCollector(registry=None)  # the front; the engine is a process of its own
 
     async def collect(self) -> Families:
@@ -93,6 +100,8 @@ class MetricsSources:
             (),
             [((), float(self._backlog.all_bytes))],
         )
+        if self._spans is not None:
+            yield spans_family("trunkline_worker_spans", self._spans.counts)
         if self._tls is not None:
             left = self._tls.seconds_until_expiry()
             yield gauge(
