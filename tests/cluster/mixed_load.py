@@ -13,6 +13,7 @@ from trunkline import Client
 from trunkline.errors import TrunklineError
 
 STORY = "Once upon a time there was a fox that lived in a small house by the river. "
+MODEL = "tiny-tales"
 TENANTS = ("acme", "labs", "greedy")
 
 
@@ -59,13 +60,21 @@ class MixedLoad:
             loop = asyncio.get_running_loop()
             url = httpx.URL(self._http)
             await loop.sock_connect(connection, (url.host, url.port))
-            wanted = {"prompt": STORY, "max_tokens": 150, "n": 8, "logprobs": 5, "stream": True}
+            wanted = {"model": MODEL, "prompt": STORY, "max_tokens": 200, "n": 8, "logprobs": 20, "stream": True}
             body = json.dumps(wanted).encode()
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-            await loop.sock_sendall(connection, f"{head}\r\nConnection: close\r\n\r\n".encode() + body)
+            lines = (
+                "POST /v1/completions HTTP/1.1",
+                "Host: 127.0.0.1",
+                "Content-Type: application/json",
+                f"Content-Length: {len(body)}",
+                "Connection: close",
+            )
+            await loop.sock_sendall(connection, "\r\n".join((*lines, "", "")).encode() + body)
             await asyncio.sleep(seconds)
-            while await loop.sock_recv(connection, 1 << 16):
-                pass
+            answer = bytearray()
+            while received := await loop.sock_recv(connection, 1 << 16):
+                answer += received
+            assert answer.startswith(b"HTTP/1.1 200"), answer[:500]
 
     async def _ask(self, clients: list[Client], web: httpx.AsyncClient) -> None:
         number = next(self._number)
@@ -81,7 +90,7 @@ class MixedLoad:
                 case 2:
                     await web.post("/v1/completions", json={"prompt": prompt, "max_tokens": 8, "temperature": -1})
                 case 3 | 4:
-                    body = {"model": "tiny-tales", "messages": [{"role": "user", "content": prompt}], "max_tokens": 8}
+                    body = {"model": MODEL, "messages": [{"role": "user", "content": prompt}], "max_tokens": 8}
                     headers = {"x-trunkline-tenant": TENANTS[number % 2]}
                     await web.post("/v1/chat/completions", json=body, headers=headers)
                 case 5:

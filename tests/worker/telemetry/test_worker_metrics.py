@@ -185,6 +185,7 @@ async def test_the_answer_is_valid_openmetrics_too() -> None:
     content_type = content_type_of("application/openmetrics-text; version=1.0.0")
     body = await exposition(lived().families(NOW_S), content_type)
     assert content_type.startswith("application/openmetrics-text")
+    assert b"\nvllm:generation_tokens_total{" in body, "colons stay"
     names = Counter(family.name for family in parse_openmetrics(body.decode()))  # type: ignore[no-untyped-call]
     assert names["vllm:generation_tokens"] == 1
     assert set(names.values()) == {1}, "a family is not repeated"
