@@ -40,7 +40,7 @@ AIPERF_STAMP := $(AIPERF_VENV)/.installed
 NODE_CLIENTS := tests/clients/node
 PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
-.PHONY: help serve test test-slow fuzz clients lint protos chart-schema settings-reference access-table observability house demo-model clean \
+.PHONY: help serve test test-slow fuzz clients lint protos chart-schema settings-reference access-table metrics-reference observability house demo-model clean \
   bench-engine bench-peer bench-http-peer bench-aiperf bench-host bench-observation bench-overload bench-calibration bench-scheduler \
   bench-fleet bench-gpu bench-routing bench-faults bench-quotas bench-streaming bench-attacks bench-fairness
 .PHONY: help-files help-bench
@@ -62,6 +62,7 @@ help-files:
 	@echo 'make chart-schema         writes the schema of the Helm chart from the settings'
 	@echo 'make settings-reference   writes the reference of the settings'
 	@echo 'make access-table         writes the tables of what callers need'
+	@echo 'make metrics-reference    writes the reference of the metrics'
 	@echo 'make observability        writes the Grafana dashboards, and the copies of dashboards and rules in the chart'
 	@echo 'make house                draws the rooms and their imports into docs/architecture.md'
 	@echo 'make demo-model           trains the demo model'
@@ -113,6 +114,7 @@ lint: $(DEV_STAMP)
 	@$(BIN)/python deploy/lint/chart_schema.py --check
 	@$(BIN)/python -m deploy.lint.settings_reference --check
 	@$(BIN)/python -m deploy.lint.access_table --check
+	@$(BIN)/python -m deploy.lint.metrics_reference --check
 	@$(BIN)/python -m deploy.lint.observability --check
 	@$(BIN)/python -m deploy.lint.house --check
 	@$(BIN)/python -m deploy.lint.plain_words
@@ -129,6 +131,9 @@ settings-reference: $(DEV_STAMP)
 
 access-table: $(DEV_STAMP)
 	@$(BIN)/python -m deploy.lint.access_table
+
+metrics-reference: $(DEV_STAMP)
+	@$(BIN)/python -m deploy.lint.metrics_reference
 
 observability: $(DEV_STAMP)
 	@$(BIN)/python -m deploy.lint.observability

@@ -15,7 +15,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from trunkline_router.telemetry.request_record import RequestRecord
 from trunkline_runtime.log import configure_logging, get_logger, log_context
-from trunkline_runtime.telemetry.span_exporters import ExporterError, span_exporter
+from trunkline_runtime.telemetry.otlp_exporter import ExporterError
+from trunkline_runtime.telemetry.span_exporters import span_exporter
 from trunkline_runtime.tracing import configure_tracing, start_span, trace_context_of
 
 TRACE_ID, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -147,7 +148,8 @@ def test_http_is_spoken_where_its_package_is_installed(otlp: pytest.MonkeyPatch,
 
 
 def test_http_without_its_package_is_one_line_that_names_it(otlp: pytest.MonkeyPatch) -> None:
-    otlp.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
+    for name in ("http", "http.trace_exporter"):
+        otlp.setitem(sys.modules, f"opentelemetry.exporter.otlp.proto.{name}", None)
     otlp.setenv(PROTOCOL, "http/protobuf")
     with pytest.raises(ExporterError) as caught:
         span_exporter()

@@ -20,7 +20,7 @@ from trunkline_runtime.server import GrpcServer, PortInUse, Signals, check_port_
 from trunkline_runtime.settings import load_settings
 from trunkline_runtime.telemetry.otlp_metrics import exports_metrics
 from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokenError, ScrapeTokens
-from trunkline_runtime.telemetry.span_queue import SpanQueue
+from trunkline_runtime.telemetry.span_queue import ExportCounts
 from trunkline_runtime.tls import ServerTls
 from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
 from trunkline_runtime.wake_ups import read_wake_ups_at_once
@@ -54,7 +54,8 @@ def main() -> None:
         sys.exit(EXIT_CANNOT_START)
     worker_id = settings.worker_id or f"{settings.host}:{settings.port}"
     configure_logging("worker", worker=worker_id)
-    spans = configure_tracing("trunkline-worker")
+    queue = configure_tracing("trunkline-worker")
+    spans = None if queue is None else queue.counts
     try:
         if settings.port:
             check_port_is_free(settings.host, settings.port)  # before the model is loaded, not after
@@ -82,9 +83,9 @@ async def serve(
     files: TokenizerFiles,
     tls: ServerTls | None,
     tokens: ScrapeTokens,
-    spans: SpanQueue | None,
+    spans: ExportCounts | None,
 ) -> int:
-    """Serves until a signal or the engine's death. Returns the exit status."""
+    """Serves until a signal or the engine's death. Returns the exit status.  spans: what became of them"""
     log = get_logger()
     if not read_wake_ups_at_once():
         log.warning("grpc.aio was in use already: its wake-ups are read one by one")

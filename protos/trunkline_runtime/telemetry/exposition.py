@@ -42,8 +42,8 @@ def histogram(
 
 
 def content_type_of(accept: str) -> str:
-    """The format for an Accept header: OpenMetrics, which has examples, for those who know it, else Prometheus's text
-    format. Nothing else that clients write into the header matters."""
+    """The format for an Accept header: OpenMetrics, which has examples, if the header names it, and otherwise
+    Prometheus's text format. Nothing else that clients write into the header matters."""
     return openmetrics.CONTENT_TYPE_LATEST if "application/openmetrics-text" in accept else CONTENT_TYPE_PLAIN_0_0_4
 
 

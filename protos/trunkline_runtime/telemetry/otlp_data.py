@@ -22,7 +22,7 @@ from prometheus_client.samples import Sample
 
 SCOPE = InstrumentationScope("trunkline")
 UNITS = {"_seconds": "s", "_bytes": "By", "_celsius": "Cel", "_watts": "W"}  # by how a name ends
-GEN_AI = "gen_ai_"
+GEN_AI, ERROR_TYPE = "gen_ai_", "error.type"  # of the conventions
 CUMULATIVE = AggregationTemporality.CUMULATIVE
 
 
@@ -87,11 +87,14 @@ def _histograms(family: Family, span: Span) -> list[HistogramDataPoint]:
 
 
 def _attributes(labels: Mapping[str, str]) -> dict[str, str]:
-    return {_dotted(name) if name.startswith(GEN_AI) else name: value for name, value in labels.items()}
+    return {_dotted(name): value for name, value in labels.items() if value}
 
 
 def _dotted(name: str) -> str:
-    """gen_ai_server_time_to_first_token → gen_ai.server.time_to_first_token, as the conventions have it."""
+    """gen_ai_server_time_to_first_token → gen_ai.server.time_to_first_token. Names that are not of the conventions stay
+    as they are."""
+    if not name.startswith(GEN_AI):
+        return ERROR_TYPE if name == ERROR_TYPE.replace(".", "_") else name
     area, _, rest = name.removeprefix(GEN_AI).partition("_")
     first, _, last = rest.partition("_")
     is_object = area == "server" and first == "request"  # gen_ai.server.request.duration

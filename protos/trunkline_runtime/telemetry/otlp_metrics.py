@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from importlib import import_module
 
 from opentelemetry.sdk.metrics.export import (
     ConsoleMetricExporter,
@@ -23,11 +22,11 @@ from opentelemetry.sdk.resources import Resource
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.telemetry.fresh_answers import Collect
 from trunkline_runtime.telemetry.otlp_data import Span, metric_of, metrics_data
+from trunkline_runtime.telemetry.otlp_exporter import METRICS, ExporterError, otlp_exporter
 
 EXPORTERS = ("otlp", "console", "none")
+DISABLED = "OTEL_SDK_DISABLED"
 EXPORTER, ENDPOINT = "OTEL_METRICS_EXPORTER", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
-PROTOCOLS = ("grpc", "http/protobuf")
-PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 INTERVAL, INTERVAL_MS, MOST_INTERVAL_MS = "OTEL_METRIC_EXPORT_INTERVAL", 60_000, 86_400_000
 LAST_EXPORT_S = 2.0  # for the last one, when the process stops
 
@@ -129,33 +128,21 @@ def metrics_export(service_name: str, instance: str, collect: Collect) -> Metric
         problem = f"{INTERVAL}={interval} is not supported; allowed: 1 to {MOST_INTERVAL_MS}, in milliseconds"
     else:
         try:
-            exporter = ConsoleMetricExporter() if wanted_exporter() == "console" else _otlp_exporter()
+            exporter = ConsoleMetricExporter() if wanted_exporter() == "console" else otlp_exporter(METRICS)
             name = os.environ.get("OTEL_SERVICE_NAME") or service_name
             resource = Resource.create({"service.name": name, "service.instance.id": instance})
             return MetricsExport(exporter, int(interval) / 1e3, resource, collect)
-        except Exception as error:  # the library reads a dozen more variables, and may raise any error
-            problem = f"metrics cannot be exported as the OTEL_* variables say: {error}"
+        except ExporterError as error:
+            problem = str(error)
     print(f"{service_name}: {problem}", file=sys.stderr)
     sys.exit(2)
 
 
 def exports_metrics() -> bool:
     """Whether the variables ask for an export."""
-    return wanted_exporter() != "none"
+    return wanted_exporter() != "none" and os.environ.get(DISABLED, "").lower() != "true"
 
 
 def wanted_exporter() -> str:
     """An empty variable counts as unset, by OpenTelemetry's rules."""
     return os.environ.get(EXPORTER) or ("otlp" if os.environ.get(ENDPOINT) else "none")
-
-
-def _otlp_exporter() -> MetricExporter:
-    """Raises any error."""
-    variable = next((name for name in PROTOCOL_VARIABLES if os.environ.get(name)), PROTOCOL_VARIABLES[-1])
-    protocol = os.environ.get(variable) or PROTOCOLS[0]
-    if protocol not in PROTOCOLS:
-        raise ValueError(f"{variable}={protocol} is not supported; allowed: {', '.join(PROTOCOLS)}")
-    kind = protocol.partition("/")[0]
-    module = import_module(f"opentelemetry.exporter.otlp.proto.{kind}.metric_exporter")
-    exporter: MetricExporter = module.OTLPMetricExporter()
-    return exporter

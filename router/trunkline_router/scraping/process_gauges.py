@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 
 from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.telemetry.exposition import gauge
-from trunkline_runtime.telemetry.span_metrics import spans_family
+from trunkline_runtime.telemetry.process_families import expiry_family, spans_family
 from trunkline_runtime.telemetry.span_queue import ExportCounts
 from trunkline_runtime.tls import ServerTls
 
@@ -39,13 +39,6 @@ class ProcessGauges:
             "trunkline_router_build_info", "The router's version, as a label.", ("version",),
             [((version("trunkline"),), 1.0)],
         )  # fmt: skip
-        if self._tls is not None:
-            yield gauge(
-                "trunkline_certificate_expires_in_seconds",
-                "Time until a certificate expires; negative if it has.",
-                ("file",),
-                [((name,), left_s) for name, left_s in self._tls.seconds_until_expiry().items()],
-            )
-        if self._spans is not None:
-            yield spans_family("trunkline_router_spans", self._spans)
+        yield expiry_family(self._tls)
+        yield spans_family("trunkline_router_spans", self._spans)
         yield from (family for family in self._process.collect() if family.name in OF_PROCESS)

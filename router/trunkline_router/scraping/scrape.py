@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from prometheus_client.core import Metric
@@ -29,7 +29,7 @@ class Scrape:
         await self._write(self._place)
         directory = self._place.directory
         snapshots, num_former = await asyncio.to_thread(read_all, directory, time.monotonic())
-        return chain(merged(snapshots), _restarts(num_former))
+        return chain(merged(snapshots), [restarts_family(num_former)])
 
     async def own(self) -> Families:
         """The metrics of this process."""
@@ -60,10 +60,11 @@ class Scrape:
             await asyncio.to_thread(place.write, snapshot, time.monotonic())
 
 
-def _restarts(count: int) -> Iterator[Metric]:
-    yield counter(
+def restarts_family(count: int) -> Metric:
+    """Only the scraped process knows it, from the files."""
+    return counter(
         "trunkline_router_process_restarts",
-        "Processes of the router that died and were replaced.",
+        "Processes of the router that died and were replaced. Absent if the router is one process.",
         (),
         [((), float(count))],
     )

@@ -31,12 +31,11 @@ class SharedStateGauges:
         alone = shared.admission.reserves_alone
         yield counter(
             "trunkline_router_quota_decisions",
-            "Requests of tenants with quotas, by who decided: the store, or this router alone.",
+            "Requests of tenants with quotas, by what decided: the store, or this router alone.",
             ("by",),
             [(("store",), float(shared.admission.reserves - alone)), (("alone",), float(alone))],
         )
-        if isinstance(shared.store, RedisStore):
-            yield from self._redis(shared.store)
+        yield from self._redis()
 
     def _quotas(self) -> Iterable[Metric]:
         used_now, limits = [], []
@@ -59,13 +58,19 @@ class SharedStateGauges:
         yield gauge("trunkline_router_quota_used", documentation, labels, used_now)
         yield gauge("trunkline_router_quota_limit", "A tenant's quota.", labels, limits)
 
-    def _redis(self, store: RedisStore) -> Iterable[Metric]:
+    def _redis(self) -> Iterable[Metric]:
+        """Without samples, if the state is in this process alone."""
         shared = self._shared
+        store = shared.store if isinstance(shared.store, RedisStore) else None
+
+        def only(value: float) -> list[tuple[tuple[str, ...], float]]:
+            return [] if store is None else [((), float(value))]
+
         yield gauge(
             "trunkline_router_redis_reachable",
             "1 while the circuit breaker of Redis is closed.",
             (),
-            [((), float(shared.is_reachable))],
+            only(shared.is_reachable),
         )
         for name, documentation, count in (
             ("losses", "Times that the circuit breaker of Redis has opened.", shared.times_lost),
@@ -73,16 +78,16 @@ class SharedStateGauges:
             ("syncs", "Exchanges with Redis.", shared.syncs),
             ("entries", "Times that Redis was new or empty, and was told everything.", shared.times_entered),
         ):
-            yield counter(f"trunkline_router_redis_{name}", documentation, (), [((), float(count))])
+            yield counter(f"trunkline_router_redis_{name}", documentation, (), only(count))
         yield gauge(
             "trunkline_router_neighbours",
             "Other routers, and other processes of this one, that share this Redis.",
             (),
-            [((), float(shared.num_neighbours))],
+            only(shared.num_neighbours),
         )
         yield histogram(
             "trunkline_router_redis_call_seconds",
             "Time from sending a script call to its reply, late ones too.",
             ("script",),
-            [((name,), counts) for name, counts in store.latencies.items()],
+            [] if store is None else [((name,), counts) for name, counts in store.latencies.items()],
         )

@@ -4,7 +4,7 @@ Each process writes a snapshot of its metrics every SNAPSHOT_S into a private di
 it is scraped. An answer to a scraper is made of these files alone. So:
 
 - Whichever process is scraped, a counter never goes back: files only advance, and what one answer has told of a process
-  is in its file. (An answer is given again for FRESH_S; so this holds for scrapes that are that far apart.) If processes
+  is in its file. An answer is given again for FRESH_S, so this holds for scrapes that are so far apart. If processes
   asked each other at the scrape, one that is busy would be missing from some answers.
 - A scrape waits for no other process. One that hangs is in the answer with its last counters.
 - A process that dies loses what it has counted since its last snapshot. The parent adds its counters to those of all

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.metrics_page import documented, told
 from tests.router.access.callers import Keys, bearer, router_of
 from tests.router.cluster import PATIENCE_S, Cluster, cluster
 from tests.router.fake_worker import FakeWorker
@@ -74,6 +75,13 @@ async def test_the_answer_is_what_prometheus_wants(router: Cluster) -> None:
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert SECRET not in response.text
     check_with_promtool(response.text)
+
+
+async def test_the_page_has_exactly_the_metrics_that_there_are(router: Cluster) -> None:
+    await complete(router)
+    response = await scrape(router.http_port)
+    of_several_processes = {"trunkline_router_process_restarts_total": "counter"}
+    assert told(response.text) | of_several_processes == documented("router")
 
 
 async def test_openmetrics_is_answered_to_those_who_know_it(router: Cluster) -> None:

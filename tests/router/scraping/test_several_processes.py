@@ -4,7 +4,7 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +48,7 @@ class Running:
             url, body = f"http://127.0.0.1:{self.port}/v1/completions", {"model": "tiny", "prompt": "x"}
             return (await client.post(url, json=body)).status_code
 
-    async def until_all_tell(self, expected: dict[str, float]) -> None:
+    async def until_all_tell(self, expected: Mapping[str, float]) -> None:
         """Waits until every process tells these values."""
         alike = 0
         async with asyncio.timeout(2 * PATIENCE_S):

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import chain
 
+from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
-from prometheus_client.process_collector import ProcessCollector
 
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.loop_lag import LoopLag
@@ -15,9 +15,9 @@ from trunkline_runtime.telemetry.exposition import Families, gauge
 from trunkline_runtime.telemetry.gpu_meter import GpuMeter, gpu_families
 from trunkline_runtime.telemetry.metrics_server import MetricsServer
 from trunkline_runtime.telemetry.otlp_metrics import metrics_export
+from trunkline_runtime.telemetry.process_families import expiry_family, spans_family
 from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokens
-from trunkline_runtime.telemetry.span_metrics import spans_family
-from trunkline_runtime.telemetry.span_queue import SpanQueue
+from trunkline_runtime.telemetry.span_queue import ExportCounts
 from trunkline_runtime.tls import ServerTls
 from trunkline_worker.front.outbox import Backlog
 from trunkline_worker.telemetry.worker_metrics import WorkerMetrics
@@ -32,14 +32,14 @@ async def metrics_served(
     backlog: Backlog,
     tokens: ScrapeTokens,
     tls: ServerTls | None,
-    spans: SpanQueue | None = None,
+    spans: ExportCounts | None = None,
 ) -> AsyncIterator[MetricsServer | None]:
     """Serves the metrics of a worker inside the block, and exports them if the OTEL_* variables say so. Raises
     PortInUse.
 
     port: -1: they are not served
     tls: of the worker's other port; None for plaintext
-    spans: those of the process, before they are exported
+    spans: what became of spans; None: they are not exported
     """
     async with AsyncExitStack() as stack:
         lag = await stack.enter_async_context(LoopLag().watching())
@@ -60,7 +60,7 @@ class MetricsSources:
     """The parts of the process that know metrics.
 
     tls: the worker's own certificate; None for plaintext
-    spans: None: they are not exported
+    spans: what became of spans; None: they are not exported
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class MetricsSources:
         *,
         tls: ServerTls | None = None,
         gpu: GpuMeter | None = None,
-        spans: SpanQueue | None = None,
+        spans: ExportCounts | None = None,
     ) -> None:
         self._metrics = metrics
         self._lag = lag
@@ -79,7 +79,7 @@ class MetricsSources:
         self._tls = tls
         self._gpu = gpu
         self._spans = spans
-        self._process = ProcessCollector(registry=None)  # the front; the engine is a process of its own
+        self._process = ProcessCollector(registry=None)  # of the front: the engine is a process of its own
 
     async def collect(self) -> Families:
         """All metrics of now, made one by one."""
@@ -87,7 +87,6 @@ class MetricsSources:
         return chain(self._metrics.families(time.perf_counter()), self._of_process(), gpu_families(samples))
 
     def _of_process(self) -> Iterable[Metric]:
-        yield from self._process.collect()
         yield gauge(
             "trunkline_worker_event_loop_lag_seconds",
             "Longest time that a due callback waited in the last minute.",
@@ -100,13 +99,6 @@ class MetricsSources:
             (),
             [((), float(self._backlog.all_bytes))],
         )
-        if self._spans is not None:
-            yield spans_family("trunkline_worker_spans", self._spans.counts)
-        if self._tls is not None:
-            left = self._tls.seconds_until_expiry()
-            yield gauge(
-                "trunkline_certificate_expires_in_seconds",
-                "Time until a certificate expires; negative if it has.",
-                ("file",),
-                [((name,), left_s) for name, left_s in left.items()],
-            )
+        yield spans_family("trunkline_worker_spans", self._spans)
+        yield expiry_family(self._tls)
+        yield from self._process.collect()
