@@ -17,6 +17,7 @@ from tests.deploy.observability import (
     OBSERVABILITY,
     REPOSITORY,
     RULES,
+    Asked,
     alerts,
     dashboard_queries,
     foreign_names,
@@ -24,6 +25,7 @@ from tests.deploy.observability import (
     panels,
     rules,
 )
+from tests.metrics_page import documented
 
 RUNBOOKS = REPOSITORY / "docs" / "runbooks.md"
 RULE_TESTS = OBSERVABILITY / "rules_test.yaml"
@@ -197,3 +199,35 @@ def test_each_name_in_a_query_is_found() -> None:
         "vllm:time_to_first_token_seconds"
     }
     assert all(metrics_in(asked.expr) for asked in dashboard_queries())
+
+
+def served() -> set[str]:
+    """All metrics of routers and workers, as their page lists them."""
+    return {*documented("router"), *documented("worker"), "up"}
+
+
+def test_queries_ask_for_metrics_that_are_served() -> None:
+    """tests/cluster/test_prometheus.py runs them."""
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    for asked in [*dashboard_queries(), *(Asked(str(rule), rule["expr"]) for rule in rules())]:
+        assert metrics_in(asked.expr) <= served() | recorded, asked.place
+
+
+def test_metrics_that_dashboards_of_others_know_are_served_or_there_is_a_reason() -> None:
+    known, absent = foreign_names()
+    assert known <= served()
+    assert not absent & served(), "these are served now: take them off the list"
+
+
+def test_labels_of_queries_are_those_of_the_metrics() -> None:
+    labels = documented_labels() | {"le", "job", "instance", "worker"}  # the last three are of the scrape
+    for asked in [*dashboard_queries(), *(Asked(str(rule), rule["expr"]) for rule in rules())]:
+        for names in re.findall(r"\b(?:by|on) \(([^)]*)\)", asked.expr):
+            assert {name.strip() for name in names.split(",") if name.strip()} <= labels, asked.place
+        assert set(re.findall(r"[{,] ?(\w+)(?:=~|!=|=)\"", asked.expr)) <= labels, asked.place
+
+
+def documented_labels() -> set[str]:
+    """All labels on the page of metrics."""
+    rows = re.findall(r"^\| `[\w:]+` \| .*$", (REPOSITORY / "docs" / "metrics.md").read_text(), re.MULTILINE)
+    return {label for row in rows for label in re.findall(r"`(\w+)`", "|".join(row.split("|")[2:-2]))}
