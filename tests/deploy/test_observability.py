@@ -65,7 +65,8 @@ def test_alerts_fire_when_they_should_and_only_then(promtool: str) -> None:
 
 
 def test_for_each_alert_it_is_tested_that_it_fires_and_that_it_does_not() -> None:
-    fires, is_quiet = set(), set()
+    fires: set[str] = set()
+    is_quiet: set[str] = set()
     for case in yaml.safe_load(RULE_TESTS.read_text())["tests"]:
         for asked in case["promql_expr_test"]:
             if found := re.search(r'alertname="(\w+)"', asked["expr"]):
