@@ -5,9 +5,10 @@ import re
 import shutil
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.deploy.observability import OBSERVABILITY, RULES
 from trunkline_bench.servers.ports import free_port
 
 QUERY_TIMEOUT_S = 10.0
+Access = Mapping[str, Any]
 RATE = "30s"  # in place of Grafana's interval
 
 
@@ -70,8 +72,15 @@ def with_variables_set(expr: str) -> str:
 
 
 @contextmanager
-def scraping(folder: Path, routers: list[int], workers: dict[str, int]) -> Iterator[Prometheus]:
-    """A Prometheus. routers: their HTTP ports; workers: ports of metrics by worker id"""
+def scraping(
+    folder: Path,
+    routers: list[int],
+    workers: dict[str, int],
+    router_access: Access = MappingProxyType({}),
+    worker_access: Access = MappingProxyType({}),
+) -> Iterator[Prometheus]:
+    """A Prometheus. routers: their HTTP ports; workers: ports of metrics by worker id; access: further settings of the
+    jobs, such as credentials"""
     executable = shutil.which("prometheus")
     if executable is None:
         pytest.skip("Prometheus is absent (Debian's package prometheus), and it is optional: it scraped nothing")
@@ -82,6 +91,8 @@ def scraping(folder: Path, routers: list[int], workers: dict[str, int]) -> Itera
     worker["static_configs"] = [
         {"targets": [f"127.0.0.1:{port}"], "labels": {"worker": worker_id}} for worker_id, port in workers.items()
     ]
+    router.update(router_access)
+    worker.update(worker_access)
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
     (folder / RULES.name).write_text(RULES.read_text().replace("interval: 30s", "interval: 1s"))
     port = free_port()
