@@ -13,12 +13,12 @@ import pytest
 
 from tests.cluster.processes import Process, script, wait_until
 from tests.cluster.prometheus import Prometheus, scraping
-from tests.cluster.test_tls import make_certificates
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline_bench.servers.ports import free_port
 
 pytestmark = pytest.mark.slow
 
+CERTS = Path(__file__).parents[2] / "deploy" / "certs.sh"
 TOKEN = "a-token-of-workers-for-prometheus"
 DAY_S = 86400
 CLIENT_FILES = {"ca_file": "ca.crt", "cert_file": "client.crt", "key_file": "client.key"}
@@ -40,7 +40,7 @@ def created_key(file: Path, role: str) -> str:
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("guarded")
     certificates = folder / "certs"
-    make_certificates(certificates)
+    subprocess.run([CERTS, certificates], check=True, capture_output=True)
     keys = folder / "keys.json"
     (folder / "router-key").write_text(created_key(keys, "scraper"))
     user_key = created_key(keys, "user")
