@@ -129,7 +129,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "api": "dispatch gate identity prompts quotas request routing sessions shared_state streaming telemetry "
         "workers",
         "edge": "api gate http identity quotas request telemetry",
-        "tracing": "http telemetry",
+        "tracing": "http routing telemetry",
         "openai": "api edge http prompts request workers",
         "anthropic": "edge http prompts",
         "responses": "edge http openai prompts request",
