@@ -39,7 +39,7 @@ from trunkline_router.routing.routing_policy import RoutingPolicy
 from trunkline_router.scraping.process_gauges import ProcessGauges
 from trunkline_router.scraping.scrape import Scrape
 from trunkline_router.scraping.snapshot_files import SnapshotPlace
-from trunkline_router.scraping.sources import label_rules, sources_of_metrics
+from trunkline_router.scraping.sources import certificates_of, label_rules, sources_of_metrics
 from trunkline_router.settings import RouterSettings
 from trunkline_router.shared_state.fleet import Fleet
 from trunkline_router.shared_state.pool_fleet import PoolFleet
@@ -59,7 +59,6 @@ from trunkline_runtime.garbage import keep_collecting, spare_what_stays
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.server import GrpcServer, Signals
-from trunkline_runtime.telemetry.certificate_expiry import CertificateExpiry
 from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
 from trunkline_runtime.telemetry.otlp_metrics import metrics_export
 from trunkline_runtime.tls import ServerTls
@@ -203,18 +202,6 @@ def listeners_of(settings: RouterSettings, tracing: Tracing) -> Sequence[Request
         return ()
     slow_s = settings.trace_slow_ms / 1e3 if settings.trace_slow_ms else None
     return (RequestTraces(tracing.queue.put, tracing.resource, slow_s),)
-
-
-def certificates_of(settings: RouterSettings, tls: ServerTls | None) -> CertificateExpiry:
-    """All certificates that a router presents or trusts, apart from those of identities."""
-    workers, redis = settings.worker_tls, settings.redis_tls
-    files = {
-        "worker_tls_certificate": workers.worker_tls_cert,
-        "worker_tls_ca": workers.worker_tls_ca,
-        "redis_tls_certificate": redis.redis_tls_cert,
-        "redis_tls_ca": redis.redis_tls_ca,
-    }
-    return CertificateExpiry(tls, files)
 
 
 def _response_store(settings: RouterSettings) -> ResponseStore | None:

@@ -15,7 +15,10 @@ from trunkline_router.scraping.shared_names import SharedNames
 from trunkline_router.scraping.shared_state_gauges import SharedStateGauges
 from trunkline_router.scraping.snapshot_files import NAMES, SnapshotPlace
 from trunkline_router.scraping.worker_gauges import WorkerGauges
+from trunkline_router.settings import RouterSettings
 from trunkline_runtime.telemetry.bounded_names import BoundedNames
+from trunkline_runtime.telemetry.certificate_expiry import CertificateExpiry
+from trunkline_runtime.tls import ServerTls
 
 # As records name them: paths, and RPCs without a leading slash.
 ENDPOINTS = frozenset({name.partition(" ")[2] for name in PATHS} | {name[1:] for name in METHODS})
@@ -41,3 +44,15 @@ def sources_of_metrics(
         SharedStateGauges(inference.shared, tenants).families,
         process.families,
     )
+
+
+def certificates_of(settings: RouterSettings, tls: ServerTls | None) -> CertificateExpiry:
+    """All certificates that a router presents or trusts, apart from those of identities."""
+    workers, redis = settings.worker_tls, settings.redis_tls
+    files = {
+        "worker_tls_certificate": workers.worker_tls_cert,
+        "worker_tls_ca": workers.worker_tls_ca,
+        "redis_tls_certificate": redis.redis_tls_cert,
+        "redis_tls_ca": redis.redis_tls_ca,
+    }
+    return CertificateExpiry(tls, files)
