@@ -43,6 +43,7 @@ BAD: dict[str, dict[str, list[str]]] = {
         "--workers": [*NO_WHOLE, "0"],
         "--port": NO_PORT,
         "--worker-port": NO_PORT,
+        "--metrics-port": [port for port in NO_PORT if port not in ("0", "-1")],
         "--threads": [*NO_WHOLE, "0", "4097"],
         "--host": ["", "a b", "[::1]", "a/b", NOT_UTF8],
         "--name": NO_TEXT,

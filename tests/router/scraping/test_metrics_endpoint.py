@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx2
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -13,10 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.metrics_page import documented, told
 from tests.router.access.callers import Keys, bearer, router_of
-from tests.router.cluster import PATIENCE_S, Cluster, cluster
+from tests.router.cluster import PATIENCE_S, Cluster, cluster, until
 from tests.router.fake_worker import FakeWorker
-from tests.router.metrics.records import answered
+from tests.router.metrics.records import answered, value
 from tests.router.scraping.scrape_rig import OPENMETRICS, check_with_promtool, samples, scrape
+from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.edge.status_endpoints import MAX_SCRAPES
 from trunkline_router.identity.endpoints import Open
@@ -155,3 +157,27 @@ async def test_workers_states_and_losses_are_told() -> None:
         'trunkline_router_worker_breaker_openings_total{worker="w0"} 1.0',
     ):
         assert line in text
+
+
+async def now(router: Cluster, name: str) -> float:
+    """The sum of the samples of this name, without the time for which an answer is given again."""
+    families = [*await router.scrape.own()]
+    return value(lambda: families, name)
+
+
+async def test_requests_that_wait_for_a_worker_and_continue_are_told() -> None:
+    worker = FakeWorker("w0", answer=None)
+    async with cluster(worker) as router:
+        call = router.generate("x", sampling=SamplingParams(max_tokens=3))
+        (await worker.arrived.get()).tokens(1)
+        await call.read()
+        await worker.die()
+        await until(lambda: router.inference.pools.num_waiting == 1)
+        assert await now(router, "trunkline_router_waiting_requests") == 1
+        await worker.start()
+        (await worker.arrived.get()).tokens(2, finish=True)
+        while await call.read() is not grpc.aio.EOF:
+            pass
+        assert await now(router, "trunkline_router_waiting_requests") == 0
+        assert await now(router, "trunkline_router_failovers_total") == 1
+        assert await now(router, "trunkline_router_failover_silence_seconds_count") == 1
