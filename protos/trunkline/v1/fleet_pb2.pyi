@@ -1293,8 +1293,9 @@ class TtftPart(_message.Message):
     NOTE_FIELD_NUMBER: _builtins.int
     part: _builtins.str
     """"admission" (quotas), "tokenizer", "placement" (choosing a worker, or waiting for one), "queue" (waiting on the
-    worker), "kv_pressure" (computed again after a preemption), "prefill", "decode_interference" (prefill steps' time
-    for other sequences), "failover" (workers that were lost), "stalled_client" or "network" (everything else).
+    worker), "kv_pressure" (waiting for blocks, or computed again after a preemption), "prefill",
+    "decode_interference" (time and steps for other requests), "worker" (a worker without a timeline), "failover"
+    (workers that were lost) or "network" (everything else). A summary's cause may also be "stalled_client".
     """
     start_s: _builtins.float
     """Its begin."""
@@ -1519,7 +1520,7 @@ class ChunkView(_message.Message):
     tokens: _builtins.int
     """Tokens of the choice."""
     step_prefill_tokens: _builtins.int
-    """Tokens of all prompts in the step."""
+    """Tokens of all prompts in the step. These four are absent if they are not disclosed to the caller."""
     step_decode_tokens: _builtins.int
     """Tokens computed one at a time in the step."""
     step_padding_tokens: _builtins.int
@@ -1532,16 +1533,31 @@ class ChunkView(_message.Message):
         start_s: _builtins.float = ...,
         duration_s: _builtins.float = ...,
         tokens: _builtins.int = ...,
-        step_prefill_tokens: _builtins.int = ...,
-        step_decode_tokens: _builtins.int = ...,
-        step_padding_tokens: _builtins.int = ...,
-        step_sequences: _builtins.int = ...,
+        step_prefill_tokens: _builtins.int | None = ...,
+        step_decode_tokens: _builtins.int | None = ...,
+        step_padding_tokens: _builtins.int | None = ...,
+        step_sequences: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_step_decode_tokens", b"_step_decode_tokens", "_step_padding_tokens", b"_step_padding_tokens", "_step_prefill_tokens", b"_step_prefill_tokens", "_step_sequences", b"_step_sequences", "step_decode_tokens", b"step_decode_tokens", "step_padding_tokens", b"step_padding_tokens", "step_prefill_tokens", b"step_prefill_tokens", "step_sequences", b"step_sequences"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_s", b"duration_s", "start_s", b"start_s", "step_decode_tokens", b"step_decode_tokens", "step_padding_tokens", b"step_padding_tokens", "step_prefill_tokens", b"step_prefill_tokens", "step_sequences", b"step_sequences", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step_decode_tokens", b"_step_decode_tokens", "_step_padding_tokens", b"_step_padding_tokens", "_step_prefill_tokens", b"_step_prefill_tokens", "_step_sequences", b"_step_sequences", "duration_s", b"duration_s", "start_s", b"start_s", "step_decode_tokens", b"step_decode_tokens", "step_padding_tokens", b"step_padding_tokens", "step_prefill_tokens", b"step_prefill_tokens", "step_sequences", b"step_sequences", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__step_decode_tokens: _TypeAlias = _typing.Literal["step_decode_tokens"]  # noqa: Y015
+    _WhichOneofArgType__step_decode_tokens: _TypeAlias = _typing.Literal["_step_decode_tokens", b"_step_decode_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__step_padding_tokens: _TypeAlias = _typing.Literal["step_padding_tokens"]  # noqa: Y015
+    _WhichOneofArgType__step_padding_tokens: _TypeAlias = _typing.Literal["_step_padding_tokens", b"_step_padding_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__step_prefill_tokens: _TypeAlias = _typing.Literal["step_prefill_tokens"]  # noqa: Y015
+    _WhichOneofArgType__step_prefill_tokens: _TypeAlias = _typing.Literal["_step_prefill_tokens", b"_step_prefill_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__step_sequences: _TypeAlias = _typing.Literal["step_sequences"]  # noqa: Y015
+    _WhichOneofArgType__step_sequences: _TypeAlias = _typing.Literal["_step_sequences", b"_step_sequences"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step_decode_tokens) -> _WhichOneofReturnType__step_decode_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step_padding_tokens) -> _WhichOneofReturnType__step_padding_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step_prefill_tokens) -> _WhichOneofReturnType__step_prefill_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step_sequences) -> _WhichOneofReturnType__step_sequences | None: ...
 
 Global___ChunkView: _TypeAlias = ChunkView  # noqa: Y015
 
