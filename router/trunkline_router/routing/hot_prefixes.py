@@ -100,7 +100,7 @@ class HotPrefixes:
             siblings, chain = node.children, chain[length:]
 
     def _forget(self, now_s: float) -> None:
-        """Drops prefixes that no request has used for long, and while there are too many, those with the fewest hits."""
+        """Drops prefixes that have not been used for long, and while there are too many, those with the fewest hits."""
         least = FORGOTTEN_HITS
         self._drop_below(least, now_s)
         while self.num_nodes > MOST_NODES or self.num_keys > MOST_KEYS:
