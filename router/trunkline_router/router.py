@@ -168,7 +168,7 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, *, is_port
     add_InferenceServiceServicer_to_server(service, server.grpc)
     facts = RouterFacts(settings.name, has_store=bool(settings.redis_url))
     watch = FleetWatch(pools, shared, access.tenants, recent, facts)
-    worker_drain = WorkerDrain(pools, time.monotonic)
+    worker_drain = WorkerDrain(pools)
     add_FleetServiceServicer_to_server(FleetService(inference.preparer, access, watch, worker_drain), server.grpc)
     store = _response_store(settings)
     page = FleetEndpoints(watch, worker_drain, PageFiles())

@@ -220,7 +220,7 @@ async def router_before(
         add_InferenceServiceServicer_to_server(service, server.grpc)
         watch = FleetWatch(pools, shared, access.tenants, recent, RouterFacts("router-1"), periods=PERIODS)
         stack.push_async_callback(_cancel, [asyncio.create_task(watch.run())])
-        drain = WorkerDrain(pools, clock_s)
+        drain = WorkerDrain(pools)
         add_FleetServiceServicer_to_server(FleetService(inference.preparer, access, watch, drain), server.grpc)
         await server.start()
         stack.push_async_callback(server.stop, 0)

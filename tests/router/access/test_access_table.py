@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +33,7 @@ from trunkline_router.request.access import Access
 from trunkline_router.settings import RouterSettings
 from trunkline_router.watch.worker_drain import WorkerDrain
 from trunkline_runtime.server import LIVENESS
+from trunkline_runtime.tracing import open_tracing
 
 GRANT_KEY = b"the key of grants, of 32 bytes .."
 NAMED = {"model": "tiny", "response": "resp_1", "request": "none", "worker": "none", "file": "main.js"}
@@ -227,7 +227,7 @@ async def test_the_table_lists_exactly_what_a_router_serves(monkeypatch: pytest.
 
     monkeypatch.setattr(server_class, "add_generic_rpc_handlers", record)
     settings = RouterSettings(("127.0.0.1:1",), port=0, http=HttpSettings(http_port=0))
-    built = router_module.build(settings, Access(), is_port_shared=False)
+    built = router_module.build(settings, Access(), open_tracing("trunkline-router"), is_port_shared=False)
     await built.server.stop(0)
     await built.shared.close()
     await built.renderers.close()
@@ -246,7 +246,7 @@ async def test_the_table_lists_exactly_the_services_that_reflection_tells(tmp_pa
 async def test_the_table_lists_exactly_the_paths_that_a_router_serves(tmp_path: Path) -> None:
     async with router_of(Keys(tmp_path / "keys.json"), FakeWorker("w")) as router:
         inner = router.inner
-        page = FleetEndpoints(inner.watch, WorkerDrain(inner.inference.pools, time.monotonic), PageFiles())
+        page = FleetEndpoints(inner.watch, WorkerDrain(inner.inference.pools), PageFiles())
         app = http_app(Edge(inner.inference, Access(), inner.gate), lambda: True, page)
     served = set()
     for route in app.routes:
