@@ -136,6 +136,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "anthropic": "edge http prompts",
         "responses": "edge http openai prompts request",
         "openapi": "anthropic edge live http identity openai responses",
+        "metrics": "telemetry tracing",
+        "scraping": "api dispatch gate identity metrics quotas request shared_state stores workers",
     },
     "trunkline_bench": {
         "reports": "",

@@ -17,7 +17,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from trunkline_runtime.telemetry.head_sampler import HeadSampler, SamplerError, head_sampler
-from trunkline_runtime.telemetry.span_exporters import DISABLED, ExporterError, span_exporter
+from trunkline_runtime.telemetry.otlp_exporter import ExporterError
+from trunkline_runtime.telemetry.span_exporters import DISABLED, span_exporter
 from trunkline_runtime.telemetry.span_queue import QueueError, SpanQueue, span_queue
 
 _PROPAGATOR = TraceContextTextMapPropagator()
