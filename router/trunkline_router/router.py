@@ -179,7 +179,7 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     service = InferenceService(inference, access, grant_keys=settings.grant_keys)
     add_InferenceServiceServicer_to_server(service, server.grpc)
     facts = RouterFacts(settings.name, has_store=bool(settings.redis_url))
-    watch = FleetWatch(pools, shared, access.tenants, recent, facts)
+    watch = FleetWatch(pools, shared, access.tenants, recent, observer.running, facts)
     worker_drain = WorkerDrain(pools)
     add_FleetServiceServicer_to_server(FleetService(inference.preparer, access, watch, worker_drain), server.grpc)
     store, renderers, lag = _response_store(settings), RenderPool(), LoopLag()

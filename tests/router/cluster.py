@@ -227,7 +227,9 @@ async def router_before(
         inference = Inference(dispatcher, max_choices=max_choices, shared=shared, observer=observer)
         service = InferenceService(inference, access, grant_keys=keys)
         add_InferenceServiceServicer_to_server(service, server.grpc)
-        watch = FleetWatch(pools, shared, access.tenants, recent, RouterFacts("router-1"), periods=PERIODS)
+        watch = FleetWatch(
+            pools, shared, access.tenants, recent, observer.running, RouterFacts("router-1"), periods=PERIODS
+        )
         stack.push_async_callback(_cancel, [asyncio.create_task(watch.run())])
         drain = WorkerDrain(pools)
         add_FleetServiceServicer_to_server(FleetService(inference.preparer, access, watch, drain), server.grpc)

@@ -25,7 +25,7 @@ from trunkline_router.live.drain_request import DrainBody
 from trunkline_router.openai.chat_request import ChatRequest
 from trunkline_router.openai.completion_request import CompletionRequest
 from trunkline_router.openai.tokenization import DetokenizeBody, TokenizeBody
-from trunkline_router.openapi.schema_parts import INTEGER, STRING, Schema, array, constant
+from trunkline_router.openapi.schema_parts import INTEGER, STRING, Schema, array
 from trunkline_router.responses.response_request import ResponseRequest
 
 JSON = "application/json"
@@ -123,7 +123,10 @@ OPERATIONS: Mapping[str, Operation] = {
         CALLER,
         parameters={
             ("query", "limit"): ("at most so many, up to 500", INTEGER),
-            ("query", "only"): ("only failed, resumed and slow requests", constant("notable")),
+            ("query", "only"): (
+                "notable: failed, resumed and slow requests; running: those that have not ended, the oldest first",
+                {"enum": ["notable", "running"]},
+            ),
             **_TENANT,
         },
     ),
