@@ -130,7 +130,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "api": "dispatch gate identity prompts quotas request routing sessions shared_state streaming telemetry "
         "watch workers",
         "edge": "api gate http identity quotas request telemetry",
-        "tracing": "http telemetry",
+        "tracing": "http routing telemetry",
         "live": "edge http identity request watch",
         "openai": "api edge http prompts request workers",
         "anthropic": "edge http prompts",
