@@ -1,4 +1,4 @@
-"""The requests of one router process, for those who may see them."""
+"""The requests of one router process, as far as a viewer may see them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
