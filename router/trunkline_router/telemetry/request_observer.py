@@ -18,11 +18,13 @@ def new_record(request_id: str, protocol: str, endpoint: str) -> RequestRecord:
 
 
 class RequestObserver:
-    """Observes the requests of a router. The log has a line for each; `listeners` are told, too."""
+    """Observes the requests of a router. The log has a line for each; `listeners` are told, too. `running` has the
+    records of requests that have not ended, the oldest first."""
 
     def __init__(self, sampler: HeadSampler | None = None, listeners: Sequence[RequestListener] = ()) -> None:
         self._sampler = sampler or HeadSampler()
         self._listeners = listeners
+        self.running: dict[int, RequestRecord] = {}  # by their identities in memory
 
     @contextmanager
     def observed(self, record: RequestRecord, traceparent: str = "", tracestate: str = "") -> Iterator[None]:
@@ -31,9 +33,11 @@ class RequestObserver:
         request."""
         self._trace(record, traceparent, tracestate)
         token = log_context.set(record)
+        self.running[id(record)] = record
         try:
             yield
         finally:
+            del self.running[id(record)]
             record.ended_s = time.monotonic()
             try:
                 log_context.reset(token)
