@@ -1,0 +1,97 @@
+/** The parts of a time to first token, in words. */
+
+import { duration, percent } from "./format.js";
+
+/** @typedef {import("./fleet_view").RequestDetail} RequestDetail */
+
+/**
+ * Part → its name in a table, and what happened in a sentence.
+ * @type {Record<string, {short: string, sentence: string, advice: string}>}
+ */
+export const CAUSES = {
+  admission: {
+    short: "admission",
+    sentence: "waited for admission at the router",
+    advice: "The tenant's quotas or the router's limits were nearly used up: see Tenants.",
+  },
+  tokenizer: {
+    short: "tokenizing",
+    sentence: "waited until its prompt was tokenized",
+    advice: "The prompt is long, or many prompts are tokenized at the same time.",
+  },
+  placement: {
+    short: "finding a worker",
+    sentence: "waited for a worker that could take it",
+    advice: "No worker was ready, or all of them were full: see Workers.",
+  },
+  queue: {
+    short: "queue",
+    sentence: "waited in a worker's queue",
+    advice: "The fleet is short of compute, or its load is not balanced: compare the workers below.",
+  },
+  kv_pressure: {
+    short: "waiting for KV",
+    sentence: "waited for KV blocks",
+    advice: "The worker's KV pool was full of running requests: the fleet is short of KV.",
+  },
+  prefill: {
+    short: "prefill",
+    sentence: "had its prompt computed",
+    advice: "Little of the prompt was in a cache: compare cached with prompt tokens.",
+  },
+  decode_interference: {
+    short: "other decodes",
+    sentence: "shared its steps with the decodes of other requests",
+    advice: "The worker's steps were full of other requests' tokens.",
+  },
+  failover: {
+    short: "failover",
+    sentence: "waited because a worker was lost",
+    advice: "See which attempt ended, and how, below.",
+  },
+  stalled_client: {
+    short: "client stalled",
+    sentence: "waited for its client, which did not read",
+    advice: "The fleet was ready; the client or the network to it was slow.",
+  },
+  network: {
+    short: "network, other",
+    sentence: "was on its way between client, router and worker",
+    advice: "No stage explains this time; it was spent between them.",
+  },
+};
+
+/** The longest part. @param {RequestDetail} request */
+export function longestPart(request) {
+  /** @type {Map<string, {duration: number, notes: Set<string>}>} */
+  const sums = new Map();
+  for (const { part, duration_s, note } of request.ttft_parts) {
+    const sum = sums.get(part) ?? { duration: 0, notes: new Set() };
+    sum.duration += duration_s;
+    if (note) sum.notes.add(note);
+    sums.set(part, sum);
+  }
+  const [longest] = [...sums].sort(([, one], [, other]) => other.duration - one.duration);
+  return longest === undefined ? null : { part: longest[0], ...longest[1] };
+}
+
+/** Time that the parts cover. @param {RequestDetail} request */
+export function coveredS(request) {
+  return request.ttft_s ?? request.ttft_parts.reduce((sum, { duration_s }) => sum + duration_s, 0);
+}
+
+/** Says where the time to first token went. @param {RequestDetail} request */
+export function verdict(request) {
+  const longest = longestPart(request);
+  const whole = coveredS(request);
+  const first =
+    request.ttft_s !== null
+      ? `First token after ${duration(request.ttft_s)}.`
+      : request.is_running
+        ? `No token yet, ${duration(whole)} after the start.`
+        : `It ended without a token, ${duration(request.e2e_s ?? whole)} after the start.`;
+  if (longest === null || whole <= 0) return first;
+  const words = CAUSES[longest.part]?.sentence ?? longest.part;
+  const share = percent(longest.duration / whole);
+  return `${first} For ${duration(longest.duration)} of it (${share}) the request ${words}.`;
+}
