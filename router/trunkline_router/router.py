@@ -30,6 +30,8 @@ from trunkline_router.http.local_hosts import LocalHosts
 from trunkline_router.http.wire.server import LIMITS, HttpServer
 from trunkline_router.http_app import http_app
 from trunkline_router.identity.authenticator import Authenticator
+from trunkline_router.live.fleet_endpoints import FleetEndpoints
+from trunkline_router.live.page_files import PageFiles
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
 from trunkline_router.request.access import Access
@@ -44,6 +46,9 @@ from trunkline_router.stores.embedded_store import EmbeddedStore
 from trunkline_router.stores.redis_store import RedisStore
 from trunkline_router.stores.store import Store
 from trunkline_router.streaming.backlog import Backlog
+from trunkline_router.watch.fleet_watch import FleetWatch, RouterFacts
+from trunkline_router.watch.recent_requests import RecentRequests
+from trunkline_router.watch.worker_drain import WorkerDrain
 from trunkline_router.workers.link_context import LinkContext, LinkLimits, LinkSecurity
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.worker_link import WorkerLink
@@ -151,9 +156,13 @@ def build(settings: RouterSettings, access: Access, *, is_port_shared: bool) -> 
     inference = Inference(dispatcher, max_choices=settings.max_choices, shared=shared)
     service = InferenceService(inference, access, grant_keys=settings.grant_keys)
     add_InferenceServiceServicer_to_server(service, server.grpc)
-    add_FleetServiceServicer_to_server(FleetService(inference.preparer, access), server.grpc)
+    facts = RouterFacts(settings.name, has_store=bool(settings.redis_url))
+    watch = FleetWatch(pools, shared, access.tenants, RecentRequests(), facts)
+    worker_drain = WorkerDrain(pools, time.monotonic)
+    add_FleetServiceServicer_to_server(FleetService(inference.preparer, access, watch, worker_drain), server.grpc)
     store = _response_store(settings)
-    http = _http_server(settings, inference, access, gate, tls, store, is_port_shared=is_port_shared)
+    page = FleetEndpoints(watch, worker_drain, PageFiles())
+    http = _http_server(settings, inference, access, gate, tls, page, store, is_port_shared=is_port_shared)
     renderers, lag = RenderPool(), LoopLag()
 
     def in_and_freed() -> tuple[int, int]:
@@ -164,6 +173,7 @@ def build(settings: RouterSettings, access: Access, *, is_port_shared: bool) -> 
         shared.run,
         _membership(settings, pools, fleet, renderers, rng),
         lag.run,
+        watch.run,
         partial(return_freed_memory, in_and_freed),
         *(() if store is None else (store.run,)),
     )
@@ -185,6 +195,7 @@ def _http_server(
     access: Access,
     gate: RequestGate,
     tls: ServerTls | None,
+    page: FleetEndpoints,
     store: ResponseStore | None,
     *,
     is_port_shared: bool,
@@ -196,7 +207,7 @@ def _http_server(
     def is_ready() -> bool:
         return not inference.running.is_stopping and bool(inference.pools.models())
 
-    app: ASGIApp = http_app(edge, is_ready, store)
+    app: ASGIApp = http_app(edge, is_ready, page, store)
     return HttpServer(
         app if access.is_checked or settings.identity.allow_anonymous else LocalHosts(app),
         settings.host,

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from random import Random
 from typing import Any, Protocol, TypedDict, Unpack, cast
 
@@ -26,6 +27,8 @@ from trunkline_router.gate.request_gate import RequestGate
 from trunkline_router.gate.request_size import MAX_REQUEST_BYTES
 from trunkline_router.http.wire.server import HttpServer
 from trunkline_router.http_app import http_app
+from trunkline_router.live.fleet_endpoints import FleetEndpoints
+from trunkline_router.live.page_files import PageFiles
 from trunkline_router.prompts.render_pool import TIME_LIMIT_S, RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
 from trunkline_router.request.access import Access
@@ -36,6 +39,10 @@ from trunkline_router.shared_state.pool_fleet import PoolFleet
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.stores.embedded_store import EmbeddedStore
 from trunkline_router.streaming.backlog import Backlog
+from trunkline_router.watch.fleet_sampler import Periods
+from trunkline_router.watch.fleet_watch import FleetWatch, RouterFacts
+from trunkline_router.watch.recent_requests import RecentRequests
+from trunkline_router.watch.worker_drain import WorkerDrain
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext, LinkLimits
 from trunkline_router.workers.pool import Pools
@@ -44,6 +51,7 @@ from trunkline_runtime.channel import open_channel
 from trunkline_runtime.server import GrpcServer
 
 SERVICE = "trunkline.v1.InferenceService"
+PERIODS = Periods(watched_s=0.05, idle_s=60.0, answers_s=0.02)
 PATIENCE_S = 20.0  # for things that take milliseconds: only a failing test waits this long
 
 
@@ -126,6 +134,8 @@ class Options(TypedDict, total=False):
     backlog: Backlog | None
     edge: EdgeOf | None
     store: ResponseStore | None
+    recent: RecentRequests | None
+    page_folder: Path | None
 
 
 @asynccontextmanager
@@ -167,6 +177,8 @@ async def router_before(
     backlog: Backlog | None = None,
     edge: EdgeOf | None = None,
     store: ResponseStore | None = None,
+    recent: RecentRequests | None = None,
+    page_folder: Path | None = None,
 ) -> AsyncIterator[Cluster]:
     """The same before workers that run already; `share` makes what it may share with other routers, and `edge`, such as
     Edge itself, the HTTP endpoints, which run only with it."""
@@ -198,12 +210,16 @@ async def router_before(
         inference = Inference(dispatcher, max_choices=max_choices, shared=shared)
         service = InferenceService(inference, access, grant_keys=keys)
         add_InferenceServiceServicer_to_server(service, server.grpc)
-        add_FleetServiceServicer_to_server(FleetService(inference.preparer, access), server.grpc)
+        watch = FleetWatch(pools, shared, access.tenants, recent or RecentRequests(), RouterFacts("router-1"), periods=PERIODS)
+        stack.push_async_callback(_cancel, [asyncio.create_task(watch.run())])
+        drain = WorkerDrain(pools, clock_s)
+        add_FleetServiceServicer_to_server(FleetService(inference.preparer, access, watch, drain), server.grpc)
         await server.start()
         stack.push_async_callback(server.stop, 0)
         http: HttpServer | None = None
         if edge is not None:
-            app = http_app(edge(inference, access, gate), lambda: bool(pools.models()), store)
+            page = FleetEndpoints(watch, drain, PageFiles(page_folder) if page_folder else PageFiles())
+            app = http_app(edge(inference, access, gate), lambda: bool(pools.models()), page, store)
             http = HttpServer(app, "127.0.0.1", 0)
             await http.start()
             stack.push_async_callback(http.stop, 0)

@@ -18,8 +18,7 @@ from trunkline_router.http.errors import (
     status_of,
 )
 from trunkline_router.http.headers import RequestHeaders, parse_headers, request_id_of, response_headers
-from trunkline_router.identity.endpoints import Open
-from trunkline_router.identity.identity import Role
+from trunkline_router.identity.endpoints import Needed, Open
 from trunkline_router.request.access import VISITOR, NoCredentials
 from trunkline_runtime.log import get_logger
 
@@ -49,11 +48,11 @@ class Endpoint:
     """
 
     def __init__(
-        self, edge: Edge, needed: Role | Open | None, handle: Handler, error_body: ErrorBody = openai_error
+        self, edge: Edge, needed: Needed | None, handle: Handler, error_body: ErrorBody = openai_error
     ) -> None:
         self._edge = edge
         self._is_open = edge.access.is_open(needed)
-        self._role = needed if isinstance(needed, Role) else None
+        self._role = None if isinstance(needed, Open) else needed
         self._passage = StatusPassage if self._role is None else HttpPassage
         self._handle = handle
         self._error_body = error_body

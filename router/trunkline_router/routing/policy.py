@@ -47,14 +47,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class RoutePlan:
-    """A routing decision and its inputs."""
+    """A routing decision and its inputs, without the prompt: a plan may be kept."""
 
     policy: PolicyName
     chosen: int  # index of the worker: names may repeat if workers are misconfigured
     worker_id: str
     matched_tokens: int  # of the chosen worker
     reason: str  # in one sentence
-    request: RouteRequest
+    lane: int
     workers: WorkerTable
     prediction: Prediction | None  # None: the policy compares something else
     order: Sequence[float] | Column  # by worker: the value that the policy compared; less is better
@@ -66,7 +66,7 @@ class RoutePlan:
         return Candidate(
             worker_id=self.workers.worker_ids[place],
             matched_tokens=int(self.workers.matched_tokens[place]),
-            queued_tokens=int(queued_before(self.request, facts)),
+            queued_tokens=int(queued_before(self.lane, facts)),
             running=int(facts.choices),
             routed_by_load=bool(facts.by_load),
             cost_s=sum(costs.values()),
@@ -114,7 +114,7 @@ def choose(
         workers.worker_ids[place],
         int(workers.matched_tokens[place]),
         choice.reason,
-        request,
+        request.lane,
         workers,
         choice.prediction,
         choice.order,

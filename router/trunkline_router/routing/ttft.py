@@ -150,7 +150,7 @@ def _work_before(
     before_s = cost.fixed_s + decoding_s
     chunk_s = of.maximum(facts.step_target_s - before_s, LEAST_ADDED_SHARE * before_s)
     room = of.maximum(of.minimum(room, chunk_s / of.maximum(cost.token_s, 1e-9)), 1.0)
-    queued = queued_before(request, facts)
+    queued = queued_before(request.lane, facts)
     queue_steps = queued / room
     queue_s = queued * (cost.token_s + cost.pair_s * facts.queued_context) + queue_steps * cost.fixed_s
     return _Work(decoding_s, room, queue_steps, queue_s)
@@ -167,7 +167,7 @@ def _terms(
 ) -> Terms[Number]:
     fixed_s, token_s, _, pair_s = cost
     decoding_s, room, queue_steps, queue_s = work
-    choices, queued = facts.choices, queued_before(request, facts)
+    choices, queued = facts.choices, queued_before(request.lane, facts)
     uncached = len(request.prompt) - matched
     own_steps = of.ceil(uncached / room)
     prefill_s = uncached * (token_s + pair_s * (matched + uncached / 2)) + own_steps * fixed_s
@@ -204,9 +204,9 @@ def _cost_s(terms: Terms[Number]) -> Number:
     return own_s + terms.kv_penalty_s + terms.slow_start_s + terms.others_s
 
 
-def queued_before(request: RouteRequest, facts: WorkerFacts[Number]) -> Number:
-    """Returns the uncached tokens of prompts that go before the request."""
-    return (facts.queued_interactive, facts.queued_standard, facts.queued_batch)[request.lane]
+def queued_before(lane: int, facts: WorkerFacts[Number]) -> Number:
+    """Returns the uncached tokens of prompts that go before a request of the lane."""
+    return (facts.queued_interactive, facts.queued_standard, facts.queued_batch)[lane]
 
 
 def _admission_s(request: RouteRequest, facts: WorkerFacts[Number]) -> Number:

@@ -11,13 +11,13 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from random import Random
 
 from trunkline_router.quotas.accounts import Accounts
 from trunkline_router.quotas.fairness import weight_factor
-from trunkline_router.quotas.quota import WINDOW_MS, Quotas, RateLimit
+from trunkline_router.quotas.quota import WINDOW_MS, Quotas, RateLimit, Used
 from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.shared_state.admission import Admission, Admitted, LikelyUse
 from trunkline_router.shared_state.fleet import Fleet
@@ -140,6 +140,20 @@ class SharedState:
             return []
         account = tenant if is_listed else self._accounts.account(tenant, self._now_ms())
         return self.admission.rate_limits(account, quotas)
+
+    def used(self, tenant: str, *, is_listed: bool) -> Used:
+        """Returns what counts against the tenant's quotas, as far as this router knows."""
+        account = tenant if is_listed else self._accounts.known_account(tenant)
+        return self._book.used(account, self._now_ms())
+
+    def tenants_with_use(self) -> Iterable[str]:
+        """Returns the tenants of which anything counts against quotas here."""
+        return self._book.names()
+
+    @property
+    def running(self) -> Mapping[str, int]:
+        """Running requests by tenant."""
+        return self._open
 
     def _settle(self, tenant: str, admitted: Admitted | None, reservation: Reservation) -> None:
         self._open[tenant] -= 1

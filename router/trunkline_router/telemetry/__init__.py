@@ -1,0 +1,1 @@
+"""What became of each request, and when: records, and what is made of them."""
