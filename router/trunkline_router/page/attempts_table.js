@@ -22,7 +22,7 @@ export function attemptsTable(attempts, wholeS) {
       h("td", { class: "number" }, duration(attempt.start_s)),
       h("td", { class: "number" }, duration(attempt.first_output_s)),
       h("td", { class: "number" }, duration(attempt.end_s)),
-      h("td", {}, attempt.ended || "running"),
+      h("td", {}, attempt.problem ? `${attempt.ended}: ${attempt.problem}` : attempt.ended),
       h("td", { class: "number" }, attempt.resumed_at_tokens > 0 ? count(attempt.resumed_at_tokens) : "–"),
       h("td", { class: "number" }, count(sum((choice) => choice.preemptions))),
       h("td", { class: "number" }, gaps > 0 ? `${count(gaps)}, longest ${duration(longest)}` : "none"),
@@ -63,14 +63,14 @@ export function silences(attempts) {
     if (lost.end_s === null || attempt.first_output_s === null) return [];
     const silence = duration(attempt.first_output_s - lost.end_s);
     const from = attempt.resumed_at_tokens > 0 ? `, and went on after token ${count(attempt.resumed_at_tokens)}` : "";
-    const ended = `${lost.worker_id ?? "A worker"} was given up after ${duration(lost.end_s)} (${lost.ended})`;
+    const ended = `${lost.worker_id ?? "A worker"} was given up after ${duration(lost.end_s)} (${lost.problem || lost.ended})`;
     return [h("p", {}, `${ended}. ${attempt.worker_id ?? "Another one"} answered ${silence} later${from}.`)];
   });
 }
 
 /** The steps that computed the prompt, for each choice that has any. @param {Attempt[]} attempts */
 export function chunksTable(attempts) {
-  return attempts.flatMap((attempt, place) =>
+  return attempts.flatMap((attempt) =>
     attempt.choices
       .filter((choice) => choice.chunks.length > 0)
       .map((choice, index) => {
@@ -93,7 +93,7 @@ export function chunksTable(attempts) {
         const heads = ["Began after", "Took", "Own tokens", "Prefill in step", "Decode in step", "Padding", "Sequences"];
         return h(
           "details",
-          { "data-name": `${place}-${index}` },
+          {},
           h("summary", {}, `Prefill on ${attempt.worker_id ?? "a worker"}${of}: ${choice.chunks.length === 1 ? "one chunk" : `${choice.chunks.length} chunks`}`),
           h(
             "div",

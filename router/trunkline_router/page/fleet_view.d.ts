@@ -15,8 +15,6 @@ export interface FleetView {
 
 export interface RouterView {
   name: string;
-  process: number;
-  processes: number;
   uptime_s: number;
   version: string;
   policy: string;
@@ -103,7 +101,6 @@ export interface PrefixNode {
   hits: number;
   age_s: number;
   holders: string[];
-  text: Maybe<string>;
   children: PrefixNode[];
 }
 
@@ -124,7 +121,6 @@ export interface RequestSummary {
   protocol: string;
   lane: string;
   started_unix_ms: number;
-  is_running: boolean;
   outcome: string;
   is_failed: boolean;
   worker_id: Maybe<string>;
@@ -182,6 +178,7 @@ export interface Attempt {
   first_output_s: Maybe<number>;
   end_s: Maybe<number>;
   ended: string;
+  problem: string;
   resumed_at_tokens: number;
   choices: ChoiceTimeline[];
 }
@@ -204,8 +201,8 @@ export interface Chunk {
   start_s: number;
   duration_s: number;
   tokens: number;
-  step_prefill_tokens: number;
-  step_decode_tokens: number;
-  step_padding_tokens: number;
-  step_sequences: number;
+  step_prefill_tokens: Maybe<number>;
+  step_decode_tokens: Maybe<number>;
+  step_padding_tokens: Maybe<number>;
+  step_sequences: Maybe<number>;
 }

@@ -66,7 +66,7 @@ class PrefixRow {
       this.mark,
     );
     this.leaf = h("span", { class: "twig", "aria-hidden": "true" }, "·");
-    this.name = h("span");
+    this.name = h("span", { class: "mono" });
     this.tenant = h("td");
     this.size = h("td", { class: "number" });
     this.hits = h("span");
@@ -97,9 +97,8 @@ class PrefixRow {
     setText(this.mark, isOpen ? "▾" : "▸");
     setAttribute(this.button, "aria-expanded", String(isOpen));
     setAttribute(this.button, "aria-label", `${below} longer prefixes of ${node.id.slice(0, 8)}`);
-    setText(this.name, node.text ?? node.id.slice(0, 8));
-    setAttribute(this.name, "class", node.text === null ? "mono" : "text");
-    setAttribute(this.name, "title", node.text ?? node.id);
+    setText(this.name, node.id.slice(0, 8));
+    setAttribute(this.name, "title", node.id);
     setText(this.tenant, tenant || "none");
     setText(this.size, depth > 0 ? `${count(node.tokens)} (+${count(node.own_tokens)})` : count(node.tokens));
     setText(this.hits, decimal(node.hits));

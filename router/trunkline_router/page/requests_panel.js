@@ -122,13 +122,12 @@ class Row {
     setText(this.cause, CAUSES[request.cause]?.short ?? request.cause);
     setText(this.total, duration(request.e2e_s));
     setText(this.outcome, outcomeOf(request));
-    setAttribute(this.outcome, "class", request.is_failed ? "bad" : request.is_running ? "quiet" : null);
+    setAttribute(this.outcome, "class", request.is_failed ? "bad" : null);
   }
 }
 
 /** @param {RequestSummary} request */
 export function outcomeOf(request) {
-  if (request.is_running) return "running";
   return request.is_failed ? `✕ ${request.outcome}` : request.outcome;
 }
 

@@ -20,10 +20,9 @@ export class StatusBar {
 
   /** @param {import("./fleet_view").FleetView} view */
   showRouter({ router, you }) {
-    const process = router.processes > 1 ? `process ${router.process + 1} of ${router.processes}` : "";
     const redis = router.redis === "lost" ? "⚠ Redis lost" : "";
     const caller = [you.tenant && `tenant ${you.tenant}`, you.is_operator && "operator"].filter(Boolean).join(", ");
-    const parts = [router.name, process, router.version && `version ${router.version}`, router.policy, redis, caller];
+    const parts = [router.name, router.version && `version ${router.version}`, router.policy, redis, caller];
     setText(this.router, parts.filter(Boolean).join(" · "));
   }
 

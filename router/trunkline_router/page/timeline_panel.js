@@ -6,12 +6,10 @@ import { fill, h } from "./dom.js";
 import { count, duration, percent, timeOfDay } from "./format.js";
 import { placementView } from "./placement_table.js";
 import { outcomeOf } from "./requests_panel.js";
-import { CAUSES, coveredS, longestPart, verdict } from "./ttft_parts.js";
+import { blamed, CAUSES, coveredS, longestPart, verdict } from "./ttft_parts.js";
 import { waterfall } from "./waterfall.js";
 
 /** @typedef {import("./fleet_view").RequestDetail} RequestDetail */
-
-const AGAIN_MS = 1_000;
 
 export class TimelinePanel {
   /** @param {any} element @param {import("./api.js").Api} api */
@@ -19,18 +17,16 @@ export class TimelinePanel {
     this.element = element;
     this.api = api;
     this.openId = "";
-    this.again = 0;
     /** @type {HTMLElement | null} */
     this.cameFrom = null;
   }
 
   /**
-   * Fetches a request and shows it. A running one is fetched again until it has ended.
+   * Fetches a request and shows it.
    * @param {string} id
    * @param {string} [tenant]  tells requests apart that have one id
    */
   async open(id, tenant = "") {
-    clearTimeout(this.again);
     const isNew = this.openId !== id;
     if (isNew) this.cameFrom = /** @type {HTMLElement | null} */ (document.activeElement);
     this.openId = id;
@@ -41,7 +37,6 @@ export class TimelinePanel {
       const request = /** @type {RequestDetail} */ (await response.json());
       if (this.openId !== id) return;
       this.#show(request);
-      if (request.is_running) this.again = setTimeout(() => this.open(id, tenant), AGAIN_MS);
     } catch (error) {
       if (this.openId !== id) return;
       if (!(error instanceof Refused || error instanceof TypeError)) throw error;
@@ -51,7 +46,6 @@ export class TimelinePanel {
   }
 
   close() {
-    clearTimeout(this.again);
     if (this.openId === "") return;
     this.openId = "";
     this.element.hidden = true;
@@ -70,7 +64,8 @@ export class TimelinePanel {
   #showProblem(id, error) {
     const isUnknown = error instanceof Refused && error.status === 404;
     const message = isUnknown
-      ? "This router process does not know the request. Another router or process may; the oldest requests are forgotten."
+      ? "This router process does not know the request. It may still run: requests are listed when they have ended. " +
+        "Or another router or process served it, or it is too old: the oldest ones are forgotten."
       : `The request was not loaded: ${error instanceof Refused ? error.message : "no connection to the router"}.`;
     fill(this.element, this.#head(id, ""), h("p", {}, message));
     this.element.hidden = false;
@@ -78,11 +73,8 @@ export class TimelinePanel {
 
   /** @param {RequestDetail} request */
   #show(request) {
-    const longest = longestPart(request);
-    const advice = longest === null ? "" : (CAUSES[longest.part]?.advice ?? "");
+    const advice = CAUSES[blamed(request)]?.advice ?? "";
     const whole = Math.max(request.e2e_s ?? 0, coveredS(request), ...request.attempts_made.map((made) => made.end_s ?? 0));
-    // What is open stays open when a running request is shown again.
-    const open = new Set([...this.element.querySelectorAll("details[open]")].map((details) => details.dataset.name));
     fill(
       this.element,
       this.#head(request.request_id, outcomeOf(request)),
@@ -97,7 +89,6 @@ export class TimelinePanel {
       ...silences(request.attempts_made),
       ...chunksTable(request.attempts_made),
     );
-    for (const details of this.element.querySelectorAll("details")) details.open = open.has(details.dataset.name);
     this.element.hidden = false;
   }
 

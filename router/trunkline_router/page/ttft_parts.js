@@ -54,6 +54,11 @@ export const CAUSES = {
     sentence: "waited for its client, which did not read",
     advice: "The fleet was ready; the client or the network to it was slow.",
   },
+  worker: {
+    short: "on a worker",
+    sentence: "was on a worker that does not tell what it did",
+    advice: "The worker sends no timeline; its own metrics may tell more.",
+  },
   network: {
     short: "network, other",
     sentence: "was on its way between client, router and worker",
@@ -80,6 +85,11 @@ export function coveredS(request) {
   return request.ttft_s ?? request.ttft_parts.reduce((sum, { duration_s }) => sum + duration_s, 0);
 }
 
+/** The part that the request's time is blamed on. @param {RequestDetail} request */
+export function blamed(request) {
+  return request.cause === "stalled_client" ? "stalled_client" : (longestPart(request)?.part ?? "");
+}
+
 /** Says where the time to first token went. @param {RequestDetail} request */
 export function verdict(request) {
   const longest = longestPart(request);
@@ -87,11 +97,10 @@ export function verdict(request) {
   const first =
     request.ttft_s !== null
       ? `First token after ${duration(request.ttft_s)}.`
-      : request.is_running
-        ? `No token yet, ${duration(whole)} after the start.`
-        : `It ended without a token, ${duration(request.e2e_s ?? whole)} after the start.`;
+      : `It ended without a token, ${duration(request.e2e_s ?? whole)} after the start.`;
   if (longest === null || whole <= 0) return first;
   const words = CAUSES[longest.part]?.sentence ?? longest.part;
   const share = percent(longest.duration / whole);
-  return `${first} For ${duration(longest.duration)} of it (${share}) the request ${words}.`;
+  const stall = request.stalled_s > 0 ? ` Its client did not read for ${duration(request.stalled_s)} in all.` : "";
+  return `${first} For ${duration(longest.duration)} of it (${share}) the request ${words}.${stall}`;
 }
