@@ -22,7 +22,7 @@ OURS = {
 }
 CONTRACT = {"grpc", "grpc_status", "google", "xxhash"}
 RUNTIME = CONTRACT | {"cryptography", "structlog", "opentelemetry", "grpc_health", "grpc_reflection", "uvloop"}
-RUNTIME |= {"prometheus_client", "pynvml"}
+RUNTIME |= {"prometheus_client", "pynvml", "requests"}
 
 # package → what it may import beside the standard library and itself
 MAY: dict[str, set[str]] = {
@@ -110,7 +110,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "routing": "",
         "quotas": "",
         "claims": "routing",
-        "streaming": "quotas",
+        "telemetry": "routing",
+        "streaming": "quotas telemetry",
         "sessions": "claims",
         "prompts.vocabulary": "",
         "prompts": "claims prompts.vocabulary",
@@ -120,13 +121,17 @@ ROOMS: dict[str, dict[str, str]] = {
         "failover": "stores",
         "shared_state": "quotas routing stores workers",
         "identity": "quotas stores",
-        "request": "identity prompts quotas routing shared_state workers",
+        "request": "identity prompts quotas routing shared_state telemetry workers",
         "gate": "identity prompts request workers",
         "http": "gate prompts request",
         "http.wire": "gate http",
-        "dispatch": "failover quotas request routing streaming workers",
-        "api": "dispatch gate identity prompts quotas request routing sessions shared_state streaming workers",
-        "edge": "api gate http identity quotas request",
+        "watch": "identity quotas request routing shared_state telemetry workers",
+        "dispatch": "claims failover quotas request routing streaming telemetry workers",
+        "api": "dispatch gate identity prompts quotas request routing sessions shared_state streaming telemetry "
+        "watch workers",
+        "edge": "api gate http identity quotas request telemetry",
+        "tracing": "http telemetry",
+        "live": "edge http identity request watch",
         "openai": "api edge http prompts request workers",
         "anthropic": "edge http prompts",
         "responses": "edge http openai prompts request",

@@ -4,11 +4,22 @@ output text."""
 import logging
 import sys
 import traceback
-from collections.abc import Iterator, MutableMapping
-from typing import Any, TextIO
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextvars import ContextVar
+from typing import Any, Protocol, TextIO
 
 import structlog
-from opentelemetry import trace
+
+
+class LogContext(Protocol):
+    """What a task works for, for example a request."""
+
+    def log_fields(self) -> Mapping[str, Any]:
+        """The fields that lines of the task have, unless the line sets them itself."""
+        ...
+
+
+log_context: ContextVar[LogContext | None] = ContextVar("log_context", default=None)
 
 
 def configure_logging(service: str, **bound: Any) -> None:
@@ -19,7 +30,7 @@ def configure_logging(service: str, **bound: Any) -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            _add_trace,
+            _add_context,
             structlog.processors.StackInfoRenderer(),
             *([] if terminal else [structlog.processors.ExceptionRenderer(_stack)]),
             structlog.dev.ConsoleRenderer(exception_formatter=_write_stack)
@@ -67,9 +78,9 @@ def _write_stack(out: TextIO, exc_info: structlog.typing.ExcInfo) -> None:
     out.write("\n" + _stack(exc_info))
 
 
-def _add_trace(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    context = trace.get_current_span().get_span_context()
-    if context.is_valid:
-        event["trace_id"] = trace.format_trace_id(context.trace_id)
-        event["span_id"] = trace.format_span_id(context.span_id)
+def _add_context(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    context = log_context.get()
+    if context is not None:
+        for name, value in context.log_fields().items():
+            event.setdefault(name, value)
     return event

@@ -2,96 +2,96 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 from typing import NamedTuple
 
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from trunkline.status import RequestRefused
+from trunkline_runtime.telemetry.head_sampler import HeadSampler, SamplerError, head_sampler
+from trunkline_runtime.telemetry.span_exporters import DISABLED, ExporterError, span_exporter
+from trunkline_runtime.telemetry.span_queue import QueueError, SpanQueue, span_queue
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _TRACER_NAME = "trunkline"
 
-
-EXPORTERS = ("otlp", "console", "none")
-PROTOCOLS = ("grpc", "http/protobuf")
 # The SDK reads these. They decide about traces that start here, also for processes that continue and export them.
-SDK_VARIABLES = ("OTEL_SDK_DISABLED", "OTEL_TRACES_SAMPLER")
+SDK_VARIABLES = (DISABLED, "OTEL_TRACES_SAMPLER")
+NONE_SAMPLED = HeadSampler(ratio=0.0)  # but for those of callers that sample
 
 
-class TracingError(ValueError):
-    """An OTEL_* variable is invalid. The message is one line for a person."""
+@dataclass(frozen=True, slots=True)
+class Tracing:
+    """How a process traces, as its environment says.
+
+    queue: exports spans; None: they are not exported, and the trace context is passed on
+    """
+
+    sampler: HeadSampler
+    queue: SpanQueue | None
+    resource: Resource
 
 
-def configure_tracing(service_name: str) -> None:
-    """Exports spans if the standard OTEL_* variables ask for it; otherwise spans only pass the trace context on.
+def open_tracing(service_name: str, instance: str = "") -> Tracing:
+    """Reads the OTEL_* variables. `instance`: the process's name among those of its service.
 
     Exits with status 2 and one line on standard error if a variable is invalid, as for any other setting.
     """
     try:
-        exporter = _exporter()
-    except TracingError as error:
+        sampler, exporter = head_sampler(), span_exporter()
+        queue = None if exporter is None else span_queue(exporter)
+    except (SamplerError, ExporterError, QueueError) as error:
         print(f"{service_name}: {error}", file=sys.stderr)
         sys.exit(2)
-    if exporter is None and not any(os.environ.get(name) for name in SDK_VARIABLES):
+    attributes = {"service.name": os.environ.get("OTEL_SERVICE_NAME") or service_name}
+    if instance:
+        attributes["service.instance.id"] = instance
+    if os.environ.get(DISABLED, "").lower() == "true":
+        sampler = NONE_SAMPLED
+    return Tracing(sampler, queue, Resource.create(attributes))
+
+
+def configure_tracing(service_name: str) -> SpanQueue | None:
+    """Sets up start_span(): spans are exported if the standard OTEL_* variables ask for it, and only pass the trace
+    context on otherwise. Returns the queue before the exporter. Exits as open_tracing() does."""
+    tracing = open_tracing(service_name)
+    if tracing.queue is None and not any(os.environ.get(name) for name in SDK_VARIABLES):
         trace.set_tracer_provider(_CarrierProvider())
-        return
-    provider = TracerProvider(
-        resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", service_name)})
-    )
-    if exporter is not None:
-        provider.add_span_processor(BatchSpanProcessor(exporter))
+        return None
+    provider = TracerProvider(resource=tracing.resource)
+    if tracing.queue is not None:
+        provider.add_span_processor(_Queued(tracing.queue))
     trace.set_tracer_provider(provider)
+    return tracing.queue
 
 
 def shutdown_tracing() -> None:
-    """Exports the spans that are still buffered."""
+    """Exports the spans that are still queued."""
     provider = trace.get_tracer_provider()
     if isinstance(provider, TracerProvider):
         provider.shutdown()
 
 
-def _exporter() -> SpanExporter | None:
-    """The exporter that the variables ask for; None if there is none. Raises TracingError."""
-    wanted = os.environ.get("OTEL_TRACES_EXPORTER")  # an empty variable counts as unset, by OpenTelemetry's rules
-    if not wanted:
-        named = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-        wanted = "otlp" if any(os.environ.get(name) for name in named) else "none"
-    if wanted not in EXPORTERS:
-        raise TracingError(f"OTEL_TRACES_EXPORTER={wanted} is not supported; allowed: {', '.join(EXPORTERS)}")
-    if wanted == "otlp":
-        return _otlp_exporter()
-    return ConsoleSpanExporter() if wanted == "console" else None
+class _Queued(SpanProcessor):
+    """Puts the spans of the SDK into a queue."""
 
+    def __init__(self, queue: SpanQueue) -> None:
+        self._queue = queue
 
-def _otlp_exporter() -> SpanExporter:
-    variables = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-    variable = next((name for name in variables if os.environ.get(name)), variables[-1])
-    protocol = os.environ.get(variable) or PROTOCOLS[0]
-    if protocol not in PROTOCOLS:
-        raise TracingError(f"{variable}={protocol} is not supported; allowed: {', '.join(PROTOCOLS)}")
-    kind = protocol.partition("/")[0]
-    try:
-        # Imported on demand: the import is slow, and the exporter over HTTP need not be installed.
-        module = import_module(f"opentelemetry.exporter.otlp.proto.{kind}.trace_exporter")
-        exporter: SpanExporter = module.OTLPSpanExporter()
-        return exporter
-    except ImportError as error:
-        package = f"opentelemetry-exporter-otlp-proto-{kind}"
-        raise TracingError(f"{variable}={protocol} needs the package {package} installed: {error}") from None
-    except Exception as error:  # the library reads a dozen more variables, and may raise any error
-        raise TracingError(f"the OTLP exporter cannot be made from the OTEL_* variables: {error}") from None
+    def on_end(self, span: ReadableSpan) -> None:
+        if span.context is not None and span.context.trace_flags.sampled:
+            self._queue.put(lambda: (span,))
+
+    def shutdown(self) -> None:
+        self._queue.close()
 
 
 class _CarrierProvider(trace.TracerProvider):
@@ -124,30 +124,6 @@ def _tracer() -> trace.Tracer:
 def _tracer_of(provider: trace.TracerProvider) -> trace.Tracer:
     """Cached: making a tracer takes as long as making a span."""
     return provider.get_tracer(_TRACER_NAME)
-
-
-@contextmanager
-def request_span(
-    name: str,
-    *,
-    traceparent: str = "",
-    tracestate: str = "",
-    attributes: Mapping[str, AttributeValue] | None = None,
-) -> Iterator[Span]:
-    """The span of one request: current inside the block, and a child of the caller's span if there is one."""
-    carrier = {"traceparent": traceparent, "tracestate": tracestate} if traceparent else {}
-    context = _PROPAGATOR.extract(carrier) if carrier else None
-    span = _tracer().start_span(name, context=context, kind=SpanKind.SERVER, attributes=attributes)
-    # Without the exception: its message may quote the request.
-    with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
-        try:
-            yield span
-        except RequestRefused as refused:
-            span.set_status(Status(StatusCode.ERROR, refused.reason))
-            raise
-        except Exception as error:
-            span.set_status(Status(StatusCode.ERROR, type(error).__name__))
-            raise
 
 
 def start_span(
@@ -205,13 +181,6 @@ def add_child(
     for event in events:
         span.add_event(event.name, event.attributes, timestamp=event.unix_ns)
     span.end(max(start_unix_ns, end_unix_ns))
-
-
-def current_trace_context() -> tuple[str, str]:
-    """(traceparent, tracestate) of the current span; empty strings if there is none."""
-    carrier: dict[str, str] = {}
-    _PROPAGATOR.inject(carrier)
-    return carrier.get("traceparent", ""), carrier.get("tracestate", "")
 
 
 def trace_context_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple[str, str]:

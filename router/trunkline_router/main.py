@@ -25,7 +25,7 @@ from trunkline_router.settings import (
 from trunkline_runtime.log import configure_logging
 from trunkline_runtime.server import PortInUse
 from trunkline_runtime.settings import load_settings
-from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
+from trunkline_runtime.tracing import open_tracing
 
 SALT_PURPOSE = "cache salts"
 
@@ -84,7 +84,7 @@ def access_of(settings: RouterSettings, tenants: Tenants, authenticator: Authent
 def run(settings: RouterSettings, shared_port: SharedPort | None = None) -> int:
     """Serves until a signal; returns the exit status."""
     configure_logging("router", router=settings.name)
-    configure_tracing("trunkline-router")
+    tracing = open_tracing("trunkline-router", settings.name)
     keep_freed_memory()
     status = 0
     try:
@@ -93,11 +93,12 @@ def run(settings: RouterSettings, shared_port: SharedPort | None = None) -> int:
             raise TenantsError("--tenants has quotas, which several processes can only keep together with --redis-url")
         authenticator = authenticator_of(settings)
         check_files(settings)
-        uvloop.run(serve(settings, access_of(settings, tenants, authenticator), authenticator, shared_port))
+        uvloop.run(serve(settings, access_of(settings, tenants, authenticator), authenticator, tracing, shared_port))
     except (PortInUse, TenantsError, IdentityError, TlsFileError) as error:
         print(f"trunkline-router: {error}", file=sys.stderr)
         status = EXIT_CANNOT_START
-    shutdown_tracing()
+    if tracing.queue is not None:
+        tracing.queue.close()
     return status
 
 

@@ -46,8 +46,11 @@ from trunkline_router.stores.embedded_store import EmbeddedStore
 from trunkline_router.stores.redis_store import RedisStore
 from trunkline_router.stores.store import Store
 from trunkline_router.streaming.backlog import Backlog
+from trunkline_router.telemetry.request_observer import RequestObserver
+from trunkline_router.telemetry.request_record import RequestListener
+from trunkline_router.tracing.request_traces import RequestTraces
 from trunkline_router.watch.fleet_watch import FleetWatch, RouterFacts
-from trunkline_router.watch.recent_requests import RecentRequests
+from trunkline_router.watch.recent_requests import SLOW_S, RecentRequests
 from trunkline_router.watch.worker_drain import WorkerDrain
 from trunkline_router.workers.link_context import LinkContext, LinkLimits, LinkSecurity
 from trunkline_router.workers.pool import Pools
@@ -58,6 +61,7 @@ from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.metrics import export_lag, metric_reader
 from trunkline_runtime.server import GrpcServer, Signals
 from trunkline_runtime.tls import ServerTls
+from trunkline_runtime.tracing import Tracing
 from trunkline_runtime.wake_ups import read_wake_ups_at_once
 
 SERVICE = "trunkline.v1.InferenceService"
@@ -95,14 +99,18 @@ class Router:
 
 
 async def serve(
-    settings: RouterSettings, access: Access, authenticator: Authenticator, shared_port: SharedPort | None = None
+    settings: RouterSettings,
+    access: Access,
+    authenticator: Authenticator,
+    tracing: Tracing,
+    shared_port: SharedPort | None = None,
 ) -> None:
     """Builds a router, serves until a signal, then stops it. Raises PortInUse, IdentityError."""
     log = get_logger()
     if not read_wake_ups_at_once():
         log.warning("grpc.aio was in use already: its wake-ups are read one by one")
     signals = Signals()
-    router = build(settings, access, is_port_shared=shared_port is not None)
+    router = build(settings, access, tracing, is_port_shared=shared_port is not None)
     reader = metric_reader("trunkline-router")
     metrics = None if reader is None else export_lag(router.lag, "trunkline-router", reader)
     tasks: list[asyncio.Task[Any]] = []
@@ -133,7 +141,7 @@ async def serve(
     log.info("router stopped")
 
 
-def build(settings: RouterSettings, access: Access, *, is_port_shared: bool) -> Router:
+def build(settings: RouterSettings, access: Access, tracing: Tracing, *, is_port_shared: bool) -> Router:
     """Makes the parts and connects them to each other. Nothing runs yet. Needs a running event loop. Raises
     TlsFileError."""
     rng, tls = Random(), settings.tls.server_tls()
@@ -153,11 +161,13 @@ def build(settings: RouterSettings, access: Access, *, is_port_shared: bool) -> 
         tls=tls,
         health_port=settings.tls.health_port,
     )
-    inference = Inference(dispatcher, max_choices=settings.max_choices, shared=shared)
+    recent = RecentRequests(slow_s=settings.trace_slow_ms / 1e3 or SLOW_S)
+    observer = RequestObserver(tracing.sampler, [*listeners_of(settings, tracing), recent])
+    inference = Inference(dispatcher, max_choices=settings.max_choices, shared=shared, observer=observer)
     service = InferenceService(inference, access, grant_keys=settings.grant_keys)
     add_InferenceServiceServicer_to_server(service, server.grpc)
     facts = RouterFacts(settings.name, has_store=bool(settings.redis_url))
-    watch = FleetWatch(pools, shared, access.tenants, RecentRequests(), facts)
+    watch = FleetWatch(pools, shared, access.tenants, recent, facts)
     worker_drain = WorkerDrain(pools, time.monotonic)
     add_FleetServiceServicer_to_server(FleetService(inference.preparer, access, watch, worker_drain), server.grpc)
     store = _response_store(settings)
@@ -178,6 +188,14 @@ def build(settings: RouterSettings, access: Access, *, is_port_shared: bool) -> 
         *(() if store is None else (store.run,)),
     )
     return Router(settings, pools, shared, server, http, service, renderers, lag, background)
+
+
+def listeners_of(settings: RouterSettings, tracing: Tracing) -> Sequence[RequestListener]:
+    """Those who are told of each request that has ended, apart from the log."""
+    if tracing.queue is None:
+        return ()
+    slow_s = settings.trace_slow_ms / 1e3 if settings.trace_slow_ms else None
+    return (RequestTraces(tracing.queue, tracing.resource, slow_s),)
 
 
 def _response_store(settings: RouterSettings) -> ResponseStore | None:

@@ -124,6 +124,12 @@ class RouterSettings:
         minimum=16,
         maximum=1 << 20,
     )
+    trace_slow_ms: float = setting(
+        2000.0,
+        help="if spans are exported, a request that waits for longer than this for its first token, or between two "
+        "tokens, is exported even if it was not sampled; 0: slow requests are sampled like others",
+        minimum=0.0,
+    )
     stop_timeout_s: float = setting(3.0, help="time for running requests to finish at SIGTERM", minimum=0.0)
     http: HttpSettings = field(default_factory=HttpSettings)
     identity: IdentitySettings = field(default_factory=IdentitySettings)

@@ -39,6 +39,7 @@ from trunkline_router.shared_state.pool_fleet import PoolFleet
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.stores.embedded_store import EmbeddedStore
 from trunkline_router.streaming.backlog import Backlog
+from trunkline_router.telemetry.request_observer import RequestObserver
 from trunkline_router.watch.fleet_sampler import Periods
 from trunkline_router.watch.fleet_watch import FleetWatch, RouterFacts
 from trunkline_router.watch.recent_requests import RecentRequests
@@ -136,6 +137,7 @@ class Options(TypedDict, total=False):
     store: ResponseStore | None
     recent: RecentRequests | None
     page_folder: Path | None
+    observer: RequestObserver | None
 
 
 @asynccontextmanager
@@ -179,6 +181,7 @@ async def router_before(
     store: ResponseStore | None = None,
     recent: RecentRequests | None = None,
     page_folder: Path | None = None,
+    observer: RequestObserver | None = None,
 ) -> AsyncIterator[Cluster]:
     """The same before workers that run already; `share` makes what it may share with other routers, and `edge`, such as
     Edge itself, the HTTP endpoints, which run only with it."""
@@ -207,10 +210,13 @@ async def router_before(
         await shared.start()
         stack.push_async_callback(shared.close)
         stack.push_async_callback(_cancel, [asyncio.create_task(shared.run())])
-        inference = Inference(dispatcher, max_choices=max_choices, shared=shared)
+        recent = recent or RecentRequests()
+        inference = Inference(
+            dispatcher, max_choices=max_choices, shared=shared, observer=observer or RequestObserver(listeners=[recent])
+        )
         service = InferenceService(inference, access, grant_keys=keys)
         add_InferenceServiceServicer_to_server(service, server.grpc)
-        watch = FleetWatch(pools, shared, access.tenants, recent or RecentRequests(), RouterFacts("router-1"), periods=PERIODS)
+        watch = FleetWatch(pools, shared, access.tenants, recent, RouterFacts("router-1"), periods=PERIODS)
         stack.push_async_callback(_cancel, [asyncio.create_task(watch.run())])
         drain = WorkerDrain(pools, clock_s)
         add_FleetServiceServicer_to_server(FleetService(inference.preparer, access, watch, drain), server.grpc)

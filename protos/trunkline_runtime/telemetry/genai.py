@@ -51,7 +51,7 @@ LATENCY_TIME_IN_MODEL_DECODE = "gen_ai.latency.time_in_model_decode"
 LATENCY_TIME_IN_MODEL_INFERENCE = "gen_ai.latency.time_in_model_inference"
 
 OPT_IN = "OTEL_SEMCONV_STABILITY_OPT_IN"
-BOTH = "gen_ai/dup"
+BOTH, VLLM = "gen_ai/dup", "gen_ai/vllm"
 OLD_SPELLINGS = {
     PROVIDER_NAME: "gen_ai.system",
     USAGE_INPUT_TOKENS: "gen_ai.usage.prompt_tokens",
@@ -62,11 +62,16 @@ OLD_SPELLINGS = {
 def spelled(attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
     """Attributes under the names that OTEL_SEMCONV_STABILITY_OPT_IN asks for."""
     made = dict(attributes)
-    if _wants_old():
+    if BOTH in _opted_in():
         made |= {OLD_SPELLINGS[name]: value for name, value in attributes.items() if name in OLD_SPELLINGS}
     return made
 
 
 @cache
-def _wants_old() -> bool:
-    return BOTH in (part.strip() for part in os.environ.get(OPT_IN, "").split(","))
+def _opted_in() -> frozenset[str]:
+    return frozenset(part.strip() for part in os.environ.get(OPT_IN, "").split(","))
+
+
+def adds_latencies() -> bool:
+    """Whether spans also have vLLM's attributes: with `gen_ai/vllm` in the list, which is Trunkline's own addition."""
+    return VLLM in _opted_in()

@@ -42,6 +42,7 @@ from trunkline_router.watch.worker_drain import WorkerDrain
 from trunkline_router.watch.worker_tile import state_of
 from trunkline_router.workers.worker_link import WorkerLink
 
+EXPLAIN_RPC = "trunkline.v1.FleetService/ExplainRoute"
 EXACT_MS = re.compile(r"\d+\.\d(?= ms)")
 ACCURACY_STEP = 20  # requests, each of which found something cached
 MOST_SHOWN = (1 << 32) - 1  # some fields have 32 bits
@@ -62,7 +63,7 @@ class FleetService(FleetServiceServicer):
         self._drain = drain
 
     async def ExplainRoute(self, request: ExplainRouteRequest, context: Context) -> ExplainRouteResponse:
-        call = RequestCall.of(request.request, context, self._access, Role.OPERATOR)
+        call = RequestCall.of(request.request, context, self._access, EXPLAIN_RPC, Role.OPERATOR)
         if not call.caller.identity.sees_cache:
             raise forbidden("these credentials may not see the cache, which decides the route")
         prepared = await self._preparer.prepare(call)

@@ -4,11 +4,9 @@ What a client reports affects its own request alone. It opens no breaker, counts
 suspicion, because a client could report anything of a healthy worker. The number of grants for a request is bounded.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-
-from opentelemetry.trace import Span
 
 from trunkline.answer_ledger import AnswerLedger
 from trunkline.channel import MAX_MESSAGE_BYTES
@@ -19,7 +17,8 @@ from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
 from trunkline.v1.inference_pb2 import ChoiceLedger, DirectLost, GrantRequest, GrantResponse
 from trunkline.validation import validate_token_ids
 from trunkline_router.api.grant_charge import GrantCharge
-from trunkline_router.dispatch.dispatch import Dispatcher, trace_route
+from trunkline_router.dispatch.attempt_notes import begin_attempt, end_attempt, trace_of
+from trunkline_router.dispatch.dispatch import Dispatcher
 from trunkline_router.dispatch.placement import Placement
 from trunkline_router.dispatch.running import Running
 from trunkline_router.request.prepared_request import PreparedRequest
@@ -27,10 +26,10 @@ from trunkline_router.request.request_call import TimeLeft
 from trunkline_router.routing.route import Route
 from trunkline_router.routing.worker_state import InFlight
 from trunkline_router.streaming.request_stream import MAX_LEDGER_BYTES
+from trunkline_router.telemetry.request_record import GRANTED, AttemptRecord, RequestRecord
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.liveness import Silence
 from trunkline_runtime.log import get_logger
-from trunkline_runtime.tracing import current_trace_context
 
 # For one request. Failover bounds the retries after lost workers, but not those after full ones.
 MAX_GRANTS = 64
@@ -86,14 +85,15 @@ class Granter:
         messages: AsyncIterator[GrantRequest],
         time_left: TimeLeft,
         reserve: Reserve,
-        span: Span,
-        log_fields: dict[str, Any],
+        record: RequestRecord,
     ) -> AsyncGenerator[GrantResponse, None]:
         """Yields grants until the client ends its side: the first ones, and others whenever it needs another worker.
         Raises RequestRefused."""
         client_answer = ClientAnswer(prepared)
-        placement = self.dispatcher.placement(prepared, time_left, client_answer.answer, is_usable=self.takes_grants)
-        return _Granting(self, prepared, client_answer, placement, messages, reserve, span, log_fields).answers()
+        placement = self.dispatcher.placement(
+            prepared, time_left, client_answer.answer, record, is_usable=self.takes_grants
+        )
+        return _Granting(self, prepared, client_answer, placement, messages, reserve, record).answers()
 
 
 class ClientAnswer:
@@ -138,8 +138,7 @@ class _Granting:
     placement: Placement
     messages: AsyncIterator[GrantRequest]
     reserve: Reserve
-    span: Span
-    log_fields: dict[str, Any]
+    record: RequestRecord
     grants: int = 0
     granted_bytes: int = 0
     has_lost: bool = False  # the client says that it lost a worker
@@ -157,8 +156,9 @@ class _Granting:
                 route = await self.placement.place()
                 worker = route.worker
                 silence = Silence(worker.watched_s, num_messages=worker.num_messages)
-                with route.in_flight(is_granted=True) as flight:
-                    yield self._grants(route, charge, flight)
+                noted, previous = begin_attempt(self.record, worker, self.client_answer.answer)
+                with route.in_flight(is_granted=True) as flight, granted(noted):
+                    yield self._grants(route, charge, flight, noted.span_id, previous)
                     while (lost := await self._next(flight)) is not None:
                         silent_s = silence.lasts_s(worker.watched_s, num_messages=worker.num_messages)
                         is_left = worker.is_hung or silent_s >= worker.may_be_silent_s
@@ -212,14 +212,20 @@ class _Granting:
         coming = anext(self.messages, None)
         return await (self.granter.running.unneeded(coming) if self.is_streaming else coming)
 
-    def _grants(self, route: Route[ConnectedWorker], charge: GrantCharge, flight: InFlight) -> GrantResponse:
-        """Returns the grants for this worker, signed. Raises RequestRefused."""
+    def _grants(
+        self, route: Route[ConnectedWorker], charge: GrantCharge, flight: InFlight, span_id: int, previous: str
+    ) -> GrantResponse:
+        """Returns the grants for this worker, signed. Raises RequestRefused.
+
+        span_id: of the attempt. previous: traceparent of the one before, "" if there is none
+        """
         granter, prepared, worker, client_answer = self.granter, self.prepared, route.worker, self.client_answer
         timeout_ns = self.placement.timeout_ns()
         submits = prepared.submits(
             client_answer.answer.unfinished(),
             timeout_ns=timeout_ns,
-            trace=current_trace_context(),
+            trace=trace_of(self.record, span_id),
+            previous_traceparent=previous,
             prompt_known=client_answer.answer.prompt_known,
             # Convicts no request. But if this one killed the worker, no other request in its step is convicted for it.
             suspect=self.has_lost,
@@ -238,11 +244,10 @@ class _Granting:
             charge.revoke()
             raise forbidden(f"too long to be granted: prompt and choices make {num_bytes} bytes")
         self.granted_bytes += num_bytes
-        response.prompt.worker_id = self.log_fields["worker"] = worker.model.worker_id
+        response.prompt.worker_id = worker.model.worker_id
         self.grants += 1
         self.is_streaming = False
-        self.log_fields["grants"] = self.grants
-        trace_route(self.span, route)
+        self.record.grants = self.grants
         return response
 
     def _take(self, worker: ConnectedWorker, message: GrantRequest) -> None:
@@ -259,10 +264,17 @@ class _Granting:
         if self.grants >= MAX_GRANTS or self.granted_bytes > MAX_ALL_BYTES:
             raise refused
         problem = "granting another worker"
-        event: dict[str, str | int] = {
-            "worker": worker.model.worker_id,
-            "problem": kind or "",
-            "tokens": self.client_answer.answer.completion_tokens,
-        }
-        self.span.add_event(problem, event)
-        get_logger().warning(problem, request_id=self.prepared.request_id, **event)
+        noted = self.record.attempts[-1]
+        noted.ended, noted.problem = refused.reason, kind or ""
+        get_logger().warning(problem, **self.record.log_fields(), problem=noted.problem,
+                             tokens=self.client_answer.answer.completion_tokens)  # fmt: skip
+
+
+@contextmanager
+def granted(noted: AttemptRecord) -> Iterator[None]:
+    """Notes the end of a grant's use, as far as this router is told of it."""
+    try:
+        yield
+        noted.ended = GRANTED
+    finally:
+        end_attempt(noted, None)

@@ -6,9 +6,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequenc
 from contextlib import aclosing, contextmanager
 from functools import partial
 
-from opentelemetry.trace import Span
-
-from trunkline.status import DEADLINE_EXCEEDED, INTERNAL, RequestRefused, internal, invalid
+from trunkline.status import INTERNAL, RequestRefused, deadline_exceeded, internal, invalid
 from trunkline.v1.inference_pb2 import GenerateResponse, TokenizeRequest
 from trunkline.validation import check_length, max_total_tokens
 from trunkline_router.dispatch.dispatch import Dispatcher
@@ -23,15 +21,25 @@ from trunkline_router.request.prepared_request import PreparedRequest
 from trunkline_router.request.request_call import RequestCall
 from trunkline_router.request.steps import give_way
 from trunkline_router.shared_state.state import SharedState
+from trunkline_router.telemetry.request_observer import RequestObserver, note_refusal
+from trunkline_router.telemetry.request_record import Interval, RequestRecord
 from trunkline_router.workers.pool import Pool
 from trunkline_runtime.log import get_logger
-from trunkline_runtime.tracing import request_span, trace_context_of
+from trunkline_runtime.tracing import trace_context_of
 
 
 class Inference:
     """Serves clients' requests. A request that fails raises RequestRefused."""
 
-    def __init__(self, dispatcher: Dispatcher, *, max_choices: int, shared: SharedState) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        max_choices: int,
+        shared: SharedState,
+        observer: RequestObserver | None = None,
+    ) -> None:
+        self._observer = observer or RequestObserver()
         self.dispatcher = dispatcher
         self.pools = dispatcher.pools
         self.shared = shared
@@ -41,13 +49,14 @@ class Inference:
     async def generate(self, call: RequestCall) -> AsyncGenerator[GenerateResponse, None]:
         """Yields the responses to a request: the first one has its prompt, the last one its usage."""
         sees_cache = call.caller.identity.sees_cache
-        with self.observed("router.generate", call) as span, self.running.admitted():
+        record = call.record
+        with self.observed(call), self.running.admitted():
             prepared = await self.prepare(call)
-            with await self.reserve(call.caller, prepared) as reservation:
+            with await self.reserve(call.caller, prepared, record) as reservation:
                 if call.extras.on_admission is not None:
                     await call.extras.on_admission(prepared)
                 async with aclosing(
-                    self.dispatcher.dispatch(prepared, call.time_left, span, call.log_fields, reservation.meter)
+                    self.dispatcher.dispatch(prepared, call.time_left, record, reservation.meter)
                 ) as responses:
                     reservation.follow(responses.stream)
                     async for response in responses:
@@ -55,42 +64,33 @@ class Inference:
                         yield response if sees_cache else without_cache(response)
 
     @contextmanager
-    def observed(self, name: str, call: RequestCall) -> Iterator[Span]:
-        """Opens the request's span and, when the request ends, writes its log line. An unexpected error becomes
-        RequestRefused (INTERNAL)."""
-        started_s = time.monotonic()
-        traceparent, tracestate = trace_context_of(call.metadata)
-        request_id, log_fields = call.request_id, call.log_fields
-        log = get_logger().bind(request_id=request_id)
-        log_fields["outcome"] = "cancelled"
-        attributes = {"trunkline.request_id": request_id}
-        with request_span(name, traceparent=traceparent, tracestate=tracestate, attributes=attributes) as span:
+    def observed(self, call: RequestCall) -> Iterator[None]:
+        """Keeps the request's record until the block ends. An unexpected error becomes RequestRefused (INTERNAL)."""
+        record, request_id = call.record, call.request_id
+        with self._observer.observed(record, *trace_context_of(call.metadata)):
             try:
-                yield span
+                yield
             except RequestRefused as refused:
-                log_fields["outcome"] = refused.reason
+                note_refusal(record, refused)
                 if refused.reason == INTERNAL and request_id not in refused.message:  # a worker's
                     raise internal(request_id) from None
                 raise
             except Exception as error:
-                log_fields["outcome"] = INTERNAL
-                log.error("unexpected error", exc_info=error)
-                raise internal(request_id) from None
+                get_logger().error("unexpected error", **record.log_fields(), exc_info=error)
+                hidden = internal(request_id)
+                note_refusal(record, hidden)
+                raise hidden from None
             except (asyncio.CancelledError, GeneratorExit):
                 remaining_s = call.time_left()
                 if remaining_s is not None and remaining_s <= 0:
-                    log_fields["outcome"] = DEADLINE_EXCEEDED
+                    note_refusal(record, deadline_exceeded())
                 raise
-            finally:
-                if span.is_recording():
-                    span.set_attributes({f"trunkline.{name}": value for name, value in log_fields.items()})
-                log.info("request ended", duration_ms=round((time.monotonic() - started_s) * 1e3, 1), **log_fields)
 
     async def prepare(self, call: RequestCall) -> PreparedRequest:
         """Prepares a request, unless its tenant's quotas are known to be used up: to tokenize a prompt costs more than
         to refuse it. Raises RequestRefused."""
         caller = call.caller
-        call.log_fields["tenant"] = caller.tenant
+        call.record.tenant = caller.tenant
         likely = partial(self.preparer.likely_use, call)
         self.shared.check_left(caller.tenant, caller.terms.quotas, likely, is_listed=caller.is_listed)
         return await self.preparer.prepare(call)
@@ -106,21 +106,27 @@ class Inference:
         for num_prompt in lengths:
             check_length(num_prompt, None, context_length=limits.context_length, capacity=limits.kv_token_capacity)
 
-    async def reserve(self, caller: Caller, prepared: PreparedRequest, *, in_full: bool = False) -> Reservation:
+    async def reserve(
+        self, caller: Caller, prepared: PreparedRequest, record: RequestRecord, *, in_full: bool = False
+    ) -> Reservation:
         """Reserves the request's tokens in its tenant's quotas; `in_full`: the most that it can use. Raises
         RequestRefused (QUOTA_EXCEEDED)."""
         sampling = prepared.sampling
         most_tokens = prepared.most_output_tokens
-        return await self.shared.reserve(
-            caller.tenant,
-            caller.terms.quotas,
-            is_listed=caller.is_listed,
-            weight=caller.terms.weight,
-            prompt_tokens=len(prepared.prompt),
-            max_tokens=most_tokens if in_full or sampling.HasField("max_tokens") else None,
-            most_tokens=most_tokens,
-            choices=prepared.choices,
-        )
+        begun_s = time.monotonic()
+        try:
+            return await self.shared.reserve(
+                caller.tenant,
+                caller.terms.quotas,
+                is_listed=caller.is_listed,
+                weight=caller.terms.weight,
+                prompt_tokens=len(prepared.prompt),
+                max_tokens=most_tokens if in_full or sampling.HasField("max_tokens") else None,
+                most_tokens=most_tokens,
+                choices=prepared.choices,
+            )
+        finally:
+            record.admitted = Interval(begun_s, time.monotonic())
 
     async def tokenize(self, request: TokenizeRequest, caller: Caller, time_left_s: float | None) -> Sequence[int]:
         """Returns the token ids of a text or conversation. Raises RequestRefused."""

@@ -29,7 +29,9 @@ from trunkline_router.request.access import Access, Context
 from trunkline_router.request.caller import Caller, forbidden
 from trunkline_router.request.prepared_request import PreparedRequest
 from trunkline_router.request.request_call import RequestCall
+from trunkline_router.telemetry.request_record import GRANT, GRANTED, RequestRecord
 
+GENERATE_RPC, GRANT_RPC = (f"trunkline.v1.InferenceService/{method}" for method in ("Generate", "Grant"))
 FIRST_MESSAGE_S = 10.0  # a Grant call that sends nothing for this long is ended: otherwise it would stay open forever
 
 
@@ -47,7 +49,8 @@ class InferenceService(InferenceServiceServicer):
         await self._inference.running.stop()
 
     async def Generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateResponse, None]:
-        async with aclosing(self._inference.generate(RequestCall.of(request, context, self._access))) as responses:
+        call = RequestCall.of(request, context, self._access, GENERATE_RPC)
+        async with aclosing(self._inference.generate(call)) as responses:
             async for response in responses:
                 yield response
 
@@ -62,24 +65,26 @@ class InferenceService(InferenceServiceServicer):
         self._granter.check_offered()
         if first is None or first.WhichOneof("news") != "request":
             raise invalid("request", f"must be in the first message, within {FIRST_MESSAGE_S:g} s")
-        call, inference = RequestCall.of(first.request, context, self._access), self._inference
+        call, inference = RequestCall.of(first.request, context, self._access, GRANT_RPC), self._inference
+        record = call.record
+        record.method = GRANT
         if not call.caller.identity.sees_cache:
             raise forbidden("these credentials may not use the direct path, which tells the worker and its cache")
-        with inference.observed("router.grant", call) as span, inference.running.admitted():
+        with inference.observed(call), inference.running.admitted():
             prepared = await inference.prepare(call)
             self._granter.check_taken(prepared.model)
             check_reservable(call.caller, prepared)
-            reserve = partial(self._charge, call.caller, prepared)
+            reserve = partial(self._charge, call.caller, prepared, record)
             async with aclosing(
-                self._granter.answers(prepared, request_iterator, call.time_left, reserve, span, call.log_fields)
+                self._granter.answers(prepared, request_iterator, call.time_left, reserve, record)
             ) as answers:
                 async for answer in answers:
                     yield answer
-            call.log_fields["outcome"] = "granted"  # the worker's log has the outcome of the answer
+            record.outcome = GRANTED
 
-    async def _charge(self, caller: Caller, prepared: PreparedRequest) -> GrantCharge:
+    async def _charge(self, caller: Caller, prepared: PreparedRequest, record: RequestRecord) -> GrantCharge:
         """Reserves the most that a granted request can use. Raises RequestRefused (QUOTA_EXCEEDED)."""
-        reservation = await self._inference.reserve(caller, prepared, in_full=True)
+        reservation = await self._inference.reserve(caller, prepared, record, in_full=True)
         return GrantCharge(reservation, len(prepared.prompt), prepared.choices * prepared.most_output_tokens)
 
     async def Tokenize(self, request: TokenizeRequest, context: Context) -> Any:  # serialized

@@ -4,16 +4,16 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from random import Random
-from typing import Any, NoReturn
-
-from opentelemetry.trace import Span
+from typing import NoReturn
 
 from trunkline.answer_ledger import AnswerLedger
 from trunkline.names import finish_name
-from trunkline.status import NO_WORKER, OVERLOADED
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED
 from trunkline.v1.inference_pb2 import GenerateResponse
+from trunkline.v1.worker_pb2 import Timeline
+from trunkline_router.dispatch.attempt_notes import begin_attempt, end_attempt, note_loss, note_timeline, trace_of
 from trunkline_router.dispatch.placement import Placement
 from trunkline_router.failover.failover import FailoverLimits, Recovery
 from trunkline_router.failover.quarantine import Quarantine, quarantined
@@ -27,13 +27,10 @@ from trunkline_router.routing.worker_state import InFlight
 from trunkline_router.streaming.backlog import Backlog
 from trunkline_router.streaming.fanout import Fanout
 from trunkline_router.streaming.request_stream import BrokenOff, RequestStream
+from trunkline_router.telemetry.request_record import COMPLETE, RequestRecord
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool import Pools
 from trunkline_runtime.log import get_logger
-from trunkline_runtime.tracing import current_trace_context
-
-# Candidates in a request's trace: the chosen worker and the next best.
-MOST_TRACED = 8
 
 
 class Dispatcher:
@@ -61,17 +58,18 @@ class Dispatcher:
         self.backlog = backlog or Backlog()
 
     def dispatch(
-        self, prepared: PreparedRequest, time_left: TimeLeft, span: Span, log_fields: dict[str, Any], meter: OutputMeter
+        self, prepared: PreparedRequest, time_left: TimeLeft, record: RequestRecord, meter: OutputMeter
     ) -> "DispatchedRequest":
-        """Returns the request's responses, from as many workers as it needs. Fills in `log_fields`. Iterating raises
+        """Returns the request's responses, from as many workers as it needs, and fills in its record. Iterating raises
         RequestRefused."""
-        return DispatchedRequest(self, prepared, time_left, span, log_fields, meter)
+        return DispatchedRequest(self, prepared, time_left, record, meter)
 
     def placement(
         self,
         prepared: PreparedRequest,
         time_left: TimeLeft,
         progress: AnswerLedger,
+        record: RequestRecord,
         *,
         is_usable: Callable[[ConnectedWorker], bool] | None = None,
         is_suspect: Callable[[], bool] = lambda: False,
@@ -89,6 +87,7 @@ class Dispatcher:
             self.cells,
             is_usable,
             is_suspect,
+            record,
         )
 
 
@@ -100,8 +99,7 @@ class DispatchedRequest:
     dispatcher: Dispatcher
     prepared: PreparedRequest
     time_left: TimeLeft
-    span: Span
-    log_fields: dict[str, Any]
+    record: RequestRecord
     meter: OutputMeter
     suspicion: Suspicion = field(init=False)
     stream: RequestStream = field(init=False)
@@ -113,7 +111,7 @@ class DispatchedRequest:
         self.suspicion = suspicion = Suspicion()
         prepared, dispatcher = self.prepared, self.dispatcher
         self.stream = RequestStream(
-            prepared.request_id,
+            self.record,
             prepared.choices,
             prepared.prompt_info(),
             dispatcher.fanout,
@@ -124,6 +122,7 @@ class DispatchedRequest:
             prepared,
             self.time_left,
             self.stream.answer,
+            self.record,
             is_suspect=lambda: suspicion.is_suspect,  # refers to no `self`, which would make a cycle
         )
         self._responses = self.responses()
@@ -134,9 +133,11 @@ class DispatchedRequest:
     async def aclose(self) -> None:
         await self._responses.aclose()
         self.stream.close()
+        self.record.cached_tokens = self.stream.cached_tokens
+        self.record.completion_tokens = self.stream.answer.completion_tokens
 
     async def responses(self) -> AsyncGenerator[GenerateResponse, None]:
-        stream, log_fields, dispatcher = self.stream, self.log_fields, self.dispatcher
+        stream, dispatcher = self.stream, self.dispatcher
         dispatcher.budget.on_request()
         while True:
             self._check_quarantine()
@@ -153,10 +154,8 @@ class DispatchedRequest:
                 await self._note(route.worker, broken)
             finally:
                 self.suspicion.leave()
-        log_fields["cached_tokens"] = stream.cached_tokens
-        log_fields["completion_tokens"] = stream.answer.completion_tokens
         reasons = [finish_name(ledger.finish_reason) for ledger in stream.answer.ledgers]
-        log_fields["outcome"] = ",".join(dict.fromkeys(reasons))
+        self.record.outcome = ",".join(dict.fromkeys(reasons))
 
     def _check_quarantine(self) -> None:
         """Raises RequestRefused (QUARANTINED)."""
@@ -169,30 +168,34 @@ class DispatchedRequest:
         """Yields the responses from one worker. However this ends, the worker is told and its load is settled. Raises
         BrokenOff if the worker gives the request up."""
         worker, stream, prepared, dispatcher = route.worker, self.stream, self.prepared, self.dispatcher
+        timeout_ns = self.placement.timeout_ns()
+        noted, previous_traceparent = begin_attempt(self.record, worker, stream.answer)
         submits = prepared.submits(
             stream.answer.unfinished(),
-            timeout_ns=self.placement.timeout_ns(),
-            trace=current_trace_context(),
+            timeout_ns=timeout_ns,
+            trace=trace_of(self.record, noted.span_id),
+            previous_traceparent=previous_traceparent,
             prompt_known=stream.answer.prompt_known,
             suspect=self.suspicion.is_suspect,
         )
-        self.log_fields["worker"] = worker.model.worker_id
-        trace_route(self.span, route)
         is_told_cached = not stream.answer.prompt_known
         has_started = False
         trial = worker.breaker.dispatch()
         with route.in_flight() as flight:
-            attempt = WorkerAttempt(worker, flight, self.suspicion, self.log_fields)
+            attempt = WorkerAttempt(worker, flight, self.suspicion, self.record)
             stream.begin(worker.model.worker_id, attempt)
             attempt.handles += worker.session.submit(submits, [stream.put] * len(submits))
             try:
                 while (response := await stream.take()) is not None:
                     if not has_started:
                         has_started = True
+                        noted.first_output_s = stream.handed_s
                         flight.has_started(stream.cached_tokens if is_told_cached else None)
                         trial.succeeded(dispatcher.clock_s())
                     yield response
+                noted.ended = COMPLETE
             except BrokenOff as broken:
+                note_loss(noted, broken.refused)
                 # The link counts a lost worker once, and a worker that drains or hangs has not failed.
                 if worker.accepts and not worker.session.is_broken:
                     trial.refused(broken.refused.reason, dispatcher.clock_s())
@@ -200,10 +203,11 @@ class DispatchedRequest:
             finally:
                 trial.end()
                 worker.session.abort(attempt.handles)
+                end_attempt(noted, stream.handed_s if has_started else None)
 
     async def _note(self, worker: ConnectedWorker, broken: BrokenOff) -> None:
         """An attempt broke off. Raises RequestRefused if it was the last one."""
-        prepared, stream, refused = self.prepared, self.stream, broken.refused
+        stream, refused = self.stream, broken.refused
         if broken.suspect:
             self._killed.append(worker)
             if self.suspicion.on_death(sole_suspect=broken.sole_suspect) and await self._are_gone():
@@ -214,14 +218,9 @@ class DispatchedRequest:
         else:
             problem = "continuing on another worker"
             stream.resumptions += 1
-        event: dict[str, str | int] = {
-            "worker": worker.model.worker_id,
-            # Messages of other reasons may quote the request.
-            "problem": refused.message if refused.reason == NO_WORKER else refused.reason,
-            "tokens": stream.answer.completion_tokens,
-        }
-        self.span.add_event(problem, event)
-        get_logger().warning(problem, request_id=prepared.request_id, suspect=broken.suspect, **event)
+        noted = self.record.attempts[-1]
+        get_logger().warning(problem, **self.record.log_fields(), problem=noted.problem,
+                             tokens=stream.answer.completion_tokens, suspect=broken.suspect)  # fmt: skip
 
     async def _are_gone(self) -> bool:
         """Whether the workers that report being killed by the request are gone, after a short wait."""
@@ -234,7 +233,7 @@ class DispatchedRequest:
         if not alive:
             return True
         get_logger().error("workers report that a request killed them, but they are still connected",
-                           request_id=self.prepared.request_id, workers=sorted({worker.address for worker in killed}),
+                           **self.record.log_fields(), workers=sorted({worker.address for worker in killed}),
                            alive=alive)  # fmt: skip
         return False
 
@@ -247,8 +246,7 @@ class DispatchedRequest:
         is_believed = dispatcher.witnesses.believe(tenant, set(workers), now_s)
         convict = dispatcher.quarantine.convict if is_believed else dispatcher.quarantine.convict_briefly
         convict(tenant, prepared.model, prepared.prompt, prepared.sampling, now_s)
-        get_logger().error("request quarantined", request_id=prepared.request_id, tenant=tenant, workers=workers,
-                           everywhere=is_believed)  # fmt: skip
+        get_logger().error("request quarantined", **self.record.log_fields(), workers=workers, everywhere=is_believed)
         raise quarantined()
 
 
@@ -256,40 +254,23 @@ class WorkerAttempt:
     """A request's attempt at one worker; an AttemptListener. Its methods act at once, because the generator of
     responses stands still until the client reads on."""
 
-    def __init__(
-        self, worker: ConnectedWorker, flight: InFlight, suspicion: Suspicion, log_fields: dict[str, Any]
-    ) -> None:
+    def __init__(self, worker: ConnectedWorker, flight: InFlight, suspicion: Suspicion, record: RequestRecord) -> None:
         self.handles: list[int] = []  # of its submits
         self.is_watched = suspicion.is_suspect
         self.progressed = suspicion.on_progress
         self._worker = worker
         self._flight = flight
         self._suspicion = suspicion
-        self._log_fields = log_fields
+        self._record = record
 
     def gave_up(self) -> None:
         self.broke_off()
-        self._log_fields["outcome"] = OVERLOADED
+        self._record.outcome, self._record.code = OVERLOADED, CODE_RESOURCE_EXHAUSTED
 
     def broke_off(self) -> None:
         self._worker.session.abort(self.handles)
         self._flight.end()
         self._suspicion.broke_off()
 
-
-def trace_route(span: Span, route: Route[ConnectedWorker]) -> None:
-    """Adds the routing decision and its best candidates to the span."""
-    if not span.is_recording():
-        return
-    plan = route.plan
-    span.set_attributes(
-        {
-            "trunkline.worker": plan.worker_id,
-            "trunkline.route.policy": plan.policy,
-            "trunkline.route.reason": plan.reason,
-            "trunkline.route.matched_tokens": plan.matched_tokens,
-            "trunkline.route.candidates": len(plan.workers.worker_ids),
-        }
-    )
-    for candidate in plan.best(MOST_TRACED):
-        span.add_event("candidate", asdict(candidate))
+    def choice_ended(self, timeline: Timeline) -> None:
+        note_timeline(self._record, timeline)

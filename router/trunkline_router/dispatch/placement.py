@@ -5,6 +5,7 @@ Generate and Grant both use it.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -17,6 +18,7 @@ from trunkline_router.failover.suspicion import Cells
 from trunkline_router.request.prepared_request import PreparedRequest
 from trunkline_router.request.request_call import TimeLeft
 from trunkline_router.routing.route import Route
+from trunkline_router.telemetry.request_record import Interval, PlacementRecord, RequestRecord
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool import Pool, Pools
 
@@ -42,6 +44,7 @@ class Placement:
     cells: Cells
     is_usable: Callable[[ConnectedWorker], bool] | None
     is_suspect: Callable[[], bool]
+    record: RequestRecord
     _failed: dict[ConnectedWorker, int] = field(default_factory=dict)  # workers that lost it → `comebacks` then
     _full: dict[ConnectedWorker, float] = field(default_factory=dict)  # full workers → until when they are left out
     _is_queueing: bool = False  # waits for a cell that another suspect occupies
@@ -49,7 +52,16 @@ class Placement:
     _fingerprint: str = ""  # of the weights that have begun the answer
 
     async def place(self) -> Route[ConnectedWorker]:
-        """Returns a route to a worker, as soon as one can take the request. Raises RequestRefused."""
+        """Returns a route to a worker, as soon as one can take the request, and notes it. Raises RequestRefused."""
+        begun_s, plan = time.monotonic(), None
+        try:
+            route = await self._placed()
+            plan = route.plan
+            return route
+        finally:
+            self.record.note_placement(PlacementRecord(Interval(begun_s, time.monotonic()), plan))
+
+    async def _placed(self) -> Route[ConnectedWorker]:
         progress = self.progress
         if self.recovery.lost_last and not progress.has_output:
             delay_s = self.budget.take(self.clock_s())

@@ -25,6 +25,8 @@ from trunkline_router.http.sse import EventStream
 from trunkline_router.request.access import CREDENTIAL_KEY, Access
 from trunkline_router.request.caller import Caller
 from trunkline_router.request.request_call import NO_EXTRAS, Extras, RequestCall
+from trunkline_router.telemetry.request_observer import new_record
+from trunkline_router.telemetry.request_record import HTTP
 from trunkline_runtime.log import get_logger
 
 Response = TypeVar("Response")
@@ -73,6 +75,7 @@ class HttpCall:
     caller: Caller
     passage: HttpPassage
     has_begun: bool = False  # whether the response's status is sent
+    is_streaming: bool = False  # whether the response is a stream
     prompt: PromptInfo | None = None  # of the answer; told in headers
     _ignored: list[str] = field(default_factory=list)  # unknown fields
 
@@ -110,9 +113,9 @@ class HttpCall:
 
     def request_call(self, request: GenerateRequest, extras: Extras = NO_EXTRAS) -> RequestCall:
         """Returns a request of this call for the path that all protocols share."""
-        return RequestCall(
-            request, request.request_id, self.caller, metadata_of(self.headers), no_deadline, extras=extras
-        )
+        record = new_record(request.request_id, HTTP, self.scope["path"])
+        record.is_streamed = self.is_streaming
+        return RequestCall(request, record, self.caller, metadata_of(self.headers), no_deadline, extras)
 
     async def respond(self, body: bytes, *, status: int = 200, headers: Iterable[Header] = ()) -> None:
         """Sends a whole JSON response."""
@@ -132,6 +135,7 @@ class HttpCall:
     async def stream(self, responses: AsyncGenerator[Response, None], writer: StreamWriter[Response]) -> None:
         """Sends the responses as events, and an error after the first event as an event too. Raises RequestRefused
         before the first event, and ClientGone."""
+        self.is_streaming = True  # before the responses begin
         stream = EventStream(self.send, keep_alive_s=self.edge.keep_alive_s, headers=self.response_headers)
         try:
             with ends_with_client(self.scope), stream:

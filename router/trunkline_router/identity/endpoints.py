@@ -1,7 +1,7 @@
 """The role that each RPC and each HTTP endpoint needs, and what may be called without credentials.
 
-A call that is not listed here is refused. Liveness is always open, because an orchestrator kills a process that does not
-answer it; and so are the files of the live page.
+A call that is not listed here is refused. Liveness is always open, because an orchestrator kills a process that does
+not answer it; and so are the files of the live page.
 """
 
 from collections.abc import Mapping

@@ -85,5 +85,3 @@ def story_json(story: GetRequestResponse) -> bytes:
 def summaries_json(summaries: Sequence[RequestSummary]) -> bytes:
     """Returns a list of requests as JSON."""
     return orjson.dumps({"requests": [plain(summary) for summary in summaries]})
-
-

@@ -16,8 +16,8 @@ SAME = (b"same-origin", b"none")  # of Sec-Fetch-Site; none: the user typed the 
 
 
 def check_origin(headers: Sequence[Header], *, needs_local_host: bool = False) -> None:
-    """Raises RequestRefused (FORBIDDEN) for a request of another origin's page. Other clients than browsers send neither
-    Sec-Fetch-Site nor Origin.
+    """Raises RequestRefused (FORBIDDEN) for a request of another origin's page. Clients that are no browsers send
+    neither Sec-Fetch-Site nor Origin.
 
     needs_local_host: the page's own name may not lead here either (DNS rebinding): Host must be an IP address or
         localhost

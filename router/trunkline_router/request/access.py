@@ -101,9 +101,7 @@ class Access:
             return caller
         return self.admit(context, role)
 
-    def caller(
-        self, metadata: Metadata, role: Role | frozenset[Role] | None = Role.USER, peer: str = ""
-    ) -> Caller:
+    def caller(self, metadata: Metadata, role: Role | frozenset[Role] | None = Role.USER, peer: str = "") -> Caller:
         """Returns the caller of a call that needs `role`, or one of several roles; None: any identity may make it.
 
         peer: where the call comes from, as gRPC writes it

@@ -1,6 +1,7 @@
 """Prepares a client's request for workers: checks, defaults, tokens."""
 
 import secrets
+import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from trunkline_router.request.request_call import RequestCall
 from trunkline_router.request.steps import give_way
 from trunkline_router.shared_state.admission import LikelyUse
 from trunkline_router.shared_state.state import SharedState
+from trunkline_router.telemetry.request_record import Interval
 from trunkline_router.workers.pool import Pool, Pools
 
 MAX_CACHE_SALT_BYTES = 256
@@ -65,22 +67,26 @@ class Preparer:
     async def prepare(self, call: RequestCall) -> PreparedRequest:
         """Checks everything that the client sent, cheap checks first, and fills in every default. Raises
         RequestRefused."""
-        request, caller, log_fields = call.request, call.caller, call.log_fields
+        request, caller, record = call.request, call.caller, call.record
         call.check_request_id()
         if len(request.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
             raise invalid("cache_salt", f"must have at most {MAX_CACHE_SALT_BYTES} bytes")
-        log_fields["tenant"] = tenant = caller.tenant
+        record.tenant = tenant = caller.tenant
         scheduling = caller.scheduling(request.lane, request.cache_salt)
-        log_fields["lane"] = scheduling.lane_name
+        record.lane = scheduling.lane_name
         pool = await self.pool(request.model, caller, call.time_left())
-        log_fields["model"] = pool.name
+        record.model = pool.name
         scheduling = scheduling.corrected(self.shared.weight_factor(tenant))
         affinity_key = call.affinity_key()
         limits = pool.limits
         validate_sampling(request.sampling, vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids)
         choices = request.n if request.HasField("n") else 1
         self.check_choices(choices)
-        prompt = await prompt_tokens(call, pool.tokenizer, limits, scheduling)
+        begun_s = time.monotonic()
+        try:
+            prompt = await prompt_tokens(call, pool.tokenizer, limits, scheduling)
+        finally:
+            record.tokenized = Interval(begun_s, time.monotonic())
         room = max_total_tokens(limits) - len(prompt)
         has_limit = request.sampling.HasField("max_tokens") and not (request.fit_max_tokens and room > 0)
         check_length(
@@ -90,10 +96,12 @@ class Preparer:
             capacity=limits.kv_token_capacity,
         )
         check_prompt_logprobs(request.sampling, len(prompt))
-        log_fields |= {"prompt_tokens": len(prompt), "choices": choices}
+        record.prompt_tokens, record.choices = len(prompt), choices
         sampling = resolve_sampling(request.sampling, limits.default_sampling)
         if request.fit_max_tokens and sampling.max_tokens > room:
             sampling.max_tokens = room
+        record.sampling = sampling
+        record.max_tokens = sampling.max_tokens if sampling.HasField("max_tokens") else None
         return PreparedRequest(
             call.request_id,
             pool.name,

@@ -10,6 +10,7 @@ from trunkline.v1.inference_pb2 import PromptInfo
 from trunkline.v1.worker_pb2 import Submit
 from trunkline_router.request.caller import Scheduling
 from trunkline_router.routing.route_request import RouteRequest
+from trunkline_runtime.telemetry.trace_context import TraceContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +59,17 @@ class PreparedRequest:
         choices: Iterable[tuple[int, Ledger]],
         *,
         timeout_ns: int | None,
-        trace: tuple[str, str],
+        trace: TraceContext,
+        previous_traceparent: str = "",
         prompt_known: bool = False,
         suspect: bool = False,
     ) -> list[Submit]:
         """Returns one Submit per choice, which continues where its ledger ends.
 
+        trace: of the attempt's span. previous_traceparent: of the attempt before; "": there was none
         prompt_known: the prompt's report has arrived already; suspect: the request may have killed a worker
         """
-        submits = []
+        submits, traceparent = [], trace.traceparent
         for choice, ledger in choices:
             submit = Submit(
                 request_id=self.request_id,
@@ -75,13 +78,15 @@ class PreparedRequest:
                 sampling=self.sampling,
                 resume=ledger.resume(),
                 cache_salt=self.scheduling.cache_salt,
-                traceparent=trace[0],
-                tracestate=trace[1],
+                traceparent=traceparent,
+                tracestate=trace.tracestate,
                 lane=self.scheduling.lane,
                 tenant=self.scheduling.tenant,
                 tenant_weight=self.scheduling.weight,
                 suspect=suspect,
             )
+            if previous_traceparent and submit.HasField("resume"):
+                submit.resume.traceparent = previous_traceparent
             if choice > 0 or prompt_known:
                 submit.sampling.ClearField("prompt_logprobs")  # the same for every choice, so computed once
             if timeout_ns is not None:

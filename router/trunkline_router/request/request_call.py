@@ -4,8 +4,7 @@ import string
 import uuid
 from array import array
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from trunkline.metadata import SESSION_KEY, only_value
 from trunkline.status import invalid
@@ -15,6 +14,8 @@ from trunkline_router.identity.identity import Role
 from trunkline_router.request.access import Access, Context, Metadata
 from trunkline_router.request.caller import Caller
 from trunkline_router.request.prepared_request import PreparedRequest
+from trunkline_router.telemetry.request_observer import new_record
+from trunkline_router.telemetry.request_record import GRPC, RequestRecord
 
 MAX_REQUEST_ID = 128
 BYTES_PER_TOKEN = 4  # of English text; other text has more tokens
@@ -46,24 +47,30 @@ NO_EXTRAS = Extras()
 class RequestCall:
     """A request and the call that brought it, over any protocol.
 
-    request_id: the client's; a new one if the client sets none, or one that cannot be logged
     metadata: the call's metadata or headers, with names in lower case
-    log_fields: for the request's log line and span; filled in as they become known
+    record: what became of the request so far
     """
 
     request: GenerateRequest
-    request_id: str
+    record: RequestRecord
     caller: Caller
     metadata: Metadata
     time_left: TimeLeft
-    log_fields: dict[str, Any] = field(default_factory=dict)
     extras: Extras = NO_EXTRAS
 
     @classmethod
-    def of(cls, request: GenerateRequest, context: Context, access: Access, role: Role = Role.USER) -> "RequestCall":
-        """Returns the request of a gRPC call that needs `role`. Raises RequestRefused (UNAUTHENTICATED, FORBIDDEN)."""
+    def of(
+        cls, request: GenerateRequest, context: Context, access: Access, rpc: str, role: Role = Role.USER
+    ) -> "RequestCall":
+        """Returns the request of a call of `rpc` (its full name) that needs `role`. Raises RequestRefused
+        (UNAUTHENTICATED, FORBIDDEN)."""
         caller, metadata = access.admitted(context, role), context.invocation_metadata()
-        return cls(request, request_id_of(request), caller, metadata, context.time_remaining)
+        return cls(request, new_record(request_id_of(request), GRPC, rpc), caller, metadata, context.time_remaining)
+
+    @property
+    def request_id(self) -> str:
+        """The client's; a new one if the client sets none, or one that cannot be logged."""
+        return self.record.request_id
 
     def check_request_id(self) -> None:
         """Raises RequestRefused (INVALID_REQUEST) if the client's request id cannot be logged."""

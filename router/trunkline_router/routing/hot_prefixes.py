@@ -110,9 +110,7 @@ class HotPrefixes:
 
     def _drop_below(self, least: float, now_s: float) -> None:
         """A prefix has at least the hits of each longer one, so what is dropped has no descendant that stays."""
-        self._roots = {
-            tenant: kept for tenant, roots in self._roots.items() if (kept := _kept(roots, least, now_s))
-        }
+        self._roots = {tenant: kept for tenant, roots in self._roots.items() if (kept := _kept(roots, least, now_s))}
         nodes = list(self._nodes())
         self.num_nodes, self.num_keys = len(nodes), sum(len(node.keys) for node in nodes)
 

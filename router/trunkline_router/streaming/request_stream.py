@@ -9,6 +9,7 @@ continues after it.
 """
 
 import asyncio
+import time
 from typing import Protocol
 
 from trunkline.answer_ledger import AnswerLedger
@@ -23,16 +24,18 @@ from trunkline.status import (
 )
 from trunkline.v1.generation_pb2 import PromptReport
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
-from trunkline.v1.worker_pb2 import SequenceOutput
+from trunkline.v1.worker_pb2 import SequenceOutput, Timeline
 from trunkline_router.quotas.meter import OutputMeter
 from trunkline_router.streaming.backlog import Backlog
 from trunkline_router.streaming.client_buffer import ClientBuffer
 from trunkline_router.streaming.fanout import Fanout
+from trunkline_router.telemetry.request_record import RequestRecord
 from trunkline_runtime.log import get_logger
 
 MAX_PROMPT_BYTES = 512 << 10  # a larger prompt report is sent as a response of its own
 MAX_LEDGER_BYTES = 4 << 20  # of all choices: a million tokens. Beyond it, the request cannot change its worker.
 COME_BACK_MS = 1000
+STALL_S = 0.1  # a response that takes longer to write, while output waits, has a slow client
 
 
 class BrokenOff(Exception):
@@ -66,13 +69,17 @@ class AttemptListener(Protocol):
         """The attempt has produced `steps` tokens per choice on average."""
         ...
 
+    def choice_ended(self, timeline: Timeline) -> None:
+        """A choice has ended at the worker, which says this of it, unchecked."""
+        ...
+
 
 class RequestStream:
     """The stream of one request. The first choice's report completes `prompt`; no response is sent before that."""
 
     def __init__(
         self,
-        request_id: str,
+        record: RequestRecord,
         choices: int,
         prompt: PromptInfo,
         fanout: Fanout | None = None,
@@ -81,7 +88,7 @@ class RequestStream:
         *,
         max_ledger_bytes: int = MAX_LEDGER_BYTES,
     ) -> None:
-        self._request_id = request_id
+        self._record = record
         self._prompt = prompt
         self._prompt_sent = False
         self._client_buffer = ClientBuffer(backlog or Backlog(), self.fall_behind)
@@ -97,6 +104,8 @@ class RequestStream:
         self._attempt_choices = choices
         self._is_at_worker = False  # whether an attempt was begun and neither lost nor refused
         self.resumptions = 0
+        self.handed_s = 0.0  # when the last response was handed on
+        self._num_open = choices
 
     @property
     def cached_tokens(self) -> int:
@@ -143,6 +152,9 @@ class RequestStream:
             except OutOfOrder as error:
                 self._break_off(no_worker(f"the worker lost its place: {error}"), SequenceOutput())
                 return False
+            if answer.num_unfinished != self._num_open:
+                self._num_open = answer.num_unfinished
+                self._take_timeline(output)
             if not answer.prompt_known and index == 0:
                 self._take_prompt(output.prompt)  # an empty one if the choice ended before it began
             self._meter.add(num_tokens)
@@ -153,8 +165,8 @@ class RequestStream:
             if not self._due.is_set():
                 self._announce()
         except Exception as error:  # a bug must fail only this request, not all requests of the worker's session
-            get_logger().error("unexpected error", request_id=self._request_id, exc_info=error)
-            self._refuse(internal(self._request_id))
+            get_logger().error("unexpected error", **self._record.log_fields(), exc_info=error)
+            self._refuse(internal(self._record.request_id))
             if self._attempt is not None:
                 self._attempt.broke_off()
         return True
@@ -168,6 +180,8 @@ class RequestStream:
         """
         answer, client_buffer, due = self.answer, self._client_buffer, self._due
         client_buffer.mark_sent()
+        if client_buffer.holds_any and self.handed_s:
+            self._note_stall()
         while not ((has_output := answer.prompt_known and client_buffer.holds_any) and due.is_set()):
             if not has_output:
                 if self._refused is not None:
@@ -178,9 +192,11 @@ class RequestStream:
                     return None
             due.clear()
             await due.wait()
-        response = GenerateResponse(request_id=self._request_id)
+        self.handed_s = time.monotonic()
+        response = GenerateResponse(request_id=self._record.request_id)
         if not self._prompt_sent:
             self._prompt_sent = True
+            self._record.first_token_s = self.handed_s
             response.prompt.CopyFrom(self._prompt)
             if self._prompt.logprobs and self._prompt.ByteSize() > MAX_PROMPT_BYTES:
                 return response
@@ -199,9 +215,20 @@ class RequestStream:
             self._is_at_worker = output.begun and refused.reason == DEADLINE_EXCEEDED  # the client's deadline
             if self._attempt is not None:
                 self._attempt.broke_off()
+        self._take_timeline(output)
         self._broken.suspect |= output.suspect
         self._broken.sole_suspect |= output.sole_suspect
         self._announce()
+
+    def _take_timeline(self, output: SequenceOutput) -> None:
+        if self._attempt is not None and output.HasField("timeline"):
+            self._attempt.choice_ended(output.timeline)
+
+    def _note_stall(self) -> None:
+        """Output has waited while the last response was written."""
+        waited_s = time.monotonic() - self.handed_s
+        if waited_s >= STALL_S:
+            self._record.stalled_s += waited_s
 
     def _announce(self) -> None:
         if self._prompt_sent and self.answer.num_unfinished:

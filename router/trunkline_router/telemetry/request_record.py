@@ -7,7 +7,7 @@ credential. Times that end in `_s` are on the router's monotonic clock.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import Timeline
@@ -15,6 +15,8 @@ from trunkline_router.routing.policy import Candidate, RoutePlan
 
 GENERATE, GRANT = "generate", "grant"  # RequestRecord.method
 GRPC, HTTP = "grpc", "http"  # RequestRecord.protocol
+GRANTED = "granted"  # RequestRecord.outcome: the worker's log has that of the answer
+UNKNOWN = "UNKNOWN"
 CANCELLED = "cancelled"  # RequestRecord.outcome, and AttemptRecord.ended
 COMPLETE = "complete"  # AttemptRecord.ended
 
@@ -33,45 +35,57 @@ class Interval(NamedTuple):
         return self.end_s - self.start_s
 
 
-@dataclass(frozen=True, slots=True)
 class PlacementRecord:
-    """One decision for a worker. `time` includes the wait until there was a worker to choose."""
+    """One decision for a worker. `time` includes the wait until there was a worker to choose.
 
-    time: Interval
-    plan: RoutePlan  # holds nothing of the prompt
+    plan: the decision, which holds nothing of the prompt, but a table of the fleet; None if no worker came, and once
+        the listeners were told
+    worker, policy, reason: as in the plan, "" without one
+    predicted_ttft_s: of the chosen worker; None if the policy predicts nothing
+    """
 
-    @property
-    def worker(self) -> str:
-        return self.plan.worker_id
+    __slots__ = ("_candidates", "matched_tokens", "num_workers", "plan", "policy", "predicted_ttft_s", "reason", "time",
+                 "worker")  # fmt: skip
 
-    @property
-    def predicted_ttft_s(self) -> float | None:
-        """What the policy predicted of the chosen worker; None if the policy predicts nothing."""
-        prediction = self.plan.prediction
-        return None if prediction is None else float(prediction.cost_s[self.plan.chosen])
+    def __init__(self, time: Interval, plan: RoutePlan | None) -> None:
+        self.time = time
+        self.plan = plan
+        self.worker = self.policy = self.reason = ""
+        self.matched_tokens = self.num_workers = 0
+        self.predicted_ttft_s: float | None = None
+        self._candidates: Sequence[Candidate] = ()
+        if plan is None:
+            return
+        self.worker, self.policy, self.reason = plan.worker_id, plan.policy, plan.reason
+        self.matched_tokens, self.num_workers = plan.matched_tokens, len(plan.workers.worker_ids)
+        if plan.prediction is not None:
+            self.predicted_ttft_s = float(plan.prediction.cost_s[plan.chosen])
 
-    def candidates(self, most: int = MOST_CANDIDATES) -> Sequence[Candidate]:
-        """The chosen worker, then the others from best to worst, with the terms of their costs. Computed anew by each
-        call."""
-        return self.plan.best(most)
+    def candidates(self) -> Sequence[Candidate]:
+        """The chosen worker, then the next best, with the terms of their costs. They are worked out by the first call,
+        which takes tens of microseconds; without a call before the listeners were told, there are none later."""
+        if not self._candidates and self.plan is not None:
+            self._candidates = self.plan.best(MOST_CANDIDATES)
+        return self._candidates
 
 
 @dataclass(slots=True)
 class AttemptRecord:
     """One worker that the request was sent to; or, of the direct path, a grant for it.
 
-    resumed_at_tokens: output tokens of earlier attempts, that this one continued after
+    resumed_at_tokens: output tokens of earlier attempts, after which this one continued; None: it began anew
     price_per_hour: of the worker; 0.0 if it has none
     first_output_s, last_output_s: when output was first and last handed on to the client's side; None: there was none
-    ended: COMPLETE, CANCELLED, or a reason of the error table
-    problem: why the worker was lost, in one line without content; "" unless another attempt followed or might have
-    timelines: what the worker says of the choices that ended there. Checked: times are in order and within the attempt
+    ended: COMPLETE, CANCELLED, or a reason of the error table; of a grant GRANTED
+    problem: why the worker was lost, in one line without content; "" if it was not
+    timelines: what the worker says of the choices that ended there. Checked: times are in order and within the attempt,
+        and `received` is on this router's clock
     """
 
     worker: str
     started_s: float
     span_id: int = 0
-    resumed_at_tokens: int = 0
+    resumed_at_tokens: int | None = None
     price_per_hour: float = 0.0
     first_output_s: float | None = None
     last_output_s: float | None = None
@@ -81,9 +95,9 @@ class AttemptRecord:
     timelines: list[Timeline] = field(default_factory=list)
 
     @property
-    def is_retried(self) -> bool:
+    def is_lost(self) -> bool:
         """Whether the worker was lost or refused the request."""
-        return self.ended not in (COMPLETE, CANCELLED)
+        return bool(self.problem)
 
 
 @dataclass(slots=True)
@@ -91,6 +105,7 @@ class RequestRecord:
     """A request's record. Fields that are not known yet, or never become known, have their defaults.
 
     method: GENERATE or GRANT
+    is_streamed: whether the client reads the answer while it is computed; False: it gets the whole answer
     protocol: GRPC or HTTP
     endpoint: the HTTP path, for example "/v1/chat/completions", or the RPC's full name without a leading slash
     trace_id: 128 bits; the request's in all processes
@@ -98,9 +113,10 @@ class RequestRecord:
     is_sampled: whether the trace was chosen when the request began, so that all processes export their spans of it
     sampling: the parameters with all defaults filled in; None once the listeners were told
     completion_tokens: of all choices together
+    max_tokens: of a choice; None: the client sets none
     prompt_tokens, cached_tokens: of the prompt, which all choices share
     outcome: the choices' finish reasons, without repetition, joined by commas; else CANCELLED, or a reason of the error
-        table in capitals; of a grant "granted"
+        table in capitals, UNKNOWN for one that a worker of a newer version has; of a grant GRANTED
     code: of the gRPC status; 0: OK
     stalled_s: time in which output waited for a client that did not read
     """
@@ -111,6 +127,7 @@ class RequestRecord:
     method: str = GENERATE
     protocol: str = GRPC
     endpoint: str = ""
+    is_streamed: bool = True
     trace_id: int = 0
     span_id: int = 0
     parent_span_id: int = 0
@@ -136,10 +153,45 @@ class RequestRecord:
     code: int = 0
     stalled_s: float = 0.0
 
+    def note_placement(self, placement: PlacementRecord) -> None:
+        self.placements.append(placement)
+        if len(self.placements) > MOST_NOTED:
+            del self.placements[0]
+
+    def note_attempt(self, attempt: AttemptRecord) -> None:
+        self.attempts.append(attempt)
+        if len(self.attempts) > MOST_NOTED:
+            del self.attempts[0]
+
+    def log_fields(self) -> dict[str, Any]:
+        """What every line of the log about the request says."""
+        fields: dict[str, Any] = {"request_id": self.request_id}
+        if self.trace_id:
+            fields["trace_id"] = f"{self.trace_id:032x}"
+        if self.tenant:
+            fields["tenant"] = self.tenant
+        if self.attempts:
+            fields["worker"] = self.attempts[-1].worker
+        return fields
+
     @property
     def is_failed(self) -> bool:
         """Whether the outcome is a reason of the error table."""
         return self.outcome.isupper()
+
+    def unix_ns(self, time_s: float) -> int:
+        """A time on the monotonic clock as nanoseconds since 1970."""
+        return self.started_unix_ns + int((time_s - self.started_s) * 1e9)
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether the outcome is the answer's finish reasons."""
+        return not self.is_failed and self.outcome not in (CANCELLED, GRANTED)
+
+    @property
+    def last_timeline(self) -> Timeline | None:
+        """Of the first choice in the last attempt of which the worker has said anything."""
+        return next((attempt.timelines[0] for attempt in reversed(self.attempts) if attempt.timelines), None)
 
     @property
     def worker(self) -> str:
@@ -157,18 +209,21 @@ class RequestRecord:
     @property
     def resumptions(self) -> int:
         """How often the answer was continued on another worker."""
-        return sum(attempt.resumed_at_tokens > 0 for attempt in self.attempts)
+        return sum(attempt.resumed_at_tokens is not None for attempt in self.attempts)
 
     @property
-    def silences_s(self) -> list[float]:
-        """The pauses of the answer while it moved to another worker: from the last output of one attempt to the first
-        of the next."""
-        silences = []
+    def silences(self) -> dict[int, Interval]:
+        """The pauses of the answer while it moved to another worker, by the place of the lost attempt: from its last
+        output, or that of an earlier attempt, to the first output of a later one."""
+        silences: dict[int, Interval] = {}
         last_s: float | None = None
-        for attempt in self.attempts:
-            if last_s is not None and attempt.first_output_s is not None:
-                silences.append(attempt.first_output_s - last_s)
-            last_s = last_s if attempt.last_output_s is None else attempt.last_output_s
+        lost: int | None = None
+        for place, attempt in enumerate(self.attempts):
+            if last_s is not None and lost is not None and attempt.first_output_s is not None:
+                silences[lost] = Interval(last_s, attempt.first_output_s)
+                lost = None
+            if attempt.last_output_s is not None:
+                last_s, lost = attempt.last_output_s, place
         return silences
 
     @property
@@ -186,5 +241,6 @@ class RequestListener(Protocol):
     """Is told of each request that has ended. If it fails, that is logged, and fails no request."""
 
     def request_ended(self, record: RequestRecord) -> None:
-        """Reads the record, and may keep it. Called on the event loop, so it must be quick."""
+        """Reads the record, and may keep it. Called on the event loop, so it must be quick. Plans and sampling
+        parameters are dropped from the record once all listeners were told."""
         ...

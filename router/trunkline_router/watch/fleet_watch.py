@@ -20,6 +20,7 @@ from trunkline.v1.fleet_pb2 import (
 from trunkline_router.request.caller import Caller
 from trunkline_router.request.tenants import Tenants
 from trunkline_router.shared_state.state import SharedState
+from trunkline_router.watch.ended_request import EndedRequest
 from trunkline_router.watch.fleet_sample import KEEPS_S, FleetSample
 from trunkline_router.watch.fleet_sampler import FleetSampler, Periods
 from trunkline_router.watch.prefix_view import prefixes_view
@@ -107,7 +108,7 @@ class FleetWatch:
                 number = sample.number
 
     def list_requests(self, caller: Caller, limit: int, tenant: str, *, only_notable: bool) -> list[RequestSummary]:
-        """Returns recent requests that the caller may see, the newest first. Raises RequestRefused (INVALID_REQUEST)."""
+        """Returns recent requests that the caller may see, newest first. Raises RequestRefused (INVALID_REQUEST)."""
         if limit > MOST_LISTED:
             raise invalid("limit", f"must be at most {MOST_LISTED}")
         return self._summaries(Viewer.of(caller), limit or LISTED_REQUESTS, tenant, only_notable=only_notable)
@@ -116,17 +117,17 @@ class FleetWatch:
         """Returns the timeline of a recent request. Raises RequestRefused (REQUEST_NOT_FOUND) if there is none that the
         caller may see."""
         viewer = Viewer.of(caller)
-        for record in self.requests.newest_first():
-            if record.request_id == request_id and viewer.may_see(record.tenant) and tenant in ("", record.tenant):
-                return story(record, viewer)
+        for ended in self.requests.newest_first():
+            if ended.record.request_id == request_id and is_seen(ended, viewer, tenant):
+                return story(ended, viewer)
         raise RequestRefused(CODE_NOT_FOUND, REQUEST_NOT_FOUND, f"no recent request {request_id[:128]!r} is known here")
 
     def _summaries(
         self, viewer: Viewer, most: int, tenant: str = "", *, only_notable: bool = False
     ) -> list[RequestSummary]:
-        records = self.requests.newest_first(only_notable=only_notable)
-        seen = (record for record in records if viewer.may_see(record.tenant) and tenant in ("", record.tenant))
-        return [summary(record, viewer) for record in islice(seen, most)]
+        newest_first = self.requests.newest_first(only_notable=only_notable)
+        seen = (ended for ended in newest_first if is_seen(ended, viewer, tenant))
+        return [summary(ended, viewer) for ended in islice(seen, most)]
 
     def _view(self, viewer: Viewer, sample: FleetSample) -> WatchFleetResponse:
         """Everything but the history's points; made once for viewers with equal rights."""
@@ -164,6 +165,11 @@ class FleetWatch:
         names = {link.model.worker_id for link in self._pools.links if link.model is not None}
         self.requests.forget_workers(names)
         return self.requests.predicted()
+
+
+def is_seen(ended: EndedRequest, viewer: Viewer, tenant: str) -> bool:
+    """Whether the viewer sees a request of the tenant that it asks for; "": it asks for none in particular."""
+    return viewer.may_see(ended.record.tenant) and tenant in ("", ended.record.tenant)
 
 
 def tile_for(viewer: Viewer, tile: WorkerTile) -> WorkerTile | None:

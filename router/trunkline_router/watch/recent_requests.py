@@ -8,11 +8,12 @@ from statistics import median
 from trunkline.status import QUOTA_EXCEEDED
 from trunkline.v1.fleet_pb2 import PredictedTtft
 from trunkline_router.telemetry.request_record import COMPLETE, RequestRecord
+from trunkline_router.watch.ended_request import EndedRequest
 from trunkline_router.watch.record_ring import RecordRing
 
 MOST_RECENT, MOST_NOTABLE = 512, 256
-MOST_ROWS = 1 << 15  # in each ring: some 8 MiB
-SLOW_S = 1.0  # a later first token makes a request notable
+MOST_ROWS = 1 << 15  # of routing plans, in each of the two rings: some 10 MiB
+SLOW_S = 2.0  # a later first token makes a request notable
 MOST_TTFTS = 64  # of a worker
 MOST_WORKERS = 1024  # whose TTFTs are kept
 
@@ -31,20 +32,20 @@ class RecentRequests:
         (self._notable if self._is_notable(record) else self._recent).add(record)
         self._note_ttft(record)
 
-    def newest_first(self, *, only_notable: bool = False) -> Iterator[RequestRecord]:
-        """Yields the records, by the end of their requests."""
+    def newest_first(self, *, only_notable: bool = False) -> Iterator[EndedRequest]:
+        """Yields the requests, by their ends."""
         if only_notable:
             yield from self._notable.newest_first()
             return
         both = chain(self._recent.newest_first(), self._notable.newest_first())
-        yield from sorted(both, key=lambda record: record.ended_s or 0.0, reverse=True)
+        yield from sorted(both, key=lambda ended: ended.record.ended_s or 0.0, reverse=True)
 
     def refused_by_quota(self) -> Mapping[str, int]:
         """Returns how many of the requests were refused because a quota was used up, by tenant."""
         counts: dict[str, int] = {}
-        for record in self._notable.newest_first():
-            if record.outcome == QUOTA_EXCEEDED:
-                counts[record.tenant] = counts.get(record.tenant, 0) + 1
+        for ended in self._notable.newest_first():
+            if ended.record.outcome == QUOTA_EXCEEDED:
+                counts[ended.record.tenant] = counts.get(ended.record.tenant, 0) + 1
         return counts
 
     def predicted(self) -> Mapping[str, PredictedTtft]:

@@ -1,50 +1,60 @@
-"""The latest records of requests, in bounded memory, shared fairly among tenants."""
+"""The latest requests that have ended, in bounded memory, shared fairly among tenants."""
 
 from collections import deque
 from collections.abc import Iterator
 
 from trunkline_router.telemetry.request_record import RequestRecord
+from trunkline_router.watch.ended_request import EndedRequest
 
 
 class RecordRing:
-    """At most `most` records, whose placements have at most `most_rows` workers in all.
+    """At most `most` requests. Those with the latest plans keep them, as far as the plans have at most `most_rows`
+    workers in all.
 
-    When it is full, the oldest record goes. But a tenant that has at least as many records as the one whose record is
-    the oldest loses its own oldest one: so a busy tenant does not displace the others.
+    When it is full, the oldest request goes. But a tenant that has as many requests as the one whose request is the
+    oldest loses its own oldest one: so a busy tenant does not displace the others.
     """
 
     def __init__(self, most: int, most_rows: int) -> None:
         self._most = most
         self._most_rows = most_rows
-        self._records: dict[int, RequestRecord] = {}  # oldest first
-        self._of_tenant: dict[str, deque[int]] = {}  # numbers in `_records`, oldest first
+        self._ended: dict[int, EndedRequest] = {}  # oldest first
+        self._of_tenant: dict[str, deque[int]] = {}  # numbers in `_ended`, oldest first
+        self._with_plans: deque[EndedRequest] = deque(maxlen=most)
         self._num_added = 0
         self.num_rows = 0
 
     def add(self, record: RequestRecord) -> None:
+        """Adds a request whose plans are still there."""
+        ended = EndedRequest(record)
         self._num_added += 1
-        self._records[self._num_added] = record
+        self._ended[self._num_added] = ended
         self._of_tenant.setdefault(record.tenant, deque()).append(self._num_added)
-        self.num_rows += rows_of(record)
-        while len(self._records) > self._most or (self.num_rows > self._most_rows and len(self._records) > 1):
+        if len(self._ended) > self._most:
             self._drop_one(record.tenant)
+        if len(self._with_plans) == self._most:
+            self._forget_oldest_plans()
+        self._with_plans.append(ended)
+        self.num_rows += ended.num_rows
+        while self.num_rows > self._most_rows:
+            self._forget_oldest_plans()
+
+    def _forget_oldest_plans(self) -> None:
+        oldest = self._with_plans.popleft()
+        self.num_rows -= oldest.num_rows
+        oldest.forget_plans()
 
     def _drop_one(self, newcomer: str) -> None:
-        oldest = self._records[next(iter(self._records))].tenant
-        if len(self._of_tenant[newcomer]) > max(1, len(self._of_tenant[oldest]) - 1):
-            oldest = newcomer
-        numbers = self._of_tenant[oldest]
-        self.num_rows -= rows_of(self._records.pop(numbers.popleft()))
+        loser = self._ended[next(iter(self._ended))].record.tenant
+        if len(self._of_tenant[newcomer]) > len(self._of_tenant[loser]):
+            loser = newcomer
+        numbers = self._of_tenant[loser]
+        del self._ended[numbers.popleft()]
         if not numbers:
-            del self._of_tenant[oldest]
+            del self._of_tenant[loser]
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._ended)
 
-    def newest_first(self) -> Iterator[RequestRecord]:
-        return reversed(self._records.values())
-
-
-def rows_of(record: RequestRecord) -> int:
-    """Returns what a record's size depends on: a placement has a row for each worker of the model."""
-    return sum(len(placement.plan.workers.worker_ids) for placement in record.placements)
+    def newest_first(self) -> Iterator[EndedRequest]:
+        return reversed(self._ended.values())

@@ -16,15 +16,16 @@ from trunkline.v1.fleet_pb2 import (
 )
 from trunkline.v1.worker_pb2 import Timeline
 from trunkline_router.routing.policy import Candidate
-from trunkline_router.telemetry.request_record import AttemptRecord, PlacementRecord, RequestRecord
-from trunkline_router.watch.ttft_parts import cause_of, ttft_parts
+from trunkline_router.telemetry.request_record import AttemptRecord
+from trunkline_router.watch.ended_request import EndedRequest
 from trunkline_router.watch.viewer import Viewer
 
 MOST_COUNT = (1 << 32) - 1
 
 
-def summary(record: RequestRecord, viewer: Viewer) -> RequestSummary:
+def summary(ended: EndedRequest, viewer: Viewer) -> RequestSummary:
     """Returns what lists tell of a request."""
+    record = ended.record
     shown = RequestSummary(
         request_id=record.request_id,
         tenant=record.tenant,
@@ -41,17 +42,18 @@ def summary(record: RequestRecord, viewer: Viewer) -> RequestSummary:
         choices=record.choices,
         ttft_s=record.ttft_s,
         e2e_s=record.duration_s or 0.0,
-        cause=cause_of(record),
+        cause=ended.cause,
     )
     if viewer.sees_cache:
         shown.worker_id, shown.cached_tokens = record.worker, record.cached_tokens
     return shown
 
 
-def story(record: RequestRecord, viewer: Viewer) -> GetRequestResponse:
+def story(ended: EndedRequest, viewer: Viewer) -> GetRequestResponse:
     """Returns the whole timeline, as far as the viewer may see it."""
+    record = ended.record
     shown = GetRequestResponse(
-        summary=summary(record, viewer),
+        summary=summary(ended, viewer),
         trace_id=f"{record.trace_id:032x}" if record.trace_id else "",
         max_tokens=record.max_tokens,
         cost=record.cost,
@@ -63,29 +65,29 @@ def story(record: RequestRecord, viewer: Viewer) -> GetRequestResponse:
                 duration_s=part.duration_s,
                 note=part.note if viewer.sees_cache else "",
             )
-            for part in ttft_parts(record)
+            for part in ended.parts()
         ],
     )
     if viewer.sees_cache:
         zero_s = record.started_s
-        shown.placements.extend(_placement(placement, zero_s, viewer) for placement in record.placements)
+        shown.placements.extend(_placement(ended, place, viewer) for place in range(len(record.placements)))
         shown.attempts_made.extend(_attempt(attempt, zero_s, viewer) for attempt in record.attempts)
     return shown
 
 
-def _placement(placement: PlacementRecord, zero_s: float, viewer: Viewer) -> PlacementView:
-    plan = placement.plan
+def _placement(ended: EndedRequest, place: int, viewer: Viewer) -> PlacementView:
+    placement = ended.record.placements[place]
     shown = PlacementView(
-        start_s=placement.time.start_s - zero_s,
+        start_s=placement.time.start_s - ended.record.started_s,
         duration_s=placement.time.duration_s,
         worker_id=placement.worker,
-        policy=plan.policy,
-        matched_tokens=plan.matched_tokens,
+        policy=placement.policy,
+        matched_tokens=placement.matched_tokens,
         predicted_ttft_s=placement.predicted_ttft_s,
     )
     if viewer.is_operator:  # these depend on the requests of others
-        shown.reason = plan.reason
-        shown.candidates.extend(_candidate(candidate) for candidate in placement.candidates())
+        shown.reason = placement.reason
+        shown.candidates.extend(_candidate(candidate) for candidate in ended.candidates(place))
     return shown
 
 
@@ -116,7 +118,7 @@ def _attempt(attempt: AttemptRecord, zero_s: float, viewer: Viewer) -> AttemptVi
         first_output_s=None if first_s is None else first_s - zero_s,
         end_s=start_s if end_s is None else end_s - zero_s,
         ended=attempt.ended,
-        resumed_at_tokens=attempt.resumed_at_tokens,
+        resumed_at_tokens=attempt.resumed_at_tokens or 0,
         problem=attempt.problem if viewer.is_operator else "",
         choices=[_choice(timeline, start_s, viewer) for timeline in attempt.timelines],
     )
@@ -135,7 +137,9 @@ def _choice(timeline: Timeline, start_s: float, viewer: Viewer) -> ChoiceView:
         device_s=timeline.device_s,
         cached_tokens=timeline.cached_tokens,
         chunks=_chunks(timeline, start_s, viewer),
-        gaps=[GapView(at_s=start_s + gap.at_s, duration_s=gap.duration_s) for gap in timeline.gaps if isfinite(gap.at_s)],
+        gaps=[
+            GapView(at_s=start_s + gap.at_s, duration_s=gap.duration_s) for gap in timeline.gaps if isfinite(gap.at_s)
+        ],
         num_gaps=timeline.num_gaps,
     )
 

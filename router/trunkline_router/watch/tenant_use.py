@@ -26,9 +26,7 @@ def tenants_view(
     names = {*tenants.named, *shared.running, *refused, *shared.tenants_with_use()}
     running = shared.running
     chosen = sorted(names, key=lambda name: (-running.get(name, 0), -refused.get(name, 0), name))[:MOST_TENANTS]
-    return [
-        tenant_view(shared, name, tenants.terms(name), refused, is_listed=tenants.lists(name)) for name in chosen
-    ]
+    return [tenant_view(shared, name, tenants.terms(name), refused, is_listed=tenants.lists(name)) for name in chosen]
 
 
 def tenant_view(

@@ -4,11 +4,14 @@ Each stage claims its interval, the more precise one first; what nobody claims i
 router and worker, and the event loops there.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from trunkline.v1.worker_pb2 import PrefillChunk, Timeline
-from trunkline_router.telemetry.request_record import AttemptRecord, PlacementRecord, RequestRecord
+from trunkline_router.routing.policy import Candidate
+from trunkline_router.telemetry.request_record import AttemptRecord, RequestRecord
+
+CandidatesOf = Callable[[int], Sequence[Candidate]]  # of a placement, by its place: the chosen worker first
 
 ADMISSION, TOKENIZER, PLACEMENT, QUEUE, KV_PRESSURE = "admission", "tokenizer", "placement", "queue", "kv_pressure"
 PREFILL, DECODE_INTERFERENCE, FAILOVER = "prefill", "decode_interference", "failover"
@@ -30,28 +33,28 @@ class Part:
         return self.end_s - self.start_s
 
 
-def ttft_parts(record: RequestRecord) -> list[Part]:
+def ttft_parts(record: RequestRecord, candidates: CandidatesOf) -> list[Part]:
     """Returns the parts of the time to first token; of the whole time if there was no first token. In order, without
     overlaps or holes."""
     end_s = record.first_token_s if record.first_token_s is not None else record.ended_s
     if end_s is None:
         return []
-    claims = sorted(_claims(record), key=lambda part: part.start_s)
+    claims = sorted(_claims(record, candidates), key=lambda part: part.start_s)
     return _joined(list(_without_holes(claims, end_s - record.started_s)))
 
 
-def cause_of(record: RequestRecord) -> str:
+def cause_of(record: RequestRecord, candidates: CandidatesOf) -> str:
     """Returns the kind of part that took the most of the time to first token, "" if none took a millisecond."""
     if record.stalled_s > max(LEAST_CAUSE_S, record.ttft_s or 0.0):
         return STALLED_CLIENT
     times_s: dict[str, float] = {}
-    for part in ttft_parts(record):
+    for part in ttft_parts(record, candidates):
         times_s[part.part] = times_s.get(part.part, 0.0) + part.duration_s
     cause = max(times_s, key=lambda part: times_s[part], default="")
     return cause if cause and times_s[cause] >= LEAST_CAUSE_S else ""
 
 
-def _claims(record: RequestRecord) -> Iterator[Part]:
+def _claims(record: RequestRecord, candidates: CandidatesOf) -> Iterator[Part]:
     zero_s = record.started_s
     if record.admitted is not None:
         yield Part(ADMISSION, record.admitted.start_s - zero_s, record.admitted.end_s - zero_s)
@@ -59,24 +62,22 @@ def _claims(record: RequestRecord) -> Iterator[Part]:
         yield Part(TOKENIZER, record.tokenized.start_s - zero_s, record.tokenized.end_s - zero_s)
     for placement in record.placements:
         yield Part(PLACEMENT, placement.time.start_s - zero_s, placement.time.end_s - zero_s)
-    for place, attempt in enumerate(record.attempts):
-        plan = record.placements[place] if len(record.placements) == len(record.attempts) else None
-        yield from _of_attempt(attempt, plan, zero_s)
+    for attempt in record.attempts:
+        yield from _of_attempt(attempt, zero_s, waits_for_kv=_waited_for_kv(record, attempt, candidates))
         if attempt.first_output_s is not None:
             break
 
 
-def _of_attempt(attempt: AttemptRecord, placement: PlacementRecord | None, zero_s: float) -> Iterator[Part]:
+def _of_attempt(attempt: AttemptRecord, zero_s: float, *, waits_for_kv: bool) -> Iterator[Part]:
     """The parts of the time on one worker, up to the first output."""
     start_s = attempt.started_s - zero_s
-    if attempt.first_output_s is None and attempt.is_retried:
+    if attempt.first_output_s is None and attempt.is_lost:
         yield Part(FAILOVER, start_s, _end_s(attempt, zero_s), f"{attempt.worker}: {attempt.ended}")
         return
     first = first_timeline(attempt.timelines)
     if first is None:
         yield Part(WORKER, start_s, _end_s(attempt, zero_s), attempt.worker)
         return
-    waits_for_kv = placement is not None and _predicted_kv_wait(placement)
     queue = Part(
         KV_PRESSURE if waits_for_kv else QUEUE,
         start_s,
@@ -121,10 +122,11 @@ def first_timeline(timelines: Sequence[Timeline]) -> Timeline | None:
     )
 
 
-def _predicted_kv_wait(placement: PlacementRecord) -> bool:
-    """Whether the router expected most of the wait to be for KV blocks."""
-    chosen = placement.plan.candidate(placement.plan.chosen)
-    return chosen.kv_wait_s > chosen.queue_s and chosen.kv_wait_s > LEAST_CAUSE_S
+def _waited_for_kv(record: RequestRecord, attempt: AttemptRecord, candidates: CandidatesOf) -> bool:
+    """Whether the router expected most of the wait on this worker to be for KV blocks."""
+    places = [place for place, placement in enumerate(record.placements) if placement.time.end_s <= attempt.started_s]
+    weighed = candidates(places[-1]) if places else ()
+    return bool(weighed) and weighed[0].kv_wait_s > max(weighed[0].queue_s, LEAST_CAUSE_S)
 
 
 def _end_s(attempt: AttemptRecord, zero_s: float) -> float:

@@ -12,6 +12,11 @@ from trunkline.v1.worker_pb2 import SequenceOutput
 from trunkline_router.streaming import fanout
 from trunkline_router.streaming.fanout import Fanout
 from trunkline_router.streaming.request_stream import RequestStream
+from trunkline_router.telemetry.request_record import RequestRecord
+
+
+def record(name: str) -> RequestRecord:
+    return RequestRecord(name, 0.0, 0)
 
 
 class Clock:
@@ -146,7 +151,7 @@ async def test_the_first_response_waits_for_no_round_and_what_comes_between_roun
     clock = Clock()
     rounds = Fanout(clock)
     await a_round_that_takes(0.004, rounds, clock)
-    stream = RequestStream("r", 1, PromptInfo(), rounds)
+    stream = RequestStream(record("r"), 1, PromptInfo(), rounds)
     stream.put(token(0))
     first = await stream.take()
     assert first is not None
@@ -165,7 +170,7 @@ async def test_the_first_response_waits_for_no_round_and_what_comes_between_roun
 async def test_the_last_response_waits_for_no_round() -> None:
     clock = Clock()
     rounds = Fanout(clock)
-    stream = RequestStream("r", 1, PromptInfo(), rounds)
+    stream = RequestStream(record("r"), 1, PromptInfo(), rounds)
     stream.put(token(0))
     await stream.take()
     await a_round_that_takes(0.004, rounds, clock)

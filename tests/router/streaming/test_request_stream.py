@@ -16,9 +16,14 @@ from trunkline_router.streaming import backlog as backlog_module
 from trunkline_router.streaming import client_buffer
 from trunkline_router.streaming.backlog import Backlog
 from trunkline_router.streaming.request_stream import BrokenOff, RequestStream
+from trunkline_router.telemetry.request_record import RequestRecord
 
 STOP = FinishReason.FINISH_REASON_STOP
 REPORT = PromptReport(prompt_tokens=9, cached_tokens=4)
+
+
+def record(name: str) -> RequestRecord:
+    return RequestRecord(name, 0.0, 0)
 
 
 def output(index: int = 0, first: int = 0, text: str = "ab", offset: int = 0, **more: object) -> SequenceOutput:
@@ -36,7 +41,7 @@ def output(index: int = 0, first: int = 0, text: str = "ab", offset: int = 0, **
 
 
 def stream(choices: int = 1) -> RequestStream:
-    return RequestStream("r", choices, PromptInfo(model="m", prompt_tokens=9))
+    return RequestStream(record("r"), choices, PromptInfo(model="m", prompt_tokens=9))
 
 
 class Told:
@@ -187,7 +192,7 @@ async def test_a_worker_that_repeats_or_leaves_out_output_is_broken_off_and_noth
 
 
 async def test_an_answer_too_long_to_remember_stays_with_its_worker() -> None:
-    news = RequestStream("r", 1, PromptInfo(), max_ledger_bytes=12)
+    news = RequestStream(record("r"), 1, PromptInfo(), max_ledger_bytes=12)
     news.put(output())
     assert news.answer.can_resume
     news.put(output(first=2, text="cd", offset=2))
@@ -199,7 +204,7 @@ async def test_an_answer_too_long_to_remember_stays_with_its_worker() -> None:
 
 async def test_what_workers_bring_is_metered_taken_or_not_and_over_all_choices() -> None:
     meter, told = OutputMeter(), list[int]()
-    news = RequestStream("r", 2, PromptInfo(), meter=meter)
+    news = RequestStream(record("r"), 2, PromptInfo(), meter=meter)
     meter.when_past(4, lambda: told.append(meter.tokens))
     news.put(output())
     news.put(output(index=1))
@@ -256,7 +261,7 @@ async def test_what_waits_leaves_in_responses_of_bounded_size_and_nothing_of_it_
 ) -> None:
     monkeypatch.setattr(client_buffer, "MAX_RESPONSE_BYTES", 1000)
     backlog = Backlog()
-    news = RequestStream("r", 2, PromptInfo(model="m", prompt_tokens=9), backlog=backlog)
+    news = RequestStream(record("r"), 2, PromptInfo(model="m", prompt_tokens=9), backlog=backlog)
     steps, texts = 40, ("é" * 60, "z" * 90)
     for step in range(steps):
         for index, text in enumerate(texts):
@@ -288,7 +293,7 @@ async def test_what_is_taken_in_part_waits_no_longer_and_a_break_comes_after_the
 ) -> None:
     monkeypatch.setattr(client_buffer, "MAX_RESPONSE_BYTES", 1000)
     backlog = Backlog()
-    news = RequestStream("r", 1, PromptInfo(), backlog=backlog)
+    news = RequestStream(record("r"), 1, PromptInfo(), backlog=backlog)
     for step in range(9):
         news.put(output(first=2 * step, text="x" * 200, offset=200 * step))
     news.put(SequenceOutput(handle=1, error=no_worker("lost").to_proto()))
@@ -318,7 +323,7 @@ async def test_a_long_prompts_log_probabilities_are_a_response_by_themselves() -
 
 async def test_a_backlog_counts_what_has_merged_until_it_has_left_or_nobody_will_take_it() -> None:
     backlog = Backlog()
-    first, second = (RequestStream(name, 1, PromptInfo(), backlog=backlog) for name in "ab")
+    first, second = (RequestStream(record(name), 1, PromptInfo(), backlog=backlog) for name in "ab")
     for news in (first, second):
         news.put(output())
     assert backlog.waiting_bytes == 0, "as it came"
@@ -338,7 +343,7 @@ async def test_chunks_that_fill_a_response_each_by_itself_count_too(monkeypatch:
     """Each of them refers to its step's whole message as long as it is kept as it came."""
     monkeypatch.setattr(client_buffer, "MAX_RESPONSE_BYTES", 1000)
     backlog = Backlog()
-    news = RequestStream("r", 16, PromptInfo(), backlog=backlog)
+    news = RequestStream(record("r"), 16, PromptInfo(), backlog=backlog)
     num_bytes = 0
     for step in range(4):
         for index in range(16):
@@ -354,7 +359,7 @@ async def test_what_was_kept_for_clients_that_go_together_is_freed_in_turns_of_t
     monkeypatch.setattr(client_buffer, "MAX_RESPONSE_BYTES", 1000)
     monkeypatch.setattr(backlog_module, "TURN_BYTES", 20_000)
     backlog = Backlog()
-    streams = [RequestStream(str(number), 1, PromptInfo(), backlog=backlog) for number in range(5)]
+    streams = [RequestStream(record(str(number)), 1, PromptInfo(), backlog=backlog) for number in range(5)]
     for news in streams:
         for step in range(11):
             news.put(output(first=2 * step, text="x" * 1000, offset=1000 * step))
@@ -376,7 +381,7 @@ async def test_what_was_kept_for_clients_that_go_together_is_freed_in_turns_of_t
 async def test_responses_that_do_not_leave_count_against_what_may_wait() -> None:
     """Clients whose transport is full: what each was given last stays in memory."""
     backlog = Backlog(max_bytes=10_000)
-    streams = [RequestStream(str(number), 1, PromptInfo(), backlog=backlog) for number in range(9)]
+    streams = [RequestStream(record(str(number)), 1, PromptInfo(), backlog=backlog) for number in range(9)]
     told = [Told() for _ in streams]
     for number, news in enumerate(streams):
         news.begin("w", told[number])
@@ -399,7 +404,7 @@ async def test_past_the_backlogs_bound_the_stream_that_is_furthest_behind_ends(
 ) -> None:
     monkeypatch.setattr(client_buffer, "RESPONSE_COST", 0)
     backlog = Backlog(max_bytes=6000)
-    streams = [RequestStream(str(number), 1, PromptInfo(), backlog=backlog) for number in range(3)]
+    streams = [RequestStream(record(str(number)), 1, PromptInfo(), backlog=backlog) for number in range(3)]
     told = [Told() for _ in streams]
     for number, news in enumerate(streams):
         news.begin("w", told[number])

@@ -1,0 +1,69 @@
+"""Begins the record of a request, and tells the listeners of its end."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from trunkline.status import RequestRefused, code_of
+from trunkline_router.telemetry.request_line import log_end
+from trunkline_router.telemetry.request_record import CANCELLED, UNKNOWN, RequestListener, RequestRecord
+from trunkline_runtime.log import get_logger, log_context
+from trunkline_runtime.telemetry.head_sampler import HeadSampler
+from trunkline_runtime.telemetry.trace_context import new_span_id, new_trace_id, trace_context
+
+
+def new_record(request_id: str, protocol: str, endpoint: str) -> RequestRecord:
+    """The record of a request that begins now."""
+    return RequestRecord(request_id, time.monotonic(), time.time_ns(), protocol=protocol, endpoint=endpoint)
+
+
+class RequestObserver:
+    """Observes the requests of a router. The log has a line for each; `listeners` are told, too."""
+
+    def __init__(self, sampler: HeadSampler | None = None, listeners: Sequence[RequestListener] = ()) -> None:
+        self._sampler = sampler or HeadSampler()
+        self._listeners = listeners
+
+    @contextmanager
+    def observed(self, record: RequestRecord, traceparent: str = "", tracestate: str = "") -> Iterator[None]:
+        """Gives the request a place in its caller's trace, or in a new one. Ends its record with the block, and tells
+        the listeners. Lines of the log within the block name the request."""
+        self._trace(record, traceparent, tracestate)
+        token = log_context.set(record)
+        try:
+            yield
+        finally:
+            record.ended_s = time.monotonic()
+            self._tell(record)
+            try:
+                log_context.reset(token)
+            except ValueError:  # closed by another task than the one that began it: an abandoned generator
+                log_context.set(None)
+
+    def _trace(self, record: RequestRecord, traceparent: str, tracestate: str) -> None:
+        caller = trace_context(traceparent, tracestate)
+        if caller is None:
+            record.trace_id = new_trace_id()
+        else:
+            record.trace_id, record.parent_span_id, _, record.tracestate = caller
+        record.span_id = new_span_id()
+        record.is_sampled = self._sampler.samples(record.trace_id, None if caller is None else caller.is_sampled)
+
+    def _tell(self, record: RequestRecord) -> None:
+        log_end(record)
+        for listener in self._listeners:
+            try:
+                listener.request_ended(record)
+            except Exception as error:
+                get_logger().error("a request's end cannot be told", **record.log_fields(), exc_info=error)
+        record.sampling = None
+        for placement in record.placements:
+            placement.plan = None
+
+
+def note_refusal(record: RequestRecord, refused: RequestRefused) -> None:
+    """The request ends with an error of the table."""
+    record.outcome = refused.reason if code_of(refused.reason) is not None else UNKNOWN
+    record.code = refused.code
+    if record.attempts and record.attempts[-1].ended == CANCELLED:
+        record.attempts[-1].ended = record.outcome

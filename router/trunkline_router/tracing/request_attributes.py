@@ -1,0 +1,153 @@
+"""The attributes of a request's own span: OpenTelemetry's conventions for generative AI, RPC and HTTP, and ours.
+
+https://opentelemetry.io/docs/specs/semconv/rpc/grpc/ and https://opentelemetry.io/docs/specs/semconv/http/http-spans/,
+version 1.44.0.
+"""
+
+import grpc
+from opentelemetry.trace import Status, StatusCode
+from opentelemetry.util.types import AttributeValue
+
+from trunkline.status import CODE_DEADLINE_EXCEEDED, CODE_INTERNAL, CODE_UNAVAILABLE
+from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline_router.http.errors import TABLE
+from trunkline_router.telemetry.request_record import CANCELLED, GRPC, UNKNOWN, RequestRecord
+from trunkline_runtime.telemetry import genai
+
+Attributes = dict[str, AttributeValue]
+
+PROVIDER = "trunkline"
+CHAT, COMPLETION = "chat", "text_completion"
+CHAT_ENDPOINTS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+
+RPC_SYSTEM, RPC_METHOD, RPC_STATUS = "rpc.system.name", "rpc.method", "rpc.response.status_code"
+HTTP_METHOD, HTTP_ROUTE, HTTP_STATUS = "http.request.method", "http.route", "http.response.status_code"
+URL_PATH, ERROR_TYPE = "url.path", "error.type"
+HTTP_OK, HTTP_SERVER_ERROR = 200, 500
+
+_STATUS_NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
+_UNKNOWN, _UNIMPLEMENTED, _DATA_LOSS = 2, 12, 15
+# Codes that are errors of a server, by the conventions of gRPC. Others are its client's.
+_SERVER_ERRORS = {CODE_DEADLINE_EXCEEDED, CODE_INTERNAL, CODE_UNAVAILABLE, _UNKNOWN, _UNIMPLEMENTED, _DATA_LOSS}
+
+
+def sampling_attributes(sampling: SamplingParams | None) -> Attributes:
+    """The parameters that the conventions name, as far as they are set. They hold nothing that a client has written."""
+    if sampling is None:
+        return {}
+    attributes: Attributes = {genai.REQUEST_SEED: sampling.seed}
+    for name, attribute in (
+        ("temperature", genai.REQUEST_TEMPERATURE),
+        ("top_p", genai.REQUEST_TOP_P),
+        ("top_k", genai.REQUEST_TOP_K),
+        ("frequency_penalty", genai.REQUEST_FREQUENCY_PENALTY),
+        ("presence_penalty", genai.REQUEST_PRESENCE_PENALTY),
+    ):
+        value = getattr(sampling, name)
+        if value or (sampling.DESCRIPTOR.fields_by_name[name].has_presence and sampling.HasField(name)):  # type: ignore[arg-type]
+            attributes[attribute] = value
+    return attributes
+
+
+def request_attributes(record: RequestRecord) -> Attributes:
+    """All but the sampling parameters."""
+    return {**_own(record), **genai.spelled(_generative(record)), **_protocol(record), **_latencies(record)}
+
+
+def status(record: RequestRecord) -> Status:
+    """An error, if the server is to blame."""
+    if not record.is_failed:
+        return Status(StatusCode.UNSET)
+    is_servers = record.code in _SERVER_ERRORS if record.protocol == GRPC else _http_error(record) >= HTTP_SERVER_ERROR
+    return Status(StatusCode.ERROR, record.outcome) if is_servers else Status(StatusCode.UNSET)
+
+
+def _own(record: RequestRecord) -> Attributes:
+    attributes: Attributes = {"trunkline.request_id": record.request_id, "trunkline.outcome": record.outcome}
+    for name, value in (
+        ("tenant", record.tenant),
+        ("lane", record.lane),
+        ("model", record.model),
+        ("worker", record.worker),
+        ("grants", record.grants),
+        ("resumptions", record.resumptions),
+    ):
+        if value:
+            attributes["trunkline." + name] = value
+    if record.choices:
+        attributes["trunkline.choices"] = record.choices
+        attributes["trunkline.prompt_tokens"] = record.prompt_tokens
+        attributes["trunkline.cached_tokens"] = record.cached_tokens
+        attributes["trunkline.completion_tokens"] = record.completion_tokens
+    if record.attempts:
+        told = [timeline.device_s for attempt in record.attempts for timeline in attempt.timelines]
+        attributes["trunkline.device_s"] = sum(told)
+        attributes["trunkline.stalled_s"] = record.stalled_s
+    cost = record.cost
+    if cost is not None:
+        attributes["trunkline.cost"] = cost
+    return attributes
+
+
+def _generative(record: RequestRecord) -> Attributes:
+    attributes: Attributes = {
+        genai.OPERATION_NAME: CHAT if record.endpoint in CHAT_ENDPOINTS else COMPLETION,
+        genai.PROVIDER_NAME: PROVIDER,
+        genai.RESPONSE_ID: record.request_id,
+        genai.REQUEST_STREAM: record.is_streamed,
+    }
+    if record.model:
+        attributes[genai.REQUEST_MODEL] = attributes[genai.RESPONSE_MODEL] = record.model
+    if record.max_tokens is not None:
+        attributes[genai.REQUEST_MAX_TOKENS] = record.max_tokens
+    if record.choices > 1:
+        attributes[genai.REQUEST_CHOICE_COUNT] = record.choices
+    if record.choices:
+        attributes[genai.USAGE_INPUT_TOKENS] = record.prompt_tokens
+        attributes[genai.USAGE_OUTPUT_TOKENS] = record.completion_tokens
+        attributes[genai.USAGE_CACHE_READ_INPUT_TOKENS] = record.cached_tokens
+    if record.has_answer:
+        attributes[genai.RESPONSE_FINISH_REASONS] = record.outcome.split(",")
+    if record.ttft_s is not None:
+        attributes[genai.RESPONSE_TIME_TO_FIRST_CHUNK] = record.ttft_s
+    return attributes
+
+
+def _protocol(record: RequestRecord) -> Attributes:
+    attributes: Attributes
+    if record.protocol == GRPC:
+        code = "CANCELLED" if record.outcome == CANCELLED else _STATUS_NAMES.get(record.code, UNKNOWN)
+        attributes = {RPC_SYSTEM: "grpc", RPC_METHOD: record.endpoint, RPC_STATUS: code}
+        if record.is_failed:
+            attributes[ERROR_TYPE] = code
+        return attributes
+    attributes = {HTTP_METHOD: "POST", HTTP_ROUTE: record.endpoint, URL_PATH: record.endpoint}
+    if record.is_failed:
+        attributes[ERROR_TYPE] = record.outcome
+        is_begun = record.is_streamed and record.first_token_s is not None
+        attributes[HTTP_STATUS] = HTTP_OK if is_begun else _http_error(record)
+    elif record.outcome != CANCELLED:
+        attributes[HTTP_STATUS] = HTTP_OK
+    return attributes
+
+
+def _http_error(record: RequestRecord) -> int:
+    row = TABLE.get(record.outcome)
+    return HTTP_SERVER_ERROR if row is None else row.status
+
+
+def _latencies(record: RequestRecord) -> Attributes:
+    """vLLM's attributes, in seconds: of the last worker's first choice."""
+    if not genai.adds_latencies() or record.duration_s is None:
+        return {}
+    attributes: Attributes = {genai.LATENCY_E2E: record.duration_s}
+    if record.ttft_s is not None:
+        attributes[genai.LATENCY_TIME_TO_FIRST_TOKEN] = record.ttft_s
+    timeline = record.last_timeline
+    if timeline is not None and timeline.HasField("admitted_s"):
+        attributes[genai.LATENCY_TIME_IN_QUEUE] = timeline.admitted_s
+        attributes[genai.LATENCY_TIME_IN_MODEL_INFERENCE] = timeline.ended_s - timeline.admitted_s
+        if timeline.HasField("first_token_s"):
+            attributes[genai.LATENCY_TIME_IN_MODEL_PREFILL] = timeline.first_token_s - timeline.admitted_s
+            attributes[genai.LATENCY_TIME_IN_MODEL_DECODE] = timeline.ended_s - timeline.first_token_s
+    return attributes

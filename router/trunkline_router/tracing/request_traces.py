@@ -1,0 +1,60 @@
+"""Decides which requests' spans are exported, once it is known how they ended.
+
+Spans of requests that were sampled when they began are exported by all processes. Requests that turn out to be slow,
+failed or resumed are exported in any case, by the router alone: it makes the spans of their workers, too, from the
+timelines that workers send.
+"""
+
+from functools import partial
+
+from opentelemetry.sdk.resources import Resource
+
+from trunkline.status import DEADLINE_EXCEEDED, INTERNAL, NO_WORKER, OVERLOADED, QUARANTINED
+from trunkline_router.telemetry.request_record import UNKNOWN, RequestRecord
+from trunkline_router.tracing.request_attributes import sampling_attributes
+from trunkline_router.tracing.request_spans import spans_of
+from trunkline_runtime.telemetry.span_queue import SpanQueue
+
+# Outcomes that are not the client's own doing. Others, such as an invalid request, are sampled like answers.
+FAILURES = frozenset({DEADLINE_EXCEEDED, INTERNAL, NO_WORKER, OVERLOADED, QUARANTINED, UNKNOWN})
+SAMPLED, SLOW, FAILED, RESUMED = "sampled", "slow", "failed", "resumed"
+
+
+class RequestTraces:
+    """A RequestListener. slow_s: a request is slow if it waits for longer for its first token, or between two tokens;
+    None: no request is slow"""
+
+    def __init__(self, queue: SpanQueue, resource: Resource, slow_s: float | None) -> None:
+        self._queue = queue
+        self._resource = resource
+        self._slow_s = slow_s
+
+    def request_ended(self, record: RequestRecord) -> None:
+        kept = why_kept(record, self._slow_s)
+        if not kept:
+            return
+        for placement in record.placements:
+            placement.candidates()
+        attributes = sampling_attributes(record.sampling) | {"trunkline.kept": kept}
+        self._queue.put(partial(spans_of, record, attributes, self._resource))
+
+
+def why_kept(record: RequestRecord, slow_s: float | None) -> list[str]:
+    """Why a request is exported; nothing: it is not."""
+    why = [SAMPLED] if record.is_sampled else []
+    if slow_s is not None and longest_wait_s(record) > slow_s:
+        why.append(SLOW)
+    if record.outcome in FAILURES:
+        why.append(FAILED)
+    if record.resumptions:
+        why.append(RESUMED)
+    return why
+
+
+def longest_wait_s(record: RequestRecord) -> float:
+    """The longest time in which the client waited for a token: the first one, or one between two others. Time in which
+    the client did not read does not count."""
+    first_s = record.ttft_s if record.ttft_s is not None else record.duration_s or 0.0
+    waits = [silence.duration_s for silence in record.silences.values()]
+    waits += [timeline.longest_gap_s for attempt in record.attempts for timeline in attempt.timelines]
+    return max([first_s, *waits])
