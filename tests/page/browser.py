@@ -88,11 +88,12 @@ class Browser:
         """Rules of accessibility that the page breaks, as axe finds them."""
         return list(self._ask("violations"))
 
-    def problems(self) -> list[str]:
-        """Errors and warnings of the console since the last call."""
+    def check_behaviour(self, *expected: str) -> None:
+        """Asserts that the page has called no other host since the last check, and that its console had no error or
+        warning but those that contain an expected text: the browser itself logs each refusal of the router."""
         told = self._ask("problems")
         assert told["foreign"] == [], "the page called another host"
-        return list(told["problems"])
+        assert [problem for problem in told["problems"] if not any(text in problem for text in expected)] == []
 
     def quit(self) -> None:
         self._ask("quit")

@@ -20,6 +20,13 @@ export class Announcer {
     this.timer = setTimeout(() => this.#speak(), pause);
   }
 
+  /** Forgets what was said and what waits. */
+  clear() {
+    clearTimeout(this.timer);
+    this.waiting = [];
+    this.region.textContent = "";
+  }
+
   #speak() {
     this.region.textContent = this.waiting.join(". ");
     this.waiting = [];

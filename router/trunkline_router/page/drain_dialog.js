@@ -40,6 +40,13 @@ export class DrainDialog {
     byId("drain-cancel").focus();
   }
 
+  /** Closes without draining, and forgets the worker. */
+  clear() {
+    this.dialog.close();
+    this.worker = null;
+    for (const id of ["drain-title", "drain-text", "drain-problem", "drain-confirm"]) setText(byId(id), "");
+  }
+
   async #drain() {
     if (this.worker === null) return;
     const name = nameOf(this.worker);

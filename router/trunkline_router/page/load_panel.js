@@ -79,6 +79,11 @@ export class LoadPanel {
     this.#draw();
   }
 
+  clear() {
+    this.#showChoice([]);
+    this.#draw();
+  }
+
   /** @param {string[]} names */
   #showChoice(names) {
     if (this.choice.options.length > 0 && names.join("\n") === this.names.join("\n")) return;

@@ -63,6 +63,10 @@ function show(view) {
 /** Nothing of what another caller saw stays in the document. */
 function clear() {
   history.clear();
+  announcer.clear();
+  summary.clear();
+  load.clear();
+  drainDialog.clear();
   timeline.close();
   requests.clear();
   workers.show([], false);

@@ -13,6 +13,10 @@ export class SummaryPanel {
     element.replaceWith(this.facts.element);
   }
 
+  clear() {
+    this.facts.show([]);
+  }
+
   /** @param {FleetView} view @param {import("./fleet_view").HistoryPoint | null} latest */
   show(view, latest) {
     const ready = view.workers.filter((worker) => worker.state === "ready").length;

@@ -79,5 +79,5 @@ for await (const line of createInterface({ input: process.stdin })) {
     answer = { error: `${command} ${JSON.stringify(given)}: ${error.message}` };
   }
   console.log(JSON.stringify(answer));
-  if (command === "quit") break;
+  if (command === "quit") process.exit(0);
 }
