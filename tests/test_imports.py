@@ -135,7 +135,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "openai": "api edge http prompts request workers",
         "anthropic": "edge http prompts",
         "responses": "edge http openai prompts request",
-        "openapi": "anthropic edge http identity openai responses",
+        "openapi": "anthropic edge live http identity openai responses",
     },
     "trunkline_bench": {
         "reports": "",

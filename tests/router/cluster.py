@@ -70,12 +70,14 @@ class Cluster:
         service: InferenceService,
         gate: RequestGate,
         http: HttpServer | None,
+        watch: FleetWatch,
     ) -> None:
         self.http = http
         self.http_port = 0 if http is None else http.port
         self.inference = inference
         self.service = service
         self.gate = gate
+        self.watch = watch
         self.links = links
         self.stub = stub
         self.fleet = fleet
@@ -233,7 +235,7 @@ async def router_before(
         stack.push_async_callback(_cancel, tasks)
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
         stubs = InferenceServiceStub(channel), FleetServiceStub(channel)
-        made = Cluster(links, *stubs, server.port, shared, inference, service, gate, http)
+        made = Cluster(links, *stubs, server.port, shared, inference, service, gate, http, watch)
         await made.until_workers(*(expected or (True for _ in workers)))
         yield made
         await until(lambda: all(link.worker is None or not link.worker.open_choices for link in links))

@@ -68,7 +68,7 @@ TABLE = {
     CONTEXT_LENGTH_EXCEEDED: HttpError(400, "context_length_exceeded", _INVALID, _INVALID),
     MODEL_NOT_FOUND: HttpError(404, "model_not_found", _INVALID, "not_found_error"),
     REQUEST_NOT_FOUND: HttpError(404, "request_not_found", _INVALID, "not_found_error"),
-    PAGE_FILE_NOT_FOUND: HttpError(404, "not_found", _INVALID, "not_found_error"),
+    PAGE_FILE_NOT_FOUND: HttpError(404, "page_file_not_found", _INVALID, "not_found_error"),
     WORKER_NOT_FOUND: HttpError(404, "worker_not_found", _INVALID, "not_found_error"),
     # OpenAI's code, which clients test for
     RESPONSE_NOT_FOUND: HttpError(404, "response_not_found", _INVALID, "not_found_error"),

@@ -1,6 +1,6 @@
 """The endpoints of the live page: FleetService over HTTP."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from urllib.parse import parse_qsl
 
 import orjson
@@ -9,9 +9,9 @@ from trunkline.status import RequestRefused, invalid
 from trunkline_router.edge.endpoint import Handler, peer_of
 from trunkline_router.edge.http_call import HttpCall, metadata_of
 from trunkline_router.http.errors import openai_body
-from trunkline_router.http.json_body import check_content_type, parse_object, read_body
 from trunkline_router.http.sse import event
 from trunkline_router.identity.endpoints import WATCHERS
+from trunkline_router.live.drain_request import drain_body
 from trunkline_router.live.fleet_json import FleetViewJson, plain, story_json, summaries_json
 from trunkline_router.live.page_files import PageFiles
 from trunkline_router.live.same_origin import check_origin
@@ -65,7 +65,8 @@ class FleetEndpoints:
         def caller() -> Caller:
             return call.edge.access.caller(metadata_of(call.headers), WATCHERS, peer_of(call.scope))
 
-        await call.stream(self._watch.views(caller), ViewEvents(self._writer))
+        views = _nothing() if call.scope["method"] == "HEAD" else self._watch.views(caller)
+        await call.stream(views, ViewEvents(self._writer))
 
     async def _requests(self, call: HttpCall) -> None:
         check_origin(call.scope["headers"])
@@ -89,23 +90,16 @@ class FleetEndpoints:
     async def _drain_worker(self, call: HttpCall) -> None:
         check_origin(call.scope["headers"], needs_local_host=not call.edge.access.is_checked)
         query_of(call, ())
-        timeout_s = await self._timeout_s(call)
+        body = await drain_body(call)
         name = call.scope["path_params"]["worker"]
-        drained = await self._drain.drain(name, timeout_s, call.caller.identity.name)
-        await call.respond(orjson.dumps(plain(drained)), status=202)
+        drained = await self._drain.drain(name, body.timeout_s, call.caller.identity.name)
+        await call.respond(orjson.dumps(plain(drained)))
 
-    async def _timeout_s(self, call: HttpCall) -> float | None:
-        """What the body asks for, if there is one."""
-        raw = await call.passage.read(lambda: read_body(call.receive))
-        if not raw:
-            return None
-        check_content_type(call.headers.content_type)
-        body = await parse_object(raw)
-        call.check_unknown([name for name in body if name != "timeout_s"])
-        timeout_s = body.get("timeout_s")
-        if timeout_s is not None and (isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float)):
-            raise invalid("timeout_s", "must be a number")
-        return None if timeout_s is None else float(timeout_s)
+
+async def _nothing() -> AsyncGenerator[FleetView, None]:
+    """The answer to HEAD, which has no body to wait for."""
+    for view in ():
+        yield view
 
 
 def query_of(call: HttpCall, known: tuple[str, ...]) -> dict[str, str]:

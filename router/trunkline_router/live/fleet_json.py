@@ -42,14 +42,14 @@ def _fields(descriptor: Descriptor) -> Sequence[tuple[str, str, bool, Mapping[in
             field.name,
             "list" if field.is_repeated else "optional" if field.has_presence else "plain",
             field.message_type is not None,
-            None if field.enum_type is None else _words(field.enum_type),
+            None if field.enum_type is None else words_of(field.enum_type),
         )
         for field in descriptor.fields
     ]
 
 
-def _words(enum: EnumDescriptor) -> Mapping[int, str]:
-    """WORKER_STATE_READY of WorkerState: "ready"."""
+def words_of(enum: EnumDescriptor) -> Mapping[int, str]:
+    """Returns what JSON has for the values of an enum: "ready" for WORKER_STATE_READY of WorkerState."""
     head = "".join(f"_{letter}" if letter.isupper() else letter for letter in enum.name).strip("_").upper() + "_"
     return {value.number: value.name.removeprefix(head).lower() for value in enum.values}
 

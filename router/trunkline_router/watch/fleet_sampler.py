@@ -54,7 +54,7 @@ class FleetSampler:
         self._rates: dict[ConnectedWorker, WorkerRates] = {}
         self._asked: dict[ConnectedWorker, asyncio.Task[None]] = {}
         self._first_asked = 0
-        self._sample: FleetSample | None = None
+        self.latest: FleetSample | None = None
         self._next = asyncio.Event()  # set by the next sample
         self._wanted = asyncio.Event()  # set while somebody watches
         self.num_watchers = 0
@@ -81,19 +81,19 @@ class FleetSampler:
 
     async def after(self, number: int) -> FleetSample:
         """Returns the latest sample, as soon as there is one after this number."""
-        while self._sample is None or self._sample.number <= number:
+        while self.latest is None or self.latest.number <= number:
             await self._next.wait()
-        return self._sample
+        return self.latest
 
     async def _rest(self) -> None:
-        if self._sample is None or not self.num_watchers:
+        if self.latest is None or not self.num_watchers:
             try:
                 async with asyncio.timeout(self._periods.idle_s):
                     await self._wanted.wait()
             except TimeoutError:
                 return
-        if self._sample is not None:
-            since_s = self._clock_s() - self._sample.now_s
+        if self.latest is not None:
+            since_s = self._clock_s() - self.latest.now_s
             await asyncio.sleep(max(0.0, self._periods.watched_s - since_s))
 
     async def _take(self) -> None:
@@ -101,7 +101,7 @@ class FleetSampler:
         links = list(self._pools.links)
         await self._ask(links)
         self._pools.hot_prefixes.fold(now_s)
-        predicted, number = self._predicted(), 1 if self._sample is None else self._sample.number + 1
+        predicted, number = self._predicted(), 1 if self.latest is None else self.latest.number + 1
         at_unix_ms = self._unix_ms(now_s)
         tiles = []
         for link in links:
@@ -117,7 +117,7 @@ class FleetSampler:
         tokens = [rates.hit_tokens() for rates in self._rates.values()]
         point = totals(at_unix_ms, tiles, sum(hits for hits, _ in tokens), sum(computed for _, computed in tokens))
         self.history.add(Point(number, now_s, point))
-        self._sample = FleetSample(number, at_unix_ms, now_s, tiles)
+        self.latest = FleetSample(number, at_unix_ms, now_s, tiles)
         self._next.set()
         self._next = asyncio.Event()
 

@@ -82,9 +82,9 @@ class FleetWatch:
         self._facts = facts
         self._started_s = clock_s()
         self._version = version("trunkline")
-        self._sampler = FleetSampler(pools, self._predicted, periods=periods, clock_s=clock_s)
-        self.run = self._sampler.run
-        self.watchers = Watchers(self._sampler.watched)
+        self.sampler = FleetSampler(pools, self._predicted, periods=periods, clock_s=clock_s)
+        self.run = self.sampler.run
+        self.watchers = Watchers(self.sampler.watched)
         self._views: dict[Viewer, WatchFleetResponse] = {}  # of the sample with this number:
         self._views_of = 0
 
@@ -101,9 +101,9 @@ class FleetWatch:
         with self.watchers.watching(caller.identity.name, caller.tenant, is_operator=viewer.is_operator):
             number = 0
             while True:
-                sample = await self._sampler.after(number)
+                sample = await self.sampler.after(number)
                 viewer = Viewer.of(caller_of())
-                points = self._sampler.history.since(number) if viewer.is_operator else []
+                points = self.sampler.history.since(number) if viewer.is_operator else []
                 yield FleetView(self._view(viewer, sample), points, is_first=not number)
                 number = sample.number
 

@@ -1,7 +1,6 @@
 """A request's record as messages: a line of a list, and the whole timeline. Content is not in the record."""
 
 from collections.abc import Iterator
-from math import isfinite
 
 from trunkline.v1.fleet_pb2 import (
     AttemptView,
@@ -137,9 +136,7 @@ def _choice(timeline: Timeline, start_s: float, viewer: Viewer) -> ChoiceView:
         device_s=timeline.device_s,
         cached_tokens=timeline.cached_tokens,
         chunks=_chunks(timeline, start_s, viewer),
-        gaps=[
-            GapView(at_s=start_s + gap.at_s, duration_s=gap.duration_s) for gap in timeline.gaps if isfinite(gap.at_s)
-        ],
+        gaps=[GapView(at_s=start_s + gap.at_s, duration_s=gap.duration_s) for gap in timeline.gaps],
         num_gaps=timeline.num_gaps,
     )
 

@@ -30,8 +30,8 @@ class WorkerDrain:
 
         by: the identity that asks, for the log
 
-        Raises RequestRefused: WORKER_NOT_FOUND, INVALID_REQUEST, or NO_WORKER if the worker is not connected or does not
-        begin to drain.
+        Raises RequestRefused: WORKER_NOT_FOUND, INVALID_REQUEST, or NO_WORKER if the worker is not connected or does
+        not begin to drain.
         """
         if timeout_s is not None and not 0 <= timeout_s <= MOST_TIMEOUT_S:
             raise invalid("timeout", f"must be in [0, {MOST_TIMEOUT_S:g}] seconds")
