@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from tests.cluster.processes import wait_until
 from tests.page.browser import PHONE, Browser
 from tests.page.cluster import MODEL, PageCluster
 
@@ -183,7 +184,13 @@ def test_a_worker_is_drained_after_a_question_and_its_tile_follows_its_death_and
     assert page.is_visible(f"{tile(worker.address)} .reason")
     page.wait("#summary-title ~ dl", "1 of 2 ready")
     cluster.restart(worker)
-    page.wait(tile(worker.address), "Ready")
+    page.wait(tile(worker.address), "requests failed there recently")  # it was lost too soon after it had connected
+
+    def is_ready() -> bool:
+        cluster.complete_many("zeta", [f"{STORY}{number}" for number in range(16)])  # one of them is its trial
+        return "Ready" in page.text(tile(worker.address))
+
+    wait_until(is_ready, "the tile is ready again")
 
 
 @pytest.mark.slow
