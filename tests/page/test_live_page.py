@@ -1,5 +1,6 @@
 """The live page, as people see it and use it."""
 
+import itertools
 import re
 
 import pytest
@@ -141,15 +142,18 @@ def test_plots_and_prefixes_show_what_the_fleet_did(page: Browser, cluster: Page
     page.click(".plot summary")
     page.wait(".plot table", "prefill")
     assert page.count(".plot") == 3
-    page.value("return document.querySelector('.plot .area.decode').getAttribute('d').startsWith('M')")
+    assert page.value("return document.querySelector('.plot .area.decode').getAttribute('d').startsWith('M')")
     page.choose("#plot-worker", cluster.workers[0].address)
     page.wait(".plot .legend", r"decode \d")
 
 
 @pytest.mark.parametrize(
     "look",
-    [{"colorScheme": "light"}, {"colorScheme": "dark"}, {"colorScheme": "dark", **PHONE}],
-    ids=["light", "dark", "phone"],
+    [
+        pytest.param({"colorScheme": "light"}, id="light"),
+        pytest.param({"colorScheme": "dark"}, id="dark"),
+        pytest.param({"colorScheme": "dark", **PHONE}, id="phone", marks=pytest.mark.slow),
+    ],
 )
 def test_axe_finds_nothing_and_nothing_sticks_out(page: Browser, cluster: PageCluster, look: dict[str, object]) -> None:
     request_id = cluster.complete("acme", STORY)
@@ -185,9 +189,11 @@ def test_a_worker_is_drained_after_a_question_and_its_tile_follows_its_death_and
     page.wait("#summary-title ~ dl", "1 of 2 ready")
     cluster.restart(worker)
     page.wait(tile(worker.address), "requests failed there recently")  # it was lost too soon after it had connected
+    numbers = itertools.count(1000)
 
     def is_ready() -> bool:
-        cluster.complete_many("zeta", [f"{STORY}{number}" for number in range(16)])  # one of them is its trial
+        # One of them is its trial. No worker has their prompts.
+        cluster.complete_many("zeta", [f"{next(numbers)} {STORY}" for _ in range(8)])
         return "Ready" in page.text(tile(worker.address))
 
     wait_until(is_ready, "the tile is ready again")
