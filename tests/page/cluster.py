@@ -17,6 +17,7 @@ from trunkline_router.identity.key_record import ApiKey
 
 MODEL = "tiny-tales"
 TENANTS = ("acme", "zeta")
+QUOTAS = {"tokens_per_minute": 400_000, "tokens_in_flight": 60_000}  # of each tenant
 
 
 @dataclass
@@ -28,6 +29,7 @@ class PageCluster:
     folder: Path
     workers: list[Worker]
     keys: dict[str, str]
+    arguments: tuple[str, ...]  # of the workers
     router: Process | None = field(default=None, init=False)
 
     def start_router(self) -> None:
@@ -58,26 +60,26 @@ class PageCluster:
     def restart(self, worker: Worker) -> Worker:
         """A new process at the address of a worker whose process has ended."""
         worker.stop()
-        again = new_worker(port=worker.port)
+        again = new_worker(*self.arguments, port=worker.port)
         self.workers[self.workers.index(worker)] = again
         return again.wait_ready()
 
 
-def new_worker(port: int = 0) -> Worker:
-    return Worker(DEMO_MODEL, "--dtype=float32", "--kv-blocks=512", port=port)
+def new_worker(*arguments: str, port: int = 0) -> Worker:
+    return Worker(DEMO_MODEL, "--dtype=float32", *arguments, port=port)
 
 
 @contextmanager
-def running_cluster(folder: Path, workers: int = 2) -> Iterator[PageCluster]:
-    """The workers are named by their addresses."""
+def running_cluster(folder: Path, *arguments: str, workers: int = 2) -> Iterator[PageCluster]:
+    """The workers are named by their addresses.  arguments: of the workers"""
     keys = {name: ApiKey.new() for name in (*TENANTS, "operator", "scraper")}
-    records = [key_rig.record(keys[tenant], tenant=tenant) for tenant in TENANTS]
+    records = [key_rig.record(keys[tenant], tenant=tenant, quotas=QUOTAS) for tenant in TENANTS]
     records.append(key_rig.record(keys["operator"], tenant="ops", roles=["user", "operator"]))
     records.append(key_rig.record(keys["scraper"], tenant="ops", roles=["scraper"]))
     key_rig.write(folder / "keys.json", *records)
     credentials = {name: key.credential for name, key in keys.items()}
     port = free_port()
-    cluster = PageCluster(f"http://127.0.0.1:{port}/", port, folder, [], credentials)
+    cluster = PageCluster(f"http://127.0.0.1:{port}/", port, folder, [], credentials, arguments)
 
     def stop() -> None:
         for process in (cluster.router, *(worker for worker in cluster.workers)):
@@ -86,7 +88,7 @@ def running_cluster(folder: Path, workers: int = 2) -> Iterator[PageCluster]:
 
     with ExitStack() as stack:
         stack.callback(stop)
-        cluster.workers += [new_worker() for _ in range(workers)]
+        cluster.workers += [new_worker(*arguments) for _ in range(workers)]
         for worker in cluster.workers:
             worker.wait_ready()
         cluster.start_router()

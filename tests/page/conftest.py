@@ -17,7 +17,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="package")
 def cluster(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageCluster]:
     """Needs the browser, so that nothing is started where there is none."""
-    with running_cluster(tmp_path_factory.mktemp("page")) as running:
+    with running_cluster(tmp_path_factory.mktemp("page"), "--kv-blocks=512") as running:
         yield running
 
 

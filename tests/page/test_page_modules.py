@@ -35,8 +35,8 @@ def modules(browser: Browser, cluster: PageCluster) -> Modules:
 
 
 def test_numbers_have_three_digits_and_a_unit(modules: Modules) -> None:
-    seconds = [0.0004, 0.012, 0.9996, 1.3249, 41.26, 185, 7384, 0, None]
-    durations = ["0.4 ms", "12 ms", "1.00 s", "1.32 s", "41.3 s", "3 min 5 s", "2 h 3 min", "0 ms", UNKNOWN]
+    seconds = [0.00003, 0.0004, 0.012, 0.9996, 1.3249, 41.26, 185, 7384, 0, None]
+    durations = ["< 0.1 ms", "0.4 ms", "12 ms", "1.00 s", "1.32 s", "41.3 s", "3 min 5 s", "2 h 3 min", "0 ms", UNKNOWN]
     assert modules.shown("duration", seconds) == durations
     assert modules.shown("count", [0, 950, 1250.4, 48_230, 3_100_000, None]) == [
         "0",
@@ -65,7 +65,7 @@ def test_events_are_the_same_however_the_stream_is_cut(modules: Modules) -> None
 
 
 def test_plots_have_round_scales_and_holes_where_nothing_was_sampled(modules: Modules) -> None:
-    assert modules.call("stacked_plot", "return [0, 0.7, 3, 10, 4100].map(it.niceAbove);") == [1, 1, 5, 10, 5000]
+    assert modules.call("stacked_plot", "return [0, 0.7, 3, 10, 4100].map(it.niceAbove);") == [1, 0.8, 3, 10, 6000]
     body = """
       const at = (at, value) => ({ at, values: [value, value] });
       return it.runsOf([at(0, 1), at(5, 2), at(40, 3), at(41, null), at(42, 4)]).map((run) => run.map((one) => one.at));

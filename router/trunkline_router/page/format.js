@@ -39,13 +39,14 @@ export function percent(value) {
 }
 
 /**
- * A duration: 0.4 ms, 12 ms, 1.32 s, 41 s, 3 min 5 s.
+ * A duration: < 0.1 ms, 0.4 ms, 12 ms, 1.32 s, 41 s, 3 min 5 s.
  * @param {number | null | undefined} seconds
  */
 export function duration(seconds) {
   if (!isKnown(seconds)) return UNKNOWN;
   const size = Math.abs(seconds);
   if (size === 0) return "0 ms";
+  if (size < 0.00005) return "< 0.1 ms";
   if (size < 0.00995) return `${(seconds * 1e3).toFixed(1)} ms`;
   if (size < 0.9995) return `${Math.round(seconds * 1e3)} ms`;
   if (size < 9.995) return `${seconds.toFixed(2)} s`;

@@ -99,7 +99,7 @@ export class LoadPanel {
     const points = this.history.of(this.choice.value);
     for (const { plot, of } of this.plots) {
       const shown = points.map((point) => ({ at: point.at_unix_ms / 1000, values: of.map((take) => take(point)) }));
-      plot.show(shown, this.nowMs / 1000, this.history.keepsS);
+      plot.show(shown, this.nowMs / 1000);
     }
   }
 }

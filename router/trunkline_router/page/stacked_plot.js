@@ -13,6 +13,8 @@ const HEIGHT = 150;
 /** Points further apart than this are not joined: nothing was sampled between them. */
 const LONGEST_JOIN_S = 12;
 const TABLE_ROWS = 12;
+/** A plot shows one of these spans: the shortest that has all points. */
+const SPANS_S = [120, 300, 600, 1800, 3600];
 
 export class StackedPlot {
   /**
@@ -26,7 +28,9 @@ export class StackedPlot {
     this.format = format;
     /** @type {Point[]} */
     this.points = [];
-    this.spanS = 0;
+    this.spanS = SPANS_S[0];
+    this.now = 0;
+    this.hovered = false;
     const name = `plot-${series[0].name}`;
     const patterns = series.filter((one) => one.isHatched).map((one) => hatch(`${name}-${one.name}`, one.name));
     this.areas = series.map((one) =>
@@ -83,15 +87,16 @@ export class StackedPlot {
     );
   }
 
-  /** @param {Point[]} points  in order of time  @param {number} now  @param {number} spanS  how far back it goes */
-  show(points, now, spanS) {
-    this.points = points.filter((point) => point.at >= now - spanS);
+  /** @param {Point[]} points  in order of time  @param {number} now */
+  show(points, now) {
+    this.points = points;
     this.now = now;
-    this.spanS = spanS;
+    const needed = now - (points[0]?.at ?? now);
+    this.spanS = SPANS_S.find((span) => span >= needed) ?? needed;
     const top = niceAbove(Math.max(0, ...this.points.map((point) => total(point.values))));
     setText(this.top, this.format(top));
     setText(this.middle, this.format(top / 2));
-    setText(this.start, `${Math.round(spanS / 60)} min ago`);
+    setText(this.start, `${Math.round(this.spanS / 60)} min ago`);
     const runs = runsOf(this.points);
     this.areas.forEach((area, index) => area.setAttribute("d", runs.map((run) => this.#area(run, index, top)).join("")));
     if (!this.hovered) this.#showValues(this.points.at(-1) ?? null, "");
@@ -112,13 +117,13 @@ export class StackedPlot {
 
   /** @param {number} at */
   #across(at) {
-    return WIDTH * (1 - ((this.now ?? 0) - at) / this.spanS);
+    return WIDTH * (1 - (this.now - at) / this.spanS);
   }
 
   /** @param {PointerEvent} event */
   #point(event) {
     const box = this.drawing.getBoundingClientRect();
-    const at = (this.now ?? 0) - this.spanS * (1 - (event.clientX - box.left) / box.width);
+    const at = this.now - this.spanS * (1 - (event.clientX - box.left) / box.width);
     const nearest = this.points.reduce(
       (/** @type {Point | null} */ best, point) =>
         best === null || Math.abs(point.at - at) < Math.abs(best.at - at) ? point : best,
@@ -190,11 +195,11 @@ export function runsOf(points) {
   return runs;
 }
 
-/** The next number of 1, 2 or 5 times a power of ten. @param {number} value */
+/** The next round number, of which the half is round too. @param {number} value */
 export function niceAbove(value) {
   if (value <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].map((factor) => factor * power).find((nice) => nice >= value) ?? 10 * power;
+  return [1, 1.6, 2, 3, 4, 6, 8, 10].map((factor) => factor * power).find((nice) => nice >= value) ?? 10 * power;
 }
 
 /** @param {string} id @param {string} name */

@@ -33,7 +33,7 @@ export class SummaryPanel {
         ["Output", count(sum(view.workers, (worker) => worker.output_tokens_per_s)), "tok/s"],
         ["First token", duration(latest?.ttft_p50_s ?? null), "p50"],
         ["KV live", percent(live === null || blocks === 0 ? null : live / blocks), `of ${count(blocks)} blocks`],
-        ["Prefix hits", percent(latest?.hit_rate ?? null), "of prompt tokens"],
+        ["Prefix hits", percent(latest?.hit_rate ?? null), "of tokens"],
       );
     }
     this.facts.show(figures);

@@ -6,7 +6,7 @@ import { fill, h } from "./dom.js";
 import { count, duration, percent, timeOfDay } from "./format.js";
 import { placementView } from "./placement_table.js";
 import { outcomeOf } from "./requests_panel.js";
-import { blamed, CAUSES, coveredS, longestPart, verdict } from "./ttft_parts.js";
+import { blamed, CAUSES, coveredS, longestPart, shownParts, verdict } from "./ttft_parts.js";
 import { waterfall } from "./waterfall.js";
 
 /** @typedef {import("./fleet_view").RequestDetail} RequestDetail */
@@ -108,7 +108,7 @@ export class TimelinePanel {
 /** @param {RequestDetail} request */
 function partRows(request) {
   const longest = longestPart(request)?.part;
-  return request.ttft_parts.map(({ part, start_s, duration_s, note }) => ({
+  return shownParts(request).map(({ part, start_s, duration_s, note }) => ({
     name: CAUSES[part]?.short ?? part,
     note,
     startS: start_s,

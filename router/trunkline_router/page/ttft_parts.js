@@ -4,6 +4,8 @@ import { duration, percent } from "./format.js";
 
 /** @typedef {import("./fleet_view").RequestDetail} RequestDetail */
 
+const SHORT_SHARE = 0.01;
+
 /**
  * Part → its name in a table, and what happened in a sentence.
  * @type {Record<string, {short: string, sentence: string, advice: string}>}
@@ -37,7 +39,7 @@ export const CAUSES = {
   prefill: {
     short: "prefill",
     sentence: "had its prompt computed",
-    advice: "Little of the prompt was in a cache: compare cached with prompt tokens.",
+    advice: "Compare the cached tokens with the prompt's: what no cache had was computed, in the chunks below.",
   },
   decode_interference: {
     short: "other decodes",
@@ -88,6 +90,19 @@ export function coveredS(request) {
 /** The part that the request's time is blamed on. @param {RequestDetail} request */
 export function blamed(request) {
   return request.cause === "stalled_client" ? "stalled_client" : (longestPart(request)?.part ?? "");
+}
+
+/**
+ * The parts in order of time. Short ways between them are added up at the end, as one without a place in time.
+ * @param {RequestDetail} request
+ * @returns {{part: string, start_s: number | null, duration_s: number, note: string}[]}
+ */
+export function shownParts(request) {
+  const least = SHORT_SHARE * coveredS(request);
+  const isShort = (/** @type {{part: string, duration_s: number}} */ { part, duration_s }) => part === "network" && duration_s < least;
+  const short = request.ttft_parts.filter(isShort).reduce((sum, { duration_s }) => sum + duration_s, 0);
+  const rest = { part: "network", start_s: null, duration_s: short, note: "between the other parts" };
+  return [...request.ttft_parts.filter((part) => !isShort(part)), ...(short > 0 ? [rest] : [])];
 }
 
 /** Says where the time to first token went. @param {RequestDetail} request */

@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { duration, percent } from "./format.js";
 
-/** @typedef {{name: string, note: string, startS: number, durationS: number, isMarked?: boolean}} Interval */
+/** @typedef {{name: string, note: string, startS: number | null, durationS: number, isMarked?: boolean}} Interval */
 
 /** @param {Interval[]} intervals @param {number} wholeS */
 export function waterfall(intervals, wholeS) {
@@ -12,7 +12,7 @@ export function waterfall(intervals, wholeS) {
       "tr",
       { class: interval.isMarked ? "marked" : null },
       h("th", { scope: "row" }, interval.name, interval.isMarked && h("span", { class: "small" }, " ◂ longest")),
-      h("td", { class: "bar-cell" }, timeBar(interval.startS, interval.durationS, wholeS)),
+      h("td", { class: "bar-cell" }, interval.startS !== null && timeBar(interval.startS, interval.durationS, wholeS)),
       h("td", { class: "number" }, duration(interval.durationS)),
       h("td", { class: "number" }, percent(wholeS > 0 ? interval.durationS / wholeS : 0)),
       h("td", { class: "number" }, duration(interval.startS)),
