@@ -61,6 +61,10 @@ export class FleetStream {
       const response = await this.api.get(this.path, { accept: "text/event-stream", signal });
       for await (const event of serverEvents(response)) {
         if (signal.aborted) return;
+        if (event.event === "error") {
+          problem = JSON.parse(event.data).error.message;
+          break;
+        }
         this.failures = 0;
         this.take(event);
         this.#set({ freshness: "live", problem: "", refused: null, dataAt: performance.now(), retryAt: 0 });

@@ -21,6 +21,10 @@ export class History {
     const last = this.points.at(-1)?.at_unix_ms ?? 0;
     this.points.push(...view.history.points.filter((point) => point.at_unix_ms > last));
     this.points = this.#recent(this.points, view.at_unix_ms);
+    for (const [name, points] of this.workers) {
+      const recent = this.#recent(points, view.at_unix_ms);
+      if (recent.length === 0) this.workers.delete(name);
+    }
     for (const worker of view.workers) {
       const name = worker.worker_id || worker.address;
       if (!name || worker.running === null) continue;

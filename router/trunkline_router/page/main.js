@@ -82,7 +82,7 @@ function take({ event, data }) {
   if (event !== "snapshot" && event !== "update") return;
   const view = /** @type {FleetView} */ (JSON.parse(data));
   history.take(view, event === "snapshot");
-  show(view);
+  if (!document.hidden) show(view); // the next state comes within a second
 }
 
 /** @param {import("./fleet_stream.js").Connection} connection */
@@ -116,11 +116,22 @@ const identityDialog = new IdentityDialog(identity, () => {
 for (const id of ["identity-button", "refused-button"]) byId(id).addEventListener("click", () => identityDialog.ask());
 byId("find-request").addEventListener("submit", (/** @type {SubmitEvent} */ event) => {
   event.preventDefault();
-  timeline.open(byId("request-id").value.trim());
+  const id = byId("request-id").value.trim();
+  if (id !== "") timeline.open(id);
 });
 
-/** An address that ends in #request=ID opens the timeline of that request. */
-let linked = location.hash.startsWith("#request=") ? decodeURIComponent(location.hash.slice("#request=".length)) : "";
+/** The id in an address that ends in #request=ID; "" if there is none. */
+function linkedRequest() {
+  if (!location.hash.startsWith("#request=")) return "";
+  try {
+    return decodeURIComponent(location.hash.slice("#request=".length));
+  } catch (error) {
+    if (error instanceof URIError) return "";
+    throw error;
+  }
+}
+
+let linked = linkedRequest();
 function openLinkedRequest() {
   if (linked === "") return;
   const id = linked;
@@ -128,8 +139,7 @@ function openLinkedRequest() {
   timeline.open(id);
 }
 window.addEventListener("hashchange", () => {
-  if (!location.hash.startsWith("#request=")) return;
-  linked = decodeURIComponent(location.hash.slice("#request=".length));
+  linked = linkedRequest();
   openLinkedRequest();
 });
 

@@ -19,6 +19,7 @@ export class TimelinePanel {
     this.openId = "";
     /** @type {HTMLElement | null} */
     this.cameFrom = null;
+    element.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => event.key === "Escape" && this.close());
   }
 
   /**

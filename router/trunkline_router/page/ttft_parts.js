@@ -13,18 +13,18 @@ const SHORT_SHARE = 0.01;
 export const CAUSES = {
   admission: {
     short: "admission",
-    sentence: "waited for admission at the router",
-    advice: "The tenant's quotas or the router's limits were nearly used up: see Tenants.",
+    sentence: "waited until its tenant's quotas were reserved",
+    advice: "They are reserved in Redis: look at Redis.",
   },
   tokenizer: {
     short: "tokenizing",
     sentence: "waited until its prompt was tokenized",
-    advice: "The prompt is long, or many prompts are tokenized at the same time.",
+    advice: "The prompt is long, or many long prompts were tokenized at the same time.",
   },
   placement: {
     short: "finding a worker",
     sentence: "waited for a worker that could take it",
-    advice: "No worker was ready, or all of them were full: see Workers.",
+    advice: "No worker was ready, or all were full, or it was tried again after a pause: see Workers.",
   },
   queue: {
     short: "queue",
@@ -33,7 +33,7 @@ export const CAUSES = {
   },
   kv_pressure: {
     short: "waiting for KV",
-    sentence: "waited for KV blocks",
+    sentence: "waited for KV blocks, or was computed again after it had lost them",
     advice: "The worker's KV pool was full of running requests: the fleet is short of KV.",
   },
   prefill: {
@@ -43,8 +43,8 @@ export const CAUSES = {
   },
   decode_interference: {
     short: "other decodes",
-    sentence: "shared its steps with the decodes of other requests",
-    advice: "The worker's steps were full of other requests' tokens.",
+    sentence: "shared its worker's steps with other requests",
+    advice: "Its steps had tokens of others, and there were steps without it: see the chunks below.",
   },
   failover: {
     short: "failover",
@@ -59,7 +59,7 @@ export const CAUSES = {
   worker: {
     short: "on a worker",
     sentence: "was on a worker that does not tell what it did",
-    advice: "The worker sends no timeline; its own metrics may tell more.",
+    advice: "It was cancelled, or the worker is of an earlier version.",
   },
   network: {
     short: "network, other",

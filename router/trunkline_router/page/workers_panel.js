@@ -50,14 +50,14 @@ export class WorkersPanel {
 
   /** @param {WorkerView[]} workers */
   #announceChanges(workers) {
-    for (const worker of workers) {
-      const key = worker.worker_id || worker.address;
-      const before = this.states.get(key);
-      if (key && before !== undefined && before !== worker.state) {
-        this.announce(`Worker ${key} is ${worker.state}${worker.reason ? `: ${worker.reason}` : ""}`);
+    const named = workers.filter((worker) => worker.worker_id || worker.address);
+    for (const worker of named) {
+      const before = this.states.get(nameOf(worker));
+      if (before !== undefined && before !== worker.state) {
+        this.announce(`Worker ${nameOf(worker)} is ${worker.state}${worker.reason ? `: ${worker.reason}` : ""}`);
       }
-      if (key) this.states.set(key, worker.state);
     }
+    this.states = new Map(named.map((worker) => [nameOf(worker), worker.state]));
   }
 }
 
