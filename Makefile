@@ -25,6 +25,7 @@ SEED ?= 0
 # A folder with vllm/bin/python, for bench-peer.
 PEERS ?= peers
 BUF ?= @bufbuild/buf@1.75.0
+TYPESCRIPT ?= typescript@7.0.2
 
 # The two halves of the tests run at the same time on two cores, and take about equally long. This one computes
 # (interpreted kernels above all) and has the clients of others; the rest starts fleets of processes.
@@ -117,6 +118,7 @@ lint: $(DEV_STAMP)
 	@$(BIN)/python -m deploy.lint.house --check
 	@$(BIN)/python -m deploy.lint.plain_words
 	@deploy/lint/buf.sh $(BUF)
+	@deploy/lint/page_types.sh $(TYPESCRIPT)
 
 protos: $(DEV_STAMP)
 	@deploy/lint/generate_stubs.sh $(BIN) protos
