@@ -840,7 +840,7 @@ class FleetHistory(_message.Message):
     """Time that the router keeps."""
     @_builtins.property
     def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___HistoryPoint]:
-        """In order of time. One each second while somebody watches, else one each five seconds."""
+        """In order of time. One each second while there is a watcher, else one each five seconds."""
 
     def __init__(
         self,
@@ -1248,7 +1248,7 @@ class GetRequestResponse(_message.Message):
 
     @_builtins.property
     def placements(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacementView]:
-        """Decisions for workers; empty for callers to whom workers are not disclosed."""
+        """Decisions for workers; empty for callers that are not told of workers."""
 
     @_builtins.property
     def attempts_made(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptView]:

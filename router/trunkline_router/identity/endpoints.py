@@ -21,7 +21,7 @@ class Open(StrEnum):
 
 Needed = Role | frozenset[Role] | Open  # one role, one of several, or what can be opened
 
-# Those who may watch the fleet. What they see depends on their role: watch/viewer.py.
+# Roles that may watch the fleet. What they see depends on their role: watch/viewer.py.
 WATCHERS = frozenset({Role.USER, Role.OPERATOR})
 
 HEALTH_CHECK, HEALTH_WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"

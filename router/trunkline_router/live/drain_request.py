@@ -20,6 +20,6 @@ async def drain_body(call: HttpCall) -> DrainBody:
     if not raw:
         return DrainBody()
     check_content_type(call.headers.content_type)
-    body = validated(DrainBody, await parse_object(raw))
+    body: DrainBody = validated(DrainBody, await parse_object(raw))
     call.check_unknown(body.unknown())
     return body

@@ -98,7 +98,8 @@ class FleetEndpoints:
 
 async def _nothing() -> AsyncGenerator[FleetView, None]:
     """The answer to HEAD, which has no body to wait for."""
-    for view in ():
+    views: list[FleetView] = []
+    for view in views:
         yield view
 
 

@@ -1,7 +1,7 @@
 """The prefixes that recent prompts of one tenant shared, as a tree of block keys.
 
 It holds no tokens and no text, and the prompts of two tenants never meet in it. A request costs an append; folding the
-prompts into the tree is left to whoever reads it.
+prompts into the tree is left to the reader.
 """
 
 import secrets
@@ -100,7 +100,7 @@ class HotPrefixes:
             siblings, chain = node.children, chain[length:]
 
     def _forget(self, now_s: float) -> None:
-        """Drops prefixes that nobody has used for long, and while there are too many, those with the fewest hits."""
+        """Drops prefixes that have not been used for long, and while there are too many, those with the fewest hits."""
         least = FORGOTTEN_HITS
         self._drop_below(least, now_s)
         while self.num_nodes > MOST_NODES or self.num_keys > MOST_KEYS:

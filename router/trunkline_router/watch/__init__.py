@@ -1,1 +1,1 @@
-"""The state of the fleet and of recent requests, for those who watch it: operators, users, the live page."""
+"""The state of the fleet and of recent requests, for its watchers: operators, users, the live page."""

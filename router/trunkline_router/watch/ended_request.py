@@ -9,7 +9,7 @@ from trunkline_router.watch.ttft_parts import Part, cause_of, ttft_parts
 
 class EndedRequest:
     """Keeps the plans of a record, which drops them once its listeners were told. Candidates and parts are worked out
-    when somebody looks: most requests are never looked at."""
+    by the first look: most requests are never looked at."""
 
     __slots__ = ("_candidates", "_cause", "_plans", "num_rows", "record")
 

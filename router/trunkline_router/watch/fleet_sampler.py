@@ -1,4 +1,4 @@
-"""Samples the fleet: one sampler in a router process, whatever the number of those who watch."""
+"""Samples the fleet: one sampler in a router process, whatever the number of watchers."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ MOST_ASKED = 64  # workers that are asked for statistics at one time; the others
 class Periods:
     """Times between two samples.
 
-    watched_s: while somebody watches
+    watched_s: while there is a watcher
     idle_s: otherwise, for the history
     answers_s: how long a sample waits for answers of workers; later ones count for the next sample
     """
@@ -56,7 +56,7 @@ class FleetSampler:
         self._first_asked = 0
         self.latest: FleetSample | None = None
         self._next = asyncio.Event()  # set by the next sample
-        self._wanted = asyncio.Event()  # set while somebody watches
+        self._wanted = asyncio.Event()  # set while there is a watcher
         self.num_watchers = 0
         self.history = History()
 

@@ -1,4 +1,4 @@
-"""What those who watch the fleet are told, over gRPC and HTTP alike."""
+"""What watchers of the fleet are told, over gRPC and HTTP alike."""
 
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -47,7 +47,7 @@ class RouterFacts:
 @dataclass(slots=True)
 class FleetView:
     """One message to one watcher. `shown` is made once for all viewers with the same rights, and has no points of the
-    history: those are the watcher's own. json: filled in by who needs it"""
+    history: those are the watcher's own."""
 
     shown: WatchFleetResponse
     points: list[HistoryPoint]
@@ -89,8 +89,7 @@ class FleetWatch:
         self._views_of = 0
 
     async def views(self, caller_of: Callable[[], Caller]) -> AsyncGenerator[FleetView, None]:
-        """Yields the state now and after each later sample. Whoever iterates slowly misses samples: nothing is kept for
-        it.
+        """Yields the state now and after each later sample. A slow reader misses samples: nothing is kept for it.
 
         caller_of: checks the caller's credentials again; called for each view. What it raises ends the watch
 

@@ -1,7 +1,7 @@
 """Where a request's time to first token went. Pure: made from its record alone.
 
-Each stage claims its interval, the more precise one first; what nobody claims is "network": the way between client,
-router and worker, and the event loops there.
+Each stage claims its interval. What is left is "network": the ways between client, router and worker, and their event
+loops.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -13,7 +13,7 @@ RETRY_MS = 5000
 
 
 class Watchers:
-    """Counts those who watch. on_change: called with their number"""
+    """Counts watchers.  on_change: called with their number"""
 
     def __init__(self, on_change: Callable[[int], None]) -> None:
         self._on_change = on_change

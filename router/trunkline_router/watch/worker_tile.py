@@ -1,4 +1,4 @@
-"""One worker as those who watch the fleet see it."""
+"""One worker as watchers of the fleet see it."""
 
 from collections.abc import Callable
 
@@ -89,7 +89,7 @@ def public_tile(tile: WorkerTile, *, sees_workers: bool) -> WorkerTile:
 
 
 def without_cache(tile: WorkerTile) -> WorkerTile:
-    """Returns what operators see who may not see caches."""
+    """Returns what operators without the right to see caches see."""
     shown = WorkerTile()
     shown.CopyFrom(tile)
     for name in ("hit_rate", "index_accuracy", "index_accuracy_requests"):
