@@ -1,6 +1,7 @@
 """Structured logs on standard error: readable text on a terminal, JSON lines otherwise. They never contain prompt or
 output text."""
 
+import json
 import logging
 import sys
 import traceback
@@ -35,7 +36,7 @@ def configure_logging(service: str, **bound: Any) -> None:
             *([] if terminal else [structlog.processors.ExceptionRenderer(_stack)]),
             structlog.dev.ConsoleRenderer(exception_formatter=_write_stack)
             if terminal
-            else structlog.processors.JSONRenderer(),
+            else structlog.processors.JSONRenderer(_to_json),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
@@ -76,6 +77,14 @@ def _stack(exc_info: structlog.typing.ExcInfo) -> str:
 
 def _write_stack(out: TextIO, exc_info: structlog.typing.ExcInfo) -> None:
     out.write("\n" + _stack(exc_info))
+
+
+_ENCODER = json.JSONEncoder(default=repr)
+
+
+def _to_json(event: Any, **_: Any) -> str:
+    """As json.dumps(), which makes an encoder for each line."""
+    return _ENCODER.encode(event)
 
 
 def _add_context(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

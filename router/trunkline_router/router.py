@@ -191,11 +191,11 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, *, is_port
 
 
 def listeners_of(settings: RouterSettings, tracing: Tracing) -> Sequence[RequestListener]:
-    """Those who are told of each request that has ended, apart from the log."""
+    """The listeners that each request's end is told to, apart from the log."""
     if tracing.queue is None:
         return ()
     slow_s = settings.trace_slow_ms / 1e3 if settings.trace_slow_ms else None
-    return (RequestTraces(tracing.queue, tracing.resource, slow_s),)
+    return (RequestTraces(tracing.queue.put, tracing.resource, slow_s),)
 
 
 def _response_store(settings: RouterSettings) -> ResponseStore | None:

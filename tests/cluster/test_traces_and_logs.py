@@ -1,57 +1,140 @@
-"""One trace from the client's span through router and worker, and logs that never hold a prompt."""
+"""One trace per request over client, router and workers, a closing line in the log of each, and content in neither."""
 
+import asyncio
 import json
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
+import grpc
+import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import format_span_id, format_trace_id
 
-from tests.cluster.processes import running_cluster
+from tests.cluster.processes import Cluster, running_cluster, wait_until
+from tests.runtime.otlp_receiver import Receiver, Trace, receiving
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline import Client
+from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.inference_pb2 import GenerateRequest
+from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 
 SECRET = "The xylophone of the secretive walrus"
+GRANT_KEY = "a key of the tests, 32 bytes or so"
+# So few blocks, admitted without foresight, that long answers preempt each other.
+FLAGS = ("--dtype=float32", "--deterministic", "--kv-blocks=24", "--admission=optimistic")
+WORKER_SPANS = ("worker.generate", "queue", "prefill", "decode")
+PLAIN = ("router.generate", "tokenize", "admission", "route", ("attempt", WORKER_SPANS))
 
 
-async def test_spans_join_across_processes_and_no_log_line_holds_the_prompt() -> None:
-    tracer = TracerProvider().get_tracer("test")
-    with running_cluster(DEMO_MODEL, workers=1, environment={"OTEL_TRACES_EXPORTER": "console"}) as cluster:
-        with tracer.start_as_current_span("client") as span:
-            context = span.get_span_context()
-            async with Client(cluster.address) as client:
-                done = await client.complete(SECRET, max_tokens=6, request_id="trace-me", ignore_eos=True)
-        (worker,) = cluster.workers
-        cluster.router.stop()
-        worker.stop()
-    printed = cluster.router.lines + worker.process.lines
-    spans = [json.loads(text) for process in (cluster.router, worker.process) for text in objects(process.lines)]
-    (router_span,) = (s for s in spans if s["name"] == "router.generate")
-    (worker_span,) = (s for s in spans if s["name"] == "worker.generate")
-    assert router_span["context"]["trace_id"] == worker_span["context"]["trace_id"]
-    assert router_span["context"]["trace_id"] == "0x" + format_trace_id(context.trace_id)
-    assert router_span["parent_id"] == "0x" + format_span_id(context.span_id)
-    assert worker_span["parent_id"] == router_span["context"]["span_id"]
-    assert router_span["attributes"]["trunkline.request_id"] == "trace-me"
-    assert router_span["attributes"]["trunkline.outcome"] == "length"
-    assert router_span["events"][0]["attributes"]["cost_s"] > 0
-    assert worker_span["attributes"]["trunkline.output_tokens"] == 6
-    ended = [json.loads(line) for line in printed if '"request ended"' in line or '"choice ended"' in line]
-    assert {(line["service"], line["request_id"]) for line in ended} == {("router", "trace-me"), ("worker", "trace-me")}
-    assert ended[0]["trace_id"] == format_trace_id(context.trace_id)
-    everything = "\n".join(printed)
+@dataclass
+class TracedCluster:
+    cluster: Cluster
+    receiver: Receiver
+
+    def line(self, request_id: str, event: str = "request ended") -> dict[str, Any]:
+        """A line about a request in the router's log."""
+
+        def found() -> list[dict[str, Any]]:
+            about = [line for line in self.cluster.router.lines if f'"{request_id}"' in line and f'"{event}"' in line]
+            return [json.loads(line) for line in about]
+
+        wait_until(lambda: bool(found()), f"a line {event!r} about {request_id}")
+        return found()[0]
+
+
+@pytest.fixture(scope="module")
+def traced() -> Iterator[TracedCluster]:
+    with receiving() as receiver:
+        environment = receiver.environment() | {"TRUNKLINE_GRANT_KEY": GRANT_KEY}
+        with running_cluster(DEMO_MODEL, *FLAGS, environment=environment) as cluster:
+            yield TracedCluster(cluster, receiver)
+
+
+def has_worker(trace: Trace) -> bool:
+    return bool(trace.named("worker.generate"))
+
+
+async def test_spans_join_from_the_client_to_the_workers_steps(traced: TracedCluster) -> None:
+    with TracerProvider().get_tracer("test").start_as_current_span("client") as span:
+        context = span.get_span_context()
+        async with Client(traced.cluster.address, tenant="acme") as client:
+            done = await client.complete(SECRET, max_tokens=6, request_id="trace-me", ignore_eos=True)
+    trace = traced.receiver.wait("trace-me", has_worker)
+    assert trace.tree() == PLAIN
+    assert trace.root.proto.trace_id.hex() == format_trace_id(context.trace_id)
+    assert trace.root.parent_id == format_span_id(context.span_id)
+    assert (trace.root.service, trace.one("decode").service) == ("trunkline-router", "trunkline-worker")
+    assert trace.root.attributes["trunkline.outcome"] == "length"
+    assert trace.one("worker.generate").attributes["trunkline.output_tokens"] == 6
+    candidates = [candidate for name, candidate in trace.one("route").events if name == "candidate"]
+    assert {candidate["worker_id"] for candidate in candidates} == {w.address for w in traced.cluster.workers}
+    line = traced.line("trace-me")
+    assert line["trace_id"] == format_trace_id(context.trace_id)
+    assert (line["tenant"], line["worker"]) == ("acme", done.prompt.worker_id)
+    assert line["completion_tokens"] == 6
+    named = ("tokenize_ms", "admission_ms", "route_ms", "queue_ms", "first_token_ms", "duration_ms", "device_ms")
+    assert all(line[name] >= 0 for name in named)
+    assert line["queue_ms"] <= line["first_token_ms"] <= line["duration_ms"]
+    assert sum(line["prefill_tokens"]) + line["cached_tokens"] == line["prompt_tokens"]
+    assert len(line["prefill_ms"]) == len(line["prefill_tokens"])
+    everything = "\n".join(traced.cluster.router.lines)
+    for worker in traced.cluster.workers:
+        everything += "\n".join(worker.process.lines)
     assert "xylophone" not in everything
     assert done.text.strip() not in everything
+    assert b"xylophone" not in traced.receiver.raw
 
 
-def objects(lines: list[str]) -> list[str]:
-    """The console exporter's pretty-printed JSON objects among other lines."""
-    found: list[str] = []
-    current: list[str] | None = None
-    for line in lines:
-        if line == "{":
-            current = []
-        if current is not None:
-            current.append(line)
-        if line == "}" and current is not None:
-            found.append("\n".join(current))
-            current = None
-    return found
+async def test_a_direct_answer_is_in_the_trace_of_its_grant(traced: TracedCluster) -> None:
+    async with Client(traced.cluster.address, direct=True) as client:
+        await client.complete("Once upon a time", max_tokens=4, request_id="direct")
+    trace = traced.receiver.wait("direct", has_worker)
+    assert trace.tree() == ("router.grant", *PLAIN[1:])
+    assert traced.line("direct")["grants"] == 1
+
+
+async def test_a_preempted_answer_says_how_often_and_what_was_computed_again(traced: TracedCluster) -> None:
+    names = [f"long-{number}" for number in range(8)]
+    async with Client(traced.cluster.address) as client:
+        prompts = (f"Story number {number}" for number in range(8))
+        await asyncio.gather(
+            *(
+                client.complete(prompt, max_tokens=150, request_id=name, ignore_eos=True)
+                for prompt, name in zip(prompts, names, strict=True)
+            )
+        )
+    traces = {name: traced.receiver.wait(name, has_worker) for name in names}
+    preempted = {name: t for name, t in traces.items() if t.one("decode").attributes["trunkline.preemptions"]}
+    assert preempted
+    for name, trace in preempted.items():
+        assert trace.tree() == PLAIN
+        line, decode = traced.line(name), trace.one("decode").attributes
+        assert line["preemptions"] == decode["trunkline.preemptions"]
+        assert line["recomputed_tokens"] == decode["trunkline.recomputed_tokens"] > 0
+
+
+async def test_an_answer_that_survives_its_worker_is_one_trace(traced: TracedCluster) -> None:
+    """The last test: it leaves one worker."""
+    sampling = SamplingParams(max_tokens=200, ignore_eos=True)
+    request = GenerateRequest(text="The last story", request_id="survivor", sampling=sampling)
+    async with grpc.aio.insecure_channel(traced.cluster.address) as channel:
+        stub: Any = InferenceServiceStub(channel)
+        async for response in stub.Generate(request):
+            if response.HasField("prompt"):
+                killed = traced.cluster.worker(response.prompt.worker_id)
+                os.killpg(killed.process.popen.pid, signal.SIGKILL)
+    trace = traced.receiver.wait("survivor", has_worker)
+    assert trace.tree() == (*PLAIN[:4], "attempt", "route", ("attempt", WORKER_SPANS))
+    lost, following = trace.named("attempt")
+    assert lost.attributes["trunkline.worker"] == killed.address
+    assert following.links == [lost.id]
+    assert trace.one("worker.generate").links == [lost.id], "the worker links the attempt that it continues"
+    assert trace.root.attributes["trunkline.kept"] == ["sampled", "resumed"]
+    (failover,) = traced.line("survivor")["failovers"]
+    assert failover["worker"] == killed.address
+    assert failover["silence_ms"] > 0
+    warning = traced.line("survivor", "continuing on another worker")
+    assert (warning["worker"], warning["trace_id"]) == (killed.address, trace.root.proto.trace_id.hex())

@@ -42,6 +42,7 @@ from trunkline.v1.worker_pb2 import (
     SessionResponse,
     SessionWelcome,
     Submit,
+    Timeline,
     WatchCacheResponse,
     WorkerServiceGenerateResponse,
 )
@@ -81,6 +82,7 @@ class FakeChoice:
         text: str | None = None,
         ending: "FinishReason.ValueType" = FinishReason.FINISH_REASON_LENGTH,
         stop_string: str = "",
+        timeline: Timeline | None = None,
     ) -> None:
         """Sends `count` tokens as one step's news. ending, stop_string: why it is finished"""
         new_text = "x" * count if text is None else text
@@ -96,7 +98,7 @@ class FakeChoice:
             chunk.stop_string = stop_string
         if self.submit.sampling.HasField("logprobs"):
             chunk.logprobs.extend(logprobs_of(token_id, self.submit.sampling.logprobs) for token_id in chunk.token_ids)
-        output = SequenceOutput(handle=self.submit.handle, chunk=chunk)
+        output = SequenceOutput(handle=self.submit.handle, chunk=chunk, timeline=timeline)
         if not self.reported:
             self.reported = True
             prompt = self.submit.prompt_token_ids

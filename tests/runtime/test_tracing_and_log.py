@@ -13,16 +13,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from trunkline.status import invalid
-from trunkline_runtime import tracing
-from trunkline_runtime.log import configure_logging, get_logger
-from trunkline_runtime.tracing import (
-    TracingError,
-    configure_tracing,
-    current_trace_context,
-    request_span,
-    trace_context_of,
-)
+from trunkline_router.telemetry.request_record import RequestRecord
+from trunkline_runtime.log import configure_logging, get_logger, log_context
+from trunkline_runtime.telemetry.span_exporters import ExporterError, span_exporter
+from trunkline_runtime.tracing import configure_tracing, start_span, trace_context_of
 
 TRACE_ID, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE_ID}-{CALLER}-01"
@@ -46,22 +40,18 @@ def fresh_structlog() -> Iterator[None]:
     structlog.configure(**before)
 
 
-def test_a_span_is_the_child_of_the_caller_and_hands_the_trace_on(spans: InMemorySpanExporter) -> None:
-    with request_span("a", traceparent=TRACEPARENT, tracestate="vendor=1", attributes={"k": 1}):
-        handed, state = current_trace_context()
+def test_a_span_is_the_child_of_the_caller(spans: InMemorySpanExporter) -> None:
+    start_span("a", traceparent=TRACEPARENT, tracestate="vendor=1", attributes={"k": 1}).end()
     (span,) = spans.get_finished_spans()
     assert span.parent is not None
     assert trace.format_trace_id(span.parent.trace_id) == TRACE_ID
     assert trace.format_span_id(span.parent.span_id) == CALLER
-    assert handed == f"00-{TRACE_ID}-{trace.format_span_id(span.context.span_id)}-01"
-    assert state == "vendor=1"
     assert span.attributes == {"k": 1}
 
 
 @pytest.mark.parametrize("nonsense", ["", "00-xyz", f"00-{'0' * 32}-{CALLER}-01"])
 def test_a_trace_context_that_makes_no_sense_starts_a_new_trace(spans: InMemorySpanExporter, nonsense: str) -> None:
-    with request_span("a", traceparent=nonsense):
-        pass
+    start_span("a", traceparent=nonsense).end()
     assert spans.get_finished_spans()[0].parent is None
 
 
@@ -77,55 +67,47 @@ def without_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_exporter")
-@pytest.mark.parametrize("flags", ["00", "01"])
-def test_without_an_exporter_a_trace_is_handed_on_by_a_span_that_keeps_nothing(flags: str) -> None:
-    with request_span("a", traceparent=f"00-{TRACE_ID}-{CALLER}-{flags}", tracestate="vendor=1") as span:
-        assert not span.is_recording()
-        handed, state = current_trace_context()
-    own = trace.format_span_id(span.get_span_context().span_id)
-    assert (handed, state) == (f"00-{TRACE_ID}-{own}-{flags}", "vendor=1")
-    assert own != CALLER
-    assert current_trace_context() == ("", ""), "it is current inside the block alone"
+@pytest.mark.parametrize("sampled", [False, True])
+def test_without_an_exporter_a_span_keeps_nothing_but_its_place_in_the_trace(sampled: bool) -> None:
+    span = start_span("a", traceparent=f"00-{TRACE_ID}-{CALLER}-0{sampled:d}", tracestate="vendor=1")
+    context = span.get_span_context()
+    assert not span.is_recording()
+    assert (trace.format_trace_id(context.trace_id), context.trace_flags.sampled) == (TRACE_ID, sampled)
+    assert trace.format_span_id(context.span_id) != CALLER
 
 
 @pytest.mark.usefixtures("without_exporter")
 def test_without_an_exporter_a_trace_begins_that_other_servers_would_export() -> None:
-    handed = []
-    for _ in range(2):
-        with request_span("a") as span:
-            handed.append(current_trace_context()[0])
-        assert span.get_span_context().is_valid
-        assert span.get_span_context().trace_flags.sampled
-    assert handed[0] != handed[1]
+    contexts = [start_span("a").get_span_context() for _ in range(2)]
+    assert all(context.is_valid and context.trace_flags.sampled for context in contexts)
+    assert contexts[0].trace_id != contexts[1].trace_id
 
 
 @pytest.mark.usefixtures("without_exporter")
 def test_without_an_exporter_a_sampler_that_was_chosen_still_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
-    configure_tracing("trunkline-router")
-    with request_span("a") as span:
-        assert not span.get_span_context().trace_flags.sampled
+    configure_tracing("trunkline-worker")
+    assert not start_span("a").get_span_context().trace_flags.sampled
 
 
 def test_metadata_without_a_trace_is_no_trace() -> None:
     assert trace_context_of(None) == ("", "")
     assert trace_context_of([("other", "x"), ("traceparent", b"bytes")]) == ("", "")
     assert trace_context_of([("traceparent", TRACEPARENT), ("tracestate", "v=1")]) == (TRACEPARENT, "v=1")
-    assert current_trace_context() == ("", "")
 
 
 def test_spans_are_exported_only_where_the_variables_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
-    assert tracing._exporter() is None
+    assert span_exporter() is None
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
-    assert isinstance(tracing._exporter(), ConsoleSpanExporter)
+    assert isinstance(span_exporter(), ConsoleSpanExporter)
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    assert tracing._exporter() is None, "`none` wins"
+    assert span_exporter() is None, "`none` wins"
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "pigeon")
     with pytest.raises(ValueError, match="pigeon is not supported; allowed: otlp, console, none"):
-        tracing._exporter()
+        span_exporter()
 
 
 PROTOCOL, TRACES_PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
@@ -147,7 +129,7 @@ def test_the_collector_is_spoken_to_over_grpc_unless_told_otherwise(
     otlp.setenv("OTEL_TRACES_EXPORTER", "")  # empty counts as unset
     if protocol is not None:
         otlp.setenv(PROTOCOL, protocol)
-    exporter = tracing._exporter()
+    exporter = span_exporter()
     assert type(exporter).__module__ == "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
     assert exporter is not None
     exporter.shutdown()
@@ -156,19 +138,20 @@ def test_the_collector_is_spoken_to_over_grpc_unless_told_otherwise(
 @pytest.mark.parametrize("variable", [PROTOCOL, TRACES_PROTOCOL])
 def test_http_is_spoken_where_its_package_is_installed(otlp: pytest.MonkeyPatch, variable: str) -> None:
     module = ModuleType("opentelemetry.exporter.otlp.proto.http.trace_exporter")
-    module.OTLPSpanExporter = InMemorySpanExporter  # type: ignore[attr-defined]
+    module.OTLPSpanExporter = lambda session: InMemorySpanExporter()  # type: ignore[attr-defined]
     for name in ("opentelemetry.exporter.otlp.proto.http", module.__name__):
         otlp.setitem(sys.modules, name, module)
     otlp.setenv(PROTOCOL, "grpc")
     otlp.setenv(variable, "http/protobuf")
-    assert isinstance(tracing._exporter(), InMemorySpanExporter)
+    assert isinstance(span_exporter(), InMemorySpanExporter)
 
 
 def test_http_without_its_package_is_one_line_that_names_it(otlp: pytest.MonkeyPatch) -> None:
-    otlp.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
+    for name in ("http", "http.trace_exporter"):
+        otlp.setitem(sys.modules, f"opentelemetry.exporter.otlp.proto.{name}", None)
     otlp.setenv(PROTOCOL, "http/protobuf")
-    with pytest.raises(TracingError) as caught:
-        tracing._exporter()
+    with pytest.raises(ExporterError) as caught:
+        span_exporter()
     assert str(caught.value).startswith(
         "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf needs the package opentelemetry-exporter-otlp-proto-http installed: "
     )
@@ -181,6 +164,8 @@ def test_http_without_its_package_is_one_line_that_names_it(otlp: pytest.MonkeyP
         (PROTOCOL, "http/json", "OTEL_EXPORTER_OTLP_PROTOCOL=http/json is not supported; allowed: grpc, http/protobuf"),
         (TRACES_PROTOCOL, "tcp", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=tcp is not supported"),
         ("OTEL_TRACES_EXPORTER", "pigeon", "OTEL_TRACES_EXPORTER=pigeon is not supported; allowed: otlp, console"),
+        ("OTEL_TRACES_SAMPLER", "often", "OTEL_TRACES_SAMPLER=often is not supported; allowed: always_on, always_off"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "OTEL_BSP_MAX_QUEUE_SIZE=0 is not supported; allowed: a number from 1 to"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon", "the OTLP exporter cannot be made from the OTEL_* variables: "),
     ],
 )
@@ -197,21 +182,20 @@ def test_a_variable_that_makes_no_sense_is_one_line_and_exit_status_two(
 
 
 @pytest.mark.usefixtures("fresh_structlog")
-def test_a_line_is_json_on_standard_error_once_with_its_trace(
-    spans: InMemorySpanExporter, capsys: pytest.CaptureFixture[str]
-) -> None:
-    configure_logging("worker", worker="w-1")
-    configure_logging("worker", worker="w-1")  # a second call must not double the lines
-    with request_span("a", traceparent=TRACEPARENT):
-        get_logger().info("request ended", request_id="r")
+def test_a_line_is_json_on_standard_error_once_and_says_whom_it_is_about(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("router", router="r-1")
+    configure_logging("router", router="r-1")  # a second call must not double the lines
+    record = RequestRecord("the-request", 0.0, 0, trace_id=int(TRACE_ID, 16), tenant="acme")
+    token = log_context.set(record)
+    get_logger().info("an event", tenant="its own")
+    log_context.reset(token)
+    get_logger().info("another")
     printed = capsys.readouterr()
-    (line,) = map(json.loads, printed.err.splitlines())
+    line, other = map(json.loads, printed.err.splitlines())
     assert printed.out == ""
-    assert (line["service"], line["worker"], line["request_id"]) == ("worker", "w-1", "r")
-    assert line["event"] == "request ended"
-    assert line["trace_id"] == TRACE_ID
-    (span,) = spans.get_finished_spans()
-    assert line["span_id"] == trace.format_span_id(span.context.span_id)
+    assert (line["service"], line["router"], line["event"]) == ("router", "r-1", "an event")
+    assert (line["request_id"], line["trace_id"], line["tenant"]) == ("the-request", TRACE_ID, "its own")
+    assert "request_id" not in other
 
 
 def raise_with(secret: str) -> None:
@@ -237,16 +221,3 @@ def test_an_error_is_logged_with_types_and_places_and_without_messages_that_may_
     for part in ("builtins.KeyError", "[errno 2]", "builtins.ValueError", "builtins.ExceptionGroup", "in raise_with"):
         assert part in stack
     assert stack.index("KeyError") < stack.index("ExceptionGroup"), "causes come first"
-
-
-@pytest.mark.parametrize(
-    ("error", "said"), [(invalid("text", "a prompt"), "INVALID_REQUEST"), (ValueError("a prompt"), "ValueError")]
-)
-def test_a_span_that_ends_with_an_error_has_its_kind_and_not_its_message(
-    spans: InMemorySpanExporter, error: Exception, said: str
-) -> None:
-    with pytest.raises(type(error)), request_span("a"):
-        raise error
-    (span,) = spans.get_finished_spans()
-    assert (span.status.is_ok, span.status.description, span.events) == (False, said, ())
-    assert "a prompt" not in span.to_json()

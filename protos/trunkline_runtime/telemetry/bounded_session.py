@@ -14,7 +14,7 @@ class BoundedSession(requests.Session):
     """requests itself would read an endless answer into memory."""
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
-        response = super().send(request, **{**options, "stream": True})
+        response = super().send(request, **{**options, "stream": True, "allow_redirects": False})
         until_s, answer = time.monotonic() + MAX_ANSWER_S, b""
         while piece := response.raw.read1(_PIECE_BYTES, decode_content=False):
             answer += piece

@@ -90,8 +90,8 @@ class SpanQueue:
         self._exporter.shutdown()
 
     def _run(self) -> None:
-        while not self._has_ended.is_set():
-            self._is_due.wait(self._interval_s)
+        while self._waiting or not self._has_ended.is_set():
+            self._is_due.wait(0.0 if self._has_ended.is_set() else self._interval_s)
             self._is_due.clear()
             for batch in self._batches():
                 self._export(batch)

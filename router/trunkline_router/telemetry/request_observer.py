@@ -34,11 +34,11 @@ class RequestObserver:
             yield
         finally:
             record.ended_s = time.monotonic()
-            self._tell(record)
             try:
                 log_context.reset(token)
             except ValueError:  # closed by another task than the one that began it: an abandoned generator
                 log_context.set(None)
+            self._tell(record)
 
     def _trace(self, record: RequestRecord, traceparent: str, tracestate: str) -> None:
         caller = trace_context(traceparent, tracestate)

@@ -230,10 +230,9 @@ class RequestRecord:
     def cost(self) -> float | None:
         """The price of the device time that its workers report, in the currency of --price-per-hour; None if no worker
         has a price."""
-        priced = [attempt for attempt in self.attempts if attempt.price_per_hour]
-        if not priced:
+        if not any([attempt.price_per_hour for attempt in self.attempts]):
             return None
-        per_second = [(attempt.price_per_hour / 3600.0, attempt.timelines) for attempt in priced]
+        per_second = [(attempt.price_per_hour / 3600.0, attempt.timelines) for attempt in self.attempts]
         return sum(price * timeline.device_s for price, timelines in per_second for timeline in timelines)
 
 

@@ -5,6 +5,7 @@ failed or resumed are exported in any case, by the router alone: it makes the sp
 timelines that workers send.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 from opentelemetry.sdk.resources import Resource
@@ -13,7 +14,7 @@ from trunkline.status import DEADLINE_EXCEEDED, INTERNAL, NO_WORKER, OVERLOADED,
 from trunkline_router.telemetry.request_record import UNKNOWN, RequestRecord
 from trunkline_router.tracing.request_attributes import sampling_attributes
 from trunkline_router.tracing.request_spans import spans_of
-from trunkline_runtime.telemetry.span_queue import SpanQueue
+from trunkline_runtime.telemetry.span_queue import Spans
 
 # Outcomes that are not the client's own doing. Others, such as an invalid request, are sampled like answers.
 FAILURES = frozenset({DEADLINE_EXCEEDED, INTERNAL, NO_WORKER, OVERLOADED, QUARANTINED, UNKNOWN})
@@ -21,11 +22,14 @@ SAMPLED, SLOW, FAILED, RESUMED = "sampled", "slow", "failed", "resumed"
 
 
 class RequestTraces:
-    """A RequestListener. slow_s: a request is slow if it waits for longer for its first token, or between two tokens;
-    None: no request is slow"""
+    """A RequestListener.
 
-    def __init__(self, queue: SpanQueue, resource: Resource, slow_s: float | None) -> None:
-        self._queue = queue
+    put: takes a function that makes the spans of a request
+    slow_s: a request is slow if it waits for longer for its first token, or between two tokens; None: no request is
+    """
+
+    def __init__(self, put: Callable[[Spans], None], resource: Resource, slow_s: float | None) -> None:
+        self._put = put
         self._resource = resource
         self._slow_s = slow_s
 
@@ -36,7 +40,7 @@ class RequestTraces:
         for placement in record.placements:
             placement.candidates()
         attributes = sampling_attributes(record.sampling) | {"trunkline.kept": kept}
-        self._queue.put(partial(spans_of, record, attributes, self._resource))
+        self._put(partial(spans_of, record, attributes, self._resource))
 
 
 def why_kept(record: RequestRecord, slow_s: float | None) -> list[str]:

@@ -1,14 +1,13 @@
-"""One span and one log line per request: joined to the caller's trace, with the decision, without any text."""
+"""One trace and one log line per request: joined to the caller's trace, with the decision, without any text."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import structlog
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
 
 from tests.router.cluster import cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
@@ -17,23 +16,35 @@ from trunkline.v1.generation_pb2 import Lane
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline_router.failover.failover import FailoverLimits
 from trunkline_router.request.tenants import Tenant, Tenants
+from trunkline_router.telemetry.request_observer import RequestObserver
+from trunkline_router.tracing.request_traces import RequestTraces
 
 TRACE_ID, CALLER_SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE_ID}-{CALLER_SPAN_ID}-01"
 SECRET = "the unspeakable prompt"
 
 
+class Traces:
+    """The spans of all requests that an observer sees."""
+
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+        self.observer = RequestObserver(listeners=[RequestTraces(self._put, Resource.create(), slow_s=None)])
+
+    def _put(self, spans: Callable[[], Sequence[ReadableSpan]]) -> None:
+        self.spans += spans()
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self.spans if span.name == name]
+
+    def one(self, name: str) -> ReadableSpan:
+        (span,) = self.named(name)
+        return span
+
+
 @pytest.fixture
-def exporter() -> Iterator[InMemorySpanExporter]:
-    """Everything that is traced while the test runs."""
-    provider = trace.get_tracer_provider()
-    if not isinstance(provider, TracerProvider):
-        provider = TracerProvider()
-        trace.set_tracer_provider(provider)
-    spans = InMemorySpanExporter()
-    provider.add_span_processor(SimpleSpanProcessor(spans))
-    yield spans
-    spans.shutdown()
+def traces() -> Traces:
+    return Traces()
 
 
 @pytest.fixture
@@ -43,39 +54,34 @@ def lines() -> Iterator[list[dict[str, object]]]:
         yield captured  # type: ignore[misc]
 
 
-def request_span(exporter: InMemorySpanExporter) -> ReadableSpan:
-    (span,) = (span for span in exporter.get_finished_spans() if span.name == "router.generate")
-    return span
-
-
 def ended(lines: list[dict[str, object]]) -> dict[str, object]:
     (line,) = (line for line in lines if line["event"] == "request ended")
     return line
 
 
-async def test_the_callers_trace_goes_on_through_the_router_to_the_worker(exporter: InMemorySpanExporter) -> None:
+async def test_the_callers_trace_goes_on_through_the_router_to_the_worker(traces: Traces) -> None:
     worker = FakeWorker("a")
-    async with cluster(worker) as router:
+    async with cluster(worker, observer=traces.observer) as router:
         call = router.stub.Generate(
             GenerateRequest(text=SECRET), metadata=(("traceparent", TRACEPARENT), ("tracestate", "vendor=1"))
         )
         _ = [response async for response in call]
-    span = request_span(exporter)
+    span = traces.one("router.generate")
     assert span.parent is not None
     assert trace.format_span_id(span.parent.span_id) == CALLER_SPAN_ID
     _, trace_id, span_id, _ = worker.submits[0].traceparent.split("-")
     assert trace_id == TRACE_ID
-    assert span_id == trace.format_span_id(span.context.span_id)
+    assert span_id == trace.format_span_id(traces.one("attempt").context.span_id)
     assert worker.submits[0].tracestate == "vendor=1"
 
 
-async def test_the_span_tells_what_was_weighed_and_what_came_of_it(exporter: InMemorySpanExporter) -> None:
+async def test_the_span_tells_what_was_weighed_and_what_came_of_it(traces: Traces) -> None:
     a, b = FakeWorker("a"), FakeWorker("b")
     prompt = list(range(10, 74))
     b.cache_prompt(prompt)
-    async with cluster(a, b) as router:
+    async with cluster(a, b, observer=traces.observer) as router:
         await router.answer([*prompt, 1], request_id="r-1")
-    span = request_span(exporter)
+    span = traces.one("router.generate")
     assert span.attributes is not None
     expected = {
         "request_id": "r-1",
@@ -85,16 +91,18 @@ async def test_the_span_tells_what_was_weighed_and_what_came_of_it(exporter: InM
         "cached_tokens": 64,
         "completion_tokens": 3,
         "outcome": "length",
-        "route.matched_tokens": 64,
     }
     assert {name: span.attributes[f"trunkline.{name}"] for name in expected} == expected
-    candidates = [event.attributes or {} for event in span.events if event.name == "candidate"]
+    route = traces.one("route")
+    assert route.attributes is not None
+    assert route.attributes["trunkline.route.matched_tokens"] == 64
+    candidates = [event.attributes or {} for event in route.events if event.name == "candidate"]
     assert [c["worker_id"] for c in candidates] == ["b", "a"], "the better one first"
     assert [c["matched_tokens"] for c in candidates] == [64, 0]
     # Of a fleet that says nothing of its steps a step is taken to last 1 ms, and a token in it 0.1 ms.
     assert [c["prefill_s"] for c in candidates] == pytest.approx([1.1e-3, 7.5e-3])
-    assert span.attributes["trunkline.route.policy"] == "predicted-ttft"
-    assert span.attributes["trunkline.route.reason"] == (
+    assert route.attributes["trunkline.route.policy"] == "predicted-ttft"
+    assert route.attributes["trunkline.route.reason"] == (
         "the first token is expected in 1.1 ms, sooner than anywhere else"
     )
 
@@ -125,46 +133,46 @@ async def test_a_refusal_a_cancel_and_a_lost_worker_are_told_apart(lines: list[d
 
 
 async def test_neither_logs_nor_spans_hold_text(
-    exporter: InMemorySpanExporter, lines: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
+    traces: Traces, lines: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = FakeWorker("a", answer=None)
-    async with cluster(worker) as router:
+    async with cluster(worker, observer=traces.observer) as router:
         call = router.generate(SECRET)
         (await worker.arrived.get()).tokens(1, text=SECRET, finish=True)
         _ = [response async for response in call]
         await refusal(router.generate(SECRET, n=0))
-    spans = [span.to_json() for span in exporter.get_finished_spans()]
+    spans = [span.to_json() for span in traces.spans]
     assert spans
     assert lines
     assert "unspeakable" not in json.dumps([*spans, *map(str, lines)])
 
 
 async def test_tenant_and_lane_stand_in_the_line_and_in_the_span(
-    exporter: InMemorySpanExporter, lines: list[dict[str, object]]
+    traces: Traces, lines: list[dict[str, object]]
 ) -> None:
     tenants = Tenants({"acme": Tenant(3.0, Lane.LANE_STANDARD)})
-    async with cluster(FakeWorker("a"), tenants=tenants) as router:
+    async with cluster(FakeWorker("a"), tenants=tenants, observer=traces.observer) as router:
         call = router.stub.Generate(
             GenerateRequest(text="x", lane=Lane.LANE_INTERACTIVE), metadata=(("x-trunkline-tenant", "acme"),)
         )
         _ = [response async for response in call]
-    attributes = request_span(exporter).attributes or {}
+    attributes = traces.one("router.generate").attributes or {}
     assert (attributes["trunkline.tenant"], attributes["trunkline.lane"]) == ("acme", "standard")
     assert (ended(lines)["tenant"], ended(lines)["lane"]) == ("acme", "standard")
 
 
 @pytest.mark.parametrize("bad", ["two words", "x" * 129, "new\nline"])
 async def test_a_request_whose_id_cannot_be_used_leaves_a_line_and_a_span_under_a_new_one(
-    exporter: InMemorySpanExporter, lines: list[dict[str, object]], bad: str
+    traces: Traces, lines: list[dict[str, object]], bad: str
 ) -> None:
-    async with cluster(FakeWorker("a")) as router:
+    async with cluster(FakeWorker("a"), observer=traces.observer) as router:
         refused = await refusal(router.generate("x", request_id=bad))
     assert (refused.reason, refused.field) == ("INVALID_REQUEST", "request_id")
     line = ended(lines)
     assert line["outcome"] == "INVALID_REQUEST"
     assert line["request_id"] != bad
     assert len(str(line["request_id"])) == 32
-    assert (request_span(exporter).attributes or {})["trunkline.request_id"] == line["request_id"]
+    assert (traces.one("router.generate").attributes or {})["trunkline.request_id"] == line["request_id"]
 
 
 async def test_a_workers_internal_error_is_told_with_the_request_id_too(lines: list[dict[str, object]]) -> None:

@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from trunkline.status import RequestRefused, no_worker
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, TokenLogprob, TokenLogprobs
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
-from trunkline.v1.worker_pb2 import SequenceOutput
+from trunkline.v1.worker_pb2 import SequenceOutput, Timeline
 from trunkline_router.quotas.meter import OutputMeter
 from trunkline_router.streaming import backlog as backlog_module
 from trunkline_router.streaming import client_buffer
@@ -26,7 +27,14 @@ def record(name: str) -> RequestRecord:
     return RequestRecord(name, 0.0, 0)
 
 
-def output(index: int = 0, first: int = 0, text: str = "ab", offset: int = 0, **more: object) -> SequenceOutput:
+def output(
+    index: int = 0,
+    first: int = 0,
+    text: str = "ab",
+    offset: int = 0,
+    timeline: Timeline | None = None,
+    **more: object,
+) -> SequenceOutput:
     prompt = REPORT if first == 0 else None
     chunk = OutputChunk(
         index=index,
@@ -37,7 +45,7 @@ def output(index: int = 0, first: int = 0, text: str = "ab", offset: int = 0, **
         logprobs=[TokenLogprobs(chosen=TokenLogprob(token_id=100 + first + i, rank=1)) for i in range(2)],
         **more,  # type: ignore[arg-type]
     )
-    return SequenceOutput(handle=1, chunk=chunk, prompt=prompt)
+    return SequenceOutput(handle=1, chunk=chunk, prompt=prompt, timeline=timeline)
 
 
 def stream(choices: int = 1) -> RequestStream:
@@ -50,12 +58,16 @@ class Told:
     def __init__(self, *, is_watched: bool = False) -> None:
         self.is_watched = is_watched
         self.heard: list[str | int] = []
+        self.timelines: list[Timeline] = []
 
     def gave_up(self) -> None:
         self.heard.append("gave up")
 
     def broke_off(self) -> None:
         self.heard.append("broke off")
+
+    def choice_ended(self, timeline: Timeline) -> None:
+        self.timelines.append(timeline)
 
     def progressed(self, steps: int) -> None:
         self.heard.append(steps)
@@ -96,6 +108,37 @@ async def test_a_merged_chunk_starts_where_the_last_one_sent_ended() -> None:
     assert not second.HasField("prompt")
     (chunk,) = second.chunks
     assert (chunk.first_token_index, chunk.text_offset, chunk.text) == (2, 2, "cdef")
+
+
+async def test_the_attempt_is_told_the_timeline_of_each_choice_that_ends_there() -> None:
+    news, told = stream(choices=2), Told()
+    news.begin("a", told)
+    timelines = [Timeline(ended_s=float(choice)) for choice in range(2)]
+    news.put(output(timeline=Timeline(ended_s=9.0)))
+    assert not told.timelines, "the choice goes on"
+    finish = {"first": 2, "text": "", "offset": 2, "finish_reason": STOP}
+    news.put(output(**finish, timeline=timelines[0]))  # type: ignore[arg-type]
+    error = no_worker("the engine died").to_proto()
+    news.put(SequenceOutput(handle=2, error=error, timeline=timelines[1]))
+    assert told.timelines == timelines
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "has_more", "stalled_s"), [(5.0, True, 5.0), (5.0, False, 0.0), (0.05, True, 0.0)]
+)
+async def test_time_in_which_output_waits_for_the_client_is_noted(
+    waited_s: float, has_more: bool, stalled_s: float
+) -> None:
+    noted = record("r")
+    news = RequestStream(noted, 1, PromptInfo(model="m", prompt_tokens=9))
+    news.put(output())
+    await news.take()
+    assert noted.first_token_s == news.handed_s
+    news.handed_s -= waited_s  # so long the first response took to be written
+    if has_more:
+        news.put(output(first=2, text="cd", offset=2))
+        await news.take()
+    assert noted.stalled_s == pytest.approx(stalled_s, abs=0.5)
 
 
 async def test_merging_leaves_the_sessions_own_message_as_it_came() -> None:
@@ -266,7 +309,7 @@ async def test_what_waits_leaves_in_responses_of_bounded_size_and_nothing_of_it_
     for step in range(steps):
         for index, text in enumerate(texts):
             if step < steps - index:  # the second choice ends earlier
-                end = {"finish_reason": STOP} if step == steps - index - 1 else {}
+                end: dict[str, Any] = {"finish_reason": STOP} if step == steps - index - 1 else {}
                 news.put(output(index, first=2 * step, text=text, offset=len(text.encode()) * step, **end))
     responses = [response async for response in taken(news)]
     assert max(response.ByteSize() for response in responses) < 1000 + 400, "and the chunk that filled it"

@@ -1,0 +1,73 @@
+"""What a worker says of a choice's times is brought within what can be true."""
+
+from math import inf, isfinite, nan
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trunkline.v1.worker_pb2 import Gap, PrefillChunk, Timeline
+from trunkline_router.claims.timeline_claims import MAX_CHUNKS, MAX_COUNT, MAX_GAPS, believed_timeline
+
+MOST_S, PROMPT_TOKENS = 3.0, 20
+
+times = st.one_of(st.floats(), st.sampled_from([nan, inf, -inf, -1.0, 0.0, 1e308]), st.floats(0.0, MOST_S))
+counts = st.integers(0, (1 << 32) - 1)
+chunks = st.builds(PrefillChunk, started_s=times, duration_s=times, tokens=counts)
+gaps = st.builds(Gap, at_s=times, duration_s=times)
+timelines = st.builds(
+    Timeline,
+    admitted_s=st.none() | times,
+    first_token_s=st.none() | times,
+    ended_s=times,
+    device_s=times,
+    longest_gap_s=times,
+    chunks=st.lists(chunks, max_size=4),
+    gaps=st.lists(gaps, max_size=4),
+    preemptions=counts,
+    num_gaps=counts,
+    cached_tokens=counts,
+)
+
+
+@given(timelines)
+def test_times_are_in_order_and_within_the_attempt(told: Timeline) -> None:
+    believed = believed_timeline(told, MOST_S, PROMPT_TOKENS)
+    order = [0.0]
+    if believed.HasField("admitted_s"):
+        order.append(believed.admitted_s)
+    if believed.HasField("first_token_s"):
+        assert believed.HasField("admitted_s")
+        order.append(believed.first_token_s)
+    order += [believed.ended_s, MOST_S]
+    assert order == sorted(order)
+    assert all(map(isfinite, order))
+    assert 0.0 <= believed.device_s <= believed.ended_s
+    assert 0.0 <= believed.longest_gap_s <= believed.ended_s
+    starts = [chunk.started_s for chunk in believed.chunks]
+    assert starts == sorted(starts)
+    assert all(0.0 <= chunk.started_s <= chunk.started_s + chunk.duration_s <= MOST_S for chunk in believed.chunks)
+    assert all(0.0 <= gap.duration_s <= gap.at_s <= believed.ended_s for gap in believed.gaps)
+    assert believed.preemptions <= MAX_COUNT
+    assert believed.cached_tokens <= PROMPT_TOKENS
+
+
+def test_what_can_be_true_is_believed() -> None:
+    told = Timeline(
+        admitted_s=0.5,
+        first_token_s=1.0,
+        ended_s=2.0,
+        device_s=0.75,
+        chunks=[PrefillChunk(started_s=0.5, duration_s=0.25, tokens=19, step_sequences=3)],
+        gaps=[Gap(at_s=1.5, duration_s=0.25)],
+        longest_gap_s=0.25,
+        num_gaps=1,
+        cached_tokens=1,
+    )
+    assert believed_timeline(told, MOST_S, PROMPT_TOKENS) == told
+    assert believed_timeline(told, MOST_S, PROMPT_TOKENS) is not told, "it would keep its whole message in memory"
+
+
+def test_it_is_bounded_in_size() -> None:
+    told = Timeline(ended_s=1.0, chunks=[PrefillChunk()] * 1000, gaps=[Gap()] * 1000)
+    believed = believed_timeline(told, MOST_S, PROMPT_TOKENS)
+    assert (len(believed.chunks), len(believed.gaps)) == (MAX_CHUNKS, MAX_GAPS)
