@@ -1,15 +1,17 @@
 """A router with identities before workers, all real processes, for the live page."""
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 from openai import OpenAI
 
-from tests.cluster.processes import Process, Worker, script, wait_until
+from tests.cluster.processes import START_S, Process, Worker, script, wait_until
 from tests.router.identity import key_rig
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline_bench.servers.ports import free_port
@@ -17,6 +19,7 @@ from trunkline_router.identity.key_record import ApiKey
 
 MODEL = "tiny-tales"
 TENANTS = ("acme", "zeta")
+HUNG_S = 1.5  # silence after which a worker that has work is given up
 QUOTAS = {"tokens_per_minute": 400_000, "tokens_in_flight": 60_000}  # of each tenant
 
 
@@ -39,6 +42,7 @@ class PageCluster:
             f"--port={free_port()}",
             f"--http-port={self.port}",
             f"--api-keys={self.folder}/keys.json",
+            f"--inter-token-timeout-s={HUNG_S}",
         )
         self.router.wait_for("router listening")
 
@@ -51,6 +55,17 @@ class PageCluster:
             given = {"max_tokens": 8, "temperature": 0.0, **options}
             raw = client.completions.with_raw_response.create(model=MODEL, prompt=prompt, **given)
             return str(raw.headers["x-request-id"])
+
+    def told(self, path: str) -> Any:
+        """What the router tells an operator at a path of the live page."""
+        request = Request(self.url + path, headers={"authorization": f"Bearer {self.keys['operator']}"})
+        with urlopen(request, timeout=START_S) as answer:
+            return json.load(answer)
+
+    def worker_of(self, request_id: str) -> Worker:
+        """The worker that has answered a request."""
+        address = self.told(f"fleet/requests/{request_id}")["worker_id"]
+        return next(worker for worker in self.workers if worker.address == address)
 
     def complete_many(self, caller: str, prompts: list[str]) -> list[str]:
         """Completes prompts at the same time."""
