@@ -1,6 +1,7 @@
 """Takes the pictures of docs/page.md: python -m tests.page.screenshots [FOLDER]
 
-They show a cluster of real processes under a mixed load of two tenants. A run takes two minutes.
+They show a cluster of real processes under a mixed load of two tenants, and first tokens that are slow on purpose. It
+takes three minutes.
 """
 
 import random
@@ -9,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from PIL import Image
 
 from tests.page.browser import PHONE, Browser, running_browser
 from tests.page.cluster import TENANTS, PageCluster, running_cluster
+from tests.page.slow_first_tokens import SLOW_TOKENS
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
 LOAD_S = 75.0  # before the first picture
@@ -68,15 +71,18 @@ def take(page: Browser, path: Path, selector: str = "") -> None:
     print(f"{path}: {path.stat().st_size // 1024} KiB")
 
 
-def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    with (
-        tempfile.TemporaryDirectory() as temporary,
-        running_browser() as page,
-        running_cluster(Path(temporary), "--kv-blocks=512") as cluster,
-        load(cluster),
-    ):
+def take_timeline(page: Browser, cluster: PageCluster, request_id: str, path: Path) -> None:
+    """A picture of one request's timeline."""
+    address = f"{cluster.url}#request={request_id}"
+    page.open(address, cluster.keys["operator"], viewport={"width": 1280, "height": 1600})
+    page.wait("#timeline .verdict")
+    page.click("#timeline summary")
+    take(page, path, "#timeline")
+
+
+def of_load(page: Browser, folder: Path, temporary: Path) -> None:
+    """The page in each of its looks."""
+    with running_cluster(temporary, "--kv-blocks=512") as cluster, load(cluster):
         threading.Event().wait(LOAD_S)
         for name, look in LOOKS.items():
             page.open(cluster.url, cluster.keys["operator"], **({"viewport": {"width": 1280, "height": 1020}} | look))
@@ -84,11 +90,23 @@ def main() -> None:
             page.wait("#request-rows tr:nth-child(12)")
             take(page, folder / f"page-{name}.png")
         prompt = SYSTEMS[0] + "Then the bear said: " * 60
-        address = f"{cluster.url}#request={cluster.complete('acme', prompt)}"
-        page.open(address, cluster.keys["operator"], viewport={"width": 1280, "height": 1600})
-        page.wait("#timeline .verdict", "First token after")
-        page.click("#timeline summary")
-        take(page, folder / "page-timeline.png", "#timeline")
+        take_timeline(page, cluster, cluster.complete("acme", prompt), folder / "page-timeline.png")
+
+
+def of_slow_tokens(page: Browser, folder: Path, temporary: Path) -> None:
+    """Timelines of first tokens that are slow for six reasons."""
+    for (arguments, workers), made in groupby(SLOW_TOKENS, lambda slow: (slow.arguments, slow.workers)):
+        with running_cluster(temporary, *arguments, workers=workers) as cluster:
+            for slow in made:
+                take_timeline(page, cluster, slow.make(cluster), folder / f"slow-{slow.name}.png")
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as temporary, running_browser() as page:
+        of_load(page, folder, Path(temporary))
+        of_slow_tokens(page, folder, Path(temporary))
 
 
 if __name__ == "__main__":

@@ -83,6 +83,8 @@ def test_the_verdict_names_the_longest_part_of_the_time_to_first_token(modules: 
     waited = "For 2.50 s of it (63 %) the request waited in a worker's queue."
     assert verdict() == f"First token after 4.00 s. {waited}"
     assert verdict(stalled_s=1.25) == f"First token after 4.00 s. {waited} Its client did not read for 1.25 s in all."
+    stalled = "First token after 4.00 s. Its client did not read for 9.50 s in all."
+    assert verdict(stalled_s=9.5, cause="stalled_client") == stalled
     assert verdict(ttft_s=None) == f"It ended without a token, 6.00 s after the start. {waited}"
     assert verdict(ttft_s=None, ttft_parts=[]) == "It ended without a token, 6.00 s after the start."
 

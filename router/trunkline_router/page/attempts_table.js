@@ -22,7 +22,7 @@ export function attemptsTable(attempts, wholeS) {
       h("td", { class: "number" }, duration(attempt.start_s)),
       h("td", { class: "number" }, duration(attempt.first_output_s)),
       h("td", { class: "number" }, duration(attempt.end_s)),
-      h("td", {}, attempt.problem ? `${attempt.ended}: ${attempt.problem}` : attempt.ended),
+      h("td", {}, attempt.ended),
       h("td", { class: "number" }, attempt.resumed_at_tokens > 0 ? count(attempt.resumed_at_tokens) : "–"),
       h("td", { class: "number" }, count(sum((choice) => choice.preemptions))),
       h("td", { class: "number" }, gaps > 0 ? `${count(gaps)}, longest ${duration(longest)}` : "none"),
@@ -56,16 +56,19 @@ export function attemptsTable(attempts, wholeS) {
   );
 }
 
-/** Says for how long a request was silent between its attempts. @param {Attempt[]} attempts */
-export function silences(attempts) {
-  return attempts.slice(1).flatMap((attempt, place) => {
-    const lost = attempts[place];
-    if (lost.end_s === null || attempt.first_output_s === null) return [];
-    const silence = duration(attempt.first_output_s - lost.end_s);
-    const from = attempt.resumed_at_tokens > 0 ? `, and went on after token ${count(attempt.resumed_at_tokens)}` : "";
-    const ended = `${lost.worker_id ?? "A worker"} was given up after ${duration(lost.end_s)} (${lost.problem || lost.ended})`;
-    return [h("p", {}, `${ended}. ${attempt.worker_id ?? "Another one"} answered ${silence} later${from}.`)];
-  });
+/** Says how attempts failed, and how long it took until the next one answered. @param {Attempt[]} attempts */
+export function failures(attempts) {
+  return attempts
+    .map((attempt, place) => ({ attempt, next: attempts[place + 1] }))
+    .filter(({ attempt, next }) => attempt.end_s !== null && (next !== undefined || attempt.problem !== ""))
+    .map(({ attempt, next }) => {
+      const why = attempt.problem || attempt.ended;
+      const ended = `${attempt.worker_id ?? "A worker"} was given up after ${duration(attempt.end_s)}: ${why}.`;
+      if (next === undefined || next.first_output_s === null) return h("p", {}, ended);
+      const silence = duration(next.first_output_s - (attempt.end_s ?? 0));
+      const from = next.resumed_at_tokens > 0 ? `, and went on after token ${count(next.resumed_at_tokens)}` : "";
+      return h("p", {}, `${ended} ${next.worker_id ?? "Another one"} answered ${silence} later${from}.`);
+    });
 }
 
 /** The steps that computed the prompt, for each choice that has any. @param {Attempt[]} attempts */

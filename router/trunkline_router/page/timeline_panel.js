@@ -1,7 +1,7 @@
 /** One request: where its time went, which workers the router weighed, and what became of each attempt. */
 
 import { Refused } from "./api.js";
-import { attemptsTable, chunksTable, silences } from "./attempts_table.js";
+import { attemptsTable, chunksTable, failures } from "./attempts_table.js";
 import { fill, h } from "./dom.js";
 import { count, duration, percent, timeOfDay } from "./format.js";
 import { placementView } from "./placement_table.js";
@@ -87,7 +87,7 @@ export class TimelinePanel {
       ...request.placements.map((placement, index) => placementView(placement, index, request.placements.length)),
       request.attempts_made.length > 0 && h("h4", {}, "Attempts"),
       request.attempts_made.length > 0 && attemptsTable(request.attempts_made, whole),
-      ...silences(request.attempts_made),
+      ...failures(request.attempts_made),
       ...chunksTable(request.attempts_made),
     );
     this.element.hidden = false;

@@ -113,9 +113,9 @@ export function verdict(request) {
     request.ttft_s !== null
       ? `First token after ${duration(request.ttft_s)}.`
       : `It ended without a token, ${duration(request.e2e_s ?? whole)} after the start.`;
-  if (longest === null || whole <= 0) return first;
+  const stall = request.stalled_s > 0 ? ` Its client did not read for ${duration(request.stalled_s)} in all.` : "";
+  if (longest === null || whole <= 0 || request.cause === "stalled_client") return first + stall;
   const words = CAUSES[longest.part]?.sentence ?? longest.part;
   const share = percent(longest.duration / whole);
-  const stall = request.stalled_s > 0 ? ` Its client did not read for ${duration(request.stalled_s)} in all.` : "";
   return `${first} For ${duration(longest.duration)} of it (${share}) the request ${words}.${stall}`;
 }

@@ -51,7 +51,8 @@ export function waterfall(intervals, wholeS) {
 export function timeBar(startS, durationS, wholeS) {
   const bar = h("span", { class: "time-bar" });
   const whole = wholeS > 0 ? wholeS : 1;
-  bar.style.marginLeft = `${(Math.min(1, startS / whole) * 100).toFixed(2)}%`;
+  // The shortest bar has two pixels, and is seen at the end, too.
+  bar.style.marginLeft = `min(${(Math.min(1, startS / whole) * 100).toFixed(2)}%, 100% - 2px)`;
   bar.style.width = `${(Math.min(1, durationS / whole) * 100).toFixed(2)}%`;
   return h("div", { class: "time-line", "aria-hidden": "true" }, bar);
 }
