@@ -43,7 +43,7 @@ NODE_CLIENTS := tests/clients/node
 NODE_PAGE := tests/page/node
 PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
-.PHONY: help serve test test-slow fuzz clients lint protos chart-schema settings-reference access-table house demo-model clean \
+.PHONY: help serve test test-slow fuzz clients lint protos chart-schema settings-reference access-table metrics-reference house demo-model clean \
   bench-engine bench-peer bench-http-peer bench-aiperf bench-host bench-observation bench-overload bench-calibration bench-scheduler \
   bench-fleet bench-gpu bench-routing bench-faults bench-quotas bench-streaming bench-attacks bench-fairness
 .PHONY: help-files help-bench
@@ -65,6 +65,7 @@ help-files:
 	@echo 'make chart-schema         writes the schema of the Helm chart from the settings'
 	@echo 'make settings-reference   writes the reference of the settings'
 	@echo 'make access-table         writes the tables of what callers need'
+	@echo 'make metrics-reference    writes the reference of the metrics'
 	@echo 'make house                draws the rooms and their imports into docs/architecture.md'
 	@echo 'make demo-model           trains the demo model'
 
@@ -115,6 +116,7 @@ lint: $(DEV_STAMP)
 	@$(BIN)/python deploy/lint/chart_schema.py --check
 	@$(BIN)/python -m deploy.lint.settings_reference --check
 	@$(BIN)/python -m deploy.lint.access_table --check
+	@$(BIN)/python -m deploy.lint.metrics_reference --check
 	@$(BIN)/python -m deploy.lint.house --check
 	@$(BIN)/python -m deploy.lint.plain_words
 	@deploy/lint/buf.sh $(BUF)
@@ -131,6 +133,9 @@ settings-reference: $(DEV_STAMP)
 
 access-table: $(DEV_STAMP)
 	@$(BIN)/python -m deploy.lint.access_table
+
+metrics-reference: $(DEV_STAMP)
+	@$(BIN)/python -m deploy.lint.metrics_reference
 
 house: $(DEV_STAMP)
 	@$(BIN)/python -m deploy.lint.house

@@ -15,6 +15,8 @@ from tests.cluster.processes import Process
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Routers that tests start serve no HTTP unless a test asks for it: several cannot share the default port.
 os.environ["TRUNKLINE_HTTP_PORT"] = "-1"
+# The same holds for the metrics of workers.
+os.environ["TRUNKLINE_METRICS_PORT"] = "-1"
 # Triton kernels run on the CPU; whether they compile for a GPU, tests ask a process of its own.
 os.environ["TRITON_INTERPRET"] = "1"
 

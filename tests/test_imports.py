@@ -130,12 +130,14 @@ ROOMS: dict[str, dict[str, str]] = {
         "api": "dispatch gate identity prompts quotas request routing sessions shared_state streaming telemetry "
         "watch workers",
         "edge": "api gate http identity quotas request telemetry",
-        "tracing": "http telemetry",
+        "tracing": "http routing telemetry",
         "live": "edge http identity request watch",
         "openai": "api edge http prompts request workers",
         "anthropic": "edge http prompts",
         "responses": "edge http openai prompts request",
         "openapi": "anthropic edge live http identity openai responses",
+        "metrics": "telemetry tracing",
+        "scraping": "api dispatch gate identity metrics quotas request shared_state stores workers",
     },
     "trunkline_bench": {
         "reports": "",

@@ -13,6 +13,7 @@ from trunkline_router.identity.endpoints import (
     WATCHERS,
     Needed,
     Open,
+    RoleUnlessOpen,
 )
 
 PAGE = Path(__file__).parents[2] / "docs" / "access.md"
@@ -32,6 +33,8 @@ def _needed(needed: Needed | None) -> str:
         return "nothing: always open"
     if isinstance(needed, Open):
         return f"any identity, or `--open={needed}`"
+    if isinstance(needed, RoleUnlessOpen):
+        return f"role `{needed.role}`, or `--open={needed.open}`"
     if isinstance(needed, frozenset):
         return " or ".join(f"role `{role}`" for role in sorted(needed))
     return f"role `{needed}`"

@@ -58,6 +58,8 @@ class Cluster:
         plan = self._plan
         for port in plan.ports():
             check_port(plan.host, port)
+        for port in plan.metrics_ports():
+            check_port(plan.host, port, "--metrics-port")
         self._console.loading(plan)
         commands = plan.commands()
         stopped = asyncio.create_task(stop.wait())

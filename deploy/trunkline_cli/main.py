@@ -11,7 +11,7 @@ from trunkline_cli.connection import add_connection_arguments
 from trunkline_cli.console import console
 from trunkline_cli.gpus import visible_gpus
 from trunkline_cli.liveness import CHART_PROBE
-from trunkline_cli.plan import ClusterPlan, LaunchError
+from trunkline_cli.plan import ClusterPlan, LaunchError, has_metrics
 
 BENCHES = {
     "simulate": "trunkline_bench.simulation.main",
@@ -23,6 +23,7 @@ MOST_THREADS = 4096  # a worker's own bound
 
 
 HTTP_PORT = 8000  # as of trunkline-router
+METRICS_PORT = 9101
 
 
 def main() -> None:
@@ -78,6 +79,11 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--http-port", type=whole(-1, MOST_PORT), default=int(os.environ.get("TRUNKLINE_HTTP_PORT", HTTP_PORT)),
         help="the router's HTTP port; -1: no HTTP (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--metrics-port", type=whole(-1, MOST_PORT), default=os.environ.get("TRUNKLINE_METRICS_PORT"),
+        help="the first worker's port for metrics; the others have the next ones; -1: none "
+        f"(default: {METRICS_PORT}, where the workers may serve metrics; the router serves its own on its HTTP port)",
+    )  # fmt: skip
     parser.add_argument("--tenants", default="", help="JSON file with the terms of tenants (trunkline router --help)")
     parser.add_argument(
         "--no-liveness", action="store_true", help="do not restart processes that hang: for a debugger, for example"
@@ -110,6 +116,7 @@ def run(parsed: argparse.Namespace, rest: tuple[str, ...]) -> int:
             threads=parsed.threads,
             tenants=parsed.tenants,
             http_port=parsed.http_port,
+            metrics_port=metrics_port(parsed.metrics_port, parsed.host, rest),
             gpus=visible_gpus(),
         )
     except LaunchError as error:
@@ -117,6 +124,13 @@ def run(parsed: argparse.Namespace, rest: tuple[str, ...]) -> int:
         return 1
     probe = None if parsed.no_liveness else CHART_PROBE
     return launcher.serve(plan, probe=probe, console=console(is_verbose=parsed.verbose))
+
+
+def metrics_port(given: int | None, host: str, worker_arguments: tuple[str, ...]) -> int:
+    """The first worker's port for metrics; -1: none."""
+    if given is not None:
+        return given
+    return METRICS_PORT if has_metrics(host, worker_arguments) else -1
 
 
 def served_name(name: str, model: str) -> str:

@@ -1,9 +1,12 @@
 """The plan of a local cluster: its processes with their commands, addresses and ports."""
 
+import contextlib
 import errno
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 from trunkline_cli.arguments import MOST_PORT
@@ -16,6 +19,8 @@ class LaunchError(Exception):
 
 
 OF_ALL = ("--allow-plaintext", "--allow-anonymous")  # workers' arguments that the router needs too
+# Flags with which a worker serves metrics on other addresses than loopback.
+OPENS_METRICS = ("--metrics-token-file", "--metrics-anonymous", "--allow-anonymous")
 
 # Threads of the CPU kernels wait for each other many times a step, and OpenMP lets them spin for a millisecond. Here
 # they share the cores with other processes, which includes the thread that they wait for. A worker that has its cores
@@ -38,6 +43,7 @@ class ClusterPlan:
     tenants: str = ""  # the router's tenants file
     gpus: tuple[str, ...] = ()
     http_port: int = -1  # of the router; -1: no HTTP
+    metrics_port: int = -1  # of the first worker; the others have the next ones; -1: workers serve no metrics
 
     def worker_address(self, index: int) -> str:
         return address(self.host, self.worker_port + index)
@@ -52,7 +58,8 @@ class ClusterPlan:
         return f"http://{address(self.host, self.http_port)}/v1" if self.http_port > 0 else ""
 
     def ports(self) -> list[int]:
-        """The ports of the workers and the router. Raises LaunchError if one is out of range or used twice."""
+        """The ports of the workers and the router, without those of metrics. Raises LaunchError if one is out of range
+        or used twice."""
         workers = range(self.worker_port, self.worker_port + self.workers)
         routers = [self.port] if self.http_port < 0 else [self.port, self.http_port]
         for port in (*routers, workers[0], workers[-1]):
@@ -67,6 +74,19 @@ class ClusterPlan:
             raise LaunchError(f"port {self.port} cannot serve both gRPC and HTTP")
         return [*routers, *workers]
 
+    def metrics_ports(self) -> list[int]:
+        """The ports of the workers' metrics. Raises LaunchError as ports() does."""
+        if self.metrics_port < 0:
+            return []
+        ports = range(self.metrics_port, self.metrics_port + self.workers)
+        for port in (ports[0], ports[-1]):
+            if not 1 <= port <= MOST_PORT:
+                raise LaunchError(f"port {port} of metrics is out of range; allowed: 1 to {MOST_PORT}")
+        for port in self.ports():
+            if port in ports:
+                raise LaunchError(f"port {port} is also one of the workers' for metrics, {ports[0]} to {ports[-1]}")
+        return [*ports]
+
     def worker_command(self, index: int) -> list[str]:
         shared_out = max(1, (os.cpu_count() or 1) // self.workers)
         threads = shared_out if self.threads is None else self.threads
@@ -80,6 +100,7 @@ class ClusterPlan:
             f"--worker-id=worker-{index}",
             f"--threads={threads}",
             "--drain-timeout-s=2",
+            f"--metrics-port={self.metrics_port + index if self.metrics_port >= 0 else -1}",
             *([] if share is None else [f"--gpu-memory-share={share}"]),
             *self.worker_arguments,
         ]
@@ -121,8 +142,17 @@ def address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def check_port(host: str, port: int) -> None:
-    """Raises LaunchError if the port is taken or cannot be bound."""
+def has_metrics(host: str, worker_arguments: Sequence[str]) -> bool:
+    """Whether workers may serve metrics without being told to: on other addresses than loopback they need a flag."""
+    if any(argument.startswith(OPENS_METRICS) for argument in worker_arguments):
+        return True
+    with contextlib.suppress(ValueError):
+        return ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def check_port(host: str, port: int, flag: str = "") -> None:
+    """Raises LaunchError if the port is taken or cannot be bound.  flag: with which another one can be chosen"""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -134,4 +164,5 @@ def check_port(host: str, port: int) -> None:
                 reason = f"is taken ({error.strerror}): is a cluster running already?"
             else:
                 reason = f"cannot be used: {error.strerror}"
-            raise LaunchError(f"port {port} on {host} {reason}") from None
+            choice = f" {flag} chooses others, -1 none" if flag else ""
+            raise LaunchError(f"port {port} on {host} {reason}{choice}") from None

@@ -2,20 +2,29 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from trunkline_runtime.log import get_logger
 
 INTERVAL_S = 0.02  # a delay is measured too short by up to this time
 NOTABLE_S = 0.25  # a lag of this length is logged, so that its cause can be found
+RECENT_S = 60.0  # as long as most pauses between two scrapes, so that a scraper misses no lag
+PART_S = 10.0
+NUM_PARTS = 1 + int(RECENT_S / PART_S)
 
 
 class LoopLag:
-    """Keeps the longest lag, in seconds, since the last take()."""
+    """Keeps the longest lag of the last RECENT_S to RECENT_S + PART_S. Any number of readers sees it.
 
-    def __init__(self) -> None:
-        self._most_s = 0.0
+    now_s: a monotonic clock
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._parts: deque[tuple[int, float]] = deque(maxlen=NUM_PARTS)  # number of the part, and its longest lag
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator["LoopLag"]:
@@ -28,14 +37,18 @@ class LoopLag:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    def take(self) -> float:
-        """Returns the longest lag in seconds, and resets it."""
-        most_s, self._most_s = self._most_s, 0.0
-        return most_s
+    def recent_s(self) -> float:
+        """Returns the longest recent lag in seconds."""
+        oldest = self._part() - NUM_PARTS
+        return max((lag_s for part, lag_s in self._parts if part > oldest), default=0.0)
 
     def note(self, lag_s: float) -> None:
         """Records a lag."""
-        self._most_s = max(self._most_s, lag_s)
+        part = self._part()
+        if self._parts and self._parts[-1][0] == part:
+            self._parts[-1] = (part, max(self._parts[-1][1], lag_s))
+        else:
+            self._parts.append((part, lag_s))
 
     async def run(self) -> None:
         """Measures the running loop's lag. Never returns."""
@@ -47,3 +60,6 @@ class LoopLag:
             self.note(lag_s)
             if lag_s >= NOTABLE_S:
                 get_logger().warning("event loop held up", lag_ms=round(lag_s * 1e3))
+
+    def _part(self) -> int:
+        return int(self._now_s() / PART_S)

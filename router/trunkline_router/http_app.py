@@ -22,6 +22,7 @@ from trunkline_router.openai.tokenization import detokenize, tokenize
 from trunkline_router.openapi.page import openapi_page
 from trunkline_router.responses.endpoints import Responses
 from trunkline_router.responses.response_store import ResponseStore
+from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
 
 HANDLERS_BY_PATH: dict[str, Handler] = {
     "POST /v1/completions": completions,
@@ -75,11 +76,16 @@ class App:
 
 
 def http_app(
-    edge: Edge, is_ready: Callable[[], bool], fleet: FleetEndpoints, store: ResponseStore | None = None
+    edge: Edge,
+    is_ready: Callable[[], bool],
+    metrics: FreshAnswers,
+    fleet: FleetEndpoints,
+    store: ResponseStore | None = None,
 ) -> App:
     """Returns the application.
 
     is_ready: whether a worker accepts requests
+    metrics: the answers for scrapers
     fleet: the live page
     store: of responses; None: they are not stored
     """
@@ -90,7 +96,7 @@ def http_app(
     handlers = {
         **HANDLERS_BY_PATH,
         **Responses(store).handlers,
-        **StatusEndpoints(is_ready, page).handlers,
+        **StatusEndpoints(is_ready, page, metrics).handlers,
         **fleet.handlers,
     }
     for name, handle in handlers.items():

@@ -4,23 +4,27 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 
 from trunkline_router.main import router_settings, run
 from trunkline_router.processes import ONCE_USEFUL
 from trunkline_router.router import SharedPort
+from trunkline_router.scraping.snapshot_files import SnapshotPlace
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def main() -> None:
-    parent, listening_fd, when, *arguments = sys.argv[1:]
+    parent, listening_fd, when, directory, number, life, *arguments = sys.argv[1:]
     die_with(int(parent))
 
     def report_listening() -> None:
         os.write(int(listening_fd), b"1")
         os.close(int(listening_fd))
 
-    sys.exit(run(router_settings(arguments), SharedPort(report_listening, once_useful=when == ONCE_USEFUL)))
+    place = SnapshotPlace(Path(directory), int(number), int(life)) if directory else None
+    shared_port = SharedPort(report_listening, once_useful=when == ONCE_USEFUL, place=place)
+    sys.exit(run(router_settings(arguments), shared_port))
 
 
 def die_with(parent: int) -> None:

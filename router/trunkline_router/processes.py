@@ -1,6 +1,7 @@
 """Runs several processes of one router on the same ports: starts them, restarts those that die, stops them together.
 
-The kernel distributes connections among them (SO_REUSEPORT). They share nothing else: to workers, each is a router.
+The kernel distributes connections among them (SO_REUSEPORT). They share nothing else but a directory with their metrics
+(scraping/snapshot_files.py): to workers, each is a router.
 """
 
 import asyncio
@@ -9,11 +10,15 @@ import os
 import secrets
 import signal
 import sys
+import tempfile
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 from typing import IO
 
 from trunkline_router.identity.fleet_secret import LEAST_SECRET_BYTES
+from trunkline_router.scraping.snapshot_files import SnapshotPlace, bury
 from trunkline_router.settings import RouterSettings
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import PortInUse, Signals, hold_port
@@ -27,6 +32,7 @@ KILL_AFTER_S = 3.0  # beyond the stop timeout: a process that still runs is kill
 
 def supervise(settings: RouterSettings, arguments: Sequence[str]) -> int:
     """Runs `settings.processes` routers with these arguments until a signal; returns the exit status."""
+    directory: Path | None = None
     with contextlib.ExitStack() as held:
         try:
             holder = held.enter_context(hold_port(settings.host, settings.port))
@@ -34,8 +40,13 @@ def supervise(settings: RouterSettings, arguments: Sequence[str]) -> int:
             if settings.http.http_port >= 0:
                 http_holder = held.enter_context(hold_port(settings.host, settings.http.http_port, "--http-port"))
                 ports.append(f"--http-port={http_holder.getsockname()[1]}")
+                directory = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="trunkline-router-")))
         except PortInUse as error:
             print(f"trunkline-router: {error}", file=sys.stderr)
+            return EXIT_CANNOT_START
+        except OSError as error:
+            problem = f"--processes needs a directory for temporary files, and none can be written: {error.strerror}"
+            print(f"trunkline-router: {problem}", file=sys.stderr)
             return EXIT_CANNOT_START
         # Cache salts derive from it: processes that share them can use each other's cached prefixes.
         if not (settings.identity.has_secret or settings.grant_key):
@@ -45,19 +56,23 @@ def supervise(settings: RouterSettings, arguments: Sequence[str]) -> int:
         overrides = [*ports, f"--stop-timeout-s={settings.stop_timeout_s}"]
         commands = [[*arguments, *overrides, f"--router-id={name}/{number}"] for number in range(settings.processes)]
         try:
-            return asyncio.run(Processes(commands, settings.stop_timeout_s, Random()).run())
+            return asyncio.run(Processes(commands, settings.stop_timeout_s, Random(), directory).run())
         except OSError as error:
             print(f"trunkline-router: a process cannot be started: {error.strerror}", file=sys.stderr)
             return EXIT_CANNOT_START
 
 
 class Processes:
-    """Child processes. `commands` has the arguments of each."""
+    """Child processes. `commands` has the arguments of each; `directory` is for their metrics. None: none are served"""
 
-    def __init__(self, commands: Sequence[Sequence[str]], stop_timeout_s: float, rng: Random) -> None:
+    def __init__(
+        self, commands: Sequence[Sequence[str]], stop_timeout_s: float, rng: Random, directory: Path | None = None
+    ) -> None:
         self._commands = commands
         self._stop_timeout_s = stop_timeout_s
         self._rng = rng
+        self._directory = directory
+        self._lives: Counter[int] = Counter()  # by number: how often the process has died
         self._running: dict[int, asyncio.subprocess.Process] = {}
         self._listening: set[int] = set()
         self._log = get_logger()
@@ -94,6 +109,7 @@ class Processes:
             process = self._running[number] = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "trunkline_router.process", str(os.getpid()), str(write_end)),
                 ONCE_USEFUL if self._listening else AT_ONCE,
+                *("" if self._directory is None else str(self._directory), str(number), str(self._lives[number])),
                 *self._commands[number],
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(write_end,),
@@ -120,10 +136,20 @@ class Processes:
                 status = None
                 self._log.warning("router process cannot be started", number=number, problem=error.strerror)
             self._listening.discard(number)
+            self._bury(number)
             deaths = 1 if now_s() - started_s >= HEALTHY_AFTER_S else deaths + 1
             delay_s = restart_delay_s(deaths) * self._rng.uniform(0.75, 1.0)
             self._log.warning("router process died", number=number, status=status, again_in_s=round(delay_s, 1))
             await asyncio.sleep(delay_s)
+
+    def _bury(self, number: int) -> None:
+        """Keeps the counters of a process that has died, for the metrics of the others."""
+        if self._directory is not None:
+            try:
+                bury(SnapshotPlace(self._directory, number, self._lives[number]))
+            except OSError as error:
+                self._log.warning("metrics of a process are lost", number=number, problem=error.strerror)
+        self._lives[number] += 1
 
     async def _stop(self, signals: Signals) -> None:
         """Sends SIGTERM to all, again at a second signal, and kills the processes that do not stop in time."""

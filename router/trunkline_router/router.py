@@ -32,11 +32,16 @@ from trunkline_router.http_app import http_app
 from trunkline_router.identity.authenticator import Authenticator
 from trunkline_router.live.fleet_endpoints import FleetEndpoints
 from trunkline_router.live.page_files import PageFiles
+from trunkline_router.metrics.request_counts import RequestCounts
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
 from trunkline_router.request.access import Access
 from trunkline_router.responses.response_store import ResponseStore, StoreLimits
 from trunkline_router.routing.routing_policy import RoutingPolicy
+from trunkline_router.scraping.process_gauges import ProcessGauges
+from trunkline_router.scraping.scrape import Scrape
+from trunkline_router.scraping.snapshot_files import SnapshotPlace
+from trunkline_router.scraping.sources import label_rules, sources_of_metrics
 from trunkline_router.settings import RouterSettings
 from trunkline_router.shared_state.fleet import Fleet
 from trunkline_router.shared_state.pool_fleet import PoolFleet
@@ -58,8 +63,9 @@ from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.garbage import keep_collecting, spare_what_stays
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.loop_lag import LoopLag
-from trunkline_runtime.metrics import export_lag, metric_reader
 from trunkline_runtime.server import GrpcServer, Signals
+from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
+from trunkline_runtime.telemetry.otlp_metrics import metrics_export
 from trunkline_runtime.tls import ServerTls
 from trunkline_runtime.tracing import Tracing
 from trunkline_runtime.wake_ups import read_wake_ups_at_once
@@ -77,10 +83,12 @@ class SharedPort:
     on_listening: called once the process listens
     once_useful: the process listens only when it has a worker. Until then the other processes serve the port, and no
         client connects to one that cannot serve it
+    place: where it tells the others its metrics; None: metrics are not served
     """
 
     on_listening: Callable[[], None]
     once_useful: bool
+    place: SnapshotPlace | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,7 @@ class Router:
     http: HttpServer | None
     service: InferenceService
     renderers: RenderPool
-    lag: LoopLag
+    scrape: Scrape
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]]
 
 
@@ -110,15 +118,16 @@ async def serve(
     if not read_wake_ups_at_once():
         log.warning("grpc.aio was in use already: its wake-ups are read one by one")
     signals = Signals()
-    router = build(settings, access, tracing, is_port_shared=shared_port is not None)
-    reader = metric_reader("trunkline-router")
-    metrics = None if reader is None else export_lag(router.lag, "trunkline-router", reader)
+    router = build(settings, access, tracing, shared_port)
+    export = metrics_export("trunkline-router", settings.name, router.scrape.own)
     tasks: list[asyncio.Task[Any]] = []
     try:
         await authenticator.start()
         await router.shared.start()
         tasks.append(asyncio.create_task(authenticator.run()))
         tasks += [asyncio.create_task(run()) for run in router.background]
+        if export is not None:
+            tasks.append(asyncio.create_task(export.run()))
         stopped = asyncio.create_task(signals.stop.wait())
         if shared_port is not None and shared_port.once_useful:
             useful = asyncio.create_task(has_a_worker(router.pools))
@@ -136,15 +145,16 @@ async def serve(
         await drain(router, signals)
     finally:
         await close(router, tasks)
-        if metrics is not None:
-            await asyncio.to_thread(metrics.shutdown)
+        if export is not None:
+            await export.close()
     log.info("router stopped")
 
 
-def build(settings: RouterSettings, access: Access, tracing: Tracing, *, is_port_shared: bool) -> Router:
+def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_port: SharedPort | None = None) -> Router:
     """Makes the parts and connects them to each other. Nothing runs yet. Needs a running event loop. Raises
     TlsFileError."""
     rng, tls = Random(), settings.tls.server_tls()
+    is_port_shared = shared_port is not None
     pools = Pools(rng, RoutingPolicy(settings.policy))
     fleet = PoolFleet(pools)
     shared = share(settings, fleet, rng)
@@ -161,19 +171,23 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, *, is_port
         tls=tls,
         health_port=settings.tls.health_port,
     )
+    place = None if shared_port is None else shared_port.place
+    counted = RequestCounts(label_rules(access.tenants, place))
     recent = RecentRequests(slow_s=settings.trace_slow_ms / 1e3 or SLOW_S)
-    observer = RequestObserver(tracing.sampler, [*listeners_of(settings, tracing), recent])
+    observer = RequestObserver(tracing.sampler, [*listeners_of(settings, tracing), counted, recent])
     inference = Inference(dispatcher, max_choices=settings.max_choices, shared=shared, observer=observer)
     service = InferenceService(inference, access, grant_keys=settings.grant_keys)
     add_InferenceServiceServicer_to_server(service, server.grpc)
     facts = RouterFacts(settings.name, has_store=bool(settings.redis_url))
-    watch = FleetWatch(pools, shared, access.tenants, recent, facts)
-    worker_drain = WorkerDrain(pools, time.monotonic)
+    watch = FleetWatch(pools, shared, access.tenants, recent, observer.running, facts)
+    worker_drain = WorkerDrain(pools)
     add_FleetServiceServicer_to_server(FleetService(inference.preparer, access, watch, worker_drain), server.grpc)
-    store = _response_store(settings)
+    store, renderers, lag = _response_store(settings), RenderPool(), LoopLag()
+    spans = None if tracing.queue is None else tracing.queue.counts
+    sources = sources_of_metrics(inference, gate, counted.tenants, ProcessGauges(lag, tls, spans))
+    scrape = Scrape([counted.families, *sources], place)
     page = FleetEndpoints(watch, worker_drain, PageFiles())
-    http = _http_server(settings, inference, access, gate, tls, page, store, is_port_shared=is_port_shared)
-    renderers, lag = RenderPool(), LoopLag()
+    http = _http_server(settings, inference, access, gate, tls, scrape, page, store, is_port_shared=is_port_shared)
 
     def in_and_freed() -> tuple[int, int]:
         in_requests, of_requests = gate.large_requests()
@@ -184,14 +198,15 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, *, is_port
         _membership(settings, pools, fleet, renderers, rng),
         lag.run,
         watch.run,
+        *(() if place is None else (scrape.run,)),
         partial(return_freed_memory, in_and_freed),
         *(() if store is None else (store.run,)),
     )
-    return Router(settings, pools, shared, server, http, service, renderers, lag, background)
+    return Router(settings, pools, shared, server, http, service, renderers, scrape, background)
 
 
 def listeners_of(settings: RouterSettings, tracing: Tracing) -> Sequence[RequestListener]:
-    """The listeners that each request's end is told to, apart from the log."""
+    """The listeners that each request's end is told to, apart from the log and the metrics."""
     if tracing.queue is None:
         return ()
     slow_s = settings.trace_slow_ms / 1e3 if settings.trace_slow_ms else None
@@ -213,6 +228,7 @@ def _http_server(
     access: Access,
     gate: RequestGate,
     tls: ServerTls | None,
+    scrape: Scrape,
     page: FleetEndpoints,
     store: ResponseStore | None,
     *,
@@ -225,7 +241,7 @@ def _http_server(
     def is_ready() -> bool:
         return not inference.running.is_stopping and bool(inference.pools.models())
 
-    app: ASGIApp = http_app(edge, is_ready, page, store)
+    app: ASGIApp = http_app(edge, is_ready, FreshAnswers(scrape.collect), page, store)
     return HttpServer(
         app if access.is_checked or settings.identity.allow_anonymous else LocalHosts(app),
         settings.host,

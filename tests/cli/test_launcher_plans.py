@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ from trunkline_cli import plan as plans
 from trunkline_cli.backoff import Backoff
 from trunkline_cli.child import Child, describe_status
 from trunkline_cli.launcher import Cluster
+from trunkline_cli.main import METRICS_PORT, metrics_port
 from trunkline_cli.plan import ClusterPlan, LaunchError, check_port
 
 
@@ -41,6 +43,61 @@ def test_the_router_gets_the_switches_that_another_host_needs() -> None:
     assert {*switches} < {*made.router_command()}
     assert {*switches, "--kv-blocks=9"} < {*made.worker_command(0)}
     assert not any("kv-blocks" in argument for argument in made.router_command())
+
+
+def test_each_worker_has_a_port_for_metrics_of_its_own() -> None:
+    assert "--metrics-port=-1" in plan().worker_command(0)
+    made = dataclasses.replace(plan(), metrics_port=9101)
+    assert made.metrics_ports() == [9101, 9102]
+    assert "--metrics-port=9102" in made.worker_command(1)
+
+
+@pytest.mark.parametrize(
+    ("host", "arguments", "expected"),
+    [
+        ("127.0.0.1", (), METRICS_PORT),
+        ("localhost", ("--grant-key=x",), METRICS_PORT),
+        ("::1", (), METRICS_PORT),
+        ("0.0.0.0", ("--grant-key=x",), -1),
+        ("node-7", (), -1),
+        ("0.0.0.0", ("--allow-anonymous",), METRICS_PORT),
+        ("0.0.0.0", ("--metrics-token-file=/tokens",), METRICS_PORT),
+    ],
+)
+def test_metrics_are_served_where_workers_may_serve_them(host: str, arguments: tuple[str, ...], expected: int) -> None:
+    assert metrics_port(None, host, arguments) == expected
+    assert metrics_port(7, host, arguments) == 7, "what is asked for is passed on"
+
+
+@pytest.mark.parametrize(
+    ("port", "said"),
+    [
+        (65_535, "port 65536 of metrics is out of range; allowed: 1 to 65535"),
+        (50_060, "port 50061 is also one of the workers' for metrics, 50060 to 50061"),
+        (50_051, "port 50051 is also one of the workers' for metrics, 50051 to 50052"),
+    ],
+)
+def test_ports_of_metrics_that_make_no_sense_are_one_line(port: int, said: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        dataclasses.replace(plan(), metrics_port=port).metrics_ports()
+    assert str(caught.value) == said
+
+
+async def test_a_taken_port_of_metrics_is_one_line_that_names_the_flag() -> None:
+    with socket.socket() as one, socket.socket() as two, socket.socket() as taken:
+        for probe in (one, two, taken):
+            probe.bind(("127.0.0.1", 0))
+        ports = [probe.getsockname()[1] for probe in (one, two, taken)]
+        one.close()
+        two.close()
+        taken.listen()
+        made = dataclasses.replace(plan(port=ports[0], worker_port=ports[1], workers=1), metrics_port=ports[2])
+        with pytest.raises(LaunchError) as caught:
+            await Cluster(made).run(asyncio.Event())
+    assert str(caught.value) == (
+        f"port {ports[2]} on 127.0.0.1 is taken (Address already in use): is a cluster running already? "
+        "--metrics-port chooses others, -1 none"
+    )
 
 
 @pytest.mark.parametrize(

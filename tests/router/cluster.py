@@ -29,12 +29,16 @@ from trunkline_router.http.wire.server import HttpServer
 from trunkline_router.http_app import http_app
 from trunkline_router.live.fleet_endpoints import FleetEndpoints
 from trunkline_router.live.page_files import PageFiles
+from trunkline_router.metrics.request_counts import RequestCounts
 from trunkline_router.prompts.render_pool import TIME_LIMIT_S, RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
 from trunkline_router.request.access import Access
 from trunkline_router.request.tenants import Tenants
 from trunkline_router.responses.response_store import ResponseStore
 from trunkline_router.routing.routing_policy import PolicyName, RoutingPolicy
+from trunkline_router.scraping.process_gauges import ProcessGauges
+from trunkline_router.scraping.scrape import Scrape
+from trunkline_router.scraping.sources import label_rules, sources_of_metrics
 from trunkline_router.shared_state.pool_fleet import PoolFleet
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.stores.embedded_store import EmbeddedStore
@@ -49,7 +53,9 @@ from trunkline_router.workers.link_context import LinkContext, LinkLimits
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.channel import open_channel
+from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.server import GrpcServer
+from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
 
 SERVICE = "trunkline.v1.InferenceService"
 PERIODS = Periods(watched_s=0.05, idle_s=60.0, answers_s=0.02)
@@ -69,9 +75,13 @@ class Cluster:
         inference: Inference,
         service: InferenceService,
         gate: RequestGate,
+        counted: RequestCounts,
+        scrape: Scrape,
         http: HttpServer | None,
         watch: FleetWatch,
     ) -> None:
+        self.counted = counted
+        self.scrape = scrape
         self.http = http
         self.http_port = 0 if http is None else http.port
         self.inference = inference
@@ -212,22 +222,26 @@ async def router_before(
         await shared.start()
         stack.push_async_callback(shared.close)
         stack.push_async_callback(_cancel, [asyncio.create_task(shared.run())])
-        recent = recent or RecentRequests()
-        inference = Inference(
-            dispatcher, max_choices=max_choices, shared=shared, observer=observer or RequestObserver(listeners=[recent])
-        )
+        counted, recent = RequestCounts(label_rules(access.tenants)), recent or RecentRequests()
+        observer = observer or RequestObserver(listeners=[counted, recent])
+        inference = Inference(dispatcher, max_choices=max_choices, shared=shared, observer=observer)
         service = InferenceService(inference, access, grant_keys=keys)
         add_InferenceServiceServicer_to_server(service, server.grpc)
-        watch = FleetWatch(pools, shared, access.tenants, recent, RouterFacts("router-1"), periods=PERIODS)
+        watch = FleetWatch(
+            pools, shared, access.tenants, recent, observer.running, RouterFacts("router-1"), periods=PERIODS
+        )
         stack.push_async_callback(_cancel, [asyncio.create_task(watch.run())])
-        drain = WorkerDrain(pools, clock_s)
+        drain = WorkerDrain(pools)
         add_FleetServiceServicer_to_server(FleetService(inference.preparer, access, watch, drain), server.grpc)
         await server.start()
         stack.push_async_callback(server.stop, 0)
+        sources = sources_of_metrics(inference, gate, counted.tenants, ProcessGauges(LoopLag()))
+        scrape = Scrape([counted.families, *sources])
         http: HttpServer | None = None
         if edge is not None:
+            answers = FreshAnswers(scrape.collect)
             page = FleetEndpoints(watch, drain, PageFiles(page_folder) if page_folder else PageFiles())
-            app = http_app(edge(inference, access, gate), lambda: bool(pools.models()), page, store)
+            app = http_app(edge(inference, access, gate), lambda: bool(pools.models()), answers, page, store)
             http = HttpServer(app, "127.0.0.1", 0)
             await http.start()
             stack.push_async_callback(http.stop, 0)
@@ -235,7 +249,7 @@ async def router_before(
         stack.push_async_callback(_cancel, tasks)
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
         stubs = InferenceServiceStub(channel), FleetServiceStub(channel)
-        made = Cluster(links, *stubs, server.port, shared, inference, service, gate, http, watch)
+        made = Cluster(links, *stubs, server.port, shared, inference, service, gate, counted, scrape, http, watch)
         await made.until_workers(*(expected or (True for _ in workers)))
         yield made
         await until(lambda: all(link.worker is None or not link.worker.open_choices for link in links))

@@ -15,7 +15,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from trunkline_router.telemetry.request_record import RequestRecord
 from trunkline_runtime.log import configure_logging, get_logger, log_context
-from trunkline_runtime.telemetry.span_exporters import ExporterError, span_exporter
+from trunkline_runtime.telemetry.otlp_exporter import ExporterError
+from trunkline_runtime.telemetry.span_exporters import span_exporter
 from trunkline_runtime.tracing import configure_tracing, start_span, trace_context_of
 
 TRACE_ID, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -18,7 +18,9 @@ from trunkline_runtime.garbage import keep_collecting, spare_what_stays
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import GrpcServer, PortInUse, Signals, check_port_is_free
 from trunkline_runtime.settings import load_settings
+from trunkline_runtime.telemetry.otlp_metrics import exports_metrics
 from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokenError, ScrapeTokens
+from trunkline_runtime.telemetry.span_queue import ExportCounts
 from trunkline_runtime.tls import ServerTls
 from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
 from trunkline_runtime.wake_ups import read_wake_ups_at_once
@@ -29,7 +31,7 @@ from trunkline_worker.door.door import Door, most_message_bytes
 from trunkline_worker.front.cache_mirror import CacheMirror
 from trunkline_worker.front.front import Front
 from trunkline_worker.front.grant_desk import GrantDesk
-from trunkline_worker.front.metrics_port import metrics_port
+from trunkline_worker.front.metrics_port import metrics_served
 from trunkline_worker.front.service import SERVICE, WorkerService, add_to_server
 from trunkline_worker.front.stats_log import log_stats
 from trunkline_worker.front_settings import WorkerSettings
@@ -52,7 +54,8 @@ def main() -> None:
         sys.exit(EXIT_CANNOT_START)
     worker_id = settings.worker_id or f"{settings.host}:{settings.port}"
     configure_logging("worker", worker=worker_id)
-    configure_tracing("trunkline-worker")
+    queue = configure_tracing("trunkline-worker")
+    spans = None if queue is None else queue.counts
     try:
         if settings.port:
             check_port_is_free(settings.host, settings.port)  # before the model is loaded, not after
@@ -64,7 +67,7 @@ def main() -> None:
         files = read_tokenizer_files(directory)
         spec = read_spec(directory, settings.engine.ignore_config_keys)
         files.check_vocabulary(spec.vocab_size)  # before the weights are read, which takes minutes for a large model
-        status = uvloop.run(serve(settings, worker_id, files, tls, tokens))
+        status = uvloop.run(serve(settings, worker_id, files, tls, tokens, spans))
     except (PortInUse, ModelError, EngineStartError, TlsFileError, ScrapeTokenError, OSError) as error:
         print(f"trunkline-worker: {error}", file=sys.stderr)
         status = EXIT_CANNOT_START
@@ -75,9 +78,14 @@ def main() -> None:
 
 
 async def serve(
-    settings: WorkerSettings, worker_id: str, files: TokenizerFiles, tls: ServerTls | None, tokens: ScrapeTokens
+    settings: WorkerSettings,
+    worker_id: str,
+    files: TokenizerFiles,
+    tls: ServerTls | None,
+    tokens: ScrapeTokens,
+    spans: ExportCounts | None,
 ) -> int:
-    """Serves until a signal or the engine's death. Returns the exit status."""
+    """Serves until a signal or the engine's death. Returns the exit status.  spans: what became of them"""
     log = get_logger()
     if not read_wake_ups_at_once():
         log.warning("grpc.aio was in use already: its wake-ups are read one by one")
@@ -141,7 +149,8 @@ async def serve(
     try:
         await server.start()
         if metrics is not None:
-            served = metrics_port(settings.host, settings.metrics_port, metrics, service.backlog, tokens, tls)
+            host, port = settings.host, settings.metrics_port
+            served = metrics_served(worker_id, host, port, metrics, service.backlog, tokens, tls, spans)
             await beside.enter_async_context(served)
         await server.set_ready(True)
         spare_what_stays()
@@ -184,8 +193,8 @@ def tell_ready(model: GetModelResponse, files: TokenizerFiles, port: int) -> Non
 
 
 def metrics_of(model: GetModelResponse, settings: WorkerSettings) -> WorkerMetrics | None:
-    """The metrics to fill; None if they are not served."""
-    return WorkerMetrics(model) if settings.metrics_port >= 0 else None
+    """The metrics to fill; None if they are neither served nor exported."""
+    return WorkerMetrics(model) if settings.metrics_port >= 0 or exports_metrics() else None
 
 
 def describe_protocol(model: GetModelResponse, grant_keys: GrantKeys) -> None:

@@ -366,6 +366,7 @@ class WatchFleetResponse(_message.Message):
     PREFIXES_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
     TENANTS_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
     at_unix_ms: _builtins.int
     """When, in milliseconds of Unix time."""
     @_builtins.property
@@ -400,6 +401,10 @@ class WatchFleetResponse(_message.Message):
     def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantView]:
         """Tenants and their quotas. Operators see those that were active lately, users their own."""
 
+    @_builtins.property
+    def running(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestSummary]:
+        """Requests of this router process that have not ended: those that have run for the longest, that one first."""
+
     def __init__(
         self,
         *,
@@ -411,10 +416,11 @@ class WatchFleetResponse(_message.Message):
         prefixes: Global___HotPrefixes | None = ...,
         requests: _abc.Iterable[Global___RequestSummary] | None = ...,
         tenants: _abc.Iterable[Global___TenantView] | None = ...,
+        running: _abc.Iterable[Global___RequestSummary] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["history", b"history", "prefixes", b"prefixes", "router", b"router", "you", b"you"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_unix_ms", b"at_unix_ms", "history", b"history", "prefixes", b"prefixes", "requests", b"requests", "router", b"router", "tenants", b"tenants", "workers", b"workers", "you", b"you"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_unix_ms", b"at_unix_ms", "history", b"history", "prefixes", b"prefixes", "requests", b"requests", "router", b"router", "running", b"running", "tenants", b"tenants", "workers", b"workers", "you", b"you"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1063,6 +1069,7 @@ class RequestSummary(_message.Message):
     TTFT_S_FIELD_NUMBER: _builtins.int
     E2E_S_FIELD_NUMBER: _builtins.int
     CAUSE_FIELD_NUMBER: _builtins.int
+    IS_RUNNING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id. Clients may choose it, so requests may share one."""
     tenant: _builtins.str
@@ -1078,7 +1085,7 @@ class RequestSummary(_message.Message):
     started_unix_ms: _builtins.int
     """Its arrival, in milliseconds of Unix time."""
     outcome: _builtins.str
-    """Finish reasons, "cancelled", "granted", or a reason of the error table."""
+    """Finish reasons, "cancelled", "granted", or a reason of the error table; empty while the request runs."""
     is_failed: _builtins.bool
     """The outcome is a reason of the error table."""
     worker_id: _builtins.str
@@ -1096,9 +1103,11 @@ class RequestSummary(_message.Message):
     ttft_s: _builtins.float
     """Time to first token; absent if there was none."""
     e2e_s: _builtins.float
-    """Time to its end."""
+    """Time to its end, or until now."""
     cause: _builtins.str
     """The part of TtftPart that took the most time; empty if none took a millisecond."""
+    is_running: _builtins.bool
+    """The request has not ended."""
     def __init__(
         self,
         *,
@@ -1120,10 +1129,11 @@ class RequestSummary(_message.Message):
         ttft_s: _builtins.float | None = ...,
         e2e_s: _builtins.float = ...,
         cause: _builtins.str = ...,
+        is_running: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_ttft_s", b"_ttft_s", "cached_tokens", b"cached_tokens", "ttft_s", b"ttft_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_ttft_s", b"_ttft_s", "attempts", b"attempts", "cached_tokens", b"cached_tokens", "cause", b"cause", "choices", b"choices", "completion_tokens", b"completion_tokens", "e2e_s", b"e2e_s", "endpoint", b"endpoint", "is_failed", b"is_failed", "lane", b"lane", "model", b"model", "outcome", b"outcome", "prompt_tokens", b"prompt_tokens", "protocol", b"protocol", "request_id", b"request_id", "started_unix_ms", b"started_unix_ms", "tenant", b"tenant", "ttft_s", b"ttft_s", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_ttft_s", b"_ttft_s", "attempts", b"attempts", "cached_tokens", b"cached_tokens", "cause", b"cause", "choices", b"choices", "completion_tokens", b"completion_tokens", "e2e_s", b"e2e_s", "endpoint", b"endpoint", "is_failed", b"is_failed", "is_running", b"is_running", "lane", b"lane", "model", b"model", "outcome", b"outcome", "prompt_tokens", b"prompt_tokens", "protocol", b"protocol", "request_id", b"request_id", "started_unix_ms", b"started_unix_ms", "tenant", b"tenant", "ttft_s", b"ttft_s", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cached_tokens: _TypeAlias = _typing.Literal["cached_tokens"]  # noqa: Y015
     _WhichOneofArgType__cached_tokens: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens"]  # noqa: Y015
@@ -1145,22 +1155,26 @@ class ListRequestsRequest(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     NOTABLE_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
     limit: _builtins.int
     """At most this many; 0 means 100. At most 500."""
     notable: _builtins.bool
     """Only failed, resumed and slow requests, which are kept for longer."""
     tenant: _builtins.str
     """Only those of this tenant; empty: of all that the caller may see."""
+    running: _builtins.bool
+    """Only requests that have not ended, those that have run for the longest first."""
     def __init__(
         self,
         *,
         limit: _builtins.int = ...,
         notable: _builtins.bool = ...,
         tenant: _builtins.str = ...,
+        running: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "notable", b"notable", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "notable", b"notable", "running", b"running", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1396,7 +1410,7 @@ class AttemptView(_message.Message):
     end_s: _builtins.float
     """Its end."""
     ended: _builtins.str
-    """"complete", "cancelled", or a reason of the error table."""
+    """"complete", "cancelled", or a reason of the error table; empty while it runs."""
     resumed_at_tokens: _builtins.int
     """Output tokens of earlier attempts, which this one continued."""
     problem: _builtins.str

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from trunkline_runtime.telemetry.bucket_counts import BucketCounts
 
@@ -39,16 +40,23 @@ def histogram(
     return family
 
 
-async def exposition(families: Families, accept: str) -> tuple[bytes, str]:
-    """(body, content type) in the format that an Accept header asks for. Other tasks run after each family."""
-    encode, content_type = choose_encoder(accept)
+def content_type_of(accept: str) -> str:
+    """The format for an Accept header: OpenMetrics, which has examples, if the header names it, and otherwise
+    Prometheus's text format. Nothing else that clients write into the header matters."""
+    return openmetrics.CONTENT_TYPE_LATEST if "application/openmetrics-text" in accept else CONTENT_TYPE_PLAIN_0_0_4
+
+
+async def exposition(families: Families, content_type: str) -> bytes:
+    """The metrics in this format. Other tasks run after each family."""
+    is_openmetrics = content_type == openmetrics.CONTENT_TYPE_LATEST
+    encode: Callable[[_Alone], bytes] = openmetrics.generate_latest if is_openmetrics else generate_latest
     pieces = []
     for family in families:
         pieces.append(encode(_Alone(family)).removesuffix(OPENMETRICS_END))
         await asyncio.sleep(0)
-    if content_type.startswith("application/openmetrics-text"):
+    if is_openmetrics:
         pieces.append(OPENMETRICS_END)
-    return b"".join(pieces), content_type
+    return b"".join(pieces)
 
 
 class _Alone:

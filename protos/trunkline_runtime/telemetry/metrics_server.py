@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.server import port_problem
-from trunkline_runtime.telemetry.exposition import Families, exposition
+from trunkline_runtime.telemetry.fresh_answers import Collect, FreshAnswers
 from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokens
 
 PATH = "/metrics"
@@ -16,10 +16,7 @@ MAX_CONNECTIONS = 32
 MAX_HEAD_BYTES = 8 << 10
 REQUEST_TIMEOUT_S = 5.0  # for the request to arrive, TLS included
 RESPONSE_TIMEOUT_S = 10.0  # for the answer to be read
-FRESH_S = 1.0  # an answer is given again for this long, so that many scrapers cost no more than one
 REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Method Not Allowed"}
-
-Collect = Callable[[], Awaitable[Families]]
 
 
 class MetricsServer:
@@ -35,14 +32,11 @@ class MetricsServer:
         tls: ssl.SSLContext | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._collect = collect
+        self._fresh = FreshAnswers(collect, now_s)
         self._tokens = tokens
         self._tls = tls
-        self._now_s = now_s
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()  # one for each connection
-        self._making = asyncio.Lock()
-        self._answers: dict[str, tuple[float, bytes, str]] = {}  # by format: when, body, content type
         self.port = 0
 
     async def start(self, host: str, port: int) -> None:
@@ -92,7 +86,7 @@ class MetricsServer:
         body, content_type = (REASONS[status] + "\n").encode(), "text/plain; charset=utf-8"
         if status == 200:
             async with asyncio.timeout(RESPONSE_TIMEOUT_S):
-                body, content_type = await self._fresh(accept)
+                body, content_type = await self._fresh.answer(accept)
         headers = [
             f"HTTP/1.1 {status} {REASONS[status]}",
             f"Content-Type: {content_type}",
@@ -126,15 +120,3 @@ class MetricsServer:
         if not self._tokens.allow(headers.get(b"authorization", b"")):
             return 401, ""
         return 200, headers.get(b"accept", b"").decode("latin-1")
-
-    async def _fresh(self, accept: str) -> tuple[bytes, str]:
-        """(body, content type) of now, or of less than FRESH_S ago."""
-        kind = accept if "openmetrics" in accept else ""
-        async with self._making:
-            made = self._answers.get(kind)
-            if made is None or self._now_s() - made[0] >= FRESH_S:
-                body, content_type = await exposition(await self._collect(), kind)
-                # Clients choose the text of the header, so only the latest format is kept.
-                self._answers = {kind: (self._now_s(), body, content_type)}
-            _, body, content_type = self._answers[kind]
-            return body, content_type

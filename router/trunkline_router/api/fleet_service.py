@@ -37,7 +37,7 @@ from trunkline_router.request.caller import forbidden
 from trunkline_router.request.prepare import Preparer
 from trunkline_router.request.request_call import RequestCall
 from trunkline_router.routing.policy import Candidate
-from trunkline_router.watch.fleet_watch import FleetWatch
+from trunkline_router.watch.fleet_watch import FleetWatch, Kind
 from trunkline_router.watch.worker_drain import WorkerDrain
 from trunkline_router.watch.worker_tile import state_of
 from trunkline_router.workers.worker_link import WorkerLink
@@ -103,7 +103,8 @@ class FleetService(FleetServiceServicer):
 
     async def ListRequests(self, request: ListRequestsRequest, context: Context) -> ListRequestsResponse:
         caller = self._access.admitted(context, WATCHERS)
-        listed = self._watch.list_requests(caller, request.limit, request.tenant, only_notable=request.notable)
+        kind = Kind.RUNNING if request.running else Kind.NOTABLE if request.notable else Kind.ENDED
+        listed = self._watch.list_requests(caller, request.limit, request.tenant, kind)
         return ListRequestsResponse(requests=listed)
 
     async def GetRequest(self, request: GetRequestRequest, context: Context) -> GetRequestResponse:

@@ -6,6 +6,7 @@ from trunkline.v1.worker_pb2 import Timeline
 
 MAX_CHUNKS, MAX_GAPS = 64, 16  # what the contract allows
 MAX_COUNT = 1 << 20  # of steps, preemptions and gaps of one choice
+MOST_DOUBT_S = 1.0  # a timeline that tells the difference between clocks less exactly does not count
 _COUNTS = ("decode_steps", "preemptions", "recomputed_tokens", "num_gaps")
 
 
@@ -35,6 +36,21 @@ def believed_timeline(told: Timeline, most_s: float, prompt_tokens: int) -> Time
         if getattr(believed, name) > MAX_COUNT:
             setattr(believed, name, MAX_COUNT)
     return believed
+
+
+def clock_skew_s(told: Timeline, sent_unix_s: float, most_s: float) -> float | None:
+    """Returns the worker's clock minus this router's; None if the timeline does not tell.
+
+    The worker received the choice after it was sent, and as long before its end as it lasted there. What the worker's
+    clock showed then is compared with the middle of the two.
+
+    sent_unix_s: when the choice was sent. most_s: as for believed_timeline()
+    """
+    doubt_s = most_s - told.ended_s  # in which the choice was under way to the worker, and its end back
+    if not told.HasField("received") or not 0.0 <= doubt_s <= MOST_DOUBT_S:
+        return None
+    received_unix_s = told.received.seconds + told.received.nanos / 1e9
+    return received_unix_s - (sent_unix_s + doubt_s / 2)
 
 
 def within(value: float, least: float, most: float) -> float:

@@ -5,7 +5,7 @@ import time
 from trunkline.answer_ledger import AnswerLedger
 from trunkline.status import NO_WORKER, RequestRefused, code_of
 from trunkline.v1.worker_pb2 import Timeline
-from trunkline_router.claims.timeline_claims import believed_timeline
+from trunkline_router.claims.timeline_claims import believed_timeline, clock_skew_s
 from trunkline_router.telemetry.request_record import UNKNOWN, AttemptRecord, RequestRecord
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_runtime.telemetry.trace_context import TraceContext, new_span_id
@@ -36,7 +36,9 @@ def trace_of(record: RequestRecord, span_id: int) -> TraceContext:
 def note_timeline(record: RequestRecord, timeline: Timeline) -> None:
     """Notes what the present worker says of a choice that has just ended there."""
     noted, now_s = record.attempts[-1], time.monotonic()
-    believed = believed_timeline(timeline, now_s - noted.started_s, record.prompt_tokens)
+    most_s = now_s - noted.started_s
+    noted.clock_skew_s = clock_skew_s(timeline, record.unix_ns(noted.started_s) / 1e9, most_s)
+    believed = believed_timeline(timeline, most_s, record.prompt_tokens)
     believed.received.FromNanoseconds(record.unix_ns(now_s - believed.ended_s))
     noted.timelines.append(believed)
 

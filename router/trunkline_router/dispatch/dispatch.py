@@ -135,6 +135,7 @@ class DispatchedRequest:
         self.stream.close()
         self.record.cached_tokens = self.stream.cached_tokens
         self.record.completion_tokens = self.stream.answer.completion_tokens
+        self.record.longest_choice_tokens = max(ledger.num_tokens for ledger in self.stream.answer.ledgers)
 
     async def responses(self) -> AsyncGenerator[GenerateResponse, None]:
         stream, dispatcher = self.stream, self.dispatcher

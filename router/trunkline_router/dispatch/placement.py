@@ -89,9 +89,13 @@ class Placement:
                     wait_s = self.recovery.wait_s(now_s, refused, has_output=progress.has_output)
             wait_s = min([wait_s, *(until_s - now_s for until_s in self._full.values() if until_s > now_s)])
             wait_s = self._within_deadline(wait_s)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if wait_s == float("inf") else wait_s):
-                    await changed.wait()
+            self.pools.num_waiting += 1
+            try:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(None if wait_s == float("inf") else wait_s):
+                        await changed.wait()
+            finally:
+                self.pools.num_waiting -= 1
         self._has_looked = False
         if not progress.has_output:
             self._fingerprint = route.worker.model.fingerprint

@@ -27,6 +27,11 @@ class Running:
         """Whether new requests are refused."""
         return self._is_stopping
 
+    @property
+    def num_running(self) -> int:
+        """Requests that have begun and not ended."""
+        return self._count
+
     async def stop(self) -> None:
         """Refuses new requests from now on. Returns when the last running request has ended."""
         self._is_stopping = True

@@ -8,6 +8,7 @@ from starlette.types import Receive, Scope, Send
 from trunkline.status import RequestRefused, internal
 from trunkline_router.edge.http_call import Edge, HttpCall, given_up, metadata_of
 from trunkline_router.gate.http_passage import HttpPassage, StatusPassage
+from trunkline_router.gate.request_gate import HTTP
 from trunkline_router.http.disconnect import ClientGone
 from trunkline_router.http.errors import (
     JSON_TYPE,
@@ -18,7 +19,8 @@ from trunkline_router.http.errors import (
     status_of,
 )
 from trunkline_router.http.headers import RequestHeaders, parse_headers, request_id_of, response_headers
-from trunkline_router.identity.endpoints import Needed, Open
+from trunkline_router.identity.endpoints import Needed, role_of
+from trunkline_router.identity.identity import Role
 from trunkline_router.request.access import VISITOR, NoCredentials
 from trunkline_runtime.log import get_logger
 
@@ -42,8 +44,8 @@ class Endpoint:
     """Serves one path. A handler that raises RequestRefused before its response has begun is answered with the error's
     status.
 
-    needed: what the caller needs; None: nothing. What needs no role tells the state of the router, and does not count
-    among open requests.
+    needed: what the caller needs; None: nothing. What needs no role, or that of scrapers, tells the state of the
+    router, and does not count among open requests.
     error_body: the shape of errors
     """
 
@@ -52,8 +54,8 @@ class Endpoint:
     ) -> None:
         self._edge = edge
         self._is_open = edge.access.is_open(needed)
-        self._role = None if isinstance(needed, Open) else needed
-        self._passage = StatusPassage if self._role is None else HttpPassage
+        self._role = role_of(needed)
+        self._passage = StatusPassage if self._role in (None, Role.SCRAPER) else HttpPassage
         self._handle = handle
         self._error_body = error_body
 
@@ -89,6 +91,8 @@ class Endpoint:
             get_logger().error("unexpected error", request_id=headers.request_id, exc_info=error)
             if call is not None and call.has_begun:
                 raise
+        if call is None or not call.is_request:
+            self._edge.gate.refused[HTTP, failure.reason] += 1
         request_id = headers.request_id or request_id_of(scope["headers"])
         told = response_headers(request_id) if call is None else call.response_headers()
         await self._refuse(send, failure, request_id, told)

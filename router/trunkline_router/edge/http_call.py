@@ -28,8 +28,11 @@ from trunkline_router.request.request_call import NO_EXTRAS, Extras, RequestCall
 from trunkline_router.telemetry.request_observer import new_record
 from trunkline_router.telemetry.request_record import HTTP
 from trunkline_runtime.log import get_logger
+from trunkline_runtime.telemetry.trace_context import new_trace_id
 
 Response = TypeVar("Response")
+
+PIECE_BYTES = 64 << 10  # of a long response
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +78,11 @@ class HttpCall:
     caller: Caller
     passage: HttpPassage
     has_begun: bool = False  # whether the response's status is sent
+    is_request: bool = False  # whether it has become a request of the path that all protocols share
     is_streaming: bool = False  # whether the response is a stream
     prompt: PromptInfo | None = None  # of the answer; told in headers
     _ignored: list[str] = field(default_factory=list)  # unknown fields
+    _trace_id: int = 0
 
     @property
     def request_id(self) -> str:
@@ -113,16 +118,29 @@ class HttpCall:
 
     def request_call(self, request: GenerateRequest, extras: Extras = NO_EXTRAS) -> RequestCall:
         """Returns a request of this call for the path that all protocols share."""
+        self.is_request = True
         record = new_record(request.request_id, HTTP, self.scope["path"])
         record.is_streamed = self.is_streaming
+        record.trace_id = self._trace_id = self._trace_id or new_trace_id()  # all prompts of a call are in one trace
         return RequestCall(request, record, self.caller, metadata_of(self.headers), no_deadline, extras)
 
     async def respond(self, body: bytes, *, status: int = 200, headers: Iterable[Header] = ()) -> None:
         """Sends a whole JSON response."""
-        self.has_begun = True
-        own = [JSON_TYPE, (b"content-length", b"%d" % len(body)), *self.response_headers(), *headers]
-        await self.send({"type": "http.response.start", "status": status, "headers": own})
+        await self._begin(JSON_TYPE, len(body), status, headers)
         await self.send({"type": "http.response.body", "body": body})
+
+    async def respond_in_pieces(self, body: bytes, content_type: str) -> None:
+        """Sends a long response, each piece once the client has read most of the one before: so a client that reads
+        slowly keeps no copy of it in memory. body: not empty"""
+        await self._begin((b"content-type", content_type.encode()), len(body), 200, ())
+        for start in range(0, len(body), PIECE_BYTES):
+            end = start + PIECE_BYTES
+            await self.send({"type": "http.response.body", "body": body[start:end], "more_body": end < len(body)})
+
+    async def _begin(self, content_type: Header, num_bytes: int, status: int, headers: Iterable[Header]) -> None:
+        self.has_begun = True
+        own = [content_type, (b"content-length", b"%d" % num_bytes), *self.response_headers(), *headers]
+        await self.send({"type": "http.response.start", "status": status, "headers": own})
 
     async def collect(self, responses: AsyncGenerator[Response, None], take: Callable[[Response], object]) -> None:
         """Gives each response to `take`. Ends early if the client goes. Raises RequestRefused, ClientGone."""

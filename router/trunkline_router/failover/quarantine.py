@@ -83,6 +83,7 @@ class Quarantine:
         self._key = key or secrets.token_bytes(KEY_BYTES)
         self._convictions = Convictions() if convictions is None else convictions
         self._brief: dict[bytes, float] = {}  # expiry in s by fingerprint, the earliest first
+        self.convicted = self.convicted_briefly = 0  # so far
 
     def check(self, tenant: str, model: str, prompt: "array[int]", sampling: SamplingParams, now_s: float) -> None:
         """Raises RequestRefused (QUARANTINED) if the request must not be computed."""
@@ -95,16 +96,23 @@ class Quarantine:
 
     def convict(self, tenant: str, model: str, prompt: "array[int]", sampling: SamplingParams, now_s: float) -> None:
         """Convicts the request in the whole fleet: here at once, and in other routers with their next sync."""
+        self.convicted += 1
         self._convictions.add(fingerprint_of(self._key, tenant, model, prompt, sampling), now_s * 1e3)
 
     def convict_briefly(
         self, tenant: str, model: str, prompt: "array[int]", sampling: SamplingParams, now_s: float
     ) -> None:
         """Convicts the request in this router only, for BRIEF_S."""
+        self.convicted_briefly += 1
         fingerprint = fingerprint_of(self._key, tenant, model, prompt, sampling)
         self._brief.pop(fingerprint, None)  # keeps the order by expiry
         self._brief[fingerprint] = now_s + BRIEF_S
         self._forget_brief(now_s)
+
+    def num_in_force(self, now_s: float) -> int:
+        """Convictions that this router knows, brief ones too."""
+        self._forget_brief(now_s)
+        return len(self._brief) + self._convictions.num_in_force(now_s * 1e3)
 
     def _forget_brief(self, now_s: float) -> None:
         while self._brief:

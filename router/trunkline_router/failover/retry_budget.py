@@ -22,6 +22,10 @@ class RetryBudget:
         """Adds RETRY_SHARE of a retry for a new request."""
         self._filled = min(MOST_AT_ONCE, self._filled + RETRY_SHARE)
 
+    def left(self, now_s: float) -> float:
+        """Retries that may be made at once."""
+        return min(MOST_AT_ONCE, max(0.0, self._filled + (now_s - self._seen_s) * LEAST_PER_S))
+
     def take(self, now_s: float) -> float | None:
         """Takes one retry. Returns the seconds that it must wait, or None if too many retries are ahead of it."""
         self._filled = min(MOST_AT_ONCE, self._filled + (now_s - self._seen_s) * LEAST_PER_S)

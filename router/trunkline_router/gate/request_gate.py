@@ -2,6 +2,7 @@
 concurrent reads and sizes."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, AsyncExitStack
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 
+from trunkline.status import RequestRefused
 from trunkline_router.gate.held_bytes import ByteBounds, HeldBytes
 from trunkline_router.gate.message_turns import MessageTurns, taken_in_turn
 from trunkline_router.gate.open_calls import (
@@ -24,11 +26,12 @@ from trunkline_router.gate.open_calls import (
 from trunkline_router.gate.reading import ReadBounds, Reading
 from trunkline_router.gate.request_size import SHAPES, UNSEEN_BYTES, RequestSize
 from trunkline_router.gate.sender import sender_of
-from trunkline_router.identity.endpoints import HEALTH_CHECK, HEALTH_WATCH, METHODS, Open
+from trunkline_router.identity.endpoints import HEALTH_CHECK, HEALTH_WATCH, METHODS, role_of
 from trunkline_router.request.access import Access, Context
 from trunkline_router.workers.pool import Pools
 from trunkline_runtime.server import LIVENESS
 
+GRPC, HTTP = "grpc", "http"  # protocols of refused calls
 BYTE_BOUNDS = ByteBounds()
 REQUEST_BOUNDS = request_bounds(MAX_CALLS, MAX_TENANT_CALLS)
 HEALTH = (HEALTH_CHECK, HEALTH_WATCH)
@@ -53,6 +56,7 @@ class RequestGate:
         # An orchestrator kills a process that does not answer a health check, so checks wait for no other call.
         self._reading_checks = Reading(ReadBounds(*4 * (CHECK_BOUNDS.in_all,), last=0))
         self.turns = MessageTurns()
+        self.refused: Counter[tuple[str, str]] = Counter()  # calls that were no requests yet, by protocol and reason
 
     def large_requests(self) -> tuple[int, int]:
         """Two counts of bytes on the wire: large requests in memory, and all large requests so far."""
@@ -60,11 +64,19 @@ class RequestGate:
 
     def enter(self, method: str, context: Context) -> "Passage":
         """Admits a new call. Raises RequestRefused (UNAUTHENTICATED, FORBIDDEN, OVERLOADED or INVALID_REQUEST)."""
+        try:
+            return self._enter(method, context)
+        except RequestRefused as refused:
+            self.refused[GRPC, refused.reason] += 1
+            raise
+
+    def _enter(self, method: str, context: Context) -> "Passage":
         peer, task = context.peer(), asyncio.current_task()
         assert task is not None  # grpc gives each call one
         needed, tenant = METHODS[method], ""
-        if not isinstance(needed, Open):
-            tenant = self.access.admit(context, needed).tenant
+        role = role_of(needed)
+        if role is not None:
+            tenant = self.access.admit(context, role).tenant
         elif method not in HEALTH:  # see Passage.read
             self.access.check(context.invocation_metadata(), needed, peer)
         call = OpenCall(sender_of(peer, tenant), task.cancel)
@@ -93,6 +105,13 @@ class Passage:
         Raises RequestRefused if the message cannot be a legal request, if large requests take too much memory, or if
         the first message does not arrive in time.
         """
+        try:
+            return await self._read(context)
+        except RequestRefused as refused:
+            self._gate.refused[GRPC, refused.reason] += 1
+            raise
+
+    async def _read(self, context: Context) -> Any:
         self.answer_begins()  # the previous message has been handled
         raw = await (self._read_next(context) if self._has_first else self._read_first(context))
         self._has_first = True

@@ -5,6 +5,7 @@ not answer it; and so are the files of the live page.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 from trunkline_router.identity.identity import Role
@@ -17,9 +18,27 @@ class Open(StrEnum):
     REFLECTION = "reflection"
     VERSION = "version"
     DOCS = "docs"
+    METRICS = "metrics"
 
 
-Needed = Role | frozenset[Role] | Open  # one role, one of several, or what can be opened
+@dataclass(frozen=True, slots=True)
+class RoleUnlessOpen:
+    """Needs the role, unless the operator opens it."""
+
+    role: Role
+    open: Open
+
+
+Roles = Role | frozenset[Role]  # one role, or one of several
+Needed = Roles | Open | RoleUnlessOpen
+
+
+def role_of(needed: Needed | None) -> Roles | None:
+    """The role that a caller with credentials needs; None: none."""
+    if isinstance(needed, RoleUnlessOpen):
+        return needed.role
+    return None if isinstance(needed, Open) else needed
+
 
 # Roles that may watch the fleet. What they see depends on their role: watch/viewer.py.
 WATCHERS = frozenset({Role.USER, Role.OPERATOR})
@@ -71,4 +90,5 @@ PATHS: Mapping[str, Needed | None] = {
     "GET /ready": Open.READINESS,
     "GET /version": Open.VERSION,
     "GET /openapi.json": Open.DOCS,
+    "GET /metrics": RoleUnlessOpen(Role.SCRAPER, Open.METRICS),
 }

@@ -250,8 +250,7 @@ def _add_terms(create: argparse.ArgumentParser) -> None:
     create.add_argument("--tenant", required=True, help="the tenant of requests with this key")
     create.add_argument(
         "--role", action="append", choices=tuple(Role),
-        help="user: inference; operator: FleetService; scraper: reserved for metrics, which are not served yet; may be "
-        "given several times (default: user)",
+        help="user: inference; operator: FleetService; scraper: metrics; may be given several times (default: user)",
     )  # fmt: skip
     create.add_argument(
         "--acts-for", action="append", metavar="TENANT",

@@ -81,7 +81,8 @@ class RedisKeys:
         steady_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._read, self._write, self._replace = scripts = tuple(
-            Script(Path(__file__).with_name(f"{name}_keys.lua").read_text()) for name in ("read", "write", "replace")
+            Script(name, Path(__file__).with_name(f"{name}_keys.lua").read_text())
+            for name in ("read", "write", "replace")
         )
         self._redis = RedisConnection(url, scripts, tls=tls, connect_timeout_s=connect_timeout_s)
         self._names = tuple(f"{{{prefix.rstrip(':')}}}:api-keys:{FORMAT}{end}" for end in ("", ":version"))

@@ -16,10 +16,10 @@ from trunkline_router.live.fleet_json import FleetViewJson, plain, story_json, s
 from trunkline_router.live.page_files import PageFiles
 from trunkline_router.live.same_origin import check_origin
 from trunkline_router.request.caller import Caller
-from trunkline_router.watch.fleet_watch import FleetView, FleetWatch
+from trunkline_router.watch.fleet_watch import FleetView, FleetWatch, Kind
 from trunkline_router.watch.worker_drain import WorkerDrain
 
-NOTABLE = "notable"
+KINDS = {"": Kind.ENDED, "notable": Kind.NOTABLE, "running": Kind.RUNNING}  # by the parameter `only`
 
 
 class ViewEvents:
@@ -74,11 +74,9 @@ class FleetEndpoints:
         limit, only = query.get("limit", "0"), query.get("only", "")
         if not limit.isascii() or not limit.isdigit() or len(limit) > 6:
             raise invalid("limit", "must be a whole number")
-        if only not in ("", NOTABLE):
-            raise invalid("only", f"must be {NOTABLE!r}, or absent")
-        listed = self._watch.list_requests(
-            call.caller, int(limit), query.get("tenant", ""), only_notable=only == NOTABLE
-        )
+        if only not in KINDS:
+            raise invalid("only", "must be notable, running, or absent")
+        listed = self._watch.list_requests(call.caller, int(limit), query.get("tenant", ""), KINDS[only])
         await call.respond(summaries_json(listed))
 
     async def _request(self, call: HttpCall) -> None:

@@ -25,8 +25,10 @@ from trunkline_router.live.drain_request import DrainBody
 from trunkline_router.openai.chat_request import ChatRequest
 from trunkline_router.openai.completion_request import CompletionRequest
 from trunkline_router.openai.tokenization import DetokenizeBody, TokenizeBody
-from trunkline_router.openapi.schema_parts import INTEGER, STRING, Schema, array, constant
+from trunkline_router.openapi.schema_parts import INTEGER, STRING, Schema, array
 from trunkline_router.responses.response_request import ResponseRequest
+
+JSON = "application/json"
 
 # Reasons of refusals. These are common to all endpoints that need credentials:
 CALLER = (INVALID_REQUEST, UNAUTHENTICATED, FORBIDDEN, OVERLOADED, INTERNAL)
@@ -40,11 +42,11 @@ class Operation:
 
     summary: one sentence
     answer: the schema of status 200, a name of the page's components; "": any object
+    media_type: of the answer; of events, `answer` is their data
     refuses: reasons of the error table
     request: the body's fields; None: there is no body
     needs_body: whether the body may not be empty
     streams: with `stream: true` the answer is server-sent events
-    media: of the answer, if it is not JSON
     parameters: of path and query, with descriptions and schemas, by place and name
     others: schemas of other answers than refusals, by status
     """
@@ -55,9 +57,9 @@ class Operation:
     request: type[Fields] | None = None
     needs_body: bool = True
     streams: bool = False
-    media: str = ""
     parameters: Mapping[tuple[str, str], tuple[str, Schema]] = field(default_factory=dict)
     others: Mapping[int, str] = field(default_factory=dict)
+    media_type: str = JSON
 
 
 _TENANT = {("query", "tenant"): ("only requests of this tenant", STRING)}
@@ -113,7 +115,7 @@ OPERATIONS: Mapping[str, Operation] = {
         "Streams the state of the fleet: an event `snapshot`, then an event `update` each second, whose data is this.",
         "WatchFleetResponse",
         CALLER,
-        media="text/event-stream",
+        media_type="text/event-stream",
     ),
     "GET /fleet/requests": Operation(
         "Lists recent requests of this router process, the newest first.",
@@ -121,7 +123,10 @@ OPERATIONS: Mapping[str, Operation] = {
         CALLER,
         parameters={
             ("query", "limit"): ("at most so many, up to 500", INTEGER),
-            ("query", "only"): ("only failed, resumed and slow requests", constant("notable")),
+            ("query", "only"): (
+                "notable: failed, resumed and slow requests; running: those that have not ended, the oldest first",
+                {"enum": ["notable", "running"]},
+            ),
             **_TENANT,
         },
     ),
@@ -139,16 +144,19 @@ OPERATIONS: Mapping[str, Operation] = {
         needs_body=False,
         parameters={("path", "worker"): ("its name, or host:port", STRING)},
     ),
-    "GET /": Operation("The live page.", "", (PAGE_FILE_NOT_FOUND,), media="text/html"),
+    "GET /": Operation("The live page.", "", (PAGE_FILE_NOT_FOUND,), media_type="text/html"),
     "GET /page/{file}": Operation(
         "A file of the live page.",
         "",
         (PAGE_FILE_NOT_FOUND,),
-        media="*/*",
+        media_type="*/*",
         parameters={("path", "file"): ("its name", STRING)},
     ),
     "GET /health": Operation("Tells that the process is alive.", "Status"),
     "GET /ready": Operation("Tells whether a worker accepts requests.", "Status", CALLER, others={503: "Status"}),
     "GET /version": Operation("Tells the version of the server.", "Version", CALLER),
+    "GET /metrics": Operation(
+        "Tells metrics, in Prometheus's text format or OpenMetrics.", "", CALLER, media_type="text/plain"
+    ),
     "GET /openapi.json": Operation("This page.", "", CALLER),
 }

@@ -9,13 +9,13 @@ import orjson
 
 from trunkline_router.edge.request_fields import Fields
 from trunkline_router.http.errors import PROTOCOL, TABLE, is_anthropic
-from trunkline_router.identity.endpoints import PATHS, Open
+from trunkline_router.identity.endpoints import PATHS, Open, RoleUnlessOpen
 from trunkline_router.openapi import fleet_schemas, message_schemas, openai_schemas, response_schemas
-from trunkline_router.openapi.operations import OPERATIONS, Operation
+from trunkline_router.openapi.operations import JSON, OPERATIONS, Operation
 from trunkline_router.openapi.request_schemas import request_schemas
 from trunkline_router.openapi.schema_parts import STRING, Schema, component, record
 
-JSON, EVENTS = "application/json", "text/event-stream"
+EVENTS = "text/event-stream"
 EVENT = record({"data": STRING}, {"event": STRING}, description="one of the server-sent events, with stream: true")
 # An API key or a token: OpenAI's clients send it in the first way, Anthropic's in either.
 CREDENTIALS = {
@@ -41,7 +41,9 @@ def openapi_page(*, allows_unknown_fields: bool = False) -> bytes:
         described = _operation(name, OPERATIONS[name], bodies)
         if needed is not None:
             # What may be opened is open to callers without credentials where it is.
-            described["security"] = [{way: []} for way in CREDENTIALS] + ([{}] if isinstance(needed, Open) else [])
+            described["security"] = [{way: []} for way in CREDENTIALS] + (
+                [{}] if isinstance(needed, Open | RoleUnlessOpen) else []
+            )
         paths.setdefault(_CONVERTER.sub("", path), {})[method.lower()] = described
     page = {
         "openapi": "3.1.0",
@@ -63,8 +65,9 @@ def openapi_page(*, allows_unknown_fields: bool = False) -> bytes:
 
 def _operation(name: str, operation: Operation, bodies: Mapping[type[Fields], Schema]) -> dict[str, Any]:
     path = name.split(" ")[1]
-    answer = component(operation.answer) if operation.answer else {"type": "string" if operation.media else "object"}
-    content: dict[str, Schema] = {operation.media or JSON: {"schema": answer}}
+    other = {"type": "object"} if operation.media_type == JSON else STRING
+    answer = component(operation.answer) if operation.answer else other
+    content: dict[str, Schema] = {operation.media_type: {"schema": answer}}
     if operation.streams:
         content[EVENTS] = {"schema": EVENT}
     made: dict[str, Any] = {

@@ -11,7 +11,7 @@ from trunkline.metadata import TENANT_KEY, only_value
 from trunkline.status import CODE_UNAUTHENTICATED, UNAUTHENTICATED, RequestRefused, invalid
 from trunkline.validation import tenant_problem
 from trunkline_router.address import host_of
-from trunkline_router.identity.endpoints import Needed, Open
+from trunkline_router.identity.endpoints import Needed, Open, Roles, RoleUnlessOpen, role_of
 from trunkline_router.identity.identity import ANY_TENANT, Identity, Role, unauthenticated
 from trunkline_router.request.caller import Caller, forbidden
 from trunkline_router.request.tenants import Tenant, Tenants
@@ -74,6 +74,8 @@ class Access:
 
     def is_open(self, needed: Needed | None) -> bool:
         """Whether what needs this is open: credentials do not matter, and every caller is a VISITOR."""
+        if isinstance(needed, RoleUnlessOpen):
+            needed = needed.open
         return needed is None or needed in self._opened
 
     @property
@@ -84,16 +86,16 @@ class Access:
     def check(self, metadata: Metadata, needed: Needed, peer: str = "") -> None:
         """Raises RequestRefused (UNAUTHENTICATED, FORBIDDEN, OVERLOADED) if the call is not allowed."""
         if not self.is_open(needed):
-            self.caller(metadata, None if isinstance(needed, Open) else needed, peer)
+            self.caller(metadata, role_of(needed), peer)
 
-    def admit(self, context: Context, role: Role | frozenset[Role]) -> Caller:
+    def admit(self, context: Context, role: Roles) -> Caller:
         """Returns the caller of a gRPC call, and remembers it for admitted() in the same task. Raises RequestRefused
         as caller() does."""
         caller = self.caller(context.invocation_metadata(), role, context.peer())
         _ADMITTED.set((self, role, caller))
         return caller
 
-    def admitted(self, context: Context, role: Role | frozenset[Role] = Role.USER) -> Caller:
+    def admitted(self, context: Context, role: Roles = Role.USER) -> Caller:
         """Returns the caller of a gRPC call that the gate has admitted. A call that it has not admitted for this role
         is checked now. Raises RequestRefused as caller() does."""
         access, admitted_role, caller = _ADMITTED.get() or (None, None, None)
@@ -101,7 +103,7 @@ class Access:
             return caller
         return self.admit(context, role)
 
-    def caller(self, metadata: Metadata, role: Role | frozenset[Role] | None = Role.USER, peer: str = "") -> Caller:
+    def caller(self, metadata: Metadata, role: Roles | None = Role.USER, peer: str = "") -> Caller:
         """Returns the caller of a call that needs `role`, or one of several roles; None: any identity may make it.
 
         peer: where the call comes from, as gRPC writes it
@@ -140,10 +142,10 @@ class Access:
 
 
 # The caller of the call that the current task serves, with the rules and the role that it was admitted by.
-_ADMITTED: ContextVar[tuple[Access, Role | frozenset[Role], Caller] | None] = ContextVar("admitted", default=None)
+_ADMITTED: ContextVar[tuple[Access, Roles, Caller] | None] = ContextVar("admitted", default=None)
 
 
-def role_words(role: Role | frozenset[Role]) -> str:
+def role_words(role: Roles) -> str:
     """The role, or the roles of which one is enough, in words."""
     names = [role.value] if isinstance(role, Role) else sorted(one.value for one in role)
     return "the role " + " or ".join(repr(name) for name in names)

@@ -21,6 +21,7 @@ class IndexAccuracy:
     def __init__(self) -> None:
         self._kept: deque[tuple[int, int]] = deque(maxlen=KEPT_REQUESTS)  # (promised tokens, those of them found)
         self._promised = self._found = self._promises = 0
+        self.promised_so_far = self.found_so_far = 0  # tokens, of all requests
 
     @property
     def num_requests(self) -> int:
@@ -42,7 +43,10 @@ class IndexAccuracy:
         if len(self._kept) == KEPT_REQUESTS:
             self._count(*self._kept[0], sign=-1)
         self._kept.append((promised_tokens, min(promised_tokens, cached_tokens)))
-        self._count(*self._kept[-1], sign=1)
+        promised, found = self._kept[-1]
+        self._count(promised, found, sign=1)
+        self.promised_so_far += promised
+        self.found_so_far += found
 
     def _count(self, promised: int, found: int, *, sign: int) -> None:
         self._promised += sign * promised
@@ -64,6 +68,10 @@ class Freshness:
         """Messages are expected from now on: an idle worker was given work."""
         self._since_s = now_s
 
+    def age_s(self, now_s: float, *, has_work: bool) -> float:
+        """Time since the last message; 0 if none is expected."""
+        return now_s - self._since_s if has_work and self._since_s is not None else 0.0
+
     def is_stale(self, now_s: float, *, has_work: bool) -> bool:
         """Whether a message is overdue."""
-        return has_work and self._since_s is not None and now_s - self._since_s > STALE_AFTER_S
+        return self.age_s(now_s, has_work=has_work) > STALE_AFTER_S

@@ -6,6 +6,7 @@ computes a popular prefix too once that costs less than waiting for the worker t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from random import Random
 
 import numpy as np
@@ -24,6 +25,22 @@ NEAR_S = 3e-3
 # for its sessions while they exceed it by the second.
 HASH_LOAD_BOUND = 1.25
 AFFINITY_LOAD_BOUND = 2.0
+
+
+class Why(StrEnum):
+    """The kind of a decision's reason, for metrics."""
+
+    SOONEST = "soonest"
+    MOST_CACHED = "most_cached"  # of the workers near the soonest
+    DRAWN = "drawn"  # among equals
+    SESSION = "session"  # the holder of the session
+    NO_SESSION = "no_session"  # these four: the soonest, because there is no holder to take
+    SESSION_NEW = "session_new"
+    SESSION_GONE = "session_gone"
+    SESSION_FULL = "session_full"
+    LEAST_LOAD = "least_load"
+    HASHED = "hashed"
+    IN_TURN = "in_turn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +71,7 @@ class RoutePlan:
     worker_id: str
     matched_tokens: int  # of the chosen worker
     reason: str  # in one sentence
+    why: Why
     lane: int
     workers: WorkerTable
     prediction: Prediction | None  # None: the policy compares something else
@@ -87,6 +105,7 @@ class RoutePlan:
 @dataclass(frozen=True, slots=True)
 class _Choice:
     place: int
+    why: Why
     reason: str
     order: Sequence[float] | Column
     prediction: Prediction | None = None
@@ -114,6 +133,7 @@ def choose(
         workers.worker_ids[place],
         int(workers.matched_tokens[place]),
         choice.reason,
+        choice.why,
         request.lane,
         workers,
         choice.prediction,
@@ -130,12 +150,15 @@ def _soonest(request: RouteRequest, workers: WorkerTable, rng: Random) -> _Choic
     cost_s = prediction.cost_s
     reason = f"the first token is expected in {cost_s[place] * 1e3:.1f} ms, "
     if len(equals) > 1:
+        why = Why.DRAWN
         reason += f"drawn from {len(equals)} workers within {near_s * 1e3:.1f} ms of the soonest"
     elif near > 1:
+        why = Why.MOST_CACHED
         reason += f"the most is cached of {near} workers within {near_s * 1e3:.1f} ms of the soonest"
     else:
+        why = Why.SOONEST
         reason += "sooner than anywhere else"
-    return _Choice(place, reason, cost_s, prediction)
+    return _Choice(place, why, reason, cost_s, prediction)
 
 
 def _equals(workers: WorkerTable, prediction: Prediction) -> tuple[int, Sequence[int] | NDArray[np.intp], float]:
@@ -169,19 +192,21 @@ def _holder(request: RouteRequest, workers: WorkerTable, policy: RoutingPolicy, 
     soonest = _soonest(request, workers, rng)
     holder = policy.holder(request.affinity_key)
     if not request.affinity_key:
-        why = "the request has no session"
+        why, told = Why.NO_SESSION, "the request has no session"
     elif holder is None:
-        why = "the session is new"
+        why, told = Why.SESSION_NEW, "the session is new"
     elif holder not in workers.worker_ids:
-        why = f"the session's worker {holder} is not there"
+        why, told = Why.SESSION_GONE, f"the session's worker {holder} is not there"
     else:
         place = list(workers.worker_ids).index(holder)
         bound = _load_bound(workers, AFFINITY_LOAD_BOUND)
         choices = workers.row(place).choices
         if choices < bound:
-            return _Choice(place, "it had the session's last request", soonest.order, soonest.prediction)
-        why = f"the session's worker {holder} has {choices:.0f} choices, {bound:.0f} or more"
-    return _Choice(soonest.place, f"{why}: {soonest.reason}", soonest.order, soonest.prediction)
+            reason = "it had the session's last request"
+            return _Choice(place, Why.SESSION, reason, soonest.order, soonest.prediction)
+        told = f"the session's worker {holder} has {choices:.0f} choices, {bound:.0f} or more"
+        why = Why.SESSION_FULL
+    return _Choice(soonest.place, why, f"{told}: {soonest.reason}", soonest.order, soonest.prediction)
 
 
 def _least_load(workers: WorkerTable, rng: Random) -> _Choice:
@@ -191,7 +216,7 @@ def _least_load(workers: WorkerTable, rng: Random) -> _Choice:
     reason = f"it has {choices[place]:.0f} choices, no worker has fewer"
     if len(equals) > 1:
         reason += f"; drawn from {len(equals)} such"
-    return _Choice(place, reason, choices)
+    return _Choice(place, Why.LEAST_LOAD, reason, choices)
 
 
 def _hashed(request: RouteRequest, workers: WorkerTable, prefix_key: int) -> _Choice:
@@ -208,14 +233,14 @@ def _hashed(request: RouteRequest, workers: WorkerTable, prefix_key: int) -> _Ch
     passed = int((full & (ranks > ranks[place])).sum())
     if passed:
         reason += f" after {passed} with {bound:.0f} choices or more"
-    return _Choice(place, reason, order)
+    return _Choice(place, Why.HASHED, reason, order)
 
 
 def _next_in_turn(workers: WorkerTable, policy: RoutingPolicy) -> _Choice:
     count = len(workers.worker_ids)
     place = policy.turn % count
     turns = (np.arange(count, dtype=np.float64) - place) % count
-    return _Choice(place, "it is its turn", turns)
+    return _Choice(place, Why.IN_TURN, "it is its turn", turns)
 
 
 def _load_bound(workers: WorkerTable, factor: float) -> float:

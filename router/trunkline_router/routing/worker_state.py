@@ -131,6 +131,10 @@ class WorkerState:
         """Whether its events have stopped although it has work."""
         return self._freshness.is_stale(now_s, has_work=self._has_work)
 
+    def index_age_s(self, now_s: float) -> float:
+        """Time since its last message about its cache or load; 0 while it has no work, and so nothing to tell."""
+        return self._freshness.age_s(now_s, has_work=self._has_work)
+
     @property
     def _has_work(self) -> bool:
         """Whether it certainly has work: granted requests may never arrive."""

@@ -61,6 +61,11 @@ class WorkerSession:
         return len(self.outputs.open)
 
     @property
+    def num_unsent(self) -> int:
+        """Submits and aborts that wait to be written."""
+        return len(self._pending.submits) + len(self._pending.abort_handles)
+
+    @property
     def num_step_outputs(self) -> int:
         """Outputs of the worker's steps received so far."""
         return self.outputs.num_step_outputs

@@ -7,19 +7,21 @@ quotas by what its admitted requests use beyond their estimates, and by nothing 
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, QUOTA_EXCEEDED, RequestRefused
 from trunkline_router.quotas.output_estimate import OutputEstimates
-from trunkline_router.quotas.quota import Quotas, RateLimit, Refusal, judge, rate_limits
+from trunkline_router.quotas.quota import QUOTA_NAMES, Quotas, RateLimit, Refusal, judge, rate_limits
 from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.shared_state.quota_book import QuotaBook, TenantBook, When
 from trunkline_router.stores.store import Answer
 from trunkline_router.stores.store_link import StoreLink
 
 RETRY_WHEN_DOWN_MS = 1000
+UNKNOWN = "unknown"  # the quota of a request that is refused because no quota can be checked
 LEAST_TOKENS = 1  # that a request counts for: its prompt is not empty
 
 
@@ -78,7 +80,8 @@ class Admission:
         self._watched: dict[Admitted, Reservation] = {}  # running requests with an estimate
         self._outgrown: list[Admitted] = []  # of these, those past their estimate since the last top_up()
         self.entries = 0  # how often the store was told everything
-        self.reserves = self.reserves_alone = self.refusals = 0
+        self.reserves = self.reserves_alone = 0
+        self.refused: Counter[str] = Counter()  # requests, by the quota that was used up, or UNKNOWN
 
     async def admit(
         self,
@@ -92,11 +95,13 @@ class Admission:
     ) -> Admitted:
         """Counts a request. Raises RequestRefused (QUOTA_EXCEEDED)."""
         book = self._book.tenant(tenant)
+        book.quotas = quotas
         bound = quotas.largest_request()
         quota = None if bound is None else bound[1]
         tokens = self._tokens(tenant, quota, LikelyUse(prompt_tokens, max_tokens, most_tokens, choices))
         if bound is not None and tokens > bound[1]:
             if max_tokens is not None or prompt_tokens > bound[1]:
+                self.refused[bound[0]] += 1
                 raise _too_large(tenant, tokens, *bound)
             tokens = bound[1]  # an estimate is no reason to refuse
         when = await self._count(tenant, quotas, book, tokens)
@@ -118,11 +123,12 @@ class Admission:
         likely: returns the use for which the client is told when to retry; a smaller one would have it come too early
         """
         now_ms, book = self._now_ms(), self._book.tenant(tenant)
+        book.quotas = quotas
         used = book.used_here(now_ms)
         refusal = judge(quotas, used, LEAST_TOKENS, book.window, now_ms)
         if refusal is None:
             return
-        self.refusals += 1
+        self.refused[refusal.quota] += 1
         tokens = self._retried_tokens(tenant, quotas, likely())
         raise _refused(tenant, judge(quotas, used, tokens, book.window, now_ms) or refusal)
 
@@ -240,7 +246,8 @@ class Admission:
             book.hear(answer, now_ms)
         if refused is not None:
             self._book.tenant(tenant).in_flight -= tokens
-            self.refusals += 1
+            quota = (refused.quota or "").rpartition("/")[2]
+            self.refused[quota if quota in QUOTA_NAMES else UNKNOWN] += 1
             raise refused
         return When(bucket, None if answer is None else answer.bucket)
 

@@ -27,6 +27,7 @@ class TenantBook:
 
     def __init__(self, window_ms: int) -> None:
         self.window = Window(window_ms)
+        self.quotas = Quotas()  # those of its last request
         self.in_flight = 0  # tokens that its running requests may use, including requests that wait for the store
         # (requests, tokens) by bucket, since the last report.
         self._unreported: dict[When, tuple[int, int]] = {}
@@ -183,6 +184,10 @@ class QuotaBook:
                 told[name] = book.reported_in_flight = book.in_flight
         self._touched.clear()
         return told
+
+    def use(self, now_ms: float) -> list[tuple[str, Quotas, Used]]:
+        """Returns each tenant with quotas, and what the fleet has used of them as far as this router knows."""
+        return [(name, book.quotas, book.used(now_ms)) for name, book in self._tenants.items()]
 
     def forget_idle(self, now_ms: float) -> None:
         """Drops tenants without anything that counts, so that names do not accumulate."""

@@ -78,6 +78,20 @@ class SharedState:
         return self._link.is_reachable
 
     @property
+    def store(self) -> Store:
+        return self._link.store
+
+    @property
+    def num_neighbours(self) -> int:
+        """Other routers that are alive, as far as the store knows."""
+        return len(self._sync.neighbours)
+
+    @property
+    def late_answers(self) -> int:
+        """How often a request did not wait for the store any longer."""
+        return self._link.late_answers
+
+    @property
     def times_lost(self) -> int:
         return self._link.breaker.times_opened
 
@@ -154,6 +168,10 @@ class SharedState:
     def running(self) -> Mapping[str, int]:
         """Running requests by tenant."""
         return self._open
+
+    def quota_use(self) -> list[tuple[str, Quotas, Used]]:
+        """Returns each account with quotas, and what the fleet has used of them as far as this router knows."""
+        return self._book.use(self._now_ms())
 
     def _settle(self, tenant: str, admitted: Admitted | None, reservation: Reservation) -> None:
         self._open[tenant] -= 1

@@ -48,6 +48,10 @@ class Convictions:
         self._new = {}
         return {fingerprint: int(end_ms - now_ms) for fingerprint, end_ms in self._ends.items() if end_ms > now_ms}
 
+    def num_in_force(self, now_ms: float) -> int:
+        """How many there are, wherever they come from."""
+        return sum(end_ms > now_ms for end_ms in self._ends.values())
+
     def count(self, now_ms: float) -> int:
         """The number of convictions that the store should have."""
         return sum(end_ms > now_ms + MIN_RESEND_MS for end_ms in self._ends.values())

@@ -6,6 +6,7 @@ each call and would drop the reply together with the connection.
 import asyncio
 import contextlib
 import ssl
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,11 +31,13 @@ from redis.exceptions import (
 
 from trunkline.tls_files import read_authorities, read_pair
 from trunkline_router.stores.store import StoreDown
+from trunkline_runtime.telemetry.bucket_counts import BucketCounts
 
 CONNECT_TIMEOUT_S = 0.5  # for DNS, TCP, TLS, the password and loading the scripts
 MOST_REPLY_BYTES = 8 << 20  # sync.lua returns at most five times half a MiB before JSON escapes some characters
 MOST_REPLY_PARTS = 4096  # parts of 32 KiB or of one router's credits; each is read in a turn of its own
 OF_A_CLUSTER = (MovedError, AskError, ClusterDownError, ClusterCrossSlotError, TryAgainError)
+LATENCY_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 NO_EVICTION = "noeviction"
 SCHEMES = ("redis", "rediss", "unix")
 
@@ -121,7 +124,8 @@ class BoundedParser(_AsyncRESP2Parser):
 class Script:
     """A Lua script and the hash by which Redis knows it."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, name: str, source: str) -> None:
+        self.name = name
         self.source = source
         self.sha = ""  # set when the script is loaded
 
@@ -129,12 +133,13 @@ class Script:
 class _Call:
     """A script call that was sent or is about to be sent."""
 
-    __slots__ = ("arguments", "future", "script")
+    __slots__ = ("arguments", "asked_s", "future", "script")
 
     def __init__(self, script: Script, arguments: tuple[Any, ...], future: "asyncio.Future[Any]") -> None:
         self.script = script
         self.arguments = arguments  # number of keys, keys, arguments
         self.future = future
+        self.asked_s = time.perf_counter()
 
 
 class RedisConnection:
@@ -170,6 +175,7 @@ class RedisConnection:
         self._to_send: list[_Call] = []
         self._wake = asyncio.Event()
         self._sent: deque[_Call] = deque()
+        self.latencies = {script.name: BucketCounts(LATENCY_BUCKETS) for script in scripts}  # to the reply
 
     @property
     def is_connected(self) -> bool:
@@ -249,7 +255,9 @@ class RedisConnection:
                 except ResponseError as error:
                     _settle(self._sent.popleft(), StoreDown(f"{self._place}: {_reason(error)}"))
                 else:
-                    _settle(self._sent.popleft(), reply)
+                    call = self._sent.popleft()
+                    self.latencies[call.script.name].add(time.perf_counter() - call.asked_s)
+                    _settle(call, reply)
         except Exception as error:  # as in _write: invalid replies, or replies without a call
             self._fail(_reason(error))
 

@@ -67,6 +67,7 @@ from trunkline_router.stores.store import (
 )
 from trunkline_router.stores.store_link import PATIENCE_S
 from trunkline_runtime.log import get_logger
+from trunkline_runtime.telemetry.bucket_counts import BucketCounts
 
 Entry = TypeVar("Entry")
 
@@ -101,7 +102,8 @@ class RedisStore:
         clock_ms: Callable[[], float] | None = None,
     ) -> None:
         window, *scripts = (Path(__file__).with_name(name).read_text() for name in ("window.lua", *SCRIPTS))
-        self._reserve, self._sync = (Script(window + text) for text in scripts)
+        names = (name.removesuffix(".lua") for name in SCRIPTS)
+        self._reserve, self._sync = (Script(name, window + text) for name, text in zip(names, scripts, strict=True))
         self._sync_timeout_s = max(SYNC_TIMEOUT_S, SYNC_TIMEOUT_FACTOR * patience_s)
         connect_timeout_s = max(CONNECT_TIMEOUT_S, CONNECT_TIMEOUT_FACTOR * patience_s)
         scripts_of_all = (self._reserve, self._sync)
@@ -123,6 +125,11 @@ class RedisStore:
         self._window_ms = window_ms
         self._ttl_ms = ttl_ms
         self._clock_ms = clock_ms
+
+    @property
+    def latencies(self) -> Mapping[str, BucketCounts]:
+        """Times from calls to their replies, by script."""
+        return self._redis.latencies
 
     async def connect(self) -> None:
         """See Store. Warns once if Redis evicts keys."""

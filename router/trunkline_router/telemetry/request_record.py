@@ -78,6 +78,7 @@ class AttemptRecord:
     first_output_s, last_output_s: when output was first and last handed on to the client's side; None: there was none
     ended: COMPLETE, CANCELLED, or a reason of the error table; of a grant GRANTED
     problem: why the worker was lost, in one line without content; "" if it was not
+    clock_skew_s: the worker's clock minus the router's; None: not known
     timelines: what the worker says of the choices that ended there. Checked: times are in order and within the attempt,
         and `received` is on this router's clock
     """
@@ -92,6 +93,7 @@ class AttemptRecord:
     ended_s: float | None = None
     ended: str = CANCELLED
     problem: str = ""
+    clock_skew_s: float | None = None
     timelines: list[Timeline] = field(default_factory=list)
 
     @property
@@ -111,8 +113,10 @@ class RequestRecord:
     trace_id: 128 bits; the request's in all processes
     span_id, parent_span_id: 64 bits; of the router's own span, and of the caller's. 0: the caller has none
     is_sampled: whether the trace was chosen when the request began, so that all processes export their spans of it
+    is_exported: whether this router exports its spans of the trace, which may be decided at the end
     sampling: the parameters with all defaults filled in; None once the listeners were told
     completion_tokens: of all choices together
+    longest_choice_tokens: output tokens of the longest choice
     max_tokens: of a choice; None: the client sets none
     prompt_tokens, cached_tokens: of the prompt, which all choices share
     outcome: the choices' finish reasons, without repetition, joined by commas; else CANCELLED, or a reason of the error
@@ -133,6 +137,7 @@ class RequestRecord:
     parent_span_id: int = 0
     tracestate: str = ""
     is_sampled: bool = False
+    is_exported: bool = False
     tenant: str = ""
     lane: str = ""
     model: str = ""
@@ -142,6 +147,7 @@ class RequestRecord:
     max_tokens: int | None = None
     cached_tokens: int = 0
     completion_tokens: int = 0
+    longest_choice_tokens: int = 0
     tokenized: Interval | None = None
     admitted: Interval | None = None  # by the tenant's quotas
     placements: list[PlacementRecord] = field(default_factory=list)

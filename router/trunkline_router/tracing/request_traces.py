@@ -37,6 +37,7 @@ class RequestTraces:
         kept = why_kept(record, self._slow_s)
         if not kept:
             return
+        record.is_exported = True
         for placement in record.placements:
             placement.candidates()
         attributes = sampling_attributes(record.sampling) | {"trunkline.kept": kept}

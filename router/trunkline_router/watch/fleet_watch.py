@@ -1,10 +1,11 @@
 """What watchers of the fleet are told, over gRPC and HTTP alike."""
 
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum, auto
 from importlib.metadata import version
-from itertools import islice
+from itertools import chain, islice
 
 from trunkline.status import CODE_NOT_FOUND, REQUEST_NOT_FOUND, RequestRefused, invalid
 from trunkline.v1.fleet_pb2 import (
@@ -20,20 +21,29 @@ from trunkline.v1.fleet_pb2 import (
 from trunkline_router.request.caller import Caller
 from trunkline_router.request.tenants import Tenants
 from trunkline_router.shared_state.state import SharedState
-from trunkline_router.watch.ended_request import EndedRequest
+from trunkline_router.telemetry.request_record import RequestRecord
 from trunkline_router.watch.fleet_sample import KEEPS_S, FleetSample
 from trunkline_router.watch.fleet_sampler import FleetSampler, Periods
 from trunkline_router.watch.prefix_view import prefixes_view
 from trunkline_router.watch.recent_requests import RecentRequests
 from trunkline_router.watch.request_story import story, summary
 from trunkline_router.watch.tenant_use import tenants_view
+from trunkline_router.watch.told_request import ToldRequest
 from trunkline_router.watch.viewer import Viewer
 from trunkline_router.watch.watchers import Watchers
 from trunkline_router.watch.worker_tile import public_tile, without_cache
 from trunkline_router.workers.pool import Pools
 
-SHOWN_REQUESTS = 30  # in each message
+SHOWN_REQUESTS, SHOWN_RUNNING = 30, 10  # in each message
 LISTED_REQUESTS, MOST_LISTED = 100, 500
+
+
+class Kind(Enum):
+    """Which requests are listed."""
+
+    ENDED = auto()
+    NOTABLE = auto()
+    RUNNING = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +80,7 @@ class FleetWatch:
         shared: SharedState,
         tenants: Tenants,
         requests: RecentRequests,
+        running: Mapping[int, RequestRecord],
         facts: RouterFacts,
         *,
         periods: Periods | None = None,
@@ -79,6 +90,8 @@ class FleetWatch:
         self._shared = shared
         self._tenants = tenants
         self.requests = requests
+        self._running = running
+        self._clock_s = clock_s
         self._facts = facts
         self._started_s = clock_s()
         self._version = version("trunkline")
@@ -106,27 +119,34 @@ class FleetWatch:
                 yield FleetView(self._view(viewer, sample), points, is_first=not number)
                 number = sample.number
 
-    def list_requests(self, caller: Caller, limit: int, tenant: str, *, only_notable: bool) -> list[RequestSummary]:
-        """Returns recent requests that the caller may see, newest first. Raises RequestRefused (INVALID_REQUEST)."""
+    def list_requests(self, caller: Caller, limit: int, tenant: str, kind: Kind = Kind.ENDED) -> list[RequestSummary]:
+        """Returns recent requests that the caller may see, newest first; of running ones, those that have run for the
+        longest. Raises RequestRefused (INVALID_REQUEST)."""
         if limit > MOST_LISTED:
             raise invalid("limit", f"must be at most {MOST_LISTED}")
-        return self._summaries(Viewer.of(caller), limit or LISTED_REQUESTS, tenant, only_notable=only_notable)
+        return self._summaries(Viewer.of(caller), limit or LISTED_REQUESTS, tenant, kind)
 
     def request(self, caller: Caller, request_id: str, tenant: str) -> GetRequestResponse:
         """Returns the timeline of a recent request. Raises RequestRefused (REQUEST_NOT_FOUND) if there is none that the
         caller may see."""
         viewer = Viewer.of(caller)
-        for ended in self.requests.newest_first():
-            if ended.record.request_id == request_id and is_seen(ended, viewer, tenant):
-                return story(ended, viewer)
+        for told in chain(self._running_requests(), self.requests.newest_first()):
+            if told.record.request_id == request_id and is_seen(told, viewer, tenant):
+                return story(told, viewer)
         raise RequestRefused(CODE_NOT_FOUND, REQUEST_NOT_FOUND, f"no recent request {request_id[:128]!r} is known here")
 
-    def _summaries(
-        self, viewer: Viewer, most: int, tenant: str = "", *, only_notable: bool = False
-    ) -> list[RequestSummary]:
-        newest_first = self.requests.newest_first(only_notable=only_notable)
-        seen = (ended for ended in newest_first if is_seen(ended, viewer, tenant))
-        return [summary(ended, viewer) for ended in islice(seen, most)]
+    def _summaries(self, viewer: Viewer, most: int, tenant: str = "", kind: Kind = Kind.ENDED) -> list[RequestSummary]:
+        if kind is Kind.RUNNING:
+            requests = self._running_requests()
+        else:
+            requests = self.requests.newest_first(only_notable=kind is Kind.NOTABLE)
+        seen = (told for told in requests if is_seen(told, viewer, tenant))
+        return [summary(told, viewer) for told in islice(seen, most)]
+
+    def _running_requests(self) -> Iterator[ToldRequest]:
+        """Yields the requests that have not ended, the oldest first."""
+        now_s = self._clock_s()
+        return (ToldRequest(record, now_s) for record in list(self._running.values()))
 
     def _view(self, viewer: Viewer, sample: FleetSample) -> WatchFleetResponse:
         """Everything but the history's points; made once for viewers with equal rights."""
@@ -142,6 +162,7 @@ class FleetWatch:
                 history=FleetHistory(keeps_s=KEEPS_S),
                 prefixes=prefixes_view(self._pools, viewer, sample.now_s),
                 requests=self._summaries(viewer, SHOWN_REQUESTS),
+                running=self._summaries(viewer, SHOWN_RUNNING, kind=Kind.RUNNING),
                 tenants=tenants_view(self._shared, self._tenants, self.requests.refused_by_quota(), viewer),
             )
         return made
@@ -166,9 +187,9 @@ class FleetWatch:
         return self.requests.predicted()
 
 
-def is_seen(ended: EndedRequest, viewer: Viewer, tenant: str) -> bool:
+def is_seen(told: ToldRequest, viewer: Viewer, tenant: str) -> bool:
     """Whether the viewer sees a request of the tenant that it asks for; "": it asks for none in particular."""
-    return viewer.may_see(ended.record.tenant) and tenant in ("", ended.record.tenant)
+    return viewer.may_see(told.record.tenant) and tenant in ("", told.record.tenant)
 
 
 def tile_for(viewer: Viewer, tile: WorkerTile) -> WorkerTile | None:

@@ -8,8 +8,8 @@ from statistics import median
 from trunkline.status import QUOTA_EXCEEDED
 from trunkline.v1.fleet_pb2 import PredictedTtft
 from trunkline_router.telemetry.request_record import COMPLETE, RequestRecord
-from trunkline_router.watch.ended_request import EndedRequest
 from trunkline_router.watch.record_ring import RecordRing
+from trunkline_router.watch.told_request import ToldRequest
 
 MOST_RECENT, MOST_NOTABLE = 512, 256
 MOST_ROWS = 1 << 15  # of routing plans, in each of the two rings: some 10 MiB
@@ -32,20 +32,20 @@ class RecentRequests:
         (self._notable if self._is_notable(record) else self._recent).add(record)
         self._note_ttft(record)
 
-    def newest_first(self, *, only_notable: bool = False) -> Iterator[EndedRequest]:
+    def newest_first(self, *, only_notable: bool = False) -> Iterator[ToldRequest]:
         """Yields the requests, by their ends."""
         if only_notable:
             yield from self._notable.newest_first()
             return
         both = chain(self._recent.newest_first(), self._notable.newest_first())
-        yield from sorted(both, key=lambda ended: ended.record.ended_s or 0.0, reverse=True)
+        yield from sorted(both, key=lambda told: told.end_s, reverse=True)
 
     def refused_by_quota(self) -> Mapping[str, int]:
         """Returns how many of the requests were refused because a quota was used up, by tenant."""
         counts: dict[str, int] = {}
-        for ended in self._notable.newest_first():
-            if ended.record.outcome == QUOTA_EXCEEDED:
-                counts[ended.record.tenant] = counts.get(ended.record.tenant, 0) + 1
+        for told in self._notable.newest_first():
+            if told.record.outcome == QUOTA_EXCEEDED:
+                counts[told.record.tenant] = counts.get(told.record.tenant, 0) + 1
         return counts
 
     def predicted(self) -> Mapping[str, PredictedTtft]:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from trunkline_router.telemetry.request_record import RequestRecord
-from trunkline_router.watch.ended_request import EndedRequest
+from trunkline_router.watch.told_request import ToldRequest
 
 
 class RecordRing:
@@ -18,24 +18,24 @@ class RecordRing:
     def __init__(self, most: int, most_rows: int) -> None:
         self._most = most
         self._most_rows = most_rows
-        self._ended: dict[int, EndedRequest] = {}  # oldest first
+        self._ended: dict[int, ToldRequest] = {}  # oldest first
         self._of_tenant: dict[str, deque[int]] = {}  # numbers in `_ended`, oldest first
-        self._with_plans: deque[EndedRequest] = deque(maxlen=most)
+        self._with_plans: deque[ToldRequest] = deque(maxlen=most)
         self._num_added = 0
         self.num_rows = 0
 
     def add(self, record: RequestRecord) -> None:
         """Adds a request whose plans are still there."""
-        ended = EndedRequest(record)
+        told = ToldRequest(record)
         self._num_added += 1
-        self._ended[self._num_added] = ended
+        self._ended[self._num_added] = told
         self._of_tenant.setdefault(record.tenant, deque()).append(self._num_added)
         if len(self._ended) > self._most:
             self._drop_one(record.tenant)
         if len(self._with_plans) == self._most:
             self._forget_oldest_plans()
-        self._with_plans.append(ended)
-        self.num_rows += ended.num_rows
+        self._with_plans.append(told)
+        self.num_rows += told.num_rows
         while self.num_rows > self._most_rows:
             self._forget_oldest_plans()
 
@@ -56,5 +56,5 @@ class RecordRing:
     def __len__(self) -> int:
         return len(self._ended)
 
-    def newest_first(self) -> Iterator[EndedRequest]:
+    def newest_first(self) -> Iterator[ToldRequest]:
         return reversed(self._ended.values())

@@ -16,15 +16,15 @@ from trunkline.v1.fleet_pb2 import (
 from trunkline.v1.worker_pb2 import Timeline
 from trunkline_router.routing.policy import Candidate
 from trunkline_router.telemetry.request_record import AttemptRecord
-from trunkline_router.watch.ended_request import EndedRequest
+from trunkline_router.watch.told_request import ToldRequest
 from trunkline_router.watch.viewer import Viewer
 
 MOST_COUNT = (1 << 32) - 1
 
 
-def summary(ended: EndedRequest, viewer: Viewer) -> RequestSummary:
+def summary(told: ToldRequest, viewer: Viewer) -> RequestSummary:
     """Returns what lists tell of a request."""
-    record = ended.record
+    record = told.record
     shown = RequestSummary(
         request_id=record.request_id,
         tenant=record.tenant,
@@ -33,26 +33,27 @@ def summary(ended: EndedRequest, viewer: Viewer) -> RequestSummary:
         protocol=record.protocol,
         lane=record.lane,
         started_unix_ms=record.started_unix_ns // 1_000_000,
-        outcome=record.outcome,
+        is_running=told.is_running,
+        outcome="" if told.is_running else record.outcome,
         is_failed=record.is_failed,
         attempts=len(record.attempts),
         prompt_tokens=record.prompt_tokens,
         completion_tokens=record.completion_tokens,
         choices=record.choices,
         ttft_s=record.ttft_s,
-        e2e_s=record.duration_s or 0.0,
-        cause=ended.cause,
+        e2e_s=told.end_s - record.started_s,
+        cause=told.cause,
     )
     if viewer.sees_cache:
         shown.worker_id, shown.cached_tokens = record.worker, record.cached_tokens
     return shown
 
 
-def story(ended: EndedRequest, viewer: Viewer) -> GetRequestResponse:
+def story(told: ToldRequest, viewer: Viewer) -> GetRequestResponse:
     """Returns the whole timeline, as far as the viewer may see it."""
-    record = ended.record
+    record = told.record
     shown = GetRequestResponse(
-        summary=summary(ended, viewer),
+        summary=summary(told, viewer),
         trace_id=f"{record.trace_id:032x}" if record.trace_id else "",
         max_tokens=record.max_tokens,
         cost=record.cost,
@@ -64,20 +65,20 @@ def story(ended: EndedRequest, viewer: Viewer) -> GetRequestResponse:
                 duration_s=part.duration_s,
                 note=part.note if viewer.sees_cache else "",
             )
-            for part in ended.parts()
+            for part in told.parts()
         ],
     )
     if viewer.sees_cache:
         zero_s = record.started_s
-        shown.placements.extend(_placement(ended, place, viewer) for place in range(len(record.placements)))
-        shown.attempts_made.extend(_attempt(attempt, zero_s, viewer) for attempt in record.attempts)
+        shown.placements.extend(_placement(told, place, viewer) for place in range(len(record.placements)))
+        shown.attempts_made.extend(_attempt(attempt, zero_s, told.end_s, viewer) for attempt in record.attempts)
     return shown
 
 
-def _placement(ended: EndedRequest, place: int, viewer: Viewer) -> PlacementView:
-    placement = ended.record.placements[place]
+def _placement(told: ToldRequest, place: int, viewer: Viewer) -> PlacementView:
+    placement = told.record.placements[place]
     shown = PlacementView(
-        start_s=placement.time.start_s - ended.record.started_s,
+        start_s=placement.time.start_s - told.record.started_s,
         duration_s=placement.time.duration_s,
         worker_id=placement.worker,
         policy=placement.policy,
@@ -86,7 +87,7 @@ def _placement(ended: EndedRequest, place: int, viewer: Viewer) -> PlacementView
     )
     if viewer.is_operator:  # these depend on the requests of others
         shown.reason = placement.reason
-        shown.candidates.extend(_candidate(candidate) for candidate in ended.candidates(place))
+        shown.candidates.extend(_candidate(candidate) for candidate in told.candidates(place))
     return shown
 
 
@@ -108,15 +109,15 @@ def _candidate(candidate: Candidate) -> RouteCandidate:
     )
 
 
-def _attempt(attempt: AttemptRecord, zero_s: float, viewer: Viewer) -> AttemptView:
-    start_s = attempt.started_s - zero_s
-    first_s, end_s = attempt.first_output_s, attempt.ended_s
+def _attempt(attempt: AttemptRecord, zero_s: float, now_s: float, viewer: Viewer) -> AttemptView:
+    start_s, is_over = attempt.started_s - zero_s, attempt.ended_s is not None
+    first_s, end_s = attempt.first_output_s, attempt.ended_s if attempt.ended_s is not None else now_s
     return AttemptView(
         worker_id=attempt.worker,
         start_s=start_s,
         first_output_s=None if first_s is None else first_s - zero_s,
-        end_s=start_s if end_s is None else end_s - zero_s,
-        ended=attempt.ended,
+        end_s=end_s - zero_s,
+        ended=attempt.ended if is_over else "",
         resumed_at_tokens=attempt.resumed_at_tokens or 0,
         problem=attempt.problem if viewer.is_operator else "",
         choices=[_choice(timeline, start_s, viewer) for timeline in attempt.timelines],

@@ -33,28 +33,29 @@ class Part:
         return self.end_s - self.start_s
 
 
-def ttft_parts(record: RequestRecord, candidates: CandidatesOf) -> list[Part]:
+def ttft_parts(record: RequestRecord, candidates: CandidatesOf, end_s: float) -> list[Part]:
     """Returns the parts of the time to first token; of the whole time if there was no first token. In order, without
-    overlaps or holes."""
-    end_s = record.first_token_s if record.first_token_s is not None else record.ended_s
-    if end_s is None:
-        return []
-    claims = sorted(_claims(record, candidates), key=lambda part: part.start_s)
-    return _joined(list(_without_holes(claims, end_s - record.started_s)))
+    overlaps or holes.
+
+    end_s: when the request ended, or the time now
+    """
+    until_s = end_s if record.first_token_s is None else record.first_token_s
+    claims = sorted(_claims(record, candidates, end_s), key=lambda part: part.start_s)
+    return _joined(list(_without_holes(claims, until_s - record.started_s)))
 
 
-def cause_of(record: RequestRecord, candidates: CandidatesOf) -> str:
+def cause_of(record: RequestRecord, candidates: CandidatesOf, end_s: float) -> str:
     """Returns the kind of part that took the most of the time to first token, "" if none took a millisecond."""
     if record.stalled_s > max(LEAST_CAUSE_S, record.ttft_s or 0.0):
         return STALLED_CLIENT
     times_s: dict[str, float] = {}
-    for part in ttft_parts(record, candidates):
+    for part in ttft_parts(record, candidates, end_s):
         times_s[part.part] = times_s.get(part.part, 0.0) + part.duration_s
     cause = max(times_s, key=lambda part: times_s[part], default="")
     return cause if cause and times_s[cause] >= LEAST_CAUSE_S else ""
 
 
-def _claims(record: RequestRecord, candidates: CandidatesOf) -> Iterator[Part]:
+def _claims(record: RequestRecord, candidates: CandidatesOf, end_s: float) -> Iterator[Part]:
     zero_s = record.started_s
     if record.admitted is not None:
         yield Part(ADMISSION, record.admitted.start_s - zero_s, record.admitted.end_s - zero_s)
@@ -63,20 +64,21 @@ def _claims(record: RequestRecord, candidates: CandidatesOf) -> Iterator[Part]:
     for placement in record.placements:
         yield Part(PLACEMENT, placement.time.start_s - zero_s, placement.time.end_s - zero_s)
     for attempt in record.attempts:
-        yield from _of_attempt(attempt, zero_s, waits_for_kv=_waited_for_kv(record, attempt, candidates))
+        attempt_end_s = _first_of(attempt.first_output_s, attempt.ended_s, end_s) - zero_s
+        yield from _of_attempt(attempt, zero_s, attempt_end_s, waits_for_kv=_waited_for_kv(record, attempt, candidates))
         if attempt.first_output_s is not None:
             break
 
 
-def _of_attempt(attempt: AttemptRecord, zero_s: float, *, waits_for_kv: bool) -> Iterator[Part]:
+def _of_attempt(attempt: AttemptRecord, zero_s: float, end_s: float, *, waits_for_kv: bool) -> Iterator[Part]:
     """The parts of the time on one worker, up to the first output."""
     start_s = attempt.started_s - zero_s
     if attempt.first_output_s is None and attempt.is_lost:
-        yield Part(FAILOVER, start_s, _end_s(attempt, zero_s), f"{attempt.worker}: {attempt.ended}")
+        yield Part(FAILOVER, start_s, end_s, f"{attempt.worker}: {attempt.ended}")
         return
     first = first_timeline(attempt.timelines)
     if first is None:
-        yield Part(WORKER, start_s, _end_s(attempt, zero_s), attempt.worker)
+        yield Part(WORKER, start_s, end_s, attempt.worker)
         return
     queue = Part(
         KV_PRESSURE if waits_for_kv else QUEUE,
@@ -133,9 +135,9 @@ def _waited_for_kv(record: RequestRecord, attempt: AttemptRecord, candidates: Ca
     return chosen.kv_penalty_s > 0.0 and chosen.kv_wait_s > max(chosen.queue_s, LEAST_CAUSE_S)
 
 
-def _end_s(attempt: AttemptRecord, zero_s: float) -> float:
-    end_s = attempt.first_output_s if attempt.first_output_s is not None else attempt.ended_s
-    return (attempt.started_s if end_s is None else end_s) - zero_s
+def _first_of(*times_s: float | None) -> float:
+    """Returns the first time that is known."""
+    return next(time_s for time_s in times_s if time_s is not None)
 
 
 def _without_holes(claims: Sequence[Part], end_s: float) -> Iterator[Part]:

@@ -1,14 +1,13 @@
 """Drains a worker for an operator."""
 
 import asyncio
-from collections.abc import Callable
 
 import grpc
 
 from trunkline.status import CODE_NOT_FOUND, WORKER_NOT_FOUND, RequestRefused, invalid, no_worker
+from trunkline.v1 import fleet_pb2
 from trunkline.v1.fleet_pb2 import DrainWorkerResponse
 from trunkline.v1.worker_pb2 import DrainResponse
-from trunkline_router.watch.worker_tile import state_of
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.log import get_logger
@@ -20,9 +19,8 @@ MOST_TIMEOUT_S = 86400.0
 class WorkerDrain:
     """Drains workers. Their calls go on in the background."""
 
-    def __init__(self, pools: Pools, clock_s: Callable[[], float]) -> None:
+    def __init__(self, pools: Pools) -> None:
         self._pools = pools
-        self._clock_s = clock_s
         self._calls: dict[str, asyncio.Task[DrainResponse]] = {}  # by address
 
     async def drain(self, name: str, timeout_s: float | None, by: str) -> DrainWorkerResponse:
@@ -53,7 +51,9 @@ class WorkerDrain:
         if call.done() and not worker.load.draining and (error := call.exception()) is not None:
             reason = error.code().name if isinstance(error, grpc.aio.AioRpcError) else type(error).__name__
             raise no_worker(f"worker {name[:128]!r} did not drain: {reason}")
-        state, _ = state_of(link, self._clock_s())
+        # An idle worker has drained before its load sample says so.
+        is_lost = link.worker is not worker
+        state = fleet_pb2.WORKER_STATE_CONNECTING if is_lost else fleet_pb2.WORKER_STATE_DRAINING
         return DrainWorkerResponse(worker_id=worker.worker_id, address=link.address, state=state)
 
     def _ended(self, address: str, call: "asyncio.Task[DrainResponse]") -> None:

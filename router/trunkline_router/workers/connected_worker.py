@@ -32,6 +32,7 @@ class ConnectedWorker(WorkerState):
         self.terms = Terms(model.vocab_size, tokenizer.encoding)
         self.aside = ""  # why it gets no requests although it is healthy, in one line: it differs from its pool
         self.is_hung = False
+        self.hangs = 0  # how often it hung
         self.comebacks = 0  # how often it recovered after it had hung
         self.num_watched = 0  # messages of its watch stream
         self.watched_s = 0.0  # time that its link has watched it, without time in which the router stood still

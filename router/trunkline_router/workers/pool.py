@@ -75,6 +75,7 @@ class Pools:
         self.index = PrefixIndex()
         self.hot_prefixes = HotPrefixes()
         self.search = PoolSearch(lambda: self.links, self._has)
+        self.num_waiting = 0  # requests that wait until a worker can take them
         self._rng = rng
         self._change = asyncio.Event()
         self._models: dict[str, Pool] | None = None  # None after a change

@@ -17,7 +17,8 @@ class WorkerBreaker:
     def __init__(self, on_turn: Callable[[], None] = lambda: None) -> None:
         self._on_turn = on_turn
         self._failures = 0
-        self._openings = 0
+        self._openings = 0  # in short succession
+        self.times_opened = 0
         self._open_until_s: float | None = None  # None: closed
         self._closed_s = 0.0
         self._trial = False
@@ -63,6 +64,7 @@ class WorkerBreaker:
             self._openings = 0
         self._open_until_s = now_s + min(OPEN_FIRST_S * 2**self._openings, OPEN_MOST_S)
         self._openings += 1
+        self.times_opened += 1
         self._failures = 0
         self._trial = False
         self._on_turn()

@@ -74,6 +74,7 @@ class WorkerHealth:
     def _hangs(self, num_messages: int) -> None:
         worker = self._worker
         worker.is_hung = True
+        worker.hangs += 1
         self._messages_when_hung = num_messages
         self._log.error("worker hangs", address=worker.address, choices=worker.session.num_open)
         self._context.on_change()

@@ -24,6 +24,7 @@ from trunkline_router.workers.worker_breaker import WorkerBreaker
 from trunkline_router.workers.worker_calls import WorkerCalls
 from trunkline_router.workers.worker_health import WorkerHealth
 from trunkline_router.workers.worker_names import Link, SameWorker, place_of
+from trunkline_router.workers.worker_totals import WorkerTotals
 from trunkline_runtime.channel import open_channel
 from trunkline_runtime.log import get_logger
 
@@ -64,6 +65,7 @@ class WorkerLink:
         self.model: GetModelResponse | None = None  # of the last connection
         self.problem = "not connected yet"  # in one line; empty while it is connected
         self.breaker = WorkerBreaker(context.on_change)
+        self.totals = WorkerTotals()
         self.connect_attempts = ConnectAttempts()
         self._context = context
         self._sweeping: asyncio.Task[None] | None = None
@@ -100,6 +102,7 @@ class WorkerLink:
             finally:
                 was_connected, self._was_connected = self._was_connected, False
                 if was_connected:
+                    self.totals.losses += 1
                     now_s = self._context.clock_s()
                     self.breaker.on_lost(now_s, now_s - self._connected_s)
                     self._context.on_change()
@@ -176,6 +179,7 @@ class WorkerLink:
         finally:
             self.worker = self.calls = None  # before any other task runs: a worker that is lost must not be chosen
             self._context.on_change()
+            self.totals.add(worker)
             self.connect_attempts.lost()
             for task in (talking, watch, ready, looking):
                 task.cancel()
@@ -194,6 +198,7 @@ class WorkerLink:
             await condition.wait()
         self.worker, self.model, self.problem = worker, worker.model, ""
         self._was_connected = True
+        self.totals.connections += 1
         self.connect_attempts.worked()
         self._connected_s = self._context.clock_s()
         self._log.info("worker connected", address=self.address, worker=worker.worker_id, model=worker.model_name,

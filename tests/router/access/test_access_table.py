@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +24,7 @@ from trunkline_router import router as router_module
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.http_app import UNSERVED, http_app
 from trunkline_router.http_settings import HttpSettings
-from trunkline_router.identity.endpoints import METHODS, PATHS, SHOW_CACHE, Needed, Open
+from trunkline_router.identity.endpoints import METHODS, PATHS, SHOW_CACHE, Needed, Open, RoleUnlessOpen, role_of
 from trunkline_router.identity.identity import Role
 from trunkline_router.identity.key_record import ApiKey
 from trunkline_router.live.fleet_endpoints import FleetEndpoints
@@ -34,6 +33,8 @@ from trunkline_router.request.access import Access
 from trunkline_router.settings import RouterSettings
 from trunkline_router.watch.worker_drain import WorkerDrain
 from trunkline_runtime.server import LIVENESS
+from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
+from trunkline_runtime.tracing import open_tracing
 
 GRANT_KEY = b"the key of grants, of 32 bytes .."
 NAMED = {"model": "tiny", "response": "resp_1", "request": "none", "worker": "none", "file": "main.js"}
@@ -63,14 +64,15 @@ BODIES: dict[str, dict[str, Any]] = {
 
 def roles_of(needed: Needed | None) -> frozenset[Role]:
     """The roles of which a call needs one; none if any identity may make it."""
-    if isinstance(needed, Role):
-        return frozenset({needed})
-    return needed if isinstance(needed, frozenset) else frozenset()
+    role = role_of(needed)
+    if role is None:
+        return frozenset()
+    return role if isinstance(role, frozenset) else frozenset({role})
 
 
 def expected(name: str, needed: Needed | None, case: str, *, anonymous: bool, opened: frozenset[Open]) -> str:
     """The rule."""
-    if needed is None or needed in opened:
+    if needed is None or (needed.open if isinstance(needed, RoleUnlessOpen) else needed) in opened:
         return ALLOWED
     if case == "no credentials":
         if not anonymous:
@@ -227,7 +229,7 @@ async def test_the_table_lists_exactly_what_a_router_serves(monkeypatch: pytest.
 
     monkeypatch.setattr(server_class, "add_generic_rpc_handlers", record)
     settings = RouterSettings(("127.0.0.1:1",), port=0, http=HttpSettings(http_port=0))
-    built = router_module.build(settings, Access(), is_port_shared=False)
+    built = router_module.build(settings, Access(), open_tracing("trunkline-router"))
     await built.server.stop(0)
     await built.shared.close()
     await built.renderers.close()
@@ -246,8 +248,9 @@ async def test_the_table_lists_exactly_the_services_that_reflection_tells(tmp_pa
 async def test_the_table_lists_exactly_the_paths_that_a_router_serves(tmp_path: Path) -> None:
     async with router_of(Keys(tmp_path / "keys.json"), FakeWorker("w")) as router:
         inner = router.inner
-        page = FleetEndpoints(inner.watch, WorkerDrain(inner.inference.pools, time.monotonic), PageFiles())
-        app = http_app(Edge(inner.inference, Access(), inner.gate), lambda: True, page)
+        page = FleetEndpoints(inner.watch, WorkerDrain(inner.inference.pools), PageFiles())
+        answers = FreshAnswers(inner.scrape.collect)
+        app = http_app(Edge(inner.inference, Access(), inner.gate), lambda: True, answers, page)
     served = set()
     for route in app.routes:
         assert isinstance(route, Route)
@@ -266,7 +269,7 @@ async def test_a_path_or_method_that_is_not_in_the_table_is_not_served(tmp_path:
                 "/page",
                 "/page/",
                 "/fleet",
-                "/metrics",
+                "/metrics/",
                 "/v1",
                 "/v1/files",
                 "/v1/models/../../ready/",

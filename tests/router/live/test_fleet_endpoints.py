@@ -10,7 +10,7 @@ import pytest
 from tests.router.cluster import PATIENCE_S, cluster, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.http.http_rig import connected_to
-from tests.router.watch.watch_rig import ACME, OPERATOR, OTHER, SCRAPER, KeyRing, stats, watched_router
+from tests.router.watch.watch_rig import ACME, OPERATOR, OTHER, SCRAPER, KeyRing, is_reported, stats, watched_router
 from trunkline_router.edge.http_call import Edge
 
 
@@ -48,6 +48,7 @@ async def test_the_page_gets_a_snapshot_and_then_updates(keys: KeyRing) -> None:
             assert tile["kv"] == {"live_blocks": 1, "cached_blocks": 2, "free_blocks": 3, "block_tokens": 4}
             assert (tile["output_tokens_per_s"], tile["batch"]) == (None, None), "not known yet: null, not 0"
             assert first["requests"][0]["request_id"] == "mine"
+            await until(lambda: is_reported(router, "a"))
             worker.stats = stats(11.0, decode=50)
             known = {point["at_unix_ms"] for point in first["history"]["points"]}
             async for name, view in feed:

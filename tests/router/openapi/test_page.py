@@ -14,7 +14,7 @@ from tests.router.responses.responses_client import new_store
 from trunkline.status import INVALID_REQUEST
 from trunkline_router.http.errors import TABLE
 from trunkline_router.http_app import ERROR_BODIES, UNSERVED
-from trunkline_router.identity.endpoints import PATHS, Open
+from trunkline_router.identity.endpoints import PATHS, Open, RoleUnlessOpen
 from trunkline_router.openapi.operations import OPERATIONS
 from trunkline_router.openapi.page import openapi_page
 
@@ -59,7 +59,7 @@ def test_endpoints_say_who_may_call_them_and_how_they_refuse() -> None:
             assert "security" not in operation
             continue
         assert operation["security"][:2] == [{"bearer": []}, {"api_key": []}]
-        assert ({} in operation["security"]) == isinstance(needed, Open)
+        assert ({} in operation["security"]) == isinstance(needed, Open | RoleUnlessOpen)
         statuses = operation["responses"].keys()
         assert {"200", "400", "401", "403", "408", "413", "414", "429", "431", "500"} <= statuses, name
         assert ("504" in statuses) == (name.startswith("POST") and "/fleet/" not in name), name

@@ -2,6 +2,7 @@
 
 from array import array
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -19,11 +20,10 @@ from trunkline_router.routing.hot_prefixes import (
 BLOCK = 16
 
 
-def tree(siblings: list[Prefix]) -> list[tuple[int, int, list[object]]]:
+def tree(siblings: list[Prefix]) -> list[Any]:
     """(blocks, requests, children) of shared prefixes."""
-    return sorted(
-        (len(node.keys), node.requests, tree(list(node.children.values()))) for node in siblings if node.is_shared
-    )  # type: ignore[return-value]
+    shared = (node for node in siblings if node.is_shared)
+    return sorted((len(node.keys), node.requests, tree(list(node.children.values()))) for node in shared)
 
 
 def noted(*chains: list[int], tenant: str = "acme") -> HotPrefixes:

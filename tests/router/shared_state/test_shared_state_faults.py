@@ -392,7 +392,7 @@ async def test_a_node_of_a_redis_cluster_is_refused_in_one_line_that_says_what_i
 
 @pytest.mark.parametrize("option", ["", "?socket_timeout=5"])
 async def test_a_connection_can_be_closed_at_any_moment_of_a_call(redis: RedisServer, option: str) -> None:
-    script = Script("return ARGV[1]")
+    script = Script("echo", "return ARGV[1]")
     connection = RedisConnection(redis.url + option, (script,))
     for turns in range(60):
         await connection.connect()

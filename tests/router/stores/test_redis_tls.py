@@ -15,7 +15,7 @@ from trunkline_router.stores.redis_connection import RedisConnection, RedisTls, 
 from trunkline_router.stores.store import StoreDown
 from trunkline_runtime.tls import ServerTls, TlsFiles
 
-PING = Script("return 'pong'")
+PING = Script("ping", "return 'pong'")
 
 
 @pytest.fixture

@@ -68,6 +68,29 @@ async def test_a_request_that_moved_to_another_worker_tells_of_both() -> None:
         assert ids(notable.requests) == ["moved"]
 
 
+async def test_a_request_that_has_not_ended_tells_how_far_it_is(keys: KeyRing) -> None:
+    worker = FakeWorker("a", answer=None)
+    async with watched_router(keys, worker) as router:
+        answer = asyncio.create_task(router.generate(keys.headers(ACME), text=PROMPT, request_id="stuck"))
+        choice = await worker.arrived.get()
+        metadata = tuple(keys.headers(ACME).items())
+        told = await router.fleet.GetRequest(GetRequestRequest(request_id="stuck"), metadata=metadata)
+        assert (told.summary.is_running, told.summary.outcome) == (True, "")
+        assert not told.summary.HasField("ttft_s")
+        assert told.summary.e2e_s > 0
+        assert (told.attempts_made[0].worker_id, told.attempts_made[0].ended) == ("a", "")
+        assert told.ttft_parts[-1].part == "worker"
+        assert sum(part.duration_s for part in told.ttft_parts) == pytest.approx(told.summary.e2e_s)
+        assert ids(await listed(router, keys, ACME, running=True)) == ["stuck"]
+        assert not await listed(router, keys, OTHER, running=True)
+        assert not await listed(router, keys, ACME)
+        choice.tokens(2, finish=True)
+        await answer
+        assert not await listed(router, keys, ACME, running=True)
+        (ended,) = await listed(router, keys, ACME)
+        assert (ended.is_running, ended.outcome) == (False, "length")
+
+
 async def test_other_tenants_requests_do_not_exist(keys: KeyRing) -> None:
     async with watched_router(keys, FakeWorker("a")) as router:
         for who in (ACME, OTHER):

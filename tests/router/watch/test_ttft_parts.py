@@ -44,7 +44,7 @@ def chunk(started_s: float, duration_s: float, tokens: int, others: int) -> Pref
 def parts(made: RequestRecord, kv_wait_s: float = 0.0, kv_penalty_s: float = 0.0) -> dict[str, float]:
     """Times in milliseconds by part; checks that they are in order and leave nothing out."""
     weighed = Candidate("w", 0, 0, 0, 0.0, 0.0, 0.0, kv_wait_s, kv_penalty_s, 0.0, 0.0, kv_wait_s, routed_by_load=False)
-    found = ttft_parts(made, lambda _: [weighed])
+    found = ttft_parts(made, lambda _: [weighed], made.ended_s or 0.0)
     at_s = 0.0
     for part in found:
         assert part.start_s == pytest.approx(at_s)
@@ -60,7 +60,7 @@ def parts(made: RequestRecord, kv_wait_s: float = 0.0, kv_penalty_s: float = 0.0
 
 
 def cause(made: RequestRecord) -> str:
-    return cause_of(made, lambda _: ())
+    return cause_of(made, lambda _: (), made.ended_s or 0.0)
 
 
 def test_each_stage_has_its_part_and_the_rest_is_the_network() -> None:

@@ -52,6 +52,7 @@ async def test_a_watcher_gets_the_state_at_once_and_then_what_changes() -> None:
         assert (shown.running, shown.waiting, shown.address) == (3, 1, worker.address)
         assert (shown.kv.live_blocks, shown.kv.cached_blocks, shown.kv.free_blocks) == (10, 20, 70)
         assert first.router.watchers == 1
+        await until_view(call, lambda view: tile(view, "a").HasField("sampled_unix_ms"))
         worker.stats = stats(12.0, steps=20, decode=400, prefill=600, hits=1400)
         view = await until_view(call, lambda view: tile(view, "a").HasField("batch"))
         shown = tile(view, "a")

@@ -82,3 +82,11 @@ def tile(view: WatchFleetResponse, worker_id: str) -> WorkerTile:
 
 def ids(entries: Sequence[Any]) -> list[str]:
     return [entry.request_id for entry in entries]
+
+
+def is_reported(router: Router, worker_id: str) -> bool:
+    """Whether the last sample has a report of the worker."""
+    sample = router.inner.watch.sampler.latest
+    return sample is not None and any(
+        tile.worker_id == worker_id and tile.HasField("sampled_unix_ms") for tile in sample.workers
+    )

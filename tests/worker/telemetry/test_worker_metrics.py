@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineStep, StepRecord
 from trunkline.v1.generation_pb2 import PromptReport
 from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample, PrefillChunk, Timeline
-from trunkline_runtime.telemetry.exposition import exposition
+from trunkline_runtime.telemetry.exposition import content_type_of, exposition
 from trunkline_worker.lanes.lanes import LANES, Lane
 from trunkline_worker.telemetry.choice_end import ChoiceEnd
 from trunkline_worker.telemetry.worker_metrics import WorkerMetrics
@@ -62,7 +62,7 @@ def lived() -> WorkerMetrics:
 
 async def families(metrics: WorkerMetrics) -> dict[str, Metric]:
     """The families of an answer, read by the library's parser."""
-    body, _ = await exposition(metrics.families(NOW_S + 0.03), "")
+    body = await exposition(metrics.families(NOW_S + 0.03), content_type_of(""))
     return {family.name: family for family in parse_text(body.decode())}
 
 
@@ -176,7 +176,8 @@ async def test_memory_is_flat_over_many_choices() -> None:
 
 
 async def test_the_answer_is_valid_openmetrics_too() -> None:
-    body, content_type = await exposition(lived().families(NOW_S), "application/openmetrics-text; version=1.0.0")
+    content_type = content_type_of("application/openmetrics-text; version=1.0.0")
+    body = await exposition(lived().families(NOW_S), content_type)
     assert content_type.startswith("application/openmetrics-text")
     names = Counter(family.name for family in parse_openmetrics(body.decode()))  # type: ignore[no-untyped-call]
     assert names["vllm:generation_tokens"] == 1

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import chain
 
 from prometheus_client.core import Metric
@@ -13,35 +13,53 @@ from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.telemetry.exposition import Families, gauge
 from trunkline_runtime.telemetry.gpu_meter import GpuMeter, gpu_families
 from trunkline_runtime.telemetry.metrics_server import MetricsServer
+from trunkline_runtime.telemetry.otlp_metrics import metrics_export
+from trunkline_runtime.telemetry.process_families import expiry_family, spans_family
 from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokens
+from trunkline_runtime.telemetry.span_queue import ExportCounts
 from trunkline_runtime.tls import ServerTls
 from trunkline_worker.front.outbox import Backlog
 from trunkline_worker.telemetry.worker_metrics import WorkerMetrics
 
 
 @asynccontextmanager
-async def metrics_port(
-    host: str, port: int, metrics: WorkerMetrics, backlog: Backlog, tokens: ScrapeTokens, tls: ServerTls | None
-) -> AsyncIterator[MetricsServer]:
-    """Serves the metrics of a worker inside the block. Raises PortInUse.
+async def metrics_served(
+    worker_id: str,
+    host: str,
+    port: int,
+    metrics: WorkerMetrics,
+    backlog: Backlog,
+    tokens: ScrapeTokens,
+    tls: ServerTls | None,
+    spans: ExportCounts | None = None,
+) -> AsyncIterator[MetricsServer | None]:
+    """Serves the metrics of a worker inside the block, and exports them if the OTEL_* variables say so. Raises
+    PortInUse.
 
+    port: -1: they are not served
     tls: of the worker's other port; None for plaintext
+    spans: what became of spans; None: they are not exported
     """
-    async with LoopLag().watching() as lag:
-        sources = MetricsSources(metrics, lag, backlog, tls=tls, gpu=GpuMeter.open())
-        server = MetricsServer(sources.collect, tokens, None if tls is None else tls.ssl_context())
-        await server.start(host, port)
-        get_logger().info("metrics served", port=server.port)
-        try:
-            yield server
-        finally:
-            await server.stop()
+    async with AsyncExitStack() as stack:
+        lag = await stack.enter_async_context(LoopLag().watching())
+        sources = MetricsSources(metrics, lag, backlog, tls=tls, gpu=GpuMeter.open(), spans=spans)
+        export = metrics_export("trunkline-worker", worker_id, sources.collect)
+        if export is not None:
+            await stack.enter_async_context(export.running())
+        server = None
+        if port >= 0:
+            server = MetricsServer(sources.collect, tokens, None if tls is None else tls.ssl_context())
+            await server.start(host, port)
+            stack.push_async_callback(server.stop)
+            get_logger().info("metrics served", port=server.port)
+        yield server
 
 
 class MetricsSources:
     """The parts of the process that know metrics.
 
     tls: the worker's own certificate; None for plaintext
+    spans: what became of spans; None: they are not exported
     """
 
     def __init__(
@@ -52,12 +70,14 @@ class MetricsSources:
         *,
         tls: ServerTls | None = None,
         gpu: GpuMeter | None = None,
+        spans: ExportCounts | None = None,
     ) -> None:
         self._metrics = metrics
         self._lag = lag
         self._backlog = backlog
         self._tls = tls
         self._gpu = gpu
+        self._spans = spans
 
     async def collect(self) -> Families:
         """All metrics of now, made one by one."""
@@ -65,12 +85,11 @@ class MetricsSources:
         return chain(self._metrics.families(time.perf_counter()), self._of_process(), gpu_families(samples))
 
     def _of_process(self) -> Iterable[Metric]:
-        lag_s = self._lag.take()
         yield gauge(
             "trunkline_worker_event_loop_lag_seconds",
-            "Longest time that a due callback waited, since the last scrape.",
+            "Longest time that a due callback waited in the last minute.",
             (),
-            [((), lag_s)],
+            [((), self._lag.recent_s())],
         )
         yield gauge(
             "trunkline_worker_outbox_bytes",
@@ -78,11 +97,5 @@ class MetricsSources:
             (),
             [((), float(self._backlog.all_bytes))],
         )
-        if self._tls is not None:
-            left = self._tls.seconds_until_expiry()
-            yield gauge(
-                "trunkline_certificate_expires_in_seconds",
-                "Time until a certificate expires; negative if it has.",
-                ("file",),
-                [((name,), left_s) for name, left_s in left.items()],
-            )
+        yield spans_family("trunkline_worker_spans", self._spans)
+        yield expiry_family(self._tls)

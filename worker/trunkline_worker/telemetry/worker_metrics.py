@@ -158,12 +158,12 @@ class WorkerMetrics:
             LABELS,
             [((model,), rate)],
         )
-        if price:
-            yield gauge("trunkline_worker_price_per_hour", "What the worker costs.", LABELS, [((model,), price)])
-        if price and rate:
-            yield gauge(
-                "trunkline_worker_cost_per_million_output_tokens",
-                "Price of a million output tokens at the rate of the last minute.",
-                LABELS,
-                [((model,), price / SECONDS_PER_HOUR / rate * MILLION)],
-            )
+        yield gauge(
+            "trunkline_worker_price_per_hour", "What the worker costs.", LABELS, [((model,), price)] if price else []
+        )
+        yield gauge(
+            "trunkline_worker_cost_per_million_output_tokens",
+            "Price of a million output tokens at the rate of the last minute.",
+            LABELS,
+            [((model,), price / SECONDS_PER_HOUR / rate * MILLION)] if price and rate else [],
+        )

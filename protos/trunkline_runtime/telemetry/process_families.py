@@ -1,0 +1,31 @@
+"""Metrics that every server process has. Without what they tell of, they have no samples."""
+
+from dataclasses import asdict
+
+from prometheus_client.core import Metric
+
+from trunkline_runtime.telemetry.exposition import counter, gauge
+from trunkline_runtime.telemetry.span_queue import ExportCounts
+from trunkline_runtime.tls import ServerTls
+
+
+def spans_family(name: str, counts: ExportCounts | None) -> Metric:
+    """What became of spans.  counts: None: they are not exported"""
+    told = {} if counts is None else asdict(counts)
+    return counter(
+        name,
+        "Spans by outcome: exported, failed because the collector did not take them, dropped because too many waited.",
+        ("outcome",),
+        [((outcome,), float(count)) for outcome, count in told.items()],
+    )
+
+
+def expiry_family(tls: ServerTls | None) -> Metric:
+    """How long certificates last.  tls: None for plaintext"""
+    left = {} if tls is None else tls.seconds_until_expiry()
+    return gauge(
+        "trunkline_certificate_expires_in_seconds",
+        "Time until a certificate expires; negative if it has.",
+        ("file",),
+        [((name,), left_s) for name, left_s in left.items()],
+    )

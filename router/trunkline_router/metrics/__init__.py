@@ -1,0 +1,1 @@
+"""Metrics that are counted at the ends of requests."""

@@ -1,0 +1,44 @@
+"""Metrics of the process itself."""
+
+from collections.abc import Iterable
+from importlib.metadata import version
+
+from prometheus_client import ProcessCollector
+from prometheus_client.core import Metric
+
+from trunkline_runtime.loop_lag import LoopLag
+from trunkline_runtime.telemetry.exposition import gauge
+from trunkline_runtime.telemetry.process_families import expiry_family, spans_family
+from trunkline_runtime.telemetry.span_queue import ExportCounts
+from trunkline_runtime.tls import ServerTls
+
+OF_PROCESS = frozenset(
+    {"process_cpu_seconds", "process_resident_memory_bytes", "process_open_fds", "process_start_time_seconds"}
+)
+
+
+class ProcessGauges:
+    """tls: the router's certificate; None for plaintext;  spans: what became of spans; None: they are not exported"""
+
+    def __init__(self, lag: LoopLag, tls: ServerTls | None = None, spans: ExportCounts | None = None) -> None:
+        self._lag = lag
+        self._tls = tls
+        self._spans = spans
+        self._process = ProcessCollector(registry=None)  # registered nowhere
+
+    def families(self) -> Iterable[Metric]:
+        """All families."""
+        yield gauge(
+            "trunkline_router_event_loop_lag_seconds",
+            "Longest time that a due callback waited in the last minute.",
+            (),
+            [((), self._lag.recent_s())],
+        )
+        yield gauge("trunkline_router_processes", "Processes of the router.", (), [((), 1.0)])
+        yield gauge(
+            "trunkline_router_build_info", "The router's version, as a label.", ("version",),
+            [((version("trunkline"),), 1.0)],
+        )  # fmt: skip
+        yield expiry_family(self._tls)
+        yield spans_family("trunkline_router_spans", self._spans)
+        yield from (family for family in self._process.collect() if family.name in OF_PROCESS)

@@ -1,0 +1,143 @@
+"""What is counted of requests when they end."""
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+
+from tests.router.metrics.records import (
+    CHAT,
+    NOW_UNIX_S,
+    answered,
+    attempt,
+    counts,
+    plan,
+    refused,
+    timeline,
+    value,
+    values,
+)
+from trunkline.status import DEADLINE_EXCEEDED, INTERNAL, NO_WORKER, OVERLOADED, QUOTA_EXCEEDED
+from trunkline_router.metrics.attempt_metrics import predicted_first_token_s
+from trunkline_router.metrics.first_token_phases import phases_of
+from trunkline_router.telemetry.request_record import CANCELLED, Interval, PlacementRecord
+from trunkline_runtime.telemetry.exposition import content_type_of, exposition
+
+
+def test_requests_are_counted_by_model_lane_endpoint_and_outcome() -> None:
+    counted = counts()
+    for outcome in ("stop", "stop,length", NO_WORKER, CANCELLED, "UNKNOWN", "a new finish reason"):
+        counted.request_ended(answered(outcome=outcome))
+    counted.request_ended(answered(endpoint="/v1/../secret"))
+    found = values(counted.families, "trunkline_router_requests_total", "endpoint", "outcome")
+    assert found == {
+        (CHAT, "stop"): 1,
+        (CHAT, "several"): 1,
+        (CHAT, NO_WORKER): 1,
+        (CHAT, CANCELLED): 1,
+        (CHAT, "other"): 2,
+        ("other", "stop"): 1,
+    }
+
+
+def test_tenants_are_told_what_they_had_and_what_it_cost() -> None:
+    counted = counts()
+    counted.request_ended(answered())
+    for reason in (OVERLOADED, QUOTA_EXCEEDED, INTERNAL, DEADLINE_EXCEEDED, "UNKNOWN", CANCELLED):
+        counted.request_ended(refused(reason))
+    results = values(counted.families, "trunkline_router_tenant_requests_total", "tenant", "result")
+    assert results == {("acme", "ok"): 1, ("acme", "refused"): 2, ("acme", "failed"): 3, ("acme", "cancelled"): 1}
+    tokens = values(counted.families, "trunkline_router_tenant_tokens_total", "kind")
+    assert tokens == {("prompt_computed",): 300, ("prompt_cached",): 100, ("output",): 11}
+    assert value(counted.families, "trunkline_router_tenant_device_seconds_total") == pytest.approx(0.2)
+    for name in ("trunkline_router_tenant_cost_total", "trunkline_router_cost_total"):
+        assert value(counted.families, name) == pytest.approx(0.2 * 3.6 / 3600)
+    assert value(counted.families, "trunkline_router_tenant_first_token_seconds_count") == 1
+
+
+def test_the_phases_of_the_first_token_add_up_to_its_time() -> None:
+    lost = attempt(1.01, first_output_s=None, last_output_s=None, ended_s=1.21, ended=NO_WORKER, timelines=[])
+    placements = [PlacementRecord(Interval(*times), plan()) for times in ((1.005, 1.01), (1.21, 1.23))]
+    record = answered(placements=placements, attempts=[lost, attempt(1.23)], first_token_s=1.34, ended_s=1.9)
+    spent = dict(phases_of(record))
+    assert sum(spent.values()) == pytest.approx(0.34)
+    assert list(spent) == ["admission", "tokenize", "place", "failover", "worker_queue", "prefill", "delivery"]
+    expected = {"admission": 0.001, "tokenize": 0.003, "place": 0.025, "failover": 0.2, "worker_queue": 0.02}
+    assert {phase: spent[phase] for phase in expected} == pytest.approx(expected)
+    assert spent["prefill"] == pytest.approx(0.08)
+
+
+def test_a_phase_never_takes_more_than_there_is() -> None:
+    record = answered(attempts=[attempt(timelines=[timeline(admitted_s=90.0, first_token_s=91.0)])])
+    spent = dict(phases_of(record))
+    assert sum(spent.values()) == pytest.approx(0.12)
+    assert min(spent.values()) >= 0.0
+    untold = answered(attempts=[attempt(timelines=[])])
+    assert dict(phases_of(untold))["worker"] == pytest.approx(0.11)
+    assert phases_of(refused(NO_WORKER)) == []
+
+
+def test_predictions_are_compared_with_what_became_of_them() -> None:
+    counted = counts()
+    record = answered()
+    counted.request_ended(record)
+    predicted_s = predicted_first_token_s(record.placements[0])
+    assert predicted_s is not None
+    worker = "trunkline_router_worker_"
+    assert value(counted.families, f"{worker}first_tokens_total") == 1
+    assert value(counted.families, f"{worker}first_token_seconds_total") == pytest.approx(0.11)
+    assert value(counted.families, f"{worker}predicted_first_token_seconds_total") == pytest.approx(predicted_s)
+    assert value(counted.families, f"{worker}first_token_error_seconds_total") == pytest.approx(0.11 - predicted_s)
+    assert value(counted.families, "trunkline_router_first_token_prediction_ratio_count") == 1
+    decisions = values(counted.families, "trunkline_router_route_decisions_total", "policy", "reason")
+    assert decisions == {("predicted-ttft", "soonest"): 1}
+    assert value(counted.families, "trunkline_router_route_prompt_tokens_total") == 400
+
+
+def test_failovers_and_retries_are_told_apart() -> None:
+    counted = counts()
+    full = attempt(1.01, first_output_s=None, last_output_s=None, ended_s=1.02, ended=OVERLOADED, timelines=[])
+    lost = attempt(1.02, last_output_s=1.4, ended_s=1.41, ended=NO_WORKER)
+    resumed = attempt(1.5, resumed_at_tokens=5, clock_skew_s=-0.25)
+    counted.request_ended(answered(attempts=[full, lost, resumed]))
+    assert values(counted.families, "trunkline_router_retries_total", "reason") == {(OVERLOADED,): 1}
+    assert values(counted.families, "trunkline_router_failovers_total", "reason") == {(NO_WORKER,): 1}
+    assert value(counted.families, "trunkline_router_failover_silence_seconds_sum") == pytest.approx(1.61 - 1.4)
+    ended = values(counted.families, "trunkline_router_worker_attempts_total", "outcome")
+    assert ended == {(OVERLOADED,): 1, (NO_WORKER,): 1, ("complete",): 1}
+    assert value(counted.families, "trunkline_router_worker_clock_skew_seconds") == -0.25
+
+
+def test_the_conventions_for_generative_ai_have_their_histograms() -> None:
+    counted = counts()
+    counted.request_ended(answered())
+    counted.request_ended(refused(NO_WORKER))
+    errors = values(counted.families, "gen_ai_server_request_duration_seconds_count", "error_type")
+    assert errors == {("",): 1, (NO_WORKER,): 1}
+    assert value(counted.families, "gen_ai_server_time_to_first_token_seconds_sum") == pytest.approx(0.12)
+    assert value(counted.families, "gen_ai_server_time_per_output_token_seconds_sum") == pytest.approx(0.05)
+    names = values(counted.families, "gen_ai_server_time_to_first_token_seconds_count", "gen_ai_operation_name")
+    assert names == {("chat",): 1}
+    assert value(counted.families, "vllm:request_params_max_tokens_sum") == 64
+    assert value(counted.families, "vllm:request_max_num_generation_tokens_sum") == 11
+
+
+async def test_latencies_carry_the_trace_of_an_example_in_openmetrics() -> None:
+    counted = counts()
+    counted.request_ended(answered())
+    counted.request_ended(answered(is_sampled=False, trace_id=0x123))
+    counted.request_ended(
+        answered(is_sampled=False, is_exported=True, trace_id=0xDEF, first_token_s=61.0, ended_s=62.0)
+    )
+    body = await exposition(counted.families(), content_type_of("application/openmetrics-text"))
+    families = {family.name: family for family in parse_openmetrics(body.decode())}  # type: ignore[no-untyped-call]
+    for name in (
+        *("trunkline_router_first_token_seconds", "trunkline_router_request_seconds"),
+        *("trunkline_router_token_gap_seconds", "gen_ai_server_request_duration_seconds"),
+        *("gen_ai_server_time_to_first_token_seconds", "gen_ai_server_time_per_output_token_seconds"),
+    ):
+        told = [sample.exemplar for sample in families[name].samples if sample.exemplar is not None]
+        traces = {exemplar.labels["trace_id"] for exemplar in told}
+        assert traces <= {f"{0xABC:032x}", f"{0xDEF:032x}"}, "a trace that is not exported cannot be looked up"
+        assert traces, name
+        assert {float(exemplar.timestamp) for exemplar in told} == {NOW_UNIX_S}
+    slow = families["trunkline_router_first_token_seconds"].samples
+    assert any(s.exemplar and s.exemplar.labels["trace_id"] == f"{0xDEF:032x}" and s.exemplar.value == 60 for s in slow)
