@@ -116,19 +116,15 @@ def failover(cluster: PageCluster) -> str:
         return cluster.complete("acme", prompt, max_tokens=4)
 
 
-def stalled_client(cluster: PageCluster) -> str:
-    """A client that reads the head of its answer, and no more for a while."""
+@contextmanager
+def unread_answer(cluster: PageCluster, request_id: str) -> Iterator[socket.socket]:
+    """A client that has read the first bytes of its answer, and reads no more. The answer is larger than the buffers on
+    the way to the client."""
     body = {
-        "model": MODEL,
-        "prompt": STORY,
-        "stream": True,
-        "n": 8,
-        "logprobs": 5,
-        "max_tokens": 700,
-        "ignore_eos": True,
+        **{"model": MODEL, "prompt": STORY, "stream": True, "n": 8, "logprobs": 5},
+        **{"max_tokens": 700, "ignore_eos": True},
     }
     raw = json.dumps(body).encode()
-    request_id = "a-client-that-does-not-read"
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {cluster.keys['acme']}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(raw)}\r\nX-Request-Id: {request_id}\r\n"
@@ -138,8 +134,14 @@ def stalled_client(cluster: PageCluster) -> str:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", cluster.port))
         connection.sendall(head.encode() + raw)
-        first = connection.recv(1024)
-        assert b"200 OK" in first
+        assert b"200 OK" in connection.recv(1024)
+        yield connection
+
+
+def stalled_client(cluster: PageCluster) -> str:
+    """A client that does not read for a while."""
+    request_id = "a-client-that-does-not-read"
+    with unread_answer(cluster, request_id) as connection:
         time.sleep(STALL_S)
         while connection.recv(1 << 16):
             pass

@@ -22,7 +22,7 @@ export function attemptsTable(attempts, wholeS) {
       h("td", { class: "number" }, duration(attempt.start_s)),
       h("td", { class: "number" }, duration(attempt.first_output_s)),
       h("td", { class: "number" }, duration(attempt.end_s)),
-      h("td", {}, attempt.ended),
+      h("td", {}, attempt.ended || "running"),
       h("td", { class: "number" }, attempt.resumed_at_tokens > 0 ? count(attempt.resumed_at_tokens) : "–"),
       h("td", { class: "number" }, count(sum((choice) => choice.preemptions))),
       h("td", { class: "number" }, gaps > 0 ? `${count(gaps)}, longest ${duration(longest)}` : "none"),
@@ -73,7 +73,7 @@ export function failures(attempts) {
 
 /** The steps that computed the prompt, for each choice that has any. @param {Attempt[]} attempts */
 export function chunksTable(attempts) {
-  return attempts.flatMap((attempt) =>
+  return attempts.flatMap((attempt, place) =>
     attempt.choices
       .filter((choice) => choice.chunks.length > 0)
       .map((choice, index) => {
@@ -96,7 +96,7 @@ export function chunksTable(attempts) {
         const heads = ["Began after", "Took", "Own tokens", "Prefill in step", "Decode in step", "Padding", "Sequences"];
         return h(
           "details",
-          {},
+          { "data-name": `${place}-${index}` },
           h("summary", {}, `Prefill on ${attempt.worker_id ?? "a worker"}${of}: ${choice.chunks.length === 1 ? "one chunk" : `${choice.chunks.length} chunks`}`),
           h(
             "div",

@@ -10,6 +10,7 @@ export interface FleetView {
   history: { points: HistoryPoint[]; keeps_s: number };
   prefixes: Maybe<{ by_tenant: TenantPrefixes[]; half_life_s: number }>;
   requests: RequestSummary[];
+  running: RequestSummary[];
   tenants: TenantView[];
 }
 
@@ -121,6 +122,7 @@ export interface RequestSummary {
   protocol: string;
   lane: string;
   started_unix_ms: number;
+  is_running: boolean;
   outcome: string;
   is_failed: boolean;
   worker_id: Maybe<string>;

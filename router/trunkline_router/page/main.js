@@ -53,7 +53,7 @@ function show(view) {
   workers.show(view.workers, view.you.can_drain);
   load.show(view);
   byId("requests").hidden = !view.you.sees_requests;
-  requests.show(view.requests);
+  requests.show(view.requests, view.running);
   prefixes.show(view.you.sees_requests ? view.prefixes : null);
   tenants.show(view.tenants, view.you.sees_requests);
   playground.offer([...new Set(view.workers.map((worker) => worker.model).filter(Boolean))].sort());

@@ -22,6 +22,8 @@ export class RequestsPanel {
     this.api = api;
     /** @type {RequestSummary[]} */
     this.newest = [];
+    /** @type {RequestSummary[]} */
+    this.running = [];
     this.shownMs = 0;
     this.list = new KeyedList(
       rows,
@@ -35,30 +37,33 @@ export class RequestsPanel {
     filter.addEventListener("change", () => this.#choose());
   }
 
-  /** @param {RequestSummary[]} newest  of the stream */
-  show(newest) {
+  /** @param {RequestSummary[]} newest  that have ended  @param {RequestSummary[]} running */
+  show(newest, running) {
     this.newest = newest;
-    if (this.filter.value === "newest") {
-      if (!this.isHeld) this.#draw(newest);
-    } else if (performance.now() - this.shownMs > NOTABLE_EVERY_MS && !this.isHeld) this.#fetchNotable();
+    this.running = running;
+    if (this.isHeld) return;
+    if (this.filter.value === "newest") this.#draw(newest);
+    else if (this.filter.value === "running") this.#draw(running);
+    else if (performance.now() - this.shownMs > NOTABLE_EVERY_MS) this.#fetchNotable();
   }
 
   clear() {
     this.newest = [];
+    this.running = [];
     this.list.show([]);
   }
 
   #choose() {
     this.isHeld = false;
     this.shownMs = 0;
-    this.show(this.newest);
+    this.show(this.newest, this.running);
   }
 
   /** @param {boolean} isHeld */
   #hold(isHeld) {
     this.isHeld = isHeld;
     setText(this.note, isHeld ? "The list waits while the pointer is on it." : "");
-    if (!isHeld) this.show(this.newest);
+    if (!isHeld) this.show(this.newest, this.running);
   }
 
   async #fetchNotable() {
@@ -122,12 +127,13 @@ class Row {
     setText(this.cause, CAUSES[request.cause]?.short ?? request.cause);
     setText(this.total, duration(request.e2e_s));
     setText(this.outcome, outcomeOf(request));
-    setAttribute(this.outcome, "class", request.is_failed ? "bad" : null);
+    setAttribute(this.outcome, "class", request.is_failed ? "bad" : request.is_running ? "quiet" : null);
   }
 }
 
 /** @param {RequestSummary} request */
 export function outcomeOf(request) {
+  if (request.is_running) return "running";
   return request.is_failed ? `✕ ${request.outcome}` : request.outcome;
 }
 

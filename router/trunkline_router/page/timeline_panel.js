@@ -11,23 +11,27 @@ import { waterfall } from "./waterfall.js";
 
 /** @typedef {import("./fleet_view").RequestDetail} RequestDetail */
 
+const AGAIN_MS = 1_000;
+
 export class TimelinePanel {
   /** @param {any} element @param {import("./api.js").Api} api */
   constructor(element, api) {
     this.element = element;
     this.api = api;
     this.openId = "";
+    this.again = 0;
     /** @type {HTMLElement | null} */
     this.cameFrom = null;
     element.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => event.key === "Escape" && this.close());
   }
 
   /**
-   * Fetches a request and shows it.
+   * Fetches a request and shows it. A running one is fetched again until it has ended.
    * @param {string} id
    * @param {string} [tenant]  tells requests apart that have one id
    */
   async open(id, tenant = "") {
+    clearTimeout(this.again);
     const isNew = this.openId !== id;
     if (isNew) this.cameFrom = /** @type {HTMLElement | null} */ (document.activeElement);
     this.openId = id;
@@ -38,6 +42,7 @@ export class TimelinePanel {
       const request = /** @type {RequestDetail} */ (await response.json());
       if (this.openId !== id) return;
       this.#show(request);
+      if (request.is_running) this.again = setTimeout(() => this.open(id, tenant), AGAIN_MS);
     } catch (error) {
       if (this.openId !== id) return;
       if (!(error instanceof Refused || error instanceof TypeError)) throw error;
@@ -47,6 +52,7 @@ export class TimelinePanel {
   }
 
   close() {
+    clearTimeout(this.again);
     if (this.openId === "") return;
     this.openId = "";
     this.element.hidden = true;
@@ -65,8 +71,8 @@ export class TimelinePanel {
   #showProblem(id, error) {
     const isUnknown = error instanceof Refused && error.status === 404;
     const message = isUnknown
-      ? "This router process does not know the request. It may still run: requests are listed when they have ended. " +
-        "Or another router or process served it, or it is too old: the oldest ones are forgotten."
+      ? "This router process does not know the request. Another router or process may have served it, or it is too old: " +
+        "the oldest ones are forgotten."
       : `The request was not loaded: ${error instanceof Refused ? error.message : "no connection to the router"}.`;
     fill(this.element, this.#head(id, ""), h("p", {}, message));
     this.element.hidden = false;
@@ -76,6 +82,9 @@ export class TimelinePanel {
   #show(request) {
     const advice = CAUSES[blamed(request)]?.advice ?? "";
     const whole = Math.max(request.e2e_s ?? 0, coveredS(request), ...request.attempts_made.map((made) => made.end_s ?? 0));
+    // What is open, and focused, stays so when a running request is shown again.
+    const open = new Set([...this.element.querySelectorAll("details[open]")].map((details) => details.dataset.name));
+    const hadFocus = this.element.contains(document.activeElement);
     fill(
       this.element,
       this.#head(request.request_id, outcomeOf(request)),
@@ -90,7 +99,9 @@ export class TimelinePanel {
       ...failures(request.attempts_made),
       ...chunksTable(request.attempts_made),
     );
+    for (const details of this.element.querySelectorAll("details")) details.open = open.has(details.dataset.name);
     this.element.hidden = false;
+    if (hadFocus) this.element.focus({ preventScroll: true });
   }
 
   /** @param {string} id @param {string} outcome */

@@ -112,7 +112,9 @@ export function verdict(request) {
   const first =
     request.ttft_s !== null
       ? `First token after ${duration(request.ttft_s)}.`
-      : `It ended without a token, ${duration(request.e2e_s ?? whole)} after the start.`;
+      : request.is_running
+        ? `No token yet, ${duration(whole)} after the start.`
+        : `It ended without a token, ${duration(request.e2e_s ?? whole)} after the start.`;
   const stall = request.stalled_s > 0 ? ` Its client did not read for ${duration(request.stalled_s)} in all.` : "";
   if (longest === null || whole <= 0 || request.cause === "stalled_client") return first + stall;
   const words = CAUSES[longest.part]?.sentence ?? longest.part;
