@@ -127,6 +127,27 @@ async def test_it_exports_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
                 await asyncio.to_thread(received.get, timeout=PATIENCE_S)
 
 
+async def test_an_error_in_an_export_does_not_end_the_exports(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    received: Queue[Any] = Queue()
+    with over_grpc(received) as environment:
+        export = export_of({**environment, "OTEL_METRIC_EXPORT_INTERVAL": "10"}, monkeypatch)
+        works, calls = export._collect, 0
+
+        async def fail_once() -> Families:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                raise RuntimeError("a bug")
+            return await works()
+
+        monkeypatch.setattr(export, "_collect", fail_once)
+        async with export.running():
+            await asyncio.to_thread(received.get, timeout=PATIENCE_S)
+    assert "unexpected error in an export of metrics" in capfd.readouterr().out
+
+
 async def test_a_collector_that_is_silent_costs_a_line_and_delays_nobody(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

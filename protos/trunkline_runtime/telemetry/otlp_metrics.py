@@ -62,10 +62,13 @@ class MetricsExport:
             await self.close()
 
     async def run(self) -> None:
-        """Exports until it is cancelled."""
+        """Exports until it is cancelled. An error is logged; it must not end the process."""
         while True:
             await asyncio.sleep(self._interval_s)
-            await self.export()
+            try:
+                await self.export()
+            except Exception as error:
+                get_logger().error("unexpected error in an export of metrics", exc_info=error)
 
     async def export(self) -> None:
         """Exports the metrics of now. A failure is logged."""

@@ -36,16 +36,16 @@ class Scrape:
         return self._families()
 
     async def run(self) -> None:
-        """Tells the other processes until it is cancelled."""
-        problem: str | None = None
+        """Tells the other processes until it is cancelled. A failure is logged once; it must not end the router."""
+        problem = ""
         while self._place is not None:
             try:
                 await self._write(self._place)
-                problem = None
-            except OSError as error:
-                if error.strerror != problem:
-                    problem = error.strerror
-                    get_logger().warning("metrics cannot be written for the other processes", problem=problem)
+                problem = ""
+            except Exception as error:
+                if str(error) != problem:
+                    problem = str(error)
+                    get_logger().error("metrics cannot be told to the other processes", exc_info=error)
             await asyncio.sleep(SNAPSHOT_S)
 
     def _families(self) -> Iterable[Metric]:

@@ -50,6 +50,9 @@ class SnapshotPlace:
     def write(self, families: Snapshot, now_s: float) -> None:
         """Replaces the process's snapshot. now_s: of a clock that all processes share. Raises OSError."""
         _replace(self.file, {"written_s": now_s, "families": families})
+        for name in (PAST, NAMES):  # many systems delete temporary files that have not changed for some days
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(self.directory / name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from prometheus_client.samples import Exemplar
 
 from trunkline_router.scraping.merging import family_snapshot, merged
 from trunkline_router.scraping.shared_names import SharedNames
-from trunkline_router.scraping.snapshot_files import PAST, SILENT_S, SnapshotPlace, bury, read_all
+from trunkline_router.scraping.snapshot_files import NAMES, PAST, SILENT_S, SnapshotPlace, bury, read_all
 from trunkline_runtime.telemetry.bounded_names import OTHER
 from trunkline_runtime.telemetry.bucket_counts import BucketCounts
 from trunkline_runtime.telemetry.exposition import counter, gauge, histogram
@@ -104,6 +104,16 @@ def test_a_process_that_hangs_keeps_its_counters_alone(tmp_path: Path) -> None:
     SnapshotPlace(tmp_path, 0, 0).write([family_snapshot(served(5)), family_snapshot(waiting)], NOW_S)
     assert answer(tmp_path, NOW_S + SILENT_S)["trunkline_router_waiting_requests"] == 1.0
     assert answer(tmp_path, NOW_S + SILENT_S + 1) == {"served_total,batch": 5.0}
+
+
+def test_files_that_seldom_change_do_not_look_forgotten(tmp_path: Path) -> None:
+    place = SnapshotPlace(tmp_path, 0, 1)
+    bury(SnapshotPlace(tmp_path, 0, 0))
+    SharedNames(tmp_path / NAMES, 4).label("a")
+    for name in (PAST, NAMES):
+        os.utime(tmp_path / name, (0.0, 0.0))
+    place.write([], NOW_S)
+    assert all((tmp_path / name).stat().st_mtime > 0 for name in (PAST, NAMES))
 
 
 def test_processes_agree_on_the_names_that_have_labels(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import TokenIds
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.request.tenants import Tenant, Tenants
+from trunkline_router.telemetry.request_observer import RequestObserver
 from trunkline_router.telemetry.request_record import RequestRecord
 from trunkline_router.watch.record_ring import RecordRing
 
@@ -180,3 +181,24 @@ def test_a_busy_tenant_does_not_displace_the_requests_of_others() -> None:
         ring.add(record("quiet", number))
     assert sorted(name.split("-")[0] for name in kept(ring)) == ["busy"] * 4 + ["quiet"] * 4
     assert len(ring) == 8
+
+
+async def test_plans_of_old_requests_are_forgotten_and_their_decisions_are_not() -> None:
+    """A plan has a row for each worker of the model: of a large fleet it is large."""
+    seen: list[RequestRecord] = []
+    ring = RecordRing(100, most_rows=5)
+
+    class Keeper:
+        def request_ended(self, record: RequestRecord) -> None:
+            ring.add(record)
+            seen.append(record)
+
+    observer = RequestObserver(listeners=[Keeper()])
+    async with cluster(FakeWorker("a"), FakeWorker("b"), observer=observer) as router:
+        for number in range(4):
+            await router.answer([1, 2, 3], request_id=str(number))
+    assert [placement.plan for record in seen for placement in record.placements] == [None] * 4
+    told = list(ring.newest_first())
+    assert ring.num_rows == 4
+    assert [len(entry.candidates(0)) for entry in told] == [2, 2, 0, 0]
+    assert {entry.record.placements[0].worker for entry in told} <= {"a", "b"}
