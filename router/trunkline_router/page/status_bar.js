@@ -49,5 +49,5 @@ function words({ freshness, problem, dataAt, retryAt }) {
   const why = problem === "" ? "" : `: ${problem}${again}`;
   if (freshness === "connecting") return `Connecting${why || " …"}`;
   const age = (performance.now() - dataAt) / 1000;
-  return `Stale for ${duration(Math.round(age))}${why}`;
+  return `Stale for ${age < 100 ? `${Math.round(age)} s` : duration(age)}${why}`;
 }
