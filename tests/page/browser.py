@@ -42,6 +42,10 @@ class Browser:
         """Opens an address in a new tab.  key: already entered;  look: colorScheme, viewport and the like"""
         self._ask("open", url=url, key=key, look=look)
 
+    def close(self) -> None:
+        """Closes the tab: its server may end."""
+        self._ask("close")
+
     def click(self, selector: str) -> None:
         self._ask("click", selector=selector)
 
@@ -92,8 +96,9 @@ class Browser:
         """Asserts that the page has called no other host since the last check, and that its console had no error or
         warning but those that contain an expected text: the browser itself logs each refusal of the router."""
         told = self._ask("problems")
-        assert told["foreign"] == [], "the page called another host"
-        assert [problem for problem in told["problems"] if not any(text in problem for text in expected)] == []
+        assert not told["foreign"], f"the page called another host: {told['foreign']}"
+        problems = [problem for problem in told["problems"] if not any(text in problem for text in expected)]
+        assert not problems, problems
 
     def quit(self) -> None:
         self._ask("quit")

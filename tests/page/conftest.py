@@ -26,3 +26,4 @@ def page(browser: Browser) -> Iterator[Browser]:
     """The browser. The page must have logged no error and called no other host at the end."""
     yield browser
     browser.check_behaviour()
+    browser.close()

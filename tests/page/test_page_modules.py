@@ -1,7 +1,7 @@
 """Modules of the page on their own, in the browser that runs them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -28,10 +28,12 @@ class Modules:
 
 
 @pytest.fixture(scope="module")
-def modules(browser: Browser, cluster: PageCluster) -> Modules:
+def modules(browser: Browser, cluster: PageCluster) -> Iterator[Modules]:
     browser.open(cluster.url, cluster.keys["operator"])
     browser.wait("#freshness", "Live")
-    return Modules(browser)
+    yield Modules(browser)
+    browser.check_behaviour("TrustedHTML")  # as a test below wants
+    browser.close()
 
 
 def test_numbers_have_three_digits_and_a_unit(modules: Modules) -> None:

@@ -36,6 +36,11 @@ const commands = {
     if (key) await page.addInitScript((given) => sessionStorage.setItem("trunkline.api-key", given), key);
     await page.goto(url);
   },
+  // Closes the tab.
+  async close() {
+    await context?.close();
+    context = undefined;
+  },
   // What was wrong since the last call.
   problems() {
     const told = { problems, foreign };
