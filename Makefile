@@ -29,7 +29,7 @@ TYPESCRIPT ?= typescript@7.0.2
 
 # The two halves of the tests run at the same time on two cores, and take about equally long. This one computes
 # (interpreted kernels above all) and has the clients of others; the rest starts fleets of processes.
-HALF := tests/kernels tests/worker tests/bench tests/deploy tests/contract tests/runtime tests/clients tests/fuzz
+HALF := tests/kernels tests/worker tests/bench tests/deploy tests/contract tests/runtime tests/clients tests/fuzz tests/cli
 HALF_LOG := $(VENV)/half-of-tests.log
 INSTALL_LOG := $(VENV)/install.log
 
@@ -43,7 +43,7 @@ NODE_CLIENTS := tests/clients/node
 NODE_PAGE := tests/page/node
 PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
-.PHONY: help serve test test-slow fuzz clients lint protos chart-schema settings-reference access-table metrics-reference house demo-model clean \
+.PHONY: help serve test test-slow fuzz clients lint protos chart-schema settings-reference access-table metrics-reference observability house demo-model clean \
   bench-engine bench-peer bench-http-peer bench-aiperf bench-host bench-observation bench-overload bench-calibration bench-scheduler \
   bench-fleet bench-gpu bench-routing bench-faults bench-quotas bench-streaming bench-attacks bench-fairness
 .PHONY: help-files help-bench
@@ -66,6 +66,7 @@ help-files:
 	@echo 'make settings-reference   writes the reference of the settings'
 	@echo 'make access-table         writes the tables of what callers need'
 	@echo 'make metrics-reference    writes the reference of the metrics'
+	@echo 'make observability        writes the Grafana dashboards, and the copies of dashboards and rules in the chart'
 	@echo 'make house                draws the rooms and their imports into docs/architecture.md'
 	@echo 'make demo-model           trains the demo model'
 
@@ -96,7 +97,7 @@ test: $(DEV_STAMP) $(CLIENTS_STAMP)
 	@$(BIN)/python -m pytest -m 'not slow' $(HALF) > $(HALF_LOG) 2>&1 & half=$$!; \
 	trap 'kill $$half 2> /dev/null || true' EXIT; failed=0; \
 	$(BIN)/python -m pytest -m 'not slow' $(addprefix --ignore=,$(HALF)) || failed=1; \
-	echo 'make: waiting for the tests of engine, kernels, simulation, chart and clients, which run at the same time'; \
+	echo 'make: waiting for the tests of engine, kernels, simulation, chart, command line and clients, which run at the same time'; \
 	wait $$half || failed=1; cat $(HALF_LOG); exit $$failed
 
 test-slow: $(DEV_STAMP) $(CLIENTS_STAMP)
@@ -117,6 +118,7 @@ lint: $(DEV_STAMP)
 	@$(BIN)/python -m deploy.lint.settings_reference --check
 	@$(BIN)/python -m deploy.lint.access_table --check
 	@$(BIN)/python -m deploy.lint.metrics_reference --check
+	@$(BIN)/python -m deploy.lint.observability --check
 	@$(BIN)/python -m deploy.lint.house --check
 	@$(BIN)/python -m deploy.lint.plain_words
 	@deploy/lint/buf.sh $(BUF)
@@ -136,6 +138,9 @@ access-table: $(DEV_STAMP)
 
 metrics-reference: $(DEV_STAMP)
 	@$(BIN)/python -m deploy.lint.metrics_reference
+
+observability: $(DEV_STAMP)
+	@$(BIN)/python -m deploy.lint.observability
 
 house: $(DEV_STAMP)
 	@$(BIN)/python -m deploy.lint.house

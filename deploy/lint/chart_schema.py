@@ -27,6 +27,7 @@ SET_BY_CHART = {
     "workerConfig": {
         *SET_FOR_BOTH,
         *("model", "served_model_name", "worker_id", "tls_router_names"),
+        *("metrics_port", "metrics_token_file", "metrics_anonymous"),
     },
 }
 TYPES = {int: "integer", float: "number", bool: "boolean", str: "string", tuple: "array"}

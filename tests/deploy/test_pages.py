@@ -44,7 +44,9 @@ def test_the_first_page_is_read_to_its_end() -> None:
     assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 120
 
 
-@pytest.mark.parametrize("script", ["house", "settings_reference", "chart_schema", "metrics_reference", "plain_words"])
+@pytest.mark.parametrize(
+    "script", ["house", "settings_reference", "chart_schema", "metrics_reference", "plain_words", "observability"]
+)
 def test_what_is_generated_or_linted_is_as_committed(script: str) -> None:
     command = [sys.executable, "-m", f"deploy.lint.{script}", "--check"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)

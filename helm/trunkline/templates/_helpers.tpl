@@ -329,3 +329,57 @@ see what comes by valueFrom. */}}
   value: {{ ternary "rediss" "redis" (not (empty .Values.tls.redisSecret)) }}://:$(REDIS_PASSWORD)@{{ include "trunkline.redis" . }}:{{ .Values.redis.port }}/0
 {{- end }}
 {{- end -}}
+
+{{/* The settings of workers' metrics. Fails if they could be read by any client without being permitted. Takes the root. */}}
+{{- define "trunkline.workerMetrics" -}}
+{{- $metrics := .Values.observability.workerMetrics -}}
+{{- $made := dict -}}
+{{- if $metrics.enabled -}}
+{{- $made = dict "metrics_port" $metrics.port -}}
+{{- if $metrics.token.name -}}
+{{- $_ := set $made "metrics_token_file" "/etc/trunkline-metrics-token/token" -}}
+{{- else if or $metrics.anonymous .Values.allowAnonymous -}}
+{{- $_ := set $made "metrics_anonymous" true -}}
+{{- else -}}
+{{- fail "observability.workerMetrics: any client could read the metrics of workers: set token, or anonymous: true" -}}
+{{- end -}}
+{{- end -}}
+{{- $made | toJson -}}
+{{- end -}}
+
+{{/* The OTEL_* variables of routers and workers. Takes the root. */}}
+{{- define "trunkline.traces" -}}
+{{- with .Values.observability.traces -}}
+{{- if .endpoint -}}
+- name: OTEL_TRACES_EXPORTER
+  value: otlp
+- name: OTEL_EXPORTER_OTLP_ENDPOINT
+  value: {{ .endpoint | quote }}
+- name: OTEL_EXPORTER_OTLP_PROTOCOL
+  value: {{ .protocol | quote }}
+- name: OTEL_TRACES_SAMPLER
+  value: parentbased_traceidratio
+- name: OTEL_TRACES_SAMPLER_ARG
+  value: {{ .ratio | quote }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* How Prometheus connects to an endpoint with certificates. Takes a dict of root and name (in the certificate). */}}
+{{- define "trunkline.scrapeTls" -}}
+{{- $secret := .root.Values.observability.monitors.tlsSecret -}}
+scheme: https
+tlsConfig:
+  serverName: {{ .name }}
+  ca: {secret: {name: {{ $secret }}, key: ca.crt}}
+  cert: {secret: {name: {{ $secret }}, key: tls.crt}}
+  keySecret: {name: {{ $secret }}, key: tls.key}
+{{- end -}}
+
+{{/* What Prometheus presents. Takes an entry of a Secret: a dict of name and key. */}}
+{{- define "trunkline.scrapeKey" -}}
+{{- if .name -}}
+authorization:
+  credentials: {name: {{ .name }}, key: {{ .key }}}
+{{- end -}}
+{{- end -}}

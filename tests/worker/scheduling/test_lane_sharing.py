@@ -370,3 +370,37 @@ def test_a_step_that_brings_a_tenant_its_only_first_token_is_a_quarter_as_long()
     assert 200 < rig.plans[-1].num_tokens < 250
     rig.step()
     assert 850 < rig.plans[-1].num_tokens < 950, "others are not slowed down for longer"
+
+
+@pytest.mark.parametrize(
+    "arrivals",
+    [
+        # Two tenants that take from each other.
+        [
+            ([0, 0, 0, 1, 0, 0], 3, "b", STANDARD, 2),
+            ([1, 0, 0, 1, 0], 4, "a", STANDARD, 2),
+            ([1, 0], 3, "b", STANDARD, 4),
+        ],
+        # The same after an interactive sequence.
+        [([1], 5, "a", INTERACTIVE, 5), ([1, 1], 3, "a", STANDARD, 4), ([1], 3, "b", STANDARD, 6)],
+        # The lower lane gives way to an interactive sequence, and is shared out before its blocks are free.
+        [
+            ([0], 8, "b", STANDARD, 5),
+            ([1, 1, 1], 3, "b", STANDARD, 0),
+            ([1, 1, 0, 1, 0, 0], 3, "a", INTERACTIVE, 6),
+            ([1, 1, 1, 1], 4, "a", STANDARD, 4),
+        ],
+    ],
+    ids=["two tenants", "two tenants after another", "two lanes"],
+)
+def test_sequences_that_take_blocks_from_each_other_advance_all_the_same(
+    arrivals: list[tuple[list[int], int, str, Lane, int]],
+) -> None:
+    """Steps run ahead, so a sequence may lose its blocks before its first token is known."""
+    rig = Rig(num_blocks=9, block_size=1, max_step_tokens=20, run_ahead=2, max_running=6)
+    for prompt, max_tokens, tenant, lane, steps in arrivals:
+        rig.submit(prompt, max_tokens, tenant=tenant, lane=lane)
+        for _ in range(steps):
+            rig.step()
+    rig.run(most_steps=100)
+    assert len(rig.finished) == len(arrivals)

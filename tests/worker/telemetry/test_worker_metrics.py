@@ -92,6 +92,10 @@ async def test_names_labels_and_buckets_are_those_of_vllm() -> None:
     assert reasons == set(LISTED["finished_reasons"])
     sources = {s.labels["source"] for s in found["vllm:prompt_tokens_by_source"].samples}
     assert sources == set(LISTED["token_sources"])
+    tiers = {s.labels["source"] for s in found["vllm:prompt_tokens_cached_by_source"].samples}
+    assert tiers == set(LISTED["cache_tiers"])
+    states = {s.labels["sleep_state"] for s in found["vllm:engine_sleep_state"].samples}
+    assert states == set(LISTED["sleep_states"])
 
 
 async def test_values_are_those_of_steps_and_timelines() -> None:
@@ -101,6 +105,8 @@ async def test_values_are_those_of_steps_and_timelines() -> None:
     assert value(found, "vllm:generation_tokens", "_total") == 5
     assert value(found, "vllm:prompt_tokens", "_total") == value(found, "vllm:prefix_cache_queries", "_total") == 100
     assert value(found, "vllm:prompt_tokens_by_source", "_total", source="local_compute") == 84
+    assert value(found, "vllm:prompt_tokens_cached_by_source", "_total", source="device") == 16
+    assert value(found, "vllm:engine_sleep_state", sleep_state="awake") == 1
     assert value(found, "vllm:num_preemptions", "_total") == 2
     assert value(found, "vllm:request_success", "_total", finished_reason="length") == 1
     for name, seconds in {
@@ -179,6 +185,7 @@ async def test_the_answer_is_valid_openmetrics_too() -> None:
     content_type = content_type_of("application/openmetrics-text; version=1.0.0")
     body = await exposition(lived().families(NOW_S), content_type)
     assert content_type.startswith("application/openmetrics-text")
+    assert b"\nvllm:generation_tokens_total{" in body, "colons stay"
     names = Counter(family.name for family in parse_openmetrics(body.decode()))  # type: ignore[no-untyped-call]
     assert names["vllm:generation_tokens"] == 1
     assert set(names.values()) == {1}, "a family is not repeated"

@@ -51,6 +51,7 @@ class Sequence:
     num_matched: int = 0  # leading blocks that were found in the cache at admission
     num_reused: int = 0  # tokens in them
     generation: int = 0  # grows with each preemption
+    len_at_admission: int = 0  # tokens that it had when it was last admitted
     has_yielded: bool = False  # it was preempted for another tenant of its lane, and has not been admitted again
     num_charged: int = 0  # leading tokens that count as its tenant's input: see fair_share.py
     promised_len: int = 0  # up to this length it keeps its blocks, whichever sequence wants them: see aging.py
@@ -97,6 +98,11 @@ class Sequence:
     def is_aged(self) -> bool:
         """Whether it has not reached the length up to which it keeps its blocks."""
         return self.num_scheduled < self.promised_len
+
+    @property
+    def owes_progress(self) -> bool:
+        """Whether it was preempted, and has got no token since it was admitted again."""
+        return self.generation > 0 and len(self.token_ids) == self.len_at_admission
 
     @property
     def num_output(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import chain
 
+from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 
 from trunkline_runtime.log import get_logger
@@ -78,6 +79,7 @@ class MetricsSources:
         self._tls = tls
         self._gpu = gpu
         self._spans = spans
+        self._process = ProcessCollector(registry=None)  # of the front: the engine is a process of its own
 
     async def collect(self) -> Families:
         """All metrics of now, made one by one."""
@@ -99,3 +101,4 @@ class MetricsSources:
         )
         yield spans_family("trunkline_worker_spans", self._spans)
         yield expiry_family(self._tls)
+        yield from self._process.collect()

@@ -2,7 +2,8 @@
 
 Where everything fits, these rules have no effect: a tenant alone uses all there is. Where a tenant's next sequence does
 not fit, running sequences of a tenant that holds more give way, by shares.may_take(). Each preemption lowers the
-highest of the levels concerned, so with the same tenants the preemptions come to an end, and none is reversed.
+highest of the levels concerned. A sequence that gave way gets a token before it gives way again, so preemptions come to
+an end even where levels change while sequences grow.
 """
 
 from collections.abc import Callable, Iterator
@@ -356,8 +357,10 @@ class LaneSharing:
         self.left(sequence)
 
     def _candidates(self, shares: LaneShares, account: Account) -> Iterator[Sequence]:
-        """Running sequences of a tenant that may be preempted."""
-        return (s for s in shares.members.get(account, ()) if self._evictions.may_evict(s))
+        """Running sequences of a tenant that may be preempted for another one of their lane. One that was preempted
+        before first gets a token: otherwise two sequences could preempt each other for ever."""
+        members = shares.members.get(account, ())
+        return (s for s in members if not s.owes_progress and self._evictions.may_evict(s))
 
     def _budget(self) -> StepBudget:
         """What the step has for prompts if all running sequences decode."""

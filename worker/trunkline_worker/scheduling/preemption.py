@@ -40,6 +40,8 @@ class Preemption:
         self._overdue = overdue
         self._evictions = evictions
         self._sharing = sharing
+        # Waiting sequences for which lower lanes gave way, by lane: no lower lane is to share out that room.
+        self._expected: list[Sequence | None] = [None for _ in LANES]
 
     def can_grow(self, sequence: Sequence) -> bool:
         """Whether a running sequence can have one more block, after preempting others for it where that is allowed."""
@@ -72,6 +74,8 @@ class Preemption:
                     return  # lower lanes must not use that room
             elif lane is not Lane.BATCH:
                 self._make_way_for(lane, now_s)
+                if self._keeps_room(lane, now_s):
+                    return
 
     def _make_way_for(self, lane: Lane, now_s: float) -> None:
         """Admits the next sequences of a lane for which lower lanes have to give way."""
@@ -89,15 +93,36 @@ class Preemption:
             is_overdue = lane_is_overdue and self._sharing.may_stretch(sequence)
             if admission.fits(sequence, running, is_overdue=is_overdue):
                 break  # it is admitted together with all others
-            self._preempt_lower_lanes(sequence, is_overdue=is_overdue)
+            if self._preempt_lower_lanes(sequence, is_overdue=is_overdue):
+                self._expected[lane] = sequence
             if not admission.fits(sequence, running, is_overdue=is_overdue):
                 break
             self._running.join(sequence, now_s)
             self._sharing.joined(lane)
         waiting.restore()
 
-    def _preempt_lower_lanes(self, sequence: Sequence, *, is_overdue: bool) -> None:
-        """Preempts sequences of lower lanes for one that is to be admitted, if that is enough."""
+    def _keeps_room(self, lane: Lane, now_s: float) -> bool:
+        """Whether a sequence of a lane waits for which lower lanes gave way, and that fits, or will once the blocks are
+        free that steps in flight still write."""
+        sequence = self._expected[lane]
+        if sequence is None:
+            return False
+        if sequence in self._waiting and not self._running.computes_next_of(sequence):
+            is_overdue = self._overdue.is_overdue(lane, now_s) and self._sharing.may_stretch(sequence)
+            if self._admission.would_fit_without(
+                [],
+                sequence,
+                self._running.members,
+                is_overdue=is_overdue,
+                retiring_blocks=self._running.num_retiring_blocks,
+            ):
+                return True
+        self._expected[lane] = None
+        return False
+
+    def _preempt_lower_lanes(self, sequence: Sequence, *, is_overdue: bool) -> bool:
+        """Preempts sequences of lower lanes for one that is to be admitted, if that is enough. Returns whether it
+        preempted any."""
         admission, evictions, running = self._admission, self._evictions, self._running
         lower = evictions.of_lower_lanes(sequence)
         if (
@@ -105,7 +130,8 @@ class Preemption:
             or running.is_retiring
             or not admission.would_fit_without(lower, sequence, running.members, is_overdue=is_overdue)
         ):
-            return
+            return False
+        left_before = evictions.left
         while (
             evictions.left
             and not running.is_retiring
@@ -113,8 +139,9 @@ class Preemption:
         ):
             victim = cheapest_victim(running.members, sequence.rank, lower_lanes_only=True, spared=running.is_settled)
             if victim is None:
-                return
+                break
             self._preempt(victim)
+        return evictions.left < left_before
 
     def _preempt(self, sequence: Sequence) -> None:
         self._evictions.evict(sequence)

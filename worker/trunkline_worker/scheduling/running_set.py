@@ -97,6 +97,7 @@ class RunningSet:
         account = sequence.account
         waiting.lanes[sequence.lane].start(account)
         sequence.has_yielded = False
+        sequence.len_at_admission = len(sequence.token_ids)
         if sequence.cached_tokens is None:
             sequence.cached_tokens = min(sequence.num_computed, sequence.prompt_len)
             sequence.admitted_s = now_s

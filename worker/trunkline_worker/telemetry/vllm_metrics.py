@@ -28,6 +28,8 @@ REQUEST_BUCKETS = (
 ITERATION_BUCKETS = (*(float(1 << power) for power in (0, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14)),)
 PREEMPTION_BUCKETS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+TIERS = ("device", "host", "disk", "p2p", "external_unspecified")  # all cached tokens are in the device's memory
+SLEEP_STATES = {"awake": 1.0, "weights_offloaded": 0.0, "discard_all": 0.0}  # a worker never sleeps
 FINISHED_REASONS = ("stop", "length", "abort", "error", "repetition")
 TIMES = {
     "e2e_request_latency_seconds": "Time from the submit to the end of the choice.",
@@ -127,6 +129,8 @@ class VllmMetrics:
         yield gauge(
             "vllm:num_requests_waiting_by_reason", "Choices that wait for admission.", (*LABELS, "reason"), reasons
         )
+        states = [((*values, state), value) for state, value in SLEEP_STATES.items()]
+        yield gauge("vllm:engine_sleep_state", "1 for the state of the engine.", (*LABELS, "sleep_state"), states)
         info = (str(self._model.block_size), str(self._model.kv_blocks), ENGINE)
         labels = ("block_size", "num_gpu_blocks", "engine")
         yield gauge("vllm:cache_config_info", "Size of the KV pool, as labels.", labels, [(info, 1.0)])
@@ -148,6 +152,13 @@ class VllmMetrics:
             "Prompt tokens, by where their KV came from.",
             (*LABELS, "source"),
             [((*values, source), count) for source, count in sources],
+        )
+        tiers = zip(TIERS, (self._cached_tokens, *(0 for _ in TIERS[1:])), strict=True)
+        yield counter(
+            "vllm:prompt_tokens_cached_by_source",
+            "Prompt tokens found in the prefix cache, by the tier that held them.",
+            (*LABELS, "source"),
+            [((*values, tier), count) for tier, count in tiers],
         )
         yield counter(
             "vllm:request_success",

@@ -1,0 +1,35 @@
+"""Parts of queries in PromQL."""
+
+RATE = "$__rate_interval"
+
+# Variables of the dashboards, as selectors.
+MODEL, WORKER, TENANT = 'model_name=~"$model"', 'worker=~"$worker"', 'tenant=~"$tenant"'
+
+
+def rate(metric: str, *selectors: str, by: str = "") -> str:
+    """The sum of a counter's rates."""
+    return f"sum{_by(by)} (rate({metric}{{{', '.join(selectors)}}}[{RATE}]))"
+
+
+def increase(metric: str, *selectors: str, by: str = "") -> str:
+    """How much a counter grew in the time range of the dashboard."""
+    return f"sum{_by(by)} (increase({metric}{{{', '.join(selectors)}}}[$__range]))"
+
+
+def quantile(share: float, histogram: str, *selectors: str, by: str = "") -> str:
+    """A quantile of a histogram."""
+    return f"histogram_quantile({share}, {rate(f'{histogram}_bucket', *selectors, by=f'le, {by}' if by else 'le')})"
+
+
+def mean(histogram: str, *selectors: str, by: str = "") -> str:
+    """The mean of a histogram."""
+    return ratio(rate(f"{histogram}_sum", *selectors, by=by), rate(f"{histogram}_count", *selectors, by=by))
+
+
+def ratio(part: str, whole: str) -> str:
+    """A quotient, without series whose divisor is 0."""
+    return f"{part} / ({whole} > 0)"
+
+
+def _by(labels: str) -> str:
+    return f" by ({labels})" if labels else ""

@@ -1,0 +1,165 @@
+"""A real Prometheus scrapes a real cluster under mixed load: all queries of our dashboards and rules return data,
+and all metrics that dashboards of others know have some."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import pytest
+
+from tests.cluster.collector import collecting
+from tests.cluster.mixed_load import MixedLoad
+from tests.cluster.processes import Process, Worker, script, wait_until
+from tests.cluster.prometheus import Prometheus, scraping, with_variables_set
+from tests.deploy.observability import alerts, dashboard_queries, foreign_names, metrics_in, rules
+from tests.worker.engine_rig import DEMO_MODEL
+from trunkline_bench.servers.ports import free_port
+from trunkline_bench.servers.redis_server import RedisServer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+LOAD_S = 40.0
+KILLED_AFTER_S = 15.0
+TENANTS = {
+    "acme": {"weight": 3, "lane": "interactive", "requests_per_minute": 100000, "tokens_per_minute": 100000000},
+    "greedy": {"lane": "interactive", "requests_per_minute": 20},
+    "*": {"lane": "interactive"},
+}
+# Metrics that this cluster cannot have, and why. Queries of these alone return nothing.
+ABSENT = {
+    "there is no GPU": {
+        *("trunkline_gpu_busy_ratio", "trunkline_gpu_memory_busy_ratio", "trunkline_gpu_memory_used_bytes"),
+        *("trunkline_gpu_power_watts", "trunkline_gpu_temperature_celsius"),
+    },
+    "there is no TLS": {"trunkline_certificate_expires_in_seconds"},
+    "no request kills engines": {"trunkline_router_quarantines_total"},
+}
+NOT_HERE = {name for names in ABSENT.values() for name in names}
+
+
+class Scraped(NamedTuple):
+    prometheus: Prometheus
+    router_url: str
+    worker_ports: list[int]
+
+
+@pytest.fixture(scope="module")
+def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
+    """After mixed load in which a worker was killed and came back."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    (folder / "tenants.json").write_text(json.dumps(TENANTS))
+    with ExitStack() as stack:
+        redis = stack.enter_context(RedisServer())
+        environment = {**stack.enter_context(collecting()).environment(), "OTEL_METRICS_EXPORTER": "none"}
+        ports = {free_port(): free_port() for _ in range(2)}  # of metrics, by port
+
+        def worker(port: int) -> Worker:
+            flags = ("--dtype=float32", "--kv-blocks=256", "--price-per-hour=2.5", f"--metrics-port={ports[port]}")
+            started = Worker(DEMO_MODEL, *flags, port=port, environment=environment)
+            stack.callback(started.stop)
+            return started
+
+        workers = [worker(port) for port in ports]
+        grpc_port, http_port = free_port(), free_port()
+        router = Process(
+            script("trunkline-router"),
+            f"--workers={','.join(one.address for one in workers)}",
+            f"--port={grpc_port}",
+            f"--http-port={http_port}",
+            "--processes=2",
+            f"--redis-url=redis://127.0.0.1:{redis.port}",
+            f"--tenants={folder / 'tenants.json'}",
+            environment=environment,
+        )
+        stack.callback(router.stop)
+        for one in workers:
+            one.wait_ready()
+        router.wait_for("worker connected")
+        addresses = {f"127.0.0.1:{port}": ports[port] for port in ports}
+        prometheus = stack.enter_context(scraping(folder, [http_port], addresses))
+        wait_until(lambda: prometheus.targets_down() == [], "all targets are scraped")
+        url = f"http://127.0.0.1:{http_port}"
+        asyncio.run(under_load(MixedLoad(f"127.0.0.1:{grpc_port}", url), workers, worker))
+        wait_until(lambda: prometheus.targets_down() == [], "the worker that came back is scraped")
+        yield Scraped(prometheus, url, list(ports.values()))
+
+
+async def under_load(load: MixedLoad, workers: list[Worker], restarted: Callable[[int], Worker]) -> None:
+    """Mixed load, in which a worker's engine is killed under streams and comes back."""
+    began_s = time.monotonic()
+
+    def kill() -> None:
+        os.kill(workers[0].engine_pid(), signal.SIGKILL)
+
+    def mend() -> None:
+        workers[0].process.wait()
+        restarted(workers[0].port).wait_ready()
+
+    async def lose_one() -> None:
+        await asyncio.sleep(KILLED_AFTER_S)
+        await load.many_streams(kill)
+        await asyncio.to_thread(mend)
+
+    await asyncio.gather(
+        load.run(lambda: time.monotonic() - began_s > LOAD_S),
+        lose_one(),
+        load.client_that_does_not_read(seconds=KILLED_AFTER_S / 2),
+    )
+    assert load.answered > 50
+
+
+def test_each_query_of_the_dashboards_returns_data(scraped: Scraped) -> None:
+    silent = {
+        asked.place: asked.expr
+        for asked in dashboard_queries()
+        if not metrics_in(asked.expr) & NOT_HERE and not scraped.prometheus.has(with_variables_set(asked.expr))
+    }
+    assert silent == {}
+
+
+def test_each_recording_rule_and_each_metric_of_an_alert_has_data(scraped: Scraped) -> None:
+    assert scraped.prometheus.rule_problems() == []
+    names = {rule["record"] for rule in rules() if "record" in rule}
+    for rule in alerts().values():
+        names |= metrics_in(rule["expr"])
+    assert silent_names(scraped.prometheus, names - NOT_HERE) == set()
+
+
+def test_each_metric_of_other_dashboards_has_data(scraped: Scraped) -> None:
+    served, absent = foreign_names()
+    assert silent_names(scraped.prometheus, served) == set()
+    assert silent_names(scraped.prometheus, absent) == absent, "these are served now: take them off the list"
+
+
+def silent_names(prometheus: Prometheus, names: set[str]) -> set[str]:
+    """Metrics without a sample. A histogram has its samples under longer names."""
+    return {name for name in names if not prometheus.has(f'{{__name__=~"{name}(_bucket)?"}}')}
+
+
+def test_requests_in_histograms_have_the_ids_of_their_traces(scraped: Scraped) -> None:
+    for histogram in ("trunkline_router_first_token_seconds", "gen_ai_server_request_duration_seconds"):
+        found = scraped.prometheus.exemplars(f"{histogram}_bucket")
+        assert found
+        assert all(len(labels["trace_id"]) == 32 for labels in found)
+
+
+def test_promtool_has_nothing_to_say_against_the_metrics(scraped: Scraped) -> None:
+    for url in (scraped.router_url, *(f"http://127.0.0.1:{port}" for port in scraped.worker_ports)):
+        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+            text = answer.read()
+        done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
+        said = done.stdout.decode() + done.stderr.decode()
+        problems = [line for line in said.splitlines() if not line.startswith("vllm:")]
+        assert (done.returncode in (0, 3), problems) == (True, []), said
+
+
+def test_the_lost_worker_is_in_the_numbers(scraped: Scraped) -> None:
+    counted = scraped.prometheus.samples("sum by (worker) (trunkline_router_worker_losses_total) > 0")
+    assert len(counted) == 1
