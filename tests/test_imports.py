@@ -125,7 +125,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "gate": "identity prompts request workers",
         "http": "gate prompts request",
         "http.wire": "gate http",
-        "watch": "identity quotas request routing shared_state telemetry workers",
+        "recent": "routing telemetry",
+        "watch": "identity quotas recent request routing shared_state telemetry workers",
         "dispatch": "claims failover quotas request routing streaming telemetry workers",
         "api": "dispatch gate identity prompts quotas request routing sessions shared_state streaming telemetry "
         "watch workers",

@@ -35,6 +35,7 @@ from trunkline_router.live.page_files import PageFiles
 from trunkline_router.metrics.request_counts import RequestCounts
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
+from trunkline_router.recent.recent_requests import SLOW_S, RecentRequests
 from trunkline_router.request.access import Access
 from trunkline_router.responses.response_store import ResponseStore, StoreLimits
 from trunkline_router.routing.routing_policy import RoutingPolicy
@@ -54,8 +55,10 @@ from trunkline_router.streaming.backlog import Backlog
 from trunkline_router.telemetry.request_observer import RequestObserver
 from trunkline_router.telemetry.request_record import RequestListener
 from trunkline_router.tracing.request_traces import RequestTraces
+from trunkline_router.watch.fleet_requests import FleetRequests
 from trunkline_router.watch.fleet_watch import FleetWatch, RouterFacts
-from trunkline_router.watch.recent_requests import SLOW_S, RecentRequests
+from trunkline_router.watch.request_book import RequestBook
+from trunkline_router.watch.sibling_requests import SiblingRequests
 from trunkline_router.watch.worker_drain import WorkerDrain
 from trunkline_router.workers.link_context import LinkContext, LinkLimits, LinkSecurity
 from trunkline_router.workers.pool import Pools
@@ -179,7 +182,9 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     service = InferenceService(inference, access, grant_keys=settings.grant_keys)
     add_InferenceServiceServicer_to_server(service, server.grpc)
     facts = RouterFacts(settings.name, has_store=bool(settings.redis_url))
-    watch = FleetWatch(pools, shared, access.tenants, recent, observer.running, facts)
+    book = RequestBook(recent, observer.running, time.monotonic)
+    siblings = None if place is None else SiblingRequests(place.directory, str(place.number), book)
+    watch = FleetWatch(pools, shared, access.tenants, FleetRequests(book, siblings), facts)
     worker_drain = WorkerDrain(pools)
     add_FleetServiceServicer_to_server(FleetService(inference.preparer, access, watch, worker_drain), server.grpc)
     store, renderers, lag = _response_store(settings), RenderPool(), LoopLag()
@@ -198,6 +203,7 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
         _membership(settings, pools, fleet, renderers, rng),
         lag.run,
         watch.run,
+        *(() if siblings is None else (siblings.run,)),
         *(() if place is None else (scrape.run,)),
         partial(return_freed_memory, in_and_freed),
         *(() if store is None else (store.run,)),

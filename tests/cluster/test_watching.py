@@ -2,18 +2,20 @@
 drains."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import httpx2
 import pytest
 
-from tests.cluster.processes import Cluster, Worker, running_cluster
+from tests.cluster.processes import Cluster, Process, Worker, running_cluster, script
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline import Client
 from trunkline.v1 import fleet_pb2
 from trunkline.v1.fleet_pb2 import DrainWorkerRequest, GetRequestRequest, WatchFleetRequest, WatchFleetResponse
 from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
 from trunkline.v1.worker_pb2 import GetStatsRequest
+from trunkline_bench.servers.ports import free_port
 
 STORY = "Once upon a time, in a house at the edge of a wood, there lived a fox and a hare. "
 WATCH_S = 60.0
@@ -90,16 +92,43 @@ async def test_the_way_of_a_request_is_told_to_the_chunk(pair: Cluster) -> None:
     assert told.cost > 0
 
 
+async def test_each_of_several_processes_tells_of_the_requests_of_all(pair: Cluster) -> None:
+    port, http_port = free_port(), free_port()
+    workers = ",".join(worker.address for worker in pair.workers)
+    process = Process(
+        script("trunkline-router"),
+        "--processes=2",
+        f"--port={port}",
+        f"--http-port={http_port}",
+        f"--workers={workers}",
+    )
+    try:
+        for number in range(2):
+            process.wait_for(f'"router listening".*:{port}/{number}"')
+        names = [f"of-{number}" for number in range(12)]
+        for name in names:  # each over a connection of its own
+            async with Client(f"127.0.0.1:{port}") as client:
+                await client.complete("Once", max_tokens=1, request_id=name)
+        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{http_port}", trust_env=False) as http:
+            listed = (await http.get("/fleet/requests")).json()["requests"]
+            assert sorted(entry["request_id"] for entry in listed) == sorted(names)
+            for name in names:
+                assert (await http.get(f"/fleet/requests/{name}")).json()["request_id"] == name
+    finally:
+        process.stop()
+
+
 def test_tiles_follow_a_worker_that_is_killed_and_returns_and_one_that_drains(pair: Cluster) -> None:
     killed, drained = pair.workers
-    with watching(pair) as views:
+    with ExitStack() as stack:
+        views = stack.enter_context(watching(pair))
         until(views, killed, fleet_pb2.WORKER_STATE_READY)
         killed.process.popen.kill()
         until(views, killed, fleet_pb2.WORKER_STATE_CONNECTING)
-        pair.workers[0] = again = Worker(DEMO_MODEL, "--dtype=float32", "--kv-blocks=512", port=killed.port)
+        again = Worker(DEMO_MODEL, "--dtype=float32", "--kv-blocks=512", port=killed.port)
+        stack.callback(again.stop)
         assert any(state_of(view, again) != fleet_pb2.WORKER_STATE_CONNECTING for view in views)
         stub: Any = FleetServiceStub(pair.channel)
         told = stub.DrainWorker(DrainWorkerRequest(worker=drained.address), timeout=10)
         assert told.state == fleet_pb2.WORKER_STATE_DRAINING
         until(views, drained, fleet_pb2.WORKER_STATE_DRAINING)
-    again.stop()

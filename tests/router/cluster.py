@@ -32,6 +32,7 @@ from trunkline_router.live.page_files import PageFiles
 from trunkline_router.metrics.request_counts import RequestCounts
 from trunkline_router.prompts.render_pool import TIME_LIMIT_S, RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
+from trunkline_router.recent.recent_requests import RecentRequests
 from trunkline_router.request.access import Access
 from trunkline_router.request.tenants import Tenants
 from trunkline_router.responses.response_store import ResponseStore
@@ -44,9 +45,10 @@ from trunkline_router.shared_state.state import SharedState
 from trunkline_router.stores.embedded_store import EmbeddedStore
 from trunkline_router.streaming.backlog import Backlog
 from trunkline_router.telemetry.request_observer import RequestObserver
+from trunkline_router.watch.fleet_requests import FleetRequests
 from trunkline_router.watch.fleet_sampler import Periods
 from trunkline_router.watch.fleet_watch import FleetWatch, RouterFacts
-from trunkline_router.watch.recent_requests import RecentRequests
+from trunkline_router.watch.request_book import RequestBook
 from trunkline_router.watch.worker_drain import WorkerDrain
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext, LinkLimits
@@ -227,9 +229,8 @@ async def router_before(
         inference = Inference(dispatcher, max_choices=max_choices, shared=shared, observer=observer)
         service = InferenceService(inference, access, grant_keys=keys)
         add_InferenceServiceServicer_to_server(service, server.grpc)
-        watch = FleetWatch(
-            pools, shared, access.tenants, recent, observer.running, RouterFacts("router-1"), periods=PERIODS
-        )
+        requests = FleetRequests(RequestBook(recent, observer.running, time.monotonic))
+        watch = FleetWatch(pools, shared, access.tenants, requests, RouterFacts("router-1"), periods=PERIODS)
         stack.push_async_callback(_cancel, [asyncio.create_task(watch.run())])
         drain = WorkerDrain(pools)
         add_FleetServiceServicer_to_server(FleetService(inference.preparer, access, watch, drain), server.grpc)

@@ -395,7 +395,7 @@ class WatchFleetResponse(_message.Message):
 
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestSummary]:
-        """The latest requests of this router process, the newest first. Operators see all, users those of their tenant."""
+        """The latest requests of this router, the newest first. Operators see all, users those of their tenant."""
 
     @_builtins.property
     def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantView]:
@@ -403,7 +403,7 @@ class WatchFleetResponse(_message.Message):
 
     @_builtins.property
     def running(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestSummary]:
-        """Requests of this router process that have not ended: those that have run for the longest, that one first."""
+        """Requests of this router that have not ended: those that have run for the longest, that one first."""
 
     def __init__(
         self,

@@ -95,7 +95,7 @@ class FleetServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListRequests(self, request, context):
-        """Lists recent requests of this router process, the newest first.
+        """Lists recent requests of this router, the newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -44,7 +44,7 @@ class FleetServiceStub:
     queued for it. The live page shows this stream.
     """
     ListRequests: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ListRequestsRequest, _fleet_pb2.ListRequestsResponse]
-    """Lists recent requests of this router process, the newest first."""
+    """Lists recent requests of this router, the newest first."""
     GetRequest: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.GetRequestRequest, _fleet_pb2.GetRequestResponse]
     """Tells what became of one recent request, and when."""
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.DrainWorkerRequest, _fleet_pb2.DrainWorkerResponse]
@@ -68,7 +68,7 @@ class FleetServiceAsyncStub(FleetServiceStub):
     queued for it. The live page shows this stream.
     """
     ListRequests: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ListRequestsRequest, _fleet_pb2.ListRequestsResponse]  # type: ignore[assignment]
-    """Lists recent requests of this router process, the newest first."""
+    """Lists recent requests of this router, the newest first."""
     GetRequest: _aio.UnaryUnaryMultiCallable[_fleet_pb2.GetRequestRequest, _fleet_pb2.GetRequestResponse]  # type: ignore[assignment]
     """Tells what became of one recent request, and when."""
     DrainWorker: _aio.UnaryUnaryMultiCallable[_fleet_pb2.DrainWorkerRequest, _fleet_pb2.DrainWorkerResponse]  # type: ignore[assignment]
@@ -113,7 +113,7 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.ListRequestsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.ListRequestsResponse, _abc.Awaitable[_fleet_pb2.ListRequestsResponse]]:
-        """Lists recent requests of this router process, the newest first."""
+        """Lists recent requests of this router, the newest first."""
 
     @_abc_1.abstractmethod
     def GetRequest(

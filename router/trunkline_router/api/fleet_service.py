@@ -37,7 +37,8 @@ from trunkline_router.request.caller import forbidden
 from trunkline_router.request.prepare import Preparer
 from trunkline_router.request.request_call import RequestCall
 from trunkline_router.routing.policy import Candidate
-from trunkline_router.watch.fleet_watch import FleetWatch, Kind
+from trunkline_router.watch.fleet_watch import FleetWatch
+from trunkline_router.watch.request_book import Kind
 from trunkline_router.watch.worker_drain import WorkerDrain
 from trunkline_router.watch.worker_tile import state_of
 from trunkline_router.workers.worker_link import WorkerLink
@@ -104,12 +105,12 @@ class FleetService(FleetServiceServicer):
     async def ListRequests(self, request: ListRequestsRequest, context: Context) -> ListRequestsResponse:
         caller = self._access.admitted(context, WATCHERS)
         kind = Kind.RUNNING if request.running else Kind.NOTABLE if request.notable else Kind.ENDED
-        listed = self._watch.list_requests(caller, request.limit, request.tenant, kind)
+        listed = await self._watch.list_requests(caller, request.limit, request.tenant, kind)
         return ListRequestsResponse(requests=listed)
 
     async def GetRequest(self, request: GetRequestRequest, context: Context) -> GetRequestResponse:
         caller = self._access.admitted(context, WATCHERS)
-        return self._watch.request(caller, request.request_id, request.tenant)
+        return await self._watch.request(caller, request.request_id, request.tenant)
 
     async def DrainWorker(self, request: DrainWorkerRequest, context: Context) -> DrainWorkerResponse:
         caller = self._access.admitted(context, Role.OPERATOR)

@@ -16,7 +16,8 @@ from trunkline_router.live.fleet_json import FleetViewJson, plain, story_json, s
 from trunkline_router.live.page_files import PageFiles
 from trunkline_router.live.same_origin import check_origin
 from trunkline_router.request.caller import Caller
-from trunkline_router.watch.fleet_watch import FleetView, FleetWatch, Kind
+from trunkline_router.watch.fleet_watch import FleetView, FleetWatch
+from trunkline_router.watch.request_book import Kind
 from trunkline_router.watch.worker_drain import WorkerDrain
 
 KINDS = {"": Kind.ENDED, "notable": Kind.NOTABLE, "running": Kind.RUNNING}  # by the parameter `only`
@@ -76,13 +77,13 @@ class FleetEndpoints:
             raise invalid("limit", "must be a whole number")
         if only not in KINDS:
             raise invalid("only", "must be notable, running, or absent")
-        listed = self._watch.list_requests(call.caller, int(limit), query.get("tenant", ""), KINDS[only])
+        listed = await self._watch.list_requests(call.caller, int(limit), query.get("tenant", ""), KINDS[only])
         await call.respond(summaries_json(listed))
 
     async def _request(self, call: HttpCall) -> None:
         check_origin(call.scope["headers"])
         query = query_of(call, ("tenant",))
-        story = self._watch.request(call.caller, call.scope["path_params"]["request"], query.get("tenant", ""))
+        story = await self._watch.request(call.caller, call.scope["path_params"]["request"], query.get("tenant", ""))
         await call.respond(story_json(story))
 
     async def _drain_worker(self, call: HttpCall) -> None:

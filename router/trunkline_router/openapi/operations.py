@@ -118,7 +118,7 @@ OPERATIONS: Mapping[str, Operation] = {
         media_type="text/event-stream",
     ),
     "GET /fleet/requests": Operation(
-        "Lists recent requests of this router process, the newest first.",
+        "Lists recent requests of this router, the newest first.",
         "RequestList",
         CALLER,
         parameters={

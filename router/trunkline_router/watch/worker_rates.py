@@ -25,7 +25,9 @@ class WorkerRates:
         self.reported_s = 0.0  # when it came
 
     def take(self, stats: GetStatsResponse, now_s: float) -> None:
-        """Takes a report."""
+        """Takes a report. One of the same moment as the last one says nothing new."""
+        if self.stats is not None and stats.uptime_s == self.stats.uptime_s:
+            return
         self._before, self.stats, self.reported_s = self.stats, stats, now_s
         steps = stats.steps
         if self._hits and stats.uptime_s <= self._hits[-1][0]:

@@ -13,10 +13,10 @@ from trunkline.v1.fleet_pb2 import GetRequestRequest, ListRequestsRequest
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import TokenIds
 from trunkline_router.quotas.quota import Quotas
+from trunkline_router.recent.record_ring import RecordRing
 from trunkline_router.request.tenants import Tenant, Tenants
 from trunkline_router.telemetry.request_observer import RequestObserver
 from trunkline_router.telemetry.request_record import RequestRecord
-from trunkline_router.watch.record_ring import RecordRing
 
 PROMPT = "a prompt that no list may show"
 

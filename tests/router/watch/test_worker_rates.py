@@ -20,6 +20,13 @@ def test_rates_are_between_two_reports_by_the_workers_own_clock() -> None:
     assert (rates.output_tokens_per_s(), rates.preemptions_per_s(), rates.reported_s) == (250.0, 0.0, 9.0)
 
 
+def test_a_report_of_the_same_moment_changes_nothing() -> None:
+    rates = WorkerRates()
+    for uptime_s in (1.0, 2.0, 2.0):
+        rates.take(stats(uptime_s, decode=int(100 * uptime_s)), uptime_s)
+    assert rates.output_tokens_per_s() == 100.0
+
+
 def test_the_hit_rate_is_that_of_the_last_minute() -> None:
     rates = WorkerRates()
     assert rates.hit_rate is None

@@ -3,8 +3,8 @@
 from collections import deque
 from collections.abc import Iterator
 
+from trunkline_router.recent.told_request import ToldRequest
 from trunkline_router.telemetry.request_record import RequestRecord
-from trunkline_router.watch.told_request import ToldRequest
 
 
 class RecordRing:

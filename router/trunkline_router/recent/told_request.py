@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from trunkline_router.recent.ttft_parts import Part, cause_of, ttft_parts
 from trunkline_router.routing.policy import Candidate, RoutePlan
 from trunkline_router.telemetry.request_record import MOST_CANDIDATES, RequestRecord
-from trunkline_router.watch.ttft_parts import Part, cause_of, ttft_parts
 
 
 class ToldRequest:

@@ -3,9 +3,9 @@
 import pytest
 
 from trunkline.v1.worker_pb2 import PrefillChunk, Timeline
+from trunkline_router.recent.ttft_parts import cause_of, ttft_parts
 from trunkline_router.routing.policy import Candidate
 from trunkline_router.telemetry.request_record import AttemptRecord, Interval, PlacementRecord, RequestRecord
-from trunkline_router.watch.ttft_parts import cause_of, ttft_parts
 
 START_S = 100.0
 

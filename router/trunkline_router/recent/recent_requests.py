@@ -7,9 +7,9 @@ from statistics import median
 
 from trunkline.status import QUOTA_EXCEEDED
 from trunkline.v1.fleet_pb2 import PredictedTtft
+from trunkline_router.recent.record_ring import RecordRing
+from trunkline_router.recent.told_request import ToldRequest
 from trunkline_router.telemetry.request_record import COMPLETE, RequestRecord
-from trunkline_router.watch.record_ring import RecordRing
-from trunkline_router.watch.told_request import ToldRequest
 
 MOST_RECENT, MOST_NOTABLE = 512, 256
 MOST_ROWS = 1 << 15  # of routing plans, in each of the two rings: some 10 MiB

@@ -1,0 +1,63 @@
+"""The requests of one router process, as far as a viewer may see them."""
+
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+from itertools import chain, islice
+
+from trunkline.v1.fleet_pb2 import GetRequestResponse, RequestSummary
+from trunkline_router.recent.recent_requests import RecentRequests
+from trunkline_router.recent.told_request import ToldRequest
+from trunkline_router.telemetry.request_record import RequestRecord
+from trunkline_router.watch.request_story import story, summary
+from trunkline_router.watch.viewer import Viewer
+
+
+class Kind(StrEnum):
+    """Which requests are listed: ended ones; of these, notable ones; or those that have not ended."""
+
+    ENDED = "ended"
+    NOTABLE = "notable"
+    RUNNING = "running"
+
+
+class RequestBook:
+    """Finds requests.
+
+    recent: those that have ended
+    running: the records of the others, the oldest first
+    """
+
+    def __init__(
+        self, recent: RecentRequests, running: Mapping[int, RequestRecord], clock_s: Callable[[], float]
+    ) -> None:
+        self.recent = recent
+        self._running = running
+        self._clock_s = clock_s
+
+    def find(self, viewer: Viewer, request_id: str, tenant: str = "") -> GetRequestResponse | None:
+        """Returns the timeline of the newest request with this id; None if there is none that the viewer may see.
+
+        tenant: only a request of this tenant; "": of any
+        """
+        for told in chain(self._not_ended(), self.recent.newest_first()):
+            if told.record.request_id == request_id and _is_seen(told, viewer, tenant):
+                return story(told, viewer)
+        return None
+
+    def list(self, viewer: Viewer, kind: Kind, most: int, tenant: str = "") -> list[RequestSummary]:
+        """Returns requests that the viewer may see, newest first; of running ones, those that have run for the
+        longest."""
+        if kind is Kind.RUNNING:
+            requests = self._not_ended()
+        else:
+            requests = self.recent.newest_first(only_notable=kind is Kind.NOTABLE)
+        seen = (told for told in requests if _is_seen(told, viewer, tenant))
+        return [summary(told, viewer) for told in islice(seen, most)]
+
+    def _not_ended(self) -> Iterator[ToldRequest]:
+        now_s = self._clock_s()
+        return (ToldRequest(record, now_s) for record in list(self._running.values()))
+
+
+def _is_seen(told: ToldRequest, viewer: Viewer, tenant: str) -> bool:
+    return viewer.may_see(told.record.tenant) and tenant in ("", told.record.tenant)
