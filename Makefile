@@ -25,6 +25,7 @@ SEED ?= 0
 # A folder with vllm/bin/python, for bench-peer.
 PEERS ?= peers
 BUF ?= @bufbuild/buf@1.75.0
+TYPESCRIPT ?= typescript@7.0.2
 
 # The two halves of the tests run at the same time on two cores, and take about equally long. This one computes
 # (interpreted kernels above all) and has the clients of others; the rest starts fleets of processes.
@@ -37,7 +38,9 @@ SERVE_STAMP := $(VENV)/.installed-serve
 DEV_STAMP := $(VENV)/.installed-dev
 CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
 AIPERF_STAMP := $(AIPERF_VENV)/.installed
+# npm packages of the tests: clients, and what drives a browser. Each has its lock file beside the tests.
 NODE_CLIENTS := tests/clients/node
+NODE_PAGE := tests/page/node
 PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
 .PHONY: help serve test test-slow fuzz clients lint protos chart-schema settings-reference access-table metrics-reference observability house demo-model clean \
@@ -119,6 +122,7 @@ lint: $(DEV_STAMP)
 	@$(BIN)/python -m deploy.lint.house --check
 	@$(BIN)/python -m deploy.lint.plain_words
 	@deploy/lint/buf.sh $(BUF)
+	@deploy/lint/page_types.sh $(TYPESCRIPT)
 
 protos: $(DEV_STAMP)
 	@deploy/lint/generate_stubs.sh $(BIN) protos
@@ -237,15 +241,17 @@ $(DEV_STAMP): $(BIN)/python pyproject.toml constraints.txt
 	@touch $(SERVE_STAMP)
 
 # Node is optional: without it the tests of its clients say that they were left out.
-$(CLIENTS_STAMP): constraints-clients.txt pyproject.toml $(NODE_CLIENTS)/package.json $(NODE_CLIENTS)/package-lock.json
+$(CLIENTS_STAMP): constraints-clients.txt pyproject.toml $(wildcard $(addsuffix /package*.json,$(NODE_CLIENTS) $(NODE_PAGE)))
 	@echo 'make: installing clients for the tests (the first time this takes minutes)'
 	@$(PYTHON) -m venv $(CLIENTS_VENV)
 	@$(CLIENTS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints-clients.txt \
 	  litellm 'lm-eval[api]' mcp transformers
 	@if command -v node > /dev/null && command -v npm > /dev/null; then \
-	  mkdir -p $(CLIENTS_VENV)/node && cp $(NODE_CLIENTS)/package*.json $(CLIENTS_VENV)/node/ && \
-	  npm ci --prefix $(CLIENTS_VENV)/node --ignore-scripts --no-audit --no-fund --silent; \
-	else echo 'make: no Node here: its clients are left out'; fi
+	  mkdir -p $(CLIENTS_VENV)/node $(CLIENTS_VENV)/page && \
+	  cp $(NODE_CLIENTS)/package*.json $(CLIENTS_VENV)/node/ && cp $(NODE_PAGE)/package*.json $(CLIENTS_VENV)/page/ && \
+	  npm ci --prefix $(CLIENTS_VENV)/node --ignore-scripts --no-audit --no-fund --silent && \
+	  npm ci --prefix $(CLIENTS_VENV)/page --ignore-scripts --no-audit --no-fund --silent; \
+	else echo 'make: no Node here: its clients and the tests of the live page are left out'; fi
 	@touch $@
 
 $(AIPERF_STAMP): constraints-aiperf.txt

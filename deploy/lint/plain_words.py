@@ -34,6 +34,9 @@ TEXT = (
     ".c",
     ".lua",
     ".toml",
+    ".js",
+    ".html",
+    ".css",
     "Makefile",
     "Dockerfile",
 )

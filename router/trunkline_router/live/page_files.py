@@ -23,15 +23,17 @@ TYPES = {
 NAME = re.compile(r"[a-z0-9_-]+\.[a-z0-9]+")
 POLICY = "; ".join(
     (
-        "default-src 'self'",
+        "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
         "img-src 'self'",
         "connect-src 'self'",
-        "object-src 'none'",
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
+        # Text cannot become markup or script, whatever a script of the page does with it.
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
     )
 )
 # An installation that is updated must not go on with old scripts: browsers ask each time, and are told "not modified".

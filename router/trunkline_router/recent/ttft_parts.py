@@ -125,10 +125,14 @@ def first_timeline(timelines: Sequence[Timeline]) -> Timeline | None:
 
 
 def _waited_for_kv(record: RequestRecord, attempt: AttemptRecord, candidates: CandidatesOf) -> bool:
-    """Whether the router expected most of the wait on this worker to be for KV blocks."""
+    """Whether the router expected most of the wait on this worker to be for KV blocks. `kv_wait_s` is for a place among
+    the running choices, too; the penalty says that the blocks were scarce."""
     places = [place for place, placement in enumerate(record.placements) if placement.time.end_s <= attempt.started_s]
     weighed = candidates(places[-1]) if places else ()
-    return bool(weighed) and weighed[0].kv_wait_s > max(weighed[0].queue_s, LEAST_CAUSE_S)
+    if not weighed:
+        return False
+    chosen = weighed[0]
+    return chosen.kv_penalty_s > 0.0 and chosen.kv_wait_s > max(chosen.queue_s, LEAST_CAUSE_S)
 
 
 def _first_of(*times_s: float | None) -> float:

@@ -42,8 +42,10 @@ async def test_the_page_is_served_with_a_policy_that_lets_nothing_else_in(http: 
     assert (page.status_code, page.content) == (200, HTML)
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     policy = dict(part.split(" ", 1) for part in page.headers["content-security-policy"].split("; "))
-    assert policy["default-src"] == policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
-    assert policy["frame-ancestors"] == policy["base-uri"] == policy["object-src"] == policy["form-action"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == policy["img-src"] == "'self'"
+    assert policy["default-src"] == policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
+    assert policy["require-trusted-types-for"] == "'script'"
+    assert policy["trusted-types"] == "'none'"
     assert not {"unsafe", "data:", "*"} & set(" ".join(policy.values()).replace("-", " ").split())
     assert page.headers["x-content-type-options"] == "nosniff"
     assert page.headers["referrer-policy"] == "no-referrer"

@@ -41,9 +41,9 @@ def chunk(started_s: float, duration_s: float, tokens: int, others: int) -> Pref
     )
 
 
-def parts(made: RequestRecord, kv_wait_s: float = 0.0) -> dict[str, float]:
+def parts(made: RequestRecord, kv_wait_s: float = 0.0, kv_penalty_s: float = 0.0) -> dict[str, float]:
     """Times in milliseconds by part; checks that they are in order and leave nothing out."""
-    weighed = Candidate("w", 0, 0, 0, 0.0, 0.0, 0.0, kv_wait_s, 0.0, 0.0, 0.0, kv_wait_s, routed_by_load=False)
+    weighed = Candidate("w", 0, 0, 0, 0.0, 0.0, 0.0, kv_wait_s, kv_penalty_s, 0.0, 0.0, kv_wait_s, routed_by_load=False)
     found = ttft_parts(made, lambda _: [weighed], made.ended_s or 0.0)
     at_s = 0.0
     for part in found:
@@ -93,7 +93,8 @@ def test_a_preempted_prompt_lacked_kv_and_so_did_one_that_was_expected_to_wait_f
     assert cause(made) == "kv_pressure"
     waited = Timeline(admitted_s=0.8, first_token_s=0.9, ended_s=1.5, chunks=[chunk(0.8, 0.1, 300, 0)])
     made.attempts = [attempt(0.05, 1.0, 2.0, waited)]
-    assert parts(made, kv_wait_s=0.7)["kv_pressure"] == 800.0
+    assert parts(made, kv_wait_s=0.7, kv_penalty_s=0.01)["kv_pressure"] == 800.0
+    assert parts(made, kv_wait_s=0.7)["queue"] == 800.0  # for a place among the running choices
     assert parts(made)["queue"] == 800.0
 
 

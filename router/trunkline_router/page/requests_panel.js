@@ -1,0 +1,143 @@
+/** The table of recent requests. */
+
+import { h, KeyedList, setAttribute, setText } from "./dom.js";
+import { count, duration, percent, timeOfDay } from "./format.js";
+import { CAUSES } from "./ttft_parts.js";
+
+/** @typedef {import("./fleet_view").RequestSummary} RequestSummary */
+
+const NOTABLE_EVERY_MS = 5_000;
+
+export class RequestsPanel {
+  /**
+   * @param {{rows: any, none: any, note: Element, filter: any}} elements
+   * @param {import("./api.js").Api} api
+   * @param {(request: RequestSummary) => void} open  opens a timeline
+   */
+  constructor({ rows, none, note, filter }, api, open) {
+    this.rows = rows;
+    this.none = none;
+    this.note = note;
+    this.filter = filter;
+    this.api = api;
+    /** @type {RequestSummary[]} */
+    this.newest = [];
+    /** @type {RequestSummary[]} */
+    this.running = [];
+    this.shownMs = 0;
+    this.list = new KeyedList(
+      rows,
+      (/** @type {RequestSummary} */ request) => `${request.tenant} ${request.request_id} ${request.started_unix_ms}`,
+      () => new Row(open),
+      (row, request) => row.show(request),
+    );
+    // Rows do not move away under a pointer.
+    rows.addEventListener("pointerenter", () => this.#hold(true));
+    rows.addEventListener("pointerleave", () => this.#hold(false));
+    filter.addEventListener("change", () => this.#choose());
+  }
+
+  /** @param {RequestSummary[]} newest  that have ended  @param {RequestSummary[]} running */
+  show(newest, running) {
+    this.newest = newest;
+    this.running = running;
+    if (this.isHeld) return;
+    if (this.filter.value === "newest") this.#draw(newest);
+    else if (this.filter.value === "running") this.#draw(running);
+    else if (performance.now() - this.shownMs > NOTABLE_EVERY_MS) this.#fetchNotable();
+  }
+
+  clear() {
+    this.newest = [];
+    this.running = [];
+    this.list.show([]);
+  }
+
+  #choose() {
+    this.isHeld = false;
+    this.shownMs = 0;
+    this.show(this.newest, this.running);
+  }
+
+  /** @param {boolean} isHeld */
+  #hold(isHeld) {
+    this.isHeld = isHeld;
+    setText(this.note, isHeld ? "The list waits while the pointer is on it." : "");
+    if (!isHeld) this.show(this.newest, this.running);
+  }
+
+  async #fetchNotable() {
+    this.shownMs = performance.now();
+    try {
+      const response = await this.api.get("fleet/requests?limit=200&only=notable");
+      const { requests } = await response.json();
+      if (this.filter.value === "notable") this.#draw(requests);
+    } catch (error) {
+      if (!(error instanceof Error)) throw error;
+      setText(this.note, `Not loaded: ${error.message}`);
+    }
+  }
+
+  /** @param {RequestSummary[]} requests */
+  #draw(requests) {
+    this.list.show(requests);
+    this.none.hidden = requests.length > 0;
+  }
+}
+
+class Row {
+  /** @param {(request: RequestSummary) => void} open */
+  constructor(open) {
+    /** @type {any} */
+    this.request = null;
+    this.id = h("button", { type: "button", class: "link mono", onclick: () => open(this.request) });
+    this.started = h("td");
+    this.tenant = h("td");
+    this.worker = h("td", { class: "mono" });
+    const number = () => h("td", { class: "number" });
+    this.prompt = number();
+    this.cached = number();
+    this.output = number();
+    this.first = number();
+    this.total = number();
+    this.cause = h("td");
+    this.outcome = h("td");
+    const id = h("th", { scope: "row" }, this.id);
+    this.element = h(
+      "tr",
+      {},
+      ...[this.started, id, this.first, this.cause, this.total, this.outcome],
+      ...[this.worker, this.tenant, this.prompt, this.cached, this.output],
+    );
+  }
+
+  /** @param {RequestSummary} request */
+  show(request) {
+    this.request = request;
+    setText(this.started, timeOfDay(request.started_unix_ms / 1000));
+    setText(this.id, shortId(request.request_id));
+    setAttribute(this.id, "title", request.request_id);
+    setText(this.tenant, request.tenant || "none");
+    const others = request.attempts > 1 ? ` (${request.attempts} attempts)` : "";
+    setText(this.worker, (request.worker_id ?? "–") + others);
+    setText(this.prompt, count(request.prompt_tokens));
+    setText(this.cached, percent(request.cached_tokens === null ? null : request.cached_tokens / (request.prompt_tokens || 1)));
+    setText(this.output, count(request.completion_tokens));
+    setText(this.first, duration(request.ttft_s));
+    setText(this.cause, CAUSES[request.cause]?.short ?? request.cause);
+    setText(this.total, duration(request.e2e_s));
+    setText(this.outcome, outcomeOf(request));
+    setAttribute(this.outcome, "class", request.is_failed ? "bad" : request.is_running ? "quiet" : null);
+  }
+}
+
+/** @param {RequestSummary} request */
+export function outcomeOf(request) {
+  if (request.is_running) return "running";
+  return request.is_failed ? `✕ ${request.outcome}` : request.outcome;
+}
+
+/** The start of an id, which is enough to tell requests apart. @param {string} id */
+export function shortId(id) {
+  return id.length > 14 ? `${id.slice(0, 12)}…` : id;
+}

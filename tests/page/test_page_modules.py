@@ -1,0 +1,104 @@
+"""Modules of the page on their own, in the browser that runs them."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from tests.page.browser import Browser
+from tests.page.cluster import PageCluster
+
+UNKNOWN = "\N{EN DASH}"
+
+
+class Modules:
+    """The page's modules. They are imported as the page imports them."""
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+
+    def call(self, module: str, body: str) -> Any:
+        """What a function body returns in which `it` is the module."""
+        return self._browser.value(f"const it = await import('/page/{module}.js'); {body}")
+
+    def shown(self, function: str, values: Sequence[float | None]) -> list[str]:
+        """Numbers as format.js shows them."""
+        return list(self.call("format", f"return {json.dumps(values)}.map(it.{function});"))
+
+
+@pytest.fixture(scope="module")
+def modules(browser: Browser, cluster: PageCluster) -> Iterator[Modules]:
+    browser.open(cluster.url, cluster.keys["operator"])
+    browser.wait("#freshness", "Live")
+    yield Modules(browser)
+    browser.check_behaviour("TrustedHTML")  # as a test below wants
+    browser.close()
+
+
+def test_numbers_have_three_digits_and_a_unit(modules: Modules) -> None:
+    seconds = [0.00003, 0.0004, 0.012, 0.9996, 1.3249, 41.26, 185, 7384, 0, None]
+    durations = ["< 0.1 ms", "0.4 ms", "12 ms", "1.00 s", "1.32 s", "41.3 s", "3 min 5 s", "2 h 3 min", "0 ms", UNKNOWN]
+    assert modules.shown("duration", seconds) == durations
+    assert modules.shown("count", [0, 950, 1250.4, 48_230, 3_100_000, None]) == [
+        "0",
+        "950",
+        "1,250",
+        "48.2 k",
+        "3.1 M",
+        UNKNOWN,
+    ]
+    assert modules.shown("percent", [0, 0.004, 0.974, 1, None]) == ["0 %", "< 1 %", "97 %", "100 %", UNKNOWN]
+
+
+def test_events_are_the_same_however_the_stream_is_cut(modules: Modules) -> None:
+    stream = ': keep-alive\n\nevent: update\r\ndata: {"a":\r\ndata:  1}\r\n\r\ndata: [DONE]\n\ndata: not ended'
+    body = f"""
+      const text = {json.dumps(stream)};
+      return [1, 2, 5, text.length].map((size) => {{
+        const parser = new it.EventParser();
+        const events = [];
+        for (let at = 0; at < text.length; at += size) events.push(...parser.take(text.slice(at, at + size)));
+        return events;
+      }});
+    """
+    expected = [{"event": "update", "data": '{"a":\n 1}'}, {"event": "message", "data": "[DONE]"}]
+    assert modules.call("sse", body) == [expected] * 4
+
+
+def test_plots_have_round_scales_and_holes_where_nothing_was_sampled(modules: Modules) -> None:
+    assert modules.call("stacked_plot", "return [0, 0.7, 3, 10, 4100].map(it.niceAbove);") == [1, 0.8, 3, 10, 6000]
+    body = """
+      const at = (at, value) => ({ at, values: [value, value] });
+      return it.runsOf([at(0, 1), at(5, 2), at(40, 3), at(41, null), at(42, 4)]).map((run) => run.map((one) => one.at));
+    """
+    assert modules.call("stacked_plot", body) == [[0, 5], [40, 42]]
+
+
+def test_the_verdict_names_the_longest_part_of_the_time_to_first_token(modules: Modules) -> None:
+    def verdict(**fields: Any) -> str:
+        parts = [("queue", 0.0, 1.5), ("prefill", 1.5, 0.5), ("queue", 2.0, 1.0), ("network", 3.0, 1.0)]
+        told = [{"part": part, "start_s": start, "duration_s": took, "note": ""} for part, start, took in parts]
+        request = {"ttft_s": 4.0, "e2e_s": 6.0, "stalled_s": 0.0, "cause": "queue", "ttft_parts": told, **fields}
+        return str(modules.call("ttft_parts", f"return it.verdict({json.dumps(request)});"))
+
+    waited = "For 2.50 s of it (63 %) the request waited in a worker's queue."
+    assert verdict() == f"First token after 4.00 s. {waited}"
+    assert verdict(stalled_s=1.25) == f"First token after 4.00 s. {waited} Its client did not read for 1.25 s in all."
+    stalled = "First token after 4.00 s. Its client did not read for 9.50 s in all."
+    assert verdict(stalled_s=9.5, cause="stalled_client") == stalled
+    assert verdict(ttft_s=None) == f"It ended without a token, 6.00 s after the start. {waited}"
+    assert verdict(ttft_s=None, ttft_parts=[]) == "It ended without a token, 6.00 s after the start."
+
+
+def test_each_part_that_the_router_names_has_words(modules: Modules) -> None:
+    from trunkline_router.watch import ttft_parts
+
+    names = [value for name, value in vars(ttft_parts).items() if name.isupper() and isinstance(value, str)]
+    assert len(names) > 5
+    assert set(names) == set(modules.call("ttft_parts", "return Object.keys(it.CAUSES);"))
+
+
+def test_text_cannot_become_markup(modules: Modules) -> None:
+    body = "try { document.body.innerHTML = '<b>x</b>'; } catch (error) { return error.name; }"
+    assert modules.call("dom", body) == "TypeError"
