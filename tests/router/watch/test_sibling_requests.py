@@ -73,6 +73,7 @@ async def test_rights_count_in_every_process(tmp_path: Path) -> None:
 async def test_a_process_that_is_dead_mute_or_mad_is_left_out(tmp_path: Path) -> None:
     async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
+        writer.close()
 
     async with processes(tmp_path) as ((own, requests), (other, _)):
         (tmp_path / f"dead{SUFFIX}").touch()
@@ -81,6 +82,7 @@ async def test_a_process_that_is_dead_mute_or_mad_is_left_out(tmp_path: Path) ->
         await other.answer([1, 2, 3], request_id="there")
         assert ids(await requests.list(OPERATOR, Kind.ENDED, 10)) == ["there", "own"]
         server.close()
+        await server.wait_closed()
         for path in (tmp_path / f"dead{SUFFIX}", tmp_path / f"mute{SUFFIX}"):
             path.unlink(missing_ok=True)
         for asked in (b"", b"{}\n", b"no\n", b"x" * (1 << 17)):
@@ -89,6 +91,7 @@ async def test_a_process_that_is_dead_mute_or_mad_is_left_out(tmp_path: Path) ->
             writer.write_eof()
             assert await reader.read() == b""
             writer.close()
+            await writer.wait_closed()
         assert (await requests.find(OPERATOR, "there", "")).summary.request_id == "there"
 
 
