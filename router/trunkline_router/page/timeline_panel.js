@@ -71,7 +71,7 @@ export class TimelinePanel {
   #showProblem(id, error) {
     const isUnknown = error instanceof Refused && error.status === 404;
     const message = isUnknown
-      ? "This router process does not know the request. Another router or process may have served it, or it is too old: " +
+      ? "This router does not know the request. Another router may have served it, or it is too old: " +
         "the oldest ones are forgotten."
       : `The request was not loaded: ${error instanceof Refused ? error.message : "no connection to the router"}.`;
     fill(this.element, this.#head(id, ""), h("p", {}, message));
