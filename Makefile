@@ -29,7 +29,7 @@ TYPESCRIPT ?= typescript@7.0.2
 
 # The two halves of the tests run at the same time on two cores, and take about equally long. This one computes
 # (interpreted kernels above all) and has the clients of others; the rest starts fleets of processes.
-HALF := tests/kernels tests/worker tests/bench tests/deploy tests/contract tests/runtime tests/clients tests/fuzz tests/cli
+HALF := tests/kernels tests/worker tests/bench tests/deploy tests/contract tests/runtime tests/clients tests/fuzz tests/cli tests/page
 HALF_LOG := $(VENV)/half-of-tests.log
 INSTALL_LOG := $(VENV)/install.log
 
@@ -97,7 +97,7 @@ test: $(DEV_STAMP) $(CLIENTS_STAMP)
 	@$(BIN)/python -m pytest -m 'not slow' $(HALF) > $(HALF_LOG) 2>&1 & half=$$!; \
 	trap 'kill $$half 2> /dev/null || true' EXIT; failed=0; \
 	$(BIN)/python -m pytest -m 'not slow' $(addprefix --ignore=,$(HALF)) || failed=1; \
-	echo 'make: waiting for the tests of engine, kernels, simulation, chart, command line and clients, which run at the same time'; \
+	echo 'make: waiting for the tests of engine, kernels, simulation, chart, command line, clients and page, which run at the same time'; \
 	wait $$half || failed=1; cat $(HALF_LOG); exit $$failed
 
 test-slow: $(DEV_STAMP) $(CLIENTS_STAMP)

@@ -46,6 +46,10 @@ TELEMETRY_S = 20.0
 Headers = dict[str, str]
 
 
+EVENTS = "/fleet/events"
+OBSERVED = ("/metrics", "/fleet/requests", EVENTS)
+
+
 @dataclass
 class Rig:
     """The run under test, and what watches it."""
@@ -88,7 +92,7 @@ def run(folder: Path, redis_server: RedisServer) -> Iterator[Rig]:
     token = issuer.token(issued)
     for place, part in zip(("token's claims", "token's signature"), token.split(".")[1:], strict=True):
         canaries.keep(place, part)
-    key_rig.write(folder / "keys.json", key_rig.record(key, roles=["user", "operator"], may_salt=True))
+    key_rig.write(folder / "keys.json", key_rig.record(key, roles=["user", "operator", "scraper"], may_salt=True))
     (folder / "jwks.json").write_bytes(issuer.jwks("ed25519"))
     (folder / "tenants.json").write_text('{"acme": {"requests_per_minute": 100000, "tokens_per_minute": 100000000}}')
     with ExitStack() as stack:
@@ -114,6 +118,16 @@ def run(folder: Path, redis_server: RedisServer) -> Iterator[Rig]:
         url, headers = f"http://127.0.0.1:{http_port}", rig.bearer
         wait_until(lambda: httpx2.get(f"{url}/ready", headers=headers, trust_env=False).status_code == 200, "ready")
         yield rig
+
+
+def answer_of(rig: Rig, path: str) -> str:
+    """What operators and scrapers are answered; of a stream, its first event."""
+    url = f"http://127.0.0.1:{rig.http_port}{path}"
+    with httpx2.stream("GET", url, headers=rig.bearer, trust_env=False) as answer:
+        assert answer.status_code == 200
+        if path == EVENTS:
+            return next(line for line in answer.iter_lines() if line.startswith("data: "))
+        return answer.read().decode()
 
 
 @contextmanager
@@ -148,6 +162,7 @@ async def test_no_canary_is_written_anywhere(tmp_path: Path) -> None:
             await with_wrong_credentials(rig)
             over_sockets(rig)
             telemetry = await asyncio.to_thread(exported, rig)
+            telemetry |= {path: await asyncio.to_thread(answer_of, rig, path) for path in OBSERVED}
             stored = contents(redis.Redis.from_url(redis_server.url))
             await a_lost_worker(rig)
         files = b"\n".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
@@ -158,7 +173,9 @@ async def test_no_canary_is_written_anywhere(tmp_path: Path) -> None:
     assert REQUEST_ID in logs
     assert "unexpected error" not in logs
     assert REQUEST_ID in telemetry["spans"]
-    assert "trunkline.event_loop.lag" in telemetry["metrics"]
+    assert "trunkline_router_event_loop_lag_seconds" in telemetry["metrics"]
+    assert "trunkline_router_event_loop_lag_seconds" in telemetry["/metrics"]
+    assert REQUEST_ID in telemetry["/fleet/requests"]
     assert "acme" in stored
     assert "EVALSHA" in commands
     assert b"sha256:" in files

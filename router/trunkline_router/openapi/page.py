@@ -67,6 +67,8 @@ def _operation(name: str, operation: Operation, bodies: Mapping[type[Fields], Sc
     path = name.split(" ")[1]
     other = {"type": "object"} if operation.media_type == JSON else STRING
     answer = component(operation.answer) if operation.answer else other
+    if operation.media_type == EVENTS:
+        answer = record({"event": STRING, "data": {**STRING, "contentMediaType": JSON, "contentSchema": answer}})
     content: dict[str, Schema] = {operation.media_type: {"schema": answer}}
     if operation.streams:
         content[EVENTS] = {"schema": EVENT}

@@ -40,11 +40,12 @@ async def emptied(server: RedisServer) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def views(server: RedisServer) -> AsyncIterator[Opened]:
-    """Opens views of the keys; all are closed at the end."""
+    """Opens views of the keys; all are closed at the end. They wait longer for a server on a busy machine."""
     made: list[RedisKeys] = []
 
     def opened(*secrets: bytes, **options: Any) -> RedisKeys:
-        made.append(RedisKeys(server.url, "trunkline:", seal_of(*(secrets or (FIRST,))), **options))
+        patient = {"connect_timeout_s": 10.0, **options}
+        made.append(RedisKeys(server.url, "trunkline:", seal_of(*(secrets or (FIRST,))), **patient))
         return made[-1]
 
     try:
