@@ -9,9 +9,9 @@ from prometheus_client.core import Metric
 
 from deploy.lint.generated_part import update
 from trunkline.v1.worker_pb2 import GetModelResponse
+from trunkline_router.assembly import build
 from trunkline_router.http_settings import HttpSettings
 from trunkline_router.request.access import Access
-from trunkline_router.router import build
 from trunkline_router.scraping.merging import HIGHEST, LOWEST
 from trunkline_router.scraping.scrape import restarts_family
 from trunkline_router.settings import RouterSettings

@@ -8,6 +8,7 @@ import uvloop
 
 from trunkline.grant_keys import grant_key_problem
 from trunkline.tls_files import TlsFileError
+from trunkline_router.assembly import SharedPort
 from trunkline_router.gate.freed_memory import keep_freed_memory
 from trunkline_router.identity.authenticator import Authenticator, authenticator_of
 from trunkline_router.identity.endpoints import Open
@@ -16,7 +17,7 @@ from trunkline_router.identity.identity import IdentityError
 from trunkline_router.processes import EXIT_CANNOT_START, supervise
 from trunkline_router.request.access import Access
 from trunkline_router.request.tenants import Tenants, TenantsError, read_tenants
-from trunkline_router.router import SharedPort, serve
+from trunkline_router.router import serve
 from trunkline_router.settings import (
     RouterSettings,
     address_problem,

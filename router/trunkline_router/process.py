@@ -6,9 +6,9 @@ import signal
 import sys
 from pathlib import Path
 
+from trunkline_router.assembly import SharedPort
 from trunkline_router.main import router_settings, run
 from trunkline_router.processes import ONCE_USEFUL
-from trunkline_router.router import SharedPort
 from trunkline_router.scraping.snapshot_files import SnapshotPlace
 
 PR_SET_PDEATHSIG = 1  # prctl(2)

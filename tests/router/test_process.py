@@ -25,7 +25,8 @@ import asyncio, gc, os, signal, sys
 from trunkline_router.main import router_settings
 from trunkline_router.identity.authenticator import Authenticator
 from trunkline_router.request.access import Access
-from trunkline_router.router import SharedPort, serve
+from trunkline_router.assembly import SharedPort
+from trunkline_router.router import serve
 from trunkline_runtime.tracing import open_tracing
 
 def on_listening():

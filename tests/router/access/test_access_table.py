@@ -20,7 +20,7 @@ from tests.router.cluster import PATIENCE_S, Refusal
 from tests.router.fake_worker import FakeWorker
 from tests.router.identity import issuer
 from trunkline.v1.inference_pb2 import GenerateRequest, GrantRequest
-from trunkline_router import router as router_module
+from trunkline_router.assembly import build
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.http_app import UNSERVED, http_app
 from trunkline_router.http_settings import HttpSettings
@@ -229,7 +229,7 @@ async def test_the_table_lists_exactly_what_a_router_serves(monkeypatch: pytest.
 
     monkeypatch.setattr(server_class, "add_generic_rpc_handlers", record)
     settings = RouterSettings(("127.0.0.1:1",), port=0, http=HttpSettings(http_port=0))
-    built = router_module.build(settings, Access(), open_tracing("trunkline-router"))
+    built = build(settings, Access(), open_tracing("trunkline-router"))
     await built.server.stop(0)
     await built.shared.close()
     await built.renderers.close()

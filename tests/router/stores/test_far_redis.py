@@ -11,9 +11,9 @@ from tests.router.cluster import until
 from tests.router.shared_state_rig import FakeFleet, use
 from trunkline.status import RequestRefused
 from trunkline_bench.servers.redis_server import RedisServer
+from trunkline_router.assembly import share
 from trunkline_router.main import router_settings
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.router import share
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.stores.redis_store import RedisStore
 

@@ -1,0 +1,265 @@
+"""The parts of a router, made from its settings and connected to each other. Nothing runs yet."""
+
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from trunkline.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
+from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+from trunkline_router.api.fleet_service import FleetService
+from trunkline_router.api.inference import Inference
+from trunkline_router.api.service import InferenceService
+from trunkline_router.discovery.membership import Membership
+from trunkline_router.discovery.sources import sources_of
+from trunkline_router.dispatch.dispatch import Dispatcher
+from trunkline_router.edge.http_call import Edge
+from trunkline_router.failover.failover import FailoverLimits
+from trunkline_router.failover.quarantine import Quarantine
+from trunkline_router.gate.freed_memory import return_freed_memory
+from trunkline_router.gate.open_calls import request_bounds
+from trunkline_router.gate.request_gate import RequestGate
+from trunkline_router.gate.request_size import MAX_REQUEST_BYTES
+from trunkline_router.http.local_hosts import LocalHosts
+from trunkline_router.http.wire.server import LIMITS, HttpServer
+from trunkline_router.http_app import http_app
+from trunkline_router.live.fleet_endpoints import FleetEndpoints
+from trunkline_router.live.page_files import PageFiles
+from trunkline_router.metrics.request_counts import RequestCounts
+from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.prompts.tokenizer_pool import Tokenizers
+from trunkline_router.recent.recent_requests import SLOW_S, RecentRequests
+from trunkline_router.request.access import Access
+from trunkline_router.responses.response_store import ResponseStore, StoreLimits
+from trunkline_router.routing.routing_policy import RoutingPolicy
+from trunkline_router.scraping.process_gauges import ProcessGauges
+from trunkline_router.scraping.scrape import Scrape
+from trunkline_router.scraping.snapshot_files import SnapshotPlace
+from trunkline_router.scraping.sources import certificates_of, label_rules, sources_of_metrics
+from trunkline_router.settings import RouterSettings
+from trunkline_router.shared_state.fleet import Fleet
+from trunkline_router.shared_state.pool_fleet import PoolFleet
+from trunkline_router.shared_state.state import SharedState
+from trunkline_router.stores.conviction_key import conviction_key
+from trunkline_router.stores.embedded_store import EmbeddedStore
+from trunkline_router.stores.redis_store import RedisStore
+from trunkline_router.stores.store import Store
+from trunkline_router.streaming.backlog import Backlog
+from trunkline_router.telemetry.request_observer import RequestObserver
+from trunkline_router.telemetry.request_record import RequestListener
+from trunkline_router.tracing.request_traces import RequestTraces
+from trunkline_router.watch.fleet_requests import FleetRequests
+from trunkline_router.watch.fleet_watch import FleetWatch, RouterFacts
+from trunkline_router.watch.request_book import RequestBook
+from trunkline_router.watch.sibling_requests import SiblingRequests
+from trunkline_router.watch.worker_drain import WorkerDrain
+from trunkline_router.workers.link_context import LinkContext, LinkLimits, LinkSecurity
+from trunkline_router.workers.pool import Pools
+from trunkline_router.workers.worker_link import WorkerLink
+from trunkline_runtime.loop_lag import LoopLag
+from trunkline_runtime.server import GrpcServer
+from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
+from trunkline_runtime.tls import ServerTls
+from trunkline_runtime.tracing import Tracing
+
+SERVICE = "trunkline.v1.InferenceService"
+FLEET_SERVICE = "trunkline.v1.FleetService"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPort:
+    """How one of several processes joins the others on their port.
+
+    on_listening: called once the process listens
+    once_useful: the process listens only when it has a worker. Until then the other processes serve the port, and no
+        client connects to one that cannot serve it
+    place: where it tells the others its metrics; None: metrics are not served
+    """
+
+    on_listening: Callable[[], None]
+    once_useful: bool
+    place: SnapshotPlace | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """The parts of a router that serve() starts and stops. `background` runs for as long as the router does."""
+
+    settings: RouterSettings
+    pools: Pools
+    shared: SharedState
+    server: GrpcServer
+    http: HttpServer | None
+    service: InferenceService
+    renderers: RenderPool
+    scrape: Scrape
+    background: Sequence[Callable[[], Coroutine[Any, Any, None]]]
+
+
+def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_port: SharedPort | None = None) -> Router:
+    """Makes the parts and connects them to each other. Nothing runs yet. Needs a running event loop. Raises
+    TlsFileError."""
+    rng, tls = Random(), settings.tls.server_tls()
+    is_port_shared = shared_port is not None
+    pools = Pools(rng, RoutingPolicy(settings.policy))
+    fleet = PoolFleet(pools)
+    shared = share(settings, fleet, rng)
+    dispatcher = _dispatcher(settings, pools, shared, rng)
+    gate = RequestGate(pools, access, request_bounds(settings.max_calls, settings.max_tenant_calls))
+    server = GrpcServer(
+        settings.host,
+        settings.port,
+        services=[SERVICE, FLEET_SERVICE],
+        shared_port=is_port_shared,
+        max_connection_age_s=settings.max_connection_age_s,
+        max_request_bytes=MAX_REQUEST_BYTES,
+        gate=gate,
+        tls=tls,
+        health_port=settings.tls.health_port,
+    )
+    place = None if shared_port is None else shared_port.place
+    counted = RequestCounts(label_rules(access.tenants, place))
+    recent = RecentRequests(slow_s=settings.trace_slow_ms / 1e3 or SLOW_S)
+    observer = RequestObserver(tracing.sampler, [*listeners_of(settings, tracing), counted, recent])
+    inference = Inference(dispatcher, max_choices=settings.max_choices, shared=shared, observer=observer)
+    service = InferenceService(inference, access, grant_keys=settings.grant_keys)
+    add_InferenceServiceServicer_to_server(service, server.grpc)
+    facts = RouterFacts(settings.name, has_store=bool(settings.redis_url))
+    book = RequestBook(recent, observer.running, time.monotonic)
+    siblings = None if place is None else SiblingRequests(place.directory, str(place.number), book)
+    watch = FleetWatch(pools, shared, access.tenants, FleetRequests(book, siblings), facts)
+    worker_drain = WorkerDrain(pools)
+    add_FleetServiceServicer_to_server(FleetService(inference.preparer, access, watch, worker_drain), server.grpc)
+    store, renderers, lag = _response_store(settings), RenderPool(), LoopLag()
+    spans = None if tracing.queue is None else tracing.queue.counts
+    sources = sources_of_metrics(
+        inference, gate, counted.tenants, ProcessGauges(lag, certificates_of(settings, tls), spans)
+    )
+    scrape = Scrape([counted.families, *sources], place)
+    page = FleetEndpoints(watch, worker_drain, PageFiles())
+    http = _http_server(settings, inference, access, gate, tls, scrape, page, store, is_port_shared=is_port_shared)
+
+    def in_and_freed() -> tuple[int, int]:
+        in_requests, of_requests = gate.large_requests()
+        return in_requests, of_requests + dispatcher.backlog.deferred_frees.freed_bytes
+
+    background = (
+        shared.run,
+        _membership(settings, pools, fleet, renderers, rng),
+        lag.run,
+        watch.run,
+        *(() if siblings is None else (siblings.run,)),
+        *(() if place is None else (scrape.run,)),
+        partial(return_freed_memory, in_and_freed),
+        *(() if store is None else (store.run,)),
+    )
+    return Router(settings, pools, shared, server, http, service, renderers, scrape, background)
+
+
+def listeners_of(settings: RouterSettings, tracing: Tracing) -> Sequence[RequestListener]:
+    """The listeners that each request's end is told to, apart from the log and the metrics."""
+    if tracing.queue is None:
+        return ()
+    slow_s = settings.trace_slow_ms / 1e3 if settings.trace_slow_ms else None
+    return (RequestTraces(tracing.queue.put, tracing.resource, slow_s),)
+
+
+def _response_store(settings: RouterSettings) -> ResponseStore | None:
+    if not settings.http.max_stored_responses:
+        return None
+    limits = StoreLimits(
+        settings.http.max_stored_responses, settings.http.max_stored_mib << 20, settings.http.response_ttl_s
+    )
+    return ResponseStore(limits, time.monotonic)
+
+
+def _http_server(
+    settings: RouterSettings,
+    inference: Inference,
+    access: Access,
+    gate: RequestGate,
+    tls: ServerTls | None,
+    scrape: Scrape,
+    page: FleetEndpoints,
+    store: ResponseStore | None,
+    *,
+    is_port_shared: bool,
+) -> HttpServer | None:
+    if settings.http.http_port < 0:
+        return None
+    edge = Edge(inference, access, gate, settings.http.sse_keep_alive_s, settings.http.allow_unknown_fields)
+
+    def is_ready() -> bool:
+        return not inference.running.is_stopping and bool(inference.pools.models())
+
+    app: ASGIApp = http_app(edge, is_ready, FreshAnswers(scrape.collect), page, store)
+    return HttpServer(
+        app if access.is_checked or settings.identity.allow_anonymous else LocalHosts(app),
+        settings.host,
+        settings.http.http_port,
+        shared_port=is_port_shared,
+        ssl_context=None if tls is None else tls.ssl_context(),
+        cors_origins=settings.http.cors_origins,
+        limits=replace(
+            LIMITS,
+            keep_alive_s=settings.http.http_keep_alive_s,
+            head_s=settings.http.http_head_timeout_s,
+            body_s=settings.http.http_body_timeout_s,
+        ),
+    )
+
+
+def share(settings: RouterSettings, fleet: Fleet, rng: Random) -> SharedState:
+    """The state shared with other routers: in Redis if the settings have a URL, else in this process alone."""
+    patience_s = settings.redis_patience_ms / 1e3
+    if settings.redis_url:
+        store: Store = RedisStore(
+            settings.redis_url, settings.key_prefix, patience_s=patience_s, tls=settings.redis_tls.redis_tls()
+        )
+    else:
+        store = EmbeddedStore(lambda: time.monotonic() * 1e3)
+    return SharedState(
+        store,
+        settings.name,
+        fleet,
+        rng,
+        admits_when_down=settings.quota_when_down == "open",
+        patience_s=patience_s,
+    )
+
+
+def _dispatcher(settings: RouterSettings, pools: Pools, shared: SharedState, rng: Random) -> Dispatcher:
+    key = conviction_key(settings.redis_url, settings.key_prefix, settings.grant_keys.newest)
+    return Dispatcher(
+        pools,
+        time.monotonic,
+        rng,
+        limits=FailoverLimits(settings.max_resumptions),
+        quarantine=Quarantine(key, shared.convictions),
+        backlog=Backlog(settings.max_unread_mib << 20),
+    )
+
+
+def _membership(
+    settings: RouterSettings, pools: Pools, fleet: PoolFleet, renderers: RenderPool, rng: Random
+) -> Callable[[], Coroutine[Any, Any, None]]:
+    """Keeps a link to each worker that the settings name and, if the router follows leases, that other routers know."""
+    context = LinkContext(
+        settings.name,
+        Tokenizers(renderers),
+        pools.index,
+        pools.notify,
+        rng,
+        LinkLimits(settings.inter_token_timeout_s, settings.slow_start_s),
+        settings.grant_keys,
+        security=LinkSecurity(settings.worker_tls.client_tls(), settings.tls.allow_plaintext),
+    )
+    members = Membership(pools.links, lambda address: WorkerLink(address, context), set_aside=pools.set_aside)
+    sources, lookups = sources_of(settings.workers, rng)
+    pools.search.lookups += lookups
+    leases = fleet.leased() if settings.redis_url and settings.follow_leases else None
+    return partial(members.run, sources, leases)
