@@ -10,13 +10,15 @@ from trunkline_router.identity.endpoints import (
     METHODS,
     PATHS,
     SHOW_CACHE,
+    WATCHERS,
     Needed,
+    Open,
     RoleUnlessOpen,
 )
-from trunkline_router.identity.identity import Role
 
 PAGE = Path(__file__).parents[2] / "docs" / "access.md"
 LIVENESS = "of the service `liveness`: open"
+OWN_PART = "users see their tenant's part ([the live page](page.md#rights))"
 SEES_CACHE = "not for identities without `sees_cache`, nor for anonymous callers"
 
 
@@ -29,14 +31,19 @@ def table(what: str, needs: Mapping[str, Needed | None], notes: Mapping[str, str
 def _needed(needed: Needed | None) -> str:
     if needed is None:
         return "nothing: always open"
+    if isinstance(needed, Open):
+        return f"any identity, or `--open={needed}`"
     if isinstance(needed, RoleUnlessOpen):
         return f"role `{needed.role}`, or `--open={needed.open}`"
-    return f"role `{needed}`" if isinstance(needed, Role) else f"any identity, or `--open={needed}`"
+    if isinstance(needed, frozenset):
+        return " or ".join(f"role `{role}`" for role in sorted(needed))
+    return f"role `{needed}`"
 
 
 def main() -> None:
     notes = dict.fromkeys((HEALTH_CHECK, HEALTH_WATCH), LIVENESS) | dict.fromkeys(SHOW_CACHE, SEES_CACHE)
-    text = f"\n{table('RPC', METHODS, notes)}\n{table('HTTP', PATHS, {})}\n"
+    notes |= {name: OWN_PART for name, needed in {**METHODS, **PATHS}.items() if needed == WATCHERS}
+    text = f"\n{table('RPC', METHODS, notes)}\n{table('HTTP', PATHS, notes)}\n"
     update(PAGE, "access", text, "make access-table")
 
 

@@ -4,6 +4,8 @@ TrunklineError
 ├── InvalidRequest            a field is wrong: .field names it
 │   └── ContextLengthExceeded
 ├── ModelNotFound
+├── RequestNotFound           of calls that tell of requests
+├── WorkerNotFound            of calls that name a worker
 ├── NotAllowed
 │   ├── Unauthenticated       the key is missing, wrong or expired
 │   └── Forbidden             the key is valid, but may not do this
@@ -57,6 +59,14 @@ class ModelNotFound(TrunklineError):
     pass
 
 
+class RequestNotFound(TrunklineError):
+    pass
+
+
+class WorkerNotFound(TrunklineError):
+    pass
+
+
 class NotAllowed(TrunklineError):
     pass
 
@@ -97,6 +107,8 @@ _BY_REASON: dict[str, type[TrunklineError]] = {
     status.INVALID_REQUEST: InvalidRequest,
     status.CONTEXT_LENGTH_EXCEEDED: ContextLengthExceeded,
     status.MODEL_NOT_FOUND: ModelNotFound,
+    status.REQUEST_NOT_FOUND: RequestNotFound,
+    status.WORKER_NOT_FOUND: WorkerNotFound,
     status.UNAUTHENTICATED: Unauthenticated,
     status.FORBIDDEN: Forbidden,
     status.OVERLOADED: Overloaded,

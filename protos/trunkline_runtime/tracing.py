@@ -57,7 +57,18 @@ def open_tracing(service_name: str, instance: str = "") -> Tracing:
         attributes["service.instance.id"] = instance
     if os.environ.get(DISABLED, "").lower() == "true":
         sampler = NONE_SAMPLED
-    return Tracing(sampler, queue, Resource.create(attributes))
+    found = Resource.create(attributes)
+    return Tracing(sampler, queue, _OwnResource(dict(found.attributes), found.schema_url))
+
+
+class _OwnResource(Resource):
+    """The only one of its process, so it is compared by identity. The encoder looks it up for each span, and otherwise
+    hashes it by way of a JSON text: a quarter of the time to encode a span."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
 
 def configure_tracing(service_name: str) -> SpanQueue | None:

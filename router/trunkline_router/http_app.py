@@ -15,6 +15,7 @@ from trunkline_router.edge.http_call import Edge
 from trunkline_router.edge.status_endpoints import StatusEndpoints
 from trunkline_router.http.starlette_errors import HANDLERS
 from trunkline_router.identity.endpoints import PATHS
+from trunkline_router.live.fleet_endpoints import FleetEndpoints
 from trunkline_router.openai.endpoints import chat_completions, completions
 from trunkline_router.openai.models import list_models, retrieve_model
 from trunkline_router.openai.tokenization import detokenize, tokenize
@@ -75,19 +76,29 @@ class App:
 
 
 def http_app(
-    edge: Edge, is_ready: Callable[[], bool], metrics: FreshAnswers, store: ResponseStore | None = None
+    edge: Edge,
+    is_ready: Callable[[], bool],
+    metrics: FreshAnswers,
+    fleet: FleetEndpoints,
+    store: ResponseStore | None = None,
 ) -> App:
     """Returns the application.
 
     is_ready: whether a worker accepts requests
     metrics: the answers for scrapers
+    fleet: the live page
     store: of responses; None: they are not stored
     """
     routes = [Route(path, endpoint=_unserved, methods=["POST"]) for path in UNSERVED]
     paths: dict[str, Methods] = {}
     endpoints: dict[tuple[str, str], ASGIApp] = {}
     page = openapi_page(allows_unknown_fields=edge.allows_unknown_fields)
-    handlers = {**HANDLERS_BY_PATH, **Responses(store).handlers, **StatusEndpoints(is_ready, page, metrics).handlers}
+    handlers = {
+        **HANDLERS_BY_PATH,
+        **Responses(store).handlers,
+        **StatusEndpoints(is_ready, page, metrics).handlers,
+        **fleet.handlers,
+    }
     for name, handle in handlers.items():
         method, path = name.split(" ")
         endpoint = Endpoint(edge, PATHS[name], handle, ERROR_BODIES.get(name, openai_error))

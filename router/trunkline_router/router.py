@@ -30,6 +30,8 @@ from trunkline_router.http.local_hosts import LocalHosts
 from trunkline_router.http.wire.server import LIMITS, HttpServer
 from trunkline_router.http_app import http_app
 from trunkline_router.identity.authenticator import Authenticator
+from trunkline_router.live.fleet_endpoints import FleetEndpoints
+from trunkline_router.live.page_files import PageFiles
 from trunkline_router.metrics.request_counts import RequestCounts
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
@@ -52,6 +54,9 @@ from trunkline_router.streaming.backlog import Backlog
 from trunkline_router.telemetry.request_observer import RequestObserver
 from trunkline_router.telemetry.request_record import RequestListener
 from trunkline_router.tracing.request_traces import RequestTraces
+from trunkline_router.watch.fleet_watch import FleetWatch, RouterFacts
+from trunkline_router.watch.recent_requests import SLOW_S, RecentRequests
+from trunkline_router.watch.worker_drain import WorkerDrain
 from trunkline_router.workers.link_context import LinkContext, LinkLimits, LinkSecurity
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.worker_link import WorkerLink
@@ -168,16 +173,21 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     )
     place = None if shared_port is None else shared_port.place
     counted = RequestCounts(label_rules(access.tenants, place))
-    observer = RequestObserver(tracing.sampler, [*listeners_of(settings, tracing), counted])
+    recent = RecentRequests(slow_s=settings.trace_slow_ms / 1e3 or SLOW_S)
+    observer = RequestObserver(tracing.sampler, [*listeners_of(settings, tracing), counted, recent])
     inference = Inference(dispatcher, max_choices=settings.max_choices, shared=shared, observer=observer)
     service = InferenceService(inference, access, grant_keys=settings.grant_keys)
     add_InferenceServiceServicer_to_server(service, server.grpc)
-    add_FleetServiceServicer_to_server(FleetService(inference.preparer, access), server.grpc)
+    facts = RouterFacts(settings.name, has_store=bool(settings.redis_url))
+    watch = FleetWatch(pools, shared, access.tenants, recent, observer.running, facts)
+    worker_drain = WorkerDrain(pools)
+    add_FleetServiceServicer_to_server(FleetService(inference.preparer, access, watch, worker_drain), server.grpc)
     store, renderers, lag = _response_store(settings), RenderPool(), LoopLag()
     spans = None if tracing.queue is None else tracing.queue.counts
     sources = sources_of_metrics(inference, gate, counted.tenants, ProcessGauges(lag, tls, spans))
     scrape = Scrape([counted.families, *sources], place)
-    http = _http_server(settings, inference, access, gate, tls, scrape, store, is_port_shared=is_port_shared)
+    page = FleetEndpoints(watch, worker_drain, PageFiles())
+    http = _http_server(settings, inference, access, gate, tls, scrape, page, store, is_port_shared=is_port_shared)
 
     def in_and_freed() -> tuple[int, int]:
         in_requests, of_requests = gate.large_requests()
@@ -187,6 +197,7 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
         shared.run,
         _membership(settings, pools, fleet, renderers, rng),
         lag.run,
+        watch.run,
         *(() if place is None else (scrape.run,)),
         partial(return_freed_memory, in_and_freed),
         *(() if store is None else (store.run,)),
@@ -218,6 +229,7 @@ def _http_server(
     gate: RequestGate,
     tls: ServerTls | None,
     scrape: Scrape,
+    page: FleetEndpoints,
     store: ResponseStore | None,
     *,
     is_port_shared: bool,
@@ -229,7 +241,7 @@ def _http_server(
     def is_ready() -> bool:
         return not inference.running.is_stopping and bool(inference.pools.models())
 
-    app: ASGIApp = http_app(edge, is_ready, FreshAnswers(scrape.collect), store)
+    app: ASGIApp = http_app(edge, is_ready, FreshAnswers(scrape.collect), page, store)
     return HttpServer(
         app if access.is_checked or settings.identity.allow_anonymous else LocalHosts(app),
         settings.host,

@@ -7,6 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 from random import Random
+from urllib.request import urlopen
 
 import pytest
 
@@ -33,8 +34,15 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+def metrics_at(port: int) -> str:
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10.0) as answer:
+        text: bytes = answer.read()
+    return text.decode()
+
+
 def test_serve_prints_a_command_that_works_and_stops_without_leaving_a_process() -> None:
-    process, port = serve("--kv-blocks=64")
+    http_port, metrics_port = free_port(), free_port()
+    process, port = serve("--kv-blocks=64", f"--http-port={http_port}", f"--metrics-port={metrics_port}")
     try:
         printed = process.wait_for(r"generate \"Once upon a time\" --stream")
         words = re.findall(r'"[^"]*"|\S+', printed)
@@ -46,6 +54,8 @@ def test_serve_prints_a_command_that_works_and_stops_without_leaving_a_process()
         assert "tiny-tales\tcontext 1024\tworkers 1" in models.stdout
         as_json = run(script("trunkline"), "generate", "Hi", "--json", "--max-tokens=3", f"--server=127.0.0.1:{port}")
         assert '"usage"' in as_json.stdout.splitlines()[-1]
+        assert "trunkline_router_requests_total{" in metrics_at(http_port)
+        assert "vllm:generation_tokens_total{" in metrics_at(metrics_port)
         chat = run(script("trunkline"), "generate", "Hello!", "--chat", "--max-tokens=5", f"--server=127.0.0.1:{port}")
         assert chat.returncode == 0
         pipe = f"{script('trunkline')} generate Once --stream --max-tokens 500 --server=127.0.0.1:{port} | head -c 9"

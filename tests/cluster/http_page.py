@@ -14,7 +14,9 @@ from trunkline.status import (
     OVERLOADED,
     QUARANTINED,
     QUOTA_EXCEEDED,
+    REQUEST_NOT_FOUND,
     UNAUTHENTICATED,
+    WORKER_NOT_FOUND,
 )
 from trunkline.validation import (
     MAX_LOGIT_BIAS,
@@ -25,7 +27,13 @@ from trunkline.validation import (
 )
 from trunkline_router.edge.merging import AT_ONCE
 from trunkline_router.edge.request_fields import MAX_ITEMS
-from trunkline_router.http.errors import PREVIOUS_RESPONSE_NOT_FOUND, PROTOCOL, RESPONSE_NOT_FOUND, TABLE
+from trunkline_router.http.errors import (
+    PAGE_FILE_NOT_FOUND,
+    PREVIOUS_RESPONSE_NOT_FOUND,
+    PROTOCOL,
+    RESPONSE_NOT_FOUND,
+    TABLE,
+)
 from trunkline_router.http.json_shape import MAX_CONTAINERS, MAX_DEPTH, MAX_STRINGS, MAX_VALUES
 from trunkline_router.http.wire.handshake import HANDSHAKE_SHARE
 from trunkline_router.http.wire.limits import HttpLimits
@@ -41,6 +49,9 @@ SITUATIONS = {
     INVALID_REQUEST: "a wrong, unknown or unserved field",
     CONTEXT_LENGTH_EXCEEDED: "prompt and `max_tokens` do not fit the context or the KV pool",
     MODEL_NOT_FOUND: "unknown model",
+    REQUEST_NOT_FOUND: "no recent request with this id, or it is another tenant's",
+    PAGE_FILE_NOT_FOUND: "the live page has no such file",
+    WORKER_NOT_FOUND: "no such worker",
     RESPONSE_NOT_FOUND: "no such stored response",
     PREVIOUS_RESPONSE_NOT_FOUND: "`previous_response_id` names no stored response",
     UNAUTHENTICATED: "no credentials, or wrong, expired or revoked ones",
@@ -52,7 +63,7 @@ SITUATIONS = {
     QUARANTINED: "the request has stopped two engines",
     INTERNAL: "a bug; the log explains it under the request's id",
 }
-OF_HTTP_ALONE = (RESPONSE_NOT_FOUND, PREVIOUS_RESPONSE_NOT_FOUND)
+OF_HTTP_ALONE = (RESPONSE_NOT_FOUND, PREVIOUS_RESPONSE_NOT_FOUND, PAGE_FILE_NOT_FOUND)
 HTTP_SITUATIONS = {
     400: "not valid HTTP",
     404: "no such path",

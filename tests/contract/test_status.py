@@ -36,6 +36,6 @@ def test_a_refusal_survives_the_session_stream(refused: RequestRefused) -> None:
 
 
 def test_every_reason_has_an_exception_of_the_client() -> None:
-    assert len(REASONS) == 11
+    assert len(REASONS) == 13
     assert set(_BY_REASON) == REASONS
     assert all(issubclass(kind, TrunklineError) for kind in _BY_REASON.values())

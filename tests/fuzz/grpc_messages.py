@@ -10,7 +10,14 @@ from google.protobuf.message import Message
 from hypothesis import strategies as st
 
 from tests.fuzz.json_bodies import TEXTS
-from trunkline.v1.fleet_pb2 import ExplainRouteRequest, ListWorkersRequest
+from trunkline.v1.fleet_pb2 import (
+    DrainWorkerRequest,
+    ExplainRouteRequest,
+    GetRequestRequest,
+    ListRequestsRequest,
+    ListWorkersRequest,
+    WatchFleetRequest,
+)
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import (
     DetokenizeRequest,
@@ -31,11 +38,16 @@ UTF8 = [text for text in TEXTS if text.isascii() or text[0] < "\ud800" or text[0
 
 @dataclass(frozen=True, slots=True)
 class Rpc:
-    """An RPC of the router.  base: the smallest request that is answered"""
+    """An RPC of the router.
+
+    base: the smallest request that is answered; of DrainWorker one that is refused, because a drain has no end
+    ends: whether its responses end by themselves
+    """
 
     base: Message
     streams_requests: bool = False
     streams_responses: bool = False
+    ends: bool = True
 
 
 _GENERATE = GenerateRequest(text="hi", sampling=SamplingParams(max_tokens=2))
@@ -47,6 +59,10 @@ RPCS: Mapping[str, Rpc] = {
     INFERENCE + "ListModels": Rpc(ListModelsRequest()),
     FLEET + "ExplainRoute": Rpc(ExplainRouteRequest(request=_GENERATE)),
     FLEET + "ListWorkers": Rpc(ListWorkersRequest()),
+    FLEET + "WatchFleet": Rpc(WatchFleetRequest(), streams_responses=True, ends=False),
+    FLEET + "ListRequests": Rpc(ListRequestsRequest()),
+    FLEET + "GetRequest": Rpc(GetRequestRequest(request_id="none")),
+    FLEET + "DrainWorker": Rpc(DrainWorkerRequest(worker="none")),
 }
 
 

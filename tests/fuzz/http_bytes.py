@@ -18,6 +18,7 @@ BODIES = (
     (b"/v1/messages/count_tokens", CHAT.replace(b',"max_tokens":2', b"") + b"}"),
     (b"/v1/responses", b'{"model":"tiny","input":"hi","stream":true}'),
     (b"/tokenize", b'{"prompt":"hi"}'),
+    (b"/fleet/workers/none/drain", b'{"timeout_s":1}'),
     (b"/detokenize", b'{"tokens":[100]}'),
 )
 
@@ -48,7 +49,8 @@ VALID = (
     post(*BODIES[0], b"Connection: close\r\n"),
     post(*BODIES[0]).replace(b"HTTP/1.1", b"HTTP/1.0"),
     *(get(path) for path in (b"/health", b"/ready", b"/version", b"/v1/models", b"/v1/models/tiny", b"/v1/models/a/b",
-                             b"/v1/responses/resp_x", b"/nothing", b"/tokenize", b"/v1/completions/",
+                             b"/v1/responses/resp_x", b"/nothing", b"/", b"/page/main.js",
+                             b"/fleet/requests?limit=5", b"/fleet/requests/%ff/x", b"/tokenize", b"/v1/completions/",
                                  b"http://y/health",
                              b"/v1/responses/%ff%00?stream=true&a=%f0&include[]=x", b"*", b"/" + b"a" * 9000)),
     *(get(b"/v1/models", method=method) for method in (b"HEAD", b"OPTIONS", b"DELETE", b"PUT", b"TRACE", b"PATCH")),

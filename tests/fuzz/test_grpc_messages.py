@@ -27,7 +27,10 @@ def outcome(channel: grpc.Channel, method: str, raws: list[bytes]) -> str:
     request = iter(raws) if rpc.streams_requests else raws[0]
     try:
         answered = call(request, timeout=GOOD_S)
-        if isinstance(answered, Iterator):
+        if not rpc.ends:
+            next(answered)
+            answered.cancel()
+        elif isinstance(answered, Iterator):
             for _ in answered:
                 pass
         return "OK"

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from random import Random
 from typing import Any, Protocol, TypedDict, Unpack, cast
 
@@ -26,6 +27,8 @@ from trunkline_router.gate.request_gate import RequestGate
 from trunkline_router.gate.request_size import MAX_REQUEST_BYTES
 from trunkline_router.http.wire.server import HttpServer
 from trunkline_router.http_app import http_app
+from trunkline_router.live.fleet_endpoints import FleetEndpoints
+from trunkline_router.live.page_files import PageFiles
 from trunkline_router.metrics.request_counts import RequestCounts
 from trunkline_router.prompts.render_pool import TIME_LIMIT_S, RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
@@ -41,6 +44,10 @@ from trunkline_router.shared_state.state import SharedState
 from trunkline_router.stores.embedded_store import EmbeddedStore
 from trunkline_router.streaming.backlog import Backlog
 from trunkline_router.telemetry.request_observer import RequestObserver
+from trunkline_router.watch.fleet_sampler import Periods
+from trunkline_router.watch.fleet_watch import FleetWatch, RouterFacts
+from trunkline_router.watch.recent_requests import RecentRequests
+from trunkline_router.watch.worker_drain import WorkerDrain
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext, LinkLimits
 from trunkline_router.workers.pool import Pools
@@ -51,6 +58,7 @@ from trunkline_runtime.server import GrpcServer
 from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
 
 SERVICE = "trunkline.v1.InferenceService"
+PERIODS = Periods(watched_s=0.05, idle_s=60.0, answers_s=0.02)
 PATIENCE_S = 20.0  # for things that take milliseconds: only a failing test waits this long
 
 
@@ -70,6 +78,7 @@ class Cluster:
         counted: RequestCounts,
         scrape: Scrape,
         http: HttpServer | None,
+        watch: FleetWatch,
     ) -> None:
         self.counted = counted
         self.scrape = scrape
@@ -78,6 +87,7 @@ class Cluster:
         self.inference = inference
         self.service = service
         self.gate = gate
+        self.watch = watch
         self.links = links
         self.stub = stub
         self.fleet = fleet
@@ -137,6 +147,8 @@ class Options(TypedDict, total=False):
     backlog: Backlog | None
     edge: EdgeOf | None
     store: ResponseStore | None
+    recent: RecentRequests | None
+    page_folder: Path | None
     observer: RequestObserver | None
 
 
@@ -179,6 +191,8 @@ async def router_before(
     backlog: Backlog | None = None,
     edge: EdgeOf | None = None,
     store: ResponseStore | None = None,
+    recent: RecentRequests | None = None,
+    page_folder: Path | None = None,
     observer: RequestObserver | None = None,
 ) -> AsyncIterator[Cluster]:
     """The same before workers that run already; `share` makes what it may share with other routers, and `edge`, such as
@@ -208,12 +222,17 @@ async def router_before(
         await shared.start()
         stack.push_async_callback(shared.close)
         stack.push_async_callback(_cancel, [asyncio.create_task(shared.run())])
-        counted = RequestCounts(label_rules(access.tenants))
-        counting = RequestObserver(listeners=[counted])
-        inference = Inference(dispatcher, max_choices=max_choices, shared=shared, observer=observer or counting)
+        counted, recent = RequestCounts(label_rules(access.tenants)), recent or RecentRequests()
+        observer = observer or RequestObserver(listeners=[counted, recent])
+        inference = Inference(dispatcher, max_choices=max_choices, shared=shared, observer=observer)
         service = InferenceService(inference, access, grant_keys=keys)
         add_InferenceServiceServicer_to_server(service, server.grpc)
-        add_FleetServiceServicer_to_server(FleetService(inference.preparer, access), server.grpc)
+        watch = FleetWatch(
+            pools, shared, access.tenants, recent, observer.running, RouterFacts("router-1"), periods=PERIODS
+        )
+        stack.push_async_callback(_cancel, [asyncio.create_task(watch.run())])
+        drain = WorkerDrain(pools)
+        add_FleetServiceServicer_to_server(FleetService(inference.preparer, access, watch, drain), server.grpc)
         await server.start()
         stack.push_async_callback(server.stop, 0)
         sources = sources_of_metrics(inference, gate, counted.tenants, ProcessGauges(LoopLag()))
@@ -221,7 +240,8 @@ async def router_before(
         http: HttpServer | None = None
         if edge is not None:
             answers = FreshAnswers(scrape.collect)
-            app = http_app(edge(inference, access, gate), lambda: bool(pools.models()), answers, store)
+            page = FleetEndpoints(watch, drain, PageFiles(page_folder) if page_folder else PageFiles())
+            app = http_app(edge(inference, access, gate), lambda: bool(pools.models()), answers, page, store)
             http = HttpServer(app, "127.0.0.1", 0)
             await http.start()
             stack.push_async_callback(http.stop, 0)
@@ -229,7 +249,7 @@ async def router_before(
         stack.push_async_callback(_cancel, tasks)
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
         stubs = InferenceServiceStub(channel), FleetServiceStub(channel)
-        made = Cluster(links, *stubs, server.port, shared, inference, service, gate, counted, scrape, http)
+        made = Cluster(links, *stubs, server.port, shared, inference, service, gate, counted, scrape, http, watch)
         await made.until_workers(*(expected or (True for _ in workers)))
         yield made
         await until(lambda: all(link.worker is None or not link.worker.open_choices for link in links))

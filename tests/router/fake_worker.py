@@ -161,6 +161,9 @@ class FakeWorker(WorkerServiceServicer):
     asked: int = 0  # for its model
     tokenizer_calls: int = 0
     hangs: bool = False
+    stats: GetStatsResponse = field(default_factory=GetStatsResponse)
+    drains: bool = False  # if it is asked to
+    drained: list[DrainRequest] = field(default_factory=list)
     asked_for_stats: int = 0
 
     def __post_init__(self) -> None:
@@ -368,14 +371,20 @@ class FakeWorker(WorkerServiceServicer):
     async def Drain(
         self, request: DrainRequest, context: grpc.aio.ServicerContext[DrainRequest, DrainResponse]
     ) -> DrainResponse:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "a fake worker does not drain")
+        self._check_proof("Drain", context)
+        self.drained.append(request)
+        if not self.drains:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this fake worker does not drain")
+        self.send_load(draining=True)
+        await asyncio.Event().wait()  # its requests do not end
+        return DrainResponse()
 
     async def GetStats(self, request: Any, context: Any) -> GetStatsResponse:
         self._check_proof("GetStats", context)
         self.asked_for_stats += 1
         if self.hangs:
             await asyncio.Event().wait()
-        return GetStatsResponse()
+        return self.stats
 
     async def GetTokenizer(self, request: Any, context: Any) -> AsyncIterator[GetTokenizerResponse]:
         self.tokenizer_calls += 1

@@ -26,13 +26,15 @@ from trunkline_router.main import router_settings
 from trunkline_router.identity.authenticator import Authenticator
 from trunkline_router.request.access import Access
 from trunkline_router.router import SharedPort, serve
+from trunkline_runtime.tracing import open_tracing
 
 def on_listening():
     print("frozen:", gc.get_freeze_count())
     os.kill(os.getpid(), signal.SIGTERM)
 
 shared_port = SharedPort(on_listening, once_useful=False)
-asyncio.run(serve(router_settings(sys.argv[1:]), Access(), Authenticator(), shared_port))
+tracing = open_tracing("trunkline-router")
+asyncio.run(serve(router_settings(sys.argv[1:]), Access(), Authenticator(), tracing, shared_port))
 """
 
 

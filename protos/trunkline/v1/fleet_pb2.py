@@ -22,11 +22,13 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from trunkline.v1 import generation_pb2 as trunkline_dot_v1_dot_generation__pb2
 from trunkline.v1 import inference_pb2 as trunkline_dot_v1_dot_inference__pb2
 from trunkline.v1 import worker_pb2 as trunkline_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18trunkline/v1/fleet.proto\x12\x0ctrunkline.v1\x1a\x1ctrunkline/v1/inference.proto\x1a\x19trunkline/v1/worker.proto\"E\n\x13\x45xplainRouteRequest\x12.\n\x07request\x18\x01 \x01(\x0b\x32\x1d.trunkline.v1.GenerateRequest\"\xa1\x01\n\x14\x45xplainRouteResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x30\n\ncandidates\x18\x06 \x03(\x0b\x32\x1c.trunkline.v1.RouteCandidate\"\x92\x02\n\x0eRouteCandidate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x16\n\x0ematched_tokens\x18\x02 \x01(\r\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07queue_s\x18\x05 \x01(\x01\x12\x11\n\tprefill_s\x18\x06 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x07 \x01(\x01\x12\x11\n\tkv_wait_s\x18\x08 \x01(\x01\x12\x14\n\x0ckv_penalty_s\x18\t \x01(\x01\x12\x14\n\x0cslow_start_s\x18\n \x01(\x01\x12\x0e\n\x06\x63ost_s\x18\x0b \x01(\x01\x12\x16\n\x0erouted_by_load\x18\x0c \x01(\x08\x12\x10\n\x08others_s\x18\r \x01(\x01\"\x14\n\x12ListWorkersRequest\"B\n\x13ListWorkersResponse\x12+\n\x07workers\x18\x01 \x03(\x0b\x32\x1a.trunkline.v1.WorkerStatus\"\xb6\x02\n\x0cWorkerStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\r\n\x05model\x18\x04 \x01(\t\x12(\n\x05state\x18\x05 \x01(\x0e\x32\x19.trunkline.v1.WorkerState\x12\x0f\n\x07problem\x18\x06 \x01(\t\x12&\n\x04load\x18\x07 \x01(\x0b\x32\x18.trunkline.v1.LoadSample\x12\x14\n\x0copen_choices\x18\x08 \x01(\r\x12\x1a\n\x0eindexed_blocks\x18\t \x01(\x04\x42\x02\x18\x01\x12\x16\n\x0eindex_accuracy\x18\n \x01(\x01\x12\x1f\n\x17index_accuracy_requests\x18\x0b \x01(\r\x12\x16\n\x0erouted_by_load\x18\x0c \x01(\x08*\xab\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17WORKER_STATE_CONNECTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x17\n\x13WORKER_STATE_BROKEN\x10\x04\x12\x15\n\x11WORKER_STATE_HUNG\x10\x05\x32\xb9\x01\n\x0c\x46leetService\x12U\n\x0c\x45xplainRoute\x12!.trunkline.v1.ExplainRouteRequest\x1a\".trunkline.v1.ExplainRouteResponse\x12R\n\x0bListWorkers\x12 .trunkline.v1.ListWorkersRequest\x1a!.trunkline.v1.ListWorkersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18trunkline/v1/fleet.proto\x12\x0ctrunkline.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1dtrunkline/v1/generation.proto\x1a\x1ctrunkline/v1/inference.proto\x1a\x19trunkline/v1/worker.proto\"E\n\x13\x45xplainRouteRequest\x12.\n\x07request\x18\x01 \x01(\x0b\x32\x1d.trunkline.v1.GenerateRequest\"\xa1\x01\n\x14\x45xplainRouteResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x11\n\tworker_id\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x30\n\ncandidates\x18\x06 \x03(\x0b\x32\x1c.trunkline.v1.RouteCandidate\"\x92\x02\n\x0eRouteCandidate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x16\n\x0ematched_tokens\x18\x02 \x01(\r\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07queue_s\x18\x05 \x01(\x01\x12\x11\n\tprefill_s\x18\x06 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x07 \x01(\x01\x12\x11\n\tkv_wait_s\x18\x08 \x01(\x01\x12\x14\n\x0ckv_penalty_s\x18\t \x01(\x01\x12\x14\n\x0cslow_start_s\x18\n \x01(\x01\x12\x0e\n\x06\x63ost_s\x18\x0b \x01(\x01\x12\x16\n\x0erouted_by_load\x18\x0c \x01(\x08\x12\x10\n\x08others_s\x18\r \x01(\x01\"\x14\n\x12ListWorkersRequest\"B\n\x13ListWorkersResponse\x12+\n\x07workers\x18\x01 \x03(\x0b\x32\x1a.trunkline.v1.WorkerStatus\"\xb6\x02\n\x0cWorkerStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\r\n\x05model\x18\x04 \x01(\t\x12(\n\x05state\x18\x05 \x01(\x0e\x32\x19.trunkline.v1.WorkerState\x12\x0f\n\x07problem\x18\x06 \x01(\t\x12&\n\x04load\x18\x07 \x01(\x0b\x32\x18.trunkline.v1.LoadSample\x12\x14\n\x0copen_choices\x18\x08 \x01(\r\x12\x1a\n\x0eindexed_blocks\x18\t \x01(\x04\x42\x02\x18\x01\x12\x16\n\x0eindex_accuracy\x18\n \x01(\x01\x12\x1f\n\x17index_accuracy_requests\x18\x0b \x01(\r\x12\x16\n\x0erouted_by_load\x18\x0c \x01(\x08\"\x13\n\x11WatchFleetRequest\"\x8a\x03\n\x12WatchFleetResponse\x12\x12\n\nat_unix_ms\x18\x01 \x01(\x04\x12(\n\x06router\x18\x02 \x01(\x0b\x32\x18.trunkline.v1.RouterView\x12\'\n\x03you\x18\x03 \x01(\x0b\x32\x1a.trunkline.v1.ViewerRights\x12)\n\x07workers\x18\x04 \x03(\x0b\x32\x18.trunkline.v1.WorkerTile\x12+\n\x07history\x18\x05 \x01(\x0b\x32\x1a.trunkline.v1.FleetHistory\x12+\n\x08prefixes\x18\x06 \x01(\x0b\x32\x19.trunkline.v1.HotPrefixes\x12.\n\x08requests\x18\x07 \x03(\x0b\x32\x1c.trunkline.v1.RequestSummary\x12)\n\x07tenants\x18\x08 \x03(\x0b\x32\x18.trunkline.v1.TenantView\x12-\n\x07running\x18\t \x03(\x0b\x32\x1c.trunkline.v1.RequestSummary\"\x85\x01\n\nRouterView\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x10\n\x08uptime_s\x18\x03 \x01(\x01\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12\r\n\x05redis\x18\x05 \x01(\t\x12\x15\n\ropen_requests\x18\x06 \x01(\r\x12\x10\n\x08watchers\x18\x07 \x01(\r\"q\n\x0cViewerRights\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x13\n\x0bis_operator\x18\x02 \x01(\x08\x12\x12\n\nsees_cache\x18\x03 \x01(\x08\x12\x15\n\rsees_requests\x18\x04 \x01(\x08\x12\x11\n\tcan_drain\x18\x05 \x01(\x08\"\x9b\x07\n\nWorkerTile\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12(\n\x05state\x18\x04 \x01(\x0e\x32\x19.trunkline.v1.WorkerState\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x1c\n\x0fsampled_unix_ms\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x14\n\x07running\x18\x07 \x01(\rH\x01\x88\x01\x01\x12\x14\n\x07waiting\x18\x08 \x01(\rH\x02\x88\x01\x01\x12\x19\n\x0cmost_running\x18\t \x01(\rH\x03\x88\x01\x01\x12%\n\x05lanes\x18\n \x03(\x0b\x32\x16.trunkline.v1.LaneTile\x12 \n\x02kv\x18\x0b \x01(\x0b\x32\x14.trunkline.v1.KvTile\x12&\n\x05\x62\x61tch\x18\x0c \x01(\x0b\x32\x17.trunkline.v1.BatchTile\x12 \n\x13output_tokens_per_s\x18\r \x01(\x01H\x04\x88\x01\x01\x12\x17\n\nttft_p50_s\x18\x0e \x01(\x01H\x05\x88\x01\x01\x12\x15\n\x08hit_rate\x18\x0f \x01(\x01H\x06\x88\x01\x01\x12\x1b\n\x0eindex_accuracy\x18\x10 \x01(\x01H\x07\x88\x01\x01\x12$\n\x17index_accuracy_requests\x18\x11 \x01(\rH\x08\x88\x01\x01\x12\x1b\n\x0erouted_by_load\x18\x12 \x01(\x08H\t\x88\x01\x01\x12\x1e\n\x11preemptions_per_s\x18\x13 \x01(\x01H\n\x88\x01\x01\x12\x19\n\x0copen_choices\x18\x14 \x01(\rH\x0b\x88\x01\x01\x12+\n\x1e\x63ost_per_million_output_tokens\x18\x15 \x01(\x01H\x0c\x88\x01\x01\x12\x33\n\x0epredicted_ttft\x18\x16 \x01(\x0b\x32\x1b.trunkline.v1.PredictedTtftB\x12\n\x10_sampled_unix_msB\n\n\x08_runningB\n\n\x08_waitingB\x0f\n\r_most_runningB\x16\n\x14_output_tokens_per_sB\r\n\x0b_ttft_p50_sB\x0b\n\t_hit_rateB\x11\n\x0f_index_accuracyB\x1a\n\x18_index_accuracy_requestsB\x11\n\x0f_routed_by_loadB\x14\n\x12_preemptions_per_sB\x0f\n\r_open_choicesB!\n\x1f_cost_per_million_output_tokens\"\xc4\x01\n\x08LaneTile\x12 \n\x04lane\x18\x01 \x01(\x0e\x32\x12.trunkline.v1.Lane\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x17\n\nttft_p50_s\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x17\n\nttft_p99_s\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x16\n\titl_p50_s\x18\x06 \x01(\x01H\x02\x88\x01\x01\x42\r\n\x0b_ttft_p50_sB\r\n\x0b_ttft_p99_sB\x0c\n\n_itl_p50_s\"_\n\x06KvTile\x12\x13\n\x0blive_blocks\x18\x01 \x01(\r\x12\x15\n\rcached_blocks\x18\x02 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x03 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x04 \x01(\r\"\xa0\x01\n\tBatchTile\x12\x13\n\x0bsteps_per_s\x18\x01 \x01(\x01\x12\x1c\n\x14prefill_tokens_per_s\x18\x02 \x01(\x01\x12\x1b\n\x13\x64\x65\x63ode_tokens_per_s\x18\x03 \x01(\x01\x12\x1c\n\x14padding_tokens_per_s\x18\x04 \x01(\x01\x12\x11\n\tsequences\x18\x05 \x01(\r\x12\x12\n\nbusy_share\x18\x06 \x01(\x01\"N\n\rPredictedTtft\x12\x10\n\x08requests\x18\x01 \x01(\r\x12\x17\n\x0fpredicted_p50_s\x18\x02 \x01(\x01\x12\x12\n\nreal_p50_s\x18\x03 \x01(\x01\"K\n\x0c\x46leetHistory\x12*\n\x06points\x18\x01 \x03(\x0b\x32\x1a.trunkline.v1.HistoryPoint\x12\x0f\n\x07keeps_s\x18\x02 \x01(\x01\"\xe1\x02\n\x0cHistoryPoint\x12\x12\n\nat_unix_ms\x18\x01 \x01(\x04\x12\x0f\n\x07workers\x18\x02 \x01(\r\x12\x0f\n\x07running\x18\x03 \x01(\x04\x12\x0f\n\x07waiting\x18\x04 \x01(\x04\x12\x1c\n\x14prefill_tokens_per_s\x18\x05 \x01(\x01\x12\x1b\n\x13\x64\x65\x63ode_tokens_per_s\x18\x06 \x01(\x01\x12\x1c\n\x14padding_tokens_per_s\x18\x07 \x01(\x01\x12\x16\n\x0ekv_live_blocks\x18\x08 \x01(\x04\x12\x18\n\x10kv_cached_blocks\x18\t \x01(\x04\x12\x16\n\x0ekv_free_blocks\x18\n \x01(\x04\x12\x1b\n\x13output_tokens_per_s\x18\x0b \x01(\x01\x12\x17\n\nttft_p50_s\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x08hit_rate\x18\r \x01(\x01H\x01\x88\x01\x01\x42\r\n\x0b_ttft_p50_sB\x0b\n\t_hit_rate\"S\n\x0bHotPrefixes\x12/\n\tby_tenant\x18\x01 \x03(\x0b\x32\x1c.trunkline.v1.TenantPrefixes\x12\x13\n\x0bhalf_life_s\x18\x02 \x01(\x01\"I\n\x0eTenantPrefixes\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\'\n\x05roots\x18\x02 \x03(\x0b\x32\x18.trunkline.v1.PrefixNode\"\x96\x01\n\nPrefixNode\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x12\n\nown_tokens\x18\x03 \x01(\r\x12\x0c\n\x04hits\x18\x04 \x01(\x01\x12\r\n\x05\x61ge_s\x18\x05 \x01(\x01\x12\x0f\n\x07holders\x18\x06 \x03(\t\x12*\n\x08\x63hildren\x18\x07 \x03(\x0b\x32\x18.trunkline.v1.PrefixNode\"\x9a\x03\n\x0eRequestSummary\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x04 \x01(\t\x12\x10\n\x08protocol\x18\x05 \x01(\t\x12\x0c\n\x04lane\x18\x06 \x01(\t\x12\x17\n\x0fstarted_unix_ms\x18\x07 \x01(\x04\x12\x0f\n\x07outcome\x18\x08 \x01(\t\x12\x11\n\tis_failed\x18\t \x01(\x08\x12\x11\n\tworker_id\x18\n \x01(\t\x12\x10\n\x08\x61ttempts\x18\x0b \x01(\r\x12\x15\n\rprompt_tokens\x18\x0c \x01(\r\x12\x1a\n\rcached_tokens\x18\r \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11\x63ompletion_tokens\x18\x0e \x01(\r\x12\x0f\n\x07\x63hoices\x18\x0f \x01(\r\x12\x13\n\x06ttft_s\x18\x10 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05\x65\x32\x65_s\x18\x11 \x01(\x01\x12\r\n\x05\x63\x61use\x18\x12 \x01(\t\x12\x12\n\nis_running\x18\x13 \x01(\x08\x42\x10\n\x0e_cached_tokensB\t\n\x07_ttft_s\"V\n\x13ListRequestsRequest\x12\r\n\x05limit\x18\x01 \x01(\r\x12\x0f\n\x07notable\x18\x02 \x01(\x08\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x0f\n\x07running\x18\x04 \x01(\x08\"F\n\x14ListRequestsResponse\x12.\n\x08requests\x18\x01 \x03(\x0b\x32\x1c.trunkline.v1.RequestSummary\"7\n\x11GetRequestRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"\xbb\x02\n\x12GetRequestResponse\x12-\n\x07summary\x18\x01 \x01(\x0b\x32\x1c.trunkline.v1.RequestSummary\x12\x10\n\x08trace_id\x18\x02 \x01(\t\x12\x17\n\nmax_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x11\n\x04\x63ost\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x11\n\tstalled_s\x18\x05 \x01(\x01\x12*\n\nttft_parts\x18\x06 \x03(\x0b\x32\x16.trunkline.v1.TtftPart\x12/\n\nplacements\x18\x07 \x03(\x0b\x32\x1b.trunkline.v1.PlacementView\x12\x30\n\rattempts_made\x18\x08 \x03(\x0b\x32\x19.trunkline.v1.AttemptViewB\r\n\x0b_max_tokensB\x07\n\x05_cost\"K\n\x08TtftPart\x12\x0c\n\x04part\x18\x01 \x01(\t\x12\x0f\n\x07start_s\x18\x02 \x01(\x01\x12\x12\n\nduration_s\x18\x03 \x01(\x01\x12\x0c\n\x04note\x18\x04 \x01(\t\"\xe5\x01\n\rPlacementView\x12\x0f\n\x07start_s\x18\x01 \x01(\x01\x12\x12\n\nduration_s\x18\x02 \x01(\x01\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x0e\n\x06policy\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x16\n\x0ematched_tokens\x18\x06 \x01(\r\x12\x1d\n\x10predicted_ttft_s\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x30\n\ncandidates\x18\x08 \x03(\x0b\x32\x1c.trunkline.v1.RouteCandidateB\x13\n\x11_predicted_ttft_s\"\xd6\x01\n\x0b\x41ttemptView\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07start_s\x18\x02 \x01(\x01\x12\x1b\n\x0e\x66irst_output_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05\x65nd_s\x18\x04 \x01(\x01\x12\r\n\x05\x65nded\x18\x05 \x01(\t\x12\x19\n\x11resumed_at_tokens\x18\x06 \x01(\r\x12\x0f\n\x07problem\x18\x07 \x01(\t\x12)\n\x07\x63hoices\x18\x08 \x03(\x0b\x32\x18.trunkline.v1.ChoiceViewB\x11\n\x0f_first_output_s\"\xc2\x02\n\nChoiceView\x12\x17\n\nadmitted_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rfirst_token_s\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x0f\n\x07\x65nded_s\x18\x03 \x01(\x01\x12\x14\n\x0c\x64\x65\x63ode_steps\x18\x04 \x01(\r\x12\x13\n\x0bpreemptions\x18\x05 \x01(\r\x12\x19\n\x11recomputed_tokens\x18\x06 \x01(\r\x12\x10\n\x08\x64\x65vice_s\x18\x07 \x01(\x01\x12\x15\n\rcached_tokens\x18\x08 \x01(\r\x12\'\n\x06\x63hunks\x18\t \x03(\x0b\x32\x17.trunkline.v1.ChunkView\x12#\n\x04gaps\x18\n \x03(\x0b\x32\x15.trunkline.v1.GapView\x12\x10\n\x08num_gaps\x18\x0b \x01(\rB\r\n\x0b_admitted_sB\x10\n\x0e_first_token_s\"\x9c\x02\n\tChunkView\x12\x0f\n\x07start_s\x18\x01 \x01(\x01\x12\x12\n\nduration_s\x18\x02 \x01(\x01\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12 \n\x13step_prefill_tokens\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x1f\n\x12step_decode_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12 \n\x13step_padding_tokens\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x1b\n\x0estep_sequences\x18\x07 \x01(\rH\x03\x88\x01\x01\x42\x16\n\x14_step_prefill_tokensB\x15\n\x13_step_decode_tokensB\x16\n\x14_step_padding_tokensB\x11\n\x0f_step_sequences\"+\n\x07GapView\x12\x0c\n\x04\x61t_s\x18\x01 \x01(\x01\x12\x12\n\nduration_s\x18\x02 \x01(\x01\"\x99\x01\n\nTenantView\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0e\n\x06weight\x18\x03 \x01(\x01\x12 \n\x04lane\x18\x04 \x01(\x0e\x32\x12.trunkline.v1.Lane\x12\'\n\x06quotas\x18\x05 \x03(\x0b\x32\x17.trunkline.v1.QuotaView\x12\x0f\n\x07refused\x18\x06 \x01(\r\"7\n\tQuotaView\x12\r\n\x05quota\x18\x01 \x01(\t\x12\r\n\x05limit\x18\x02 \x01(\x04\x12\x0c\n\x04used\x18\x03 \x01(\x01\"P\n\x12\x44rainWorkerRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"c\n\x13\x44rainWorkerResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.trunkline.v1.WorkerState*\xab\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17WORKER_STATE_CONNECTING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x17\n\x13WORKER_STATE_BROKEN\x10\x04\x12\x15\n\x11WORKER_STATE_HUNG\x10\x05\x32\x88\x04\n\x0c\x46leetService\x12U\n\x0c\x45xplainRoute\x12!.trunkline.v1.ExplainRouteRequest\x1a\".trunkline.v1.ExplainRouteResponse\x12R\n\x0bListWorkers\x12 .trunkline.v1.ListWorkersRequest\x1a!.trunkline.v1.ListWorkersResponse\x12Q\n\nWatchFleet\x12\x1f.trunkline.v1.WatchFleetRequest\x1a .trunkline.v1.WatchFleetResponse0\x01\x12U\n\x0cListRequests\x12!.trunkline.v1.ListRequestsRequest\x1a\".trunkline.v1.ListRequestsResponse\x12O\n\nGetRequest\x12\x1f.trunkline.v1.GetRequestRequest\x1a .trunkline.v1.GetRequestResponse\x12R\n\x0b\x44rainWorker\x12 .trunkline.v1.DrainWorkerRequest\x1a!.trunkline.v1.DrainWorkerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,20 +37,78 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WORKERSTATUS'].fields_by_name['indexed_blocks']._loaded_options = None
   _globals['_WORKERSTATUS'].fields_by_name['indexed_blocks']._serialized_options = b'\030\001'
-  _globals['_WORKERSTATE']._serialized_start=1015
-  _globals['_WORKERSTATE']._serialized_end=1186
-  _globals['_EXPLAINROUTEREQUEST']._serialized_start=99
-  _globals['_EXPLAINROUTEREQUEST']._serialized_end=168
-  _globals['_EXPLAINROUTERESPONSE']._serialized_start=171
-  _globals['_EXPLAINROUTERESPONSE']._serialized_end=332
-  _globals['_ROUTECANDIDATE']._serialized_start=335
-  _globals['_ROUTECANDIDATE']._serialized_end=609
-  _globals['_LISTWORKERSREQUEST']._serialized_start=611
-  _globals['_LISTWORKERSREQUEST']._serialized_end=631
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=633
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=699
-  _globals['_WORKERSTATUS']._serialized_start=702
-  _globals['_WORKERSTATUS']._serialized_end=1012
-  _globals['_FLEETSERVICE']._serialized_start=1189
-  _globals['_FLEETSERVICE']._serialized_end=1374
+  _globals['_WORKERSTATE']._serialized_start=6485
+  _globals['_WORKERSTATE']._serialized_end=6656
+  _globals['_EXPLAINROUTEREQUEST']._serialized_start=162
+  _globals['_EXPLAINROUTEREQUEST']._serialized_end=231
+  _globals['_EXPLAINROUTERESPONSE']._serialized_start=234
+  _globals['_EXPLAINROUTERESPONSE']._serialized_end=395
+  _globals['_ROUTECANDIDATE']._serialized_start=398
+  _globals['_ROUTECANDIDATE']._serialized_end=672
+  _globals['_LISTWORKERSREQUEST']._serialized_start=674
+  _globals['_LISTWORKERSREQUEST']._serialized_end=694
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=696
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=762
+  _globals['_WORKERSTATUS']._serialized_start=765
+  _globals['_WORKERSTATUS']._serialized_end=1075
+  _globals['_WATCHFLEETREQUEST']._serialized_start=1077
+  _globals['_WATCHFLEETREQUEST']._serialized_end=1096
+  _globals['_WATCHFLEETRESPONSE']._serialized_start=1099
+  _globals['_WATCHFLEETRESPONSE']._serialized_end=1493
+  _globals['_ROUTERVIEW']._serialized_start=1496
+  _globals['_ROUTERVIEW']._serialized_end=1629
+  _globals['_VIEWERRIGHTS']._serialized_start=1631
+  _globals['_VIEWERRIGHTS']._serialized_end=1744
+  _globals['_WORKERTILE']._serialized_start=1747
+  _globals['_WORKERTILE']._serialized_end=2670
+  _globals['_LANETILE']._serialized_start=2673
+  _globals['_LANETILE']._serialized_end=2869
+  _globals['_KVTILE']._serialized_start=2871
+  _globals['_KVTILE']._serialized_end=2966
+  _globals['_BATCHTILE']._serialized_start=2969
+  _globals['_BATCHTILE']._serialized_end=3129
+  _globals['_PREDICTEDTTFT']._serialized_start=3131
+  _globals['_PREDICTEDTTFT']._serialized_end=3209
+  _globals['_FLEETHISTORY']._serialized_start=3211
+  _globals['_FLEETHISTORY']._serialized_end=3286
+  _globals['_HISTORYPOINT']._serialized_start=3289
+  _globals['_HISTORYPOINT']._serialized_end=3642
+  _globals['_HOTPREFIXES']._serialized_start=3644
+  _globals['_HOTPREFIXES']._serialized_end=3727
+  _globals['_TENANTPREFIXES']._serialized_start=3729
+  _globals['_TENANTPREFIXES']._serialized_end=3802
+  _globals['_PREFIXNODE']._serialized_start=3805
+  _globals['_PREFIXNODE']._serialized_end=3955
+  _globals['_REQUESTSUMMARY']._serialized_start=3958
+  _globals['_REQUESTSUMMARY']._serialized_end=4368
+  _globals['_LISTREQUESTSREQUEST']._serialized_start=4370
+  _globals['_LISTREQUESTSREQUEST']._serialized_end=4456
+  _globals['_LISTREQUESTSRESPONSE']._serialized_start=4458
+  _globals['_LISTREQUESTSRESPONSE']._serialized_end=4528
+  _globals['_GETREQUESTREQUEST']._serialized_start=4530
+  _globals['_GETREQUESTREQUEST']._serialized_end=4585
+  _globals['_GETREQUESTRESPONSE']._serialized_start=4588
+  _globals['_GETREQUESTRESPONSE']._serialized_end=4903
+  _globals['_TTFTPART']._serialized_start=4905
+  _globals['_TTFTPART']._serialized_end=4980
+  _globals['_PLACEMENTVIEW']._serialized_start=4983
+  _globals['_PLACEMENTVIEW']._serialized_end=5212
+  _globals['_ATTEMPTVIEW']._serialized_start=5215
+  _globals['_ATTEMPTVIEW']._serialized_end=5429
+  _globals['_CHOICEVIEW']._serialized_start=5432
+  _globals['_CHOICEVIEW']._serialized_end=5754
+  _globals['_CHUNKVIEW']._serialized_start=5757
+  _globals['_CHUNKVIEW']._serialized_end=6041
+  _globals['_GAPVIEW']._serialized_start=6043
+  _globals['_GAPVIEW']._serialized_end=6086
+  _globals['_TENANTVIEW']._serialized_start=6089
+  _globals['_TENANTVIEW']._serialized_end=6242
+  _globals['_QUOTAVIEW']._serialized_start=6244
+  _globals['_QUOTAVIEW']._serialized_end=6299
+  _globals['_DRAINWORKERREQUEST']._serialized_start=6301
+  _globals['_DRAINWORKERREQUEST']._serialized_end=6381
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=6383
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=6482
+  _globals['_FLEETSERVICE']._serialized_start=6659
+  _globals['_FLEETSERVICE']._serialized_end=7179
 # @@protoc_insertion_point(module_scope)

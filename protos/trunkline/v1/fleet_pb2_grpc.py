@@ -45,6 +45,26 @@ class FleetServiceStub(object):
                 request_serializer=trunkline_dot_v1_dot_fleet__pb2.ListWorkersRequest.SerializeToString,
                 response_deserializer=trunkline_dot_v1_dot_fleet__pb2.ListWorkersResponse.FromString,
                 _registered_method=True)
+        self.WatchFleet = channel.unary_stream(
+                '/trunkline.v1.FleetService/WatchFleet',
+                request_serializer=trunkline_dot_v1_dot_fleet__pb2.WatchFleetRequest.SerializeToString,
+                response_deserializer=trunkline_dot_v1_dot_fleet__pb2.WatchFleetResponse.FromString,
+                _registered_method=True)
+        self.ListRequests = channel.unary_unary(
+                '/trunkline.v1.FleetService/ListRequests',
+                request_serializer=trunkline_dot_v1_dot_fleet__pb2.ListRequestsRequest.SerializeToString,
+                response_deserializer=trunkline_dot_v1_dot_fleet__pb2.ListRequestsResponse.FromString,
+                _registered_method=True)
+        self.GetRequest = channel.unary_unary(
+                '/trunkline.v1.FleetService/GetRequest',
+                request_serializer=trunkline_dot_v1_dot_fleet__pb2.GetRequestRequest.SerializeToString,
+                response_deserializer=trunkline_dot_v1_dot_fleet__pb2.GetRequestResponse.FromString,
+                _registered_method=True)
+        self.DrainWorker = channel.unary_unary(
+                '/trunkline.v1.FleetService/DrainWorker',
+                request_serializer=trunkline_dot_v1_dot_fleet__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=trunkline_dot_v1_dot_fleet__pb2.DrainWorkerResponse.FromString,
+                _registered_method=True)
 
 
 class FleetServiceServicer(object):
@@ -66,6 +86,36 @@ class FleetServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchFleet(self, request, context):
+        """Streams the state of the fleet: at once, and then each second. A client that reads slowly misses states; none is
+        queued for it. The live page shows this stream.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRequests(self, request, context):
+        """Lists recent requests of this router process, the newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRequest(self, request, context):
+        """Tells what became of one recent request, and when.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainWorker(self, request, context):
+        """Drains a worker: it takes no new requests from any router, and its running ones finish or continue on other workers.
+        Answers as soon as the drain has begun. It lasts until the worker's process is restarted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +128,26 @@ def add_FleetServiceServicer_to_server(servicer, server):
                     servicer.ListWorkers,
                     request_deserializer=trunkline_dot_v1_dot_fleet__pb2.ListWorkersRequest.FromString,
                     response_serializer=trunkline_dot_v1_dot_fleet__pb2.ListWorkersResponse.SerializeToString,
+            ),
+            'WatchFleet': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchFleet,
+                    request_deserializer=trunkline_dot_v1_dot_fleet__pb2.WatchFleetRequest.FromString,
+                    response_serializer=trunkline_dot_v1_dot_fleet__pb2.WatchFleetResponse.SerializeToString,
+            ),
+            'ListRequests': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRequests,
+                    request_deserializer=trunkline_dot_v1_dot_fleet__pb2.ListRequestsRequest.FromString,
+                    response_serializer=trunkline_dot_v1_dot_fleet__pb2.ListRequestsResponse.SerializeToString,
+            ),
+            'GetRequest': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRequest,
+                    request_deserializer=trunkline_dot_v1_dot_fleet__pb2.GetRequestRequest.FromString,
+                    response_serializer=trunkline_dot_v1_dot_fleet__pb2.GetRequestResponse.SerializeToString,
+            ),
+            'DrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainWorker,
+                    request_deserializer=trunkline_dot_v1_dot_fleet__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=trunkline_dot_v1_dot_fleet__pb2.DrainWorkerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -135,6 +205,114 @@ class FleetService(object):
             '/trunkline.v1.FleetService/ListWorkers',
             trunkline_dot_v1_dot_fleet__pb2.ListWorkersRequest.SerializeToString,
             trunkline_dot_v1_dot_fleet__pb2.ListWorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchFleet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/trunkline.v1.FleetService/WatchFleet',
+            trunkline_dot_v1_dot_fleet__pb2.WatchFleetRequest.SerializeToString,
+            trunkline_dot_v1_dot_fleet__pb2.WatchFleetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRequests(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trunkline.v1.FleetService/ListRequests',
+            trunkline_dot_v1_dot_fleet__pb2.ListRequestsRequest.SerializeToString,
+            trunkline_dot_v1_dot_fleet__pb2.ListRequestsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRequest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trunkline.v1.FleetService/GetRequest',
+            trunkline_dot_v1_dot_fleet__pb2.GetRequestRequest.SerializeToString,
+            trunkline_dot_v1_dot_fleet__pb2.GetRequestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trunkline.v1.FleetService/DrainWorker',
+            trunkline_dot_v1_dot_fleet__pb2.DrainWorkerRequest.SerializeToString,
+            trunkline_dot_v1_dot_fleet__pb2.DrainWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,6 +22,7 @@ INTERVAL_VARIABLE, INTERVAL_MS = "OTEL_BSP_SCHEDULE_DELAY", 1000  # between two 
 BATCH_SPANS = 64
 MOST = 1_000_000  # of both variables
 LAST_EXPORT_S = 3.0  # time for what waits when the process ends
+VAIN_EXPORT_S = 0.2  # the same if the collector took nothing lately
 
 Spans = Callable[[], Sequence[ReadableSpan]]  # makes spans when they are exported
 
@@ -86,7 +87,7 @@ class SpanQueue:
         """Exports what waits, for a short time at most, and ends. Later spans are dropped."""
         self._has_ended.set()
         self._is_due.set()
-        self._thread.join(within_s)
+        self._thread.join(within_s if self._is_reachable else min(within_s, VAIN_EXPORT_S))
         self._exporter.shutdown()
 
     def _run(self) -> None:

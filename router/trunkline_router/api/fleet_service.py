@@ -1,24 +1,35 @@
-"""FleetService: a router's RPCs for operators.
+"""FleetService: a router's RPCs for operators; users see their own part of some.
 
-Without identities any client can call them, so the answers must not reveal one tenant's prompts to another. The number
-of cached blocks would tell whether a prompt was new, so it is left out. Numbers that depend on waiting or running
-requests are rounded to one significant digit. A request's trace and a worker's GetStats have the exact numbers.
+ExplainRoute and ListWorkers must not reveal one tenant's prompts to another. The number of cached blocks would tell
+whether a prompt was new, so it is left out. Numbers that depend on waiting or running requests are rounded to one
+significant digit. WatchFleet and GetRequest have the exact numbers, for operators alone (`watch/viewer.py`).
 """
 
 import re
 import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from trunkline.v1 import fleet_pb2
 from trunkline.v1.fleet_pb2 import (
+    DrainWorkerRequest,
+    DrainWorkerResponse,
     ExplainRouteRequest,
     ExplainRouteResponse,
+    GetRequestRequest,
+    GetRequestResponse,
+    ListRequestsRequest,
+    ListRequestsResponse,
     ListWorkersRequest,
     ListWorkersResponse,
     RouteCandidate,
+    WatchFleetRequest,
+    WatchFleetResponse,
     WorkerStatus,
 )
 from trunkline.v1.fleet_pb2_grpc import FleetServiceServicer
 from trunkline.v1.worker_pb2 import LoadSample
+from trunkline_router.identity.endpoints import WATCHERS
 from trunkline_router.identity.identity import Role
 from trunkline_router.request.access import Access, Context
 from trunkline_router.request.call_charge import charged_call
@@ -26,6 +37,9 @@ from trunkline_router.request.caller import forbidden
 from trunkline_router.request.prepare import Preparer
 from trunkline_router.request.request_call import RequestCall
 from trunkline_router.routing.policy import Candidate
+from trunkline_router.watch.fleet_watch import FleetWatch, Kind
+from trunkline_router.watch.worker_drain import WorkerDrain
+from trunkline_router.watch.worker_tile import state_of
 from trunkline_router.workers.worker_link import WorkerLink
 
 EXPLAIN_RPC = "trunkline.v1.FleetService/ExplainRoute"
@@ -38,12 +52,15 @@ class FleetService(FleetServiceServicer):
     """Answers with the functions that requests go through, and changes no state that routing depends on.
 
     If no worker is connected, ExplainRoute searches for one as requests do, which brings connection attempts forward.
+    DrainWorker alone changes anything.
     """
 
-    def __init__(self, preparer: Preparer, access: Access) -> None:
+    def __init__(self, preparer: Preparer, access: Access, watch: FleetWatch, drain: WorkerDrain) -> None:
         self._preparer = preparer
         self._pools = preparer.pools
         self._access = access
+        self._watch = watch
+        self._drain = drain
 
     async def ExplainRoute(self, request: ExplainRouteRequest, context: Context) -> ExplainRouteResponse:
         call = RequestCall.of(request.request, context, self._access, EXPLAIN_RPC, Role.OPERATOR)
@@ -76,25 +93,39 @@ class FleetService(FleetServiceServicer):
         ]
         return ListWorkersResponse(workers=workers)
 
+    async def WatchFleet(
+        self, request: WatchFleetRequest, context: Context
+    ) -> AsyncGenerator[WatchFleetResponse, None]:
+        metadata, peer = context.invocation_metadata(), context.peer()
+        async with aclosing(self._watch.views(lambda: self._access.caller(metadata, WATCHERS, peer))) as views:
+            async for view in views:
+                yield view.message()
+
+    async def ListRequests(self, request: ListRequestsRequest, context: Context) -> ListRequestsResponse:
+        caller = self._access.admitted(context, WATCHERS)
+        kind = Kind.RUNNING if request.running else Kind.NOTABLE if request.notable else Kind.ENDED
+        listed = self._watch.list_requests(caller, request.limit, request.tenant, kind)
+        return ListRequestsResponse(requests=listed)
+
+    async def GetRequest(self, request: GetRequestRequest, context: Context) -> GetRequestResponse:
+        caller = self._access.admitted(context, WATCHERS)
+        return self._watch.request(caller, request.request_id, request.tenant)
+
+    async def DrainWorker(self, request: DrainWorkerRequest, context: Context) -> DrainWorkerResponse:
+        caller = self._access.admitted(context, Role.OPERATOR)
+        timeout_s = request.timeout.ToNanoseconds() / 1e9 if request.HasField("timeout") else None
+        return await self._drain.drain(request.worker, timeout_s, caller.identity.name)
+
 
 def worker_status(link: WorkerLink, now_s: float) -> WorkerStatus:
     """Returns a worker's state, load and accuracy, as any client may see them."""
-    status = WorkerStatus(address=link.address, state=fleet_pb2.WORKER_STATE_CONNECTING, problem=link.problem)
+    status = WorkerStatus(address=link.address)
     if link.model is not None:
         status.worker_id, status.epoch, status.model = link.model.worker_id, link.model.epoch, link.model.model
+    status.state, status.problem = state_of(link, now_s)
     worker = link.worker
     if worker is None:
         return status
-    if worker.is_hung:
-        status.state, status.problem = fleet_pb2.WORKER_STATE_HUNG, "it has work, and sends nothing"
-    elif worker.load.draining:
-        status.state = fleet_pb2.WORKER_STATE_DRAINING
-    elif worker.aside:
-        status.state, status.problem = fleet_pb2.WORKER_STATE_BROKEN, worker.aside
-    elif not link.breaker.is_closed:
-        status.state, status.problem = fleet_pb2.WORKER_STATE_BROKEN, "requests failed there recently"
-    else:
-        status.state, status.problem = fleet_pb2.WORKER_STATE_READY, worker.distrust(now_s)
     status.load.CopyFrom(shown_load(worker.load))
     status.open_choices = worker.open_choices
     status.index_accuracy = round(worker.accuracy.share, 1)

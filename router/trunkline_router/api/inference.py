@@ -39,7 +39,7 @@ class Inference:
         shared: SharedState,
         observer: RequestObserver | None = None,
     ) -> None:
-        self._observer = observer or RequestObserver()
+        self.observer = observer or RequestObserver()
         self.dispatcher = dispatcher
         self.pools = dispatcher.pools
         self.shared = shared
@@ -67,7 +67,7 @@ class Inference:
     def observed(self, call: RequestCall) -> Iterator[None]:
         """Keeps the request's record until the block ends. An unexpected error becomes RequestRefused (INTERNAL)."""
         record, request_id = call.record, call.request_id
-        with self._observer.observed(record, *trace_context_of(call.metadata)):
+        with self.observer.observed(record, *trace_context_of(call.metadata)):
             try:
                 yield
             except RequestRefused as refused:

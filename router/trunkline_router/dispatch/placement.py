@@ -99,6 +99,8 @@ class Placement:
         self._has_looked = False
         if not progress.has_output:
             self._fingerprint = route.worker.model.fingerprint
+            tenant, block_size = self.prepared.scheduling.tenant, route.worker.model.block_size
+            self.pools.hot_prefixes.note(tenant, block_size, route.chain)
         return route
 
     def timeout_ns(self) -> int | None:

@@ -28,6 +28,7 @@ from trunkline_router.request.request_call import NO_EXTRAS, Extras, RequestCall
 from trunkline_router.telemetry.request_observer import new_record
 from trunkline_router.telemetry.request_record import HTTP
 from trunkline_runtime.log import get_logger
+from trunkline_runtime.telemetry.trace_context import new_trace_id
 
 Response = TypeVar("Response")
 
@@ -81,6 +82,7 @@ class HttpCall:
     is_streaming: bool = False  # whether the response is a stream
     prompt: PromptInfo | None = None  # of the answer; told in headers
     _ignored: list[str] = field(default_factory=list)  # unknown fields
+    _trace_id: int = 0
 
     @property
     def request_id(self) -> str:
@@ -119,6 +121,7 @@ class HttpCall:
         self.is_request = True
         record = new_record(request.request_id, HTTP, self.scope["path"])
         record.is_streamed = self.is_streaming
+        record.trace_id = self._trace_id = self._trace_id or new_trace_id()  # all prompts of a call are in one trace
         return RequestCall(request, record, self.caller, metadata_of(self.headers), no_deadline, extras)
 
     async def respond(self, body: bytes, *, status: int = 200, headers: Iterable[Header] = ()) -> None:

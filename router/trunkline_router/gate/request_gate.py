@@ -26,8 +26,7 @@ from trunkline_router.gate.open_calls import (
 from trunkline_router.gate.reading import ReadBounds, Reading
 from trunkline_router.gate.request_size import SHAPES, UNSEEN_BYTES, RequestSize
 from trunkline_router.gate.sender import sender_of
-from trunkline_router.identity.endpoints import HEALTH_CHECK, HEALTH_WATCH, METHODS
-from trunkline_router.identity.identity import Role
+from trunkline_router.identity.endpoints import HEALTH_CHECK, HEALTH_WATCH, METHODS, role_of
 from trunkline_router.request.access import Access, Context
 from trunkline_router.workers.pool import Pools
 from trunkline_runtime.server import LIVENESS
@@ -75,8 +74,9 @@ class RequestGate:
         peer, task = context.peer(), asyncio.current_task()
         assert task is not None  # grpc gives each call one
         needed, tenant = METHODS[method], ""
-        if isinstance(needed, Role):
-            tenant = self.access.admit(context, needed).tenant
+        role = role_of(needed)
+        if role is not None:
+            tenant = self.access.admit(context, role).tenant
         elif method not in HEALTH:  # see Passage.read
             self.access.check(context.invocation_metadata(), needed, peer)
         call = OpenCall(sender_of(peer, tenant), task.cancel)

@@ -24,14 +24,17 @@ from trunkline.status import (
     OVERLOADED,
     QUARANTINED,
     QUOTA_EXCEEDED,
+    REQUEST_NOT_FOUND,
     UNAUTHENTICATED,
+    WORKER_NOT_FOUND,
     RequestRefused,
 )
 
 Header = tuple[bytes, bytes]
 
-# Reasons that only HTTP has: gRPC stores no responses.
+# Reasons that only HTTP has: gRPC stores no responses, and serves no page.
 RESPONSE_NOT_FOUND, PREVIOUS_RESPONSE_NOT_FOUND = "RESPONSE_NOT_FOUND", "PREVIOUS_RESPONSE_NOT_FOUND"
+PAGE_FILE_NOT_FOUND = "PAGE_FILE_NOT_FOUND"
 
 ANTHROPIC_PATH = "/v1/messages"
 # Reasons after which the same request would fail again, although clients retry the statuses of some of them.
@@ -64,6 +67,9 @@ TABLE = {
     INVALID_REQUEST: HttpError(400, "invalid_request", _INVALID, _INVALID),
     CONTEXT_LENGTH_EXCEEDED: HttpError(400, "context_length_exceeded", _INVALID, _INVALID),
     MODEL_NOT_FOUND: HttpError(404, "model_not_found", _INVALID, "not_found_error"),
+    REQUEST_NOT_FOUND: HttpError(404, "request_not_found", _INVALID, "not_found_error"),
+    PAGE_FILE_NOT_FOUND: HttpError(404, "page_file_not_found", _INVALID, "not_found_error"),
+    WORKER_NOT_FOUND: HttpError(404, "worker_not_found", _INVALID, "not_found_error"),
     # OpenAI's code, which clients test for
     RESPONSE_NOT_FOUND: HttpError(404, "response_not_found", _INVALID, "not_found_error"),
     PREVIOUS_RESPONSE_NOT_FOUND: HttpError(400, "previous_response_not_found", _INVALID, _INVALID),

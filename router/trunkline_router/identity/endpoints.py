@@ -1,7 +1,7 @@
 """The role that each RPC and each HTTP endpoint needs, and what may be called without credentials.
 
-A call that is not listed here is refused. Liveness alone is always open: an orchestrator kills a process that does not
-answer it.
+A call that is not listed here is refused. Liveness is always open, because an orchestrator kills a process that does
+not answer it; and so are the files of the live page.
 """
 
 from collections.abc import Mapping
@@ -29,20 +29,24 @@ class RoleUnlessOpen:
     open: Open
 
 
-Needed = Role | Open | RoleUnlessOpen
+Roles = Role | frozenset[Role]  # one role, or one of several
+Needed = Roles | Open | RoleUnlessOpen
 
 
-def role_of(needed: Needed | None) -> Role | None:
+def role_of(needed: Needed | None) -> Roles | None:
     """The role that a caller with credentials needs; None: none."""
     if isinstance(needed, RoleUnlessOpen):
         return needed.role
-    return needed if isinstance(needed, Role) else None
+    return None if isinstance(needed, Open) else needed
 
+
+# Roles that may watch the fleet. What they see depends on their role: watch/viewer.py.
+WATCHERS = frozenset({Role.USER, Role.OPERATOR})
 
 HEALTH_CHECK, HEALTH_WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 
 # Full names of methods. An Open value: any identity may call it, and without credentials where it is opened.
-METHODS: Mapping[str, Role | Open] = {
+METHODS: Mapping[str, Needed] = {
     "/trunkline.v1.InferenceService/Generate": Role.USER,
     "/trunkline.v1.InferenceService/Grant": Role.USER,
     "/trunkline.v1.InferenceService/Tokenize": Role.USER,
@@ -50,6 +54,10 @@ METHODS: Mapping[str, Role | Open] = {
     "/trunkline.v1.InferenceService/ListModels": Role.USER,
     "/trunkline.v1.FleetService/ExplainRoute": Role.OPERATOR,
     "/trunkline.v1.FleetService/ListWorkers": Role.OPERATOR,
+    "/trunkline.v1.FleetService/WatchFleet": WATCHERS,
+    "/trunkline.v1.FleetService/ListRequests": WATCHERS,
+    "/trunkline.v1.FleetService/GetRequest": WATCHERS,
+    "/trunkline.v1.FleetService/DrainWorker": Role.OPERATOR,
     HEALTH_CHECK: Open.READINESS,  # but of the service "liveness", which is open
     HEALTH_WATCH: Open.READINESS,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Open.REFLECTION,
@@ -71,6 +79,13 @@ PATHS: Mapping[str, Needed | None] = {
     "POST /v1/messages/count_tokens": Role.USER,
     "POST /tokenize": Role.USER,
     "POST /detokenize": Role.USER,
+    "GET /fleet/events": WATCHERS,
+    "GET /fleet/requests": WATCHERS,
+    "GET /fleet/requests/{request:path}": WATCHERS,
+    "POST /fleet/workers/{worker:path}/drain": Role.OPERATOR,
+    # A browser sends no credentials for a page and its files. They hold no data.
+    "GET /": None,
+    "GET /page/{file}": None,
     "GET /health": None,
     "GET /ready": Open.READINESS,
     "GET /version": Open.VERSION,

@@ -14,15 +14,18 @@ from trunkline.status import (
     OVERLOADED,
     QUARANTINED,
     QUOTA_EXCEEDED,
+    REQUEST_NOT_FOUND,
     UNAUTHENTICATED,
+    WORKER_NOT_FOUND,
 )
 from trunkline_router.anthropic.message_request import CountRequest, MessageRequest
 from trunkline_router.edge.request_fields import Fields
-from trunkline_router.http.errors import PREVIOUS_RESPONSE_NOT_FOUND, RESPONSE_NOT_FOUND
+from trunkline_router.http.errors import PAGE_FILE_NOT_FOUND, PREVIOUS_RESPONSE_NOT_FOUND, RESPONSE_NOT_FOUND
+from trunkline_router.live.drain_request import DrainBody
 from trunkline_router.openai.chat_request import ChatRequest
 from trunkline_router.openai.completion_request import CompletionRequest
 from trunkline_router.openai.tokenization import DetokenizeBody, TokenizeBody
-from trunkline_router.openapi.schema_parts import STRING, Schema, array
+from trunkline_router.openapi.schema_parts import INTEGER, STRING, Schema, array
 from trunkline_router.responses.response_request import ResponseRequest
 
 JSON = "application/json"
@@ -39,9 +42,10 @@ class Operation:
 
     summary: one sentence
     answer: the schema of status 200, a name of the page's components; "": any object
-    media_type: of the answer; of another one than JSON, `answer` says nothing
+    media_type: of the answer; of events, `answer` is their data
     refuses: reasons of the error table
     request: the body's fields; None: there is no body
+    needs_body: whether the body may not be empty
     streams: with `stream: true` the answer is server-sent events
     parameters: of path and query, with descriptions and schemas, by place and name
     others: schemas of other answers than refusals, by status
@@ -51,12 +55,14 @@ class Operation:
     answer: str
     refuses: tuple[str, ...] = ()
     request: type[Fields] | None = None
+    needs_body: bool = True
     streams: bool = False
     parameters: Mapping[tuple[str, str], tuple[str, Schema]] = field(default_factory=dict)
     others: Mapping[int, str] = field(default_factory=dict)
     media_type: str = JSON
 
 
+_TENANT = {("query", "tenant"): ("only requests of this tenant", STRING)}
 _RESPONSE = {("path", "response"): ("the id of a stored response", STRING)}
 
 OPERATIONS: Mapping[str, Operation] = {
@@ -105,6 +111,47 @@ OPERATIONS: Mapping[str, Operation] = {
     ),
     "POST /tokenize": Operation("Returns the tokens of a text or a conversation.", "Tokens", COUNTED, TokenizeBody),
     "POST /detokenize": Operation("Returns the text of tokens.", "Text", COUNTED, DetokenizeBody),
+    "GET /fleet/events": Operation(
+        "Streams the state of the fleet: an event `snapshot`, then an event `update` each second, whose data is this.",
+        "WatchFleetResponse",
+        CALLER,
+        media_type="text/event-stream",
+    ),
+    "GET /fleet/requests": Operation(
+        "Lists recent requests of this router process, the newest first.",
+        "RequestList",
+        CALLER,
+        parameters={
+            ("query", "limit"): ("at most so many, up to 500", INTEGER),
+            ("query", "only"): (
+                "notable: failed, resumed and slow requests; running: those that have not ended, the oldest first",
+                {"enum": ["notable", "running"]},
+            ),
+            **_TENANT,
+        },
+    ),
+    "GET /fleet/requests/{request:path}": Operation(
+        "Tells what became of one recent request, and when.",
+        "RequestStory",
+        (*CALLER, REQUEST_NOT_FOUND),
+        parameters={("path", "request"): ("its id", STRING), **_TENANT},
+    ),
+    "POST /fleet/workers/{worker:path}/drain": Operation(
+        "Drains a worker: it takes no new requests until its process is restarted.",
+        "DrainWorkerResponse",
+        (*CALLER, WORKER_NOT_FOUND, NO_WORKER),
+        DrainBody,
+        needs_body=False,
+        parameters={("path", "worker"): ("its name, or host:port", STRING)},
+    ),
+    "GET /": Operation("The live page.", "", (PAGE_FILE_NOT_FOUND,), media_type="text/html"),
+    "GET /page/{file}": Operation(
+        "A file of the live page.",
+        "",
+        (PAGE_FILE_NOT_FOUND,),
+        media_type="*/*",
+        parameters={("path", "file"): ("its name", STRING)},
+    ),
     "GET /health": Operation("Tells that the process is alive.", "Status"),
     "GET /ready": Operation("Tells whether a worker accepts requests.", "Status", CALLER, others={503: "Status"}),
     "GET /version": Operation("Tells the version of the server.", "Version", CALLER),

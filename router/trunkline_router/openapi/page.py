@@ -9,9 +9,8 @@ import orjson
 
 from trunkline_router.edge.request_fields import Fields
 from trunkline_router.http.errors import PROTOCOL, TABLE, is_anthropic
-from trunkline_router.identity.endpoints import PATHS
-from trunkline_router.identity.identity import Role
-from trunkline_router.openapi import message_schemas, openai_schemas, response_schemas
+from trunkline_router.identity.endpoints import PATHS, Open, RoleUnlessOpen
+from trunkline_router.openapi import fleet_schemas, message_schemas, openai_schemas, response_schemas
 from trunkline_router.openapi.operations import JSON, OPERATIONS, Operation
 from trunkline_router.openapi.request_schemas import request_schemas
 from trunkline_router.openapi.schema_parts import STRING, Schema, component, record
@@ -42,7 +41,9 @@ def openapi_page(*, allows_unknown_fields: bool = False) -> bytes:
         described = _operation(name, OPERATIONS[name], bodies)
         if needed is not None:
             # What may be opened is open to callers without credentials where it is.
-            described["security"] = [{way: []} for way in CREDENTIALS] + ([] if isinstance(needed, Role) else [{}])
+            described["security"] = [{way: []} for way in CREDENTIALS] + (
+                [{}] if isinstance(needed, Open | RoleUnlessOpen) else []
+            )
         paths.setdefault(_CONVERTER.sub("", path), {})[method.lower()] = described
     page = {
         "openapi": "3.1.0",
@@ -55,6 +56,7 @@ def openapi_page(*, allows_unknown_fields: bool = False) -> bytes:
                 **openai_schemas.SCHEMAS,
                 **response_schemas.SCHEMAS,
                 **message_schemas.SCHEMAS,
+                **fleet_schemas.SCHEMAS,
             },
         },
     }
@@ -63,9 +65,9 @@ def openapi_page(*, allows_unknown_fields: bool = False) -> bytes:
 
 def _operation(name: str, operation: Operation, bodies: Mapping[type[Fields], Schema]) -> dict[str, Any]:
     path = name.split(" ")[1]
-    answer = component(operation.answer) if operation.answer else {"type": "object"}
-    is_json = operation.media_type == JSON
-    content: dict[str, Schema] = {operation.media_type: {"schema": answer if is_json else STRING}}
+    other = {"type": "object"} if operation.media_type == JSON else STRING
+    answer = component(operation.answer) if operation.answer else other
+    content: dict[str, Schema] = {operation.media_type: {"schema": answer}}
     if operation.streams:
         content[EVENTS] = {"schema": EVENT}
     made: dict[str, Any] = {
@@ -74,7 +76,10 @@ def _operation(name: str, operation: Operation, bodies: Mapping[type[Fields], Sc
         "responses": {"200": {"description": "The answer.", "content": content}, **_refusals(path, operation)},
     }
     if operation.request is not None:
-        made["requestBody"] = {"required": True, "content": {JSON: {"schema": bodies[operation.request]}}}
+        made["requestBody"] = {
+            "required": operation.needs_body,
+            "content": {JSON: {"schema": bodies[operation.request]}},
+        }
     if operation.parameters:
         made["parameters"] = [
             {"name": named, "in": place, "required": place == "path", "description": described, "schema": schema}

@@ -22,6 +22,11 @@ class Accounts:
         self._max_accounts = max_accounts
         self._used_ms: OrderedDict[str, float] = OrderedDict()  # time of last use by tenant, oldest first
 
+    def known_account(self, tenant: str) -> str:
+        """The account that the tenant's requests are counted on now. Reading it keeps no account in use."""
+        is_own = tenant in self._used_ms or len(self._used_ms) < self._max_accounts
+        return tenant if is_own else SHARED_ACCOUNT
+
     def account(self, tenant: str, now_ms: float) -> str:
         """The tenant's own account, or the shared one if there are too many."""
         while self._used_ms and now_ms - next(iter(self._used_ms.values())) > self._idle_ms:

@@ -11,7 +11,7 @@ from trunkline.metadata import TENANT_KEY, only_value
 from trunkline.status import CODE_UNAUTHENTICATED, UNAUTHENTICATED, RequestRefused, invalid
 from trunkline.validation import tenant_problem
 from trunkline_router.address import host_of
-from trunkline_router.identity.endpoints import Needed, Open, RoleUnlessOpen
+from trunkline_router.identity.endpoints import Needed, Open, Roles, RoleUnlessOpen, role_of
 from trunkline_router.identity.identity import ANY_TENANT, Identity, Role, unauthenticated
 from trunkline_router.request.caller import Caller, forbidden
 from trunkline_router.request.tenants import Tenant, Tenants
@@ -83,28 +83,28 @@ class Access:
         """The terms of tenants."""
         return self._tenants
 
-    def check(self, metadata: Metadata, needed: Role | Open, peer: str = "") -> None:
+    def check(self, metadata: Metadata, needed: Needed, peer: str = "") -> None:
         """Raises RequestRefused (UNAUTHENTICATED, FORBIDDEN, OVERLOADED) if the call is not allowed."""
         if not self.is_open(needed):
-            self.caller(metadata, needed if isinstance(needed, Role) else None, peer)
+            self.caller(metadata, role_of(needed), peer)
 
-    def admit(self, context: Context, role: Role) -> Caller:
+    def admit(self, context: Context, role: Roles) -> Caller:
         """Returns the caller of a gRPC call, and remembers it for admitted() in the same task. Raises RequestRefused
         as caller() does."""
         caller = self.caller(context.invocation_metadata(), role, context.peer())
         _ADMITTED.set((self, role, caller))
         return caller
 
-    def admitted(self, context: Context, role: Role = Role.USER) -> Caller:
+    def admitted(self, context: Context, role: Roles = Role.USER) -> Caller:
         """Returns the caller of a gRPC call that the gate has admitted. A call that it has not admitted for this role
         is checked now. Raises RequestRefused as caller() does."""
         access, admitted_role, caller = _ADMITTED.get() or (None, None, None)
-        if access is self and admitted_role is role and caller is not None:
+        if access is self and admitted_role == role and caller is not None:
             return caller
         return self.admit(context, role)
 
-    def caller(self, metadata: Metadata, role: Role | None = Role.USER, peer: str = "") -> Caller:
-        """Returns the caller of a call that needs `role`; None: any identity may make it.
+    def caller(self, metadata: Metadata, role: Roles | None = Role.USER, peer: str = "") -> Caller:
+        """Returns the caller of a call that needs `role`, or one of several roles; None: any identity may make it.
 
         peer: where the call comes from, as gRPC writes it
 
@@ -113,8 +113,8 @@ class Access:
         tokens came from the peer's host.
         """
         identity = self._identity(metadata, host_of(peer))
-        if role is not None and role not in identity.roles:
-            raise forbidden(f"these credentials do not have the role {role.value!r}, which this call needs")
+        if role is not None and not identity.has_role(role):
+            raise forbidden(f"these credentials do not have {role_words(role)}, which this call needs")
         tenant = identity.tenant
         named = tenant_of(metadata)
         if named and named != tenant:
@@ -142,7 +142,13 @@ class Access:
 
 
 # The caller of the call that the current task serves, with the rules and the role that it was admitted by.
-_ADMITTED: ContextVar[tuple[Access, Role, Caller] | None] = ContextVar("admitted", default=None)
+_ADMITTED: ContextVar[tuple[Access, Roles, Caller] | None] = ContextVar("admitted", default=None)
+
+
+def role_words(role: Roles) -> str:
+    """The role, or the roles of which one is enough, in words."""
+    names = [role.value] if isinstance(role, Role) else sorted(one.value for one in role)
+    return "the role " + " or ".join(repr(name) for name in names)
 
 
 def narrowed(terms: Tenant, identity: Identity, *, is_listed: bool) -> Tenant:

@@ -170,6 +170,10 @@ class PrefixIndex:
         """All slots are below this."""
         return self._num_slots
 
+    def holders(self, key: int) -> int:
+        """Returns the bits of the workers that report to hold a block."""
+        return self._shards[key % SHARDS].get(key, 0)
+
     def reported(self, slot: int, chain: Sequence[int]) -> int:
         """Returns how many leading blocks of a chain a worker reports to hold, whether or not its reports count."""
         bit, shards = 1 << slot, self._shards

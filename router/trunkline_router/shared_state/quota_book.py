@@ -2,6 +2,7 @@
 time is passed in.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trunkline_router.quotas.quota import Quotas, Refusal, Used, Window, judge
@@ -153,6 +154,15 @@ class QuotaBook:
             self._tenants[name] = TenantBook(self._window_ms)
         self._touched.add(name)
         return self._tenants[name]
+
+    def names(self) -> Iterable[str]:
+        """Returns the tenants of which anything counts."""
+        return self._tenants.keys()
+
+    def used(self, name: str, now_ms: float) -> Used:
+        """Returns what the fleet has used of a tenant's quotas, as far as this router knows."""
+        book = self._tenants.get(name)
+        return Used(0, 0, 0) if book is None else book.used(now_ms)
 
     @property
     def has_changes(self) -> bool:

@@ -11,7 +11,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from random import Random
 
@@ -154,6 +154,20 @@ class SharedState:
             return []
         account = tenant if is_listed else self._accounts.account(tenant, self._now_ms())
         return self.admission.rate_limits(account, quotas)
+
+    def used(self, tenant: str, *, is_listed: bool) -> Used:
+        """Returns what counts against the tenant's quotas, as far as this router knows."""
+        account = tenant if is_listed else self._accounts.known_account(tenant)
+        return self._book.used(account, self._now_ms())
+
+    def tenants_with_use(self) -> Iterable[str]:
+        """Returns the tenants of which anything counts against quotas here."""
+        return self._book.names()
+
+    @property
+    def running(self) -> Mapping[str, int]:
+        """Running requests by tenant."""
+        return self._open
 
     def quota_use(self) -> list[tuple[str, Quotas, Used]]:
         """Returns each account with quotas, and what the fleet has used of them as far as this router knows."""

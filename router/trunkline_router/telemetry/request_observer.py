@@ -18,21 +18,26 @@ def new_record(request_id: str, protocol: str, endpoint: str) -> RequestRecord:
 
 
 class RequestObserver:
-    """Observes the requests of a router. The log has a line for each; `listeners` are told, too."""
+    """Observes the requests of a router. The log has a line for each; `listeners` are told, too. `running` has the
+    records of requests that have not ended, the oldest first."""
 
     def __init__(self, sampler: HeadSampler | None = None, listeners: Sequence[RequestListener] = ()) -> None:
         self._sampler = sampler or HeadSampler()
         self._listeners = listeners
+        self.running: dict[int, RequestRecord] = {}  # by their identities in memory
 
     @contextmanager
     def observed(self, record: RequestRecord, traceparent: str = "", tracestate: str = "") -> Iterator[None]:
-        """Gives the request a place in its caller's trace, or in a new one. Ends its record with the block, and tells
-        the listeners. Lines of the log within the block name the request."""
+        """Gives the request a place in its caller's trace; without one, in the trace that the record names, or in a new
+        one. Ends the record with the block, and tells the listeners. Lines of the log within the block name the
+        request."""
         self._trace(record, traceparent, tracestate)
         token = log_context.set(record)
+        self.running[id(record)] = record
         try:
             yield
         finally:
+            del self.running[id(record)]
             record.ended_s = time.monotonic()
             try:
                 log_context.reset(token)
@@ -43,7 +48,7 @@ class RequestObserver:
     def _trace(self, record: RequestRecord, traceparent: str, tracestate: str) -> None:
         caller = trace_context(traceparent, tracestate)
         if caller is None:
-            record.trace_id = new_trace_id()
+            record.trace_id = record.trace_id or new_trace_id()
         else:
             record.trace_id, record.parent_span_id, _, record.tracestate = caller
         record.span_id = new_span_id()

@@ -1,7 +1,7 @@
 """The spans of a request: its own, and under it admission, tokenize, and for each worker route and attempt."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from itertools import pairwise
 
 from opentelemetry.sdk.resources import Resource
@@ -9,10 +9,14 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from trunkline.status import QUOTA_EXCEEDED
+from trunkline_router.routing.policy import Candidate
 from trunkline_router.telemetry.request_record import AttemptRecord, PlacementRecord, RequestRecord
 from trunkline_router.tracing.request_attributes import Attributes, request_attributes, status
 from trunkline_router.tracing.trace_builder import UNSET, TraceBuilder
 from trunkline_router.tracing.worker_spans import add_worker_spans
+
+CANDIDATE_FIELDS = tuple(field.name for field in fields(Candidate))
+ALWAYS_TOLD = ("worker_id", "matched_tokens", "cost_s")
 
 
 def spans_of(record: RequestRecord, attributes: Attributes, resource: Resource) -> Sequence[ReadableSpan]:
@@ -79,8 +83,14 @@ def _add_route(trace: TraceBuilder, placement: PlacementRecord) -> None:
     if placement.predicted_ttft_s is not None:
         attributes["trunkline.route.predicted_ttft_s"] = placement.predicted_ttft_s
     decided_s = placement.time.end_s
-    events = [trace.event("candidate", decided_s, asdict(candidate)) for candidate in placement.candidates()]
+    events = [trace.event("candidate", decided_s, _of_candidate(each)) for each in placement.candidates()]
     trace.add("route", trace.record.span_id, *placement.time, attributes, events=events)
+
+
+def _of_candidate(candidate: Candidate) -> Attributes:
+    """Terms of the cost that are zero are left out: each attribute costs microseconds to encode."""
+    values = ((name, getattr(candidate, name)) for name in CANDIDATE_FIELDS)
+    return {name: value for name, value in values if value or name in ALWAYS_TOLD}
 
 
 def _add_attempt(trace: TraceBuilder, attempt: AttemptRecord, previous: AttemptRecord | None) -> None:

@@ -11,6 +11,7 @@ from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, no
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_router.claims.pool_terms import Terms, agreed, deviation, limits_of, most_common
 from trunkline_router.prompts.tokenizer import PromptTokenizer
+from trunkline_router.routing.hot_prefixes import HotPrefixes
 from trunkline_router.routing.prefix_index import PrefixIndex
 from trunkline_router.routing.route import Route, route
 from trunkline_router.routing.route_request import RouteRequest
@@ -72,6 +73,7 @@ class Pools:
         self.set_aside: dict[str, str] = {}  # leased addresses where no worker could be connected → the problem
         self.policy = policy or RoutingPolicy()
         self.index = PrefixIndex()
+        self.hot_prefixes = HotPrefixes()
         self.search = PoolSearch(lambda: self.links, self._has)
         self.num_waiting = 0  # requests that wait until a worker can take them
         self._rng = rng

@@ -1,18 +1,15 @@
 """Watches a connected worker: detects that it hangs or recovers, and sets its share of requests after a start."""
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import grpc
 
-from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsRequest, StepCostModel
+from trunkline.v1.worker_pb2 import GetModelResponse, StepCostModel
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext
 from trunkline_router.workers.liveness import Liveness
+from trunkline_router.workers.worker_calls import WorkerCalls
 from trunkline_runtime.log import get_logger
-
-if TYPE_CHECKING:
-    from trunkline.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only
 
 LONG_STEPS = 3.0  # the time of this many steps of the largest size is added to the timeout
 MOST_SILENCE_S = 4000.0  # whatever a worker reports of its steps; the longest batch window is an hour
@@ -22,9 +19,9 @@ LEAST_SHARE = 0.1  # of a worker that has just connected
 class WorkerHealth:
     """Detects that a worker hangs and that it is back, and lets it start slowly."""
 
-    def __init__(self, worker: ConnectedWorker, stub: "WorkerServiceAsyncStub", context: LinkContext) -> None:
+    def __init__(self, worker: ConnectedWorker, calls: WorkerCalls, context: LinkContext) -> None:
         self._worker = worker
-        self._stub = stub
+        self._calls = calls
         self._context = context
         self._liveness = self._new_liveness()
         self._granted_liveness = self._new_liveness()
@@ -68,10 +65,8 @@ class WorkerHealth:
 
     async def _answers(self) -> bool:
         """Whether the worker's engine answers, which it does between two steps."""
-        timeout_s = self._context.limits.inter_token_timeout_s
-        proof = self._context.proof("GetStats", self._worker.model)
         try:
-            await self._stub.GetStats(GetStatsRequest(), timeout=timeout_s, metadata=proof)
+            await self._calls.stats(self._context.limits.inter_token_timeout_s)
         except grpc.aio.AioRpcError as error:
             return error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED  # the session notices other errors
         return True

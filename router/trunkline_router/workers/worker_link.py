@@ -21,6 +21,7 @@ from trunkline_router.workers.connect_attempts import ConnectAttempts
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext
 from trunkline_router.workers.worker_breaker import WorkerBreaker
+from trunkline_router.workers.worker_calls import WorkerCalls
 from trunkline_router.workers.worker_health import WorkerHealth
 from trunkline_router.workers.worker_names import Link, SameWorker, place_of
 from trunkline_router.workers.worker_totals import WorkerTotals
@@ -56,6 +57,7 @@ class WorkerLink:
     def __init__(self, address: str, context: LinkContext) -> None:
         self.address = address
         self.worker: ConnectedWorker | None = None
+        self.calls: WorkerCalls | None = None  # to the connected worker
         self.wanted = True  # if False, the present connection is the last one
         self.is_named = True  # by this router's own sources, not only by another router's lease
         self.is_on_trial = False  # only a lease names it, and no worker has answered there yet
@@ -167,14 +169,15 @@ class WorkerLink:
         talking = asyncio.create_task(session.run(channel, self._context.router_id, on_open, proof))
         watch = asyncio.create_task(follow_cache(channel, worker, synced, self._context))
         ready = asyncio.create_task(self._announce(worker, opened, synced))
-        looking = asyncio.create_task(WorkerHealth(worker, stub, self._context).look_after())
+        self.calls = WorkerCalls(stub, self._context, model)
+        looking = asyncio.create_task(WorkerHealth(worker, self.calls, self._context).look_after())
         try:
             done, _ = await asyncio.wait({talking, watch, looking}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 if not task.cancelled():  # cancelled: a stream that broke during a write
                     task.result()
         finally:
-            self.worker = None  # before any other task runs: a worker that is lost must not be chosen
+            self.worker = self.calls = None  # before any other task runs: a worker that is lost must not be chosen
             self._context.on_change()
             self.totals.add(worker)
             self.connect_attempts.lost()

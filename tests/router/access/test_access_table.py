@@ -1,6 +1,7 @@
 """Every RPC and every HTTP endpoint of a router, with every kind of credential: allowed or refused by one rule."""
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -26,13 +27,18 @@ from trunkline_router.http_settings import HttpSettings
 from trunkline_router.identity.endpoints import METHODS, PATHS, SHOW_CACHE, Needed, Open, RoleUnlessOpen, role_of
 from trunkline_router.identity.identity import Role
 from trunkline_router.identity.key_record import ApiKey
+from trunkline_router.live.fleet_endpoints import FleetEndpoints
+from trunkline_router.live.page_files import PageFiles
 from trunkline_router.request.access import Access
 from trunkline_router.settings import RouterSettings
+from trunkline_router.watch.worker_drain import WorkerDrain
 from trunkline_runtime.server import LIVENESS
 from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
 from trunkline_runtime.tracing import open_tracing
 
 GRANT_KEY = b"the key of grants, of 32 bytes .."
+NAMED = {"model": "tiny", "response": "resp_1", "request": "none", "worker": "none", "file": "main.js"}
+NOT_FOUND = {f"{what}_not_found" for what in ("response", "request", "worker", "page_file")}
 MODEL, PROMPT = "tiny", "a prompt that no refused call may bring to a worker"
 
 ALLOWED, UNAUTHENTICATED, FORBIDDEN = "allowed", "UNAUTHENTICATED", "FORBIDDEN"
@@ -56,6 +62,14 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
+def roles_of(needed: Needed | None) -> frozenset[Role]:
+    """The roles of which a call needs one; none if any identity may make it."""
+    role = role_of(needed)
+    if role is None:
+        return frozenset()
+    return role if isinstance(role, frozenset) else frozenset({role})
+
+
 def expected(name: str, needed: Needed | None, case: str, *, anonymous: bool, opened: frozenset[Open]) -> str:
     """The rule."""
     if needed is None or (needed.open if isinstance(needed, RoleUnlessOpen) else needed) in opened:
@@ -63,11 +77,11 @@ def expected(name: str, needed: Needed | None, case: str, *, anonymous: bool, op
     if case == "no credentials":
         if not anonymous:
             return UNAUTHENTICATED
-        is_for_users = needed is Role.USER and name not in SHOW_CACHE
+        is_for_users = Role.USER in roles_of(needed) and name not in SHOW_CACHE
         return ALLOWED if is_for_users or isinstance(needed, Open) else FORBIDDEN
     if case in INVALID:
         return UNAUTHENTICATED
-    if case == "other tenant named" or (case == "wrong role" and role_of(needed) is not None):
+    if case == "other tenant named" or (case == "wrong role" and roles_of(needed)):
         return FORBIDDEN
     return ALLOWED
 
@@ -77,8 +91,9 @@ class Credentials:
 
     def __init__(self, keys: Keys) -> None:
         self._of_role = {role: keys.add(roles=[role.value]) for role in Role}
-        self._without: dict[Role, str] = {
-            role: keys.add(roles=[other.value for other in Role if other is not role]) for role in Role
+        needs = {roles_of(needed) for needed in (*METHODS.values(), *PATHS.values())} - {frozenset()}
+        self._without = {
+            roles: keys.add(roles=[other.value for other in Role if other not in roles]) for roles in needs
         }
         revoked, expired = keys.add(revoked=True), keys.add(expires_unix_s=NOW_UNIX_S - 1)
         head, _, body = issuer.token().partition(".")
@@ -99,9 +114,10 @@ class Credentials:
     def headers(self, needed: Needed | None, case: str) -> Headers:
         if case in self._fixed:
             return self._fixed[case]
-        role = role_of(needed) or Role.SCRAPER
+        roles = roles_of(needed) or frozenset({Role.SCRAPER})
+        role = min(roles)
         if case == "wrong role":
-            return bearer(self._without[role])
+            return bearer(self._without.get(roles) or self._of_role[Role.USER])
         if case == "right role by token":
             return bearer(issuer.token(issuer.claims(roles=[role.value, "a role of another service"])))
         return bearer(self._of_role[role], tenant="another-tenant" if case == "other tenant named" else "")
@@ -132,10 +148,14 @@ async def rpc(router: Router, method: str, headers: Headers, raw: bytes) -> str:
 async def endpoint(router: Router, name: str, headers: Headers, body: dict[str, Any]) -> str:
     """The outcome of a request."""
     method, path = name.split(" ")
-    path = path.replace("{model:path}", MODEL).replace("{response}", "resp_1")
+    path = re.sub(r"{(\w+)(:path)?}", lambda found: NAMED[found[1]], path)
     content = json.dumps(body).encode() if method == "POST" else b""
     type_of = {"content-type": "application/json"} if content else {}
-    response = await router.http.request(method, path, content=content, headers=headers | type_of)
+    asked = router.http.stream(method, path, content=content, headers=headers | type_of)
+    async with asked as response:
+        if response.headers["content-type"].startswith("text/event-stream"):
+            return ALLOWED  # it does not end by itself
+        await response.aread()
     code = response.json()["error"].get("code") if response.status_code >= 400 and method != "HEAD" else ""
     if response.status_code == 401:
         assert response.headers["www-authenticate"] == "Bearer", name
@@ -144,7 +164,7 @@ async def endpoint(router: Router, name: str, headers: Headers, body: dict[str, 
         return FORBIDDEN
     known = (
         response.status_code in (200, 400)
-        or code == "response_not_found"
+        or code in NOT_FOUND
         or (response.status_code, method)
         == (
             404,
@@ -228,8 +248,9 @@ async def test_the_table_lists_exactly_the_services_that_reflection_tells(tmp_pa
 async def test_the_table_lists_exactly_the_paths_that_a_router_serves(tmp_path: Path) -> None:
     async with router_of(Keys(tmp_path / "keys.json"), FakeWorker("w")) as router:
         inner = router.inner
+        page = FleetEndpoints(inner.watch, WorkerDrain(inner.inference.pools), PageFiles())
         answers = FreshAnswers(inner.scrape.collect)
-        app = http_app(Edge(inner.inference, Access(), inner.gate), lambda: True, answers)
+        app = http_app(Edge(inner.inference, Access(), inner.gate), lambda: True, answers, page)
     served = set()
     for route in app.routes:
         assert isinstance(route, Route)
@@ -243,7 +264,18 @@ async def test_a_path_or_method_that_is_not_in_the_table_is_not_served(tmp_path:
     key = keys.add(roles=[role.value for role in Role])
     async with router_of(keys, FakeWorker("w")) as router:
         for headers in ({}, bearer(key)):
-            for path in ("/", "/metrics/", "/v1", "/v1/files", "/v1/models/../../ready/", "//ready", "/docs"):
+            for path in (
+                "/index.html",
+                "/page",
+                "/page/",
+                "/fleet",
+                "/metrics/",
+                "/v1",
+                "/v1/files",
+                "/v1/models/../../ready/",
+                "//ready",
+                "/docs",
+            ):
                 assert (await router.http.get(path, headers=headers)).status_code in (307, 404), path
             for method in ("PUT", "PATCH", "OPTIONS", "TRACE"):
                 assert (await router.http.request(method, "/v1/completions", headers=headers)).status_code == 405
@@ -265,6 +297,6 @@ async def test_missing_credentials_are_told_in_the_words_of_each_protocol(tmp_pa
             assert "metadata" not in message
 
 
-def test_liveness_alone_is_always_open() -> None:
-    assert [name for name, needed in PATHS.items() if needed is None] == ["GET /health"]
+def test_liveness_and_the_files_of_the_live_page_alone_are_always_open() -> None:
+    assert [name for name, needed in PATHS.items() if needed is None] == ["GET /", "GET /page/{file}", "GET /health"]
     assert not [method for method, needed in METHODS.items() if needed is None]

@@ -14,8 +14,7 @@ from tests.router.responses.responses_client import new_store
 from trunkline.status import INVALID_REQUEST
 from trunkline_router.http.errors import TABLE
 from trunkline_router.http_app import ERROR_BODIES, UNSERVED
-from trunkline_router.identity.endpoints import PATHS
-from trunkline_router.identity.identity import Role
+from trunkline_router.identity.endpoints import PATHS, Open, RoleUnlessOpen
 from trunkline_router.openapi.operations import OPERATIONS
 from trunkline_router.openapi.page import openapi_page
 
@@ -55,15 +54,15 @@ def test_schemas_are_valid_and_all_references_lead_somewhere() -> None:
 
 def test_endpoints_say_who_may_call_them_and_how_they_refuse() -> None:
     for name, operation in operations():
-        needed = PATHS[name.replace("{model}", "{model:path}")]
+        needed = next(needed for known, needed in PATHS.items() if known.replace(":path}", "}") == name)
         if needed is None:
             assert "security" not in operation
             continue
         assert operation["security"][:2] == [{"bearer": []}, {"api_key": []}]
-        assert ({} in operation["security"]) == (not isinstance(needed, Role))
+        assert ({} in operation["security"]) == isinstance(needed, Open | RoleUnlessOpen)
         statuses = operation["responses"].keys()
         assert {"200", "400", "401", "403", "408", "413", "414", "429", "431", "500"} <= statuses, name
-        assert ("504" in statuses) == name.startswith("POST"), name
+        assert ("504" in statuses) == (name.startswith("POST") and "/fleet/" not in name), name
         shape = "MessagesError" if name in ERROR_BODIES else "Error"
         refused = operation["responses"]["400"]["content"]["application/json"]["schema"]
         assert refused == {"$ref": f"#/components/schemas/{shape}"}
@@ -111,6 +110,10 @@ ANSWERED: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
+DRAIN = "/fleet/workers/{worker}/drain"
+ASKED = {**ANSWERED, "drain": ("POST", DRAIN, {"timeout_s": 5.5})}
+
+
 async def answer(asks: OpenAiClient, method: str, url: str, path: str, body: Any, status: int) -> Any:
     """The body of a response, which fits the page."""
     response = await asks.http.request(method, url, json=body if method == "POST" else None)
@@ -121,7 +124,7 @@ async def answer(asks: OpenAiClient, method: str, url: str, path: str, body: Any
 
 
 async def test_answers_are_as_the_page_says() -> None:
-    async with client(FakeWorker("w", answer=2), store=new_store()) as asks:
+    async with client(FakeWorker("w", answer=2, drains=True), store=new_store()) as asks:
         for method, path, body in ANSWERED.values():
             await answer(asks, method, path, path, body, 200)
         stored = await answer(asks, *ANSWERED["response"][:2], *ANSWERED["response"][1:], 200)
@@ -133,6 +136,23 @@ async def test_answers_are_as_the_page_says() -> None:
         await answer(asks, "GET", "/v1/models/none", "/v1/models/{model}", None, 404)
         page = await answer(asks, "GET", "/openapi.json", "/openapi.json", None, 200)
         assert page == PAGE
+        listed = (await answer(asks, "GET", "/fleet/requests?limit=5", "/fleet/requests", None, 200))["requests"]
+        path = "/fleet/requests/{request}"
+        story = await answer(asks, "GET", f"/fleet/requests/{listed[0]['request_id']}", path, None, 200)
+        assert story.items() >= listed[0].items()
+        await answer(asks, "GET", "/fleet/requests/unknown", path, None, 404)
+        await answer(asks, "POST", "/fleet/workers/unknown/drain", DRAIN, {}, 404)
+        await answer(asks, "POST", "/fleet/workers/w/drain", DRAIN, ASKED["drain"][2], 200)
+
+
+async def test_the_state_of_the_fleet_is_as_the_page_says() -> None:
+    async with client(FakeWorker("w"), store=new_store()) as asks:
+        async with asks.http.stream("GET", "/fleet/events") as response:
+            lines = aiter(response.aiter_lines())
+            assert [await anext(lines) for _ in range(1)] == ["event: snapshot"]
+            shown = orjson.loads((await anext(lines)).removeprefix("data: "))
+        schema = PAGE["paths"]["/fleet/events"]["get"]["responses"]["200"]["content"]["text/event-stream"]["schema"]
+        Draft202012Validator({**schema, "components": PAGE["components"]}).validate(shown)
 
 
 async def test_refusals_are_as_the_page_says() -> None:
@@ -140,13 +160,15 @@ async def test_refusals_are_as_the_page_says() -> None:
         for path, methods in PAGE["paths"].items():
             if "post" in methods:
                 await answer(asks, "POST", path, path, {"mood": "good"}, 400)
+                if path == DRAIN:
+                    continue
                 known = next(body for _, other, body in ANSWERED.values() if other == path)
                 await answer(asks, "POST", path, path, {**known, "model": "none"}, 404)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ANSWERED if ANSWERED[kind][0] == "POST"])
+@pytest.mark.parametrize("kind", [kind for kind in ASKED if ASKED[kind][0] == "POST"])
 def test_the_requests_above_are_what_the_page_asks_for(kind: str) -> None:
-    _, path, body = ANSWERED[kind]
+    _, path, body = ASKED[kind]
     schema = PAGE["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     validator = Draft202012Validator({**schema, "components": PAGE["components"]})
     validator.validate(body)

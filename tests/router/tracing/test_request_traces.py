@@ -225,6 +225,27 @@ async def test_a_request_over_http_has_its_attributes(receiver: Receiver) -> Non
     assert not refused.root.is_error, "it is the client's"
 
 
+async def test_all_prompts_of_one_call_are_in_one_trace(receiver: Receiver) -> None:
+    with traced(receiver) as observer:
+        async with cluster(FakeWorker("a", answer=2), observer=observer, edge=Edge) as router:
+            address = f"http://127.0.0.1:{router.http_port}"
+            async with httpx2.AsyncClient(base_url=address, timeout=PATIENCE_S, trust_env=False) as http:
+                body = {"model": "tiny", "prompt": ["one", "two"]}
+                await http.post("/v1/completions", json=body, headers={"x-request-id": "two-prompts"})
+    trace = receiver.wait("two-prompts-0", lambda trace: len(trace.named("router.generate")) == 2)
+    assert trace.root.attributes["gen_ai.operation.name"] == "text_completion"
+
+
+@pytest.mark.parametrize("protocol", [GRPC, HTTP])
+async def test_without_a_collector_requests_are_answered(monkeypatch: pytest.MonkeyPatch, protocol: str) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
+    nowhere = Receiver(ports=dict.fromkeys((GRPC, HTTP), 1))
+    with traced(nowhere, protocol) as observer:
+        async with cluster(FakeWorker("a"), observer=observer) as router:
+            for _ in range(20):
+                assert await router.answer(PROMPT)
+
+
 async def test_a_grant_is_an_attempt_whose_span_the_workers_is_a_child_of(receiver: Receiver) -> None:
     workers = direct_rig.fakes("a", "b", answer=3)
     with traced(receiver) as observer:

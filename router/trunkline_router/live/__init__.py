@@ -1,0 +1,1 @@
+"""The live page over HTTP: its files, and the endpoints that it reads."""

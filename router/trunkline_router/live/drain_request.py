@@ -1,0 +1,25 @@
+"""What a drain can be asked for."""
+
+from trunkline_router.edge.http_call import HttpCall
+from trunkline_router.edge.request_fields import Fields, validated
+from trunkline_router.http.json_body import check_content_type, parse_object, read_body
+
+
+class DrainBody(Fields):
+    """The body of POST /fleet/workers/{worker}/drain.
+
+    timeout_s: time for running requests to finish; null: the worker's own setting
+    """
+
+    timeout_s: float | None = None
+
+
+async def drain_body(call: HttpCall) -> DrainBody:
+    """Returns the body of a call, which may be empty. Raises RequestRefused (INVALID_REQUEST)."""
+    raw = await call.passage.read(lambda: read_body(call.receive))
+    if not raw:
+        return DrainBody()
+    check_content_type(call.headers.content_type)
+    body: DrainBody = validated(DrainBody, await parse_object(raw))
+    call.check_unknown(body.unknown())
+    return body

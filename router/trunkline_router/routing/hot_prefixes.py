@@ -1,0 +1,148 @@
+"""The prefixes that recent prompts of one tenant shared, as a tree of block keys.
+
+It holds no tokens and no text, and the prompts of two tenants never meet in it. A request costs an append; folding the
+prompts into the tree is left to the reader.
+"""
+
+import secrets
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+HALF_LIFE_S = 300.0  # after this time a hit counts half
+MOST_NOTED = 256  # prompts between two calls of fold(); the latest stand for all
+MOST_BLOCKS = 2048  # of a prompt
+MOST_NODES, MOST_KEYS = 4096, 1 << 18  # in all; of 8 bytes each
+LEAST_REQUESTS = 2  # a prefix of one request is not shared
+FORGOTTEN_HITS = 0.1
+
+
+@dataclass(slots=True)
+class Prefix:
+    """The blocks that a prefix adds to its parent."""
+
+    keys: "array[int]"
+    block_size: int
+    requests: int  # that began with it, of those that were folded in
+    hits: float  # the same, each counting less with time; as of `last_s`
+    last_s: float
+    children: "dict[int, Prefix]" = field(default_factory=dict)  # by their first key
+    id: str = field(default_factory=lambda: secrets.token_hex(6))
+
+    def hits_at(self, now_s: float) -> float:
+        return float(self.hits * 0.5 ** (max(0.0, now_s - self.last_s) / HALF_LIFE_S))
+
+    def hit(self, now_s: float, weight: float) -> None:
+        self.hits = self.hits_at(now_s) + weight
+        self.requests += 1
+        self.last_s = now_s
+
+    @property
+    def is_shared(self) -> bool:
+        return self.requests >= LEAST_REQUESTS
+
+    def cut(self, length: int) -> "Prefix":
+        """Returns a prefix of the first `length` blocks, whose only child is the rest."""
+        head = Prefix(self.keys[:length], self.block_size, self.requests, self.hits, self.last_s)
+        self.keys = self.keys[length:]
+        head.children[self.keys[0]] = self
+        return head
+
+
+class HotPrefixes:
+    """The trees of all tenants."""
+
+    def __init__(self) -> None:
+        self._noted: deque[tuple[str, int, Sequence[int]]] = deque(maxlen=MOST_NOTED)
+        self._num_noted = 0
+        self._roots: dict[str, dict[int, Prefix]] = {}  # by tenant and first key
+        self.num_nodes = self.num_keys = 0
+
+    def note(self, tenant: str, block_size: int, chain: Sequence[int]) -> None:
+        """A prompt with these block keys was sent to a worker. The chain must not change later."""
+        if chain:
+            self._noted.append((tenant, block_size, chain))
+            self._num_noted += 1
+
+    def fold(self, now_s: float) -> None:
+        """Takes the noted prompts into the trees."""
+        if not self._noted:
+            return
+        weight = self._num_noted / len(self._noted)
+        for tenant, block_size, chain in self._noted:
+            self._insert(tenant, block_size, array("Q", chain[:MOST_BLOCKS]), now_s, weight)
+        self._noted.clear()
+        self._num_noted = 0
+        self._forget(now_s)
+
+    def tenants(self) -> Sequence[str]:
+        return list(self._roots)
+
+    def roots(self, tenant: str) -> list[Prefix]:
+        """Returns the tenant's prefixes that share no beginning, those of single requests included."""
+        return list(self._roots.get(tenant, {}).values())
+
+    def _insert(self, tenant: str, block_size: int, chain: "array[int]", now_s: float, weight: float) -> None:
+        siblings = self._roots.setdefault(tenant, {})
+        while chain:
+            node = siblings.get(chain[0])
+            if node is None:
+                siblings[chain[0]] = Prefix(chain, block_size, 1, weight, now_s)
+                self.num_nodes += 1
+                self.num_keys += len(chain)
+                return
+            length = common_length(node.keys, chain)
+            if length < len(node.keys):
+                node = siblings[chain[0]] = node.cut(length)
+                self.num_nodes += 1
+            node.hit(now_s, weight)
+            siblings, chain = node.children, chain[length:]
+
+    def _forget(self, now_s: float) -> None:
+        """Drops prefixes that have not been used for long, and while there are too many, those with the fewest hits."""
+        least = FORGOTTEN_HITS
+        self._drop_below(least, now_s)
+        while self.num_nodes > MOST_NODES or self.num_keys > MOST_KEYS:
+            hits = sorted(node.hits_at(now_s) for node in self._nodes())
+            least = max(2 * least, hits[len(hits) // 4])
+            self._drop_below(least * (1 + 1e-9), now_s)
+
+    def _drop_below(self, least: float, now_s: float) -> None:
+        """A prefix has at least the hits of each longer one, so what is dropped has no descendant that stays."""
+        self._roots = {tenant: kept for tenant, roots in self._roots.items() if (kept := _kept(roots, least, now_s))}
+        nodes = list(self._nodes())
+        self.num_nodes, self.num_keys = len(nodes), sum(len(node.keys) for node in nodes)
+
+    def _nodes(self) -> Iterator[Prefix]:
+        open_ = [node for roots in self._roots.values() for node in roots.values()]
+        while open_:
+            node = open_.pop()
+            open_ += node.children.values()
+            yield node
+
+
+def _kept(siblings: dict[int, Prefix], least: float, now_s: float) -> dict[int, Prefix]:
+    """Not recursive: prompts that each extend the one before make a tree as deep as there are prompts."""
+    kept = {key: node for key, node in siblings.items() if node.hits_at(now_s) >= least}
+    open_ = list(kept.values())
+    while open_:
+        node = open_.pop()
+        if node.children:
+            node.children = {key: child for key, child in node.children.items() if child.hits_at(now_s) >= least}
+            open_ += node.children.values()
+    return kept
+
+
+def common_length(one: "array[int]", other: "array[int]") -> int:
+    """Returns how many leading keys are equal."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while low + 1 < high:  # the first `low` are equal, the first `high` are not
+        middle = (low + high) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,199 @@
+"""What watchers of the fleet are told, over gRPC and HTTP alike."""
+
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from importlib.metadata import version
+from itertools import chain, islice
+
+from trunkline.status import CODE_NOT_FOUND, REQUEST_NOT_FOUND, RequestRefused, invalid
+from trunkline.v1.fleet_pb2 import (
+    FleetHistory,
+    GetRequestResponse,
+    HistoryPoint,
+    PredictedTtft,
+    RequestSummary,
+    RouterView,
+    WatchFleetResponse,
+    WorkerTile,
+)
+from trunkline_router.request.caller import Caller
+from trunkline_router.request.tenants import Tenants
+from trunkline_router.shared_state.state import SharedState
+from trunkline_router.telemetry.request_record import RequestRecord
+from trunkline_router.watch.fleet_sample import KEEPS_S, FleetSample
+from trunkline_router.watch.fleet_sampler import FleetSampler, Periods
+from trunkline_router.watch.prefix_view import prefixes_view
+from trunkline_router.watch.recent_requests import RecentRequests
+from trunkline_router.watch.request_story import story, summary
+from trunkline_router.watch.tenant_use import tenants_view
+from trunkline_router.watch.told_request import ToldRequest
+from trunkline_router.watch.viewer import Viewer
+from trunkline_router.watch.watchers import Watchers
+from trunkline_router.watch.worker_tile import public_tile, without_cache
+from trunkline_router.workers.pool import Pools
+
+SHOWN_REQUESTS, SHOWN_RUNNING = 30, 10  # in each message
+LISTED_REQUESTS, MOST_LISTED = 100, 500
+
+
+class Kind(Enum):
+    """Which requests are listed."""
+
+    ENDED = auto()
+    NOTABLE = auto()
+    RUNNING = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class RouterFacts:
+    """What a router tells of itself.  has_store: it shares state with other routers"""
+
+    name: str = ""
+    has_store: bool = False
+
+
+@dataclass(slots=True)
+class FleetView:
+    """One message to one watcher. `shown` is made once for all viewers with the same rights, and has no points of the
+    history: those are the watcher's own."""
+
+    shown: WatchFleetResponse
+    points: list[HistoryPoint]
+    is_first: bool
+
+    def message(self) -> WatchFleetResponse:
+        """Returns the whole message."""
+        whole = WatchFleetResponse()
+        whole.CopyFrom(self.shown)
+        whole.history.points.extend(self.points)
+        return whole
+
+
+class FleetWatch:
+    """The state of the fleet and of recent requests."""
+
+    def __init__(
+        self,
+        pools: Pools,
+        shared: SharedState,
+        tenants: Tenants,
+        requests: RecentRequests,
+        running: Mapping[int, RequestRecord],
+        facts: RouterFacts,
+        *,
+        periods: Periods | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pools = pools
+        self._shared = shared
+        self._tenants = tenants
+        self.requests = requests
+        self._running = running
+        self._clock_s = clock_s
+        self._facts = facts
+        self._started_s = clock_s()
+        self._version = version("trunkline")
+        self.sampler = FleetSampler(pools, self._predicted, periods=periods, clock_s=clock_s)
+        self.run = self.sampler.run
+        self.watchers = Watchers(self.sampler.watched)
+        self._views: dict[Viewer, WatchFleetResponse] = {}  # of the sample with this number:
+        self._views_of = 0
+
+    async def views(self, caller_of: Callable[[], Caller]) -> AsyncGenerator[FleetView, None]:
+        """Yields the state now and after each later sample. A slow reader misses samples: nothing is kept for it.
+
+        caller_of: checks the caller's credentials again; called for each view. What it raises ends the watch
+
+        Raises RequestRefused (OVERLOADED) if too many watch.
+        """
+        caller = caller_of()
+        viewer = Viewer.of(caller)
+        with self.watchers.watching(caller.identity.name, caller.tenant, is_operator=viewer.is_operator):
+            number = 0
+            while True:
+                sample = await self.sampler.after(number)
+                viewer = Viewer.of(caller_of())
+                points = self.sampler.history.since(number) if viewer.is_operator else []
+                yield FleetView(self._view(viewer, sample), points, is_first=not number)
+                number = sample.number
+
+    def list_requests(self, caller: Caller, limit: int, tenant: str, kind: Kind = Kind.ENDED) -> list[RequestSummary]:
+        """Returns recent requests that the caller may see, newest first; of running ones, those that have run for the
+        longest. Raises RequestRefused (INVALID_REQUEST)."""
+        if limit > MOST_LISTED:
+            raise invalid("limit", f"must be at most {MOST_LISTED}")
+        return self._summaries(Viewer.of(caller), limit or LISTED_REQUESTS, tenant, kind)
+
+    def request(self, caller: Caller, request_id: str, tenant: str) -> GetRequestResponse:
+        """Returns the timeline of a recent request. Raises RequestRefused (REQUEST_NOT_FOUND) if there is none that the
+        caller may see."""
+        viewer = Viewer.of(caller)
+        for told in chain(self._running_requests(), self.requests.newest_first()):
+            if told.record.request_id == request_id and is_seen(told, viewer, tenant):
+                return story(told, viewer)
+        raise RequestRefused(CODE_NOT_FOUND, REQUEST_NOT_FOUND, f"no recent request {request_id[:128]!r} is known here")
+
+    def _summaries(self, viewer: Viewer, most: int, tenant: str = "", kind: Kind = Kind.ENDED) -> list[RequestSummary]:
+        if kind is Kind.RUNNING:
+            requests = self._running_requests()
+        else:
+            requests = self.requests.newest_first(only_notable=kind is Kind.NOTABLE)
+        seen = (told for told in requests if is_seen(told, viewer, tenant))
+        return [summary(told, viewer) for told in islice(seen, most)]
+
+    def _running_requests(self) -> Iterator[ToldRequest]:
+        """Yields the requests that have not ended, the oldest first."""
+        now_s = self._clock_s()
+        return (ToldRequest(record, now_s) for record in list(self._running.values()))
+
+    def _view(self, viewer: Viewer, sample: FleetSample) -> WatchFleetResponse:
+        """Everything but the history's points; made once for viewers with equal rights."""
+        if self._views_of != sample.number:
+            self._views, self._views_of = {}, sample.number
+        made = self._views.get(viewer)
+        if made is None:
+            made = self._views[viewer] = WatchFleetResponse(
+                at_unix_ms=sample.at_unix_ms,
+                router=self._router(sample.now_s),
+                you=viewer.rights,
+                workers=[shown for tile in sample.workers if (shown := tile_for(viewer, tile)) is not None],
+                history=FleetHistory(keeps_s=KEEPS_S),
+                prefixes=prefixes_view(self._pools, viewer, sample.now_s),
+                requests=self._summaries(viewer, SHOWN_REQUESTS),
+                running=self._summaries(viewer, SHOWN_RUNNING, kind=Kind.RUNNING),
+                tenants=tenants_view(self._shared, self._tenants, self.requests.refused_by_quota(), viewer),
+            )
+        return made
+
+    def _router(self, now_s: float) -> RouterView:
+        redis = "none"
+        if self._facts.has_store:
+            redis = "ok" if self._shared.is_reachable else "lost"
+        return RouterView(
+            name=self._facts.name,
+            version=self._version,
+            uptime_s=now_s - self._started_s,
+            policy=self._pools.policy.name,
+            redis=redis,
+            open_requests=sum(self._shared.running.values()),
+            watchers=self.watchers.num_open,
+        )
+
+    def _predicted(self) -> Mapping[str, PredictedTtft]:
+        names = {link.model.worker_id for link in self._pools.links if link.model is not None}
+        self.requests.forget_workers(names)
+        return self.requests.predicted()
+
+
+def is_seen(told: ToldRequest, viewer: Viewer, tenant: str) -> bool:
+    """Whether the viewer sees a request of the tenant that it asks for; "": it asks for none in particular."""
+    return viewer.may_see(told.record.tenant) and tenant in ("", told.record.tenant)
+
+
+def tile_for(viewer: Viewer, tile: WorkerTile) -> WorkerTile | None:
+    """Returns a worker as the viewer may see it; None if it may not."""
+    if viewer.is_operator:
+        return tile if viewer.sees_cache else without_cache(tile)
+    return public_tile(tile, sees_workers=viewer.sees_cache) if viewer.may_see_model(tile.model) else None

@@ -1,0 +1,82 @@
+"""The requests that ended lately in this process."""
+
+from collections import deque
+from collections.abc import Container, Iterator, Mapping
+from itertools import chain
+from statistics import median
+
+from trunkline.status import QUOTA_EXCEEDED
+from trunkline.v1.fleet_pb2 import PredictedTtft
+from trunkline_router.telemetry.request_record import COMPLETE, RequestRecord
+from trunkline_router.watch.record_ring import RecordRing
+from trunkline_router.watch.told_request import ToldRequest
+
+MOST_RECENT, MOST_NOTABLE = 512, 256
+MOST_ROWS = 1 << 15  # of routing plans, in each of the two rings: some 10 MiB
+SLOW_S = 2.0  # a later first token makes a request notable
+MOST_TTFTS = 64  # of a worker
+MOST_WORKERS = 1024  # whose TTFTs are kept
+
+
+class RecentRequests:
+    """A RequestListener. Failed, resumed and slow requests are kept for longer than the others."""
+
+    def __init__(self, *, slow_s: float = SLOW_S) -> None:
+        self._slow_s = slow_s
+        self._recent = RecordRing(MOST_RECENT, MOST_ROWS)
+        self._notable = RecordRing(MOST_NOTABLE, MOST_ROWS)
+        self._ttfts_s: dict[str, deque[tuple[float, float]]] = {}  # by worker: predicted and real
+
+    def request_ended(self, record: RequestRecord) -> None:
+        """See RequestListener."""
+        (self._notable if self._is_notable(record) else self._recent).add(record)
+        self._note_ttft(record)
+
+    def newest_first(self, *, only_notable: bool = False) -> Iterator[ToldRequest]:
+        """Yields the requests, by their ends."""
+        if only_notable:
+            yield from self._notable.newest_first()
+            return
+        both = chain(self._recent.newest_first(), self._notable.newest_first())
+        yield from sorted(both, key=lambda told: told.end_s, reverse=True)
+
+    def refused_by_quota(self) -> Mapping[str, int]:
+        """Returns how many of the requests were refused because a quota was used up, by tenant."""
+        counts: dict[str, int] = {}
+        for told in self._notable.newest_first():
+            if told.record.outcome == QUOTA_EXCEEDED:
+                counts[told.record.tenant] = counts.get(told.record.tenant, 0) + 1
+        return counts
+
+    def predicted(self) -> Mapping[str, PredictedTtft]:
+        """Returns how well the TTFTs of the latest requests were predicted, by worker."""
+        return {
+            worker: PredictedTtft(
+                requests=len(pairs),
+                predicted_p50_s=median(predicted for predicted, _ in pairs),
+                real_p50_s=median(real for _, real in pairs),
+            )
+            for worker, pairs in self._ttfts_s.items()
+        }
+
+    def forget_workers(self, known: Container[str]) -> None:
+        """Forgets the TTFTs of workers that are not known any more."""
+        self._ttfts_s = {worker: pairs for worker, pairs in self._ttfts_s.items() if worker in known}
+
+    def _is_notable(self, record: RequestRecord) -> bool:
+        return record.is_failed or len(record.attempts) > 1 or (record.ttft_s or 0.0) > self._slow_s
+
+    def _note_ttft(self, record: RequestRecord) -> None:
+        """Only requests that one worker answered: their TTFT is what the decision predicted."""
+        if len(record.attempts) != 1 or len(record.placements) != 1:
+            return
+        (attempt,), (placement,) = record.attempts, record.placements
+        predicted_s, first_s = placement.predicted_ttft_s, attempt.first_output_s
+        if attempt.ended != COMPLETE or predicted_s is None or first_s is None:
+            return
+        pairs = self._ttfts_s.get(attempt.worker)
+        if pairs is None:
+            if len(self._ttfts_s) >= MOST_WORKERS:
+                return
+            pairs = self._ttfts_s[attempt.worker] = deque(maxlen=MOST_TTFTS)
+        pairs.append((predicted_s, first_s - attempt.started_s))

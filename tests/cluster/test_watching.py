@@ -1,0 +1,105 @@
+"""The fleet as watchers see it, with real workers: figures, a request's way, a worker that is killed and one that
+drains."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.cluster.processes import Cluster, Worker, running_cluster
+from tests.worker.engine_rig import DEMO_MODEL
+from trunkline import Client
+from trunkline.v1 import fleet_pb2
+from trunkline.v1.fleet_pb2 import DrainWorkerRequest, GetRequestRequest, WatchFleetRequest, WatchFleetResponse
+from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
+from trunkline.v1.worker_pb2 import GetStatsRequest
+
+STORY = "Once upon a time, in a house at the edge of a wood, there lived a fox and a hare. "
+WATCH_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Cluster]:
+    with running_cluster(DEMO_MODEL, "--dtype=float32", "--kv-blocks=512", "--price-per-hour=2") as running:
+        yield running
+
+
+@contextmanager
+def watching(cluster: Cluster) -> Iterator[Iterator[WatchFleetResponse]]:
+    stub: Any = FleetServiceStub(cluster.channel)
+    call = stub.WatchFleet(WatchFleetRequest(), timeout=WATCH_S)
+    try:
+        yield call
+    finally:
+        call.cancel()
+
+
+def state_of(view: WatchFleetResponse, worker: Worker) -> int:
+    (state,) = (tile.state for tile in view.workers if tile.address == worker.address)
+    return state
+
+
+def until(views: Iterator[WatchFleetResponse], worker: Worker, state: int) -> None:
+    assert any(state_of(view, worker) == state for view in views), "the stream has ended"
+
+
+async def test_figures_are_those_that_the_workers_report(pair: Cluster) -> None:
+    with watching(pair) as views:
+        next(views)
+        async with Client(pair.address, tenant="acme") as client:
+            done = [await client.complete(STORY * 4 + str(number), max_tokens=24) for number in range(4)]
+        output = sum(answer.usage.completion_tokens for answer in done)
+        rates = 0.0
+        for view in views:
+            rates = max(rates, sum(tile.output_tokens_per_s for tile in view.workers))
+            if rates and view.prefixes.by_tenant:
+                break
+    assert 0 < rates <= output / 0.5, "samples are a second apart"
+    tiles = [tile for tile in view.workers if tile.HasField("ttft_p50_s")]
+    assert tiles
+    for tile in tiles:
+        worker = pair.worker(tile.worker_id)
+        stats = worker.stub.GetStats(GetStatsRequest(), timeout=10)
+        assert tile.ttft_p50_s == pytest.approx(stats.lanes[1].ttft_s.p50, rel=0.3)
+        assert tile.kv.live_blocks + tile.kv.cached_blocks + tile.kv.free_blocks == 512
+        assert tile.HasField("cost_per_million_output_tokens")
+    (tree,) = view.prefixes.by_tenant
+    assert tree.tenant == "acme"
+    assert tree.roots[0].hits == pytest.approx(4, rel=0.2)
+    assert tree.roots[0].tokens >= 64
+    assert set(tree.roots[0].holders) <= {worker.address for worker in pair.workers}
+
+
+async def test_the_way_of_a_request_is_told_to_the_chunk(pair: Cluster) -> None:
+    async with Client(pair.address) as client:
+        done = await client.complete("A prompt that has not been seen. " * 30, max_tokens=8, request_id="traced")
+    stub: Any = FleetServiceStub(pair.channel)
+    told = stub.GetRequest(GetRequestRequest(request_id="traced"), timeout=10)
+    summary, (attempt,) = told.summary, told.attempts_made
+    assert (summary.prompt_tokens, summary.completion_tokens) == (
+        done.usage.prompt_tokens,
+        done.usage.completion_tokens,
+    )
+    (choice,) = attempt.choices
+    assert sum(chunk.tokens for chunk in choice.chunks) == summary.prompt_tokens - summary.cached_tokens
+    assert attempt.start_s <= choice.admitted_s <= choice.first_token_s <= attempt.end_s
+    assert sum(part.duration_s for part in told.ttft_parts) == pytest.approx(summary.ttft_s)
+    assert {"tokenizer", "placement", "prefill"} <= {part.part for part in told.ttft_parts}
+    assert len(told.placements[0].candidates) == 2
+    assert told.cost > 0
+
+
+def test_tiles_follow_a_worker_that_is_killed_and_returns_and_one_that_drains(pair: Cluster) -> None:
+    killed, drained = pair.workers
+    with watching(pair) as views:
+        until(views, killed, fleet_pb2.WORKER_STATE_READY)
+        killed.process.popen.kill()
+        until(views, killed, fleet_pb2.WORKER_STATE_CONNECTING)
+        pair.workers[0] = again = Worker(DEMO_MODEL, "--dtype=float32", "--kv-blocks=512", port=killed.port)
+        assert any(state_of(view, again) != fleet_pb2.WORKER_STATE_CONNECTING for view in views)
+        stub: Any = FleetServiceStub(pair.channel)
+        told = stub.DrainWorker(DrainWorkerRequest(worker=drained.address), timeout=10)
+        assert told.state == fleet_pb2.WORKER_STATE_DRAINING
+        until(views, drained, fleet_pb2.WORKER_STATE_DRAINING)
+    again.stop()

@@ -1,0 +1,75 @@
+"""The sampler, before real connections to fake workers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from tests.router.cluster import Cluster, cluster, until
+from tests.router.fake_worker import FakeWorker
+from tests.router.watch.watch_rig import stats
+from trunkline.v1.fleet_pb2 import HistoryPoint
+from trunkline_router.watch.fleet_sample import KEEPS_S, MOST_POINTS, History, Point
+from trunkline_router.watch.fleet_sampler import FleetSampler, Periods
+
+OFTEN = Periods(watched_s=0.01, idle_s=0.01, answers_s=0.01)
+
+
+@asynccontextmanager
+async def sampling(router: Cluster, periods: Periods = OFTEN) -> AsyncIterator[FleetSampler]:
+    sampler = FleetSampler(router.inference.pools, periods=periods)
+    running = asyncio.create_task(sampler.run())
+    yield sampler
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+
+
+def number(sampler: FleetSampler) -> int:
+    return 0 if sampler.latest is None else sampler.latest.number
+
+
+async def test_history_is_kept_while_nobody_watches() -> None:
+    async with cluster(FakeWorker("a")) as router, sampling(router) as sampler:
+        await until(lambda: len(sampler.history) >= 3)
+        assert sampler.num_watchers == 0
+
+
+async def test_the_first_watcher_does_not_wait_for_an_idle_period() -> None:
+    seldom = Periods(watched_s=0.01, idle_s=3600.0, answers_s=0.01)
+    async with cluster(FakeWorker("a")) as router, sampling(router, seldom) as sampler:
+        sampler.watched(1)
+        first = await sampler.after(0)
+        assert (await sampler.after(first.number)).number == first.number + 1
+        sampler.watched(0)
+
+
+async def test_a_worker_that_does_not_answer_is_asked_once_and_holds_up_no_sample() -> None:
+    mute, other = FakeWorker("a", hangs=True), FakeWorker("b", stats=stats(5.0))
+    async with cluster(mute, other) as router, sampling(router) as sampler:
+        await until(lambda: number(sampler) >= 5)
+        assert mute.asked_for_stats == 1
+        assert other.asked_for_stats > 1
+        assert sampler.latest is not None
+        told = {tile.worker_id: tile.HasField("sampled_unix_ms") for tile in sampler.latest.workers}
+        assert told == {"a": False, "b": True}
+
+
+async def test_a_worker_that_is_lost_leaves_nothing_behind() -> None:
+    worker = FakeWorker("a", stats=stats(5.0))
+    async with cluster(worker) as router, sampling(router) as sampler:
+        await until(lambda: bool(sampler._rates))
+        await worker.die()
+        await until(lambda: router.links[0].worker is None)
+        before = number(sampler)
+        await until(lambda: number(sampler) > before + 1)
+        assert (sampler._rates, sampler._asked) == ({}, {})
+
+
+def test_the_history_is_bounded_in_points_and_in_time() -> None:
+    history = History()
+    for n in range(1, 2 * MOST_POINTS):
+        history.add(Point(n, float(n), HistoryPoint(at_unix_ms=n)))
+    assert len(history) == MOST_POINTS
+    assert [point.at_unix_ms for point in history.since(2 * MOST_POINTS - 4)] == [1197, 1198, 1199]
+    history.add(Point(5000, 1e6, HistoryPoint(at_unix_ms=5000)))
+    assert [point.at_unix_ms for point in history.since(0)] == [5000], f"older than {KEEPS_S} s"

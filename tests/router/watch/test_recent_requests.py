@@ -1,0 +1,204 @@
+"""Recent requests, over real gRPC and HTTP: who finds which, and what is told of them."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.router.cluster import cluster, refusal
+from tests.router.fake_worker import FakeWorker
+from tests.router.watch.watch_rig import ACME, BLIND, OPERATOR, OTHER, SCRAPER, KeyRing, ids, watched_router
+from trunkline.v1.fleet_pb2 import GetRequestRequest, ListRequestsRequest
+from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.inference_pb2 import TokenIds
+from trunkline_router.quotas.quota import Quotas
+from trunkline_router.request.tenants import Tenant, Tenants
+from trunkline_router.telemetry.request_observer import RequestObserver
+from trunkline_router.telemetry.request_record import RequestRecord
+from trunkline_router.watch.record_ring import RecordRing
+
+PROMPT = "a prompt that no list may show"
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> KeyRing:
+    return KeyRing(tmp_path_factory.mktemp("keys"))
+
+
+async def listed(router: Any, keys: KeyRing, who: str, **asked: Any) -> Any:
+    metadata = tuple(keys.headers(who).items())
+    return (await router.fleet.ListRequests(ListRequestsRequest(**asked), metadata=metadata)).requests
+
+
+async def test_a_request_is_found_by_its_id_with_its_whole_way() -> None:
+    a, b = FakeWorker("a"), FakeWorker("b")
+    async with cluster(a, b) as router:
+        await router.answer(list(range(64)), request_id="known", sampling=SamplingParams(max_tokens=2))
+        told = await router.fleet.GetRequest(GetRequestRequest(request_id="known"))
+        summary = told.summary
+        assert (summary.request_id, summary.model, summary.outcome) == ("known", "tiny", "length")
+        assert (summary.prompt_tokens, summary.completion_tokens, summary.attempts) == (64, 2, 1)
+        (placement,), (attempt,) = told.placements, told.attempts_made
+        assert placement.worker_id == attempt.worker_id == summary.worker_id
+        assert placement.candidates[0].worker_id == placement.worker_id
+        assert {candidate.worker_id for candidate in placement.candidates} == {"a", "b"}
+        assert placement.predicted_ttft_s == pytest.approx(placement.candidates[0].cost_s)
+        assert attempt.ended == "complete"
+        assert sum(part.duration_s for part in told.ttft_parts) == pytest.approx(summary.ttft_s)
+        assert len(told.trace_id) == 32
+
+
+async def test_a_request_that_moved_to_another_worker_tells_of_both() -> None:
+    workers = [FakeWorker("a", answer=None), FakeWorker("b", answer=None)]
+    workers[1].arrived = workers[0].arrived
+    async with cluster(*workers) as router:
+        answer = asyncio.create_task(router.answer([1, 2, 3], request_id="moved"))
+        first = await workers[0].arrived.get()
+        await first.worker.die()
+        second = await workers[0].arrived.get()
+        second.tokens(2, finish=True)
+        await answer
+        told = await router.fleet.GetRequest(GetRequestRequest(request_id="moved"))
+        made = told.attempts_made
+        assert [attempt.worker_id for attempt in made] == [first.worker.worker_id, second.worker.worker_id]
+        assert made[0].problem
+        assert (made[0].ended, made[1].ended) == ("NO_WORKER", "complete")
+        assert "failover" in {part.part for part in told.ttft_parts}
+        notable = await router.fleet.ListRequests(ListRequestsRequest(notable=True))
+        assert ids(notable.requests) == ["moved"]
+
+
+async def test_a_request_that_has_not_ended_tells_how_far_it_is(keys: KeyRing) -> None:
+    worker = FakeWorker("a", answer=None)
+    async with watched_router(keys, worker) as router:
+        answer = asyncio.create_task(router.generate(keys.headers(ACME), text=PROMPT, request_id="stuck"))
+        choice = await worker.arrived.get()
+        metadata = tuple(keys.headers(ACME).items())
+        told = await router.fleet.GetRequest(GetRequestRequest(request_id="stuck"), metadata=metadata)
+        assert (told.summary.is_running, told.summary.outcome) == (True, "")
+        assert not told.summary.HasField("ttft_s")
+        assert told.summary.e2e_s > 0
+        assert (told.attempts_made[0].worker_id, told.attempts_made[0].ended) == ("a", "")
+        assert told.ttft_parts[-1].part == "worker"
+        assert sum(part.duration_s for part in told.ttft_parts) == pytest.approx(told.summary.e2e_s)
+        assert ids(await listed(router, keys, ACME, running=True)) == ["stuck"]
+        assert not await listed(router, keys, OTHER, running=True)
+        assert not await listed(router, keys, ACME)
+        choice.tokens(2, finish=True)
+        await answer
+        assert not await listed(router, keys, ACME, running=True)
+        (ended,) = await listed(router, keys, ACME)
+        assert (ended.is_running, ended.outcome) == (False, "length")
+
+
+async def test_other_tenants_requests_do_not_exist(keys: KeyRing) -> None:
+    async with watched_router(keys, FakeWorker("a")) as router:
+        for who in (ACME, OTHER):
+            await router.generate(keys.headers(who), text=PROMPT, request_id=f"of-{who}")
+        assert ids(await listed(router, keys, OPERATOR)) == ["of-other", "of-acme"]
+        assert ids(await listed(router, keys, OPERATOR, tenant="acme")) == ["of-acme"]
+        assert ids(await listed(router, keys, OPERATOR, limit=1)) == ["of-other"]
+        for who, others in ((ACME, OTHER), (OTHER, ACME)):
+            assert ids(await listed(router, keys, who)) == [f"of-{who}"]
+            assert not await listed(router, keys, who, tenant=others)
+            metadata = tuple(keys.headers(who).items())
+            refusals = []
+            for request_id in (f"of-{others}", "of-nobody"):
+                call = router.fleet.GetRequest(GetRequestRequest(request_id=request_id), metadata=metadata)
+                refused = await refusal(call)
+                assert (refused.code, refused.reason) == (grpc.StatusCode.NOT_FOUND, "REQUEST_NOT_FOUND")
+                refusals.append(refused.message.replace(request_id, ""))
+            assert refusals[0] == refusals[1], "a request of another tenant does not differ from one that is none"
+        refused = await refusal(
+            router.fleet.ListRequests(ListRequestsRequest(), metadata=tuple(keys.headers(SCRAPER).items()))
+        )
+        assert refused.reason == "FORBIDDEN"
+
+
+async def test_users_are_not_told_what_depends_on_the_requests_of_others(keys: KeyRing) -> None:
+    async with watched_router(keys, FakeWorker("a"), FakeWorker("b")) as router:
+        await router.generate(keys.headers(ACME), token_ids=TokenIds(ids=range(64)), request_id="own")
+
+        async def told(who: str) -> Any:
+            metadata = tuple(keys.headers(who).items())
+            return await router.fleet.GetRequest(GetRequestRequest(request_id="own"), metadata=metadata)
+
+        of_operator, of_user, of_blind = [await told(who) for who in (OPERATOR, ACME, BLIND)]
+        assert of_operator.placements[0].candidates
+        assert of_operator.placements[0].reason
+        assert not of_user.placements[0].candidates
+        assert not of_user.placements[0].reason
+        assert of_user.placements[0].worker_id == of_operator.placements[0].worker_id
+        assert of_user.summary.HasField("cached_tokens")
+        assert (len(of_blind.placements), len(of_blind.attempts_made)) == (0, 0)
+        assert not of_blind.summary.HasField("cached_tokens")
+        assert not any(part.note for part in of_blind.ttft_parts)
+
+
+async def test_neither_lists_nor_timelines_have_content(keys: KeyRing) -> None:
+    async with watched_router(keys, FakeWorker("a")) as router:
+        await router.generate(keys.headers(ACME), text=PROMPT, request_id="own")
+        for path in ("/fleet/requests", "/fleet/requests/own"):
+            body = (await router.http.get(path, headers=keys.headers(OPERATOR))).text
+            assert "own" in body
+            assert PROMPT not in body
+            assert "xxx" not in body, "the answer"
+            assert keys.of[ACME] not in body
+
+
+async def test_refusals_for_quotas_are_counted_by_tenant(keys: KeyRing) -> None:
+    tenants = Tenants({"acme": Tenant(quotas=Quotas(requests_per_minute=1))})
+    async with watched_router(keys, FakeWorker("a"), tenants=tenants) as router:
+        await router.generate(keys.headers(ACME), text="a")
+        assert (await router.refused(keys.headers(ACME), text="b")).reason == "QUOTA_EXCEEDED"
+        async with router.http.stream("GET", "/fleet/events", headers=keys.headers(ACME)) as response:
+            lines = aiter(response.aiter_lines())
+            await anext(lines)
+            assert '"refused":1' in await anext(lines)
+        assert [entry.outcome for entry in await listed(router, keys, ACME, notable=True)] == ["QUOTA_EXCEEDED"]
+
+
+def record(tenant: str, number: int) -> RequestRecord:
+    made = RequestRecord(f"{tenant}-{number}", 0.0, 0)
+    made.tenant = tenant
+    return made
+
+
+def kept(ring: RecordRing) -> list[str]:
+    return [ended.record.request_id for ended in ring.newest_first()]
+
+
+def test_a_busy_tenant_does_not_displace_the_requests_of_others() -> None:
+    ring = RecordRing(8, 1 << 10)
+    for number in range(3):
+        ring.add(record("quiet", number))
+    for number in range(100):
+        ring.add(record("busy", number))
+    assert [name for name in kept(ring) if name.startswith("quiet")] == ["quiet-2", "quiet-1", "quiet-0"]
+    assert kept(ring)[:5] == [f"busy-{number}" for number in range(99, 94, -1)]
+    for number in range(3, 100):
+        ring.add(record("quiet", number))
+    assert sorted(name.split("-")[0] for name in kept(ring)) == ["busy"] * 4 + ["quiet"] * 4
+    assert len(ring) == 8
+
+
+async def test_plans_of_old_requests_are_forgotten_and_their_decisions_are_not() -> None:
+    """A plan has a row for each worker of the model: of a large fleet it is large."""
+    seen: list[RequestRecord] = []
+    ring = RecordRing(100, most_rows=5)
+
+    class Keeper:
+        def request_ended(self, record: RequestRecord) -> None:
+            ring.add(record)
+            seen.append(record)
+
+    observer = RequestObserver(listeners=[Keeper()])
+    async with cluster(FakeWorker("a"), FakeWorker("b"), observer=observer) as router:
+        for number in range(4):
+            await router.answer([1, 2, 3], request_id=str(number))
+    assert [placement.plan for record in seen for placement in record.placements] == [None] * 4
+    told = list(ring.newest_first())
+    assert ring.num_rows == 4
+    assert [len(entry.candidates(0)) for entry in told] == [2, 2, 0, 0]
+    assert {entry.record.placements[0].worker for entry in told} <= {"a", "b"}
