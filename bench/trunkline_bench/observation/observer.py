@@ -10,7 +10,7 @@ SCRAPE_INTERVAL_S = 1.0
 FIRST_SCRAPE_S = SCRAPE_INTERVAL_S / 2  # so that a load of n seconds is scraped n times
 FIRST_VIEW_S = 10.0
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
-READ_BYTES = 1 << 16
+MOST_LINE_BYTES = 1 << 22  # of an event
 
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)", re.MULTILINE)
 
@@ -27,7 +27,8 @@ class Observations:
     scrape: str = ""
 
     def sample(self, name: str, labels: str = "") -> float:
-        """A value of the latest scrape; 0 if there is none. labels: as they are written there, 'outcome="exported"'"""
+        """A value of the latest scrape; 0 if there is none. labels: as they are written there, in
+        order of their names: 'outcome="exported"'"""
         for found in _SAMPLE.finditer(self.scrape):
             if found["name"] == name and (found["labels"] or "") == labels:
                 return float(found["value"])
@@ -45,14 +46,13 @@ class Observer:
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
         """Keeps a page's stream of events open. Raises OSError or TimeoutError if the router does not serve it."""
-        reader, writer = await self._ask("/fleet/events", "text/event-stream")
-        watching = asyncio.create_task(self._watch(reader))
-        try:
-            await asyncio.wait_for(self._has_view.wait(), FIRST_VIEW_S)
-            yield
-        finally:
-            watching.cancel()
-            writer.close()
+        async with self._asked("/fleet/events", "text/event-stream") as reader:
+            watching = asyncio.create_task(self._watch(reader))
+            try:
+                await asyncio.wait_for(self._has_view.wait(), FIRST_VIEW_S)
+                yield
+            finally:
+                watching.cancel()
 
     @contextlib.asynccontextmanager
     async def scraped(self) -> AsyncIterator[None]:
@@ -74,10 +74,9 @@ class Observer:
 
     async def scrape(self) -> None:
         """Scrapes the metrics once. Raises OSError if the router refuses."""
-        reader, writer = await self._ask("/metrics", OPENMETRICS)
-        self.seen.scrape = (await reader.read()).decode()
+        async with self._asked("/metrics", OPENMETRICS) as reader:
+            self.seen.scrape = (await reader.read()).decode()
         self.seen.scrapes += 1
-        writer.close()
 
     async def _watch(self, reader: asyncio.StreamReader) -> None:
         while data := await reader.readline():
@@ -85,13 +84,20 @@ class Observer:
                 self.seen.views += 1
                 self._has_view.set()
 
-    async def _ask(self, path: str, accept: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Sends a GET on a connection of its own. Returns it after the head of an answer with status 200."""
+    @contextlib.asynccontextmanager
+    async def _asked(self, path: str, accept: str) -> AsyncIterator[asyncio.StreamReader]:
+        """Sends a GET on a connection of its own. Yields the reader of the body. Raises OSError if the status is not
+        200."""
         host, _, port = self._address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 22)
-        head = f"GET {path} HTTP/1.1\r\nHost: {self._address}\r\nAccept: {accept}\r\nConnection: close\r\n\r\n"
-        writer.write(head.encode())
-        answer = await reader.readuntil(b"\r\n\r\n")
-        if not answer.startswith(b"HTTP/1.1 200"):
-            raise OSError(f"{path}: {answer.splitlines()[0].decode()}")
-        return reader, writer
+        reader, writer = await asyncio.open_connection(host, int(port), limit=MOST_LINE_BYTES)
+        try:
+            head = f"GET {path} HTTP/1.1\r\nHost: {self._address}\r\nAccept: {accept}\r\nConnection: close\r\n\r\n"
+            writer.write(head.encode())
+            answer = await reader.readuntil(b"\r\n\r\n")
+            if not answer.startswith(b"HTTP/1.1 200"):
+                raise OSError(f"{path}: {answer.splitlines()[0].decode()}")
+            yield reader
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()

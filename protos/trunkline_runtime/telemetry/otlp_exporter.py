@@ -5,8 +5,6 @@ import os
 from importlib import import_module
 from typing import Any
 
-from trunkline_runtime.telemetry.otlp_spans import encode_spans
-
 GRPC, HTTP = PROTOCOLS = ("grpc", "http/protobuf")
 TRACES, METRICS = "traces", "metrics"
 _MODULES = {TRACES: ("trace_exporter", "OTLPSpanExporter"), METRICS: ("metric_exporter", "OTLPMetricExporter")}
@@ -28,7 +26,8 @@ def otlp_exporter(signal: str) -> Any:
         # Imported on demand, because the import is slow.
         module: Any = import_module(f"opentelemetry.exporter.otlp.proto.{kind}.{module_name}")
         if signal == TRACES:
-            module.encode_spans = encode_spans  # ours is faster, and both exporters look the function up by this name
+            # Ours is faster. Both exporters look the function up by this name.
+            module.encode_spans = import_module("trunkline_runtime.telemetry.otlp_spans").encode_spans
         options = {} if protocol == GRPC else {"session": _bounded_session()}
         exporter = getattr(module, class_name)(**options)
     except ImportError as error:

@@ -39,7 +39,7 @@ def encode_spans(spans: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
 def _of_resource(spans: Sequence[ReadableSpan]) -> bytes:
     """ResourceSpans with the spans of one scope."""
     resource, scope = spans[0].resource, spans[0].instrumentation_scope
-    scoped = b"\x0a" + _sized(_scope(scope)) if scope is not None else b""
+    scoped = b"\x0a" + _sized(b"" if scope is None else _scope(scope))
     scoped += b"".join([b"\x12" + _sized(_span(span)) for span in spans])
     scoped += _text(b"\x1a", scope.schema_url if scope is not None else None)
     return b"".join(
