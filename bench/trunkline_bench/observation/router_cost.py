@@ -22,6 +22,7 @@ ON_HOPS, OFF_HOPS = ("on", "on, HTTP"), ("off", "off, HTTP")
 GRPC, HTTP = 0, 1  # of both
 EXPORT_DELAY_S = 0.25  # not the default of a second, so that the last spans of a load are exported soon
 SETTLED_S = 0.1 + EXPORT_DELAY_S  # after a load; this time counts for both routers
+WARM_UP_SHARE = 0.2
 OFF = {"OTEL_TRACES_EXPORTER": "none"}  # without a variable that this process may have
 SPANS = "trunkline_router_spans_total"
 
@@ -119,12 +120,12 @@ async def routers(against: Path | None) -> AsyncIterator[Routers]:
 
 
 async def measured(count: int, against: Path | None, share: float = 1.0) -> tuple[Pairs, Observations]:
-    """Pairs of each row, and what was observed meanwhile. A first pair is dropped. The order changes from pair to pair,
-    so that a machine that becomes slower is no router's fault."""
+    """Pairs of each row, and what was observed meanwhile. A first, short pair is dropped. The order changes from pair to
+    pair, so that a machine that becomes slower is no router's fault."""
     pairs: Pairs = {work.name: [] for work in works()}
     async with routers(against) as both:
         for number in range(count + 1):
-            for work in works(share):
+            for work in works(share if number else share * WARM_UP_SHARE):
                 pair = await both.pair(work, on_first=bool(number % 2))
                 if number:
                     pairs[work.name].append(pair)
