@@ -120,8 +120,8 @@ async def routers(against: Path | None) -> AsyncIterator[Routers]:
 
 
 async def measured(count: int, against: Path | None, share: float = 1.0) -> tuple[Pairs, Observations]:
-    """Pairs of each row, and what was observed meanwhile. A first, short pair is dropped. The order changes from pair to
-    pair, so that a machine that becomes slower is no router's fault."""
+    """Pairs of each row, and what was observed meanwhile. A first, short pair is dropped. The order changes from pair
+    to pair, so that a machine that becomes slower is no router's fault."""
     pairs: Pairs = {work.name: [] for work in works()}
     async with routers(against) as both:
         for number in range(count + 1):
