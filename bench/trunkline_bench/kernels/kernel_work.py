@@ -111,10 +111,7 @@ def _norm(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fie
 
 def _prompts(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
     spec = step.spec
-    pairs = sum(
-        num_pairs(context - new, new)
-        for new, context in zip(step.query_lens, step.context_lens, strict=True)
-    )
+    pairs = sum(num_pairs(context - new, new) for new, context in zip(step.query_lens, step.context_lens, strict=True))
     kv = sum(step.context_lens) * _token_bytes(launch, step)
     share = device.overlapped_share if launch.arguments["OVERLAP"] else device.attention_share
     return {

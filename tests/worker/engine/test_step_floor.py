@@ -17,7 +17,7 @@ from trunkline_worker.model.gpu_decoder import Chip
 from trunkline_worker.step.plan import StepPlan
 
 # The demo model, in float32: 4 bytes a parameter.
-HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCAB = 96, 3, 6, 2, 16, 256, 2048
+HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCAB = 256, 4, 4, 2, 64, 640, 2048
 
 
 class Ran(NamedTuple):
@@ -49,7 +49,7 @@ def run(engine: Engine, *batches: list[list[int]]) -> list[Ran]:
 
 
 def test_a_step_with_a_prompt_and_decodes_has_exactly_its_work() -> None:
-    ran = run(make_engine(peak_tflops=1e-3, peak_gb_per_s=1.0), [[5] * 20, [6] * 30], [[7] * 9])
+    ran = run(make_engine(itl_target_ms=0.0, peak_tflops=1e-3, peak_gb_per_s=1.0), [[5] * 20, [6] * 30], [[7] * 9])
     mixed = ran[1].record
     assert (mixed.decode_tokens, mixed.prefill_tokens) == (2, 9)
     matrices = LAYERS * (HIDDEN * HEAD_DIM * 2 * (HEADS + KV_HEADS) + 3 * HIDDEN * INTERMEDIATE)

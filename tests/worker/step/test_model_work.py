@@ -36,7 +36,11 @@ def test_a_small_models_numbers() -> None:
 
 def test_a_step_of_a_prompt_and_two_decodes() -> None:
     # A chunk of 3 after 5 tokens, with contexts of 6, 7 and 8, and decodes with contexts of 10 and 20.
-    steps = [SequenceStep(1, 0, 9, 1, (), True), SequenceStep(2, 0, 19, 1, (), True), SequenceStep(3, 0, 5, 3, (), True)]
+    steps = [
+        SequenceStep(1, 0, 9, 1, (), True),
+        SequenceStep(2, 0, 19, 1, (), True),
+        SequenceStep(3, 0, 5, 3, (), True),
+    ]
     attended = WORK.attended(steps)
     assert attended == Attended(10 + 20 + 8, 10 + 20 + 6 + 7 + 8)
     assert WORK.step(5, 3, attended) == StepWork(
