@@ -6,14 +6,8 @@ import pytest
 
 from tests.worker.engine_rig import make_engine, make_submit
 from trunkline.engine.v1.engine_pb2 import EngineRequest, EngineStep, StepRecord
-from trunkline_bench.kernels.device import H200
-from trunkline_bench.kernels.recorded_step import Operation, decode_step
-from trunkline_bench.kernels.step_prediction import CONFIGS
-from trunkline_bench.simulation.costs.device_profile import MODELS
 from trunkline_bench.simulation.costs.step_work import work_of
-from trunkline_worker.checkpoint.spec import read_spec
 from trunkline_worker.engine.engine import Engine
-from trunkline_worker.model.gpu_decoder import Chip
 from trunkline_worker.step.plan import StepPlan
 
 # The demo model, in float32: 4 bytes a parameter.
@@ -76,16 +70,3 @@ def test_sums_of_the_budget_are_those_of_the_plan() -> None:
         expected = model.step(work.num_tokens, work.num_sampled, model.attended(plan.steps))
         assert (record.least_bytes, record.least_flops) == expected
         assert not record.HasField("least_s"), "no peak rate of a CPU is known"
-
-
-def test_the_prediction_of_a_step_has_the_same_products() -> None:
-    spec, batch = read_spec(CONFIGS / "llama-3.1-8b"), 64
-    chip = Chip(H200.multiprocessors, 227 << 10, (9, 0), dependent_launches=True)
-    launches = decode_step(spec, chip, batch=batch, context=1000).launches
-    shapes = [launch.product for launch in launches if isinstance(launch, Operation) and launch.product]
-    assert len(shapes) == 4 * spec.num_layers + 1
-    work = MODELS["8b"].work
-    assert sum(2 * rows * columns * inner for rows, columns, inner in shapes) == work.layer_flops(
-        batch
-    ) + work.head_flops(batch)
-    assert sum(2 * columns * inner for _, columns, inner in shapes) == work.layer_bytes + work.head_bytes
