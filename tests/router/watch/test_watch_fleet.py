@@ -1,5 +1,6 @@
 """Watching a router's fleet, over real gRPC."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,24 @@ async def test_a_watcher_that_does_not_read_gets_the_latest_state_and_nothing_is
         assert len(second.points) >= 5, "but not the points of the history"
         assert not first.shown.workers[0].running
         await views.aclose()
+
+
+async def test_watchers_with_equal_rights_share_one_message_of_each_sample() -> None:
+    async with cluster(FakeWorker("a")) as router:
+        watchers = [router.watch.views(lambda: Access().caller(())) for _ in range(MOST_OF_CALLER)]
+        for _ in range(3):
+            views = await asyncio.gather(*(anext(watcher) for watcher in watchers))
+            messages, samples = {id(view.shown) for view in views}, {view.shown.at_unix_ms for view in views}
+            assert len(messages) == len(samples)
+        leaving = asyncio.create_task(anext(watchers[0]))
+        others = [asyncio.create_task(anext(watcher)) for watcher in watchers[1:]]
+        number = latest(router).number
+        await until(lambda: latest(router).number > number)
+        leaving.cancel()
+        assert len({id(view.shown) for view in await asyncio.gather(*others)}) == 1
+        await asyncio.gather(leaving, return_exceptions=True)
+        for watcher in watchers:
+            await watcher.aclose()
 
 
 @pytest.fixture(scope="module")
