@@ -96,7 +96,7 @@ class FleetWatch:
         """
         caller = caller_of()
         viewer = Viewer.of(caller)
-        with self.watchers.watching(caller.identity.name, caller.tenant, is_operator=viewer.is_operator):
+        with self.watchers.watching(caller.identity.name, is_operator=viewer.is_operator):
             number = 0
             while True:
                 sample = await self.sampler.after(number)

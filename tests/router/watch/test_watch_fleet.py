@@ -203,6 +203,16 @@ async def test_a_key_that_is_revoked_ends_its_watch(tmp_path: Path) -> None:
         assert (await refusal(call)).reason == "UNAUTHENTICATED"
 
 
+async def test_a_caller_that_acts_for_many_tenants_takes_no_more_places(keys: KeyRing) -> None:
+    async with watched_router(keys, FakeWorker("a")) as router:
+        calls = [watch(router, keys.headers(OPERATOR, f"t{number}")) for number in range(MOST_OF_CALLER)]
+        for call in calls:
+            await call.read()
+        assert (await refusal(watch(router, keys.headers(OPERATOR, "one-more")))).reason == "OVERLOADED"
+        for call in calls:
+            call.cancel()
+
+
 async def test_a_caller_has_a_bounded_number_of_watches(keys: KeyRing) -> None:
     async with watched_router(keys, FakeWorker("a")) as router:
         calls = [watch(router, keys.headers(ACME)) for _ in range(MOST_OF_CALLER)]
