@@ -40,7 +40,7 @@ from trunkline_router.routing.policy import Candidate
 from trunkline_router.watch.fleet_watch import FleetWatch
 from trunkline_router.watch.request_book import Kind
 from trunkline_router.watch.worker_drain import WorkerDrain
-from trunkline_router.watch.worker_tile import state_of
+from trunkline_router.watch.worker_tile import shown_state
 from trunkline_router.workers.worker_link import WorkerLink
 
 EXPLAIN_RPC = "trunkline.v1.FleetService/ExplainRoute"
@@ -123,7 +123,7 @@ def worker_status(link: WorkerLink, now_s: float) -> WorkerStatus:
     status = WorkerStatus(address=link.address)
     if link.model is not None:
         status.worker_id, status.epoch, status.model = link.model.worker_id, link.model.epoch, link.model.model
-    status.state, status.problem = state_of(link, now_s)
+    status.state, status.problem = shown_state(link, now_s)
     worker = link.worker
     if worker is None:
         return status

@@ -60,7 +60,7 @@ class FleetEndpoints:
         }
 
     async def _events(self, call: HttpCall) -> None:
-        check_origin(call.scope["headers"])
+        check_page(call)
         query_of(call, ())
 
         def caller() -> Caller:
@@ -70,7 +70,7 @@ class FleetEndpoints:
         await call.stream(views, ViewEvents(self._writer))
 
     async def _requests(self, call: HttpCall) -> None:
-        check_origin(call.scope["headers"])
+        check_page(call)
         query = query_of(call, ("limit", "only", "tenant"))
         limit, only = query.get("limit", "0"), query.get("only", "")
         if not limit.isascii() or not limit.isdigit() or len(limit) > 6:
@@ -81,18 +81,23 @@ class FleetEndpoints:
         await call.respond(summaries_json(listed))
 
     async def _request(self, call: HttpCall) -> None:
-        check_origin(call.scope["headers"])
+        check_page(call)
         query = query_of(call, ("tenant",))
         story = await self._watch.request(call.caller, call.scope["path_params"]["request"], query.get("tenant", ""))
         await call.respond(story_json(story))
 
     async def _drain_worker(self, call: HttpCall) -> None:
-        check_origin(call.scope["headers"], needs_local_host=not call.edge.access.is_checked)
+        check_page(call)
         query_of(call, ())
         body = await drain_body(call)
         name = call.scope["path_params"]["worker"]
         drained = await self._drain.drain(name, body.timeout_s, call.caller.identity.name)
         await call.respond(orjson.dumps(plain(drained)))
+
+
+def check_page(call: HttpCall) -> None:
+    """Raises RequestRefused (FORBIDDEN) for a request of another page than the router's own."""
+    check_origin(call.scope["headers"], needs_local_host=not call.edge.access.is_checked)
 
 
 async def _nothing() -> AsyncGenerator[FleetView, None]:

@@ -1,7 +1,7 @@
 """The prefixes that recent prompts of one tenant shared, as a tree of block keys.
 
-It holds no tokens and no text, and the prompts of two tenants never meet in it. A request costs an append; folding the
-prompts into the tree is left to the reader.
+It holds no tokens and no text, and the prompts of two tenants never meet in it. A request costs a copy of its keys;
+folding the prompts into the tree is left to the reader.
 """
 
 import secrets
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 HALF_LIFE_S = 300.0  # after this time a hit counts half
 MOST_NOTED = 256  # prompts between two calls of fold(); the latest stand for all
-MOST_BLOCKS = 2048  # of a prompt
+MOST_BLOCKS = 2048  # of a prompt: 4 MiB of keys between two calls of fold()
 MOST_NODES, MOST_KEYS = 4096, 1 << 18  # in all; of 8 bytes each
 LEAST_REQUESTS = 2  # a prefix of one request is not shared
 FORGOTTEN_HITS = 0.1
@@ -54,15 +54,15 @@ class HotPrefixes:
     """The trees of all tenants."""
 
     def __init__(self) -> None:
-        self._noted: deque[tuple[str, int, Sequence[int]]] = deque(maxlen=MOST_NOTED)
+        self._noted: deque[tuple[str, int, array[int]]] = deque(maxlen=MOST_NOTED)
         self._num_noted = 0
         self._roots: dict[str, dict[int, Prefix]] = {}  # by tenant and first key
         self.num_nodes = self.num_keys = 0
 
     def note(self, tenant: str, block_size: int, chain: Sequence[int]) -> None:
-        """A prompt with these block keys was sent to a worker. The chain must not change later."""
+        """A prompt with these block keys was sent to a worker. Keys are copied: a chain is many times as large."""
         if chain:
-            self._noted.append((tenant, block_size, chain))
+            self._noted.append((tenant, block_size, array("Q", chain[:MOST_BLOCKS])))
             self._num_noted += 1
 
     def fold(self, now_s: float) -> None:
@@ -71,7 +71,7 @@ class HotPrefixes:
             return
         weight = self._num_noted / len(self._noted)
         for tenant, block_size, chain in self._noted:
-            self._insert(tenant, block_size, array("Q", chain[:MOST_BLOCKS]), now_s, weight)
+            self._insert(tenant, block_size, chain, now_s, weight)
         self._noted.clear()
         self._num_noted = 0
         self._forget(now_s)

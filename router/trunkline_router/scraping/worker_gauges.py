@@ -9,25 +9,10 @@ from trunkline_router.metrics.worker_counts import MAX_WORKERS
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.worker_link import WorkerLink
+from trunkline_router.workers.worker_state import STATES, state_of
 from trunkline_runtime.telemetry.exposition import counter, gauge
 
-CONNECTING, READY, DRAINING, HUNG, BROKEN, ASIDE = "connecting", "ready", "draining", "hung", "broken", "aside"
-STATES = (CONNECTING, READY, DRAINING, HUNG, BROKEN, ASIDE)
 LABEL = ("worker",)
-
-
-def state_of(link: WorkerLink) -> str:
-    """A worker's state in one word."""
-    worker = link.worker
-    if worker is None:
-        return CONNECTING
-    if worker.is_hung:
-        return HUNG
-    if worker.load.draining:
-        return DRAINING
-    if worker.aside:
-        return ASIDE
-    return READY if link.breaker.is_closed else BROKEN
 
 
 class WorkerGauges:

@@ -16,6 +16,7 @@ from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.worker_calls import WorkerCalls
 from trunkline_router.workers.worker_link import WorkerLink
+from trunkline_runtime.log import get_logger
 
 STATS_TIMEOUT_S = 10.0  # an engine answers between two steps
 MOST_ASKED = 64  # workers that are asked for statistics at one time; the others have their turns
@@ -61,11 +62,19 @@ class FleetSampler:
         self.history = History()
 
     async def run(self) -> None:
-        """Samples until it is cancelled."""
+        """Samples until it is cancelled. A failure is logged once; it must not end the router."""
+        problem = ""
         try:
             while True:
                 await self._rest()
-                await self._take()
+                try:
+                    await self._take()
+                    problem = ""
+                except Exception as error:
+                    if repr(error) != problem:
+                        problem = repr(error)
+                        get_logger().error("the fleet cannot be sampled", exc_info=error)
+                    await asyncio.sleep(self._periods.watched_s)
         finally:
             for task in self._asked.values():
                 task.cancel()

@@ -84,7 +84,7 @@ class FleetWatch:
         self.sampler = FleetSampler(pools, self._predicted, periods=periods, clock_s=clock_s)
         self.run = self.sampler.run
         self.watchers = Watchers(self.sampler.watched)
-        self._views: dict[Viewer, WatchFleetResponse] = {}  # of the sample with this number:
+        self._views: dict[Viewer, asyncio.Task[WatchFleetResponse]] = {}  # of the sample with this number:
         self._views_of = 0
 
     async def views(self, caller_of: Callable[[], Caller]) -> AsyncGenerator[FleetView, None]:
@@ -96,7 +96,7 @@ class FleetWatch:
         """
         caller = caller_of()
         viewer = Viewer.of(caller)
-        with self.watchers.watching(caller.identity.name, caller.tenant, is_operator=viewer.is_operator):
+        with self.watchers.watching(caller.identity.name, is_operator=viewer.is_operator):
             number = 0
             while True:
                 sample = await self.sampler.after(number)
@@ -122,25 +122,28 @@ class FleetWatch:
         """Everything but the history's points; made once for viewers with equal rights."""
         if self._views_of != sample.number:
             self._views, self._views_of = {}, sample.number
-        views = self._views
-        if viewer not in views:
-            ended, running = await asyncio.gather(
-                self.requests.list(viewer, Kind.ENDED, SHOWN_REQUESTS),
-                self.requests.list(viewer, Kind.RUNNING, SHOWN_RUNNING),
-            )
-            refused = self.requests.book.recent.refused_by_quota()
-            views[viewer] = WatchFleetResponse(
-                at_unix_ms=sample.at_unix_ms,
-                router=self._router(sample.now_s),
-                you=viewer.rights,
-                workers=[shown for tile in sample.workers if (shown := tile_for(viewer, tile)) is not None],
-                history=FleetHistory(keeps_s=KEEPS_S),
-                prefixes=prefixes_view(self._pools, viewer, sample.now_s),
-                requests=ended,
-                running=running,
-                tenants=tenants_view(self._shared, self._tenants, refused, viewer),
-            )
-        return views[viewer]
+        made = self._views.get(viewer)
+        if made is None:
+            made = self._views[viewer] = asyncio.create_task(self._make_view(viewer, sample))
+        return await asyncio.shield(made)  # if one watcher leaves, the others still wait for it
+
+    async def _make_view(self, viewer: Viewer, sample: FleetSample) -> WatchFleetResponse:
+        ended, running = await asyncio.gather(
+            self.requests.list(viewer, Kind.ENDED, SHOWN_REQUESTS),
+            self.requests.list(viewer, Kind.RUNNING, SHOWN_RUNNING),
+        )
+        refused = self.requests.book.recent.refused_by_quota()
+        return WatchFleetResponse(
+            at_unix_ms=sample.at_unix_ms,
+            router=self._router(sample.now_s),
+            you=viewer.rights,
+            workers=[shown for tile in sample.workers if (shown := tile_for(viewer, tile)) is not None],
+            history=FleetHistory(keeps_s=KEEPS_S),
+            prefixes=prefixes_view(self._pools, viewer, sample.now_s),
+            requests=ended,
+            running=running,
+            tenants=tenants_view(self._shared, self._tenants, refused, viewer),
+        )
 
     def _router(self, now_s: float) -> RouterView:
         redis = "none"

@@ -1,6 +1,6 @@
 """The requests of one router process, as far as a viewer may see them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from itertools import chain, islice
 
@@ -39,8 +39,9 @@ class RequestBook:
 
         tenant: only a request of this tenant; "": of any
         """
-        for told in chain(self._not_ended(), self.recent.newest_first()):
-            if told.record.request_id == request_id and _is_seen(told, viewer, tenant):
+        running = self._told(record for record in self._not_ended() if record.request_id == request_id)
+        for told in chain(running, self.recent.newest_first()):
+            if told.record.request_id == request_id and _is_seen(told.record, viewer, tenant):
                 return story(told, viewer)
         return None
 
@@ -48,16 +49,20 @@ class RequestBook:
         """Returns requests that the viewer may see, newest first; of running ones, those that have run for the
         longest."""
         if kind is Kind.RUNNING:
-            requests = self._not_ended()
+            seen = self._told(record for record in self._not_ended() if _is_seen(record, viewer, tenant))
         else:
-            requests = self.recent.newest_first(only_notable=kind is Kind.NOTABLE)
-        seen = (told for told in requests if _is_seen(told, viewer, tenant))
+            ended = self.recent.newest_first(only_notable=kind is Kind.NOTABLE)
+            seen = (told for told in ended if _is_seen(told.record, viewer, tenant))
         return [summary(told, viewer) for told in islice(seen, most)]
 
-    def _not_ended(self) -> Iterator[ToldRequest]:
+    def _not_ended(self) -> Iterator[RequestRecord]:
+        return iter(list(self._running.values()))
+
+    def _told(self, records: Iterable[RequestRecord]) -> Iterator[ToldRequest]:
+        """Running requests. Many run and few are looked at, so only those are given that the viewer gets."""
         now_s = self._clock_s()
-        return (ToldRequest(record, now_s) for record in list(self._running.values()))
+        return (ToldRequest(record, now_s) for record in records)
 
 
-def _is_seen(told: ToldRequest, viewer: Viewer, tenant: str) -> bool:
-    return viewer.may_see(told.record.tenant) and tenant in ("", told.record.tenant)
+def _is_seen(record: RequestRecord, viewer: Viewer, tenant: str) -> bool:
+    return viewer.may_see(record.tenant) and tenant in ("", record.tenant)

@@ -83,10 +83,11 @@ def _placement(told: ToldRequest, place: int, viewer: Viewer) -> PlacementView:
         worker_id=placement.worker,
         policy=placement.policy,
         matched_tokens=placement.matched_tokens,
-        predicted_ttft_s=placement.predicted_ttft_s,
     )
     if viewer.is_operator:  # these depend on the requests of others
         shown.reason = placement.reason
+        if placement.predicted_ttft_s is not None:
+            shown.predicted_ttft_s = placement.predicted_ttft_s
         shown.candidates.extend(_candidate(candidate) for candidate in told.candidates(place))
     return shown
 

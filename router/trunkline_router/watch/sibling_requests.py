@@ -6,11 +6,13 @@ that does not answer in time is left out: a page that lacks some requests is bet
 
 import asyncio
 import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
+from google.protobuf.message import DecodeError, Message
 
 from trunkline.v1.fleet_pb2 import GetRequestResponse, ListRequestsResponse
 from trunkline_router.request.tenants import Tenant
@@ -20,6 +22,7 @@ from trunkline_runtime.log import get_logger
 
 SUFFIX = ".requests"
 ANSWER_S = 0.25
+Answer = TypeVar("Answer", bound=Message)
 MOST_ASKED_BYTES, MOST_ANSWER_BYTES = 64 << 10, 8 << 20
 
 
@@ -96,13 +99,13 @@ class SiblingRequests:
     async def find(self, viewer: Viewer, request_id: str, tenant: str) -> GetRequestResponse | None:
         """Returns the timeline of the newest request with this id in another process."""
         answers = await self._ask(Question(viewer, tenant, request_id))
-        found = [GetRequestResponse.FromString(answer) for answer in answers if answer]
+        found = list(_readable(GetRequestResponse, filter(None, answers)))
         return max(found, key=lambda story: story.summary.started_unix_ms, default=None)
 
     async def lists(self, viewer: Viewer, kind: Kind, most: int, tenant: str) -> list[ListRequestsResponse]:
         """Returns the list of each other process."""
         answers = await self._ask(Question(viewer, tenant, kind=kind, most=most))
-        return [ListRequestsResponse.FromString(answer) for answer in answers]
+        return list(_readable(ListRequestsResponse, answers))
 
     async def _ask(self, question: Question) -> list[bytes]:
         """Returns the answers of those that answer in time."""
@@ -110,6 +113,13 @@ class SiblingRequests:
         asked = question.written()
         answers = await asyncio.gather(*(_answer_of(path, asked) for path in paths))
         return [answer for answer in answers if answer is not None]
+
+
+def _readable(kind: type[Answer], answers: Iterable[bytes]) -> Iterator[Answer]:
+    """The answers that are messages of this kind. A process that is killed while it writes sends a part of one."""
+    for answer in answers:
+        with contextlib.suppress(DecodeError):
+            yield kind.FromString(answer)
 
 
 async def _answer_of(path: Path, asked: bytes) -> bytes | None:

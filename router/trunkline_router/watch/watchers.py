@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
 
-MOST_OF_CALLER = 8  # of one identity for one tenant
+MOST_OF_CALLER = 8  # of one identity, whatever tenants it acts for
 MOST_OF_USERS = 48
 MOST_WATCHERS = 64  # in all: what is left is for operators
 RETRY_MS = 5000
@@ -17,26 +17,25 @@ class Watchers:
 
     def __init__(self, on_change: Callable[[int], None]) -> None:
         self._on_change = on_change
-        self._of_caller: Counter[tuple[str, str]] = Counter()
+        self._of_caller: Counter[str] = Counter()
         self.num_open = 0
 
     @contextmanager
-    def watching(self, identity: str, tenant: str, *, is_operator: bool) -> Iterator[None]:
+    def watching(self, identity: str, *, is_operator: bool) -> Iterator[None]:
         """Counts one watcher while the context is open. Raises RequestRefused (OVERLOADED) if there are too many."""
-        caller = identity, tenant
         most = MOST_WATCHERS if is_operator else MOST_OF_USERS
-        if self._of_caller[caller] >= MOST_OF_CALLER:
+        if self._of_caller[identity] >= MOST_OF_CALLER:
             raise _refusal(f"this caller has {MOST_OF_CALLER}")
         if self.num_open >= most:
             raise _refusal(f"{self.num_open} are open")
-        self._of_caller[caller] += 1
+        self._of_caller[identity] += 1
         self._changed(1)
         try:
             yield
         finally:
-            self._of_caller[caller] -= 1
-            if not self._of_caller[caller]:
-                del self._of_caller[caller]
+            self._of_caller[identity] -= 1
+            if not self._of_caller[identity]:
+                del self._of_caller[identity]
             self._changed(-1)
 
     def _changed(self, by: int) -> None:

@@ -37,7 +37,7 @@ class WorkerDrain:
         if link.worker is None or link.calls is None:
             raise no_worker(f"worker {name[:128]!r} is not connected")
         worker = link.worker
-        get_logger().warning("worker drained", worker=worker.worker_id, address=link.address, by=by)
+        get_logger().warning("a drain was asked for", worker=worker.worker_id, address=link.address, by=by)
         call = self._calls.get(link.address)
         if call is None:
             call = self._calls[link.address] = asyncio.create_task(link.calls.drain(timeout_s))
@@ -74,7 +74,11 @@ class WorkerDrain:
             changed.cancel()
 
     def _link(self, name: str) -> WorkerLink:
+        """The link with this address, else the one whose worker says that this is its name: it may say an address."""
         for link in self._pools.links:
-            if name and (name == link.address or (link.model is not None and name == link.model.worker_id)):
+            if name and name == link.address:
+                return link
+        for link in self._pools.links:
+            if name and link.model is not None and name == link.model.worker_id:
                 return link
         raise RequestRefused(CODE_NOT_FOUND, WORKER_NOT_FOUND, f"no worker {name[:128]!r} is known here")

@@ -11,6 +11,7 @@ from trunkline.v1.fleet_pb2 import BatchTile, LaneTile
 from trunkline.v1.worker_pb2 import Distribution, GetStatsResponse, LaneStats
 
 HIT_RATE_S = 60.0  # the hit rate is that of this time
+MOST_REPORTS = 128  # that are kept for it: about two a second
 LEAST_ELAPSED_S = 0.01  # between two reports
 NUM_LANES = 3
 
@@ -19,14 +20,15 @@ class WorkerRates:
     """The reports of one life of a worker."""
 
     def __init__(self) -> None:
-        self._hits: deque[tuple[float, int, int]] = deque()  # uptime, prompt tokens found in the cache and computed
+        # uptime, prompt tokens found in the cache and computed
+        self._hits: deque[tuple[float, int, int]] = deque(maxlen=MOST_REPORTS)
         self._before: GetStatsResponse | None = None
         self.stats: GetStatsResponse | None = None  # the latest report
         self.reported_s = 0.0  # when it came
 
     def take(self, stats: GetStatsResponse, now_s: float) -> None:
-        """Takes a report. One of the same moment as the last one says nothing new."""
-        if self.stats is not None and stats.uptime_s == self.stats.uptime_s:
+        """Takes a report. One of the same moment as the last one says nothing new, and one of no moment nothing."""
+        if not isfinite(stats.uptime_s) or (self.stats is not None and stats.uptime_s == self.stats.uptime_s):
             return
         self._before, self.stats, self.reported_s = self.stats, stats, now_s
         steps = stats.steps

@@ -6,24 +6,28 @@ from trunkline.v1 import fleet_pb2
 from trunkline.v1.fleet_pb2 import KvTile, PredictedTtft, WorkerTile
 from trunkline_router.watch.worker_rates import WorkerRates
 from trunkline_router.workers.worker_link import WorkerLink
+from trunkline_router.workers.worker_state import ASIDE, BROKEN, CONNECTING, DRAINING, HUNG, READY, state_of
 
+SHOWN = {
+    CONNECTING: fleet_pb2.WORKER_STATE_CONNECTING,
+    READY: fleet_pb2.WORKER_STATE_READY,
+    DRAINING: fleet_pb2.WORKER_STATE_DRAINING,
+    HUNG: fleet_pb2.WORKER_STATE_HUNG,
+    BROKEN: fleet_pb2.WORKER_STATE_BROKEN,
+    ASIDE: fleet_pb2.WORKER_STATE_BROKEN,  # the reason says which
+}
+REASONS = {HUNG: "it has work, and sends nothing", BROKEN: "requests failed there recently"}
 MOST_BLOCKS = (1 << 32) - 1  # that the field holds
 
 
-def state_of(link: WorkerLink, now_s: float) -> "tuple[fleet_pb2.WorkerState.ValueType, str]":
+def shown_state(link: WorkerLink, now_s: float) -> "tuple[fleet_pb2.WorkerState.ValueType, str]":
     """Returns a worker's state, and its problem in one line, "" if there is none."""
-    worker = link.worker
+    worker, state = link.worker, state_of(link)
     if worker is None:
-        return fleet_pb2.WORKER_STATE_CONNECTING, link.problem
-    if worker.is_hung:
-        return fleet_pb2.WORKER_STATE_HUNG, "it has work, and sends nothing"
-    if worker.load.draining:
-        return fleet_pb2.WORKER_STATE_DRAINING, ""
-    if worker.aside:
-        return fleet_pb2.WORKER_STATE_BROKEN, worker.aside
-    if not link.breaker.is_closed:
-        return fleet_pb2.WORKER_STATE_BROKEN, "requests failed there recently"
-    return fleet_pb2.WORKER_STATE_READY, worker.distrust(now_s)
+        return SHOWN[state], link.problem
+    if state == READY:
+        return SHOWN[state], worker.distrust(now_s)
+    return SHOWN[state], worker.aside if state == ASIDE else REASONS.get(state, "")
 
 
 def worker_tile(
@@ -39,7 +43,7 @@ def worker_tile(
     predicted: how well its times to first token were predicted
     unix_ms_of: turns a time of the same clock as `now_s` into Unix time
     """
-    state, reason = state_of(link, now_s)
+    state, reason = shown_state(link, now_s)
     tile = WorkerTile(address=link.address, state=state, reason=reason, predicted_ttft=predicted)
     if link.model is not None:
         tile.worker_id, tile.model = link.model.worker_id, link.model.model

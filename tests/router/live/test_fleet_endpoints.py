@@ -120,13 +120,17 @@ async def test_a_browser_that_reads_nothing_holds_up_nobody(keys: KeyRing) -> No
         assert times == sorted(set(times))
 
 
-async def test_without_credentials_a_drain_needs_a_local_host() -> None:
+async def test_without_credentials_a_drain_and_every_look_need_a_local_host() -> None:
     """A page's own name may lead here (DNS rebinding), and then the page is of the same origin."""
     a = FakeWorker("a", drains=True)
     async with cluster(a, edge=Edge) as router:
         url = f"http://127.0.0.1:{router.http_port}"
         async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as http:
             rebound = {"host": "evil.example:8000", "origin": "http://evil.example:8000"}
+            for path in ("/fleet/events", "/fleet/requests", "/fleet/requests/x"):
+                refused = await http.get(path, headers=rebound)
+                assert (refused.status_code, "localhost" in refused.text) == (403, True), path
             assert (await http.post("/fleet/workers/a/drain", headers=rebound)).status_code == 403
             assert not a.drained
+            assert (await http.get("/fleet/requests")).status_code == 200
             assert (await http.post("/fleet/workers/a/drain")).status_code == 200

@@ -1,5 +1,6 @@
 """The tree of shared prefixes."""
 
+import tracemalloc
 from array import array
 from random import Random
 from typing import Any
@@ -46,6 +47,18 @@ def test_a_prefix_of_one_request_is_not_shared_and_tenants_never_meet() -> None:
     hot.fold(0.0)
     assert tree(hot.roots("acme")) == tree(hot.roots("other")) == []
     assert hot.roots("nobody") == []
+
+
+def test_prompts_that_wait_to_be_folded_hold_little_memory() -> None:
+    hot = HotPrefixes()
+    tracemalloc.start()
+    try:
+        for number in range(2 * MOST_NOTED):
+            hot.note("acme", BLOCK, [number] * (4 * MOST_BLOCKS))
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 1.1 * MOST_NOTED * MOST_BLOCKS * 8
 
 
 def test_hits_count_half_after_the_half_life_and_unused_prefixes_are_forgotten() -> None:

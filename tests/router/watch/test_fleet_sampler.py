@@ -1,13 +1,13 @@
 """The sampler, before real connections to fake workers."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from tests.router.cluster import Cluster, cluster, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.watch.watch_rig import stats
-from trunkline.v1.fleet_pb2 import HistoryPoint
+from trunkline.v1.fleet_pb2 import HistoryPoint, PredictedTtft
 from trunkline_router.watch.fleet_sample import KEEPS_S, MOST_POINTS, History, Point
 from trunkline_router.watch.fleet_sampler import FleetSampler, Periods
 
@@ -63,6 +63,25 @@ async def test_a_worker_that_is_lost_leaves_nothing_behind() -> None:
         before = number(sampler)
         await until(lambda: number(sampler) > before + 1)
         assert (sampler._rates, sampler._asked) == ({}, {})
+
+
+async def test_a_sample_that_fails_does_not_end_the_sampler() -> None:
+    """A router takes the end of a background task for the end of its life."""
+    failures = [KeyError("a bug"), KeyError("a bug")]
+
+    def predicted() -> Mapping[str, PredictedTtft]:
+        if failures:
+            raise failures.pop()
+        return {}
+
+    async with cluster(FakeWorker("a")) as router:
+        sampler = FleetSampler(router.inference.pools, predicted, periods=OFTEN)
+        running = asyncio.create_task(sampler.run())
+        await until(lambda: running.done() or number(sampler) > 0)
+        assert (running.done(), failures) == (False, [])
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
 
 
 def test_the_history_is_bounded_in_points_and_in_time() -> None:

@@ -1,6 +1,7 @@
 """Recent requests, over real gRPC and HTTP: who finds which, and what is told of them."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -13,10 +14,15 @@ from trunkline.v1.fleet_pb2 import GetRequestRequest, ListRequestsRequest
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import TokenIds
 from trunkline_router.quotas.quota import Quotas
+from trunkline_router.recent.recent_requests import RecentRequests
 from trunkline_router.recent.record_ring import RecordRing
+from trunkline_router.recent.told_request import ToldRequest
+from trunkline_router.request.access import Access
 from trunkline_router.request.tenants import Tenant, Tenants
 from trunkline_router.telemetry.request_observer import RequestObserver
 from trunkline_router.telemetry.request_record import RequestRecord
+from trunkline_router.watch import request_book
+from trunkline_router.watch.viewer import Viewer
 
 PROMPT = "a prompt that no list may show"
 
@@ -129,6 +135,8 @@ async def test_users_are_not_told_what_depends_on_the_requests_of_others(keys: K
         assert of_operator.placements[0].reason
         assert not of_user.placements[0].candidates
         assert not of_user.placements[0].reason
+        assert of_operator.placements[0].HasField("predicted_ttft_s")
+        assert not of_user.placements[0].HasField("predicted_ttft_s"), "it has terms of the requests of others"
         assert of_user.placements[0].worker_id == of_operator.placements[0].worker_id
         assert of_user.summary.HasField("cached_tokens")
         assert (len(of_blind.placements), len(of_blind.attempts_made)) == (0, 0)
@@ -163,6 +171,25 @@ def record(tenant: str, number: int) -> RequestRecord:
     made = RequestRecord(f"{tenant}-{number}", 0.0, 0)
     made.tenant = tenant
     return made
+
+
+def test_a_look_at_running_requests_works_out_those_alone_that_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    class Counted(ToldRequest):
+        def __init__(self, record: RequestRecord, now_s: float | None = None) -> None:
+            made.append(record.request_id)
+            super().__init__(record, now_s)
+
+    monkeypatch.setattr(request_book, "ToldRequest", Counted)
+    running = {number: record("acme" if number in (7, 900) else "other", number) for number in range(1000)}
+    book = request_book.RequestBook(RecentRequests(), running, lambda: 1.0)
+    acme = replace(Viewer.of(Access().caller(())), tenant="acme", is_operator=False)
+    assert ids(book.list(acme, request_book.Kind.RUNNING, 10)) == made == ["acme-7", "acme-900"]
+    made.clear()
+    assert book.find(acme, "acme-900") is not None
+    assert book.find(acme, "other-3") is None
+    assert made == ["acme-900", "other-3"]
 
 
 def kept(ring: RecordRing) -> list[str]:

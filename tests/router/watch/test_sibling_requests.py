@@ -75,16 +75,24 @@ async def test_a_process_that_is_dead_mute_or_mad_is_left_out(tmp_path: Path) ->
         await reader.read()
         writer.close()
 
+    async def half_an_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(bytes([10, 127]) + b"of 127 bytes")
+        writer.close()
+
     async with processes(tmp_path) as ((own, requests), (other, _)):
         (tmp_path / f"dead{SUFFIX}").touch()
         server = await asyncio.start_unix_server(mute, tmp_path / f"mute{SUFFIX}")
+        half = await asyncio.start_unix_server(half_an_answer, tmp_path / f"half{SUFFIX}")
         await own.answer([1, 2, 3], request_id="own")
         await other.answer([1, 2, 3], request_id="there")
         assert ids(await requests.list(OPERATOR, Kind.ENDED, 10)) == ["there", "own"]
-        server.close()
-        await server.wait_closed()
-        for path in (tmp_path / f"dead{SUFFIX}", tmp_path / f"mute{SUFFIX}"):
-            path.unlink(missing_ok=True)
+        assert (await requests.find(OPERATOR, "there", "")).summary.request_id == "there"
+        for stopped in (server, half):
+            stopped.close()
+            await stopped.wait_closed()
+        for name in ("dead", "mute", "half"):
+            (tmp_path / f"{name}{SUFFIX}").unlink(missing_ok=True)
         for asked in (b"", b"{}\n", b"no\n", b"x" * (1 << 17)):
             reader, writer = await asyncio.open_unix_connection(tmp_path / f"1{SUFFIX}")
             writer.write(asked)

@@ -1,5 +1,6 @@
 """Watching a router's fleet, over real gRPC."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,24 @@ async def test_a_watcher_that_does_not_read_gets_the_latest_state_and_nothing_is
         await views.aclose()
 
 
+async def test_watchers_with_equal_rights_share_one_message_of_each_sample() -> None:
+    async with cluster(FakeWorker("a")) as router:
+        watchers = [router.watch.views(lambda: Access().caller(())) for _ in range(MOST_OF_CALLER)]
+        for _ in range(3):
+            views = await asyncio.gather(*(anext(watcher) for watcher in watchers))
+            messages, samples = {id(view.shown) for view in views}, {view.shown.at_unix_ms for view in views}
+            assert len(messages) == len(samples)
+        leaving = asyncio.create_task(anext(watchers[0]))
+        others = [asyncio.create_task(anext(watcher)) for watcher in watchers[1:]]
+        number = latest(router).number
+        await until(lambda: latest(router).number > number)
+        leaving.cancel()
+        assert len({id(view.shown) for view in await asyncio.gather(*others)}) == 1
+        await asyncio.gather(leaving, return_exceptions=True)
+        for watcher in watchers:
+            await watcher.aclose()
+
+
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> KeyRing:
     return KeyRing(tmp_path_factory.mktemp("keys"))
@@ -182,6 +201,16 @@ async def test_a_key_that_is_revoked_ends_its_watch(tmp_path: Path) -> None:
             record["revoked"] = record["created"]
         await router.read_keys(keys.file)
         assert (await refusal(call)).reason == "UNAUTHENTICATED"
+
+
+async def test_a_caller_that_acts_for_many_tenants_takes_no_more_places(keys: KeyRing) -> None:
+    async with watched_router(keys, FakeWorker("a")) as router:
+        calls = [watch(router, keys.headers(OPERATOR, f"t{number}")) for number in range(MOST_OF_CALLER)]
+        for call in calls:
+            await call.read()
+        assert (await refusal(watch(router, keys.headers(OPERATOR, "one-more")))).reason == "OVERLOADED"
+        for call in calls:
+            call.cancel()
 
 
 async def test_a_caller_has_a_bounded_number_of_watches(keys: KeyRing) -> None:

@@ -12,6 +12,7 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.watch.watch_rig import ACME, OPERATOR, KeyRing, tile, until_view, watch, watched_router
 from trunkline.v1 import fleet_pb2
 from trunkline.v1.fleet_pb2 import DrainWorkerRequest
+from trunkline_bench.servers.ports import free_port
 
 GRANT_KEY = b"the key of grants, of 32 bytes .."
 
@@ -74,6 +75,17 @@ async def test_wrong_drains_are_refused_by_name(keys: KeyRing) -> None:
         response = await over_http(router, keys, a.address.replace(":", "%3A"))
         assert (response.status_code, response.json()["error"]["code"]) == (503, "no_worker")
         assert "UNIMPLEMENTED" in response.json()["error"]["message"]
+
+
+async def test_a_worker_that_is_named_like_anothers_address_is_not_drained_in_its_place() -> None:
+    meant = FakeWorker("a", drains=True)
+    meant.port = free_port()
+    impostor = FakeWorker(meant.address, drains=True)
+    async with cluster(impostor, meant) as router:
+        assert router.links[0].address == impostor.address
+        drained = await router.fleet.DrainWorker(DrainWorkerRequest(worker=meant.address), timeout=PATIENCE_S)
+        assert drained.worker_id == "a"
+        assert (len(meant.drained), len(impostor.drained)) == (1, 0)
 
 
 async def test_a_worker_that_is_not_connected_is_not_drained() -> None:

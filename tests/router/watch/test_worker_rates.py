@@ -1,12 +1,13 @@
 """What a worker did lately, from its reports."""
 
+from collections.abc import Callable
 from math import inf, nan
 
 import pytest
 
 from tests.router.watch.watch_rig import stats
 from trunkline.v1.worker_pb2 import Distribution, GetStatsResponse, LaneStats, StepTotals
-from trunkline_router.watch.worker_rates import HIT_RATE_S, WorkerRates
+from trunkline_router.watch.worker_rates import HIT_RATE_S, MOST_REPORTS, WorkerRates
 
 
 def test_rates_are_between_two_reports_by_the_workers_own_clock() -> None:
@@ -44,6 +45,14 @@ def test_a_worker_that_starts_again_under_the_same_connection_begins_anew() -> N
     rates.take(stats(1.0, decode=10, hits=1), 1.0)
     assert (rates.batch(), rates.output_tokens_per_s()) == (None, None)
     assert rates.hit_rate is None
+
+
+@pytest.mark.parametrize("clock", [lambda n: nan, lambda n: inf, lambda n: 5.0 + n * 1e-6, lambda n: -n])
+def test_no_clock_of_a_worker_makes_its_reports_pile_up(clock: Callable[[int], float]) -> None:
+    rates = WorkerRates()
+    for number in range(3 * MOST_REPORTS):
+        rates.take(stats(clock(number), prefill=number, hits=number), float(number))
+    assert len(rates._hits) <= MOST_REPORTS
 
 
 @pytest.mark.parametrize("uptime_s", [nan, inf, -inf, -1.0, 5.0, 5.0 + 1e-9])
