@@ -205,16 +205,20 @@ class SessionHello(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUTER_ID_FIELD_NUMBER: _builtins.int
+    PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     """Names the router in the worker's logs."""
+    protocol_version: _builtins.int
+    """The protocol version of the router. 0: older than 4."""
     def __init__(
         self,
         *,
         router_id: _builtins.str = ...,
+        protocol_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["router_id", b"router_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["protocol_version", b"protocol_version", "router_id", b"router_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -323,7 +327,9 @@ class SequenceOutput(_message.Message):
 
     @_builtins.property
     def timeline(self) -> Global___Timeline:
-        """With the last output of a choice: what became of it on this worker. Absent from workers before protocol version 3."""
+        """With the last output of a choice: what became of it on this worker. Absent from workers before protocol version 3.
+        To routers of protocol version 4, a worker also sends it in answer to an abort, alone with the handle.
+        """
 
     def __init__(
         self,
@@ -1130,9 +1136,9 @@ class GetModelResponse(_message.Message):
     protocol_version: _builtins.int
     """The protocol version of the worker. 0: without suspects and without the step cost in load samples. 1: with both. 2:
     it also reports the state of grants, and if it has a grant key it demands proofs of the key. 3: it also sends
-    timelines. New fields and calls
-    increase the version, and a router does without those that a worker does not have yet. A router does not refuse a
-    worker for a newer version, only for min_router_protocol.
+    timelines. 4: it answers an abort with the choice's timeline. New fields and calls increase the version, and a
+    router does without those that a worker does not have yet. A router does not refuse a worker for a newer version,
+    only for min_router_protocol.
     """
     grant_key_id: _builtins.bytes
     """Identifies the key whose grants and proofs the worker accepts, without disclosing it; empty: it accepts no grants."""
