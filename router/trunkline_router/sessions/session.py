@@ -114,8 +114,8 @@ class WorkerSession:
         self.outputs.forget(handles)
 
     def abort(self, handles: Iterable[int], on_end: EndSink | None = None) -> int:
-        """Has the worker end these choices. Choices that have ended already are ignored. Returns how often `on_end` will
-        be called, with what became of a choice."""
+        """Has the worker end these choices. Choices that have ended already are ignored. Returns how often `on_end`
+        will be called, with what became of a choice."""
         num_awaited = 0
         for handle in handles:
             if self.outputs.drop(handle):

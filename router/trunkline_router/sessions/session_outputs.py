@@ -62,7 +62,7 @@ class SessionOutputs:
     requests explains.
     """
 
-    def __init__(self, vocab_size: int, abort: Callable[[int], None]) -> None:
+    def __init__(self, vocab_size: int, abort: Callable[[int], object]) -> None:
         self._vocab_size = vocab_size
         self._abort = abort
         self.open: dict[int, OpenChoice] = {}

@@ -11,7 +11,6 @@ from trunkline_runtime.log import get_logger, log_context
 from trunkline_runtime.telemetry.head_sampler import HeadSampler
 from trunkline_runtime.telemetry.trace_context import new_span_id, new_trace_id, trace_context
 
-
 MOST_AWAITING = 4096  # ended requests of which a worker will still say what became of them
 
 
