@@ -186,13 +186,14 @@ def add_child(
     end_unix_ns: int,
     attributes: Mapping[str, AttributeValue] | None = None,
     events: Iterable[SpanEvent] = (),
-) -> None:
-    """Adds a span that is over under one that is not. Times are nanoseconds of Unix time."""
+) -> Span:
+    """Adds a span that is over, and returns it. Times are nanoseconds of Unix time."""
     context = trace.set_span_in_context(parent, Context())
     span = _tracer().start_span(name, context=context, attributes=attributes, start_time=start_unix_ns)
     for event in events:
         span.add_event(event.name, event.attributes, timestamp=event.unix_ns)
     span.end(max(start_unix_ns, end_unix_ns))
+    return span
 
 
 def trace_context_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple[str, str]:

@@ -25,7 +25,7 @@ SECRET = "The xylophone of the secretive walrus"
 GRANT_KEY = "a key of the tests, 32 bytes or so"
 # So few blocks, admitted without foresight, that long answers preempt each other.
 FLAGS = ("--dtype=float32", "--deterministic", "--kv-blocks=24", "--admission=optimistic")
-WORKER_SPANS = ("worker.generate", "queue", "prefill", "decode")
+WORKER_SPANS = ("worker.generate", "queue", "prefill", ("decode", "detokenize"))
 PLAIN = ("router.generate", "tokenize", "admission", "route", ("attempt", WORKER_SPANS))
 
 

@@ -13,7 +13,7 @@ from trunkline.block_hash import prompt_hashes, root_hash
 from trunkline.grant import open_grant
 from trunkline.grant_keys import GrantKeys, key_id
 from trunkline.proof import check_proof
-from trunkline.protocol import MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
+from trunkline.protocol import ENDS_TOLD_SINCE, MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
 from trunkline.status import RequestRefused, no_worker
 from trunkline.tokenizer_digest import tokenizer_digest
 from trunkline.v1.generation_pb2 import (
@@ -73,6 +73,7 @@ class FakeChoice:
     sent: int = 0
     text_bytes: int = 0
     reported: bool = False  # its prompt
+    taken_s: float = field(default_factory=time.monotonic)
 
     def tokens(
         self,
@@ -161,6 +162,7 @@ class FakeWorker(WorkerServiceServicer):
     asked: int = 0  # for its model
     tokenizer_calls: int = 0
     hangs: bool = False
+    answers_aborts: bool = True  # with a timeline, if the router knows it
     stats: GetStatsResponse = field(default_factory=GetStatsResponse)
     drains: bool = False  # if it is asked to
     drained: list[DrainRequest] = field(default_factory=list)
@@ -303,14 +305,21 @@ class FakeWorker(WorkerServiceServicer):
                 session.put_nowait(SessionResponse(outputs=[output]))
 
     async def _read(self, requests: AsyncIterator[Any], outbox: "asyncio.Queue[Any]") -> None:
+        answers_aborts = False
         async for request in requests:
             self.messages.append(request)
+            if request.HasField("hello"):
+                answers_aborts = self.answers_aborts and request.hello.protocol_version >= ENDS_TOLD_SINCE
             for submit in request.submits:
                 self._take(submit, outbox)
             for handle in request.abort_handles:
                 choice = self._running.pop((id(outbox), handle), None)
                 if choice is not None:
                     self.aborted.append(choice.submit)
+                    if answers_aborts:
+                        timeline = Timeline(ended_s=time.monotonic() - choice.taken_s)
+                        output = SequenceOutput(handle=handle, timeline=timeline)
+                        outbox.put_nowait(SessionResponse(outputs=[output]))
 
     def _take(self, submit: Submit, outbox: "asyncio.Queue[Any]") -> FakeChoice:
         self.submits.append(submit)

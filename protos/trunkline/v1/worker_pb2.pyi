@@ -205,16 +205,20 @@ class SessionHello(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUTER_ID_FIELD_NUMBER: _builtins.int
+    PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     router_id: _builtins.str
     """Names the router in the worker's logs."""
+    protocol_version: _builtins.int
+    """The protocol version of the router. 0: older than 4."""
     def __init__(
         self,
         *,
         router_id: _builtins.str = ...,
+        protocol_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["router_id", b"router_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["protocol_version", b"protocol_version", "router_id", b"router_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -323,7 +327,9 @@ class SequenceOutput(_message.Message):
 
     @_builtins.property
     def timeline(self) -> Global___Timeline:
-        """With the last output of a choice: what became of it on this worker. Absent from workers before protocol version 3."""
+        """With the last output of a choice: what became of it on this worker. Absent from workers before protocol version 3.
+        To routers of protocol version 4, a worker also sends it in answer to an abort, alone with the handle.
+        """
 
     def __init__(
         self,
@@ -365,6 +371,8 @@ class Timeline(_message.Message):
     DEVICE_S_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_GAPS_FIELD_NUMBER: _builtins.int
+    DETOKENIZE_S_FIELD_NUMBER: _builtins.int
+    SAMPLED_STEPS_FIELD_NUMBER: _builtins.int
     admitted_s: _builtins.float
     """The first admission to the running set; absent if there was none."""
     first_token_s: _builtins.float
@@ -385,6 +393,10 @@ class Timeline(_message.Message):
     """Prompt tokens that were found in the cache at the first admission."""
     num_gaps: _builtins.int
     """All gaps that exceed the target."""
+    detokenize_s: _builtins.float
+    """Time in which tokens became text, and stop strings were searched, estimated from every eighth output. It overlaps
+    with the steps that follow.
+    """
     @_builtins.property
     def received(self) -> _timestamp_pb2.Timestamp:
         """When the worker received the submit, by its clock."""
@@ -399,6 +411,12 @@ class Timeline(_message.Message):
     def gaps(self) -> _containers.RepeatedCompositeFieldContainer[Global___Gap]:
         """The 16 longest gaps between two output tokens that exceed the worker's target (GetModelResponse.itl_target_ms, or
         one second without a target), in order of time.
+        """
+
+    @_builtins.property
+    def sampled_steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampledStep]:
+        """One of 32 steps that computed an output token; of long choices one of 64, 128 and so on, so that there are at most
+        16. In order of time.
         """
 
     def __init__(
@@ -417,10 +435,12 @@ class Timeline(_message.Message):
         device_s: _builtins.float = ...,
         cached_tokens: _builtins.int = ...,
         num_gaps: _builtins.int = ...,
+        detokenize_s: _builtins.float = ...,
+        sampled_steps: _abc.Iterable[Global___SampledStep] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_admitted_s", b"_admitted_s", "_first_token_s", b"_first_token_s", "admitted_s", b"admitted_s", "first_token_s", b"first_token_s", "received", b"received"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_admitted_s", b"_admitted_s", "_first_token_s", b"_first_token_s", "admitted_s", b"admitted_s", "cached_tokens", b"cached_tokens", "chunks", b"chunks", "decode_steps", b"decode_steps", "device_s", b"device_s", "ended_s", b"ended_s", "first_token_s", b"first_token_s", "gaps", b"gaps", "longest_gap_s", b"longest_gap_s", "num_gaps", b"num_gaps", "preemptions", b"preemptions", "received", b"received", "recomputed_tokens", b"recomputed_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_admitted_s", b"_admitted_s", "_first_token_s", b"_first_token_s", "admitted_s", b"admitted_s", "cached_tokens", b"cached_tokens", "chunks", b"chunks", "decode_steps", b"decode_steps", "detokenize_s", b"detokenize_s", "device_s", b"device_s", "ended_s", b"ended_s", "first_token_s", b"first_token_s", "gaps", b"gaps", "longest_gap_s", b"longest_gap_s", "num_gaps", b"num_gaps", "preemptions", b"preemptions", "received", b"received", "recomputed_tokens", b"recomputed_tokens", "sampled_steps", b"sampled_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__admitted_s: _TypeAlias = _typing.Literal["admitted_s"]  # noqa: Y015
     _WhichOneofArgType__admitted_s: _TypeAlias = _typing.Literal["_admitted_s", b"_admitted_s"]  # noqa: Y015
@@ -432,6 +452,48 @@ class Timeline(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__first_token_s) -> _WhichOneofReturnType__first_token_s | None: ...
 
 Global___Timeline: _TypeAlias = Timeline  # noqa: Y015
+
+@_typing.final
+class SampledStep(_message.Message):
+    """A step that computed an output token of a choice."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AT_S_FIELD_NUMBER: _builtins.int
+    DURATION_S_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    DECODE_TOKENS_FIELD_NUMBER: _builtins.int
+    PADDING_TOKENS_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    at_s: _builtins.float
+    """The end of the step."""
+    duration_s: _builtins.float
+    """Time on the device."""
+    prefill_tokens: _builtins.int
+    """Tokens of all prompts in the step, and of tokens computed again after a preemption."""
+    decode_tokens: _builtins.int
+    """Tokens computed one at a time in the step."""
+    padding_tokens: _builtins.int
+    """Positions computed for padding in the step."""
+    sequences: _builtins.int
+    """Sequences in the step."""
+    def __init__(
+        self,
+        *,
+        at_s: _builtins.float = ...,
+        duration_s: _builtins.float = ...,
+        prefill_tokens: _builtins.int = ...,
+        decode_tokens: _builtins.int = ...,
+        padding_tokens: _builtins.int = ...,
+        sequences: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "decode_tokens", b"decode_tokens", "duration_s", b"duration_s", "padding_tokens", b"padding_tokens", "prefill_tokens", b"prefill_tokens", "sequences", b"sequences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SampledStep: _TypeAlias = SampledStep  # noqa: Y015
 
 @_typing.final
 class PrefillChunk(_message.Message):
@@ -1130,9 +1192,9 @@ class GetModelResponse(_message.Message):
     protocol_version: _builtins.int
     """The protocol version of the worker. 0: without suspects and without the step cost in load samples. 1: with both. 2:
     it also reports the state of grants, and if it has a grant key it demands proofs of the key. 3: it also sends
-    timelines. New fields and calls
-    increase the version, and a router does without those that a worker does not have yet. A router does not refuse a
-    worker for a newer version, only for min_router_protocol.
+    timelines. 4: it answers an abort with the choice's timeline. New fields and calls increase the version, and a
+    router does without those that a worker does not have yet. A router does not refuse a worker for a newer version,
+    only for min_router_protocol.
     """
     grant_key_id: _builtins.bytes
     """Identifies the key whose grants and proofs the worker accepts, without disclosing it; empty: it accepts no grants."""

@@ -5,6 +5,7 @@ import time
 from trunkline.answer_ledger import AnswerLedger
 from trunkline.status import NO_WORKER, RequestRefused, code_of
 from trunkline.v1.worker_pb2 import Timeline
+from trunkline_router.claims.decode_claims import correct_decode
 from trunkline_router.claims.timeline_claims import believed_timeline, clock_skew_s
 from trunkline_router.telemetry.request_record import UNKNOWN, AttemptRecord, RequestRecord
 from trunkline_router.workers.connected_worker import ConnectedWorker
@@ -33,14 +34,25 @@ def trace_of(record: RequestRecord, span_id: int) -> TraceContext:
     return TraceContext(record.trace_id, span_id, record.is_sampled, record.tracestate)
 
 
-def note_timeline(record: RequestRecord, timeline: Timeline) -> None:
-    """Notes what the present worker says of a choice that has just ended there."""
-    noted, now_s = record.attempts[-1], time.monotonic()
-    most_s = now_s - noted.started_s
-    noted.clock_skew_s = clock_skew_s(timeline, record.unix_ns(noted.started_s) / 1e9, most_s)
-    believed = believed_timeline(timeline, most_s, record.prompt_tokens)
-    believed.received.FromNanoseconds(record.unix_ns(now_s - believed.ended_s))
+def note_timeline(record: RequestRecord, noted: AttemptRecord, timeline: Timeline) -> None:
+    """Notes what the attempt's worker says of a choice that has just ended there."""
+    now_s = time.monotonic()
+    noted.clock_skew_s = clock_skew_s(timeline, record.unix_ns(noted.started_s) / 1e9, now_s - noted.started_s)
+    end_s = now_s if noted.ended_s is None else noted.ended_s
+    believed = believed_timeline(timeline, end_s - noted.started_s, record.prompt_tokens)
+    correct_decode(believed)
+    believed.received.FromNanoseconds(record.unix_ns(end_s - believed.ended_s))
     noted.timelines.append(believed)
+
+
+def note_aborted(record: RequestRecord, noted: AttemptRecord, timeline: Timeline | None) -> None:
+    """Notes what the worker says of a choice that was aborted; None: it says nothing. Does nothing if the listeners
+    were told without it."""
+    if not record.awaited:
+        return
+    if timeline is not None:
+        note_timeline(record, noted, timeline)
+    record.heard()
 
 
 def note_loss(noted: AttemptRecord, refused: RequestRefused) -> None:

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import NoReturn
 
@@ -13,7 +14,14 @@ from trunkline.names import finish_name
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED
 from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline.v1.worker_pb2 import Timeline
-from trunkline_router.dispatch.attempt_notes import begin_attempt, end_attempt, note_loss, note_timeline, trace_of
+from trunkline_router.dispatch.attempt_notes import (
+    begin_attempt,
+    end_attempt,
+    note_aborted,
+    note_loss,
+    note_timeline,
+    trace_of,
+)
 from trunkline_router.dispatch.placement import Placement
 from trunkline_router.failover.failover import FailoverLimits, Recovery
 from trunkline_router.failover.quarantine import Quarantine, quarantined
@@ -27,7 +35,7 @@ from trunkline_router.routing.worker_state import InFlight
 from trunkline_router.streaming.backlog import Backlog
 from trunkline_router.streaming.fanout import Fanout
 from trunkline_router.streaming.request_stream import BrokenOff, RequestStream
-from trunkline_router.telemetry.request_record import COMPLETE, RequestRecord
+from trunkline_router.telemetry.request_record import COMPLETE, AttemptRecord, RequestRecord
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool import Pools
 from trunkline_runtime.log import get_logger
@@ -183,7 +191,7 @@ class DispatchedRequest:
         has_started = False
         trial = worker.breaker.dispatch()
         with route.in_flight() as flight:
-            attempt = WorkerAttempt(worker, flight, self.suspicion, self.record)
+            attempt = WorkerAttempt(worker, flight, self.suspicion, self.record, noted)
             stream.begin(worker.model.worker_id, attempt)
             attempt.handles += worker.session.submit(submits, [stream.put] * len(submits))
             try:
@@ -203,7 +211,7 @@ class DispatchedRequest:
                 raise
             finally:
                 trial.end()
-                worker.session.abort(attempt.handles)
+                attempt.abort()
                 end_attempt(noted, stream.handed_s if has_started else None)
 
     async def _note(self, worker: ConnectedWorker, broken: BrokenOff) -> None:
@@ -255,7 +263,14 @@ class WorkerAttempt:
     """A request's attempt at one worker; an AttemptListener. Its methods act at once, because the generator of
     responses stands still until the client reads on."""
 
-    def __init__(self, worker: ConnectedWorker, flight: InFlight, suspicion: Suspicion, record: RequestRecord) -> None:
+    def __init__(
+        self,
+        worker: ConnectedWorker,
+        flight: InFlight,
+        suspicion: Suspicion,
+        record: RequestRecord,
+        noted: AttemptRecord,
+    ) -> None:
         self.handles: list[int] = []  # of its submits
         self.is_watched = suspicion.is_suspect
         self.progressed = suspicion.on_progress
@@ -263,15 +278,21 @@ class WorkerAttempt:
         self._flight = flight
         self._suspicion = suspicion
         self._record = record
+        self._noted = noted
+
+    def abort(self) -> None:
+        """Has the worker end the choices that it still computes."""
+        record = self._record
+        record.awaited += self._worker.session.abort(self.handles, partial(note_aborted, record, self._noted))
 
     def gave_up(self) -> None:
         self.broke_off()
         self._record.outcome, self._record.code = OVERLOADED, CODE_RESOURCE_EXHAUSTED
 
     def broke_off(self) -> None:
-        self._worker.session.abort(self.handles)
+        self.abort()
         self._flight.end()
         self._suspicion.broke_off()
 
     def choice_ended(self, timeline: Timeline) -> None:
-        note_timeline(self._record, timeline)
+        note_timeline(self._record, self._noted, timeline)

@@ -8,9 +8,11 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from trunkline.proof import Metadata
+from trunkline.protocol import ENDS_TOLD_SINCE, PROTOCOL_VERSION
 from trunkline.v1.worker_pb2 import SessionHello, SessionRequest, SessionWelcome, Submit
 from trunkline_router.claims.model_check import FalseClaim
 from trunkline_router.claims.worker_claims import MAX_CONTEXT_TOKENS, MAX_VOCAB_SIZE, Expected, most_output_bytes
+from trunkline_router.sessions.awaited_ends import EndSink
 from trunkline_router.sessions.session_message import split_request
 from trunkline_router.sessions.session_outputs import (
     LOST,
@@ -19,9 +21,9 @@ from trunkline_router.sessions.session_outputs import (
     OpenChoice,
     SessionOutputs,
     Sink,
-    deliver,
     lost,
 )
+from trunkline_router.sessions.sink_call import deliver
 from trunkline_runtime.wire import NotAMessage
 
 METHOD = "/trunkline.v1.WorkerService/Session"
@@ -37,7 +39,8 @@ class WorkerSession:
     Submits and aborts of one turn of the event loop share a message. Under load, so do those that arrive during the
     pause (`rest`) after the previous message.
 
-    vocab_size: of the worker's model; token ids are below it. most_tokens: of prompt and output together
+    vocab_size: of the worker's model; token ids are below it. most_tokens: of prompt and output together.
+    protocol_version: the worker's
     """
 
     def __init__(
@@ -46,9 +49,11 @@ class WorkerSession:
         *,
         vocab_size: int = MAX_VOCAB_SIZE,
         most_tokens: int = MAX_CONTEXT_TOKENS,
+        protocol_version: int = 0,
     ) -> None:
         self._rest = rest
         self._vocab_size, self._most_tokens = vocab_size, most_tokens
+        self._tells_ends = protocol_version >= ENDS_TOLD_SINCE  # of aborted choices
         self.outputs = SessionOutputs(vocab_size, lambda handle: self.abort([handle]))
         self._pending = SessionRequest()
         self._wake = asyncio.Event()
@@ -108,12 +113,17 @@ class WorkerSession:
         """Drops these grants: reports on them are no longer passed on."""
         self.outputs.forget(handles)
 
-    def abort(self, handles: Iterable[int]) -> None:
-        """Has the worker end these choices. Choices that have ended already are ignored."""
+    def abort(self, handles: Iterable[int], on_end: EndSink | None = None) -> int:
+        """Has the worker end these choices. Choices that have ended already are ignored. Returns how often `on_end`
+        will be called, with what became of a choice."""
+        num_awaited = 0
         for handle in handles:
             if self.outputs.drop(handle):
                 self._pending.abort_handles.append(handle)
                 self._wake.set()
+                if on_end is not None and self._tells_ends:
+                    num_awaited += self.outputs.ends.await_end(handle, on_end)
+        return num_awaited
 
     def give_up(self, why: str) -> None:
         """Ends every open choice with UNAVAILABLE, and has the worker abort them."""
@@ -171,9 +181,10 @@ class WorkerSession:
     async def _write(
         self, call: "grpc.aio.StreamStreamCall[Any, Any]", router_id: str, welcomed: asyncio.Event
     ) -> None:
+        hello = SessionHello(router_id=router_id, protocol_version=PROTOCOL_VERSION)
         await welcomed.wait()  # a write to a stream that is being refused would hide the worker's reason
         try:
-            await call.write(SessionRequest(hello=SessionHello(router_id=router_id)))
+            await call.write(SessionRequest(hello=hello))
             while True:
                 await self._wake.wait()
                 self._wake.clear()
@@ -189,3 +200,4 @@ class WorkerSession:
         self._broken = True
         self.outputs.end_all(LOST)
         self.outputs.end_grants()
+        self.outputs.ends.give_up()

@@ -9,9 +9,10 @@ from trunkline.v1.generation_pb2 import OutputChunk
 from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, SessionResponse, SessionWelcome
 from trunkline_router.claims.model_check import FalseClaim
 from trunkline_router.claims.worker_claims import Expected, end_problem, output_problem, report_problem
+from trunkline_router.sessions.awaited_ends import AwaitedEnds
 from trunkline_router.sessions.outputs_summary import OutputsSummary, outputs_summary
 from trunkline_router.sessions.session_message import large_output, split_response
-from trunkline_runtime.log import get_logger
+from trunkline_router.sessions.sink_call import deliver, log_bug
 
 # Outputs of a message that are handed out without a pause: one or two milliseconds.
 FEW_OUTPUTS = 256
@@ -61,11 +62,12 @@ class SessionOutputs:
     requests explains.
     """
 
-    def __init__(self, vocab_size: int, abort: Callable[[int], None]) -> None:
+    def __init__(self, vocab_size: int, abort: Callable[[int], object]) -> None:
         self._vocab_size = vocab_size
         self._abort = abort
         self.open: dict[int, OpenChoice] = {}
         self.granted: dict[int, GrantedChoice] = {}
+        self.ends = AwaitedEnds()  # of choices that were aborted
         self.last_handle = 0  # the highest that was ever sent
         self.num_step_outputs = 0  # without refusals, which a front gives without its engine
         self._num_ended = self._num_false = 0  # answers
@@ -144,7 +146,7 @@ class SessionOutputs:
                 if choice.sink(output) is not False:
                     continue
             except Exception as error:
-                _log_bug(error)
+                log_bug(error)
             else:
                 self._count_false(NO_SEQUEL)
             self._abort(handle)
@@ -158,9 +160,7 @@ class SessionOutputs:
             if output.HasField("granted"):
                 self._take_report(handle, output.granted)
                 return
-            self._count_late()
-            if not output.HasField("error"):
-                self.num_step_outputs += 1  # aborted meanwhile
+            self._take_late(handle, output)
             return
         is_error = output.HasField("error")
         chunk: OutputChunk = output.chunk
@@ -237,6 +237,15 @@ class SessionOutputs:
             del self.granted[handle]
         deliver(choice.sink, handle, report)
 
+    def _take_late(self, handle: int, output: SequenceOutput) -> None:
+        """Takes an output of a choice that was aborted."""
+        is_timeline_only = not (output.HasField("chunk") or output.HasField("error"))
+        is_awaited = output.HasField("timeline") and self.ends.take(handle, output.timeline)
+        if not (is_timeline_only and is_awaited):
+            self._count_late()
+        # The answer to an abort comes from the front, so it does not show that the engine works.
+        self.num_step_outputs += output.HasField("chunk") and not output.HasField("error")
+
     def _expect_late(self, choice: OpenChoice) -> None:
         """Allows late outputs of an aborted choice: at most one for each of its tokens."""
         self._left_late = min(self._left_late + max(0, choice.expected.left_tokens), MOST_LATE)
@@ -264,19 +273,6 @@ class SessionOutputs:
             raise FalseClaim(f"the worker's answers make no sense: {problem}")
 
 
-def deliver(sink: Callable[..., object], *arguments: object) -> bool | None:
-    """Calls a sink. Returns whether it accepted; None if it raised: a bug with one request must not end the session."""
-    try:
-        return sink(*arguments) is not False
-    except Exception as error:
-        _log_bug(error)
-        return None
-
-
 def lost(handle: int, why: str) -> SequenceOutput:
     """Returns the last output of a choice that the worker will not finish."""
     return SequenceOutput(handle=handle, error=no_worker(why).to_proto())
-
-
-def _log_bug(error: Exception) -> None:
-    get_logger().error("unexpected error", exc_info=error)

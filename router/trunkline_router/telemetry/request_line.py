@@ -65,8 +65,7 @@ def _add_attempts(fields: dict[str, Any], record: RequestRecord) -> None:
 
 
 def _add_timeline(fields: dict[str, Any], timeline: Timeline) -> None:
-    if timeline.HasField("admitted_s"):
-        fields["queue_ms"] = _ms(timeline.admitted_s)
+    fields["queue_ms"] = _ms(timeline.admitted_s if timeline.HasField("admitted_s") else timeline.ended_s)
     chunks = timeline.chunks
     if chunks:
         fields["prefill_ms"] = [_ms(chunk.duration_s) for chunk in chunks]

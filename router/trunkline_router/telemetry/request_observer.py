@@ -11,6 +11,8 @@ from trunkline_runtime.log import get_logger, log_context
 from trunkline_runtime.telemetry.head_sampler import HeadSampler
 from trunkline_runtime.telemetry.trace_context import new_span_id, new_trace_id, trace_context
 
+MOST_AWAITING = 4096  # ended requests of which a worker will still say what became of them
+
 
 def new_record(request_id: str, protocol: str, endpoint: str) -> RequestRecord:
     """The record of a request that begins now."""
@@ -19,12 +21,17 @@ def new_record(request_id: str, protocol: str, endpoint: str) -> RequestRecord:
 
 class RequestObserver:
     """Observes the requests of a router. The log has a line for each; `listeners` are told, too. `running` has the
-    records of requests that have not ended, the oldest first."""
+    records of requests that were not told of yet, the oldest first.
+
+    A request that was aborted is told of when its workers have said what became of it, which takes milliseconds, and
+    AwaitedEnds limits it. Nothing but the log and the listeners waits for that.
+    """
 
     def __init__(self, sampler: HeadSampler | None = None, listeners: Sequence[RequestListener] = ()) -> None:
         self._sampler = sampler or HeadSampler()
         self._listeners = listeners
         self.running: dict[int, RequestRecord] = {}  # by their identities in memory
+        self._num_awaiting = 0
 
     @contextmanager
     def observed(self, record: RequestRecord, traceparent: str = "", tracestate: str = "") -> Iterator[None]:
@@ -37,13 +44,16 @@ class RequestObserver:
         try:
             yield
         finally:
-            del self.running[id(record)]
             record.ended_s = time.monotonic()
             try:
                 log_context.reset(token)
             except ValueError:  # closed by another task than the one that began it: an abandoned generator
                 log_context.set(None)
-            self._tell(record)
+            if record.awaited and self._num_awaiting < MOST_AWAITING:
+                self._num_awaiting += 1
+                record.when_known = self._tell_late
+            else:
+                self._tell(record)
 
     def _trace(self, record: RequestRecord, traceparent: str, tracestate: str) -> None:
         caller = trace_context(traceparent, tracestate)
@@ -54,7 +64,17 @@ class RequestObserver:
         record.span_id = new_span_id()
         record.is_sampled = self._sampler.samples(record.trace_id, None if caller is None else caller.is_sampled)
 
+    def _tell_late(self, record: RequestRecord) -> None:
+        self._num_awaiting -= 1
+        token = log_context.set(None)  # that of another request, if its task has brought the news
+        try:
+            self._tell(record)
+        finally:
+            log_context.reset(token)
+
     def _tell(self, record: RequestRecord) -> None:
+        del self.running[id(record)]
+        record.awaited, record.when_known = 0, None  # what comes later is not noted
         log_end(record)
         for listener in self._listeners:
             try:

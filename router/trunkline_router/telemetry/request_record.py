@@ -5,7 +5,7 @@ none per token. Listeners read it once, when the request has ended. It never hol
 credential. Times that end in `_s` are on the router's monotonic clock.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -123,6 +123,8 @@ class RequestRecord:
         table in capitals, UNKNOWN for one that a worker of a newer version has; of a grant GRANTED
     code: of the gRPC status; 0: OK
     stalled_s: time in which output waited for a client that did not read
+    awaited: choices that were aborted, of which their workers will still say what became of them
+    when_known: called once none is awaited
     """
 
     request_id: str
@@ -158,6 +160,8 @@ class RequestRecord:
     outcome: str = CANCELLED
     code: int = 0
     stalled_s: float = 0.0
+    awaited: int = 0
+    when_known: "Callable[[RequestRecord], None] | None" = None
 
     def note_placement(self, placement: PlacementRecord) -> None:
         self.placements.append(placement)
@@ -168,6 +172,12 @@ class RequestRecord:
         self.attempts.append(attempt)
         if len(self.attempts) > MOST_NOTED:
             del self.attempts[0]
+
+    def heard(self) -> None:
+        """One choice less is awaited."""
+        self.awaited -= 1
+        if not self.awaited and self.when_known is not None:
+            self.when_known(self)
 
     def log_fields(self) -> dict[str, Any]:
         """What every line of the log about the request says."""
@@ -235,10 +245,14 @@ class RequestRecord:
     @property
     def cost(self) -> float | None:
         """The price of the device time that its workers report, in the currency of --price-per-hour; None if no worker
-        has a price."""
-        if not any([attempt.price_per_hour for attempt in self.attempts]):
+        with a price reports any."""
+        per_second = [
+            (attempt.price_per_hour / 3600.0, attempt.timelines)
+            for attempt in self.attempts
+            if attempt.price_per_hour and attempt.timelines
+        ]
+        if not per_second:
             return None
-        per_second = [(attempt.price_per_hour / 3600.0, attempt.timelines) for attempt in self.attempts]
         return sum(price * timeline.device_s for price, timelines in per_second for timeline in timelines)
 
 

@@ -1,6 +1,8 @@
 """The spans of a worker's choices, made from its timelines: for requests of which it exports no spans itself."""
 
-from trunkline.v1.worker_pb2 import PrefillChunk, Timeline
+from operator import attrgetter
+
+from trunkline.v1.worker_pb2 import PrefillChunk, SampledStep, Timeline
 from trunkline_router.telemetry.request_record import AttemptRecord
 from trunkline_router.tracing.request_attributes import Attributes
 from trunkline_router.tracing.trace_builder import TraceBuilder
@@ -10,7 +12,7 @@ MOST_CHOICES = 4  # of an attempt, whose spans are made
 
 
 def add_worker_spans(trace: TraceBuilder, attempt: AttemptRecord) -> None:
-    """Adds worker.generate with queue, prefill and decode for the first choices. Their names are the worker's own."""
+    """Adds worker.generate and its phases for the first choices. Their names are the worker's own."""
     for choice, timeline in enumerate(attempt.timelines[:MOST_CHOICES]):
         record = trace.record
         received_s = record.started_s + (timeline.received.ToNanoseconds() - record.started_unix_ns) / 1e9
@@ -52,11 +54,27 @@ def _add_phases(trace: TraceBuilder, parent_id: int, received_s: float, timeline
         "trunkline.longest_gap_s": timeline.longest_gap_s,
         "trunkline.preemptions": timeline.preemptions,
         "trunkline.recomputed_tokens": timeline.recomputed_tokens,
+        "trunkline.detokenize_s": timeline.detokenize_s,
     }
-    gaps = [
+    events = [
         trace.event("gap", received_s + gap.at_s, {"trunkline.duration_s": gap.duration_s}) for gap in timeline.gaps
     ]
-    trace.add("decode", parent_id, first_s, ended_s, facts, events=gaps)
+    events += [trace.event("step", received_s + step.at_s, of_step(step)) for step in timeline.sampled_steps]
+    events.sort(key=attrgetter("timestamp"))
+    decode_id = trace.add("decode", parent_id, first_s, ended_s, facts, events=events)
+    if timeline.detokenize_s:  # in one piece; in truth it is spread over the decode
+        text_end_s = min(first_s + timeline.detokenize_s, ended_s)
+        trace.add("detokenize", decode_id, first_s, text_end_s, {"trunkline.aggregated": True})
+
+
+def of_step(step: SampledStep) -> Attributes:
+    return {
+        "trunkline.duration_s": step.duration_s,
+        "trunkline.step.prefill_tokens": step.prefill_tokens,
+        "trunkline.step.decode_tokens": step.decode_tokens,
+        "trunkline.step.padding_tokens": step.padding_tokens,
+        "trunkline.step.sequences": step.sequences,
+    }
 
 
 def of_chunk(chunk: PrefillChunk) -> Attributes:

@@ -17,7 +17,7 @@ from tests.runtime.otlp_receiver import GRPC, HTTP, Receiver, receiving
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
-from trunkline.v1.worker_pb2 import Gap, PrefillChunk, Timeline
+from trunkline.v1.worker_pb2 import Gap, PrefillChunk, SampledStep, Timeline
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.failover.failover import FailoverLimits
 from trunkline_router.quotas.quota import Quotas
@@ -40,6 +40,8 @@ TIMELINE = Timeline(
     chunks=[PrefillChunk(started_s=0.0001, duration_s=0.0001, tokens=20, step_prefill_tokens=30, step_sequences=2)],
     gaps=[Gap(at_s=0.0004, duration_s=0.0001)],
     num_gaps=1,
+    detokenize_s=0.0001,
+    sampled_steps=[SampledStep(at_s=0.00035, duration_s=0.0001, decode_tokens=7, sequences=7)],
 )
 
 
@@ -106,12 +108,17 @@ async def test_a_slow_request_that_was_not_sampled_has_its_workers_spans_all_the
             _ = [response async for response in call]
     trace = receiver.wait("slow")
     assert worker.submits[0].traceparent.endswith("-00"), "the worker exports nothing"
-    inside = ("worker.generate", "queue", "prefill", "decode")
+    inside = ("worker.generate", "queue", "prefill", ("decode", "detokenize"))
     assert trace.tree() == ("router.generate", "tokenize", "admission", "route", ("attempt", inside))
     assert trace.root.attributes["trunkline.kept"] == ["slow"]
     ((name, chunk),) = trace.one("prefill").events
     assert (name, chunk["trunkline.tokens"], chunk["trunkline.step.prefill_tokens"]) == ("chunk", 20, 30)
-    assert trace.one("decode").attributes["trunkline.decode_steps"] == 2
+    decode = trace.one("decode")
+    assert decode.attributes["trunkline.decode_steps"] == 2
+    assert decode.attributes["trunkline.detokenize_s"] == TIMELINE.detokenize_s
+    assert trace.one("detokenize").attributes["trunkline.aggregated"] is True
+    assert [name for name, _ in decode.events] == ["step", "gap"]
+    assert decode.events[0][1]["trunkline.step.decode_tokens"] == 7
     attempt, generated = trace.one("attempt").proto, trace.one("worker.generate").proto
     assert attempt.start_time_unix_nano <= generated.start_time_unix_nano
     assert generated.end_time_unix_nano <= attempt.end_time_unix_nano

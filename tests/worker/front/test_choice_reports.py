@@ -88,6 +88,26 @@ async def test_long_gaps_are_events_of_the_decode(exporter: InMemorySpanExporter
     assert (gap.name, dict(gap.attributes or {})) == ("gap", {"trunkline.duration_s": 3.0})
 
 
+async def test_sampled_steps_and_the_time_to_make_text_are_told_with_the_decode(exporter: InMemorySpanExporter) -> None:
+    timed = TimedFront(traced_submit())
+    timed.tick_s = 1 / 1024
+    for n in range(40):
+        timed.step(5, finish=n == 39)
+    spans = by_name(exporter)
+    assert list(spans) == ["queue", "prefill", "decode", "detokenize", "worker.generate"]
+    (step,) = [event for event in spans["decode"].events if event.name == "step"]
+    assert dict(step.attributes or {}) == {
+        "trunkline.duration_s": 0.5,
+        "trunkline.step.prefill_tokens": 0,
+        "trunkline.step.decode_tokens": 1,
+        "trunkline.step.padding_tokens": 0,
+        "trunkline.step.sequences": 1,
+    }
+    assert (spans["decode"].attributes or {})["trunkline.detokenize_s"] == pytest.approx(40 / 1024)
+    assert duration_s(spans["detokenize"]) == pytest.approx(40 / 1024, abs=1e-6)
+    assert dict(spans["detokenize"].attributes or {}) == {"trunkline.aggregated": True}
+
+
 async def test_a_resumed_choice_links_to_the_earlier_attempt(exporter: InMemorySpanExporter) -> None:
     submit = traced_submit()
     submit.resume.output_token_ids.append(9)

@@ -17,7 +17,8 @@ class TimedFront:
 
     def __init__(self, submit: Submit | None = None, metrics: WorkerMetrics | None = None, **sampling: object) -> None:
         self.now_s = START_S
-        self.front = Front(MODEL, TOKENIZER, CacheMirror(1), lambda: self.now_s, metrics)
+        self.tick_s = 0.0  # by which each look at the clock moves it
+        self.front = Front(MODEL, TOKENIZER, CacheMirror(1), self.clock_s, metrics)
         self.front.connect(Link())
         self.reader = Reader()
         submit = submit or Submit()
@@ -26,6 +27,10 @@ class TimedFront:
         submit.sampling.CopyFrom(SamplingParams(seed=1, **sampling))  # type: ignore[arg-type]
         self.choice = self.front.submit(submit, self.reader)
         self.num_steps = 0
+
+    def clock_s(self) -> float:
+        self.now_s += self.tick_s
+        return self.now_s
 
     def step(self, token_id: int, *, finish: bool = False, error: bool = False) -> None:
         """The engine ends a step, a second after the one before."""

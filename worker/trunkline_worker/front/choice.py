@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from opentelemetry.trace import Span
 
+from trunkline.engine.v1.engine_pb2 import EngineOutput
 from trunkline.protocol import CLEARING_STEPS
 from trunkline.v1.worker_pb2 import SequenceOutput, Timeline
 from trunkline_worker.lanes.lanes import Lane
-from trunkline_worker.telemetry.choice_timeline import ChoiceTimeline
+from trunkline_worker.telemetry.choice_timeline import TEXT_STRIDE, ChoiceTimeline
+from trunkline_worker.telemetry.step_times import StepTimes
 from trunkline_worker.text.output_stream import OutputStream
 
 Deliver = Callable[[SequenceOutput], None]
@@ -35,6 +37,15 @@ class Choice:
     steps: int = 0  # engine outputs with tokens received here
     deadline: asyncio.TimerHandle | None = None
     ended: Timeline | None = None  # once it ends
+
+    def take(self, output: EngineOutput, now_s: Callable[[], float], times: StepTimes) -> SequenceOutput:
+        """As OutputStream.take(). Few outputs are timed, because it takes a microsecond."""
+        if self.steps % TEXT_STRIDE:
+            return self.stream.take(output)
+        begun_s = now_s()
+        result = self.stream.take(output)
+        self.timeline.add_timed_output(self.steps, now_s() - begun_s, times)
+        return result
 
     @property
     def is_proven(self) -> bool:

@@ -194,7 +194,7 @@ class Front:
         if output.trace:
             self._log.error("a bug in the engine ended a request", request_id=choice.request_id, trace=output.trace)
         try:
-            result = choice.stream.take(output)
+            result = choice.take(output, self._now_s, self._times)
             if choice.stream.finished and not output.finish_reason:
                 assert self._link is not None
                 self._link.finish(choice.handle)  # the engine does not see stop strings

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 from google.protobuf.message import DecodeError
 
+from trunkline.protocol import ENDS_TOLD_SINCE
 from trunkline.status import RequestRefused, internal, invalid
 from trunkline.v1.worker_pb2 import SequenceOutput, SessionRequest, SessionResponse, SessionWelcome, Submit
 from trunkline_runtime.log import get_logger
@@ -34,6 +35,7 @@ class Session:
         self._outbox = Outbox(self._give_up, backlog)
         self._most_submit_bytes = most_submit_bytes(front.model)
         self._choices: dict[int, Choice] = {}  # by the router's handle
+        self._answers_aborts = False  # the router knows the answer
 
     async def take(self, raw: bytes) -> None:
         """Takes a serialized SessionRequest. It is parsed and processed piece by piece, and other tasks run in between.
@@ -52,7 +54,9 @@ class Session:
                     raise invalid("abort_handles", f"are more than {MAX_ABORT_BYTES} bytes")
             request = SessionRequest.FromString(part)
             if request.HasField("hello"):
-                get_logger().info("session opened", router=request.hello.router_id[:MAX_NAME_CHARACTERS])
+                hello = request.hello
+                get_logger().info("session opened", router=hello.router_id[:MAX_NAME_CHARACTERS])
+                self._answers_aborts = hello.protocol_version >= ENDS_TOLD_SINCE
             num_submits += len(request.submits)
             if num_submits > MAX_SUBMITS:
                 raise invalid("submits", f"there are more than {MAX_SUBMITS} in one message")
@@ -126,8 +130,11 @@ class Session:
 
     def _abort(self, handle: int) -> None:
         choice = self._choices.pop(handle, None)
-        if choice is not None:
-            self._front.cancel(choice)
+        if choice is None:
+            return
+        self._front.cancel(choice)
+        if self._answers_aborts and choice.ended is not None:
+            self._outbox.put(SequenceOutput(handle=handle, timeline=choice.ended))
 
     def _submit(self, submit: Submit) -> None:
         if submit.handle in self._choices:

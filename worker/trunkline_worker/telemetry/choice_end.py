@@ -45,8 +45,8 @@ class ChoiceEnd:
             "output_tokens": self.output_tokens,
             "device_ms": _ms(timeline.device_s),
         }
-        if timeline.HasField("admitted_s"):
-            fields["queue_ms"] = _ms(timeline.admitted_s)
+        waited_s = timeline.admitted_s if timeline.HasField("admitted_s") else timeline.ended_s
+        fields["queue_ms"] = _ms(waited_s)
         if timeline.chunks:
             fields["prefill_ms"] = [_ms(chunk.duration_s) for chunk in timeline.chunks]
             fields["prefill_tokens"] = [chunk.tokens for chunk in timeline.chunks]

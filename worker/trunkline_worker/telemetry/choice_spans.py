@@ -1,9 +1,10 @@
-"""The spans of a choice, made from its timeline when it has ended: worker.generate with queue, prefill and decode."""
+"""The spans of a choice, made from its timeline when it has ended: worker.generate with queue, prefill, decode and
+detokenize."""
 
 from opentelemetry.trace import Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
-from trunkline.v1.worker_pb2 import Gap, PrefillChunk
+from trunkline.v1.worker_pb2 import Gap, PrefillChunk, SampledStep
 from trunkline_runtime.telemetry import genai
 from trunkline_runtime.tracing import SpanEvent, add_child
 from trunkline_worker.telemetry.choice_end import ChoiceEnd
@@ -51,14 +52,19 @@ def end_spans(end: ChoiceEnd) -> None:
             "trunkline.longest_gap_s": timeline.longest_gap_s,
             "trunkline.preemptions": timeline.preemptions,
             "trunkline.recomputed_tokens": timeline.recomputed_tokens,
+            "trunkline.detokenize_s": timeline.detokenize_s,
         }
         if timeline.decode_steps:
             facts["trunkline.time_per_output_token_s"] = decoding_s / timeline.decode_steps
         again = [c for c in timeline.chunks if c.started_s >= first_token_s]
         events = [SpanEvent("gap", unix_ns(gap.at_s), _of_gap(gap)) for gap in timeline.gaps]
         events += [SpanEvent("chunk", unix_ns(chunk.started_s), _of_chunk(chunk)) for chunk in again]
+        events += [SpanEvent("step", unix_ns(step.at_s), _of_step(step)) for step in timeline.sampled_steps]
         events.sort(key=lambda event: event.unix_ns)
-        add_child(span, "decode", unix_ns(first_token_s), ended_ns, facts, events)
+        decode = add_child(span, "decode", unix_ns(first_token_s), ended_ns, facts, events)
+        if timeline.detokenize_s:  # in one piece; in truth it is spread over the decode
+            text_end_ns = unix_ns(min(first_token_s + timeline.detokenize_s, timeline.ended_s))
+            add_child(decode, "detokenize", unix_ns(first_token_s), text_end_ns, {"trunkline.aggregated": True})
     span.set_attributes(_of_choice(end))
     if end.is_error:
         span.set_status(Status(StatusCode.ERROR, end.outcome))
@@ -92,6 +98,16 @@ def _of_chunk(chunk: PrefillChunk) -> dict[str, AttributeValue]:
         "trunkline.step.decode_tokens": chunk.step_decode_tokens,
         "trunkline.step.padding_tokens": chunk.step_padding_tokens,
         "trunkline.step.sequences": chunk.step_sequences,
+    }
+
+
+def _of_step(step: SampledStep) -> dict[str, AttributeValue]:
+    return {
+        "trunkline.duration_s": step.duration_s,
+        "trunkline.step.prefill_tokens": step.prefill_tokens,
+        "trunkline.step.decode_tokens": step.decode_tokens,
+        "trunkline.step.padding_tokens": step.padding_tokens,
+        "trunkline.step.sequences": step.sequences,
     }
 
 

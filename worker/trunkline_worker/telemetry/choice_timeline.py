@@ -5,11 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trunkline.engine.v1.engine_pb2 import EngineStep, StepRecord
-from trunkline.v1.worker_pb2 import Gap, PrefillChunk, Timeline
+from trunkline.v1.worker_pb2 import Gap, PrefillChunk, SampledStep, Timeline
 from trunkline_worker.telemetry.step_times import StepTimes
 
 MAX_CHUNKS = 64
 MAX_GAPS = 16
+MAX_SAMPLES, FIRST_STRIDE = 16, 32  # of steps that computed an output token
+TEXT_STRIDE = 8  # one of so many outputs is timed; a divisor of FIRST_STRIDE
 
 
 @dataclass(slots=True)
@@ -33,6 +35,36 @@ class ChoiceTimeline:
     _num_gaps: int = 0
     # Since it was preempted, until its next token: the end of the step before, and its device_s_per_token.
     _left: tuple[float, float] | None = None
+    _text_s: float = 0.0  # of timed outputs
+    _num_timed: int = 0
+    _samples: list[SampledStep] = field(default_factory=list)  # with the engine's times
+    _stride: int = FIRST_STRIDE
+
+    def add_timed_output(self, number: int, text_s: float, times: StepTimes) -> None:
+        """The latest step returned an output, whose tokens became text in this time.
+
+        number: outputs before it, a multiple of TEXT_STRIDE
+        """
+        self._text_s += text_s
+        self._num_timed += 1
+        step = times.latest
+        if not number or number % self._stride or step is None:
+            return
+        if len(self._samples) == MAX_SAMPLES:
+            del self._samples[::2]
+            self._stride *= 2
+            if number % self._stride:
+                return
+        self._samples.append(
+            SampledStep(
+                at_s=step.done_s,
+                duration_s=step.device_s,
+                prefill_tokens=step.prefill_tokens,
+                decode_tokens=step.decode_tokens,
+                padding_tokens=step.padding_tokens,
+                sequences=step.sequences,
+            )
+        )
 
     def add_chunk(self, tokens: int, recomputed: int, record: StepRecord, times: StepTimes) -> None:
         """The latest step, whose record this is, computed more than the next token."""
@@ -106,6 +138,8 @@ class ChoiceTimeline:
             device_s=device_s,
             cached_tokens=cached_tokens,
             num_gaps=self._num_gaps,
+            detokenize_s=self._text_s * num_outputs / self._num_timed if self._num_timed else 0.0,
+            sampled_steps=self._samples,
         )
         timeline.received.FromNanoseconds(self.received_unix_ns)
         if self.admitted_s is not None:
@@ -114,6 +148,8 @@ class ChoiceTimeline:
             timeline.first_token_s = self._since_received(self.first_token_s)
         for chunk in timeline.chunks:
             chunk.started_s = self._since_received(chunk.started_s)
+        for sampled in timeline.sampled_steps:
+            sampled.at_s = self._since_received(sampled.at_s)
         for at_s, duration_s in sorted((at_s, duration_s) for duration_s, at_s in self._gaps):
             timeline.gaps.append(Gap(at_s=self._since_received(at_s), duration_s=duration_s))
         return timeline

@@ -15,6 +15,7 @@ class StepTimes:
     def __init__(self, itl_target_s: float) -> None:
         self.target_s = itl_target_s or TARGET_S  # longer gaps are noted
         self.done_s = 0.0  # the end of the latest step
+        self.latest: StepRecord | None = None
         self.per_token_s = 0.0  # device time of each of its tokens
         # The same, summed over all steps so far: a choice that was decoded in each step since a time has used the
         # difference.
@@ -31,6 +32,7 @@ class StepTimes:
     def take(self, record: StepRecord) -> None:
         """Takes in the step after the latest one."""
         gap_s, self.done_s = record.done_s - self.done_s, record.done_s
+        self.latest = record
         if gap_s > self.target_s and record.regular_tokens:
             self._slow.append((record.done_s, gap_s))
             if len(self._slow) > MAX_SLOW_STEPS:

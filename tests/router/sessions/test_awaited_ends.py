@@ -1,0 +1,79 @@
+"""What a worker says of a choice that was aborted is taken once, and awaited for a short time."""
+
+import asyncio
+
+import pytest
+
+from trunkline.protocol import ENDS_TOLD_SINCE
+from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.worker_pb2 import SequenceOutput, SessionResponse, SessionWelcome, Submit, Timeline
+from trunkline_router.claims.model_check import FalseClaim
+from trunkline_router.sessions.awaited_ends import MOST_AWAITED, AwaitedEnds
+from trunkline_router.sessions.session import WorkerSession
+from trunkline_router.sessions.session_outputs import EMPTY_PER_HANDLE
+
+
+def welcome(_: SessionWelcome) -> None:
+    raise AssertionError
+
+
+def opened(protocol_version: int = ENDS_TOLD_SINCE) -> tuple[WorkerSession, int]:
+    session = WorkerSession(vocab_size=10, protocol_version=protocol_version)
+    (handle,) = session.submit([Submit(sampling=SamplingParams(max_tokens=1))], [lambda output: None])
+    return session, handle
+
+
+def answer(handle: int) -> bytes:
+    output = SequenceOutput(handle=handle, timeline=Timeline(ended_s=2.0))
+    return SessionResponse(outputs=[output]).SerializeToString()
+
+
+async def test_the_answer_to_an_abort_reaches_its_sink_and_is_no_output_of_a_step() -> None:
+    session, handle = opened()
+    told: list[Timeline | None] = []
+    assert session.abort([handle], told.append) == 1
+    await session.outputs.receive(answer(handle), welcome)
+    assert [timeline and timeline.ended_s for timeline in told] == [2.0]
+    assert session.num_step_outputs == 0, "it does not show that the engine works"
+    assert session.abort([handle], told.append) == 0, "it has ended"
+
+
+async def test_a_worker_that_answers_again_and_again_is_disconnected() -> None:
+    session, handle = opened()
+    session.abort([handle], lambda timeline: None)
+    for _ in range(EMPTY_PER_HANDLE + 2):  # one that is awaited, and one that may be late
+        await session.outputs.receive(answer(handle), welcome)
+    with pytest.raises(FalseClaim):
+        await session.outputs.receive(answer(handle), welcome)
+
+
+async def test_a_worker_that_says_nothing_is_not_awaited_for_long() -> None:
+    ends, told = AwaitedEnds(patience_s=0.01), asyncio.Event()
+    heard: list[Timeline | None] = []
+
+    def hear(timeline: Timeline | None) -> None:
+        heard.append(timeline)
+        if len(heard) == 3:
+            told.set()
+
+    for handle in range(3):
+        assert ends.await_end(handle, hear)
+    async with asyncio.timeout(20.0):
+        await told.wait()
+    assert heard == [None] * 3
+    assert not ends.take(0, Timeline())
+
+
+async def test_an_older_worker_is_not_awaited() -> None:
+    session, handle = opened(ENDS_TOLD_SINCE - 1)
+    assert session.abort([handle], lambda timeline: None) == 0
+
+
+async def test_what_is_awaited_is_bounded_and_given_up_with_the_session() -> None:
+    ends = AwaitedEnds()
+    told: list[Timeline | None] = []
+    taken = [ends.await_end(handle, told.append) for handle in range(MOST_AWAITED + 1)]
+    assert taken == [True] * MOST_AWAITED + [False]
+    ends.give_up()
+    assert told == [None] * MOST_AWAITED
+    assert len(ends) == 0
