@@ -16,6 +16,13 @@ def increase(metric: str, *selectors: str, by: str = "") -> str:
     return f"sum{_by(by)} (increase({metric}{{{', '.join(selectors)}}}[$__range]))"
 
 
+def of_processes(counter: str, *selectors: str) -> str:
+    """How often it happened to each worker in an hour, as the router sees it to which it happened most often. Each
+    process of a router has connections of its own and counts what happens to them."""
+    happened = f"increase({counter}{{{', '.join(selectors)}}}[1h])"
+    return f"max by (worker) ({happened} / on (job, instance) group_left () trunkline_router_processes)"
+
+
 def quantile(share: float, histogram: str, *selectors: str, by: str = "") -> str:
     """A quantile of a histogram."""
     return f"histogram_quantile({share}, {rate(f'{histogram}_bucket', *selectors, by=f'le, {by}' if by else 'le')})"
