@@ -77,7 +77,7 @@ help-bench:
 	@echo 'make bench-http-peer     router and worker over HTTP against SMG and vLLM; PEERS=folder with vllm and smg'
 	@echo 'make bench-aiperf        aiperf against router and worker over HTTP; installs aiperf, 1.2 GB'
 	@echo 'make bench-host          host time of a step'
-	@echo 'make bench-observation   what traces and metrics cost a worker'
+	@echo 'make bench-observation   what traces, metrics and the live page cost a router and a worker'
 	@echo 'make bench-overload      ten times more requests than a worker can serve'
 	@echo 'make bench-gpu           kernels and engine on one GPU; PYTHON=interpreter with a torch for that GPU'
 	@echo 'make bench-routing       choosing a worker, and the index of cached prefixes'
@@ -164,7 +164,7 @@ bench-host: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.engine.host_time $(ARGS)
 
 bench-observation: $(DEV_STAMP)
-	@$(BIN)/python -m trunkline_bench.engine.observation_cost $(ARGS)
+	@$(BIN)/python -m trunkline_bench.observation.main $(ARGS)
 
 bench-overload: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.engine.overload $(ARGS)

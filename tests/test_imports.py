@@ -148,6 +148,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "router": "reports servers",
         "streaming": "reports servers",
         "faults": "reports servers",
+        "observation": "reports servers streaming",
         "attacks.vectors": "faults servers",
         "attacks": "attacks.vectors faults reports servers",
         "gpu": "",

@@ -16,14 +16,12 @@ from trunkline_router.scraping.merging import HIGHEST, LOWEST
 from trunkline_router.scraping.scrape import restarts_family
 from trunkline_router.settings import RouterSettings
 from trunkline_runtime.loop_lag import LoopLag
-from trunkline_runtime.telemetry.gpu_meter import GpuSample, gpu_families
 from trunkline_runtime.tracing import open_tracing
 from trunkline_worker.front.metrics_port import MetricsSources
 from trunkline_worker.front.outbox import Backlog
 from trunkline_worker.telemetry.worker_metrics import WorkerMetrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
-A_GPU = GpuSample("0", "", 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 async def router_families() -> list[Metric]:
@@ -39,7 +37,7 @@ async def router_families() -> list[Metric]:
 async def worker_families() -> list[Metric]:
     """Those of a worker that has done nothing."""
     sources = MetricsSources(WorkerMetrics(GetModelResponse()), LoopLag(), Backlog())
-    return [*await sources.collect(), *gpu_families([A_GPU])]
+    return list(await sources.collect())
 
 
 def table(families: Iterable[Metric], *, with_rule: bool) -> str:

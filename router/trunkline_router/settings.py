@@ -125,7 +125,7 @@ class RouterSettings:
         maximum=1 << 20,
     )
     trace_slow_ms: float = setting(
-        2000.0,
+        500.0,
         help="if spans are exported, a request that waits for longer than this for its first token, or between two "
         "tokens, is exported even if it was not sampled; 0: slow requests are sampled like others",
         minimum=0.0,

@@ -15,6 +15,7 @@ from trunkline_bench.kernels.persistent_products import best_tiling, persistent_
 from trunkline_bench.kernels.work import Work, product
 from trunkline_kernels.gpu.persistent_linear import NEVER, PersistentTiling
 from trunkline_kernels.gpu.tuned_tilings import GATED, LINEAR
+from trunkline_worker.step.model_work import Attended, ModelWork, layer_params
 
 REPOSITORY = Path(__file__).parents[2]
 DEVICE = replace(H200, multiprocessors=10, bytes_per_s=1e12, peak_flops=1e14, fill_s=0.0, node_s=0.0, step_s=0.0)
@@ -128,6 +129,10 @@ def test_a_step_is_recorded_as_the_decoder_launches_it() -> None:
     layers, hidden, intermediate, packed, vocab = 28, 1024, 3072, 4096, 151_936
     layer = hidden * packed + 2048 * hidden + 3 * hidden * intermediate
     decode = 2 * 8 * (layers * layer + vocab * hidden)
+    # A worker's metrics count the same operations.
+    assert layer == layer_params(hidden=hidden, heads=16, kv_heads=8, head_dim=128, intermediate=intermediate)
+    work = ModelWork(layers * layer, vocab * hidden, 0, 0, 0, 0)
+    assert decode == work.step(8, 8, Attended(0, 0)).flops
     # After the last layer's attention, only the last token of each prompt.
     after_attention = 2048 * hidden + 3 * hidden * intermediate
     prompt = 2 * (64 * layers * layer - 62 * after_attention) + 2 * 2 * vocab * hidden

@@ -62,7 +62,8 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
 
         def worker(port: int) -> Worker:
             flags = ("--dtype=float32", "--kv-blocks=256", "--price-per-hour=2.5", f"--metrics-port={ports[port]}")
-            started = Worker(DEMO_MODEL, *flags, port=port, environment=environment)
+            peaks = ("--peak-tflops=0.5", "--peak-gb-per-s=20")
+            started = Worker(DEMO_MODEL, *flags, *peaks, port=port, environment=environment)
             stack.callback(started.stop)
             return started
 

@@ -18,6 +18,7 @@ from trunkline_runtime.garbage import keep_collecting, spare_what_stays
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import GrpcServer, PortInUse, Signals, check_port_is_free
 from trunkline_runtime.settings import load_settings
+from trunkline_runtime.telemetry.gpu_meter import GpuMeter
 from trunkline_runtime.telemetry.otlp_metrics import exports_metrics
 from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokenError, ScrapeTokens
 from trunkline_runtime.telemetry.span_queue import ExportCounts
@@ -150,7 +151,8 @@ async def serve(
         await server.start()
         if metrics is not None:
             host, port = settings.host, settings.metrics_port
-            served = metrics_served(worker_id, host, port, metrics, service.backlog, tokens, tls, spans)
+            gpu = GpuMeter.open(link.gpu_uuid)
+            served = metrics_served(worker_id, host, port, metrics, service.backlog, tokens, tls, spans, gpu)
             await beside.enter_async_context(served)
         await server.set_ready(True)
         spare_what_stays()

@@ -125,6 +125,19 @@ class EngineSettings:
     price_per_hour: float = _setting(
         0.0, "what this worker costs per hour, for the cost of output tokens; 0: unknown", minimum=0.0, maximum=1e9
     )
+    peak_tflops: float | None = _setting(
+        None,
+        "most TFLOP/s of the device in the model's dtype, for the share of the roofline in metrics; default: a known "
+        "GPU's data sheet",
+        minimum=1e-6,
+        maximum=1e6,
+    )
+    peak_gb_per_s: float | None = _setting(
+        None,
+        "most GB/s of the device's memory, likewise; default: a known GPU's data sheet",
+        minimum=1e-6,
+        maximum=1e6,
+    )
     deterministic: bool = _setting(False, "a request's output does not depend on other requests, bit for bit")
     threads: int | None = _setting(None, "CPU threads of the engine; default: all cores", minimum=1, maximum=4096)
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from trunkline_worker.step.peak_rates import DATA_SHEETS
+
 REGISTERS = (
     65_536  # 32-bit registers of a multiprocessor (CUDA C++ programming guide, compute capabilities 8.0 to 10.0)
 )
@@ -36,14 +38,15 @@ class Device:
     step_s: float  # between two steps: the launch of a graph, and kernels that the host launches separately
 
 
+_SHEET = DATA_SHEETS["NVIDIA H200"]
 H200 = Device(
     name="H200 SXM",
     multiprocessors=132,
     shared_memory=228 << 10,
-    peak_bytes_per_s=4.8e12,
+    peak_bytes_per_s=_SHEET.bytes_per_s,
     bytes_per_s=4.15e12,  # copies are reported to reach 4.0 to 4.3 TB/s
     paged_share=0.92,  # FlashInfer's paper shows 70 to 85 % of the peak on an H100, and this is 80 %
-    peak_flops=989e12,
+    peak_flops=_SHEET.flops,
     product_share=0.75,  # cuBLAS is reported to reach 70 to 80 % of the peak, limited by the board's power
     own_product_share=0.70,  # Triton's persistent product with descriptors is reported at 90 to 95 % of cuBLAS
     attention_share=0.33,  # FlashAttention-2's design reaches 35 to 40 % on an H100, with contiguous keys

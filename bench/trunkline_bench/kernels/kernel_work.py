@@ -16,6 +16,7 @@ from trunkline_bench.kernels.work import Work, product
 from trunkline_kernels.gpu.decode_tiling import SHORTEST_PIECE
 from trunkline_kernels.gpu.persistent_linear import NEVER, PersistentTiling
 from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR
+from trunkline_worker.step.model_work import kv_token_bytes, num_pairs, pair_flops
 
 CHIP = CHIPS["sm_90"]
 WARPS = 4  # Triton's default
@@ -110,16 +111,13 @@ def _norm(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fie
 
 def _prompts(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
     spec = step.spec
-    pairs = sum(
-        new * (context - new) + new * (new + 1) / 2
-        for new, context in zip(step.query_lens, step.context_lens, strict=True)
-    )
+    pairs = sum(num_pairs(context - new, new) for new, context in zip(step.query_lens, step.context_lens, strict=True))
     kv = sum(step.context_lens) * _token_bytes(launch, step)
     share = device.overlapped_share if launch.arguments["OVERLAP"] else device.attention_share
     return {
         "bytes": 2 * _size(launch.arguments["q"]) + kv,
         "bytes_share": device.paged_share,
-        "flops": 4.0 * spec.num_heads * spec.head_dim * pairs,
+        "flops": pair_flops(spec.num_heads, spec.head_dim) * pairs,
         "flops_per_s": device.peak_flops * share,
     }
 
@@ -137,7 +135,7 @@ def _decodes(launch: Launch, step: RecordedStep, device: Device, slots: int) -> 
         + 2 * _size(arguments["q"])
         + _cut_bytes(step, ranges),
         "bytes_share": device.paged_share,
-        "flops": 4.0 * spec.num_heads * spec.head_dim * sum(step.context_lens),
+        "flops": pair_flops(spec.num_heads, spec.head_dim) * sum(step.context_lens),
         "flops_per_s": device.peak_flops * device.attention_share,
         "least_s": begun * device.least_s + math.ceil(tiles / ranges) * device.attention_tile_s,
         "tail_s": device.meet_s if ranges > 1 else 0.0,
@@ -159,7 +157,7 @@ def _cut_bytes(step: RecordedStep, ranges: int) -> float:
 def _token_bytes(launch: Launch, step: RecordedStep) -> int:
     """Bytes of one token's keys and values in one layer."""
     keys: Tensor = launch.arguments["keys"]
-    return 2 * step.spec.num_kv_heads * step.spec.head_dim * keys.dtype.itemsize
+    return kv_token_bytes(step.spec.num_kv_heads, step.spec.head_dim, keys.dtype.itemsize)
 
 
 def _persistent(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:

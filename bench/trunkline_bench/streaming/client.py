@@ -2,7 +2,7 @@
 
 usage: python -m trunkline_bench.streaming.client '{"address": "127.0.0.1:50051", "wire": "edge", ...}'     (see Load)
 
-Prints a Seen as JSON.
+Prints a Seen as JSON. Without an argument it reads a load from each line of its standard input, and prints one a line.
 """
 
 import asyncio
@@ -113,7 +113,8 @@ def cpu_s() -> float:
 
 
 def main() -> None:
-    print(json.dumps(asdict(uvloop.run(run(Load(**json.loads(sys.argv[1])))))))
+    for load in sys.argv[1:] or sys.stdin:
+        print(json.dumps(asdict(uvloop.run(run(Load(**json.loads(load)))))), flush=True)
 
 
 if __name__ == "__main__":

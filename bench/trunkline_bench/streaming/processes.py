@@ -4,19 +4,19 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from json import dumps, loads
 from pathlib import Path
 
 from trunkline.client import Client
+from trunkline_bench.servers.cpu_time import cpu_s
 from trunkline_bench.servers.ports import free_port
 from trunkline_bench.streaming.client import Load, Seen
 from trunkline_bench.streaming.smg import SMG, SMG_DIRECT, launched
 
 START_S = 60.0
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 ROUTER, HTTP, BEFORE, HTTP_BEFORE = "router", "router, HTTP", "router before", "router before, HTTP"
 BARE = "HTTP server alone"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -33,8 +33,7 @@ class Hop:
 
     def cpu_s(self) -> float:
         """User and system time since the process started."""
-        stat = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(stat[11]) + int(stat[12])) / TICKS_PER_S
+        return cpu_s(self.pid)
 
     def resident_mib(self) -> float:
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * PAGE_BYTES / (1 << 20)
@@ -61,33 +60,38 @@ async def hops(steps_per_s: float, before: Path | None, smg: Path | None) -> Asy
     """
     module, pace = "trunkline_bench.streaming", ("--steps-per-s", str(steps_per_s))
     async with contextlib.AsyncExitStack() as stack:
-        source = await stack.enter_async_context(_process(f"{module}.source", *pace))
-        direct = Hop(await _printed_address(source), "worker", source.pid)
-        passing = await stack.enter_async_context(_process(f"{module}.passthrough", direct.address))
-        found = {"direct": direct, "passthrough": Hop(await _printed_address(passing), "worker", passing.pid)}
-        bare = await stack.enter_async_context(_process(f"{module}.bare", *pace))
-        found[BARE] = Hop(await _printed_address(bare), "http", bare.pid)
-        found |= await _router(stack, direct.address, (ROUTER, HTTP), None)
+        source = await stack.enter_async_context(process(f"{module}.source", *pace))
+        direct = Hop(await printed_address(source), "worker", source.pid)
+        passing = await stack.enter_async_context(process(f"{module}.passthrough", direct.address))
+        found = {"direct": direct, "passthrough": Hop(await printed_address(passing), "worker", passing.pid)}
+        bare = await stack.enter_async_context(process(f"{module}.bare", *pace))
+        found[BARE] = Hop(await printed_address(bare), "http", bare.pid)
+        found |= await router_hops(stack, direct.address, (ROUTER, HTTP))
         if before is not None:
-            found |= await _router(stack, direct.address, (BEFORE, HTTP_BEFORE), before)
+            found |= await router_hops(stack, direct.address, (BEFORE, HTTP_BEFORE), before)
         if smg is not None:
-            theirs = await stack.enter_async_context(_process(f"{module}.vllm_source", *pace))
-            found[SMG_DIRECT] = Hop(await _printed_address(theirs), "vllm", theirs.pid)
+            theirs = await stack.enter_async_context(process(f"{module}.vllm_source", *pace))
+            found[SMG_DIRECT] = Hop(await printed_address(theirs), "vllm", theirs.pid)
             gateway = await stack.enter_async_context(launched(smg, found[SMG_DIRECT].address, START_S))
             found[SMG] = Hop(gateway.address, "completions", gateway.pid)
         yield found
 
 
-async def _router(
-    stack: contextlib.AsyncExitStack, worker: str, names: tuple[str, str], checkout: Path | None
+async def router_hops(
+    stack: contextlib.AsyncExitStack,
+    worker: str,
+    names: tuple[str, str],
+    checkout: Path | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> dict[str, Hop]:
-    """The hops of a router that the stack ends: gRPC, and HTTP if the checkout has it."""
+    """The hops of a router that the stack ends: gRPC, and HTTP if the checkout has it. variables: of its environment"""
     port, http_port = free_port(), free_port()
     arguments = ["--workers", worker, "--port", str(port), "--slow-start-s", "0"]
     has_http = checkout is None or (checkout / "router/trunkline_router/http_app.py").exists()
     if has_http:
         arguments += ["--http-port", str(http_port)]
-    router = await stack.enter_async_context(_process("trunkline_router.main", *arguments, checkout=checkout))
+    running = process("trunkline_router.main", *arguments, checkout=checkout, variables=variables)
+    router = await stack.enter_async_context(running)
     hops = [Hop(f"127.0.0.1:{port}", "edge", router.pid), Hop(f"127.0.0.1:{http_port}", "http", router.pid)]
     async with Client(hops[0].address) as client:
         await client.ready(START_S)
@@ -96,9 +100,9 @@ async def _router(
 
 async def run(hop: Hop, load: Load) -> Run:
     """Runs a load in a client process. Raises SystemExit if the client fails."""
-    cpu_s, resident_mib = hop.cpu_s(), hop.resident_mib()
+    before_s, resident_mib = hop.cpu_s(), hop.resident_mib()
     peak_mib = resident_mib
-    async with _process("trunkline_bench.streaming.client", dumps(asdict(load))) as client:
+    async with process("trunkline_bench.streaming.client", dumps(asdict(load))) as client:
         assert client.stdout is not None
         printing = asyncio.create_task(client.stdout.read())
         while not printing.done():
@@ -106,32 +110,38 @@ async def run(hop: Hop, load: Load) -> Run:
             peak_mib = max(peak_mib, hop.resident_mib())
         if await client.wait():
             raise SystemExit(f"bench-streaming: the client failed: {load}")
-    return Run(Seen(**loads(printing.result())), hop.cpu_s() - cpu_s, resident_mib, peak_mib)
+    return Run(Seen(**loads(printing.result())), hop.cpu_s() - before_s, resident_mib, peak_mib)
 
 
 @asynccontextmanager
-async def _process(
-    module: str, *arguments: str, checkout: Path | None = None
+async def process(
+    module: str,
+    *arguments: str,
+    checkout: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+    stdin: int | None = None,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """A Python module of this checkout or another one, as a process. A router's log is discarded."""
-    environment = dict(os.environ)
+    environment = os.environ | (variables or {})
     if checkout is not None:
         environment["PYTHONPATH"] = f"{checkout}/protos:{checkout}/router"
-    process = await asyncio.create_subprocess_exec(
+    started = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", module, *arguments),
         env=environment,
+        stdin=stdin,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL if "router" in module else None,
     )
     try:
-        yield process
+        yield started
     finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
+        if started.returncode is None:
+            started.terminate()
+        await started.wait()
 
 
-async def _printed_address(process: asyncio.subprocess.Process) -> str:
-    assert process.stdout is not None
-    line = await asyncio.wait_for(process.stdout.readline(), START_S)
+async def printed_address(started: asyncio.subprocess.Process) -> str:
+    """The address of a server that prints its port."""
+    assert started.stdout is not None
+    line = await asyncio.wait_for(started.stdout.readline(), START_S)
     return f"127.0.0.1:{int(line)}"

@@ -22,6 +22,7 @@ from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport,
 from trunkline.v1.worker_pb2 import (
     CacheSnapshot,
     GetModelResponse,
+    GetStatsResponse,
     GetTokenizerResponse,
     LoadSample,
     SequenceOutput,
@@ -180,6 +181,9 @@ class Source(WorkerServiceServicer):
             tokenizer_digest=b"demo",
         )
 
+    async def GetStats(self, request: Any, context: Any) -> GetStatsResponse:
+        return GetStatsResponse(load=LoadSample(kv_free_blocks=LONG // 16))
+
     async def GetTokenizer(self, request: Any, context: Any) -> AsyncIterator[GetTokenizerResponse]:
         for name, data in self._files.items():
             for start in range(0, len(data), PIECE_BYTES):
@@ -206,7 +210,7 @@ def main(description: str | None, add_to: AddTo) -> None:
 
 
 def add_source(server: grpc.aio.Server, steps_per_s: float) -> None:
-    source = Source(steps_per_s)  # type: ignore[abstract]  # Drain and GetStats are not called
+    source = Source(steps_per_s)  # type: ignore[abstract]  # Drain is not called
     add_WorkerServiceServicer_to_server(source, server)
 
 

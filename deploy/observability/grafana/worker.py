@@ -93,6 +93,21 @@ STEPS = Row(
             "s",
         ),
         Panel(
+            "Share of the roofline",
+            "The least time that the steps' bytes and operations take at the device's peak rates, over the time that "
+            "they took. Where the rates are known: --peak-tflops and --peak-gb-per-s set them.",
+            [
+                Query(
+                    ratio(
+                        rate("trunkline_worker_step_least_seconds_total", *BOTH, by="worker"),
+                        rate("trunkline_worker_step_device_seconds_sum", *BOTH, by="worker"),
+                    ),
+                    "{{worker}}",
+                )
+            ],
+            "percentunit",
+        ),
+        Panel(
             "Host time that no device time overlaps",
             "The device idles meanwhile.",
             quantiles("trunkline_worker_step_host_seconds", *BOTH),

@@ -1,4 +1,4 @@
-"""What NVML tells of a process's GPUs: utilisation, memory, power and temperature."""
+"""What NVML tells of a process's GPU: utilisation, memory, power and temperature."""
 
 from collections.abc import Iterable
 from importlib import import_module
@@ -8,11 +8,13 @@ from prometheus_client.core import Metric
 
 from trunkline_runtime.telemetry.exposition import gauge
 
+UUID_PREFIXES = ("GPU-", "MIG-")  # of a whole GPU, and of a part of a divided one
+
 
 class GpuSample(NamedTuple):
     """One GPU now. None: the device does not tell."""
 
-    gpu: str  # its number
+    gpu: str  # its number, as NVML counts
     name: str
     busy_ratio: float | None  # share of time in which a kernel ran
     memory_busy_ratio: float | None  # share of time in which device memory was read or written
@@ -22,39 +24,53 @@ class GpuSample(NamedTuple):
     temperature_c: float | None
 
 
-class GpuMeter:
-    """open() returns None where there is no NVML or no device; that costs nothing further."""
+NO_GPU = GpuSample("", "", None, None, None, None, None, None)
 
-    def __init__(self, nvml: Any, num_devices: int) -> None:
+
+class GpuMeter:
+    """Meters one GPU, whichever others the machine has. NVML's order is not CUDA's, and CUDA_VISIBLE_DEVICES does not
+    change it, so that only its UUID finds the GPU on which a process computes."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
-        self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(num_devices)]
+        self._handle = handle
+        index = self._ask(nvml.nvmlDeviceGetIndex, handle)
+        self._gpu = "" if index is None else str(index)
+        self._name: str = self._ask(nvml.nvmlDeviceGetName, handle) or ""
 
     @classmethod
-    def open(cls) -> "GpuMeter | None":
+    def open(cls, uuid: str) -> "GpuMeter | None":
+        """The meter of a GPU; None where it or NVML is not found.
+
+        uuid: as CUDA gives it, without a prefix; empty: the process computes on no GPU
+        """
+        if not uuid:
+            return None
         try:
             nvml = import_module("pynvml")
         except ImportError:
             return None
         try:
             nvml.nvmlInit()
-            count = nvml.nvmlDeviceGetCount()
-            return cls(nvml, count) if count else None
         except nvml.NVMLError:
             return None
+        for prefix in UUID_PREFIXES:
+            try:
+                return cls(nvml, nvml.nvmlDeviceGetHandleByUUID(prefix + uuid))
+            except nvml.NVMLError:
+                continue
+        nvml.nvmlShutdown()
+        return None
 
-    def samples(self) -> list[GpuSample]:
-        """One per device. May take milliseconds: call it on a thread."""
-        return [self._sample(index, handle) for index, handle in enumerate(self._handles)]
-
-    def _sample(self, index: int, handle: Any) -> GpuSample:
-        nvml = self._nvml
+    def sample(self) -> GpuSample:
+        """May take milliseconds: call it on a thread. A device that fails tells nothing; that is no error here."""
+        nvml, handle = self._nvml, self._handle
         rates = self._ask(nvml.nvmlDeviceGetUtilizationRates, handle)
         memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle)
         milliwatts = self._ask(nvml.nvmlDeviceGetPowerUsage, handle)
-        name = self._ask(nvml.nvmlDeviceGetName, handle) or ""
         return GpuSample(
-            gpu=str(index),
-            name=name.decode() if isinstance(name, bytes) else name,
+            gpu=self._gpu,
+            name=self._name,
             busy_ratio=None if rates is None else rates.gpu / 100,
             memory_busy_ratio=None if rates is None else rates.memory / 100,
             memory_used_bytes=None if memory is None else memory.used,
@@ -70,21 +86,19 @@ class GpuMeter:
             return None
 
 
-def gpu_families(samples: list[GpuSample]) -> Iterable[Metric]:
-    """Metrics of devices; those that no device tells are left out."""
-    for name, documentation, field in (
-        ("trunkline_gpu_busy_ratio", "Share of time in which a kernel ran.", "busy_ratio"),
+def gpu_families(sample: GpuSample) -> Iterable[Metric]:
+    """Metrics of a GPU. What it does not tell has no samples."""
+    for name, documentation, value in (
+        ("trunkline_gpu_busy_ratio", "Share of time in which a kernel ran.", sample.busy_ratio),
         (
             "trunkline_gpu_memory_busy_ratio",
             "Share of time in which device memory was read or written: use of its bandwidth.",
-            "memory_busy_ratio",
+            sample.memory_busy_ratio,
         ),
-        ("trunkline_gpu_memory_used_bytes", "Device memory in use.", "memory_used_bytes"),
-        ("trunkline_gpu_memory_total_bytes", "Device memory.", "memory_total_bytes"),
-        ("trunkline_gpu_power_watts", "Power drawn.", "power_w"),
-        ("trunkline_gpu_temperature_celsius", "Temperature.", "temperature_c"),
+        ("trunkline_gpu_memory_used_bytes", "Device memory in use, by all processes.", sample.memory_used_bytes),
+        ("trunkline_gpu_memory_total_bytes", "Device memory.", sample.memory_total_bytes),
+        ("trunkline_gpu_power_watts", "Power drawn.", sample.power_w),
+        ("trunkline_gpu_temperature_celsius", "Temperature.", sample.temperature_c),
     ):
-        values = [((sample.gpu, sample.name), getattr(sample, field)) for sample in samples]
-        known = [(labels, float(value)) for labels, value in values if value is not None]
-        if known:
-            yield gauge(name, documentation, ("gpu", "name"), known)
+        known = [] if value is None else [((sample.gpu, sample.name), float(value))]
+        yield gauge(name, documentation, ("gpu", "name"), known)

@@ -13,7 +13,7 @@ from trunkline_router.telemetry.request_record import COMPLETE, RequestRecord
 
 MOST_RECENT, MOST_NOTABLE = 512, 256
 MOST_ROWS = 1 << 15  # of routing plans, in each of the two rings: some 10 MiB
-SLOW_S = 2.0  # a later first token makes a request notable
+SLOW_S = 0.5  # a later first token makes a request notable
 MOST_TTFTS = 64  # of a worker
 MOST_WORKERS = 1024  # whose TTFTs are kept
 

@@ -74,6 +74,8 @@ class Preparer:
         record.tenant = tenant = caller.tenant
         scheduling = caller.scheduling(request.lane, request.cache_salt)
         record.lane = scheduling.lane_name
+        if self.pools.search.knows(request.model):
+            record.model = request.model  # also of a request that finds no worker; clients may send any other name
         pool = await self.pool(request.model, caller, call.time_left())
         record.model = pool.name
         scheduling = scheduling.corrected(self.shared.weight_factor(tenant))

@@ -93,7 +93,12 @@ class RoutePlan:
 
     def best(self, most: int) -> list[Candidate]:
         """Returns at most `most` candidates: the chosen worker, then the others from best to worst."""
-        places = [int(place) for place in np.argsort(self.order, kind="stable") if place != self.chosen]
+        order = self.order
+        if isinstance(order, np.ndarray):
+            ranked = [int(place) for place in np.argsort(order, kind="stable")]
+        else:  # of few workers
+            ranked = sorted(range(len(order)), key=order.__getitem__)
+        places = [place for place in ranked if place != self.chosen]
         return [self.candidate(place) for place in (self.chosen, *places[: most - 1])]
 
     @property

@@ -30,21 +30,27 @@ _UNKNOWN, _UNIMPLEMENTED, _DATA_LOSS = 2, 12, 15
 # Codes that are errors of a server, by the conventions of gRPC. Others are its client's.
 _SERVER_ERRORS = {CODE_DEADLINE_EXCEEDED, CODE_INTERNAL, CODE_UNAVAILABLE, _UNKNOWN, _UNIMPLEMENTED, _DATA_LOSS}
 
-
-def sampling_attributes(sampling: SamplingParams | None) -> Attributes:
-    """The parameters that the conventions name, as far as they are set. They hold nothing that a client has written."""
-    if sampling is None:
-        return {}
-    attributes: Attributes = {genai.REQUEST_SEED: sampling.seed}
+# Sampling parameters, their attributes, and whether one that is not set can be told from one that is zero
+_PARAMETERS = [
+    (name, attribute, SamplingParams.DESCRIPTOR.fields_by_name[name].has_presence)
     for name, attribute in (
         ("temperature", genai.REQUEST_TEMPERATURE),
         ("top_p", genai.REQUEST_TOP_P),
         ("top_k", genai.REQUEST_TOP_K),
         ("frequency_penalty", genai.REQUEST_FREQUENCY_PENALTY),
         ("presence_penalty", genai.REQUEST_PRESENCE_PENALTY),
-    ):
+    )
+]
+
+
+def sampling_attributes(sampling: SamplingParams | None) -> Attributes:
+    """The parameters that the conventions name, as far as they are set. They hold nothing that a client has written."""
+    if sampling is None:
+        return {}
+    attributes: Attributes = {genai.REQUEST_SEED: sampling.seed}
+    for name, attribute, has_presence in _PARAMETERS:
         value = getattr(sampling, name)
-        if value or (sampling.DESCRIPTOR.fields_by_name[name].has_presence and sampling.HasField(name)):  # type: ignore[arg-type]
+        if value or (has_presence and sampling.HasField(name)):  # type: ignore[arg-type]  # a literal in the stubs
             attributes[attribute] = value
     return attributes
 

@@ -81,10 +81,10 @@ def test_a_run_of_steps_costs_what_its_steps_cost() -> None:
 
 def test_profiles_lie_on_their_rooflines() -> None:
     decode = StepWork(1, 0, 1, 1, 1000, 0, 0.0)
-    bound_s = (PROFILE.model.weight_bytes - 2 * PROFILE.model.head_params) / PROFILE.device.bandwidth_bytes_s
+    bound_s = (PROFILE.model.weight_bytes - 2 * PROFILE.model.work.head_params) / PROFILE.device.bandwidth_bytes_s
     assert 1.1 < PROFILE.step_time_s(decode) / bound_s < 1.4
     prefill = StepWork(8192, 0, 1, 1, 0, 8192, 8192 * 4096.0)
-    bound_s = 2 * PROFILE.model.layer_params * 8192 / PROFILE.device.flops
+    bound_s = 2 * PROFILE.model.work.layer_params * 8192 / PROFILE.device.flops
     assert 1.4 < PROFILE.step_time_s(prefill) / bound_s < 1.8
     for profile in PROFILES.values():
         assert profile.kv_blocks(16) > 0
@@ -152,4 +152,4 @@ def test_more_devices_than_kv_heads_keep_copies_of_the_keys_and_values() -> None
     profile = PROFILES["l4-70b"]
     assert profile.num_devices == 2 * profile.model.kv_heads
     capacity = profile.num_devices * (profile.device.memory_bytes * 0.9 - 2e9) - profile.model.weight_bytes
-    assert profile.kv_blocks(16) == int(capacity / (2 * profile.model.kv_bytes_per_token * 16))
+    assert profile.kv_blocks(16) == int(capacity / (2 * profile.model.work.kv_token_bytes * 16))

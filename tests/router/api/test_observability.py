@@ -128,8 +128,18 @@ async def test_a_refusal_a_cancel_and_a_lost_worker_are_told_apart(lines: list[d
         await call.read()
         await worker.die()
         await refusal(call)
+        await refusal(router.generate([1], request_id="no-worker", model="tiny"))
+        await refusal(router.generate([1], request_id="unknown", model="of a client's choice"))
+    models = {line["request_id"]: line.get("model") for line in lines if line["event"] == "request ended"}
+    assert (models["no-worker"], models["unknown"]) == ("tiny", None), "only a model that a worker has served is named"
     outcomes = {line["request_id"]: line["outcome"] for line in lines if line["event"] == "request ended"}
-    assert outcomes == {"refused": "INVALID_REQUEST", "cancelled": "cancelled", "lost": "NO_WORKER"}
+    assert outcomes == {
+        "refused": "INVALID_REQUEST",
+        "cancelled": "cancelled",
+        "lost": "NO_WORKER",
+        "no-worker": "NO_WORKER",
+        "unknown": "NO_WORKER",
+    }
 
 
 async def test_neither_logs_nor_spans_hold_text(

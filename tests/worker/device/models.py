@@ -15,6 +15,7 @@ from trunkline_worker.checkpoint.spec import DecoderSpec, read_spec
 from trunkline_worker.model import gpu_decoder, gpu_products
 from trunkline_worker.model.gpu_decoder import GpuDecoder
 from trunkline_worker.model.loading import KV_DTYPES, LoadedModel, build_weights
+from trunkline_worker.model.weight_bytes import weight_bytes
 
 CONFIGS = Path(__file__).parents[3] / "bench" / "configs"
 NAMES = ("qwen3-8b", "llama-3.1-8b", "qwen3-0.6b")
@@ -49,8 +50,9 @@ def model_of(
     context, kv = context_length or spec.context_length, KV_DTYPES.get(kv_dtype, dtype)
     decoder = GpuDecoder(spec, weights, context_length=context, deterministic=deterministic, kv_dtype=kv)
     return LoadedModel(
-        decoder, spec, "fingerprint", dtype, kv, device, context, frozenset({1}), SamplingParams(), deterministic
-    )
+        decoder, spec, "fingerprint", dtype, kv, device, context, frozenset({1}), SamplingParams(), deterministic,
+        weight_bytes(weights),
+    )  # fmt: skip
 
 
 def inventions(spec: DecoderSpec, seed: int) -> Callable[[Tensor], None]:

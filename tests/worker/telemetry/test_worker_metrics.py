@@ -128,6 +128,21 @@ async def test_values_are_those_of_steps_and_timelines() -> None:
     assert value(found, "trunkline_worker_lane_waiting", lane="standard") == 2
 
 
+async def test_the_share_of_the_roofline_is_a_quotient_of_counters() -> None:
+    metrics = WorkerMetrics(MODEL)
+    metrics.take_step(EngineStep(record=StepRecord(done_s=NOW_S, device_s=0.2, least_bytes=7.0, least_flops=9.0)))
+    found = await families(metrics)
+    assert value(found, "trunkline_worker_step_least_bytes", "_total") == 7
+    assert value(found, "trunkline_worker_step_least_flops", "_total") == 9
+    assert found["trunkline_worker_step_least_seconds"].samples == [], "no peak rate is known"
+    for _ in range(2):
+        metrics.take_step(EngineStep(record=StepRecord(done_s=NOW_S, device_s=0.3, least_bytes=1.0, least_s=0.25)))
+    found = await families(metrics)
+    assert value(found, "trunkline_worker_step_least_bytes", "_total") == 9
+    assert value(found, "trunkline_worker_step_least_seconds", "_total") == 0.5
+    assert value(found, "trunkline_worker_step_device_seconds", "_sum") == pytest.approx(0.8)
+
+
 async def test_a_million_tokens_cost_what_the_rate_of_the_last_minute_says() -> None:
     metrics = WorkerMetrics(MODEL)
     for second in range(300):

@@ -24,6 +24,7 @@ from trunkline.v1.worker_pb2 import (
 )
 from trunkline_worker.cache.sequence import Sequence
 from trunkline_worker.engine.stats_report import stats_report
+from trunkline_worker.engine.step_floor import FloorOfStep, StepFloor
 from trunkline_worker.engine.step_messages import broken_off, cache_events, fill_record, sequence_output
 from trunkline_worker.engine.submission import Prompt, sequence_of
 from trunkline_worker.lanes.lanes import LANES, Lane, lane_of
@@ -53,6 +54,7 @@ class Engine:
     """Drives a scheduler and an executor. All calls come from one thread: see engine_process.py.
 
     repeating: the executor again, if plans may be repeated (simulation)
+    floor: tells the least time of each step; None: it is not reported
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Engine:
         *,
         repeating: RepeatingExecutor | None = None,
         price_per_hour: float = 0.0,
+        floor: StepFloor | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -73,6 +76,8 @@ class Engine:
         self.before_launch: Callable[[list[int]], None] | None = None
         self._repeating = repeating
         self._price_per_hour = price_per_hour
+        self._floor = floor
+        self._last_floor: FloorOfStep | None = None  # of the step that was committed last
         self._clock_s = clock_s
         bounds = scheduler.limits
         self._bounds = QueueBounds(bounds.max_waiting_requests, bounds.max_waiting_tokens)
@@ -242,6 +247,8 @@ class Engine:
             result.device_time_s,
         )
         self.scheduler.stats.step(counts, now_s)
+        if self._floor is not None:
+            self._last_floor = self._floor.of(plan, self.scheduler.last_load)
         return outputs
 
     # Plans that repeat (simulation)
@@ -296,7 +303,8 @@ class Engine:
             step.token_handles.extend(step_outputs.handles)
             step.token_ids.extend(step_outputs.token_ids)
             step.outputs.extend(map(self._message_of, step_outputs.special))
-            fill_record(step.record, step_outputs, self.scheduler.stats.last, self.scheduler.last_commit_s)
+            scheduler = self.scheduler
+            fill_record(step.record, step_outputs, scheduler.stats.last, scheduler.last_commit_s, self._last_floor)
         return step
 
     def _message_of(self, output: StepOutput) -> EngineOutput:

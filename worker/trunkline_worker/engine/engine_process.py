@@ -30,6 +30,8 @@ from trunkline_worker.cache.prefix_tree import PrefixTree
 from trunkline_worker.checkpoint.errors import ModelError
 from trunkline_worker.engine.engine import Engine, ModelLimits
 from trunkline_worker.engine.largest_step import activation_bytes
+from trunkline_worker.engine.model_floor import step_floor
+from trunkline_worker.engine.own_gpu import own_gpu
 from trunkline_worker.engine.step_runner import step_runner
 from trunkline_worker.engine.watchdog import Watchdog
 from trunkline_worker.execution.step_thread import InlineExecutor, QueueingExecutor, ThreadedExecutor, WaitingExecutor
@@ -85,10 +87,11 @@ def build_engine(
     model: LoadedModel,
     device: torch.device,
     report: Callable[[str], None] | None = None,
+    gpu_name: str = "",
 ) -> tuple[Engine, GetModelResponse]:
     """An engine for a loaded model, and its description without the worker's names.
 
-    report: see step_runner()
+    report: see step_runner(); gpu_name: as torch reports it
     """
     context_length = model.context_length
     fraction = settings.kv_memory_fraction or KV_MEMORY_FRACTION[device.type]
@@ -123,6 +126,7 @@ def build_engine(
         ModelLimits(min(context_length, capacity), frozenset(model.eos_token_ids)),
         clock_s=time.perf_counter,
         price_per_hour=settings.price_per_hour,
+        floor=step_floor(model, settings, gpu_name),
     )
     description = GetModelResponse(
         fingerprint=model.fingerprint,
@@ -262,14 +266,15 @@ def start(settings: EngineSettings, link: FrontLink, recorder: FlightRecorder) -
             allow_non_finite_weights=settings.allow_non_finite_weights,
         )
         report("allocating KV blocks")
-        engine, description = build_engine(settings, model, device, report)
+        gpu = own_gpu(device)
+        engine, description = build_engine(settings, model, device, report, gpu.name)
     except (ModelError, OutOfMemory, torch.OutOfMemoryError) as error:
         message = out_of_memory(error, reached) if isinstance(error, torch.OutOfMemoryError) else str(error)
         link.send(EngineResponse(failed=EngineFailed(message=message)))
         sys.exit(2)
     recorder.steps = engine.executor.run_ahead + 1
     engine.before_launch = recorder.launch
-    link.send(EngineResponse(ready=EngineReady(model=description, notes=model.notes)))
+    link.send(EngineResponse(ready=EngineReady(model=description, notes=model.notes, gpu_uuid=gpu.uuid)))
     gc.collect()
     gc.freeze()  # these objects stay, so the collector need not visit them again
     run(engine, link, Watchdog(settings.step_timeout_s))

@@ -9,6 +9,7 @@ from trunkline.v1.generation_pb2 import FinishReason, PromptReport, TokenLogprob
 from trunkline.v1.worker_pb2 import BlocksRemoved, BlocksStored, CacheEvent, CacheTier
 from trunkline_worker.cache.prefix_tree import CacheChange, Removed, Stored
 from trunkline_worker.cache.sequence import Finish
+from trunkline_worker.engine.step_floor import FloorOfStep
 from trunkline_worker.scheduling.stats import StepCounts
 from trunkline_worker.scheduling.step_outputs import StepOutput, StepOutputs
 from trunkline_worker.step.logprob_bytes import prompt_logprobs_bytes
@@ -56,7 +57,9 @@ def broken_off(handle: int, error: Exception) -> EngineOutput:
     return EngineOutput(handle=handle, error=refused.to_proto(), trace=found.trace)
 
 
-def fill_record(record: StepRecord, outputs: StepOutputs, counts: StepCounts, done_s: float) -> None:
+def fill_record(
+    record: StepRecord, outputs: StepOutputs, counts: StepCounts, done_s: float, floor: FloorOfStep | None = None
+) -> None:
     """Says what a step computed, for timelines and metrics. Filling the record where it is takes a third of the time of
     making one and copying it, and most steps have neither prompts nor padding."""
     record.done_s = done_s
@@ -69,6 +72,10 @@ def fill_record(record: StepRecord, outputs: StepOutputs, counts: StepCounts, do
         record.prefill_tokens = counts.prefill_tokens
     if counts.padding_tokens:
         record.padding_tokens = counts.padding_tokens
+    if floor is not None:
+        record.least_bytes, record.least_flops = floor.work
+        if floor.least_s is not None:
+            record.least_s = floor.least_s
     for chunk in outputs.chunks:
         record.chunk_handles.append(chunk.sequence_id)
         record.chunk_tokens.append(chunk.num_tokens)

@@ -13,7 +13,7 @@ from trunkline_runtime.log import get_logger
 from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.telemetry.certificate_expiry import CertificateExpiry
 from trunkline_runtime.telemetry.exposition import Families, gauge
-from trunkline_runtime.telemetry.gpu_meter import GpuMeter, gpu_families
+from trunkline_runtime.telemetry.gpu_meter import NO_GPU, GpuMeter, gpu_families
 from trunkline_runtime.telemetry.metrics_server import MetricsServer
 from trunkline_runtime.telemetry.otlp_metrics import metrics_export
 from trunkline_runtime.telemetry.process_families import expiry_family, spans_family
@@ -34,6 +34,7 @@ async def metrics_served(
     tokens: ScrapeTokens,
     tls: ServerTls | None,
     spans: ExportCounts | None = None,
+    gpu: GpuMeter | None = None,
 ) -> AsyncIterator[MetricsServer | None]:
     """Serves the metrics of a worker inside the block, and exports them if the OTEL_* variables say so. Raises
     PortInUse.
@@ -41,10 +42,11 @@ async def metrics_served(
     port: -1: they are not served
     tls: of the worker's other port; None for plaintext
     spans: what became of spans; None: they are not exported
+    gpu: of the engine; None: it computes on none, or NVML is not there
     """
     async with AsyncExitStack() as stack:
         lag = await stack.enter_async_context(LoopLag().watching())
-        sources = MetricsSources(metrics, lag, backlog, tls=tls, gpu=GpuMeter.open(), spans=spans)
+        sources = MetricsSources(metrics, lag, backlog, tls=tls, gpu=gpu, spans=spans)
         export = metrics_export("trunkline-worker", worker_id, sources.collect)
         if export is not None:
             await stack.enter_async_context(export.running())
@@ -84,8 +86,8 @@ class MetricsSources:
 
     async def collect(self) -> Families:
         """All metrics of now, made one by one."""
-        samples = [] if self._gpu is None else await asyncio.to_thread(self._gpu.samples)
-        return chain(self._metrics.families(time.perf_counter()), self._of_process(), gpu_families(samples))
+        of_gpu = NO_GPU if self._gpu is None else await asyncio.to_thread(self._gpu.sample)
+        return chain(self._metrics.families(time.perf_counter()), self._of_process(), gpu_families(of_gpu))
 
     def _of_process(self) -> Iterable[Metric]:
         yield gauge(

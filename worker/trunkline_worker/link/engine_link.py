@@ -44,6 +44,7 @@ class EngineLink:
         self._on_step = on_step
         self._on_death = on_death
         self._command = tuple(command)
+        self.gpu_uuid = ""  # of the engine's GPU, once it is ready; empty on a CPU
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -97,6 +98,7 @@ class EngineLink:
                     for note in response.ready.notes:
                         self._log.info("model note", note=note)
                     response.ready.model.start_up_s = time.monotonic() - started_s
+                    self.gpu_uuid = response.ready.gpu_uuid
                     return response.ready.model
 
     def in_flight(self) -> set[int]:

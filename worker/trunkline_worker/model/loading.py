@@ -21,6 +21,7 @@ from trunkline_worker.model.cpu_decoder import CpuDecoder, cpu_decoder
 from trunkline_worker.model.decoder import Decoder, DecoderWeights, LayerWeights
 from trunkline_worker.model.kv_budget import GIB, free_bytes
 from trunkline_worker.model.rotary_tables import check_rotary, table_bytes
+from trunkline_worker.model.weight_bytes import WeightBytes, weight_bytes
 
 if TYPE_CHECKING:
     from trunkline_worker.model.gpu_decoder import GpuDecoder
@@ -52,6 +53,7 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     default_sampling: SamplingParams
     deterministic: bool
+    weight_bytes: WeightBytes
     notes: tuple[str, ...] = ()  # lines for the operator, logged at start-up
 
     def kv_bytes_per_block(self, block_size: int) -> int:
@@ -118,6 +120,7 @@ def load_model(
             spec.rope.depends_on(context), *sorted(set(ignore_config_keys)),
         )  # fmt: skip
         identity = fingerprint(directory, [] if digests is None else digests.digests(), *facts)
+    read_bytes = weight_bytes(weights)
     decoder: Decoder | CpuDecoder | GpuDecoder | None
     if kernels == "triton":
         decoder = gpu_decoder.GpuDecoder(
@@ -136,6 +139,7 @@ def load_model(
         eos_token_ids=eos,
         default_sampling=defaults,
         deterministic=deterministic,
+        weight_bytes=read_bytes,
         notes=(*_context_note(spec, context), *_sampling_note(defaults)),
     )
 

@@ -31,7 +31,7 @@ class StepBudget:
         self.decode_kv_tokens = 0
         self.num_prefill = 0
         self._pairs = 0.0
-        self._num_chunks = self._num_scored = 0
+        self._num_chunks = self._num_scored = self._num_last_chunks = self._chunk_kv_tokens = 0
         self._most_prefill = self._most_pairs = float("inf")  # known not to take too long
         self._time_left_s: float | None = None
         self._has_urgent = self._is_hastened = False
@@ -108,6 +108,8 @@ class StepBudget:
             self.lower_left -= num_new
         self.num_prefill += num_new
         self._num_chunks += 1
+        self._num_last_chunks += num_new == left
+        self._chunk_kv_tokens += sequence.num_scheduled + num_new
         # Where steps have a target time, one with an interactive prompt is not filled up with prompts of other lanes: a
         # person waits for it.
         self._has_urgent |= sequence.lane is Lane.INTERACTIVE
@@ -122,4 +124,7 @@ class StepBudget:
             self._pairs,
             self.num_decode + self._num_chunks,
             self._num_scored,
+            self.num_prefill,
+            self._chunk_kv_tokens,
+            self.num_decode + self._num_last_chunks,
         )

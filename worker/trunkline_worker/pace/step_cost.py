@@ -68,10 +68,19 @@ class StepLoad(NamedTuple):
     chunk_pairs: float  # (query, key) pairs of longer chunks
     num_sequences: int = 0  # not part of the fit
     num_scored: int = 0  # prompt tokens with log-probabilities
+    # Not part of the fit, but of the step's least work.
+    chunk_tokens: int = 0
+    chunk_kv_tokens: int = 0  # context lengths of chunks, summed
+    num_sampled: int = 0  # sequences that sample
 
     @property
     def size(self) -> Size:
         return Size(self.num_tokens, self.chunk_pairs, self.num_sequences)
+
+    @property
+    def causal_pairs(self) -> float:
+        """(query, key) pairs of chunks, with those of each token and itself."""
+        return self.chunk_pairs + self.chunk_tokens / 2
 
 
 class StepCost:

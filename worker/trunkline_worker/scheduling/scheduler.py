@@ -142,6 +142,11 @@ class Scheduler:
         return self._table.last_commit.done_s
 
     @property
+    def last_load(self) -> StepLoad:
+        """What the latest committed step should have cost."""
+        return self._table.last_load
+
+    @property
     def next_in_flight(self) -> StepPlan:
         """The oldest plan that is not committed, or the rest of it that is not."""
         return self._in_flight.oldest

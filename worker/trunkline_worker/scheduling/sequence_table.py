@@ -36,6 +36,7 @@ class SequenceTable:
         """output_lengths: by lane; learn the length of each sequence that ends by itself"""
         self.by_id: dict[int, Sequence] = {}
         self.last_commit = StepMark(float("nan"), 0.0)
+        self.last_load = StepLoad(0, 0, 0.0)  # of the latest committed step
         self._running = running
         self._waiting = waiting
         self._blocks = blocks
@@ -84,7 +85,7 @@ class SequenceTable:
         """
         assert result.step_id == plan.step_id, "the result is of another step"
         assert plan.repeats == 1, "Repeats.commit() takes in plans that repeat"
-        load = self._in_flight.take(plan)
+        load = self.last_load = self._in_flight.take(plan)
         self._cost.observe(load, result.device_time_s)
         self._running.free_retired(plan.step_id)
         outputs = StepOutputs()

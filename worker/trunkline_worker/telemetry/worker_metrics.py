@@ -40,6 +40,8 @@ class WorkerMetrics:
         self._computed = {"prefill": 0, "decode": 0, "padding": 0}
         self._recomputed_tokens = 0
         self._host, self._device = BucketCounts(STEP_BUCKETS), BucketCounts(STEP_BUCKETS)
+        self._least = {"bytes": 0.0, "flops": 0.0}  # that steps required
+        self._least_s: float | None = None  # of steps at peak rates; None: none is known
         self._queue = [BucketCounts(LANE_BUCKETS) for _ in LANES]
         self._first_token = [BucketCounts(LANE_BUCKETS) for _ in LANES]
         self._refused = [0 for _ in LANES]
@@ -59,6 +61,10 @@ class WorkerMetrics:
         computed["prefill"] += record.prefill_tokens
         computed["decode"] += record.decode_tokens
         computed["padding"] += record.padding_tokens
+        self._least["bytes"] += record.least_bytes
+        self._least["flops"] += record.least_flops
+        if record.HasField("least_s"):
+            self._least_s = (self._least_s or 0.0) + record.least_s
         self._done_s = record.done_s
         if not self._marks or record.done_s - self._marks[-1][0] >= MARK_S:
             self._marks.append((record.done_s, self._vllm.generation_tokens))
@@ -123,12 +129,34 @@ class WorkerMetrics:
             ("step_device_seconds", "Time of a step on the device.", self._device),
         ):
             yield histogram(f"trunkline_worker_{name}", documentation, LABELS, [((model,), counts)])
+        yield from self._roofline()
         for name, documentation, value in (
             ("waiting_tokens", "Tokens of waiting choices, cached or not.", load.waiting_tokens),
             ("uncached_tokens", "Prompt tokens that are still to be computed.", load.waiting_uncached_tokens),
             ("draining", "1 if the worker admits nothing new.", load.draining),
         ):
             yield gauge(f"trunkline_worker_{name}", documentation, LABELS, [((model,), float(value))])
+
+    def _roofline(self) -> Iterable[Metric]:
+        model, least_s = self._model.model, self._least_s
+        yield counter(
+            "trunkline_worker_step_least_bytes",
+            "Least bytes that steps had to move: weights once a step, keys and values read and written.",
+            LABELS,
+            [((model,), self._least["bytes"])],
+        )
+        yield counter(
+            "trunkline_worker_step_least_flops",
+            "Floating-point operations that the tokens of steps require, without padding.",
+            LABELS,
+            [((model,), self._least["flops"])],
+        )
+        yield counter(
+            "trunkline_worker_step_least_seconds",
+            "Least time of steps: their bytes or operations, whichever take longer, at the device's peak rates.",
+            LABELS,
+            [] if least_s is None else [((model,), least_s)],
+        )
 
     def _lanes(self) -> Iterable[Metric]:
         model, labels = self._model.model, (*LABELS, "lane")

@@ -1,11 +1,6 @@
 """Devices, model shapes, and the time of a step by a roofline model.
 
-Device figures are from the vendor's data sheets: dense tensor-core throughput in bfloat16 (half of a figure that is
-given with sparsity) and memory bandwidth.
-    H200 SXM  141 GB  4.8 TB/s   989 TFLOP/s  NVIDIA H200 Tensor Core GPU datasheet, 2024
-    H100 SXM   80 GB  3.35 TB/s  989 TFLOP/s  NVIDIA H100 Tensor Core GPU datasheet, 2023
-    A100 SXM   80 GB  2.04 TB/s  312 TFLOP/s  NVIDIA A100 Tensor Core GPU datasheet, 2022
-    L4         24 GB  0.30 TB/s  121 TFLOP/s  NVIDIA L4 Tensor Core GPU datasheet, 2023
+Device figures are from the vendor's data sheets: peak rates as in trunkline_worker.step.peak_rates, and memory.
 Shapes are from config.json of Llama-3.1-8B, Qwen3-32B and Llama-3.1-70B on the Hugging Face hub.
 
 Assumed shares of these figures: matrix products reach 0.70 of the peak and attention over prompts 0.55
@@ -20,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trunkline_bench.simulation.costs.step_work import StepWork
+from trunkline_worker.step.model_work import ModelWork, kv_token_bytes, layer_params, pair_flops
+from trunkline_worker.step.peak_rates import DATA_SHEETS
 
 GB = 1e9
 BYTES_PER_WEIGHT = 2  # bfloat16
@@ -58,30 +55,41 @@ class ModelShape:
     tied: bool = False
 
     @property
-    def layer_params(self) -> int:
-        """Parameters of all layers."""
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.intermediate)
-
-    @property
-    def head_params(self) -> int:
-        return self.hidden * self.vocab
+    def work(self) -> ModelWork:
+        """What the work of its steps depends on."""
+        params = self.layers * layer_params(
+            hidden=self.hidden,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            intermediate=self.intermediate,
+        )
+        head_params = self.hidden * self.vocab
+        return ModelWork(
+            layer_params=params,
+            head_params=head_params,
+            layer_bytes=BYTES_PER_WEIGHT * params,
+            head_bytes=BYTES_PER_WEIGHT * head_params,
+            kv_token_bytes=self.layers * kv_token_bytes(self.kv_heads, self.head_dim, BYTES_PER_WEIGHT),
+            pair_flops=self.layers * pair_flops(self.heads, self.head_dim),
+        )
 
     @property
     def weight_bytes(self) -> int:
-        embeddings = self.head_params * (1 if self.tied else 2)
-        return BYTES_PER_WEIGHT * (self.layer_params + embeddings)
+        work = self.work
+        return work.layer_bytes + work.head_bytes * (1 if self.tied else 2)
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return 2 * BYTES_PER_WEIGHT * self.layers * self.kv_heads * self.head_dim
+
+def _device(name: str, sheet: str, memory_bytes: float, link_bytes_s: float) -> Device:
+    """A device with the rates of a data sheet, by the name that torch reports."""
+    return Device(name, DATA_SHEETS[sheet].flops, DATA_SHEETS[sheet].bytes_per_s, memory_bytes, link_bytes_s)
 
 
 DEVICES = {
-    "h200": Device("h200", 989e12, 4.8e12, 141 * GB, 450e9),
-    "h100": Device("h100", 989e12, 3.35e12, 80 * GB, 450e9),
-    "a100": Device("a100", 312e12, 2.04e12, 80 * GB, 300e9),
-    "l4": Device("l4", 121e12, 0.30e12, 24 * GB, 32e9),  # no NVLink: PCIe 4.0 x16
+    "h200": _device("h200", "NVIDIA H200", 141 * GB, 450e9),
+    "h100": _device("h100", "NVIDIA H100 80GB HBM3", 80 * GB, 450e9),
+    "a100": _device("a100", "NVIDIA A100-SXM4-80GB", 80 * GB, 300e9),
+    "l4": _device("l4", "NVIDIA L4", 24 * GB, 32e9),  # no NVLink: PCIe 4.0 x16
 }
 MODELS = {
     "8b": ModelShape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256),
@@ -99,18 +107,16 @@ class Profile:
     model: ModelShape
     num_devices: int
     # Derived once, since every step needs them.
+    _work: ModelWork = field(init=False, repr=False, compare=False)
     _kv_bytes_per_token: int = field(init=False, repr=False, compare=False)
     _bandwidth: float = field(init=False, repr=False, compare=False)
-    _layer_params: int = field(init=False, repr=False, compare=False)
-    _head_params: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # A KV head is not split, so if there are more devices than KV heads, some devices keep copies.
         copies = max(1, self.num_devices // self.model.kv_heads)
-        object.__setattr__(self, "_kv_bytes_per_token", copies * self.model.kv_bytes_per_token)
+        object.__setattr__(self, "_work", self.model.work)
+        object.__setattr__(self, "_kv_bytes_per_token", copies * self._work.kv_token_bytes)
         object.__setattr__(self, "_bandwidth", self.num_devices * self.device.bandwidth_bytes_s * BANDWIDTH_SHARE)
-        object.__setattr__(self, "_layer_params", self.model.layer_params)
-        object.__setattr__(self, "_head_params", self.model.head_params)
 
     def kv_blocks(self, block_size: int, memory_share: float = 0.9) -> int:
         """KV blocks that fit in memory beside the weights."""
@@ -132,17 +138,17 @@ class Profile:
 
     def _base_s(self, work: StepWork) -> float:
         """The time without reading the KV of decodes."""
-        model, flops = self.model, self.num_devices * self.device.flops
+        least, flops = self._work, self.num_devices * self.device.flops
         layers_s = max(
-            self._layer_params * BYTES_PER_WEIGHT / self._bandwidth,
-            2 * self._layer_params * work.num_rows / (flops * MATMUL_SHARE),
+            least.layer_bytes / self._bandwidth,
+            least.layer_flops(work.num_rows) / (flops * MATMUL_SHARE),
         )
         head_s = max(
-            self._head_params * BYTES_PER_WEIGHT / self._bandwidth if work.num_sampled else 0.0,
-            2 * self._head_params * work.num_sampled / (flops * MATMUL_SHARE),
+            least.head_bytes / self._bandwidth if work.num_sampled else 0.0,
+            least.head_flops(work.num_sampled) / (flops * MATMUL_SHARE),
         )
         chunks_s = max(
-            4 * work.chunk_pairs * model.heads * model.head_dim * model.layers / (flops * ATTENTION_SHARE),
+            least.attention_flops(work.chunk_pairs) / (flops * ATTENTION_SHARE),
             work.chunk_kv_tokens * self._kv_bytes_per_token / self._bandwidth,
         )
         return STEP_OVERHEAD_S + layers_s + head_s + chunks_s + self._all_reduce_s(work)

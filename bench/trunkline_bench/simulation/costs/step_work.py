@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from trunkline_worker.step.model_work import num_pairs
 from trunkline_worker.step.plan import StepPlan
 
 
@@ -34,7 +35,7 @@ def work_of(plan: StepPlan) -> StepWork:
             decode_kv += context
         else:
             chunk_kv += context
-            pairs += num_new * (num_computed + (num_new + 1) / 2)
+            pairs += num_pairs(num_computed, num_new)
     if plan.padding is not None:
         decode_kv += plan.padding.kv_tokens
         pairs += plan.padding.pairs

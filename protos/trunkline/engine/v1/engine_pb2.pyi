@@ -142,6 +142,11 @@ class EngineReady(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
+    GPU_UUID_FIELD_NUMBER: _builtins.int
+    gpu_uuid: _builtins.str
+    """UUID of the GPU that the engine computes on, or of its part of a divided one (MIG), without a prefix. Empty on a
+    CPU.
+    """
     @_builtins.property
     def model(self) -> _worker_pb2.GetModelResponse:
         """All fields except those that name the worker."""
@@ -155,10 +160,11 @@ class EngineReady(_message.Message):
         *,
         model: _worker_pb2.GetModelResponse | None = ...,
         notes: _abc.Iterable[_builtins.str] | None = ...,
+        gpu_uuid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "notes", b"notes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_uuid", b"gpu_uuid", "model", b"model", "notes", b"notes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -286,6 +292,9 @@ class StepRecord(_message.Message):
     LATE_HANDLES_FIELD_NUMBER: _builtins.int
     LATE_SINCE_S_FIELD_NUMBER: _builtins.int
     LATE_SKIPPED_S_FIELD_NUMBER: _builtins.int
+    LEAST_BYTES_FIELD_NUMBER: _builtins.int
+    LEAST_FLOPS_FIELD_NUMBER: _builtins.int
+    LEAST_S_FIELD_NUMBER: _builtins.int
     done_s: _builtins.float
     """When the engine had the results."""
     device_s: _builtins.float
@@ -302,6 +311,12 @@ class StepRecord(_message.Message):
     """Sequences in the step."""
     regular_tokens: _builtins.int
     """Output tokens that follow a token of the step before."""
+    least_bytes: _builtins.float
+    """The least bytes that the step's tokens require to be moved: weights, and keys and values, each once."""
+    least_flops: _builtins.float
+    """The floating-point operations that they require."""
+    least_s: _builtins.float
+    """The time that both take at the device's peak rates, in seconds; absent if these are not known."""
     @_builtins.property
     def chunk_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Sequences of which the step computed more than the next token: prompts, and tokens computed again. Columns."""
@@ -343,12 +358,17 @@ class StepRecord(_message.Message):
         late_handles: _abc.Iterable[_builtins.int] | None = ...,
         late_since_s: _abc.Iterable[_builtins.float] | None = ...,
         late_skipped_s: _abc.Iterable[_builtins.float] | None = ...,
+        least_bytes: _builtins.float = ...,
+        least_flops: _builtins.float = ...,
+        least_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_least_s", b"_least_s", "least_s", b"least_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_handles", b"chunk_handles", "chunk_recomputed", b"chunk_recomputed", "chunk_tokens", b"chunk_tokens", "decode_tokens", b"decode_tokens", "device_s", b"device_s", "done_s", b"done_s", "host_s", b"host_s", "late_handles", b"late_handles", "late_since_s", b"late_since_s", "late_skipped_s", b"late_skipped_s", "padding_tokens", b"padding_tokens", "prefill_tokens", b"prefill_tokens", "regular_tokens", b"regular_tokens", "sequences", b"sequences"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_least_s", b"_least_s", "chunk_handles", b"chunk_handles", "chunk_recomputed", b"chunk_recomputed", "chunk_tokens", b"chunk_tokens", "decode_tokens", b"decode_tokens", "device_s", b"device_s", "done_s", b"done_s", "host_s", b"host_s", "late_handles", b"late_handles", "late_since_s", b"late_since_s", "late_skipped_s", b"late_skipped_s", "least_bytes", b"least_bytes", "least_flops", b"least_flops", "least_s", b"least_s", "padding_tokens", b"padding_tokens", "prefill_tokens", b"prefill_tokens", "regular_tokens", b"regular_tokens", "sequences", b"sequences"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__least_s: _TypeAlias = _typing.Literal["least_s"]  # noqa: Y015
+    _WhichOneofArgType__least_s: _TypeAlias = _typing.Literal["_least_s", b"_least_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__least_s) -> _WhichOneofReturnType__least_s | None: ...
 
 Global___StepRecord: _TypeAlias = StepRecord  # noqa: Y015
 

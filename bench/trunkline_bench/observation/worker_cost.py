@@ -1,20 +1,17 @@
-"""`make bench-observation`: what traces and metrics cost a worker.
+"""What observation costs a worker.
 
 Two real workers compute the same requests in turn: one exports nothing; of the other, metrics are scraped every second
 and a tenth of the requests is traced to an OTLP receiver. CPU time is compared, of front and engine together, because
 it depends little on what else the machine does.
 """
 
-import argparse
 import asyncio
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +21,9 @@ import grpc
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import GetModelRequest, Submit, WorkerServiceGenerateRequest
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
-from trunkline_bench.reports.markdown import listed
-from trunkline_bench.reports.provenance import facts, make_command
+from trunkline_bench.observation.cost_pairs import Pair, Pairs
+from trunkline_bench.observation.receiver import receiver
+from trunkline_bench.servers.cpu_time import cpu_s
 from trunkline_bench.servers.demo_model import DEMO_MODEL
 from trunkline_bench.servers.ports import free_port
 
@@ -34,8 +32,7 @@ PACKAGES = ("protos", "kernels", "worker", "router")
 START_TIMEOUT_S = 60.0
 TRACED_SHARE = 10  # one of so many requests
 PROMPT, OUTPUT = 32, 128
-RECEIVER = "opentelemetry.proto.collector.trace.v1.TraceService"
-CLOCK_HZ = os.sysconf("SC_CLK_TCK")
+AT_ONCE = (1, 8, 32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,29 +45,9 @@ class Worker:
 
     def cpu_s(self) -> float:
         """CPU time of the front and its engine since their start."""
-        ticks = 0
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                fields = stat.read_text().rpartition(")")[2].split()
-            except OSError:
-                continue  # it has ended
-            if self.process.pid in (int(stat.parent.name), int(fields[1])):
-                ticks += int(fields[11]) + int(fields[12])
-        return ticks / CLOCK_HZ
-
-
-@contextmanager
-def receiver() -> Iterator[str]:
-    """An OTLP receiver that drops what it gets; yields its URL."""
-    export: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(lambda message, context: b"")
-    server = grpc.server(ThreadPoolExecutor(1))
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(RECEIVER, {"Export": export}),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.stop(None)
+        pid = self.process.pid
+        children = [each for of in Path(f"/proc/{pid}/task").glob("*/children") for each in of.read_text().split()]
+        return cpu_s(pid) + sum(cpu_s(int(child)) for child in children)
 
 
 @contextmanager
@@ -139,44 +116,24 @@ async def tokens_per_cpu_s(worker: Worker, requests: int, at_once: int) -> float
     return tokens / (worker.cpu_s() - before_s)
 
 
-async def pairs(off: Worker, on: Worker, *, count: int, requests: int, at_once: int) -> list[tuple[float, float]]:
-    """Output tokens per second of CPU time, without and with observation; a first pair is dropped. The order changes
-    from pair to pair, so that a machine that becomes slower is no worker's fault."""
-    found = []
-    for n in range(count + 1):
-        rates = {worker: 0.0 for worker in ((off, on), (on, off))[n % 2]}
-        for worker in rates:
-            rates[worker] = await tokens_per_cpu_s(worker, requests, at_once)
-        found.append((rates[off], rates[on]))
-    return found[1:]
+async def pair(off: Worker, on: Worker, requests: int, at_once: int, *, on_first: bool) -> Pair:
+    """One run on each worker."""
+    rates = {worker: 0.0 for worker in ((on, off) if on_first else (off, on))}
+    for worker in rates:
+        rates[worker] = await tokens_per_cpu_s(worker, requests, at_once)
+    return Pair(off=rates[off], on=rates[on])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--requests", type=int, default=32)
-    parser.add_argument("--against", type=Path, default=REPOSITORY, help="checkout of the worker that is not observed")
-    parser.add_argument("--output", type=Path, default=REPOSITORY / "bench" / "results")
-    arguments = parser.parse_args()
-    found = facts(make_command("bench-observation", sys.argv[1:]), "one thread for each engine", ("trunkline",))
-    lines = [
-        "# What traces and metrics cost a worker\n",
-        listed(found)
-        + f"- {arguments.requests} requests of {PROMPT} and {OUTPUT} tokens; medians of {arguments.pairs} pairs\n",
-        "| requests at once | tokens per CPU second, off | on | on / off |",
-        "|---|---|---|---|",
-    ]
-    with receiver() as collector, running(arguments.against, None) as off, running(REPOSITORY, collector) as on:
-        for at_once in (1, 8, 32):
-            rates = asyncio.run(pairs(off, on, count=arguments.pairs, requests=arguments.requests, at_once=at_once))
-            without, observed = (statistics.median(column) for column in zip(*rates, strict=True))
-            ratio = statistics.median(observed / without for without, observed in rates)
-            lines.append(f"| {at_once} | {without:,.0f} | {observed:,.0f} | {ratio:.3f} |")
-    text = "\n".join(lines) + "\n"
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    (arguments.output / f"observation-{found['date']}.md").write_text(text)
-    print(text)
-
-
-if __name__ == "__main__":
-    main()
+async def measured(count: int, requests: int, against: Path | None) -> Pairs:
+    """Pairs by the number of requests at once; a first pair of each is dropped. The order changes from pair to pair, so
+    that a machine that becomes slower is no worker's fault."""
+    pairs: Pairs = {}
+    with receiver() as collector, running(against or REPOSITORY, None) as off, running(REPOSITORY, collector) as on:
+        for at_once in AT_ONCE:
+            taken = pairs[f"output tokens, {at_once} requests at once"] = []
+            for number in range(count + 1):
+                one = await pair(off, on, requests, at_once, on_first=bool(number % 2))
+                if number:
+                    taken.append(one)
+                    print(f"{number}. {at_once} at once: {one.ratio:.3f}", flush=True)
+    return pairs

@@ -1,0 +1,33 @@
+"""The least time of each step: what its bytes and operations take at the device's peak rates."""
+
+from typing import NamedTuple
+
+from trunkline_worker.pace.step_cost import StepLoad
+from trunkline_worker.step.model_work import Attended, ModelWork, StepWork
+from trunkline_worker.step.peak_rates import PeakRates
+from trunkline_worker.step.plan import StepPlan
+
+
+class FloorOfStep(NamedTuple):
+    """The least work of a step, and its least time; None: no peak rate is known."""
+
+    work: StepWork
+    least_s: float | None
+
+
+class StepFloor:
+    """Of the steps of one model on one device."""
+
+    def __init__(self, work: ModelWork, rates: PeakRates) -> None:
+        self._work = work
+        self._rates = rates
+
+    def of(self, plan: StepPlan, load: StepLoad) -> FloorOfStep:
+        """The floor of a plan. Sums that its making left in `load` are enough, unless some layers have windows."""
+        num_tokens = load.num_tokens - plan.num_padding
+        if self._work.has_windows:
+            attended = self._work.attended(plan.steps)
+        else:
+            attended = Attended(load.decode_kv_tokens + load.chunk_kv_tokens, load.decode_kv_tokens + load.causal_pairs)
+        work = self._work.step(num_tokens, load.num_sampled + load.num_scored, attended)
+        return FloorOfStep(work, self._rates.least_s(*work))
