@@ -26,6 +26,7 @@ from tests.deploy.observability import (
     rules,
 )
 from tests.metrics_page import documented
+from trunkline_router.tracing.request_traces import FAILED, RESUMED, SLOW
 
 RUNBOOKS = REPOSITORY / "docs" / "runbooks.md"
 RULE_TESTS = OBSERVABILITY / "rules_test.yaml"
@@ -164,7 +165,8 @@ def test_the_collector_is_configured_as_it_is_documented() -> None:
         assert pipeline["processors"][0] == "memory_limiter"
     assert set(config["service"]["extensions"]) <= set(config["extensions"])
     policies = config["processors"]["tail_sampling"]["policies"]
-    assert {policy["name"] for policy in policies} == {"slow-first-token", "failed", "refused", "resumed", "some"}
+    names = {"slow-first-token", "failed", "refused", "kept-by-router", "resumed", "some"}
+    assert {policy["name"] for policy in policies} == names
     for policy in policies:
         assert policy["type"] in POLICIES
         assert set(policy) == {"name", "type", policy["type"]}
@@ -178,7 +180,9 @@ def test_attributes_that_the_collector_reads_are_those_that_routers_write() -> N
         for file in (REPOSITORY / folder).glob("*.py")
     )
     ours = set(re.findall(r"trunkline\.(\w+)[,\"}]", text))
-    assert ours == {"outcome", "resumptions"}
+    assert ours == {"kept", "outcome", "resumptions"}
+    reasons = set(re.findall(r'ContainsValue\(attributes\["trunkline.kept"\], "(\w+)"\)', text))
+    assert reasons == {SLOW, FAILED, RESUMED}, "all but those that were merely sampled"
     assert all(f'"{name}"' in written or f'"trunkline.{name}"' in written for name in ours)
     for name in re.findall(r'"(gen_ai\.[\w.]+)"', text):
         assert f'"{name}"' in written

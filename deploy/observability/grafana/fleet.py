@@ -1,7 +1,7 @@
 """The fleet at a glance: is it well, and what is it short of?"""
 
 from deploy.observability.grafana.dashboard import Dashboard, Panel, Query, Row, stat
-from deploy.observability.grafana.promql import MODEL, quantile, rate, ratio
+from deploy.observability.grafana.promql import MODEL, of_processes, quantile, rate, ratio
 
 FAILED = 'outcome=~"NO_WORKER|INTERNAL|DEADLINE_EXCEEDED"'
 REQUESTS = "trunkline_router_requests_total"
@@ -153,10 +153,10 @@ FAILURES = Row(
         ),
         Panel(
             "Workers lost, hung or cut off / h",
-            "How often routers lost them, found them hung, or opened their breakers.",
+            "How often a router lost them, found them hung, or opened their breakers: the mean of its processes.",
             [
                 Query(
-                    f"topk (10, sum by (worker) (increase(trunkline_router_worker_{name}_total[1h])))",
+                    f"topk (10, {of_processes(f'trunkline_router_worker_{name}_total')})",
                     f"{{{{worker}}}} {said}",
                 )
                 for name, said in (("losses", "lost"), ("hangs", "hung"), ("breaker_openings", "cut off"))

@@ -2,6 +2,8 @@
 
 RATE = "$__rate_interval"
 
+DEVICE_TIME = "trunkline_worker_tenant_device_seconds_total"  # of ended choices
+
 # Variables of the dashboards, as selectors.
 MODEL, WORKER, TENANT = 'model_name=~"$model"', 'worker=~"$worker"', 'tenant=~"$tenant"'
 
@@ -14,6 +16,29 @@ def rate(metric: str, *selectors: str, by: str = "") -> str:
 def increase(metric: str, *selectors: str, by: str = "") -> str:
     """How much a counter grew in the time range of the dashboard."""
     return f"sum{_by(by)} (increase({metric}{{{', '.join(selectors)}}}[$__range]))"
+
+
+def cost_per_hour(*selectors: str, by: str = "") -> str:
+    """Price per hour of the device time of choices. Workers count it, also that of cancelled and of direct requests."""
+    return f"sum{_by(by)} (rate({DEVICE_TIME}{{{', '.join(selectors)}}}[{RATE}]) {_priced(RATE)})"
+
+
+def cost(*selectors: str, by: str = "") -> str:
+    """Price of the device time of choices in the time range of the dashboard."""
+    return f"sum{_by(by)} (increase({DEVICE_TIME}{{{', '.join(selectors)}}}[$__range]) {_priced('$__range')}) / 3600"
+
+
+def _priced(window: str) -> str:
+    """Multiplies what workers counted by their prices. A worker that has gone since had one, too."""
+    price = f"max by (job, instance, model_name) (last_over_time(trunkline_worker_price_per_hour[{window}]))"
+    return f"* on (job, instance, model_name) group_left () {price}"
+
+
+def of_processes(counter: str, *selectors: str) -> str:
+    """How often it happened to each worker in an hour, as the router sees it to which it happened most often. Each
+    process of a router has connections of its own and counts what happens to them."""
+    happened = f"increase({counter}{{{', '.join(selectors)}}}[1h])"
+    return f"max by (worker) ({happened} / on (job, instance) group_left () trunkline_router_processes)"
 
 
 def quantile(share: float, histogram: str, *selectors: str, by: str = "") -> str:

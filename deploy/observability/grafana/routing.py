@@ -1,7 +1,7 @@
 """Routing decisions, and the caches that they rely on."""
 
 from deploy.observability.grafana.dashboard import MODELS, WORKERS, Dashboard, Panel, Query, Row
-from deploy.observability.grafana.promql import MODEL, WORKER, rate, ratio
+from deploy.observability.grafana.promql import MODEL, WORKER, of_processes, rate, ratio
 
 DECISIONS = "trunkline_router_route_decisions_total"
 REAL, PREDICTED = "trunkline_router_worker_first_token", "trunkline_router_worker_predicted_first_token"
@@ -182,13 +182,8 @@ INDEX = Row(
         ),
         Panel(
             "Connections / h",
-            "Each new one means a new snapshot of the worker's cache.",
-            [
-                Query(
-                    f"sum by (worker) (increase(trunkline_router_worker_connections_total{{{WORKER}}}[1h]))",
-                    "{{worker}}",
-                )
-            ],
+            "Of each process of a router. Each new one means a new snapshot of the worker's cache.",
+            [Query(of_processes("trunkline_router_worker_connections_total", WORKER), "{{worker}}")],
         ),
     ],
 )

@@ -1,11 +1,21 @@
 """Tenants, their quotas, and what they cost."""
 
 from deploy.observability.grafana.dashboard import MODELS, TENANTS, Dashboard, Panel, Query, Row, stat
-from deploy.observability.grafana.promql import MODEL, TENANT, increase, quantile, rate, ratio
+from deploy.observability.grafana.promql import (
+    DEVICE_TIME,
+    MODEL,
+    TENANT,
+    cost,
+    cost_per_hour,
+    increase,
+    quantile,
+    rate,
+    ratio,
+)
 
 REQUESTS = "trunkline_router_tenant_requests_total"
-TOKENS = "trunkline_router_tenant_tokens_total"
-DEVICE_TIME = "trunkline_router_tenant_device_seconds_total"
+# Workers count the choices that ran, also those of cancelled and of direct requests; routers count answered requests.
+TOKENS = "trunkline_worker_tenant_tokens_total"
 PRICE = f"max by (model_name) (trunkline_router_fleet_price_per_hour{{{MODEL}}})"
 
 SUMMARY = Row(
@@ -13,15 +23,16 @@ SUMMARY = Row(
     [
         Panel(
             "Tenants",
-            "The first hundred tenants of a process have names; all later ones are counted together as other.",
+            "Requests as routers count them. Tokens, device time and cost as workers do, with those of cancelled and "
+            "of direct requests. The first hundred tenants of a process have names; all later ones are other.",
             [
                 Query(increase(REQUESTS, TENANT, by="tenant"), "requests"),
                 Query(increase(REQUESTS, TENANT, 'result="refused"', by="tenant"), "refused"),
-                Query(increase(TOKENS, TENANT, 'kind="prompt_computed"', by="tenant"), "prompt tokens computed"),
-                Query(increase(TOKENS, TENANT, 'kind="prompt_cached"', by="tenant"), "prompt tokens cached"),
+                Query(increase(TOKENS, TENANT, 'kind="computed"', by="tenant"), "prompt tokens computed"),
+                Query(increase(TOKENS, TENANT, 'kind="cached"', by="tenant"), "prompt tokens cached"),
                 Query(increase(TOKENS, TENANT, 'kind="output"', by="tenant"), "output tokens"),
                 Query(increase(DEVICE_TIME, TENANT, by="tenant"), "device time", "s"),
-                Query(increase("trunkline_router_tenant_cost_total", TENANT, by="tenant"), "cost"),
+                Query(cost(TENANT, by="tenant"), "cost"),
             ],
             kind="table",
             width=24,
@@ -65,8 +76,8 @@ TRAFFIC = Row(
             [
                 Query(
                     ratio(
-                        rate(TOKENS, TENANT, 'kind="prompt_cached"', by="tenant"),
-                        rate(TOKENS, TENANT, 'kind=~"prompt_.*"', by="tenant"),
+                        rate(TOKENS, TENANT, 'kind="cached"', by="tenant"),
+                        rate(TOKENS, TENANT, 'kind!="output"', by="tenant"),
                     ),
                     "{{tenant}}",
                 )
@@ -129,13 +140,13 @@ COST = Row(
         stat(
             "Device time used",
             "Price of the device time of requests per hour: the part of the price above that requests account for.",
-            f"3600 * {rate('trunkline_router_cost_total', MODEL)}",
+            cost_per_hour(MODEL),
             "short",
         ),
         Panel(
             "Cost / h, by tenant",
             "Price of the device time of their requests.",
-            [Query(f"3600 * {rate('trunkline_router_tenant_cost_total', TENANT, by='tenant')}", "{{tenant}}")],
+            [Query(cost_per_hour(TENANT, by="tenant"), "{{tenant}}")],
             width=12,
             stacked=True,
         ),
@@ -144,9 +155,9 @@ COST = Row(
             "Their device time, prompts included, over their output. Long uncached prompts are dear.",
             [
                 Query(
-                    "1e6 * "
+                    "1e6 / 3600 * "
                     + ratio(
-                        rate("trunkline_router_tenant_cost_total", TENANT, by="tenant"),
+                        cost_per_hour(TENANT, by="tenant"),
                         rate(TOKENS, TENANT, 'kind="output"', by="tenant"),
                     ),
                     "{{tenant}}",

@@ -13,6 +13,7 @@ from trunkline_router.workers.worker_state import STATES, state_of
 from trunkline_runtime.telemetry.exposition import counter, gauge
 
 LABEL = ("worker",)
+KEPT_S = 86_400.0  # for how long a model without a worker is told of if no address is left that served it
 
 
 class WorkerGauges:
@@ -21,6 +22,7 @@ class WorkerGauges:
     def __init__(self, pools: Pools, clock_s: Callable[[], float]) -> None:
         self._pools = pools
         self._clock_s = clock_s
+        self._served_s: dict[str, float] = {}  # by model: when a worker last accepted requests for it
 
     def families(self) -> Iterable[Metric]:
         """All families."""
@@ -36,7 +38,7 @@ class WorkerGauges:
         for name, documentation, value in self._of_connected():
             samples = [((worker_name,), value(worker)) for worker_name, worker in workers]
             yield gauge(f"trunkline_router_worker_{name}", documentation, LABEL, samples)
-        yield from self._of_pools()
+        yield from self._of_pools(links)
 
     def _links(self) -> Mapping[str, WorkerLink]:
         """By the label of the worker: its id or, while that is not known, its address."""
@@ -90,13 +92,16 @@ class WorkerGauges:
             lambda w: float(w.session.num_unsent),
         )
 
-    def _of_pools(self) -> Iterable[Metric]:
+    def _of_pools(self, links: Mapping[str, WorkerLink]) -> Iterable[Metric]:
         accepting = self._pools.models()
+        numbers = {name: float(len(pool.workers)) for name, pool in accepting.items()}
+        for name in self._without_worker(accepting, links):
+            numbers.setdefault(name, 0.0)
         yield gauge(
             "trunkline_router_pool_workers",
-            "Workers that accept requests.",
+            "Workers that accept requests; 0 for a model that was served before.",
             ("model_name",),
-            [((name,), float(len(pool.workers))) for name, pool in islice(accepting.items(), MAX_WORKERS)],
+            [((name,), number) for name, number in islice(numbers.items(), MAX_WORKERS)],
         )
         prices: dict[str, float] = {}
         for link in self._pools.links:
@@ -109,3 +114,12 @@ class WorkerGauges:
             ("model_name",),
             [((name,), price) for name, price in islice(prices.items(), MAX_WORKERS)],
         )
+
+    def _without_worker(self, accepting: Iterable[str], links: Mapping[str, WorkerLink]) -> Iterable[str]:
+        """Models that were served before, so that an alert can tell that their last worker is gone. One is forgotten
+        when none of the known addresses has served it and KEPT_S have passed."""
+        now_s = self._clock_s()
+        self._served_s |= dict.fromkeys(accepting, now_s)
+        self._served_s |= {link.model.model: now_s for link in links.values() if link.model is not None}
+        self._served_s = {name: served_s for name, served_s in self._served_s.items() if now_s - served_s < KEPT_S}
+        return self._served_s

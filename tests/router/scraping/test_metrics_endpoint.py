@@ -25,6 +25,7 @@ from trunkline_router.identity.endpoints import Open
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.request.tenants import Tenant, Tenants
 from trunkline_router.scraping.merging import HIGHEST, LOWEST
+from trunkline_router.scraping.worker_gauges import KEPT_S, WorkerGauges
 
 TERMS = Tenants({"acme": Tenant(quotas=Quotas(requests_per_minute=2, tokens_in_flight=10_000))})
 SECRET = "a prompt that nobody else may read"
@@ -157,6 +158,48 @@ async def test_workers_states_and_losses_are_told() -> None:
         'trunkline_router_worker_breaker_openings_total{worker="w0"} 1.0',
     ):
         assert line in text
+
+
+async def test_a_model_whose_last_worker_is_gone_has_no_workers() -> None:
+    worker = FakeWorker("w0")
+    async with cluster(worker, edge=Edge) as router:
+        assert 'trunkline_router_pool_workers{model_name="tiny"} 1.0' in (await scrape(router.http_port)).text
+        await worker.die()
+        await router.until_workers(False)
+        await scrapes_tell(router.http_port, 'trunkline_router_pool_workers{model_name="tiny"} 0.0')
+        await scrapes_tell(router.http_port, "trunkline_router_ready 0.0")
+
+
+async def scrapes_tell(port: int, line: str) -> None:
+    """Waits until a scrape has this line: an answer is given again for a moment."""
+    async with asyncio.timeout(PATIENCE_S):
+        while line not in (await scrape(port)).text:  # noqa: ASYNC110  # the age of an answer has no event
+            await asyncio.sleep(0.01)
+
+
+async def test_a_model_is_forgotten_a_day_after_its_last_address() -> None:
+    now_s = 0.0
+    async with cluster(FakeWorker("w0")) as router:
+        pools = router.inference.pools
+        gauges = WorkerGauges(pools, lambda: now_s)
+        links = list(pools.links)
+        try:
+            assert numbers_of_workers(gauges) == {"tiny": 1.0}
+            pools.links.clear()
+            pools.notify()
+            now_s = KEPT_S - 1
+            assert numbers_of_workers(gauges) == {"tiny": 0.0}
+            now_s = KEPT_S
+            assert numbers_of_workers(gauges) == {}
+        finally:
+            pools.links.extend(links)
+            pools.notify()
+
+
+def numbers_of_workers(gauges: WorkerGauges) -> dict[str, float]:
+    """The workers of each model."""
+    (family,) = (one for one in gauges.families() if one.name == "trunkline_router_pool_workers")
+    return {sample.labels["model_name"]: sample.value for sample in family.samples}
 
 
 async def now(router: Cluster, name: str) -> float:
