@@ -32,7 +32,8 @@ class ExportCounts:
     """What became of the spans so far.
 
     exported: the collector took them. failed: it did not. dropped: parts that were not queued, because the queue was
-    full; a part is a request's spans in a router, and one span in a worker
+    full or, in a router, too many requests were exported; a part is a request's spans in a router, and one span in a
+    worker
     """
 
     exported: int = 0
@@ -74,14 +75,19 @@ class SpanQueue:
         self._thread = threading.Thread(target=self._run, name="span export", daemon=True)
         self._thread.start()
 
-    def put(self, spans: Spans) -> None:
-        """Queues spans, unless too many wait."""
+    def put(self, spans: Spans) -> bool:
+        """Queues spans, unless too many wait. Returns whether it does."""
         if len(self._waiting) >= self._max_waiting or self._has_ended.is_set():
-            self.counts.dropped += 1
-            return
+            self.drop()
+            return False
         self._waiting.append(spans)
         if len(self._waiting) == BATCH_SPANS:
             self._is_due.set()
+        return True
+
+    def drop(self) -> None:
+        """Counts a part that is not queued."""
+        self.counts.dropped += 1
 
     def close(self, within_s: float = LAST_EXPORT_S) -> None:
         """Exports what waits, for a short time at most, and ends. Later spans are dropped."""

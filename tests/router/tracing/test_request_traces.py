@@ -59,7 +59,7 @@ def traced(
             patch.setenv(name, value)
         tracing = open_tracing("trunkline-router", "router-1")
     assert tracing.queue is not None
-    traces = RequestTraces(tracing.queue.put, tracing.resource, slow_s)
+    traces = RequestTraces(tracing.queue, tracing.resource, slow_s)
     yield RequestObserver(tracing.sampler, [traces])
     tracing.queue.close()
 
