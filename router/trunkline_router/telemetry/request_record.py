@@ -123,6 +123,7 @@ class RequestRecord:
         table in capitals, UNKNOWN for one that a worker of a newer version has; of a grant GRANTED
     code: of the gRPC status; 0: OK
     stalled_s: time in which output waited for a client that did not read
+    fell_behind: whether it ended, with OVERLOADED, because the client read too slowly
     """
 
     request_id: str
@@ -158,6 +159,7 @@ class RequestRecord:
     outcome: str = CANCELLED
     code: int = 0
     stalled_s: float = 0.0
+    fell_behind: bool = False
 
     def note_placement(self, placement: PlacementRecord) -> None:
         self.placements.append(placement)

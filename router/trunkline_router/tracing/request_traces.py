@@ -12,16 +12,14 @@ from typing import Protocol
 
 from opentelemetry.sdk.resources import Resource
 
-from trunkline.status import DEADLINE_EXCEEDED, INTERNAL, NO_WORKER, OVERLOADED, QUARANTINED
-from trunkline_router.telemetry.request_record import UNKNOWN, RequestRecord
+from trunkline_router.telemetry.request_outcomes import FAILED, is_worth_a_look
+from trunkline_router.telemetry.request_record import RequestRecord
 from trunkline_router.tracing.request_attributes import sampling_attributes
 from trunkline_router.tracing.request_spans import spans_of
 from trunkline_router.tracing.trace_budget import TraceBudget
 from trunkline_runtime.telemetry.span_queue import Spans
 
-# Outcomes that are not the client's own doing. Others, such as an invalid request, are sampled like answers.
-FAILURES = frozenset({DEADLINE_EXCEEDED, INTERNAL, NO_WORKER, OVERLOADED, QUARANTINED, UNKNOWN})
-SAMPLED, SLOW, FAILED, RESUMED = "sampled", "slow", "failed", "resumed"
+SAMPLED, SLOW, RESUMED = "sampled", "slow", "resumed"  # why a request is exported; or FAILED
 
 
 class Exports(Protocol):
@@ -73,7 +71,7 @@ def why_kept(record: RequestRecord, slow_s: float | None) -> list[str]:
     why = [SAMPLED] if record.is_sampled else []
     if slow_s is not None and longest_wait_s(record) > slow_s:
         why.append(SLOW)
-    if record.outcome in FAILURES:
+    if is_worth_a_look(record):
         why.append(FAILED)
     if record.resumptions:
         why.append(RESUMED)

@@ -120,10 +120,20 @@ def test_the_conventions_for_generative_ai_have_their_histograms() -> None:
     assert value(counted.families, "vllm:request_max_num_generation_tokens_sum") == 11
 
 
+def test_a_client_that_does_not_read_does_not_make_the_fleet_look_full() -> None:
+    counted = counts()
+    counted.request_ended(answered(outcome=OVERLOADED, fell_behind=True))
+    counted.request_ended(refused(OVERLOADED))
+    outcomes = values(counted.families, "trunkline_router_requests_total", "outcome")
+    assert outcomes == {("SLOW_READER",): 1, (OVERLOADED,): 1}
+    results = values(counted.families, "trunkline_router_tenant_requests_total", "result")
+    assert results == {("refused",): 2}
+
+
 async def test_latencies_carry_the_trace_of_an_example_in_openmetrics() -> None:
     counted = counts()
     counted.request_ended(answered())
-    counted.request_ended(answered(is_sampled=False, trace_id=0x123))
+    counted.request_ended(answered(is_sampled=True, is_exported=False, trace_id=0x123))
     counted.request_ended(
         answered(is_sampled=False, is_exported=True, trace_id=0xDEF, first_token_s=61.0, ended_s=62.0)
     )

@@ -316,6 +316,8 @@ def attempts(*, gap_s: float = 0.0, silence_s: float = 0.0) -> list[AttemptRecor
         (record(attempts=attempts(silence_s=3.0)), ["slow"]),
         (record(outcome="NO_WORKER", is_sampled=True), ["sampled", "failed"]),
         (record(outcome="QUOTA_EXCEEDED"), []),
+        (record(outcome="OVERLOADED"), ["failed"]),
+        (record(outcome="OVERLOADED", fell_behind=True), []),
         (record(attempts=[AttemptRecord("a", 0.0, resumed_at_tokens=0)]), ["resumed"]),
     ],
 )
