@@ -29,7 +29,7 @@ class Exports(Protocol):
         """Takes a function that makes the spans of a request; False: there is no room for them."""
         ...
 
-    def drop(self) -> None:
+    def withhold(self) -> None:
         """Counts the spans of a request that is not exported though it should be."""
         ...
 
@@ -58,7 +58,7 @@ class RequestTraces:
         if not kept:
             return
         if not self._budget.takes(record.tenant, self._clock_s()):
-            self._exports.drop()
+            self._exports.withhold()
             return
         for placement in record.placements:
             placement.candidates()

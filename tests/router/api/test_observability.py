@@ -35,7 +35,7 @@ class Traces:
         self.spans += spans()
         return True
 
-    def drop(self) -> None:
+    def withhold(self) -> None:
         raise AssertionError("no test makes so many requests")
 
     def named(self, name: str) -> list[ReadableSpan]:

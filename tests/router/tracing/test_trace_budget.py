@@ -15,24 +15,24 @@ class Exports:
     """Counts what it is given."""
 
     def __init__(self) -> None:
-        self.num_put = self.num_dropped = 0
+        self.num_put = self.num_withheld = 0
 
     def put(self, _: Callable[[], Sequence[ReadableSpan]]) -> bool:
         self.num_put += 1
         return True
 
-    def drop(self) -> None:
-        self.num_dropped += 1
+    def withhold(self) -> None:
+        self.num_withheld += 1
 
 
-def test_a_flood_of_requests_that_their_clients_sample_is_dropped_and_counted() -> None:
+def test_a_flood_of_requests_that_their_clients_sample_is_withheld_and_counted() -> None:
     exports = Exports()
     traces = RequestTraces(exports, Resource.create(), slow_s=None, clock_s=lambda: 0.0)
     flood = [answered(is_sampled=True, is_exported=False) for _ in range(1000)]
     for record in flood:
         traces.request_ended(record)
     assert AT_ONCE - RESERVE <= exports.num_put < AT_ONCE
-    assert exports.num_put + exports.num_dropped == len(flood)
+    assert exports.num_put + exports.num_withheld == len(flood)
     assert sum(record.is_exported for record in flood) == exports.num_put
 
 
