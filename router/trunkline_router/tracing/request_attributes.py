@@ -77,8 +77,7 @@ def _own(record: RequestRecord) -> Attributes:
         attributes["trunkline.cached_tokens"] = record.cached_tokens
         attributes["trunkline.completion_tokens"] = record.completion_tokens
     if record.attempts:
-        told = [timeline.device_s for attempt in record.attempts for timeline in attempt.timelines]
-        attributes["trunkline.device_s"] = sum(told)
+        attributes["trunkline.device_s"] = sum([attempt.device_s for attempt in record.attempts])
         attributes["trunkline.stalled_s"] = record.stalled_s
     cost = record.cost
     if cost is not None:
