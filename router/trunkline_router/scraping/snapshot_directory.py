@@ -23,7 +23,7 @@ def snapshot_directory() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
         directory = Path(name)
         with _locked(directory) as is_locked:
-            if is_locked:  # some file systems have no locks: then nobody can know what was left there
+            if is_locked:  # without locks, on some file systems, it is unknown what is still in use
                 remove_forgotten(directory.parent, time.time())
             yield directory
 
@@ -42,7 +42,7 @@ def remove_forgotten(parent: Path, now_unix_s: float) -> None:
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[bool]:
-    """Whether nobody else had the directory's lock. Raises OSError if it is no directory."""
+    """Whether this process now has the directory's lock. Raises OSError if it is no directory."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         try:

@@ -21,7 +21,7 @@ from tests.router.scraping.scrape_rig import OPENMETRICS, TEXT, check_with_promt
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline_router.edge.http_call import Edge
-from trunkline_router.edge.status_endpoints import MAX_SCRAPES
+from trunkline_router.edge.status_endpoints import MAX_SCRAPES_OF_HOST
 from trunkline_router.identity.endpoints import Open
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.request.tenants import Tenant, Tenants
@@ -150,11 +150,14 @@ async def test_scrapers_that_do_not_read_take_the_places_of_scrapers_alone(route
         router.counted.request_ended(answered(tenant=f"tenant-{n % 90}", model=f"model-{n % 30}"))
     port = router.http_port
     assert len((await scrape(port)).content) > 250_000
-    connections = [await asyncio.open_connection("127.0.0.1", port, limit=1024) for _ in range(MAX_SCRAPES)]
+    connections = [await asyncio.open_connection("127.0.0.1", port, limit=1024) for _ in range(MAX_SCRAPES_OF_HOST)]
     for _, writer in connections:
         writer.write(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
     await until_status(port, 429)
     assert await complete(router) == 200, "requests go on"
+    elsewhere = httpx2.AsyncHTTPTransport(local_address="127.0.0.2")
+    async with httpx2.AsyncClient(timeout=PATIENCE_S, trust_env=False, transport=elsewhere) as client:
+        assert (await client.get(f"http://127.0.0.1:{port}/metrics")).status_code == 200, "other hosts scrape"
     for _, writer in connections:
         writer.transport.abort()
     await until_status(port, 200)
