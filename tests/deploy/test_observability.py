@@ -26,7 +26,8 @@ from tests.deploy.observability import (
     rules,
 )
 from tests.metrics_page import documented
-from trunkline_router.tracing.request_traces import FAILED, RESUMED, SLOW
+from trunkline_router.telemetry.request_outcomes import FAILED
+from trunkline_router.tracing.request_traces import RESUMED, SLOW
 
 RUNBOOKS = REPOSITORY / "docs" / "runbooks.md"
 RULE_TESTS = OBSERVABILITY / "rules_test.yaml"

@@ -1,7 +1,8 @@
-"""Names of OpenTelemetry's semantic conventions for generative AI, version 1.44.0, and of vLLM's attributes.
+"""Names of OpenTelemetry's semantic conventions for generative AI, release 0.1.0, and of vLLM's attributes.
 
-The conventions are in development. OTEL_SEMCONV_STABILITY_OPT_IN with `gen_ai/dup` in its list adds the spellings of
-versions before 1.37 to every span, as `database/dup` and `http/dup` do for theirs.
+https://github.com/open-telemetry/semantic-conventions-genai; up to version 1.41.0 they were among the core conventions.
+They are in development. OTEL_SEMCONV_STABILITY_OPT_IN with `gen_ai/dup` in its list adds the spellings of
+core versions before 1.37 to every span, as `database/dup` and `http/dup` do for theirs. This value is our own.
 """
 
 import os
@@ -10,7 +11,7 @@ from functools import cache
 
 from opentelemetry.util.types import AttributeValue
 
-VERSION = "1.44.0"
+VERSION = "0.1.0"
 
 OPERATION_NAME = "gen_ai.operation.name"
 PROVIDER_NAME = "gen_ai.provider.name"

@@ -10,10 +10,10 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 from opentelemetry.util.types import AttributeValue
 
 from trunkline_router.telemetry.request_record import RequestRecord
-from trunkline_runtime.telemetry.genai import VERSION
 from trunkline_runtime.telemetry.trace_context import new_span_id
 
-SCOPE = InstrumentationScope("trunkline", schema_url=f"https://opentelemetry.io/schemas/{VERSION}")
+# Of RPC and HTTP: the conventions for generative AI have no schema yet.
+SCOPE = InstrumentationScope("trunkline", schema_url="https://opentelemetry.io/schemas/1.44.0")
 UNSET = Status(StatusCode.UNSET)
 
 
