@@ -1360,7 +1360,7 @@ class PlacementView(_message.Message):
     matched_tokens: _builtins.int
     """Leading prompt tokens that the router expected in the worker's cache."""
     predicted_ttft_s: _builtins.float
-    """Predicted time to first token; absent if the policy predicts nothing."""
+    """Predicted time to first token. For operators; absent if the policy predicts nothing."""
     @_builtins.property
     def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouteCandidate]:
         """The chosen worker and the next best, at most 8, without rounding."""

@@ -25,7 +25,8 @@ export function placementView(placement, index, placements) {
   const which = placements > 1 ? `${index + 1}. ` : "";
   const chosen = placement.worker_id ? `Chose ${placement.worker_id}` : "Chose a worker";
   const predicted = placement.predicted_ttft_s === null ? "" : `, predicted first token after ${duration(placement.predicted_ttft_s)}`;
-  const sentence = `${which}${chosen} after ${duration(placement.start_s + placement.duration_s)} by ${placement.policy}${predicted}: ${placement.reason}`;
+  const reason = placement.reason && `: ${placement.reason}`; // operators alone are told it
+  const sentence = `${which}${chosen} after ${duration(placement.start_s + placement.duration_s)} by ${placement.policy}${predicted}${reason}`;
   return h("div", {}, h("p", { class: "quiet" }, sentence), placement.candidates.length > 0 && candidatesTable(placement));
 }
 
