@@ -137,7 +137,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "anthropic": "edge http prompts",
         "responses": "edge http openai prompts request",
         "openapi": "anthropic edge live http identity openai responses",
-        "metrics": "telemetry tracing",
+        "metrics": "telemetry",
         "scraping": "api dispatch gate identity metrics quotas request shared_state stores workers",
     },
     "trunkline_bench": {

@@ -12,6 +12,7 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
@@ -78,11 +79,16 @@ def configure_tracing(service_name: str) -> SpanQueue | None:
     if tracing.queue is None and not any(os.environ.get(name) for name in SDK_VARIABLES):
         trace.set_tracer_provider(_CarrierProvider())
         return None
-    provider = TracerProvider(resource=tracing.resource)
+    provider = TracerProvider(_follower(tracing.sampler), tracing.resource)
     if tracing.queue is not None:
         provider.add_span_processor(_Queued(tracing.queue))
     trace.set_tracer_provider(provider)
     return tracing.queue
+
+
+def _follower(sampler: HeadSampler) -> ParentBased:
+    """Follows the process that calls, also if routers do not follow their callers: a request's router has decided."""
+    return ParentBased(TraceIdRatioBased(sampler.ratio))
 
 
 def shutdown_tracing() -> None:

@@ -165,7 +165,7 @@ def listeners_of(settings: RouterSettings, tracing: Tracing) -> Sequence[Request
     if tracing.queue is None:
         return ()
     slow_s = settings.trace_slow_ms / 1e3 if settings.trace_slow_ms else None
-    return (RequestTraces(tracing.queue.put, tracing.resource, slow_s),)
+    return (RequestTraces(tracing.queue, tracing.resource, slow_s),)
 
 
 def _response_store(settings: RouterSettings) -> ResponseStore | None:

@@ -10,7 +10,6 @@ import os
 import secrets
 import signal
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from random import Random
 from typing import IO
 
 from trunkline_router.identity.fleet_secret import LEAST_SECRET_BYTES
+from trunkline_router.scraping.snapshot_directory import snapshot_directory
 from trunkline_router.scraping.snapshot_files import SnapshotPlace, bury
 from trunkline_router.settings import RouterSettings
 from trunkline_runtime.log import configure_logging, get_logger
@@ -40,7 +40,7 @@ def supervise(settings: RouterSettings, arguments: Sequence[str]) -> int:
             if settings.http.http_port >= 0:
                 http_holder = held.enter_context(hold_port(settings.host, settings.http.http_port, "--http-port"))
                 ports.append(f"--http-port={http_holder.getsockname()[1]}")
-                directory = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="trunkline-router-")))
+                directory = held.enter_context(snapshot_directory())
         except PortInUse as error:
             print(f"trunkline-router: {error}", file=sys.stderr)
             return EXIT_CANNOT_START

@@ -80,6 +80,12 @@ def test_a_ratio_samples_the_traces_that_opentelemetrys_own_sampler_does(ratio: 
         assert ours.samples(trace_id, None) == wanted
 
 
+def test_a_caller_that_is_not_followed_cannot_choose_an_id_that_is_sampled() -> None:
+    sampler = HeadSampler(0.1, is_parent_based=False)
+    for trace_id in (1 << 64, (1 << 128) - 1):
+        assert 0.05 < sum(sampler.samples(trace_id, parent=True) for _ in range(10_000)) / 10_000 < 0.15
+
+
 @pytest.mark.parametrize("ratio", ["-0.1", "1.1", "nan", "half"])
 def test_a_ratio_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch, ratio: str) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")

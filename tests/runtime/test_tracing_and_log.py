@@ -91,6 +91,19 @@ def test_without_an_exporter_a_sampler_that_was_chosen_still_decides(monkeypatch
     assert not start_span("a").get_span_context().trace_flags.sampled
 
 
+@pytest.mark.usefixtures("without_exporter")
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("name", ["always_on", "always_off", "traceidratio"])
+def test_a_worker_follows_the_router_whose_decision_is_made(
+    monkeypatch: pytest.MonkeyPatch, name: str, sampled: bool
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", name)
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.1")
+    configure_tracing("trunkline-worker")
+    span = start_span("a", traceparent=f"00-{TRACE_ID}-{CALLER}-0{sampled:d}")
+    assert span.get_span_context().trace_flags.sampled == sampled
+
+
 def test_metadata_without_a_trace_is_no_trace() -> None:
     assert trace_context_of(None) == ("", "")
     assert trace_context_of([("other", "x"), ("traceparent", b"bytes")]) == ("", "")

@@ -3,7 +3,7 @@
 from deploy.observability.grafana.dashboard import Dashboard, Panel, Query, Row, stat
 from deploy.observability.grafana.promql import MODEL, of_processes, quantile, rate, ratio
 
-FAILED = 'outcome=~"NO_WORKER|INTERNAL|DEADLINE_EXCEEDED"'
+FAILED = 'outcome=~"NO_WORKER|INTERNAL"'
 REQUESTS = "trunkline_router_requests_total"
 OUTPUT = "vllm:generation_tokens_total"
 
@@ -21,7 +21,7 @@ NOW = Row(
         ),
         stat(
             "Requests that failed",
-            "Share of requests that ended with NO_WORKER, INTERNAL or DEADLINE_EXCEEDED.",
+            "Share of requests that ended with NO_WORKER or INTERNAL.",
             ratio(f"({rate(REQUESTS, MODEL, FAILED)} or vector(0))", rate(REQUESTS, MODEL)),
             "percentunit",
             (0.001, 0.01),

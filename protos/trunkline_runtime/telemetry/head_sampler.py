@@ -5,6 +5,7 @@ https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables
 
 import os
 from dataclasses import dataclass
+from random import Random
 
 SAMPLER, RATIO = "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"
 PARENT_BASED = "parentbased_"
@@ -12,6 +13,7 @@ ALWAYS_ON, ALWAYS_OFF, BY_RATIO = "always_on", "always_off", "traceidratio"
 ROOTS = (ALWAYS_ON, ALWAYS_OFF, BY_RATIO)
 DEFAULT = PARENT_BASED + ALWAYS_ON
 _RATIO_BITS = 64  # the SDK compares so many bits of a trace id, so that processes of one ratio agree
+_RANDOM = Random()
 
 
 class SamplerError(ValueError):
@@ -26,12 +28,16 @@ class HeadSampler:
     is_parent_based: bool = True
 
     def samples(self, trace_id: int, parent: bool | None) -> bool:
-        """Whether to sample a trace. `parent`: whether its caller does; None: it begins here."""
+        """Whether to sample a trace. `parent`: whether its caller does; None: it begins here.
+
+        A caller that is not followed has chosen the trace's id all the same, so its id does not decide.
+        """
         if parent is not None and self.is_parent_based:
             return parent
         if self.ratio >= 1.0:
             return True
-        return (trace_id & (1 << _RATIO_BITS) - 1) < round(self.ratio * (1 << _RATIO_BITS))
+        drawn = trace_id & (1 << _RATIO_BITS) - 1 if parent is None else _RANDOM.getrandbits(_RATIO_BITS)
+        return drawn < round(self.ratio * (1 << _RATIO_BITS))
 
 
 def head_sampler() -> HeadSampler:

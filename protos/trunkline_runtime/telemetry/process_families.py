@@ -14,7 +14,8 @@ def spans_family(name: str, counts: ExportCounts | None) -> Metric:
     told = {} if counts is None else asdict(counts)
     return counter(
         name,
-        "Spans by outcome: exported, failed because the collector did not take them, dropped because too many waited.",
+        "Spans by outcome: exported, failed because the collector did not take them, dropped because too many waited, "
+        "withheld because a router exports only so many requests a second.",
         ("outcome",),
         [((outcome,), float(count)) for outcome, count in told.items()],
     )

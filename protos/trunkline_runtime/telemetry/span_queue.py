@@ -32,12 +32,14 @@ class ExportCounts:
     """What became of the spans so far.
 
     exported: the collector took them. failed: it did not. dropped: parts that were not queued, because the queue was
-    full; a part is a request's spans in a router, and one span in a worker
+    full; a part is a request's spans in a router, and one span in a worker. withheld: parts that were not queued,
+    because the router exports so many requests a second at most
     """
 
     exported: int = 0
     failed: int = 0
     dropped: int = 0
+    withheld: int = 0
 
 
 class QueueError(ValueError):
@@ -74,14 +76,19 @@ class SpanQueue:
         self._thread = threading.Thread(target=self._run, name="span export", daemon=True)
         self._thread.start()
 
-    def put(self, spans: Spans) -> None:
-        """Queues spans, unless too many wait."""
+    def put(self, spans: Spans) -> bool:
+        """Queues spans, unless too many wait. Returns whether it does."""
         if len(self._waiting) >= self._max_waiting or self._has_ended.is_set():
             self.counts.dropped += 1
-            return
+            return False
         self._waiting.append(spans)
         if len(self._waiting) == BATCH_SPANS:
             self._is_due.set()
+        return True
+
+    def withhold(self) -> None:
+        """Counts a part that is not queued, whether there is room or not."""
+        self.counts.withheld += 1
 
     def close(self, within_s: float = LAST_EXPORT_S) -> None:
         """Exports what waits, for a short time at most, and ends. Later spans are dropped."""

@@ -6,6 +6,7 @@ from trunkline.v1.worker_pb2 import Timeline
 
 MAX_CHUNKS, MAX_GAPS = 64, 16  # what the contract allows
 MAX_COUNT = 1 << 20  # of steps, preemptions and gaps of one choice
+MAX_BYTES = 4096  # wire size of a timeline that the contract allows: at most 3.7 kB
 MOST_DOUBT_S = 1.0  # a timeline that tells the difference between clocks less exactly does not count
 _COUNTS = ("decode_steps", "preemptions", "recomputed_tokens", "num_gaps")
 
@@ -20,6 +21,8 @@ def believed_timeline(told: Timeline, most_s: float, prompt_tokens: int) -> Time
     believed.CopyFrom(told)
     believed.DiscardUnknownFields()
     believed.ClearField("received")
+    if len(told.chunks) > MAX_CHUNKS or len(told.gaps) > MAX_GAPS or told.ByteSize() > MAX_BYTES:
+        believed = _cut(believed)
     if not 0.0 <= believed.ended_s <= most_s:
         believed.ended_s = within(believed.ended_s, 0.0, most_s)
     end_s = believed.ended_s
@@ -58,6 +61,14 @@ def within(value: float, least: float, most: float) -> float:
     return min(value, most) if value >= least else least
 
 
+def _cut(believed: Timeline) -> Timeline:
+    """Without the entries that the contract does not allow. What is deleted from a message stays in its memory for as
+    long as the message lives, so this is a new one."""
+    del believed.chunks[MAX_CHUNKS:]
+    del believed.gaps[MAX_GAPS:]
+    return Timeline.FromString(believed.SerializeToString())
+
+
 def _order_phases(believed: Timeline, end_s: float) -> None:
     """A first token needs an admission, and comes after it."""
     if not believed.HasField("admitted_s"):
@@ -72,7 +83,6 @@ def _order_phases(believed: Timeline, end_s: float) -> None:
 
 def _correct_chunks(believed: Timeline, end_s: float) -> None:
     chunks = believed.chunks
-    del chunks[MAX_CHUNKS:]
     last_s = 0.0
     is_sorted = True
     for chunk in chunks:
@@ -90,7 +100,6 @@ def _correct_chunks(believed: Timeline, end_s: float) -> None:
 def _correct_gaps(believed: Timeline, end_s: float) -> None:
     believed.longest_gap_s = within(believed.longest_gap_s, 0.0, end_s)
     gaps = believed.gaps
-    del gaps[MAX_GAPS:]
     for gap in gaps:
         gap.at_s = within(gap.at_s, 0.0, end_s)
         gap.duration_s = within(gap.duration_s, 0.0, gap.at_s)

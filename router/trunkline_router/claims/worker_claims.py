@@ -37,6 +37,7 @@ MAX_CHOICES = 1 << 24
 MAX_TOKENS = 1 << 48
 MAX_TARGET_MS = 60_000.0
 MAX_WINDOW_MS = 3.6e6
+MAX_PRICE_PER_HOUR = 1e9  # what --price-per-hour of a worker allows
 MAX_STEP_COST_S = 1e3  # of each term: per step or per token
 # A token's text is at most a few hundred bytes. Text held back for a stop string arrives with later tokens.
 MAX_TOKEN_CHARACTERS = 1024
@@ -59,6 +60,7 @@ _MODEL_RANGES: dict[str, tuple[float, float]] = {
     "itl_target_ms": (0.0, MAX_TARGET_MS),
     "interactive_reserve": (0.0, 1.0),
     "batch_window_ms": (0.0, MAX_WINDOW_MS),
+    "price_per_hour": (0.0, MAX_PRICE_PER_HOUR),
 }
 _LOAD_RANGES: dict[str, tuple[float, float]] = {
     "running": (0, MAX_CHOICES),

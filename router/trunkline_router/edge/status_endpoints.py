@@ -1,17 +1,22 @@
 """Endpoints that tell of the router itself: whether it lives and is ready, its version, metrics, and the page of its
 API."""
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 
 import orjson
 
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
-from trunkline_router.edge.endpoint import Handler
+from trunkline_router.address import host_of
+from trunkline_router.edge.endpoint import Handler, peer_of
 from trunkline_router.edge.http_call import HttpCall
+from trunkline_router.identity.failure_budget import network_of
 from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
 
 MAX_SCRAPES = 32  # answers that are made or sent at a time
+MAX_SCRAPES_OF_HOST = 8  # so that one host that does not read leaves room for the others
 SCRAPE_AGAIN_MS = 1000
 
 
@@ -23,7 +28,7 @@ class StatusEndpoints:
         self._is_ready = is_ready
         self._page = page
         self._metrics = metrics
-        self._num_scrapes = 0
+        self._scrapes: Counter[str] = Counter()  # by host
         self._version = orjson.dumps({"version": version("trunkline")})
 
     @property
@@ -53,13 +58,22 @@ class StatusEndpoints:
         await call.respond(self._page)
 
     async def _tell_metrics(self, call: HttpCall) -> None:
-        if self._num_scrapes >= MAX_SCRAPES:
-            message = f"{MAX_SCRAPES} scrapers are being answered"
-            raise RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, message, retry_delay_ms=SCRAPE_AGAIN_MS)
-        self._num_scrapes += 1
-        try:
+        with self._scraping(call):
             accept = b",".join(value for name, value in call.scope["headers"] if name == b"accept")
             body, content_type = await self._metrics.answer(accept.decode("latin-1"))
             await call.respond_in_pieces(body, content_type)
+
+    @contextmanager
+    def _scraping(self, call: HttpCall) -> Iterator[None]:
+        """Counts an answer while the context is open. Raises RequestRefused (OVERLOADED) if there are too many."""
+        host = network_of(host_of(peer_of(call.scope)))
+        if self._scrapes.total() >= MAX_SCRAPES or self._scrapes[host] >= MAX_SCRAPES_OF_HOST:
+            message = f"{self._scrapes.total()} scrapers are being answered, {self._scrapes[host]} of this host"
+            raise RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, message, retry_delay_ms=SCRAPE_AGAIN_MS)
+        self._scrapes[host] += 1
+        try:
+            yield
         finally:
-            self._num_scrapes -= 1
+            self._scrapes[host] -= 1
+            if not self._scrapes[host]:
+                del self._scrapes[host]

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable
 
 from prometheus_client.core import Metric
 
-from trunkline_router.metrics.request_labels import OK, RequestLabels
+from trunkline_router.metrics.request_labels import RequestLabels
+from trunkline_router.telemetry.genai_operation import PROVIDER, operation_of
+from trunkline_router.telemetry.request_outcomes import OK
 from trunkline_router.telemetry.request_record import GENERATE, RequestRecord
-from trunkline_router.tracing.request_attributes import CHAT, CHAT_ENDPOINTS, COMPLETION, PROVIDER
 from trunkline_runtime.telemetry import genai
 from trunkline_runtime.telemetry.bucket_counts import one_two_five
 from trunkline_runtime.telemetry.exposition import histogram
@@ -44,7 +45,7 @@ class GenAiMetrics:
         if record.method != GENERATE or duration_s is None:
             return
         trace_id, unix_s = labels.trace_id, self._unix_s()
-        operation = CHAT if record.endpoint in CHAT_ENDPOINTS else COMPLETION
+        operation = operation_of(record.endpoint)
         common = (operation, PROVIDER, labels.model, labels.model)
         error = "" if labels.result == OK else labels.outcome
         self._duration.of((*common, error)).add_traced(duration_s, trace_id, unix_s)

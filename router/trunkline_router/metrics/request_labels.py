@@ -2,35 +2,15 @@
 
 from typing import NamedTuple
 
-from trunkline.status import (
-    CONTEXT_LENGTH_EXCEEDED,
-    DEADLINE_EXCEEDED,
-    FORBIDDEN,
-    INTERNAL,
-    INVALID_REQUEST,
-    MODEL_NOT_FOUND,
-    NO_WORKER,
-    OVERLOADED,
-    QUARANTINED,
-    QUOTA_EXCEEDED,
-    UNAUTHENTICATED,
-)
+from trunkline_router.telemetry.request_outcomes import REASONS, result_of
 from trunkline_router.telemetry.request_record import CANCELLED, GRANTED, RequestRecord
 from trunkline_runtime.telemetry.bounded_names import OTHER, BoundedNames
 
 MAX_MODELS = 32
 MAX_TENANTS = 100  # with three lanes and three kinds of tokens: about 900 series
 SEVERAL = "several"  # outcome: a request's choices ended differently
+SLOW_READER = "SLOW_READER"  # outcome: OVERLOADED, because the client read too slowly
 
-OK, REFUSED, FAILED = "ok", "refused", "failed"  # results; and CANCELLED
-REFUSALS = frozenset(
-    {
-        *(INVALID_REQUEST, CONTEXT_LENGTH_EXCEEDED, MODEL_NOT_FOUND, UNAUTHENTICATED, FORBIDDEN),
-        *(OVERLOADED, QUOTA_EXCEEDED, QUARANTINED),
-    }
-)
-FAILURES = frozenset({NO_WORKER, DEADLINE_EXCEEDED, INTERNAL})
-REASONS = REFUSALS | FAILURES
 FINISHED = frozenset({"stop", "length", GRANTED})
 OUTCOMES = REASONS | FINISHED | {CANCELLED, SEVERAL}
 
@@ -65,9 +45,9 @@ class LabelRules:
             self.tenants.label(record.tenant),
             record.lane,
             record.endpoint if record.endpoint in self._endpoints else OTHER,
-            outcome_label(record.outcome),
+            SLOW_READER if record.fell_behind else outcome_label(record.outcome),
             result_of(record.outcome),
-            record.trace_id if record.is_exported or record.is_sampled else 0,
+            record.trace_id if record.is_exported else 0,
         )
 
     def model(self, name: str) -> str:
@@ -85,12 +65,3 @@ def outcome_label(outcome: str) -> str:
 def reason_label(ended: str) -> str:
     """A known reason of the error table."""
     return ended if ended in REASONS else OTHER
-
-
-def result_of(outcome: str) -> str:
-    """The kind of an outcome: OK, REFUSED, FAILED, also for unknown errors, or CANCELLED."""
-    if outcome in REFUSALS:
-        return REFUSED
-    if outcome.isupper():
-        return FAILED
-    return CANCELLED if outcome == CANCELLED else OK

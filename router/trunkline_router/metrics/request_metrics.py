@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import Metric
 
 from trunkline_router.metrics.first_token_phases import phases_of
-from trunkline_router.metrics.request_labels import OK, RequestLabels
+from trunkline_router.metrics.request_labels import RequestLabels
+from trunkline_router.telemetry.request_outcomes import OK
 from trunkline_router.telemetry.request_record import RequestRecord
 from trunkline_runtime.telemetry.exposition import counter, histogram
 from trunkline_runtime.telemetry.series_counts import SeriesBuckets, SeriesCounts
@@ -68,7 +69,8 @@ class RequestMetrics:
         """All families."""
         yield counter(
             "trunkline_router_requests",
-            "Requests that ended, by outcome: a finish reason, several, granted, cancelled, or the reason of an error.",
+            "Requests that ended, by outcome: a finish reason, several, granted, cancelled, SLOW_READER, or the reason "
+            "of an error.",
             ("model_name", "lane", "endpoint", "outcome"),
             self._requests.items(),
         )

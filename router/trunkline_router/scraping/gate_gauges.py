@@ -1,5 +1,6 @@
 """Metrics of what requests take of the router now, and of the calls that it did not let in."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 from prometheus_client.core import Metric
@@ -43,7 +44,7 @@ class GateGauges:
             "trunkline_router_calls_refused",
             "Calls that were refused before, or without, a request: credentials, sizes, too many open calls.",
             ("protocol", "reason"),
-            [((protocol, reason_label(reason)), float(count)) for (protocol, reason), count in gate.refused.items()],
+            [(labels, float(count)) for labels, count in _by_label(gate.refused).items()],
         )
         quarantine = dispatcher.quarantine
         yield counter(
@@ -52,3 +53,11 @@ class GateGauges:
             ("scope",),
             [(("fleet",), float(quarantine.convicted)), (("router",), float(quarantine.convicted_briefly))],
         )
+
+
+def _by_label(refused: Counter[tuple[str, str]]) -> Counter[tuple[str, str]]:
+    """Several reasons have the same label."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for (protocol, reason), count in refused.items():
+        counts[protocol, reason_label(reason)] += count
+    return counts

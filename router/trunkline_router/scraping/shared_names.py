@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 from collections.abc import Iterable
 from pathlib import Path
+from typing import IO
 
 from trunkline_runtime.telemetry.bounded_names import BoundedNames
 
@@ -27,7 +28,7 @@ class SharedNames(BoundedNames):
         then the name is not added this time, and what is counted is counted with the others."""
         if not self._is_ready:
             return True
-        with contextlib.suppress(OSError), self._file.open("a+") as file:  # a full disk costs labels only
+        with contextlib.suppress(OSError), self._open() as file:  # a full disk costs labels only
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.seek(0)
             self._names |= {known: known for known in file.read().split("\n")[:-1]}
@@ -38,3 +39,7 @@ class SharedNames(BoundedNames):
             file.write(f"{name}\n")
             return True
         return False
+
+    def _open(self) -> IO[str]:
+        """In UTF-8 in any locale, and without changes to the ends of lines, which names have none of."""
+        return self._file.open("a+", encoding="utf-8", newline="\n")

@@ -105,6 +105,8 @@ def bury(place: SnapshotPlace) -> None:
     counters = [family_snapshot(family) for family in merged([past.families, without_gauges(families)])]
     _replace(place.directory / PAST, {"lives": lives, "families": counters})
     place.file.unlink(missing_ok=True)
+    for part in place.directory.glob(f".{place.file.name}.*"):  # it died while it wrote
+        part.unlink(missing_ok=True)
 
 
 def _replace(file: Path, content: dict[str, Any]) -> None:

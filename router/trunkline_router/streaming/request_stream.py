@@ -243,6 +243,7 @@ class RequestStream:
 
     def fall_behind(self, why: str) -> None:
         """Ends the request because its client reads too slowly. Takes the reason."""
+        self._record.fell_behind = True
         message = f"the client reads too slowly: {why}"
         self._refuse(RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, message, retry_delay_ms=COME_BACK_MS))
         if self._attempt is not None:

@@ -84,6 +84,8 @@ class RequestObserver:
         record.sampling = None
         for placement in record.placements:
             placement.plan = None
+        for attempt in record.attempts:
+            attempt.cut()
 
 
 def note_refusal(record: RequestRecord, refused: RequestRefused) -> None:

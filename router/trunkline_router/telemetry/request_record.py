@@ -22,6 +22,7 @@ COMPLETE = "complete"  # AttemptRecord.ended
 
 MOST_CANDIDATES = 8  # that are told of a placement: the chosen worker and the next best
 MOST_NOTED = 16  # placements and attempts that a record keeps; a request that has more of them keeps the latest
+MOST_TIMELINES = 16  # of an attempt that are kept once the listeners were told
 
 
 class Interval(NamedTuple):
@@ -81,6 +82,7 @@ class AttemptRecord:
     clock_skew_s: the worker's clock minus the router's; None: not known
     timelines: what the worker says of the choices that ended there. Checked: times are in order and within the attempt,
         and `received` is on this router's clock
+    cut_device_s: device time of the choices whose timelines are not kept
     """
 
     worker: str
@@ -95,6 +97,18 @@ class AttemptRecord:
     problem: str = ""
     clock_skew_s: float | None = None
     timelines: list[Timeline] = field(default_factory=list)
+    cut_device_s: float = 0.0
+
+    def cut(self) -> None:
+        """Keeps the first timelines alone: a request may have hundreds of choices."""
+        if len(self.timelines) > MOST_TIMELINES:
+            self.cut_device_s += sum(timeline.device_s for timeline in self.timelines[MOST_TIMELINES:])
+            del self.timelines[MOST_TIMELINES:]
+
+    @property
+    def device_s(self) -> float:
+        """Device time of all choices."""
+        return sum([timeline.device_s for timeline in self.timelines]) + self.cut_device_s
 
     @property
     def is_lost(self) -> bool:
@@ -125,6 +139,7 @@ class RequestRecord:
     stalled_s: time in which output waited for a client that did not read
     awaited: choices that were aborted, of which their workers will still say what became of them
     when_known: called once none is awaited
+    fell_behind: whether it ended, with OVERLOADED, because the client read too slowly
     """
 
     request_id: str
@@ -162,6 +177,7 @@ class RequestRecord:
     stalled_s: float = 0.0
     awaited: int = 0
     when_known: "Callable[[RequestRecord], None] | None" = None
+    fell_behind: bool = False
 
     def note_placement(self, placement: PlacementRecord) -> None:
         self.placements.append(placement)
@@ -246,20 +262,16 @@ class RequestRecord:
     def cost(self) -> float | None:
         """The price of the device time that its workers report, in the currency of --price-per-hour; None if no worker
         with a price reports any."""
-        per_second = [
-            (attempt.price_per_hour / 3600.0, attempt.timelines)
-            for attempt in self.attempts
-            if attempt.price_per_hour and attempt.timelines
-        ]
-        if not per_second:
+        told = [attempt for attempt in self.attempts if attempt.price_per_hour and attempt.timelines]
+        if not told:
             return None
-        return sum(price * timeline.device_s for price, timelines in per_second for timeline in timelines)
+        return sum([attempt.price_per_hour / 3600.0 * attempt.device_s for attempt in told])
 
 
 class RequestListener(Protocol):
     """Is told of each request that has ended. If it fails, that is logged, and fails no request."""
 
     def request_ended(self, record: RequestRecord) -> None:
-        """Reads the record, and may keep it. Called on the event loop, so it must be quick. Plans and sampling
-        parameters are dropped from the record once all listeners were told."""
+        """Reads the record, and may keep it. Called on the event loop, so it must be quick. Plans, sampling
+        parameters and all but a few timelines are dropped from the record once all listeners were told."""
         ...

@@ -11,14 +11,11 @@ from opentelemetry.util.types import AttributeValue
 from trunkline.status import CODE_DEADLINE_EXCEEDED, CODE_INTERNAL, CODE_UNAVAILABLE
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_router.http.errors import TABLE
+from trunkline_router.telemetry.genai_operation import PROVIDER, operation_of
 from trunkline_router.telemetry.request_record import CANCELLED, GRPC, UNKNOWN, RequestRecord
 from trunkline_runtime.telemetry import genai
 
 Attributes = dict[str, AttributeValue]
-
-PROVIDER = "trunkline"
-CHAT, COMPLETION = "chat", "text_completion"
-CHAT_ENDPOINTS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 RPC_SYSTEM, RPC_METHOD, RPC_STATUS = "rpc.system.name", "rpc.method", "rpc.response.status_code"
 HTTP_METHOD, HTTP_ROUTE, HTTP_STATUS = "http.request.method", "http.route", "http.response.status_code"
@@ -86,8 +83,7 @@ def _own(record: RequestRecord) -> Attributes:
         attributes["trunkline.cached_tokens"] = record.cached_tokens
         attributes["trunkline.completion_tokens"] = record.completion_tokens
     if record.attempts:
-        told = [timeline.device_s for attempt in record.attempts for timeline in attempt.timelines]
-        attributes["trunkline.device_s"] = sum(told)
+        attributes["trunkline.device_s"] = sum([attempt.device_s for attempt in record.attempts])
         attributes["trunkline.stalled_s"] = record.stalled_s
     cost = record.cost
     if cost is not None:
@@ -97,7 +93,7 @@ def _own(record: RequestRecord) -> Attributes:
 
 def _generative(record: RequestRecord) -> Attributes:
     attributes: Attributes = {
-        genai.OPERATION_NAME: CHAT if record.endpoint in CHAT_ENDPOINTS else COMPLETION,
+        genai.OPERATION_NAME: operation_of(record.endpoint),
         genai.PROVIDER_NAME: PROVIDER,
         genai.RESPONSE_ID: record.request_id,
         genai.REQUEST_STREAM: record.is_streamed,

@@ -5,43 +5,65 @@ failed or resumed are exported in any case, by the router alone: it makes the sp
 timelines that workers send.
 """
 
+import time
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from opentelemetry.sdk.resources import Resource
 
-from trunkline.status import DEADLINE_EXCEEDED, INTERNAL, NO_WORKER, OVERLOADED, QUARANTINED
-from trunkline_router.telemetry.request_record import UNKNOWN, RequestRecord
+from trunkline_router.telemetry.request_outcomes import FAILED, is_worth_a_look
+from trunkline_router.telemetry.request_record import RequestRecord
 from trunkline_router.tracing.request_attributes import sampling_attributes
 from trunkline_router.tracing.request_spans import spans_of
+from trunkline_router.tracing.trace_budget import TraceBudget
 from trunkline_runtime.telemetry.span_queue import Spans
 
-# Outcomes that are not the client's own doing. Others, such as an invalid request, are sampled like answers.
-FAILURES = frozenset({DEADLINE_EXCEEDED, INTERNAL, NO_WORKER, OVERLOADED, QUARANTINED, UNKNOWN})
-SAMPLED, SLOW, FAILED, RESUMED = "sampled", "slow", "failed", "resumed"
+SAMPLED, SLOW, RESUMED = "sampled", "slow", "resumed"  # why a request is exported; or FAILED
+
+
+class Exports(Protocol):
+    """Takes spans for the exporter: a SpanQueue."""
+
+    def put(self, spans: Spans) -> bool:
+        """Takes a function that makes the spans of a request; False: there is no room for them."""
+        ...
+
+    def withhold(self) -> None:
+        """Counts the spans of a request that is not exported though it should be."""
+        ...
 
 
 class RequestTraces:
     """A RequestListener.
 
-    put: takes a function that makes the spans of a request
     slow_s: a request is slow if it waits for longer for its first token, or between two tokens; None: no request is
     """
 
-    def __init__(self, put: Callable[[Spans], None], resource: Resource, slow_s: float | None) -> None:
-        self._put = put
+    def __init__(
+        self,
+        exports: Exports,
+        resource: Resource,
+        slow_s: float | None,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._exports = exports
         self._resource = resource
         self._slow_s = slow_s
+        self._clock_s = clock_s
+        self._budget = TraceBudget(clock_s())
 
     def request_ended(self, record: RequestRecord) -> None:
         kept = why_kept(record, self._slow_s)
         if not kept:
             return
-        record.is_exported = True
+        if not self._budget.takes(record.tenant, self._clock_s()):
+            self._exports.withhold()
+            return
         for placement in record.placements:
             placement.candidates()
         attributes = sampling_attributes(record.sampling) | {"trunkline.kept": kept}
-        self._put(partial(spans_of, record, attributes, self._resource))
+        record.is_exported = self._exports.put(partial(spans_of, record, attributes, self._resource))
 
 
 def why_kept(record: RequestRecord, slow_s: float | None) -> list[str]:
@@ -49,7 +71,7 @@ def why_kept(record: RequestRecord, slow_s: float | None) -> list[str]:
     why = [SAMPLED] if record.is_sampled else []
     if slow_s is not None and longest_wait_s(record) > slow_s:
         why.append(SLOW)
-    if record.outcome in FAILURES:
+    if is_worth_a_look(record):
         why.append(FAILED)
     if record.resumptions:
         why.append(RESUMED)

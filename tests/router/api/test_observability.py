@@ -29,10 +29,14 @@ class Traces:
 
     def __init__(self) -> None:
         self.spans: list[ReadableSpan] = []
-        self.observer = RequestObserver(listeners=[RequestTraces(self._put, Resource.create(), slow_s=None)])
+        self.observer = RequestObserver(listeners=[RequestTraces(self, Resource.create(), slow_s=None)])
 
-    def _put(self, spans: Callable[[], Sequence[ReadableSpan]]) -> None:
+    def put(self, spans: Callable[[], Sequence[ReadableSpan]]) -> bool:
         self.spans += spans()
+        return True
+
+    def withhold(self) -> None:
+        raise AssertionError("no test makes so many requests")
 
     def named(self, name: str) -> list[ReadableSpan]:
         return [span for span in self.spans if span.name == name]

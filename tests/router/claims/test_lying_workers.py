@@ -25,7 +25,7 @@ from trunkline.v1.worker_pb2 import (
     StepCostModel,
 )
 from trunkline_router.claims.model_check import WorkerUnusable, check_model
-from trunkline_router.claims.worker_claims import load_problem, model_problem
+from trunkline_router.claims.worker_claims import MAX_PRICE_PER_HOUR, load_problem, model_problem
 from trunkline_router.routing.policy import choose
 from trunkline_router.routing.prefix_index import PrefixIndex
 from trunkline_router.routing.route_request import RouteRequest
@@ -71,6 +71,7 @@ HONEST_MODEL = GetModelResponse(
     interactive_reserve=0.05,
     batch_window_ms=100.0,
     protocol_version=2,
+    price_per_hour=2.0,
 )
 HONEST_REFUSAL = no_worker("going away", retry_delay_ms=1).to_proto()
 HONEST_CHUNK = OutputChunk(token_ids=[1, 2], text="xx", finish_reason=FinishReason.FINISH_REASON_STOP, stop_token_id=2)
@@ -136,6 +137,17 @@ def test_whatever_a_worker_says_of_its_load_is_refused_or_can_be_reckoned_with()
                         assert 0 <= candidate.queued_tokens < 1 << 64
                         assert 0 <= candidate.running < 1 << 32
     assert refused > 50
+
+
+def test_a_price_that_would_spoil_sums_of_costs_is_refused() -> None:
+    for lie in distinct(HONEST_MODEL):
+        if model_problem(lie) is None:
+            assert 0.0 <= lie.price_per_hour <= MAX_PRICE_PER_HOUR
+    for price in (math.nan, math.inf, -math.inf, -1.0, 1e308):
+        model = GetModelResponse()
+        model.CopyFrom(HONEST_MODEL)
+        model.price_per_hour = price
+        assert "price_per_hour" in (model_problem(model) or "")
 
 
 async def test_innocents_are_served_beside_a_worker_that_lies_of_its_model() -> None:

@@ -1,12 +1,15 @@
 """What a worker says of a choice's times is brought within what can be true."""
 
+import resource
 from math import inf, isfinite, nan
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trunkline.v1.worker_pb2 import Gap, PrefillChunk, Timeline
-from trunkline_router.claims.timeline_claims import MAX_CHUNKS, MAX_COUNT, MAX_GAPS, believed_timeline
+from trunkline_router.claims.timeline_claims import MAX_BYTES, MAX_CHUNKS, MAX_COUNT, MAX_GAPS, believed_timeline
 
 MOST_S, PROMPT_TOKENS = 3.0, 20
 
@@ -71,3 +74,36 @@ def test_it_is_bounded_in_size() -> None:
     told = Timeline(ended_s=1.0, chunks=[PrefillChunk()] * 1000, gaps=[Gap()] * 1000)
     believed = believed_timeline(told, MOST_S, PROMPT_TOKENS)
     assert (len(believed.chunks), len(believed.gaps)) == (MAX_CHUNKS, MAX_GAPS)
+
+
+def test_what_the_contract_allows_needs_no_cut() -> None:
+    chunk = PrefillChunk(started_s=1.0, duration_s=1.0, tokens=2**32 - 1)
+    for name in ("step_prefill_tokens", "step_decode_tokens", "step_padding_tokens", "step_sequences"):
+        setattr(chunk, name, 2**32 - 1)
+    told = Timeline(ended_s=1.0, chunks=[chunk] * MAX_CHUNKS, gaps=[Gap(at_s=1.0, duration_s=1.0)] * MAX_GAPS)
+    told.received.GetCurrentTime()
+    for field in Timeline.DESCRIPTOR.fields:
+        if field.message_type is None:
+            setattr(told, field.name, 2**32 - 1)
+    assert told.ByteSize() < MAX_BYTES
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        Timeline(ended_s=1.0, chunks=[PrefillChunk()] * 31_000),
+        Timeline(ended_s=1.0, chunks=[PrefillChunk()] * 2000),
+        Timeline(ended_s=1.0, gaps=[Gap()] * 31_000),
+        Timeline.FromString(b"\xfa\x01\xa0\x8d\x06" + bytes(100_000)),  # a field of a later version
+    ],
+    ids=["chunks", "small chunks", "gaps", "unknown field"],
+)
+def test_what_is_cut_takes_no_memory(told: Timeline) -> None:
+    believed_timeline(told, MOST_S, PROMPT_TOKENS)
+    before = resident_bytes()
+    kept = [believed_timeline(told, MOST_S, PROMPT_TOKENS) for _ in range(64)]
+    assert resident_bytes() - before < 3 << 20, f"{len(kept)} timelines of {told.ByteSize()} bytes"
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -59,6 +59,7 @@ def answered(**fields: Any) -> RequestRecord:
         "endpoint": CHAT,
         "trace_id": 0xABC,
         "is_sampled": True,
+        "is_exported": True,
         "tenant": "acme",
         "lane": "standard",
         "model": "tiny",

@@ -18,7 +18,8 @@ from tests.router.metrics.records import (
 from trunkline.status import DEADLINE_EXCEEDED, INTERNAL, NO_WORKER, OVERLOADED, QUOTA_EXCEEDED
 from trunkline_router.metrics.attempt_metrics import predicted_first_token_s
 from trunkline_router.metrics.first_token_phases import phases_of
-from trunkline_router.telemetry.request_record import CANCELLED, Interval, PlacementRecord
+from trunkline_router.telemetry.request_observer import RequestObserver
+from trunkline_router.telemetry.request_record import CANCELLED, MOST_TIMELINES, Interval, PlacementRecord
 from trunkline_runtime.telemetry.exposition import content_type_of, exposition
 
 
@@ -120,10 +121,30 @@ def test_the_conventions_for_generative_ai_have_their_histograms() -> None:
     assert value(counted.families, "vllm:request_max_num_generation_tokens_sum") == 11
 
 
+def test_a_request_of_many_choices_keeps_few_timelines_and_all_of_its_cost() -> None:
+    counted = counts()
+    record = answered(attempts=[attempt(timelines=[timeline(device_s=0.25) for _ in range(1000)])])
+    with RequestObserver(listeners=[counted]).observed(record):
+        cost = record.cost
+    assert len(record.attempts[0].timelines) == MOST_TIMELINES
+    assert (record.cost, record.attempts[0].device_s) == (cost, 250.0)
+    assert value(counted.families, "trunkline_router_tenant_device_seconds_total") == 250.0
+
+
+def test_a_client_that_does_not_read_does_not_make_the_fleet_look_full() -> None:
+    counted = counts()
+    counted.request_ended(answered(outcome=OVERLOADED, fell_behind=True))
+    counted.request_ended(refused(OVERLOADED))
+    outcomes = values(counted.families, "trunkline_router_requests_total", "outcome")
+    assert outcomes == {("SLOW_READER",): 1, (OVERLOADED,): 1}
+    results = values(counted.families, "trunkline_router_tenant_requests_total", "result")
+    assert results == {("refused",): 2}
+
+
 async def test_latencies_carry_the_trace_of_an_example_in_openmetrics() -> None:
     counted = counts()
     counted.request_ended(answered())
-    counted.request_ended(answered(is_sampled=False, trace_id=0x123))
+    counted.request_ended(answered(is_sampled=True, is_exported=False, trace_id=0x123))
     counted.request_ended(
         answered(is_sampled=False, is_exported=True, trace_id=0xDEF, first_token_s=61.0, ended_s=62.0)
     )

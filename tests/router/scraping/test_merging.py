@@ -1,6 +1,8 @@
 """One answer of the metrics of several processes, some of which have died."""
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -77,7 +79,10 @@ def test_a_process_that_died_keeps_its_counters_and_loses_its_gauges(tmp_path: P
     write(first, 5)
     write(second, 7)
     assert answer(tmp_path) == {"served_total,batch": 12.0, "trunkline_router_running_requests": 2.0}
+    half_written = tmp_path / f".{second.file.name}.4711"
+    half_written.touch()
     bury(second)
+    assert not half_written.exists()
     assert answer(tmp_path) == {"served_total,batch": 12.0, "trunkline_router_running_requests": 1.0}
     write(SnapshotPlace(tmp_path, 1, 1), 1)
     assert answer(tmp_path) == {"served_total,batch": 13.0, "trunkline_router_running_requests": 2.0}
@@ -122,6 +127,18 @@ def test_processes_agree_on_the_names_that_have_labels(tmp_path: Path) -> None:
     assert [two.label(name) for name in ("b", "c", "a", "")] == ["b", OTHER, "a", ""]
     assert [one.label(name) for name in ("b", "c", "d")] == ["b", OTHER, OTHER]
     assert [two.label(name) for name in ("d", "b", "listed")] == [OTHER, "b", "listed"]
+
+
+def test_names_do_not_depend_on_the_locale(tmp_path: Path) -> None:
+    names = ["größe", "会社"]
+    script = (
+        "import sys; from pathlib import Path; from trunkline_router.scraping.shared_names import SharedNames; "
+        "shared = SharedNames(Path(sys.argv[1]), 4); "
+        f"assert [shared.label(name) for name in {names!a}] == {names!a}"
+    )
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "names")], env=environment, check=True)
+    assert SharedNames(tmp_path / "names", 4).label("größe") == "größe"
 
 
 def test_names_that_cannot_be_written_count_with_the_others(tmp_path: Path) -> None:

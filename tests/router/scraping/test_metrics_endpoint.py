@@ -14,13 +14,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.metrics_page import documented, told
 from tests.router.access.callers import Keys, bearer, router_of
-from tests.router.cluster import PATIENCE_S, Cluster, cluster, until
+from tests.router.cluster import PATIENCE_S, Cluster, cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.metrics.records import answered, value
-from tests.router.scraping.scrape_rig import OPENMETRICS, check_with_promtool, samples, scrape
+from tests.router.scraping.scrape_rig import OPENMETRICS, TEXT, check_with_promtool, samples, scrape
 from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline_router.edge.http_call import Edge
-from trunkline_router.edge.status_endpoints import MAX_SCRAPES
+from trunkline_router.edge.status_endpoints import MAX_SCRAPES_OF_HOST
 from trunkline_router.identity.endpoints import Open
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.request.tenants import Tenant, Tenants
@@ -80,6 +81,21 @@ async def test_the_answer_is_what_prometheus_wants(router: Cluster) -> None:
     check_with_promtool(response.text)
 
 
+async def test_no_series_is_told_twice_whatever_is_refused(router: Cluster) -> None:
+    """Prometheus drops the second sample of a series, and says so at each scrape."""
+    address = f"http://127.0.0.1:{router.http_port}"
+    async with httpx2.AsyncClient(base_url=address, timeout=PATIENCE_S, trust_env=False) as client:
+        for path in ("/page/nothing.js", "/fleet/requests/none", "/v1/responses/resp_none", "/v1/models/none", "/no"):
+            assert (await client.get(path)).status_code == 404
+        await client.post("/v1/completions", content=b"{")
+    await refusal(router.stub.Generate(GenerateRequest(model="none")))
+    for accept in (TEXT, OPENMETRICS):
+        text = (await scrape(router.http_port, accept)).text
+        series = Counter(line.split("} ")[0] for line in text.splitlines() if not line.startswith("#"))
+        assert {each for each, count in series.items() if count > 1} == set()
+        assert 'calls_refused_total{protocol="http",reason="other"} ' in text
+
+
 async def test_the_page_has_exactly_the_metrics_that_there_are(router: Cluster) -> None:
     await complete(router)
     response = await scrape(router.http_port)
@@ -93,7 +109,7 @@ async def test_openmetrics_is_answered_to_those_who_know_it(router: Cluster) -> 
     assert response.headers["content-type"].startswith("application/openmetrics-text")
     names = Counter(family.name for family in parse_openmetrics(response.text))  # type: ignore[no-untyped-call]
     assert set(names.values()) == {1}, "a family is not repeated"
-    assert ' # {trace_id="' in response.text, "an example"
+    assert "trace_id" not in response.text, "without an exporter there are no traces to give as examples"
 
 
 async def test_each_gauge_has_a_rule_for_several_processes(router: Cluster) -> None:
@@ -134,11 +150,14 @@ async def test_scrapers_that_do_not_read_take_the_places_of_scrapers_alone(route
         router.counted.request_ended(answered(tenant=f"tenant-{n % 90}", model=f"model-{n % 30}"))
     port = router.http_port
     assert len((await scrape(port)).content) > 250_000
-    connections = [await asyncio.open_connection("127.0.0.1", port, limit=1024) for _ in range(MAX_SCRAPES)]
+    connections = [await asyncio.open_connection("127.0.0.1", port, limit=1024) for _ in range(MAX_SCRAPES_OF_HOST)]
     for _, writer in connections:
         writer.write(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
     await until_status(port, 429)
     assert await complete(router) == 200, "requests go on"
+    elsewhere = httpx2.AsyncHTTPTransport(local_address="127.0.0.2")
+    async with httpx2.AsyncClient(timeout=PATIENCE_S, trust_env=False, transport=elsewhere) as client:
+        assert (await client.get(f"http://127.0.0.1:{port}/metrics")).status_code == 200, "other hosts scrape"
     for _, writer in connections:
         writer.transport.abort()
     await until_status(port, 200)

@@ -294,6 +294,7 @@ async def test_what_waits_is_bounded_in_bytes_over_all_choices_and_what_was_take
     with pytest.raises(RequestRefused, match="reads too slowly") as caught:
         await news.take()
     assert caught.value.reason == "OVERLOADED"
+    assert news._record.fell_behind
     assert news.answer.has_output, "and so it is not tried elsewhere"
     put(52, size=2000)
     assert told.heard == ["gave up"]

@@ -61,7 +61,7 @@ def traced(
             patch.setenv(name, value)
         tracing = open_tracing("trunkline-router", "router-1")
     assert tracing.queue is not None
-    traces = RequestTraces(tracing.queue.put, tracing.resource, slow_s)
+    traces = RequestTraces(tracing.queue, tracing.resource, slow_s)
     yield RequestObserver(tracing.sampler, [traces])
     tracing.queue.close()
 
@@ -323,6 +323,8 @@ def attempts(*, gap_s: float = 0.0, silence_s: float = 0.0) -> list[AttemptRecor
         (record(attempts=attempts(silence_s=3.0)), ["slow"]),
         (record(outcome="NO_WORKER", is_sampled=True), ["sampled", "failed"]),
         (record(outcome="QUOTA_EXCEEDED"), []),
+        (record(outcome="OVERLOADED"), ["failed"]),
+        (record(outcome="OVERLOADED", fell_behind=True), []),
         (record(attempts=[AttemptRecord("a", 0.0, resumed_at_tokens=0)]), ["resumed"]),
     ],
 )

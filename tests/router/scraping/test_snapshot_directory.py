@@ -1,0 +1,62 @@
+"""The directory of a router that was killed does not stay for ever."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from trunkline_router.scraping.snapshot_directory import FORGOTTEN_S, PREFIX, remove_forgotten, snapshot_directory
+
+HOLD = """
+import sys
+from trunkline_router.scraping.snapshot_directory import snapshot_directory
+with snapshot_directory() as directory:
+    (directory / "0.0.snapshot").touch()
+    print(directory, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return tmp_path
+
+
+def test_it_lasts_as_long_as_the_router(parent: Path) -> None:
+    with snapshot_directory() as directory:
+        assert directory.is_dir()
+        assert directory.stat().st_mode & 0o077 == 0
+    assert list(parent.iterdir()) == []
+
+
+def test_what_a_killed_router_left_is_removed_by_the_next_one(parent: Path) -> None:
+    later_s = time.time() + 2 * FORGOTTEN_S
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as killed:
+        assert killed.stdout is not None
+        left = Path(killed.stdout.readline().strip())
+        remove_forgotten(parent, later_s)
+        assert left.is_dir(), "its router lives"
+        killed.kill()
+        killed.wait()
+    remove_forgotten(parent, time.time())
+    assert left.is_dir(), "it is as young as one whose lock is still to be taken"
+    os.utime(left, (0.0, 0.0))
+    with snapshot_directory() as mine:
+        assert list(parent.iterdir()) == [mine]
+
+
+def test_what_only_looks_like_one_stays(parent: Path) -> None:
+    elsewhere = parent / "elsewhere"
+    elsewhere.mkdir()
+    (parent / f"{PREFIX}link").symlink_to(elsewhere)
+    (parent / f"{PREFIX}file").touch()
+    remove_forgotten(parent, time.time() + 2 * FORGOTTEN_S)
+    assert len(list(parent.iterdir())) == 3
