@@ -8,16 +8,18 @@ from trunkline_router.claims.timeline_claims import within
 MAX_SAMPLED_STEPS = 16  # what the contract allows
 
 
-def correct_decode(believed: Timeline) -> None:
-    """Corrects a timeline whose end is checked: the sampled steps are few, in order, and not after its end."""
+def believed_decode(believed: Timeline) -> Timeline:
+    """Returns the timeline, whose end is checked, with sampled steps that are few, in order, and not after its end."""
+    if len(believed.sampled_steps) > MAX_SAMPLED_STEPS:
+        del believed.sampled_steps[MAX_SAMPLED_STEPS:]
+        believed = Timeline.FromString(believed.SerializeToString())  # what is deleted stays in a message's memory
     end_s = believed.ended_s
     if not 0.0 <= believed.detokenize_s <= end_s:
         believed.detokenize_s = within(believed.detokenize_s, 0.0, end_s)
     steps = believed.sampled_steps
-    if not steps:
-        return
-    del steps[MAX_SAMPLED_STEPS:]
-    for step in steps:
-        step.at_s = within(step.at_s, 0.0, end_s)
-        step.duration_s = within(step.duration_s, 0.0, step.at_s)
-    steps.sort(key=attrgetter("at_s"))
+    if steps:
+        for step in steps:
+            step.at_s = within(step.at_s, 0.0, end_s)
+            step.duration_s = within(step.duration_s, 0.0, step.at_s)
+        steps.sort(key=attrgetter("at_s"))
+    return believed

@@ -6,7 +6,7 @@ from trunkline.v1.worker_pb2 import Timeline
 
 MAX_CHUNKS, MAX_GAPS = 64, 16  # what the contract allows
 MAX_COUNT = 1 << 20  # of steps, preemptions and gaps of one choice
-MAX_BYTES = 4096  # wire size of a timeline that the contract allows: at most 3.7 kB
+MAX_BYTES = 5120  # wire size of a timeline that the contract allows: at most 4.4 kB
 MOST_DOUBT_S = 1.0  # a timeline that tells the difference between clocks less exactly does not count
 _COUNTS = ("decode_steps", "preemptions", "recomputed_tokens", "num_gaps")
 

@@ -5,7 +5,7 @@ import time
 from trunkline.answer_ledger import AnswerLedger
 from trunkline.status import NO_WORKER, RequestRefused, code_of
 from trunkline.v1.worker_pb2 import Timeline
-from trunkline_router.claims.decode_claims import correct_decode
+from trunkline_router.claims.decode_claims import believed_decode
 from trunkline_router.claims.timeline_claims import believed_timeline, clock_skew_s
 from trunkline_router.telemetry.request_record import UNKNOWN, AttemptRecord, RequestRecord
 from trunkline_router.workers.connected_worker import ConnectedWorker
@@ -39,8 +39,7 @@ def note_timeline(record: RequestRecord, noted: AttemptRecord, timeline: Timelin
     now_s = time.monotonic()
     noted.clock_skew_s = clock_skew_s(timeline, record.unix_ns(noted.started_s) / 1e9, now_s - noted.started_s)
     end_s = now_s if noted.ended_s is None else noted.ended_s
-    believed = believed_timeline(timeline, end_s - noted.started_s, record.prompt_tokens)
-    correct_decode(believed)
+    believed = believed_decode(believed_timeline(timeline, end_s - noted.started_s, record.prompt_tokens))
     believed.received.FromNanoseconds(record.unix_ns(end_s - believed.ended_s))
     noted.timelines.append(believed)
 
