@@ -118,6 +118,7 @@ def main() -> None:
         "--rounds",
         str(arguments.rounds),
         *(["--http"] if arguments.http else []),
+        *(["--before", "DIR"] if arguments.before else []),
         *(["--smg", "DIR/bin/smg"] if arguments.smg else []),
     ]
     names = ("trunkline", "grpcio", "protobuf", "uvloop", "uvicorn", "httptools")
