@@ -547,7 +547,7 @@ class WorkerTile(_message.Message):
     state: Global___WorkerState.ValueType
     """The worker's state."""
     reason: _builtins.str
-    """Why it is in this state, in one line; empty if there is nothing to say."""
+    """The worker's problem, in one line. Empty if it has none."""
     sampled_unix_ms: _builtins.int
     """When the worker last reported its statistics, in milliseconds of Unix time."""
     running: _builtins.int
