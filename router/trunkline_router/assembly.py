@@ -124,7 +124,9 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     place = None if shared_port is None else shared_port.place
     counted = RequestCounts(label_rules(access.tenants, place))
     recent = RecentRequests(slow_s=settings.trace_slow_ms / 1e3 or SLOW_S)
-    observer = RequestObserver(tracing.sampler, [*listeners_of(settings, tracing), counted, recent])
+    traces = traces_of(settings, tracing)
+    listeners: Sequence[RequestListener] = [counted, recent] if traces is None else [traces, counted, recent]
+    observer = RequestObserver(tracing.sampler, listeners, None if traces is None else traces.may_export)
     inference = Inference(dispatcher, max_choices=settings.max_choices, shared=shared, observer=observer)
     service = InferenceService(inference, access, grant_keys=settings.grant_keys)
     add_InferenceServiceServicer_to_server(service, server.grpc)
@@ -160,12 +162,12 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     return Router(settings, pools, shared, server, http, service, renderers, scrape, background)
 
 
-def listeners_of(settings: RouterSettings, tracing: Tracing) -> Sequence[RequestListener]:
-    """The listeners that each request's end is told to, apart from the log and the metrics."""
+def traces_of(settings: RouterSettings, tracing: Tracing) -> RequestTraces | None:
+    """What exports the spans of requests; None: they are not exported."""
     if tracing.queue is None:
-        return ()
+        return None
     slow_s = settings.trace_slow_ms / 1e3 if settings.trace_slow_ms else None
-    return (RequestTraces(tracing.queue, tracing.resource, slow_s),)
+    return RequestTraces(tracing.queue, tracing.resource, slow_s)
 
 
 def _response_store(settings: RouterSettings) -> ResponseStore | None:

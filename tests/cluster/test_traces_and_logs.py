@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import format_span_id, format_trace_id
 
 from tests.cluster.processes import Cluster, running_cluster, wait_until
-from tests.runtime.otlp_receiver import Receiver, Trace, receiving
+from tests.runtime.otlp_receiver import GENERATE, GRANT, Receiver, Trace, receiving
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline import Client
 from trunkline.v1.generation_pb2 import SamplingParams
@@ -26,7 +26,7 @@ GRANT_KEY = "a key of the tests, 32 bytes or so"
 # So few blocks, admitted without foresight, that long answers preempt each other.
 FLAGS = ("--dtype=float32", "--deterministic", "--kv-blocks=24", "--admission=optimistic")
 WORKER_SPANS = ("worker.generate", "queue", "prefill", ("decode", "detokenize"))
-PLAIN = ("router.generate", "tokenize", "admission", "route", ("attempt", WORKER_SPANS))
+PLAIN = (GENERATE, "tokenize", "admission", "route", ("attempt", WORKER_SPANS))
 
 
 @dataclass
@@ -92,7 +92,7 @@ async def test_a_direct_answer_is_in_the_trace_of_its_grant(traced: TracedCluste
     async with Client(traced.cluster.address, direct=True) as client:
         await client.complete("Once upon a time", max_tokens=4, request_id="direct")
     trace = traced.receiver.wait("direct", has_worker)
-    assert trace.tree() == ("router.grant", *PLAIN[1:])
+    assert trace.tree() == (GRANT, *PLAIN[1:])
     assert traced.line("direct")["grants"] == 1
 
 

@@ -15,6 +15,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 PATIENCE_S = 20.0
 GRPC, HTTP = "grpc", "http/protobuf"
+# The names of the spans of requests over gRPC
+GENERATE, GRANT = "trunkline.v1.InferenceService/Generate", "trunkline.v1.InferenceService/Grant"
 
 
 @dataclass
@@ -47,6 +49,11 @@ class ReceivedSpan:
     @property
     def links(self) -> list[str]:
         return [link.span_id.hex() for link in self.proto.links]
+
+    @property
+    def is_routers(self) -> bool:
+        """Whether it is the router's own span of a request."""
+        return self.service == "trunkline-router" and self.proto.kind == Span.SPAN_KIND_SERVER
 
     @property
     def is_error(self) -> bool:
@@ -100,7 +107,7 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
     def trace(self, request_id: str) -> "Trace | None":
         """The spans that have arrived; None if the router's own has not."""
         for span in self.spans:
-            if span.name.startswith("router.") and span.attributes["trunkline.request_id"] == request_id:
+            if span.is_routers and span.attributes.get("trunkline.request_id") == request_id:
                 return Trace(span, [each for each in self.spans if each.proto.trace_id == span.proto.trace_id])
         return None
 

@@ -67,6 +67,7 @@ class Inference:
     def observed(self, call: RequestCall) -> Iterator[None]:
         """Keeps the request's record until the block ends. An unexpected error becomes RequestRefused (INTERNAL)."""
         record, request_id = call.record, call.request_id
+        record.tenant = call.caller.tenant
         with self.observer.observed(record, *trace_context_of(call.metadata)):
             try:
                 yield
@@ -90,7 +91,6 @@ class Inference:
         """Prepares a request, unless its tenant's quotas are known to be used up: to tokenize a prompt costs more than
         to refuse it. Raises RequestRefused."""
         caller = call.caller
-        call.record.tenant = caller.tenant
         likely = partial(self.preparer.likely_use, call)
         self.shared.check_left(caller.tenant, caller.terms.quotas, likely, is_listed=caller.is_listed)
         return await self.preparer.prepare(call)
