@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Protocol, TextIO
 
 import structlog
@@ -24,11 +25,11 @@ log_context: ContextVar[LogContext | None] = ContextVar("log_context", default=N
 
 
 def configure_logging(service: str, **bound: Any) -> None:
-    """Configures the process's logs; every line has `service` and `bound`."""
+    """Configures the process's logs; every line has `service` and `bound`, whichever thread writes it."""
     terminal = sys.stderr.isatty()
     structlog.configure(
         processors=[
-            structlog.contextvars.merge_contextvars,
+            partial(_add_bound, {"service": service, **bound}),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             _add_context,
@@ -42,7 +43,6 @@ def configure_logging(service: str, **bound: Any) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.bind_contextvars(service=service, **bound)
 
 
 def get_logger() -> structlog.typing.FilteringBoundLogger:
@@ -85,6 +85,12 @@ _ENCODER = json.JSONEncoder(default=repr)
 def _to_json(event: Any, **_: Any) -> str:
     """As json.dumps(), which makes an encoder for each line."""
     return _ENCODER.encode(event)
+
+
+def _add_bound(bound: Mapping[str, Any], _: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    for name, value in bound.items():
+        event.setdefault(name, value)
+    return event
 
 
 def _add_context(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

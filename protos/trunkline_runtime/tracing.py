@@ -72,10 +72,10 @@ class _OwnResource(Resource):
         return self is other
 
 
-def configure_tracing(service_name: str) -> SpanQueue | None:
+def configure_tracing(service_name: str, instance: str = "") -> SpanQueue | None:
     """Sets up start_span(): spans are exported if the standard OTEL_* variables ask for it, and only pass the trace
     context on otherwise. Returns the queue before the exporter. Exits as open_tracing() does."""
-    tracing = open_tracing(service_name)
+    tracing = open_tracing(service_name, instance)
     if tracing.queue is None and not any(os.environ.get(name) for name in SDK_VARIABLES):
         trace.set_tracer_provider(_CarrierProvider())
         return None

@@ -80,6 +80,8 @@ async def test_spans_join_from_the_client_to_the_workers_steps(traced: TracedClu
     assert line["queue_ms"] <= line["first_token_ms"] <= line["duration_ms"]
     assert sum(line["prefill_tokens"]) + line["cached_tokens"] == line["prompt_tokens"]
     assert len(line["prefill_ms"]) == len(line["prefill_tokens"])
+    assert (line["router"], line["worker"]) == (trace.root.instance, trace.one("worker.generate").instance)
+    assert all(json.loads(each)["router"] == line["router"] for each in traced.cluster.router.lines)
     everything = "\n".join(traced.cluster.router.lines)
     for worker in traced.cluster.workers:
         everything += "\n".join(worker.process.lines)

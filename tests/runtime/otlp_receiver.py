@@ -21,9 +21,10 @@ GENERATE, GRANT = "trunkline.v1.InferenceService/Generate", "trunkline.v1.Infere
 
 @dataclass
 class ReceivedSpan:
-    """A span, and the service that sent it."""
+    """A span, and the service and its instance that sent it."""
 
     service: str
+    instance: str
     proto: Span
 
     @property
@@ -85,9 +86,10 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
             self.raw += raw
             self.protocols.add(protocol)
             for resource in request.resource_spans:
-                service = str(attributes_of(resource.resource.attributes)["service.name"])
+                told = attributes_of(resource.resource.attributes)
+                service, instance = str(told["service.name"]), str(told.get("service.instance.id"))
                 for scope in resource.scope_spans:
-                    self.spans += [ReceivedSpan(service, span) for span in scope.spans]
+                    self.spans += [ReceivedSpan(service, instance, span) for span in scope.spans]
             self.arrived.notify_all()
 
     def Export(self, request: Any, _: Any) -> Any:
