@@ -28,8 +28,8 @@ class RouterSettings:
     port: int = setting(50051, help="gRPC port; 0 picks a free one", minimum=0, maximum=65535)
     router_id: str = setting(
         "",
-        help="this router's name in logs, traces, metrics and at workers; default: host:port, or the machine's name and "
-        "port if it listens on all addresses",
+        help="this router's name in logs, traces, metrics and at workers; default: host:port, with the machine's name "
+        "as host if it listens on all addresses",
     )
     processes: int = setting(
         1, help="processes that serve the port together; each is a router of its own to workers", minimum=1, maximum=256

@@ -19,8 +19,8 @@ class WorkerSettings:
     served_model_name: str = setting("", help="name that requests use; default: the model directory's base name")
     worker_id: str = setting(
         "",
-        help="this worker's name in logs, traces and responses; default: host:port, or the machine's name and port if it "
-        "listens on all addresses",
+        help="this worker's name in logs, traces and responses; default: host:port, with the machine's name as host if "
+        "it listens on all addresses",
     )
     stats_interval_s: float = setting(
         30.0, help="time between two lines of statistics in the log, while there is work; 0: no lines", minimum=0.0

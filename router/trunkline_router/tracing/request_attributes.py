@@ -43,8 +43,8 @@ _PARAMETERS = [
 
 
 def span_name(protocol: str, endpoint: str) -> str:
-    """The name of a request's own span, which is a server's: over HTTP `{method} {route}`, over gRPC the full name of the
-    method. The names in the conventions for generative AI are for spans of clients."""
+    """The name of a request's own span, which is a server's: over HTTP `{method} {route}`, over gRPC the method's full
+    name. The names in the conventions for generative AI are for spans of clients."""
     return endpoint if protocol == GRPC else f"{POST} {endpoint}"
 
 
