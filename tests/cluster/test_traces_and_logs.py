@@ -17,10 +17,13 @@ from tests.cluster.processes import Cluster, running_cluster, wait_until
 from tests.runtime.otlp_receiver import GENERATE, GRANT, Receiver, Trace, receiving
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline import Client
+from trunkline.v1.fleet_pb2 import GetRequestRequest, ListRequestsRequest
+from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 
+QUEUED_S = 0.02  # a request waits for a place for longer, and is then cancelled
 SECRET = "The xylophone of the secretive walrus"
 GRANT_KEY = "a key of the tests, 32 bytes or so"
 # So few blocks, admitted without foresight, that long answers preempt each other.
@@ -116,6 +119,41 @@ async def test_a_preempted_answer_says_how_often_and_what_was_computed_again(tra
         line, decode = traced.line(name), trace.one("decode").attributes
         assert line["preemptions"] == decode["trunkline.preemptions"]
         assert line["recomputed_tokens"] == decode["trunkline.recomputed_tokens"] > 0
+
+
+async def test_a_request_that_is_cancelled_in_the_queue_of_its_worker_says_so(traced: TracedCluster) -> None:
+    """In its trace, in the log and on the page: it waited for a place, and computed nothing."""
+    with running_cluster(
+        DEMO_MODEL, "--max-running-requests=1", workers=1, environment=traced.receiver.environment()
+    ) as cluster:
+        async with grpc.aio.insecure_channel(cluster.address) as channel:
+            stub: Any = InferenceServiceStub(channel)
+            fleet: Any = FleetServiceStub(channel)
+            running = stub.Generate(GenerateRequest(text="Once", sampling=SamplingParams(ignore_eos=True)))
+            while not (await running.read()).chunks:
+                pass
+            queued = stub.Generate(GenerateRequest(text="upon", request_id="queued"))
+            waited_s = 0.0
+            while waited_s < QUEUED_S:
+                listed = (await fleet.ListRequests(ListRequestsRequest(running=True))).requests
+                waited_s = max(
+                    (each.e2e_s for each in listed if each.request_id == "queued" and each.attempts), default=0
+                )
+            queued.cancel()
+            line = TracedCluster(cluster, traced.receiver).line("queued")
+            told = await fleet.GetRequest(GetRequestRequest(request_id="queued"))
+            running.cancel()
+    trace = traced.receiver.wait("queued", has_worker)
+    assert trace.tree() == (*PLAIN[:4], ("attempt", ("worker.generate", "queue")))
+    root = trace.root.attributes
+    assert (root["trunkline.outcome"], root["rpc.response.status_code"]) == ("cancelled", "CANCELLED")
+    assert root["trunkline.queue_cause"] == root["trunkline.cause"] == told.summary.cause == "queue"
+    assert trace.one("worker.generate").attributes["trunkline.outcome"] == "cancelled"
+    queue = trace.one("queue").proto
+    assert queue.end_time_unix_nano - queue.start_time_unix_nano > QUEUED_S / 2 * 1e9
+    assert line["outcome"] == "cancelled"
+    assert line["queue_ms"] > QUEUED_S / 2 * 1e3
+    assert "first_token_ms" not in line
 
 
 async def test_an_answer_that_survives_its_worker_is_one_trace(traced: TracedCluster) -> None:
