@@ -17,11 +17,12 @@ from tests.cluster.processes import Cluster, running_cluster, wait_until
 from tests.runtime.otlp_receiver import GENERATE, GRANT, Receiver, Trace, receiving
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline import Client
-from trunkline.v1.fleet_pb2 import GetRequestRequest, ListRequestsRequest
+from trunkline.v1.fleet_pb2 import GetRequestRequest
 from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
+from trunkline.v1.worker_pb2 import GetStatsRequest
 
 QUEUED_S = 0.02  # a request waits for a place for longer, and is then cancelled
 SECRET = "The xylophone of the secretive walrus"
@@ -133,12 +134,11 @@ async def test_a_request_that_is_cancelled_in_the_queue_of_its_worker_says_so(tr
             while not (await running.read()).chunks:
                 pass
             queued = stub.Generate(GenerateRequest(text="upon", request_id="queued"))
-            waited_s = 0.0
-            while waited_s < QUEUED_S:
-                listed = (await fleet.ListRequests(ListRequestsRequest(running=True))).requests
-                waited_s = max(
-                    (each.e2e_s for each in listed if each.request_id == "queued" and each.attempts), default=0
-                )
+            began_s = now_s = 0.0  # of the wait, on the worker's clock
+            while now_s < began_s + QUEUED_S or not began_s:
+                stats = await asyncio.to_thread(cluster.workers[0].stub.GetStats, GetStatsRequest())
+                now_s = stats.uptime_s
+                began_s = began_s or (now_s if stats.load.waiting else 0.0)
             queued.cancel()
             line = TracedCluster(cluster, traced.receiver).line("queued")
             told = await fleet.GetRequest(GetRequestRequest(request_id="queued"))
@@ -147,12 +147,13 @@ async def test_a_request_that_is_cancelled_in_the_queue_of_its_worker_says_so(tr
     assert trace.tree() == (*PLAIN[:4], ("attempt", ("worker.generate", "queue")))
     root = trace.root.attributes
     assert (root["trunkline.outcome"], root["rpc.response.status_code"]) == ("cancelled", "CANCELLED")
-    assert root["trunkline.queue_cause"] == root["trunkline.cause"] == told.summary.cause == "queue"
+    assert root["trunkline.queue_cause"] == "queue"
+    assert root["trunkline.cause"] == told.summary.cause
     assert trace.one("worker.generate").attributes["trunkline.outcome"] == "cancelled"
     queue = trace.one("queue").proto
-    assert queue.end_time_unix_nano - queue.start_time_unix_nano > QUEUED_S / 2 * 1e9
+    assert queue.end_time_unix_nano - queue.start_time_unix_nano > QUEUED_S * 1e9
     assert line["outcome"] == "cancelled"
-    assert line["queue_ms"] > QUEUED_S / 2 * 1e3
+    assert line["queue_ms"] >= QUEUED_S * 1e3
     assert "first_token_ms" not in line
 
 
