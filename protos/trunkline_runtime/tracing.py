@@ -17,7 +17,7 @@ from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanK
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from trunkline_runtime.telemetry.head_sampler import HeadSampler, SamplerError, head_sampler
+from trunkline_runtime.telemetry.head_sampler import NONE_SAMPLED, HeadSampler, SamplerError, head_sampler
 from trunkline_runtime.telemetry.otlp_exporter import ExporterError
 from trunkline_runtime.telemetry.span_exporters import DISABLED, span_exporter
 from trunkline_runtime.telemetry.span_queue import QueueError, SpanQueue, span_queue
@@ -27,7 +27,6 @@ _TRACER_NAME = "trunkline"
 
 # The SDK reads these. They decide about traces that start here, also for processes that continue and export them.
 SDK_VARIABLES = (DISABLED, "OTEL_TRACES_SAMPLER")
-NONE_SAMPLED = HeadSampler(ratio=0.0)  # but for those of callers that sample
 
 
 @dataclass(frozen=True, slots=True)

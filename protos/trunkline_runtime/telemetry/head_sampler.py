@@ -47,6 +47,9 @@ class HeadSampler:
         return int.from_bytes(hashed.digest())
 
 
+NONE_SAMPLED = HeadSampler(ratio=0.0)  # but for the traces of callers that sample them
+
+
 def head_sampler() -> HeadSampler:
     """The sampler that the variables ask for. Raises SamplerError."""
     name = os.environ.get(SAMPLER) or DEFAULT

@@ -10,7 +10,7 @@ MOST_ACCOUNTS = 1024  # that are remembered
 
 @dataclass(frozen=True, slots=True)
 class BudgetLimits:
-    """Whoever asks may use up the budget down to the reserve. Of the reserve, each account has a small share.
+    """Any account may use up the budget down to the reserve. Of the reserve, each account has a small share.
 
     per_s, at_once: of all accounts together
     reserve: the part of `at_once` for accounts that ask little

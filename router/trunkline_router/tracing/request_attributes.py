@@ -24,10 +24,10 @@ URL_PATH, URL_SCHEME, ERROR_TYPE = "url.path", "url.scheme", "error.type"
 POST = "POST"  # the method of all requests over HTTP
 HTTP_OK, HTTP_SERVER_ERROR = 200, 500
 
-_STATUS_NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
+STATUS_NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 _UNKNOWN, _UNIMPLEMENTED, _DATA_LOSS = 2, 12, 15
 # Codes that are errors of a server, by the conventions of gRPC. Others are its client's.
-_SERVER_ERRORS = {CODE_DEADLINE_EXCEEDED, CODE_INTERNAL, CODE_UNAVAILABLE, _UNKNOWN, _UNIMPLEMENTED, _DATA_LOSS}
+SERVER_ERRORS = {CODE_DEADLINE_EXCEEDED, CODE_INTERNAL, CODE_UNAVAILABLE, _UNKNOWN, _UNIMPLEMENTED, _DATA_LOSS}
 
 # Sampling parameters, their attributes, and whether one that is not set can be told from one that is zero
 _PARAMETERS = [
@@ -77,7 +77,7 @@ def status(record: RequestRecord) -> Status:
     if not record.is_failed:
         return Status(StatusCode.UNSET)
     if record.protocol == GRPC:
-        return Status(StatusCode.ERROR, record.outcome) if record.code in _SERVER_ERRORS else Status(StatusCode.UNSET)
+        return Status(StatusCode.ERROR, record.outcome) if record.code in SERVER_ERRORS else Status(StatusCode.UNSET)
     return Status(StatusCode.ERROR if _http_error(record) >= HTTP_SERVER_ERROR else StatusCode.UNSET)
 
 
@@ -143,7 +143,7 @@ def _generative(record: RequestRecord) -> Attributes:
 def _protocol(record: RequestRecord) -> Attributes:
     attributes: Attributes
     if record.protocol == GRPC:
-        code = "CANCELLED" if record.outcome == CANCELLED else _STATUS_NAMES.get(record.code, UNKNOWN)
+        code = "CANCELLED" if record.outcome == CANCELLED else STATUS_NAMES.get(record.code, UNKNOWN)
         attributes = {RPC_SYSTEM: "grpc", RPC_METHOD: record.endpoint, RPC_STATUS: code}
         if record.is_failed:
             attributes[ERROR_TYPE] = code
