@@ -1,13 +1,9 @@
 """Calls that are refused before they become requests: a line in the log, a count, and a span if the client traces."""
 
-import asyncio
 import json
-import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -16,8 +12,7 @@ from structlog.testing import capture_logs
 
 from tests.router.cluster import Cluster, cluster, refusal
 from tests.router.fake_worker import FakeWorker
-from tests.router.http.http_rig import Client, connected, get, serving
-from tests.router.http.test_tls import certificate
+from tests.router.http.http_rig import connected, get
 from tests.runtime.otlp_receiver import GENERATE, ReceivedSpan, Receiver, receiving
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline_router.edge.http_call import Edge
@@ -260,23 +255,3 @@ async def test_a_failure_of_the_router_has_a_span_in_any_case() -> None:
     assert span.attributes["trunkline.request_id"] == headers["x-request-id"]
     assert not span.status.is_ok
     assert SECRET not in span.to_json()
-
-
-async def test_over_tls_the_scheme_is_https(tmp_path: Path) -> None:
-    paths = certificate(tmp_path, "localhost")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*paths)
-    schemes: list[str] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        schemes.append(scope["scheme"])
-        await send({"type": "http.response.start", "status": 204, "headers": [(b"content-length", b"0")]})
-        await send({"type": "http.response.body", "body": b""})
-
-    async with serving(app, ssl_context=context) as server:
-        trusting = ssl.create_default_context(cafile=str(paths[0]))
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=trusting)
-        writer.write(get())
-        await Client(reader, writer).response()
-        writer.close()
-    assert schemes == ["https"]
