@@ -38,7 +38,7 @@ ABSENT = {
         *("trunkline_gpu_busy_ratio", "trunkline_gpu_memory_busy_ratio", "trunkline_gpu_memory_used_bytes"),
         *("trunkline_gpu_power_watts", "trunkline_gpu_temperature_celsius"),
     },
-    "there is no TLS": {"trunkline_certificate_expires_in_seconds"},
+    "there is no TLS": {"trunkline_certificate_expires_in_seconds", "trunkline_certificate_lifetime_seconds"},
     "no request kills engines": {"trunkline_router_quarantines_total"},
 }
 NOT_HERE = {name for names in ABSENT.values() for name in names}
