@@ -62,9 +62,7 @@ def _fleet(routers: list[str]) -> Iterator[Series]:
         yield f'up{{job="trunkline-router",instance="{router}"}}', 1.0, False
 
 
-def _series(
-    row: Row, part: str, values: dict[str, set[str]], target: dict[str, str], share: float
-) -> Iterator[Series]:
+def _series(row: Row, part: str, values: dict[str, set[str]], target: dict[str, str], share: float) -> Iterator[Series]:
     """The series of a metric at a target. Each has a value of its own, so that none can stand for another."""
     values = values | {"tenant": OF_TENANTS[part]}
     for number, chosen in enumerate(product(*(sorted(values.get(label, {"x"})) for label in row.labels)), 1):
@@ -79,7 +77,8 @@ def _series(
 
 
 def _named(name: str, labels: dict[str, str]) -> str:
-    return f"{name}{{{','.join(f'{label}="{value}"' for label, value in labels.items())}}}"
+    told = ",".join(f'{label}="{value}"' for label, value in labels.items())
+    return f"{name}{{{told}}}"
 
 
 def _values() -> dict[str, set[str]]:
