@@ -20,7 +20,7 @@ from trunkline_bench.servers.ports import free_port
 
 QUERY_TIMEOUT_S = 10.0
 Access = Mapping[str, Any]
-RATE = "30s"  # in place of Grafana's interval
+RATE = "2m"  # in place of the interval and the range of Grafana: all that a test has loaded a cluster with
 
 
 class Prometheus:
@@ -76,7 +76,7 @@ class Prometheus:
 
 def with_variables_set(expr: str) -> str:
     """A query of a dashboard as Grafana sends it when everything is chosen."""
-    expr = expr.replace("$__rate_interval", RATE).replace("$__range", "1m")
+    expr = expr.replace("$__rate_interval", RATE).replace("$__range", RATE)
     return re.sub(r"\$\w+", ".*", expr)
 
 

@@ -53,6 +53,11 @@ def alerts() -> dict[str, dict[str, Any]]:
     return {rule["alert"]: rule for rule in rules() if "alert" in rule}
 
 
+def manifests(name: str) -> list[dict[str, Any]]:
+    """The objects of an example for Kubernetes."""
+    return list(yaml.safe_load_all((OBSERVABILITY / "kubernetes" / name).read_text()))
+
+
 def metrics_in(expr: str) -> set[str]:
     """Names of metrics in a query, without the suffixes of histograms."""
     return {family(name) for name in _METRIC.findall(_SELECTORS.sub("", _STRINGS.sub('""', expr)))}
