@@ -20,7 +20,6 @@ from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceS
 from trunkline_router.api.fleet_service import FleetService
 from trunkline_router.api.inference import Inference
 from trunkline_router.api.service import InferenceService
-from trunkline_router.api.unread_bound import UNREAD_S
 from trunkline_router.dispatch.dispatch import Dispatcher
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.failover.failover import FailoverLimits
@@ -61,6 +60,7 @@ from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.server import GrpcServer
 from trunkline_runtime.telemetry.certificate_expiry import CertificateExpiry
 from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
+from trunkline_runtime.unread_streams import UNREAD_S
 
 SERVICE = "trunkline.v1.InferenceService"
 PERIODS = Periods(watched_s=0.05, idle_s=60.0, answers_s=0.02)

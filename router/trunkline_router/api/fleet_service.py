@@ -29,7 +29,6 @@ from trunkline.v1.fleet_pb2 import (
 )
 from trunkline.v1.fleet_pb2_grpc import FleetServiceServicer
 from trunkline.v1.worker_pb2 import LoadSample
-from trunkline_router.api.unread_bound import UNREAD_S, ended_if_unread
 from trunkline_router.identity.endpoints import WATCHERS
 from trunkline_router.identity.identity import Role
 from trunkline_router.lookup.request_book import Kind
@@ -43,6 +42,7 @@ from trunkline_router.watch.fleet_watch import FleetWatch
 from trunkline_router.watch.worker_drain import WorkerDrain
 from trunkline_router.watch.worker_tile import shown_state
 from trunkline_router.workers.worker_link import WorkerLink
+from trunkline_runtime.unread_streams import UNREAD_S, ended_if_unread
 
 EXPLAIN_RPC, WATCH_RPC = (f"trunkline.v1.FleetService/{method}" for method in ("ExplainRoute", "WatchFleet"))
 EXACT_MS = re.compile(r"\d+\.\d(?= ms)")

@@ -1,6 +1,5 @@
 """Routers that share a Redis and ask each other for their requests."""
 
-import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -60,7 +59,8 @@ def looking_up(
 async def fleet(
     url: str, *secrets: bytes, prefix: str = "", count: int = 2, **options: Any
 ) -> AsyncIterator[list[Cluster]]:
-    """Routers "router-1", "router-2" and so on that know each other, each before a worker of its own."""
+    """Routers "router-1", "router-2" and so on that know each other, each before a worker of its own.
+    There are no other routers with this prefix, unless there is only one here."""
     prefix, secrets = prefix or new_prefix(), secrets or (SECRET,)
     async with AsyncExitStack() as stack:
         made = []
@@ -73,7 +73,8 @@ async def fleet(
                 lookup=looking_up(url, prefix, *secrets, **options),
             )
             made.append(await stack.enter_async_context(router))
-        await until_they_know(*made)
+        if count > 1:
+            await until_they_know(*made)
         yield made
 
 
@@ -81,9 +82,3 @@ async def until_they_know(*routers: Cluster) -> None:
     """Waits until routers know each other and can be asked."""
     await until(lambda: all(router.shared.num_neighbours == len(routers) - 1 for router in routers))
     await until(lambda: all(router.lookup.channel.is_listening for router in routers))
-
-
-async def settled() -> None:
-    """Lets everything run that can run now."""
-    for _ in range(10):
-        await asyncio.sleep(0)

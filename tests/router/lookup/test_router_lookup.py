@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.router.cluster import PATIENCE_S, Cluster, refusal, until
+from tests.router.cluster import PATIENCE_S, Cluster, refusal
 from tests.router.fake_worker import FakeWorker
 from tests.router.lookup.lookup_rig import (
     OTHER_SECRET,
@@ -147,7 +147,7 @@ async def test_a_router_that_does_not_answer_is_told_of_and_the_others_count(ser
         fleet(server.url, prefix=prefix) as (here, there),
         fleet(server.url, OTHER_SECRET, prefix=prefix, count=1) as (stranger,),
     ):
-        await until(lambda: here.shared.num_neighbours == 2)
+        await until_they_know(here, there, stranger)
         for router, name in ((here, "here"), (there, "there"), (stranger, "stranger")):
             await router.answer([1, 2, 3], request_id=name)
         assert (await told(here, "there")).summary.router == "router-2"
@@ -203,6 +203,7 @@ async def test_while_nobody_asks_a_router_has_one_idle_connection(server: RedisS
 
 async def test_a_router_without_others_asks_nobody(server: RedisServer) -> None:
     async with fleet(server.url, count=1) as (alone,):
+        await until_they_know(alone)
         missing = await refusal(alone.fleet.GetRequest(GetRequestRequest(request_id="x"), timeout=PATIENCE_S))
         assert missing.message == "no recent request 'x' is known here"
         assert alone.lookup.channel.num_connections == 1
