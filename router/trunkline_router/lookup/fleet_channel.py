@@ -1,6 +1,6 @@
 """Sends and hears messages over Redis's publish and subscribe, apart from the connection that requests use.
 
-One connection listens, for as long as the process runs; it is idle while nobody asks. Another one sends; it is opened
+One connection listens, for as long as the process runs; it is idle between questions. Another one sends; it is opened
 when there is something to send, and closed soon afterwards. Whatever Redis does, nothing waits for it but their tasks.
 """
 
@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 from redis.asyncio import Connection
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from trunkline_router.lookup.token_bucket import TokenBucket
 from trunkline_router.stores.redis_pool import (
@@ -31,7 +32,7 @@ SEND_TIMEOUT_S = 0.5
 SENDER_IDLE_S = 30.0  # after which the connection for sending is closed
 SENDER_AGE_S = 60.0  # after which it is opened again: Redis's name may lead to another server by now
 MOST_QUEUED, MOST_QUEUED_BYTES = 64, 8 << 20  # to send; further messages are dropped
-# What is read of the messages that are heard, whoever sends them. A router that hears more leaves the rest to Redis.
+# What is read of the messages that are heard, true or false. A router that hears more leaves the rest to Redis.
 READ_BYTES_PER_S, READ_BURST_BYTES, MESSAGE_COST_BYTES = 16 << 20, 32 << 20, 32 << 10
 
 Hears = Callable[[bytes], None]  # takes a message
@@ -110,9 +111,7 @@ class FleetChannel:
                 for _ in self._hears:
                     await connection.read_response()
             self.is_listening = True
-            if self._problem:
-                self._log.info("other routers can be asked for their requests again")
-                self._problem = ""
+            self._work()
             while not self._is_over:
                 await self._hear(await self._next(connection))
         finally:
@@ -151,13 +150,26 @@ class FleetChannel:
                     await self._has_more.wait()
                 self._has_more.clear()
                 messages, self._queue, self._queued_bytes = self._queue, [], 0
-                try:
-                    await self._send(messages)
-                except Exception as error:  # as above
-                    await self._close_sender()
-                    self._lose(error)
+                await self._send_all(messages)
         finally:
             await self._close_sender()
+
+    async def _send_all(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
+        """Sends messages once or twice, which makes no difference: a repeated one is ignored. Drops them if that fails."""
+        was_open = self._sender is not None
+        try:
+            try:
+                await self._send(messages)
+            except (RedisConnectionError, ConnectionError):
+                await self._close_sender()
+                if not was_open:
+                    raise
+                await self._send(messages)  # on a new connection: Redis was restarted
+        except Exception as error:  # as in _keep_listening
+            await self._close_sender()
+            self._lose(error)
+        else:
+            self._work()
 
     async def _send(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
         if self._steady_s() - self._sender_since_s > SENDER_AGE_S:
@@ -186,6 +198,11 @@ class FleetChannel:
             raise
         self.num_connections += 1
         return connection
+
+    def _work(self) -> None:
+        if self._problem and self.is_listening:
+            self._log.info("other routers can be asked for their requests again")
+            self._problem = ""
 
     def _lose(self, error: Exception) -> None:
         if not self._problem:  # one line per change, not per try

@@ -100,7 +100,7 @@ class RouterLookup:
 
     async def ask(self, question: Question) -> Heard:
         """Returns what the other routers answer in time. A question for one request is over with the first answer that
-        has it. Without Redis, and for a viewer that has asked too often, nobody answers."""
+        has it. Without Redis, and for a viewer that has asked too often, there are no answers."""
         alive = self._num_others()
         asked = _Asked(question, alive)
         if alive and self.channel.is_listening and self._takes_from_budgets(question):

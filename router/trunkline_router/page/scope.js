@@ -25,6 +25,6 @@ export function loadScope(worker, keepsS) {
   if (worker !== "") return "This worker since the page was opened: all that runs there, through whichever router.";
   return (
     "Sums over all workers that this router is connected to, through whichever router their requests came. " +
-    `The router process keeps the last ${count(keepsS / 60)} minutes, also while nobody watches.`
+    `The router process keeps the last ${count(keepsS / 60)} minutes, also while no page is open.`
   );
 }

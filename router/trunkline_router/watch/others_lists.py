@@ -31,7 +31,7 @@ class _Looked:
 
 
 class OthersLists:
-    """Asks other routers in the background while somebody looks.  ask: asks them"""
+    """Asks other routers in the background while views are made.  ask: asks them"""
 
     def __init__(self, ask: Callable[[Question], Awaitable[Heard]], clock_s: Callable[[], float]) -> None:
         self._ask = ask
