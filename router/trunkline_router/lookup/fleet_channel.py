@@ -155,7 +155,7 @@ class FleetChannel:
             await self._close_sender()
 
     async def _send_all(self, messages: Sequence[tuple[bytes, bytes]]) -> None:
-        """Sends messages once or twice, which makes no difference: a repeated one is ignored. Drops them if that fails."""
+        """Sends messages once or twice: a repeated one is ignored. Drops them if that fails."""
         was_open = self._sender is not None
         try:
             try:

@@ -14,8 +14,9 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.watch.watch_rig import ids
 from trunkline.status import RequestRefused
 from trunkline_router.lookup.fleet_requests import FleetRequests
+from trunkline_router.lookup.question import Question
 from trunkline_router.lookup.request_book import Kind
-from trunkline_router.lookup.sibling_requests import SUFFIX, Question, SiblingRequests
+from trunkline_router.lookup.sibling_requests import SUFFIX, SiblingRequests
 from trunkline_router.lookup.viewer import Viewer
 from trunkline_router.request.access import Access
 
