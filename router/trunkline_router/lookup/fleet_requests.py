@@ -1,6 +1,6 @@
 """The requests of a fleet: of this process, of the others that serve this router's ports, and of other routers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from trunkline.status import CODE_NOT_FOUND, REQUEST_NOT_FOUND, RequestRefused
 from trunkline.v1.fleet_pb2 import GetRequestResponse, ListRequestsResponse, OtherRouters, RequestSummary
@@ -28,18 +28,25 @@ class FleetRequests:
 
     async def ask_routers(self, question: Question) -> Heard:
         """Returns what the other routers of the fleet answer."""
-        return Heard((), OtherRouters()) if self._routers is None else await self._routers.ask(question)
+        if self._routers is None or not question.may_have_answer:
+            return Heard((), OtherRouters())
+        return await self._routers.ask(question)
+
+    async def _ask_siblings(self, question: Question) -> Sequence[Answer]:
+        if self._siblings is None or not question.may_have_answer:
+            return ()
+        return await self._siblings.ask(question)
 
     async def find(self, viewer: Viewer, request_id: str, tenant: str) -> GetRequestResponse:
         """Returns a request's timeline. Other routers are asked only if this one does not have it. Raises
         RequestRefused (REQUEST_NOT_FOUND) if there is none that the viewer may see."""
         question = Question(viewer, tenant, request_id)
         found = self.book.find(viewer, request_id, tenant)
-        if found is None and request_id and self._siblings is not None:
-            found = _newest(await self._siblings.ask(question))
+        if found is None:
+            found = _newest(await self._ask_siblings(question))
         if found is not None:
             return found
-        heard = await self.ask_routers(question) if request_id else Heard((), OtherRouters())
+        heard = await self.ask_routers(question)
         found = _newest(heard.answers)
         if found is None:
             raise _not_found(request_id, heard.routers)
@@ -49,7 +56,7 @@ class FleetRequests:
         """Returns the lists of this router's processes, one after the other."""
         viewer, tenant = question.viewer, question.tenant
         listed = [shown for kind in question.kinds for shown in self.book.list(viewer, kind, question.most, tenant)]
-        return listed if self._siblings is None else listed + summaries(await self._siblings.ask(question))
+        return listed + summaries(await self._ask_siblings(question))
 
     async def list(self, viewer: Viewer, kind: Kind, most: int, tenant: str = "") -> ListRequestsResponse:
         """Returns at most `most` requests that the viewer may see, newest first; of running ones, those that have run

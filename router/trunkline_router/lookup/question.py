@@ -29,6 +29,12 @@ class Question:
     most: int = 0
 
     @property
+    def may_have_answer(self) -> bool:
+        """Whether any process can have what the viewer may see of it."""
+        names_fit = len(self.request_id) <= MOST_CHARACTERS and len(self.tenant) <= MOST_CHARACTERS
+        return names_fit and self.viewer.sees_requests and bool(self.request_id or self.kinds)
+
+    @property
     def most_in_all(self) -> int:
         """Most requests in the answer."""
         return 1 if self.request_id else self.most * len(self.kinds)

@@ -188,6 +188,9 @@ async def test_a_viewer_that_asks_in_a_loop_costs_the_others_a_bounded_number_of
         assert (await told(here, "here")).summary.request_id == "here"
         viewer = replace(ANY, tenant="another")
         assert (await here.lookup.ask(Question(viewer, request_id="x"))).routers == OtherRouters(alive=1, answered=1)
+        strangers = replace(ANY, sees_requests=False)
+        for question in (Question(strangers, request_id="x"), Question(viewer, "t" * 5000, "x"), Question(viewer)):
+            assert (await here.watch.requests.ask_routers(question)).routers == OtherRouters(), "there is no answer"
         now_s += 1.0
         heard = await asyncio.gather(*(here.lookup.ask(Question(ANY, request_id="x")) for _ in range(100)))
         assert sum(one.routers.answered for one in heard) == 5
