@@ -66,6 +66,7 @@ class FleetChannel:
         self._sender: Connection | None = None
         self._sender_since_s = 0.0
         self.num_connections = 0  # opened so far
+        self.num_heard = 0  # messages
 
     def send(self, channel: bytes, message: bytes) -> bool:
         """Sends a message as soon as possible, or never. Returns False if there is no room for it."""
@@ -133,6 +134,7 @@ class FleetChannel:
         hear = self._hears.get(channel)
         if hear is not None and isinstance(data, bytes):
             hear(data)
+            self.num_heard += 1
             self._readable.take(len(data) + MESSAGE_COST_BYTES, self._steady_s())
             if wait_s := self._readable.wait_s(self._steady_s()):
                 await asyncio.sleep(wait_s)

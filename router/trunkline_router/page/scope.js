@@ -22,9 +22,7 @@ export function requestsScope(router, others) {
 
 /** Whose load the plots show. @param {string} worker  "" for all  @param {number} keepsS */
 export function loadScope(worker, keepsS) {
-  if (worker !== "") return "This worker since the page was opened: all that runs there, through whichever router.";
-  return (
-    "Sums over all workers that this router is connected to, through whichever router their requests came. " +
-    `The router process keeps the last ${count(keepsS / 60)} minutes, also while no page is open.`
-  );
+  if (worker !== "") return "This worker, with the requests of every router, since the page was opened.";
+  const minutes = count(keepsS / 60);
+  return `Sums over all workers of this router process, with the requests of every router. It keeps ${minutes} minutes.`;
 }
