@@ -86,7 +86,10 @@ def test_a_worker_that_stays_connecting_says_why_and_for_how_long(page: Browser,
     tile = f'#tiles .tile:has-text("{fleet.missing}")'
     page.wait(tile, r"Connecting for \d+ s")
     page.wait(f"{tile} .reason", r"UNAVAILABLE: .*(refused|failed to connect)")
-    page.wait("#load-scope", "Sums over all workers of this router process, with the requests of every router. It keeps 10 minutes")
+    page.wait(
+        "#load-scope",
+        "Sums over all workers of this router process, with the requests of every router. It keeps 10 minutes",
+    )
 
 
 def test_without_redis_the_page_shows_what_its_router_knows_and_says_so(page: Browser, fleet: Fleet) -> None:

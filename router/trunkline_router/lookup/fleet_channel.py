@@ -12,6 +12,7 @@ from typing import Any
 
 from redis.asyncio import Connection
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
 
 from trunkline_router.lookup.token_bucket import TokenBucket
 from trunkline_router.stores.redis_pool import (
@@ -208,6 +209,8 @@ class FleetChannel:
 
     def _lose(self, error: Exception) -> None:
         if not self._problem:  # one line per change, not per try
+            if not isinstance(error, RedisError | OSError):
+                self._log.error("unexpected error", exc_info=error)
             self._log.warning(
                 "other routers cannot be asked for their requests", problem=f"{self._place}: {reason(error)}"
             )

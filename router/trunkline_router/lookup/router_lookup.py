@@ -116,7 +116,8 @@ class RouterLookup:
             finally:
                 del self._asked[question_id]
         found = [answer for answer in asked.heard.values() if answer is not None]
-        return Heard(found, OtherRouters(alive=alive, answered=len(asked.heard)))
+        answered = len(asked.heard)
+        return Heard(found, OtherRouters(alive=max(alive, answered), answered=answered))
 
     def _takes_from_budgets(self, question: Question) -> bool:
         now_s, cost = self._steady_s(), _cost(question)

@@ -255,6 +255,16 @@ def test_an_answer_that_is_too_long_loses_its_details() -> None:
     assert cut.ByteSize() <= MOST_ANSWER_BYTES
 
 
+async def test_a_redis_that_is_emptied_hides_nothing_for_long(server: RedisServer) -> None:
+    async with attacked(server.url) as (here, _, writer):
+        for _ in range(3):
+            await writer.client.flushall()
+            assert (await here.fleet.ListRequests(ListRequestsRequest(), timeout=PATIENCE_S)).others.alive <= 1
+        syncs = here.shared.syncs
+        await until(lambda: here.shared.syncs > syncs + 1 and here.shared.num_neighbours == 1)
+        assert await is_found(here)
+
+
 async def test_a_redis_that_hangs_or_goes_away_costs_no_answer(redis: RedisServer) -> None:
     async with fleet(redis.url) as (here, there):
         await here.answer([1, 2, 3], request_id="here")
