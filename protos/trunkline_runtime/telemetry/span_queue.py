@@ -19,7 +19,8 @@ from trunkline_runtime.log import get_logger
 MAX_WAITING_VARIABLE, MAX_WAITING = "OTEL_BSP_MAX_QUEUE_SIZE", 2048
 INTERVAL_VARIABLE, INTERVAL_MS = "OTEL_BSP_SCHEDULE_DELAY", 1000  # between two exports, unless a batch is full
 # Making and encoding a batch of spans holds the interpreter's lock, which the event loop waits for: a few milliseconds.
-BATCH_SPANS = 64
+# Each export takes about as long as making and encoding 30 spans.
+BATCH_SPANS = 256
 MOST = 1_000_000  # of both variables
 LAST_EXPORT_S = 3.0  # time for what waits when the process ends
 VAIN_EXPORT_S = 0.2  # the same if the collector took nothing lately
