@@ -13,17 +13,18 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, SpanContext, Status
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status
 
 from trunkline_runtime.wire import varint_bytes
 
 MOST_KEPT = 4096  # attributes, and as many keys
-MOST_KEPT_CHARACTERS = 64  # of a value
+MOST_KEPT_CHARACTERS, MOST_KEPT_INT = 64, 127  # of values that are kept
 INT64 = range(-(1 << 63), 1 << 63)
 KNOWS_IF_REMOTE, IS_REMOTE = 0x100, 0x200
 
 _UINT64 = (1 << 64) - 1
 _fixed64, _fixed32, _double = Struct("<Q").pack, Struct("<I").pack, Struct("<d").pack
+_times = Struct("<cQcQ").pack  # two fields: each a tag, and nanoseconds since 1970
 _SIZES = [varint_bytes(size) for size in range(128)]
 
 
@@ -39,7 +40,7 @@ def encode_spans(spans: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
 def _of_resource(spans: Sequence[ReadableSpan]) -> bytes:
     """ResourceSpans with the spans of one scope."""
     resource, scope = spans[0].resource, spans[0].instrumentation_scope
-    scoped = b"\x0a" + _sized(_scope(scope)) if scope is not None else b""
+    scoped = b"\x0a" + _sized(_scope(scope) if scope is not None else b"")
     scoped += b"".join([b"\x12" + _sized(_span(span)) for span in spans])
     scoped += _text(b"\x1a", scope.schema_url if scope is not None else None)
     return b"".join(
@@ -59,25 +60,26 @@ def _span(span: ReadableSpan) -> bytes:
     context = span.get_span_context()
     assert context is not None
     parent, state = span.parent, context.trace_state
-    return b"".join(
-        (
-            _ids(context),
-            _text(b"\x1a", ",".join(f"{key}={value}" for key, value in state.items()) if state else ""),
-            b"" if parent is None else b"\x22\x08" + parent.span_id.to_bytes(8),
-            _text(b"\x2a", span.name),
-            b"\x30" + varint_bytes(span.kind.value + 1),
-            b"\x39" + _fixed64(span.start_time or 0),
-            b"\x41" + _fixed64(span.end_time or 0),
-            _attributes(b"\x4a", span.attributes),
-            _count(b"\x50", span.dropped_attributes),
-            *[b"\x5a" + _sized(_event(event)) for event in span.events],
-            _count(b"\x60", span.dropped_events),
-            *[b"\x6a" + _sized(_link(link)) for link in span.links],
-            _count(b"\x70", span.dropped_links),
-            b"\x7a" + _sized(_status(span.status)),
-            b"\x85\x01" + _fixed32(_flags(parent)),
-        )
-    )
+    parts = [
+        _ids(context),
+        b"" if parent is None else b"\x22\x08" + parent.span_id.to_bytes(8),
+        _start_of(span.name, span.kind),
+        _times(b"\x39", span.start_time or 0, b"\x41", span.end_time or 0),
+        _attributes(b"\x4a", span.attributes),
+        b"\x7a" + _sized(_status(span.status)) + b"\x85\x01" + _fixed32(_flags(parent)),
+    ]
+    if state:
+        parts.append(_text(b"\x1a", ",".join(f"{key}={value}" for key, value in state.items())))
+    parts += [b"\x5a" + _sized(_event(event)) for event in span.events]
+    parts += [b"\x6a" + _sized(_link(link)) for link in span.links]
+    dropped = ((b"\x50", span.dropped_attributes), (b"\x60", span.dropped_events), (b"\x70", span.dropped_links))
+    parts += [_count(tag, count) for tag, count in dropped if count]
+    return b"".join(parts)
+
+
+@lru_cache(MOST_KEPT)
+def _start_of(name: str, kind: SpanKind) -> bytes:
+    return _text(b"\x2a", name) + b"\x30" + varint_bytes(kind.value + 1)
 
 
 def _event(event: Event) -> bytes:
@@ -116,16 +118,29 @@ def _attributes(tag: bytes, attributes: Mapping[str, object] | None) -> bytes:
         return b""
     written = []
     for key, value in attributes.items():
-        if type(value) is str and len(value) <= MOST_KEPT_CHARACTERS:
+        kind = type(value)
+        if kind is float:
+            written.append(_before_double(key) + _double(value))
+        elif (kind is str and len(value) <= MOST_KEPT_CHARACTERS) or (kind is int and 0 <= value <= MOST_KEPT_INT):  # type: ignore[arg-type,operator]  # the type is checked by identity
             written.append(_kept(key, value))
         elif (encoded := _value(value)) is not None:
             written.append(_sized(_key(key) + b"\x12" + _sized(encoded)))
     return tag + tag.join(written) if written else b""
 
 
+@lru_cache(MOST_KEPT, typed=True)
+def _kept(key: str, value: object) -> bytes:
+    """An attribute."""
+    encoded = _value(value)
+    assert encoded is not None
+    return _sized(_key(key) + b"\x12" + _sized(encoded))
+
+
 @lru_cache(MOST_KEPT)
-def _kept(key: str, value: str) -> bytes:
-    return _sized(_key(key) + b"\x12" + _sized(b"\x0a" + _sized(_utf8(value))))
+def _before_double(key: str) -> bytes:
+    """An attribute whose value is a double, as far as that: eight more bytes follow."""
+    start = _key(key) + b"\x12\x09\x21"
+    return varint_bytes(len(start) + 8) + start
 
 
 @lru_cache(MOST_KEPT)
