@@ -1,15 +1,35 @@
 """What docs/metrics.md says of the metrics that there are."""
 
+import re
 from pathlib import Path
+from typing import NamedTuple
 
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 
 
+class Row(NamedTuple):
+    """One metric.  rule: how values of several processes of a router are merged; "" for workers"""
+
+    name: str
+    kind: str
+    rule: str
+    labels: tuple[str, ...]
+
+
+def rows(part: str) -> list[Row]:
+    """The metrics of routers ("router") or workers ("worker")."""
+    text = PAGE.read_text().partition(f"<!-- begin: {part} -->")[2].partition("<!-- end:")[0]
+    found = []
+    for line in text.splitlines():
+        if line.startswith("| `"):
+            name, kind, *rule, labels, _ = line.removeprefix("| ").split(" | ", 4 if part == "router" else 3)
+            found.append(Row(name.strip("`"), kind, "".join(rule), tuple(re.findall(r"`(\w+)`", labels))))
+    return found
+
+
 def documented(part: str) -> dict[str, str]:
     """Types by name, of routers ("router") or workers ("worker")."""
-    text = PAGE.read_text().partition(f"<!-- begin: {part} -->")[2].partition("<!-- end:")[0]
-    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| `")]
-    return {name.removeprefix("| ").strip("`"): kind for name, kind, *_ in rows}
+    return {row.name: row.kind for row in rows(part)}
 
 
 def told(text: str) -> dict[str, str]:

@@ -1,4 +1,7 @@
-"""Writes the processes' settings into the Helm chart's schema; --check only compares, and fails on a difference."""
+"""Writes the processes' settings and the possible objectives into the Helm chart's schema.
+
+--check only compares, and fails on a difference.
+"""
 
 import json
 import sys
@@ -6,6 +9,7 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
+from trunkline_router.metrics.request_metrics import LATENCY_BUCKETS
 from trunkline_router.request.tenants import TERMS
 from trunkline_router.settings import RouterSettings
 from trunkline_runtime.settings import base_type, flat_fields
@@ -62,6 +66,7 @@ def generated(schema: dict[str, Any]) -> dict[str, Any]:
         "additionalProperties": False,
         "properties": {term: {} for term in TERMS},
     }
+    made["$defs"]["firstTokenSeconds"] = {"enum": list(LATENCY_BUCKETS)}
     normal: dict[str, Any] = json.loads(json.dumps(made))
     return normal
 

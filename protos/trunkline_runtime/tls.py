@@ -12,12 +12,25 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import grpc
 from cryptography import x509
 
 from trunkline.tls_files import KeyPair, TlsFileError, load_pair, read_authorities, read_pair
 from trunkline_runtime.log import get_logger
+
+
+class Validity(NamedTuple):
+    """When a certificate is valid, in Unix time."""
+
+    from_unix_s: float
+    until_unix_s: float
+
+    @property
+    def life_s(self) -> float:
+        """The whole life of the certificate."""
+        return self.until_unix_s - self.from_unix_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +51,8 @@ class TlsFiles:
         return Loaded(
             pair,
             authorities,
-            expires_unix_s=first_expiry(pair.chain, self.cert),
-            authorities_expire_unix_s=first_expiry(authorities, self.client_ca) if authorities else None,
+            validity=first_to_expire(pair.chain, self.cert),
+            authorities_validity=first_to_expire(authorities, self.client_ca) if authorities else None,
         )
 
     def stamps(self) -> tuple[object, ...]:
@@ -49,13 +62,13 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What the files held when they were loaded. The times are those of the first certificate of each file to expire;
-    None without client_ca."""
+    """What the files held when they were loaded. The validities are those of the first certificate of each file to
+    expire; None without client_ca."""
 
     pair: KeyPair
     authorities: bytes
-    expires_unix_s: float
-    authorities_expire_unix_s: float | None
+    validity: Validity
+    authorities_validity: Validity | None
 
 
 class ServerTls:
@@ -77,13 +90,13 @@ class ServerTls:
                 self._load()
             return self._loaded
 
-    def seconds_until_expiry(self) -> dict[str, float]:
-        """By "certificate" and, with client certificates, "client_ca"; negative if it has expired."""
-        loaded, now_s = self.current(), self._now_unix_s()
-        left = {"certificate": loaded.expires_unix_s - now_s}
-        if loaded.authorities_expire_unix_s is not None:
-            left["client_ca"] = loaded.authorities_expire_unix_s - now_s
-        return left
+    def validities(self) -> dict[str, Validity]:
+        """By "certificate" and, with client certificates, "client_ca"."""
+        loaded = self.current()
+        found = {"certificate": loaded.validity}
+        if loaded.authorities_validity is not None:
+            found["client_ca"] = loaded.authorities_validity
+        return found
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
         """Credentials for a port of a gRPC server. Each connection gets the certificate of its time."""
@@ -148,7 +161,7 @@ class ServerTls:
         except TlsFileError as error:
             log.warning("the replaced certificate cannot be used; the last one stays", problem=str(error))
             return
-        left_s = self._loaded.expires_unix_s - self._now_unix_s()
+        left_s = self._loaded.validity.until_unix_s - self._now_unix_s()
         tell = log.info if left_s > 0 else log.warning
         tell("certificate replaced", file=self._files.cert, expires_in_s=round(left_s))
 
@@ -167,9 +180,13 @@ def stamp_of(path: str) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def first_expiry(pem: bytes, path: str) -> float:
-    """The time at which the first of the certificates expires. Raises TlsFileError."""
+def first_to_expire(pem: bytes, path: str) -> Validity:
+    """The validity of the certificate that expires first. Raises TlsFileError."""
     try:
-        return min(one.not_valid_after_utc.timestamp() for one in x509.load_pem_x509_certificates(pem))
+        found = [
+            Validity(one.not_valid_before_utc.timestamp(), one.not_valid_after_utc.timestamp())
+            for one in x509.load_pem_x509_certificates(pem)
+        ]
     except ValueError:
         raise TlsFileError(f"{path} has a certificate that cannot be read") from None
+    return min(found, key=lambda validity: validity.until_unix_s)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import count
 
 import httpx
@@ -25,6 +25,7 @@ class MixedLoad:
         self._http = http
         self._number = count()
         self.answered = 0
+        self._one_answered = asyncio.Condition()
 
     async def run(self, is_over: Callable[[], bool], users: int = 6) -> None:
         """Until it is over."""
@@ -35,6 +36,11 @@ class MixedLoad:
             web = await stack.enter_async_context(httpx.AsyncClient(base_url=self._http, timeout=60.0))
             while not is_over():
                 await asyncio.gather(*(self._ask(clients, web) for _ in range(users)))
+
+    async def until_answered(self, number: int) -> None:
+        """Returns when so many requests have been answered, in whichever way."""
+        async with self._one_answered:
+            await self._one_answered.wait_for(lambda: self.answered >= number)
 
     async def many_streams(self, accident: Callable[[], None], streams: int = 24) -> None:
         """Long streams. The accident happens when half of them have begun, and the others are on their way."""
@@ -52,8 +58,8 @@ class MixedLoad:
             accident()
             await asyncio.gather(*asking)
 
-    async def client_that_does_not_read(self, seconds: float) -> None:
-        """Asks for a stream with much output, and reads it only after a time."""
+    async def client_that_does_not_read(self, noticed: Callable[[], Awaitable[None]]) -> None:
+        """Asks for a stream with much output, and reads it only when it was noticed that the output waits."""
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.setblocking(False)
@@ -70,7 +76,7 @@ class MixedLoad:
                 "Connection: close",
             )
             await loop.sock_sendall(connection, "\r\n".join((*lines, "", "")).encode() + body)
-            await asyncio.sleep(seconds)
+            await noticed()
             answer = bytearray()
             while received := await loop.sock_recv(connection, 1 << 16):
                 answer += received
@@ -97,4 +103,6 @@ class MixedLoad:
                     await client.complete(f"{number} {prompt}", max_tokens=150, lane="interactive")
                 case _:
                     await client.complete(prompt, max_tokens=24, lane="batch")
-            self.answered += 1
+            async with self._one_answered:
+                self.answered += 1
+                self._one_answered.notify_all()

@@ -20,7 +20,7 @@ from trunkline_bench.servers.ports import free_port
 
 QUERY_TIMEOUT_S = 10.0
 Access = Mapping[str, Any]
-RATE = "30s"  # in place of Grafana's interval
+RATE = "2m"  # in place of the interval and the range of Grafana: all that a test has loaded a cluster with
 
 
 class Prometheus:
@@ -41,14 +41,23 @@ class Prometheus:
         except OSError:
             return False
 
-    def samples(self, expr: str) -> list[tuple[dict[str, str], float]]:
-        """(labels, value) of each sample of a query's answer now."""
-        found = self._get("/api/v1/query", query=expr)["result"]
+    def samples(self, expr: str, at_unix_s: float | None = None) -> list[tuple[dict[str, str], float]]:
+        """(labels, value) of each sample of a query's answer at a time, by default now."""
+        when = {} if at_unix_s is None else {"time": str(at_unix_s)}
+        found = self._get("/api/v1/query", query=expr, **when)["result"]
         return [(one["metric"], float(one["value"][1])) for one in found]
 
     def has(self, expr: str) -> bool:
         """Whether a query returns a number."""
         return any(value == value for _, value in self.samples(expr))  # NaN is unequal to itself
+
+    def label_values(self, asked: str) -> list[str]:
+        """What a variable of a dashboard offers: label_values(SELECTOR, LABEL), as Grafana asks for it."""
+        found = re.fullmatch(r"label_values\((.+), (\w+)\)", asked)
+        assert found is not None, asked
+        selector, label = found.groups()
+        values: list[str] = self._get(f"/api/v1/label/{label}/values", **{"match[]": selector, "start": "0"})
+        return values
 
     def exemplars(self, expr: str) -> list[dict[str, str]]:
         """The labels of a query's exemplars of the last minutes."""
@@ -67,7 +76,7 @@ class Prometheus:
 
 def with_variables_set(expr: str) -> str:
     """A query of a dashboard as Grafana sends it when everything is chosen."""
-    expr = expr.replace("$__rate_interval", RATE).replace("$__range", "1m")
+    expr = expr.replace("$__rate_interval", RATE).replace("$__range", RATE)
     return re.sub(r"\$\w+", ".*", expr)
 
 
@@ -81,9 +90,6 @@ def scraping(
 ) -> Iterator[Prometheus]:
     """A Prometheus. routers: their HTTP ports; workers: ports of metrics by worker id; access: further settings of the
     jobs, such as credentials"""
-    executable = shutil.which("prometheus")
-    if executable is None:
-        pytest.skip("Prometheus is absent (Debian's package prometheus), and it is optional: it scraped nothing")
     config = yaml.safe_load((OBSERVABILITY / "prometheus.yaml").read_text())
     config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
     router, worker = config["scrape_configs"]
@@ -95,13 +101,23 @@ def scraping(
     worker.update(worker_access)
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
     (folder / RULES.name).write_text(RULES.read_text().replace("interval: 30s", "interval: 1s"))
+    with running(folder / "prometheus.yaml", folder / "data", "--enable-feature=exemplar-storage") as prometheus:
+        yield prometheus
+
+
+@contextmanager
+def running(config: Path, data: Path, *flags: str) -> Iterator[Prometheus]:
+    """A Prometheus with this configuration and this folder of data."""
+    executable = shutil.which("prometheus")
+    if executable is None:
+        pytest.skip("Prometheus is absent (Debian's package prometheus), and it is optional: it scraped nothing")
     port = free_port()
     process = Process(
         executable,
-        f"--config.file={folder / 'prometheus.yaml'}",
-        f"--storage.tsdb.path={folder / 'data'}",
+        f"--config.file={config}",
+        f"--storage.tsdb.path={data}",
         f"--web.listen-address=127.0.0.1:{port}",
-        "--enable-feature=exemplar-storage",
+        *flags,
     )
     try:
         found = Prometheus(port)

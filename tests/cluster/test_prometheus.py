@@ -1,5 +1,5 @@
-"""A real Prometheus scrapes a real cluster under mixed load: all queries of our dashboards and rules return data,
-and all metrics that dashboards of others know have some."""
+"""A real Prometheus scrapes a real cluster under mixed load: all queries of our dashboards, rules and autoscalers
+return data, and all metrics that dashboards of others know have some."""
 
 import asyncio
 import json
@@ -13,20 +13,31 @@ from contextlib import ExitStack
 from typing import NamedTuple
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster.collector import collecting
-from tests.cluster.mixed_load import MixedLoad
+from tests.cluster.mixed_load import MODEL, MixedLoad
+from tests.cluster.mixed_load import TENANTS as TENANTS_OF_LOAD
 from tests.cluster.processes import Process, Worker, script, wait_until
 from tests.cluster.prometheus import Prometheus, scraping, with_variables_set
-from tests.deploy.observability import alerts, dashboard_queries, foreign_names, metrics_in, rules
+from tests.deploy.observability import (
+    DASHBOARDS,
+    alerts,
+    dashboard_queries,
+    foreign_names,
+    manifests,
+    metrics_in,
+    rules,
+)
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline_bench.servers.ports import free_port
 from trunkline_bench.servers.redis_server import RedisServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-LOAD_S = 40.0
-KILLED_AFTER_S = 15.0
+LOAD_S = 60.0
+ANSWERED_BEFORE_LOSS = 48  # each kind of request some times
+KV_BLOCKS = 256
 TENANTS = {
     "acme": {"weight": 3, "lane": "interactive", "requests_per_minute": 100000, "tokens_per_minute": 100000000},
     "greedy": {"lane": "interactive", "requests_per_minute": 20},
@@ -38,7 +49,7 @@ ABSENT = {
         *("trunkline_gpu_busy_ratio", "trunkline_gpu_memory_busy_ratio", "trunkline_gpu_memory_used_bytes"),
         *("trunkline_gpu_power_watts", "trunkline_gpu_temperature_celsius"),
     },
-    "there is no TLS": {"trunkline_certificate_expires_in_seconds"},
+    "there is no TLS": {"trunkline_certificate_expires_in_seconds", "trunkline_certificate_lifetime_seconds"},
     "no request kills engines": {"trunkline_router_quarantines_total"},
 }
 NOT_HERE = {name for names in ABSENT.values() for name in names}
@@ -61,7 +72,12 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
         ports = {free_port(): free_port() for _ in range(2)}  # of metrics, by port
 
         def worker(port: int) -> Worker:
-            flags = ("--dtype=float32", "--kv-blocks=256", "--price-per-hour=2.5", f"--metrics-port={ports[port]}")
+            flags = (
+                "--dtype=float32",
+                f"--kv-blocks={KV_BLOCKS}",
+                "--price-per-hour=2.5",
+                f"--metrics-port={ports[port]}",
+            )
             peaks = ("--peak-tflops=0.5", "--peak-gb-per-s=20")
             started = Worker(DEMO_MODEL, *flags, *peaks, port=port, environment=environment)
             stack.callback(started.stop)
@@ -87,13 +103,15 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
         prometheus = stack.enter_context(scraping(folder, [http_port], addresses))
         wait_until(lambda: prometheus.targets_down() == [], "all targets are scraped")
         url = f"http://127.0.0.1:{http_port}"
-        asyncio.run(under_load(MixedLoad(f"127.0.0.1:{grpc_port}", url), workers, worker))
+        asyncio.run(under_load(MixedLoad(f"127.0.0.1:{grpc_port}", url), workers, worker, prometheus))
         wait_until(lambda: prometheus.targets_down() == [], "the worker that came back is scraped")
         yield Scraped(prometheus, url, list(ports.values()))
 
 
-async def under_load(load: MixedLoad, workers: list[Worker], restarted: Callable[[int], Worker]) -> None:
-    """Mixed load, in which a worker's engine is killed under streams and comes back."""
+async def under_load(
+    load: MixedLoad, workers: list[Worker], restarted: Callable[[int], Worker], prometheus: Prometheus
+) -> None:
+    """A minute of mixed load, in which a worker's engine is killed under streams and comes back."""
     began_s = time.monotonic()
 
     def kill() -> None:
@@ -103,17 +121,20 @@ async def under_load(load: MixedLoad, workers: list[Worker], restarted: Callable
         workers[0].process.wait()
         restarted(workers[0].port).wait_ready()
 
+    def see(expr: str) -> None:
+        wait_until(lambda: prometheus.has(expr), f"Prometheus has {expr}")
+
     async def lose_one() -> None:
-        await asyncio.sleep(KILLED_AFTER_S)
+        await load.until_answered(ANSWERED_BEFORE_LOSS)
         await load.many_streams(kill)
         await asyncio.to_thread(mend)
 
     await asyncio.gather(
         load.run(lambda: time.monotonic() - began_s > LOAD_S),
         lose_one(),
-        load.client_that_does_not_read(seconds=KILLED_AFTER_S / 2),
+        load.client_that_does_not_read(lambda: asyncio.to_thread(see, "trunkline_router_unread_bytes > 0")),
     )
-    assert load.answered > 50
+    assert load.answered > ANSWERED_BEFORE_LOSS
 
 
 def test_each_query_of_the_dashboards_returns_data(scraped: Scraped) -> None:
@@ -123,6 +144,40 @@ def test_each_query_of_the_dashboards_returns_data(scraped: Scraped) -> None:
         if not metrics_in(asked.expr) & NOT_HERE and not scraped.prometheus.has(with_variables_set(asked.expr))
     }
     assert silent == {}
+
+
+def test_variables_of_the_dashboards_offer_what_there_is(scraped: Scraped) -> None:
+    offered = {
+        variable["name"]: scraped.prometheus.label_values(variable["definition"].replace("$model", ".*"))
+        for file in DASHBOARDS
+        for variable in json.loads(file.read_text())["templating"]["list"]
+        if variable["type"] == "query"
+    }
+    assert offered["model"] == [MODEL]
+    assert set(offered["tenant"]) == set(TENANTS_OF_LOAD)
+    assert len(offered["worker"]) == len(scraped.worker_ports)
+
+
+def test_an_autoscaler_gets_one_number_from_each_of_its_queries(scraped: Scraped) -> None:
+    (scaled,) = [one for one in manifests("keda.yaml") if one["kind"] == "ScaledObject"]
+    for trigger in scaled["spec"]["triggers"]:
+        expr = trigger["metadata"]["query"].replace('"large"', f'"{MODEL}"')
+        ((_, value),) = scraped.prometheus.samples(expr)
+        assert 0 <= value < 100, trigger["name"]
+        assert scraped.prometheus.samples(trigger["metadata"]["query"]) == [], "there is no model large"
+
+
+def test_an_endpoint_picker_finds_in_each_worker_what_the_protocol_of_model_servers_names(scraped: Scraped) -> None:
+    """docs/proposals/003-model-server-protocol of kubernetes-sigs/gateway-api-inference-extension."""
+    for port in scraped.worker_ports:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            families = {one.name: one for one in text_string_to_metric_families(answer.read().decode())}
+        for name in ("vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc"):
+            (sample,) = families[name].samples
+            assert families[name].type == "gauge"
+            assert sample.value >= 0
+        (sample,) = families["vllm:cache_config_info"].samples
+        assert int(sample.labels["block_size"]) * int(sample.labels["num_gpu_blocks"]) == 16 * KV_BLOCKS
 
 
 def test_each_recording_rule_and_each_metric_of_an_alert_has_data(scraped: Scraped) -> None:

@@ -2,8 +2,6 @@
 
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -20,50 +18,38 @@ from tests.deploy.observability import (
     Asked,
     alerts,
     dashboard_queries,
+    family,
     foreign_names,
     metrics_in,
     panels,
+    promtool,
     rules,
 )
-from tests.metrics_page import documented
+from tests.metrics_page import Row, documented, rows
 from trunkline_router.telemetry.request_outcomes import FAILED
 from trunkline_router.tracing.request_traces import RESUMED, SLOW
 
 RUNBOOKS = REPOSITORY / "docs" / "runbooks.md"
 RULE_TESTS = OBSERVABILITY / "rules_test.yaml"
-RUNBOOK_URL = "https://trunkline.example/docs/runbooks#"
 # By the README of the collector's tail sampling processor (open-telemetry/opentelemetry-collector-contrib).
 POLICIES = {
     *("always_sample", "latency", "numeric_attribute", "probabilistic", "status_code", "string_attribute"),
     *("trace_state", "trace_flags", "rate_limiting", "bytes_limiting", "span_count", "boolean_attribute"),
     *("ottl_condition", "and", "drop", "composite"),
 }
+UNITS_OF_FORMS = {"humanizePercentage", "humanizeDuration"}  # they write the unit themselves
+COUNTED = {"times", "choices", "spans"}
 UNITS = {"short", "none", "s", "bytes", "percentunit", "reqps", "watt", "celsius"}
 COLUMNS = 24
 
 
-@pytest.fixture(scope="module")
-def promtool() -> str:
-    found = shutil.which("promtool")
-    if found is None:
-        pytest.skip("promtool is absent (Debian's package prometheus), and it is optional: rules were not checked")
-    return found
+def test_prometheus_takes_the_rules_and_the_configuration() -> None:
+    assert f"{len(rules())} rules found" in promtool("check", "rules", "--lint=all", "--lint-fatal", RULES.name)
+    promtool("check", "config", "prometheus.yaml")
 
 
-def run(*command: str | Path) -> str:
-    """What a command says. Fails with it if the command fails."""
-    done = subprocess.run(command, capture_output=True, text=True, cwd=OBSERVABILITY, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def test_prometheus_takes_the_rules_and_the_configuration(promtool: str) -> None:
-    assert f"{len(rules())} rules found" in run(promtool, "check", "rules", "--lint-fatal", RULES.name)
-    run(promtool, "check", "config", "prometheus.yaml")
-
-
-def test_alerts_fire_when_they_should_and_only_then(promtool: str) -> None:
-    assert "SUCCESS" in run(promtool, "test", "rules", RULE_TESTS.name)
+def test_alerts_fire_when_they_should_and_only_then() -> None:
+    assert "SUCCESS" in promtool("test", "rules", RULE_TESTS.name)
 
 
 def test_for_each_alert_it_is_tested_that_it_fires_and_that_it_does_not() -> None:
@@ -84,8 +70,9 @@ def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
     linked = set()
     for name, rule in alerts().items():
         assert rule["labels"]["severity"] in ("page", "ticket"), name
-        assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}, name
-        section = rule["annotations"]["runbook_url"].removeprefix(RUNBOOK_URL)
+        assert set(rule["annotations"]) == {"summary", "description", "runbook"}, name
+        page, _, section = rule["annotations"]["runbook"].partition("#")
+        assert REPOSITORY / page == RUNBOOKS, name
         assert name in sections[section], f"{name} is not named in its runbook"
         linked.add(section)
     assert linked == set(sections)
@@ -94,6 +81,19 @@ def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
         assert is_told, f"{section} does not say what to do"
     for target in re.findall(r"\]\(#([a-z0-9-]+)\)", RUNBOOKS.read_text()):
         assert target in sections
+
+
+@pytest.mark.parametrize("rule", alerts().values(), ids=alerts())
+def test_what_an_alert_says_is_a_sentence_in_which_each_number_has_its_unit(rule: dict[str, Any]) -> None:
+    summary, description = rule["annotations"]["summary"], rule["annotations"]["description"]
+    assert description[0].isupper() or description.startswith("hung:")
+    assert description.endswith(".")
+    said = re.sub(r"{{.*?}}", "", summary)
+    assert re.match(r"[A-Z]", said.lstrip("' ")) or summary.startswith("{{"), summary
+    numbers = re.findall(r"{{ \$value \| (.*?) }}( \w+)?", summary)
+    assert len(numbers) == len(re.findall(r"{{ \$value", summary))
+    for form, word in numbers:
+        assert form in UNITS_OF_FORMS or (form.startswith("printf") and word.strip() in COUNTED), summary
 
 
 def anchor(heading: str) -> str:
@@ -212,6 +212,14 @@ def served() -> set[str]:
     return {*documented("router"), *documented("worker"), "up"}
 
 
+def test_panels_of_a_metric_with_models_follow_the_choice_of_a_model_a_worker_or_a_tenant() -> None:
+    of_models = {"model_name", "gen_ai_request_model"}
+    with_model = {family(row.name) for row in documented_rows() if of_models & set(row.labels)}
+    for asked in dashboard_queries():
+        if metrics_in(asked.expr) & with_model:
+            assert re.search(r'="?~"\$(model|worker|tenant)"', asked.expr), asked.place
+
+
 def test_queries_ask_for_metrics_that_are_served() -> None:
     """tests/cluster/test_prometheus.py runs them."""
     recorded = {rule["record"] for rule in rules() if "record" in rule}
@@ -226,14 +234,14 @@ def test_metrics_that_dashboards_of_others_know_are_served_or_there_is_a_reason(
 
 
 def test_labels_of_queries_are_those_of_the_metrics() -> None:
-    labels = documented_labels() | {"le", "job", "instance", "worker"}  # the last three are of the scrape
+    documented = {label for row in documented_rows() for label in row.labels}
+    labels = documented | {"le", "job", "instance", "worker"}  # the last three are of the scrape
     for asked in [*dashboard_queries(), *(Asked(str(rule), rule["expr"]) for rule in rules())]:
         for names in re.findall(r"\b(?:by|on) \(([^)]*)\)", asked.expr):
             assert {name.strip() for name in names.split(",") if name.strip()} <= labels, asked.place
         assert set(re.findall(r"[{,] ?(\w+)(?:=~|!=|=)\"", asked.expr)) <= labels, asked.place
 
 
-def documented_labels() -> set[str]:
-    """All labels on the page of metrics."""
-    rows = re.findall(r"^\| `[\w:]+` \| .*$", (REPOSITORY / "docs" / "metrics.md").read_text(), re.MULTILINE)
-    return {label for row in rows for label in re.findall(r"`(\w+)`", "|".join(row.split("|")[2:-2]))}
+def documented_rows() -> list[Row]:
+    """All metrics on the page."""
+    return rows("router") + rows("worker")

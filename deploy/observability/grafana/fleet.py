@@ -1,7 +1,7 @@
 """The fleet at a glance: is it well, and what is it short of?"""
 
-from deploy.observability.grafana.dashboard import Dashboard, Panel, Query, Row, stat
-from deploy.observability.grafana.promql import MODEL, of_processes, quantile, rate, ratio
+from deploy.observability.grafana.dashboard import FIRST_TOKEN_S, Dashboard, Panel, Query, Row, stat
+from deploy.observability.grafana.promql import MODEL, of_processes, quantile, rate, ratio, workers_by_state
 
 FAILED = 'outcome=~"NO_WORKER|INTERNAL"'
 REQUESTS = "trunkline_router_requests_total"
@@ -17,7 +17,7 @@ NOW = Row(
             "From a request's arrival at a router to its first output.",
             quantile(0.99, "trunkline_router_first_token_seconds", MODEL),
             "s",
-            (0.5, 2.0),
+            (FIRST_TOKEN_S, 4 * FIRST_TOKEN_S),
         ),
         stat(
             "Requests that failed",
@@ -115,8 +115,8 @@ TRAFFIC = Row(
         ),
         Panel(
             "Workers, by state",
-            "As the routers see them, counted once for each router process.",
-            [Query("sum by (state) (trunkline_router_worker_state)", "{{state}}")],
+            "As the routers see them. A worker that routers see in different states counts in each of these.",
+            [Query(workers_by_state(), "{{state}}")],
             stacked=True,
         ),
         Panel(

@@ -6,6 +6,10 @@ DEVICE_TIME = "trunkline_worker_tenant_device_seconds_total"  # of ended choices
 
 # Variables of the dashboards, as selectors.
 MODEL, WORKER, TENANT = 'model_name=~"$model"', 'worker=~"$worker"', 'tenant=~"$tenant"'
+GENAI_MODEL = 'gen_ai_request_model=~"$model"'  # of OpenTelemetry's conventions
+WITHIN = 'le=~"$within"'  # a bucket's upper end
+
+STATE = "trunkline_router_worker_state"  # how many processes of a router see a worker in a state
 
 
 def rate(metric: str, *selectors: str, by: str = "") -> str:
@@ -39,6 +43,18 @@ def of_processes(counter: str, *selectors: str) -> str:
     process of a router has connections of its own and counts what happens to them."""
     happened = f"increase({counter}{{{', '.join(selectors)}}}[1h])"
     return f"max by (worker) ({happened} / on (job, instance) group_left () trunkline_router_processes)"
+
+
+def workers_by_state() -> str:
+    """How many workers there are in each state. Each router tells of each worker, so a worker counts once however many
+    routers there are. Where routers disagree on its state, it counts in each of these states."""
+    return f"sum by (state) (max by (worker, state) ({STATE} > bool 0))"
+
+
+def share_by_state(*selectors: str) -> str:
+    """The share of all processes of routers that see a worker in a state."""
+    seen = f"sum by (worker, state) ({STATE}{{{', '.join(selectors)}}})"
+    return f"{seen} / on () group_left () sum (trunkline_router_processes) > 0"
 
 
 def quantile(share: float, histogram: str, *selectors: str, by: str = "") -> str:

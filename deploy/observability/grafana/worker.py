@@ -1,7 +1,7 @@
 """One worker, or several beside each other."""
 
 from deploy.observability.grafana.dashboard import MODELS, WORKERS, Dashboard, Panel, Query, Row, quantiles
-from deploy.observability.grafana.promql import MODEL, WORKER, mean, quantile, rate, ratio
+from deploy.observability.grafana.promql import MODEL, WORKER, mean, quantile, rate, ratio, share_by_state
 
 BOTH = (MODEL, WORKER)
 CHOSEN = f"{MODEL}, {WORKER}"
@@ -222,9 +222,10 @@ ROUTERS = Row(
         ),
         Panel(
             "State",
-            "Router processes that see the worker in a state.",
-            [Query(f"sum by (worker, state) (trunkline_router_worker_state{{{WORKER}}}) > 0", "{{worker}} {{state}}")],
-            stacked=True,
+            "Share of the routers' processes that see the worker in a state.",
+            [Query(share_by_state(WORKER), "{{worker}} {{state}}")],
+            "percentunit",
+            most=1,
         ),
         Panel(
             "Clock skew",

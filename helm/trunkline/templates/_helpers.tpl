@@ -383,3 +383,18 @@ authorization:
   credentials: {name: {{ .name }}, key: {{ .key }}}
 {{- end -}}
 {{- end -}}
+
+{{/* The objective's time as the label le of a histogram has it: 1.0, not 1. Takes the root. */}}
+{{- define "trunkline.firstTokenBucket" -}}
+{{- $seconds := printf "%v" .Values.observability.rules.firstTokenSeconds -}}
+{{- ternary $seconds (printf "%s.0" $seconds) (contains "." $seconds) -}}
+{{- end -}}
+
+{{/* The longest startupSeconds of all pools. Takes the root. */}}
+{{- define "trunkline.longestStartup" -}}
+{{- $longest := 0 -}}
+{{- range $pool := keys .Values.workers -}}
+{{- $longest = max $longest (include "trunkline.pool" (dict "root" $ "pool" $pool) | fromJson).startupSeconds -}}
+{{- end -}}
+{{- $longest -}}
+{{- end -}}

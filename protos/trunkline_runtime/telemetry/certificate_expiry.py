@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from trunkline.tls_files import TlsFileError
-from trunkline_runtime.tls import ServerTls, first_expiry, stamp_of
+from trunkline_runtime.tls import ServerTls, Validity, first_to_expire, stamp_of
 
 
 class CertificateExpiry:
@@ -20,24 +20,28 @@ class CertificateExpiry:
         self._tls = tls
         self._files = {name: path for name, path in (files or {}).items() if path}
         self._now_unix_s = now_unix_s
-        self._read: dict[str, tuple[object, float | None]] = {}  # by path: what stat() said, and the expiry
+        self._read: dict[str, tuple[object, Validity | None]] = {}  # by path: what stat() said, and the validity
 
-    def left_s(self) -> dict[str, float]:
-        """By name, the time until the first certificate of each expires; negative if it has. Files that cannot be read
-        are left out."""
-        left = {} if self._tls is None else self._tls.seconds_until_expiry()
+    def validities(self) -> dict[str, Validity]:
+        """By name, the validity of the certificate of each file that expires first. Files that cannot be read are left
+        out."""
+        found = {} if self._tls is None else self._tls.validities()
         for name, path in self._files.items():
-            expires_unix_s = self._expiry(path)
-            if expires_unix_s is not None:
-                left[name] = expires_unix_s - self._now_unix_s()
-        return left
+            validity = self._validity(path)
+            if validity is not None:
+                found[name] = validity
+        return found
 
-    def _expiry(self, path: str) -> float | None:
+    def left_s(self, validity: Validity) -> float:
+        """The time until a certificate expires; negative if it has."""
+        return validity.until_unix_s - self._now_unix_s()
+
+    def _validity(self, path: str) -> Validity | None:
         stamp = stamp_of(path)
         if path not in self._read or self._read[path][0] != stamp:
             try:
-                expires_unix_s = first_expiry(Path(path).read_bytes(), path)
+                validity = first_to_expire(Path(path).read_bytes(), path)
             except (OSError, TlsFileError):
-                expires_unix_s = None
-            self._read[path] = (stamp, expires_unix_s)
+                validity = None
+            self._read[path] = (stamp, validity)
         return self._read[path][1]

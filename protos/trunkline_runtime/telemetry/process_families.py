@@ -1,5 +1,6 @@
 """Metrics that every server process has. Without what they tell of, they have no samples."""
 
+from collections.abc import Iterable
 from dataclasses import asdict
 
 from prometheus_client.core import Metric
@@ -21,11 +22,18 @@ def spans_family(name: str, counts: ExportCounts | None) -> Metric:
     )
 
 
-def expiry_family(certificates: CertificateExpiry) -> Metric:
+def certificate_families(certificates: CertificateExpiry) -> Iterable[Metric]:
     """How long certificates last."""
-    return gauge(
+    validities = certificates.validities()
+    yield gauge(
         "trunkline_certificate_expires_in_seconds",
         "Time until a certificate expires; negative if it has.",
         ("file",),
-        [((name,), left_s) for name, left_s in certificates.left_s().items()],
+        [((name,), certificates.left_s(validity)) for name, validity in validities.items()],
+    )
+    yield gauge(
+        "trunkline_certificate_lifetime_seconds",
+        "Whole life of the same certificate, from the begin of its validity to the end.",
+        ("file",),
+        [((name,), validity.life_s) for name, validity in validities.items()],
     )

@@ -22,8 +22,8 @@ HIGHEST = frozenset(
 )
 LOWEST = frozenset(
     {
-        *("trunkline_certificate_expires_in_seconds", "trunkline_router_redis_reachable"),
-        *("trunkline_router_worker_index_accuracy", "process_start_time_seconds"),
+        *("trunkline_certificate_expires_in_seconds", "trunkline_certificate_lifetime_seconds"),
+        *("trunkline_router_redis_reachable", "trunkline_router_worker_index_accuracy", "process_start_time_seconds"),
     }
 )
 GAUGE = "gauge"
