@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol, TextIO
 
 import structlog
+from structlog.typing import Processor
 
 
 class LogContext(Protocol):
@@ -28,7 +29,7 @@ def configure_logging(service: str, **bound: Any) -> None:
     terminal = sys.stderr.isatty()
     structlog.configure(
         processors=[
-            structlog.contextvars.merge_contextvars,
+            _bind({"service": service, **bound}),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             _add_context,
@@ -42,7 +43,6 @@ def configure_logging(service: str, **bound: Any) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.bind_contextvars(service=service, **bound)
 
 
 def get_logger() -> structlog.typing.FilteringBoundLogger:
@@ -77,6 +77,17 @@ def _stack(exc_info: structlog.typing.ExcInfo) -> str:
 
 def _write_stack(out: TextIO, exc_info: structlog.typing.ExcInfo) -> None:
     out.write("\n" + _stack(exc_info))
+
+
+def _bind(fields: Mapping[str, Any]) -> Processor:
+    """Adds these fields to all lines of the process, whatever thread or task writes them."""
+
+    def add(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        for name, value in fields.items():
+            event.setdefault(name, value)
+        return event
+
+    return add
 
 
 _ENCODER = json.JSONEncoder(default=repr)
