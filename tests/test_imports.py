@@ -126,13 +126,14 @@ ROOMS: dict[str, dict[str, str]] = {
         "http": "gate identity prompts request telemetry",
         "http.wire": "gate http telemetry",
         "recent": "routing telemetry",
-        "watch": "identity quotas recent request routing shared_state telemetry workers",
+        "lookup": "identity recent request routing stores telemetry",
+        "watch": "identity lookup quotas recent request routing shared_state telemetry workers",
         "dispatch": "claims failover quotas request routing streaming telemetry workers",
-        "api": "dispatch gate identity prompts quotas request routing sessions shared_state streaming telemetry "
+        "api": "dispatch gate identity lookup prompts quotas request routing sessions shared_state streaming telemetry "
         "watch workers",
         "edge": "api gate http identity quotas request telemetry",
         "tracing": "http routing telemetry",
-        "live": "edge http identity request watch",
+        "live": "edge http identity lookup request watch",
         "openai": "api edge http prompts request workers",
         "anthropic": "edge http prompts",
         "responses": "edge http openai prompts request",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk
 from trunkline.v1.worker_pb2 import Resume
 
+UNFINISHED = FinishReason.FINISH_REASON_UNSPECIFIED  # once: the enum looks up each name that it is asked for
 TOKEN_BYTES = array("i").itemsize
 
 
@@ -23,7 +24,7 @@ class Ledger:
         self.num_tokens = 0
         self.text_bytes = 0  # of UTF-8
         self.finished = False
-        self.finish_reason = FinishReason.FINISH_REASON_UNSPECIFIED  # as reported by its worker
+        self.finish_reason = UNFINISHED  # as reported by its worker
 
     @classmethod
     def claimed(cls, token_ids: Sequence[int], text_bytes: int, *, finished: bool) -> "Ledger":

@@ -122,7 +122,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         kind = ("stream" if handler.request_streaming else "unary") + (
             "_stream" if handler.response_streaming else "_unary"
         )
-        call = _Call(method, getattr(handler, kind), handler.request_deserializer, handler.request_streaming)
+        behaviour = getattr(handler, kind)
+        writes_itself = inspect.iscoroutinefunction(behaviour)
+        call = _Call(method, behaviour, handler.request_deserializer, handler.request_streaming, writes_itself)
         answer = _answer_in_parts if handler.response_streaming else _answer_once
         make: Any = (
             grpc.stream_stream_rpc_method_handler
@@ -143,6 +145,7 @@ class _Call:
     behaviour: Behaviour
     deserialize: Callable[[bytes], Any]
     is_streaming: bool  # whether clients stream requests
+    writes_itself: bool  # a coroutine function that writes its responses, as grpc's health service has one
 
     def parse(self, raw: bytes) -> Any:
         """Parses a message. Raises RequestRefused (INVALID_REQUEST) if it cannot."""
@@ -236,11 +239,10 @@ async def _answer_once(call: _Call, request: Any, context: Context, passage: Pas
 async def _answer_in_parts(call: _Call, request: Any, context: Context, passage: Passage | None) -> None:
     # Writes instead of yielding: if a call is cancelled while its client reads slowly, the behaviour's generator is
     # then closed immediately, in the task and context that it ran in. grpc would leave that to the garbage collector.
-    answer = call.behaviour(request, context)
-    if inspect.isawaitable(answer):  # it writes its own responses, as grpc's health service does
-        await answer
+    if call.writes_itself:
+        await call.behaviour(request, context)
         return
-    async with contextlib.aclosing(answer) as responses:
+    async with contextlib.aclosing(call.behaviour(request, context)) as responses:
         async for response in responses:
             if passage is not None:
                 passage.answer_begins()

@@ -7,10 +7,10 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, Protocol, TextIO
 
 import structlog
+from structlog.typing import Processor
 
 
 class LogContext(Protocol):
@@ -29,7 +29,7 @@ def configure_logging(service: str, **bound: Any) -> None:
     terminal = sys.stderr.isatty()
     structlog.configure(
         processors=[
-            partial(_add_bound, {"service": service, **bound}),
+            _bind({"service": service, **bound}),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             _add_context,
@@ -79,18 +79,23 @@ def _write_stack(out: TextIO, exc_info: structlog.typing.ExcInfo) -> None:
     out.write("\n" + _stack(exc_info))
 
 
+def _bind(fields: Mapping[str, Any]) -> Processor:
+    """Adds these fields to all lines of the process, whatever thread or task writes them."""
+
+    def add(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        for name, value in fields.items():
+            event.setdefault(name, value)
+        return event
+
+    return add
+
+
 _ENCODER = json.JSONEncoder(default=repr)
 
 
 def _to_json(event: Any, **_: Any) -> str:
     """As json.dumps(), which makes an encoder for each line."""
     return _ENCODER.encode(event)
-
-
-def _add_bound(bound: Mapping[str, Any], _: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    for name, value in bound.items():
-        event.setdefault(name, value)
-    return event
 
 
 def _add_context(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -27,8 +27,14 @@ from trunkline_router.gate.request_size import MAX_REQUEST_BYTES
 from trunkline_router.http.local_hosts import LocalHosts
 from trunkline_router.http.wire.server import LIMITS, HttpServer
 from trunkline_router.http_app import http_app
+from trunkline_router.identity.fleet_secret import read_fleet_secret
 from trunkline_router.live.fleet_endpoints import FleetEndpoints
 from trunkline_router.live.page_files import PageFiles
+from trunkline_router.lookup.fleet_requests import FleetRequests
+from trunkline_router.lookup.request_book import RequestBook
+from trunkline_router.lookup.router_lookup import RouterLookup, house_of
+from trunkline_router.lookup.sealed_messages import message_seal
+from trunkline_router.lookup.sibling_requests import SiblingRequests
 from trunkline_router.metrics.request_counts import RequestCounts
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
@@ -53,10 +59,7 @@ from trunkline_router.telemetry.refused_calls import RefusedCalls
 from trunkline_router.telemetry.request_observer import RequestObserver
 from trunkline_router.telemetry.request_record import RequestListener
 from trunkline_router.tracing.request_traces import RequestTraces
-from trunkline_router.watch.fleet_requests import FleetRequests
 from trunkline_router.watch.fleet_watch import FleetWatch, RouterFacts
-from trunkline_router.watch.request_book import RequestBook
-from trunkline_router.watch.sibling_requests import SiblingRequests
 from trunkline_router.watch.worker_drain import WorkerDrain
 from trunkline_router.workers.link_context import LinkContext, LinkLimits, LinkSecurity
 from trunkline_router.workers.pool import Pools
@@ -133,9 +136,10 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     service = InferenceService(inference, access, grant_keys=settings.grant_keys)
     add_InferenceServiceServicer_to_server(service, server.grpc)
     facts = RouterFacts(settings.name, has_store=bool(settings.redis_url))
-    book = RequestBook(recent, observer.running, time.monotonic)
+    book = RequestBook(recent, observer.running, time.monotonic, settings.name)
     siblings = None if place is None else SiblingRequests(place.directory, str(place.number), book)
-    watch = FleetWatch(pools, shared, access.tenants, FleetRequests(book, siblings), facts)
+    routers = _router_lookup(settings, book, shared, rng, place)
+    watch = FleetWatch(pools, shared, access.tenants, FleetRequests(book, siblings, routers), facts)
     worker_drain = WorkerDrain(pools)
     add_FleetServiceServicer_to_server(FleetService(inference.preparer, access, watch, worker_drain), server.grpc)
     store, renderers, lag = _response_store(settings), RenderPool(), LoopLag()
@@ -157,6 +161,7 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
         lag.run,
         watch.run,
         *(() if siblings is None else (siblings.run,)),
+        *(() if routers is None else (routers.run,)),
         *(() if place is None else (scrape.run,)),
         partial(return_freed_memory, in_and_freed),
         *(() if store is None else (store.run,)),
@@ -234,6 +239,25 @@ def share(settings: RouterSettings, fleet: Fleet, rng: Random) -> SharedState:
         rng,
         admits_when_down=settings.quota_when_down == "open",
         patience_s=patience_s,
+    )
+
+
+def _router_lookup(
+    settings: RouterSettings, book: RequestBook, shared: SharedState, rng: Random, place: SnapshotPlace | None
+) -> RouterLookup | None:
+    """Asks the other routers of the fleet about their requests; None without Redis."""
+    if not settings.redis_url:
+        return None
+    secret = read_fleet_secret(settings.identity.fleet_secret, settings.identity.fleet_secret_file)
+    return RouterLookup(
+        settings.redis_url,
+        settings.key_prefix,
+        message_seal(secret, settings.grant_key.encode(), settings.redis_url, settings.key_prefix),
+        book,
+        lambda: shared.num_neighbours,
+        house="" if place is None else house_of(str(place.directory)),
+        tls=settings.redis_tls.redis_tls(),
+        rng=rng,
     )
 
 

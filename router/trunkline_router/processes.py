@@ -1,13 +1,12 @@
 """Runs several processes of one router on the same ports: starts them, restarts those that die, stops them together.
 
 The kernel distributes connections among them (SO_REUSEPORT). They share nothing else but a directory with their metrics
-(scraping/snapshot_files.py) and sockets for their requests (watch/sibling_requests.py): to workers, each is a router.
+(scraping/snapshot_files.py) and sockets for their requests (lookup/sibling_requests.py): to workers, each is a router.
 """
 
 import asyncio
 import contextlib
 import os
-import secrets
 import signal
 import sys
 from collections import Counter
@@ -16,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import IO
 
-from trunkline_router.identity.fleet_secret import LEAST_SECRET_BYTES
+from trunkline_router.identity.fleet_secret import secret_of_one_router
 from trunkline_router.scraping.snapshot_directory import snapshot_directory
 from trunkline_router.scraping.snapshot_files import SnapshotPlace, bury
 from trunkline_router.settings import RouterSettings
@@ -51,7 +50,7 @@ def supervise(settings: RouterSettings, arguments: Sequence[str]) -> int:
             return EXIT_CANNOT_START
         # Cache salts derive from it: processes that share them can use each other's cached prefixes.
         if not (settings.identity.has_secret or settings.grant_key):
-            os.environ["TRUNKLINE_FLEET_SECRET"] = secrets.token_hex(LEAST_SECRET_BYTES)
+            os.environ["TRUNKLINE_FLEET_SECRET"] = secret_of_one_router()
         name = settings.router_id or instance_name(settings.host, holder.getsockname()[1])
         configure_logging("router", router=name)
         overrides = [*ports, f"--stop-timeout-s={settings.stop_timeout_s}"]

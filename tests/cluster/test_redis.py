@@ -36,7 +36,7 @@ from trunkline_router.request.tenants import Tenant, Tenants
 from trunkline_router.routing.credit import NO_CREDIT, Credit
 from trunkline_router.shared_state.pool_fleet import PoolFleet
 from trunkline_router.shared_state.state import SharedState
-from trunkline_router.stores.redis_connection import CONNECT_TIMEOUT_S
+from trunkline_router.stores.redis_pool import CONNECT_TIMEOUT_S
 from trunkline_router.stores.redis_store import RedisStore
 from trunkline_router.workers.pool import Pools
 from trunkline_runtime.channel import open_channel

@@ -36,15 +36,22 @@ class PageCluster:
     router: Process | None = field(default=None, init=False)
 
     def start_router(self) -> None:
-        self.router = Process(
+        self.router = self.another_router(self.port)
+
+    def another_router(self, http_port: int, *workers: str, **environment: str) -> Process:
+        """A router before the same workers.  workers: addresses of further ones"""
+        addresses = [*(worker.address for worker in self.workers), *workers]
+        router = Process(
             script("trunkline-router"),
-            f"--workers={','.join(worker.address for worker in self.workers)}",
+            f"--workers={','.join(addresses)}",
             f"--port={free_port()}",
-            f"--http-port={self.port}",
+            f"--http-port={http_port}",
             f"--api-keys={self.folder}/keys.json",
             f"--inter-token-timeout-s={HUNG_S}",
+            environment=environment,
         )
-        self.router.wait_for("router listening")
+        router.wait_for("router listening")
+        return router
 
     def client(self, caller: str) -> OpenAI:
         return OpenAI(base_url=f"{self.url}v1", api_key=self.keys[caller], max_retries=0)

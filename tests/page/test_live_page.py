@@ -82,7 +82,7 @@ def test_a_user_sees_its_own_requests_alone_and_drains_nothing(page: Browser, cl
     assert not page.is_visible(".tile-foot button")
     page.fill("#request-id", other)
     page.press("Enter")
-    page.wait("#timeline", "does not know the request")
+    page.wait("#timeline", "was not found")
     page.check_behaviour("404 (Not Found)")
 
 

@@ -29,6 +29,9 @@ from trunkline_router.http.wire.server import HttpServer
 from trunkline_router.http_app import http_app
 from trunkline_router.live.fleet_endpoints import FleetEndpoints
 from trunkline_router.live.page_files import PageFiles
+from trunkline_router.lookup.fleet_requests import FleetRequests
+from trunkline_router.lookup.request_book import RequestBook
+from trunkline_router.lookup.router_lookup import RouterLookup
 from trunkline_router.metrics.request_counts import RequestCounts
 from trunkline_router.prompts.render_pool import TIME_LIMIT_S, RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
@@ -46,10 +49,8 @@ from trunkline_router.stores.embedded_store import EmbeddedStore
 from trunkline_router.streaming.backlog import Backlog
 from trunkline_router.telemetry.refused_calls import RefusedCalls
 from trunkline_router.telemetry.request_observer import RequestObserver
-from trunkline_router.watch.fleet_requests import FleetRequests
 from trunkline_router.watch.fleet_sampler import Periods
 from trunkline_router.watch.fleet_watch import FleetWatch, RouterFacts
-from trunkline_router.watch.request_book import RequestBook
 from trunkline_router.watch.worker_drain import WorkerDrain
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext, LinkLimits
@@ -60,6 +61,7 @@ from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.server import GrpcServer
 from trunkline_runtime.telemetry.certificate_expiry import CertificateExpiry
 from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
+from trunkline_runtime.unread_streams import UNREAD_S
 
 SERVICE = "trunkline.v1.InferenceService"
 PERIODS = Periods(watched_s=0.05, idle_s=60.0, answers_s=0.02)
@@ -83,7 +85,9 @@ class Cluster:
         scrape: Scrape,
         http: HttpServer | None,
         watch: FleetWatch,
+        lookup: RouterLookup | None,
     ) -> None:
+        self._lookup = lookup
         self.counted = counted
         self.scrape = scrape
         self.http = http
@@ -97,6 +101,12 @@ class Cluster:
         self.fleet = fleet
         self.port = port
         self.shared = shared
+
+    @property
+    def lookup(self) -> RouterLookup:
+        """Of a router that was given one."""
+        assert self._lookup is not None
+        return self._lookup
 
     def connected(self, index: int) -> ConnectedWorker:
         connected = self.links[index].worker
@@ -155,6 +165,9 @@ class Options(TypedDict, total=False):
     page_folder: Path | None
     observer: RequestObserver | None
     refused: RefusedCalls | None
+    name: str
+    unread_s: float
+    lookup: Callable[[RequestBook, SharedState], RouterLookup] | None
 
 
 @asynccontextmanager
@@ -200,6 +213,9 @@ async def router_before(
     page_folder: Path | None = None,
     observer: RequestObserver | None = None,
     refused: RefusedCalls | None = None,
+    name: str = "router-1",
+    unread_s: float = UNREAD_S,
+    lookup: Callable[[RequestBook, SharedState], RouterLookup] | None = None,
 ) -> AsyncIterator[Cluster]:
     """The same before workers that run already; `share` makes what it may share with other routers, and `edge`, such as
     Edge itself, the HTTP endpoints, which run only with it."""
@@ -211,7 +227,7 @@ async def router_before(
         pools = Pools(rng, RoutingPolicy(policy))
         limits = link_limits or LinkLimits()
         keys = GrantKeys(grant_key, previous_key)
-        context = LinkContext("router-1", tokenizers, pools.index, pools.notify, rng, limits, keys)
+        context = LinkContext(name, tokenizers, pools.index, pools.notify, rng, limits, keys)
         links = [WorkerLink(worker.address, context) for worker in workers]
         pools.links = links
         access = access or Access(tenants)
@@ -233,11 +249,17 @@ async def router_before(
         inference = Inference(dispatcher, max_choices=max_choices, shared=shared, observer=observer)
         service = InferenceService(inference, access, grant_keys=keys)
         add_InferenceServiceServicer_to_server(service, server.grpc)
-        requests = FleetRequests(RequestBook(recent, observer.running, time.monotonic))
-        watch = FleetWatch(pools, shared, access.tenants, requests, RouterFacts("router-1"), periods=PERIODS)
+        book = RequestBook(recent, observer.running, time.monotonic, name)
+        routers = None if lookup is None else lookup(book, shared)
+        if routers is not None:
+            stack.push_async_callback(_cancel, [asyncio.create_task(routers.run())])
+        facts = RouterFacts(name, has_store=lookup is not None)
+        watch = FleetWatch(pools, shared, access.tenants, FleetRequests(book, routers=routers), facts, periods=PERIODS)
         stack.push_async_callback(_cancel, [asyncio.create_task(watch.run())])
         drain = WorkerDrain(pools)
-        add_FleetServiceServicer_to_server(FleetService(inference.preparer, access, watch, drain), server.grpc)
+        add_FleetServiceServicer_to_server(
+            FleetService(inference.preparer, access, watch, drain, unread_s=unread_s), server.grpc
+        )
         await server.start()
         stack.push_async_callback(server.stop, 0)
         sources = sources_of_metrics(inference, gate, counted.tenants, ProcessGauges(LoopLag(), CertificateExpiry()))
@@ -254,7 +276,9 @@ async def router_before(
         stack.push_async_callback(_cancel, tasks)
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
         stubs = InferenceServiceStub(channel), FleetServiceStub(channel)
-        made = Cluster(links, *stubs, server.port, shared, inference, service, gate, counted, scrape, http, watch)
+        made = Cluster(
+            links, *stubs, server.port, shared, inference, service, gate, counted, scrape, http, watch, routers
+        )
         await made.until_workers(*(expected or (True for _ in workers)))
         yield made
         await until(lambda: all(link.worker is None or not link.worker.open_choices for link in links))

@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanContext
 from tests.runtime.otlp_receiver import GRPC, HTTP, receiving
 from trunkline_runtime.telemetry.bounded_session import MAX_ANSWER_BYTES
 from trunkline_runtime.telemetry.span_exporters import span_exporter
-from trunkline_runtime.telemetry.span_queue import BATCH_SPANS, SpanQueue
+from trunkline_runtime.telemetry.span_queue import SpanQueue
 
 PATIENCE_S = 20.0
 
@@ -80,10 +80,10 @@ def test_a_bug_in_making_spans_costs_those_alone() -> None:
 def test_a_full_batch_does_not_wait() -> None:
     exporter = HeldExporter()
     exporter.go.set()
-    queue = SpanQueue(exporter, interval_s=PATIENCE_S)
-    for _ in range(BATCH_SPANS):
+    queue = SpanQueue(exporter, interval_s=PATIENCE_S, batch_spans=7)
+    for _ in range(7):
         queue.put(lambda: (span(),))
-    wait_until(lambda: queue.counts.exported == BATCH_SPANS)
+    wait_until(lambda: queue.counts.exported == 7)
     queue.close()
 
 

@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from trunkline_router.telemetry.request_record import RequestRecord
 from trunkline_runtime.log import configure_logging, get_logger, log_context
+from trunkline_runtime.telemetry.grpc_span_exporter import GrpcSpanExporter
 from trunkline_runtime.telemetry.otlp_exporter import ExporterError
 from trunkline_runtime.telemetry.span_exporters import span_exporter
 from trunkline_runtime.tracing import configure_tracing, start_span, trace_context_of
@@ -144,8 +145,7 @@ def test_the_collector_is_spoken_to_over_grpc_unless_told_otherwise(
     if protocol is not None:
         otlp.setenv(PROTOCOL, protocol)
     exporter = span_exporter()
-    assert type(exporter).__module__ == "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
-    assert exporter is not None
+    assert isinstance(exporter, GrpcSpanExporter)
     exporter.shutdown()
 
 
@@ -179,6 +179,7 @@ def test_http_without_its_package_is_one_line_that_names_it(otlp: pytest.MonkeyP
         (TRACES_PROTOCOL, "tcp", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=tcp is not supported"),
         ("OTEL_TRACES_EXPORTER", "pigeon", "OTEL_TRACES_EXPORTER=pigeon is not supported; allowed: otlp, console"),
         ("OTEL_TRACES_SAMPLER", "often", "OTEL_TRACES_SAMPLER=often is not supported; allowed: always_on, always_off"),
+        ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "x", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE=x is not supported; allowed: a number"),
         ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "OTEL_BSP_MAX_QUEUE_SIZE=0 is not supported; allowed: a number from 1 to"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon", "the OTLP exporter cannot be made from the OTEL_* variables: "),
     ],

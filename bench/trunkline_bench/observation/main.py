@@ -46,8 +46,8 @@ def report(output: Path, name: str, command: str, measure: Callable[[], str]) ->
 
 def of_router(pairs: int, against: Path | None) -> str:
     """Measures; returns the report's list and table."""
-    taken, seen = asyncio.run(router_cost.measured(pairs, against))
-    return f"- {method(pairs, against)}\n{router_cost.told(seen)}\n{cost_table(taken)}"
+    taken, observed = asyncio.run(router_cost.measured(pairs, against))
+    return f"- {method(pairs, against)}\n- observed: {observed}\n\n{cost_table(taken)}"
 
 
 def of_worker(pairs: int, requests: int, against: Path | None) -> str:
@@ -59,7 +59,7 @@ def of_worker(pairs: int, requests: int, against: Path | None) -> str:
 
 def method(pairs: int, against: Path | None) -> str:
     other = "" if against is None else "; off is another checkout"
-    return f"medians of {pairs} pairs whose order alternates{other}"
+    return f"medians of {pairs} pairs of fresh processes, whose order alternates{other}"
 
 
 if __name__ == "__main__":

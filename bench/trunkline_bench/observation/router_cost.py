@@ -2,13 +2,15 @@
 
 Two routers before the same source take turns: one with everything off; of the other, a tenth of the requests is traced
 to an OTLP receiver, metrics are scraped each second, and a page watches the fleet. CPU time is compared, because it
-depends little on what else the machine does.
+depends little on what else the machine does. Each pair has routers of its own: two equal processes differ by up to a
+tenth for as long as they live.
 """
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trunkline_bench.observation.cost_pairs import Pair, Pairs
@@ -20,8 +22,7 @@ from trunkline_bench.streaming.processes import Hop, printed_address, process, r
 
 ON_HOPS, OFF_HOPS = ("on", "on, HTTP"), ("off", "off, HTTP")
 GRPC, HTTP = 0, 1  # of both
-EXPORT_DELAY_S = 0.25  # not the default of a second, so that the last spans of a load are exported soon
-SETTLED_S = 0.1 + EXPORT_DELAY_S  # after a load; this time counts for both routers
+SETTLED_S = 1.2  # after a load, until its last spans are exported; this time counts for both routers
 WARM_UP_SHARE = 0.2
 OFF = {"OTEL_TRACES_EXPORTER": "none"}  # without a variable that this process may have
 SPANS = "trunkline_router_spans_total"
@@ -35,7 +36,6 @@ def traced(collector: str) -> dict[str, str]:
         "OTEL_EXPORTER_OTLP_ENDPOINT": collector,
         "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
         "OTEL_TRACES_SAMPLER_ARG": "0.1",
-        "OTEL_BSP_SCHEDULE_DELAY": str(int(EXPORT_DELAY_S * 1e3)),
     }
 
 
@@ -119,23 +119,38 @@ async def routers(against: Path | None) -> AsyncIterator[Routers]:
         yield Routers(off, on, observer, client)
 
 
-async def measured(count: int, against: Path | None, share: float = 1.0) -> tuple[Pairs, Observations]:
-    """Pairs of each row, and what was observed meanwhile. A first, short pair is dropped. The order changes from pair
-    to pair, so that a machine that becomes slower is no router's fault."""
+@dataclass(slots=True)
+class Observed:
+    """What was observed of all routers."""
+
+    scrapes: int = 0
+    views: int = 0
+    spans: Counter[str] = field(default_factory=Counter)  # by outcome
+
+    def add(self, seen: Observations) -> None:
+        """Adds what was observed of one."""
+        self.scrapes += seen.scrapes
+        self.views += seen.views
+        for outcome in ("exported", "failed", "dropped", "withheld"):
+            self.spans[outcome] += int(seen.sample(SPANS, f'outcome="{outcome}"'))
+
+    def __str__(self) -> str:
+        spans = ", ".join(f"{count:,} {outcome}" for outcome, count in self.spans.items())
+        return f"{self.scrapes} scrapes in OpenMetrics, {self.views} views of the page; spans: {spans}"
+
+
+async def measured(count: int, against: Path | None, share: float = 1.0) -> tuple[Pairs, Observed]:
+    """Pairs of each row, and what was observed meanwhile. Each pair begins with a short run of each work, which is
+    dropped. The order changes from pair to pair, so that a machine that becomes slower is no router's fault."""
     pairs: Pairs = {work.name: [] for work in works()}
-    async with routers(against) as both:
-        for number in range(count + 1):
-            for work in works(share if number else share * WARM_UP_SHARE):
-                pair = await both.pair(work, on_first=bool(number % 2))
-                if number:
-                    pairs[work.name].append(pair)
-                    print(f"{number}. {work.name}: {pair.ratio:.3f}", flush=True)
-        await both.observer.scrape()
-        return pairs, both.observer.seen
-
-
-def told(seen: Observations) -> str:
-    """A line that says that there was observation."""
-    counts = {name: seen.sample(SPANS, f'outcome="{name}"') for name in ("exported", "failed", "dropped")}
-    spans = ", ".join(f"{count:,.0f} {name}" for name, count in counts.items())
-    return f"- observed: {seen.scrapes} scrapes in OpenMetrics, {seen.views} views of the page; spans: {spans}\n"
+    observed = Observed()
+    for number in range(count):
+        async with routers(against) as both:
+            for work in works(share * WARM_UP_SHARE):
+                await both.pair(work, on_first=bool(number % 2))
+            for work in works(share):
+                pairs[work.name].append(pair := await both.pair(work, on_first=bool(number % 2)))
+                print(f"{number + 1}. {work.name}: {pair.ratio:.3f}", flush=True)
+            await both.observer.scrape()
+            observed.add(both.observer.seen)
+    return pairs, observed

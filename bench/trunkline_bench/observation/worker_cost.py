@@ -2,7 +2,8 @@
 
 Two real workers compute the same requests in turn: one exports nothing; of the other, metrics are scraped every second
 and a tenth of the requests is traced to an OTLP receiver. CPU time is compared, of front and engine together, because
-it depends little on what else the machine does.
+it depends little on what else the machine does. Each pair has workers of its own: two equal processes may differ for as
+long as they live.
 """
 
 import asyncio
@@ -33,6 +34,7 @@ START_TIMEOUT_S = 60.0
 TRACED_SHARE = 10  # one of so many requests
 PROMPT, OUTPUT = 32, 128
 AT_ONCE = (1, 8, 32)
+WARM_UP_REQUESTS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,15 +127,13 @@ async def pair(off: Worker, on: Worker, requests: int, at_once: int, *, on_first
 
 
 async def measured(count: int, requests: int, against: Path | None) -> Pairs:
-    """Pairs by the number of requests at once; a first pair of each is dropped. The order changes from pair to pair, so
-    that a machine that becomes slower is no worker's fault."""
-    pairs: Pairs = {}
-    with receiver() as collector, running(against or REPOSITORY, None) as off, running(REPOSITORY, collector) as on:
-        for at_once in AT_ONCE:
-            taken = pairs[f"output tokens, {at_once} requests at once"] = []
-            for number in range(count + 1):
-                one = await pair(off, on, requests, at_once, on_first=bool(number % 2))
-                if number:
-                    taken.append(one)
-                    print(f"{number}. {at_once} at once: {one.ratio:.3f}", flush=True)
+    """Pairs by the number of requests at once. Each begins with a short run, which is dropped. The order changes from
+    pair to pair, so that a machine that becomes slower is no worker's fault."""
+    pairs: Pairs = {f"output tokens, {at_once} requests at once": [] for at_once in AT_ONCE}
+    for number in range(count):
+        with receiver() as collector, running(against or REPOSITORY, None) as off, running(REPOSITORY, collector) as on:
+            await pair(off, on, WARM_UP_REQUESTS, WARM_UP_REQUESTS, on_first=bool(number % 2))
+            for at_once, (name, taken) in zip(AT_ONCE, pairs.items(), strict=True):
+                taken.append(one := await pair(off, on, requests, at_once, on_first=bool(number % 2)))
+                print(f"{number + 1}. {name}: {one.ratio:.3f}", flush=True)
     return pairs

@@ -367,6 +367,7 @@ class WatchFleetResponse(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     TENANTS_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
     at_unix_ms: _builtins.int
     """When, in milliseconds of Unix time."""
     @_builtins.property
@@ -395,7 +396,9 @@ class WatchFleetResponse(_message.Message):
 
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestSummary]:
-        """The latest requests of this router, the newest first. Operators see all, users those of their tenant."""
+        """The latest requests, the newest first. Operators see all, users those of their tenant. Those of other routers are up to
+        a few seconds old.
+        """
 
     @_builtins.property
     def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantView]:
@@ -403,7 +406,11 @@ class WatchFleetResponse(_message.Message):
 
     @_builtins.property
     def running(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestSummary]:
-        """Requests of this router that have not ended: those that have run for the longest, that one first."""
+        """Requests that have not ended: those that have run for the longest, that one first. Those of other routers as above."""
+
+    @_builtins.property
+    def others(self) -> Global___OtherRouters:
+        """Whether `requests` and `running` have the requests of other routers; absent before they were asked."""
 
     def __init__(
         self,
@@ -417,14 +424,41 @@ class WatchFleetResponse(_message.Message):
         requests: _abc.Iterable[Global___RequestSummary] | None = ...,
         tenants: _abc.Iterable[Global___TenantView] | None = ...,
         running: _abc.Iterable[Global___RequestSummary] | None = ...,
+        others: Global___OtherRouters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["history", b"history", "prefixes", b"prefixes", "router", b"router", "you", b"you"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["history", b"history", "others", b"others", "prefixes", b"prefixes", "router", b"router", "you", b"you"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_unix_ms", b"at_unix_ms", "history", b"history", "prefixes", b"prefixes", "requests", b"requests", "router", b"router", "running", b"running", "tenants", b"tenants", "workers", b"workers", "you", b"you"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_unix_ms", b"at_unix_ms", "history", b"history", "others", b"others", "prefixes", b"prefixes", "requests", b"requests", "router", b"router", "running", b"running", "tenants", b"tenants", "workers", b"workers", "you", b"you"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchFleetResponse: _TypeAlias = WatchFleetResponse  # noqa: Y015
+
+@_typing.final
+class OtherRouters(_message.Message):
+    """The other routers of a fleet, which are asked for their requests. A process of a router counts as one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALIVE_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
+    alive: _builtins.int
+    """Those that are alive, as far as this router knows: without Redis it knows of none."""
+    answered: _builtins.int
+    """Those that answered."""
+    def __init__(
+        self,
+        *,
+        alive: _builtins.int = ...,
+        answered: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "answered", b"answered"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OtherRouters: _TypeAlias = OtherRouters  # noqa: Y015
 
 @_typing.final
 class RouterView(_message.Message):
@@ -538,6 +572,7 @@ class WorkerTile(_message.Message):
     OPEN_CHOICES_FIELD_NUMBER: _builtins.int
     COST_PER_MILLION_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     PREDICTED_TTFT_FIELD_NUMBER: _builtins.int
+    STATE_SINCE_UNIX_MS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """The worker's name; empty until its first connection."""
     address: _builtins.str
@@ -574,6 +609,8 @@ class WorkerTile(_message.Message):
     """Unfinished choices that this router has on the worker."""
     cost_per_million_output_tokens: _builtins.float
     """Price of one million output tokens at the present throughput; absent if no price is configured."""
+    state_since_unix_ms: _builtins.int
+    """Since when this router has seen the worker in its state, in milliseconds of Unix time."""
     @_builtins.property
     def lanes(self) -> _containers.RepeatedCompositeFieldContainer[Global___LaneTile]:
         """By lane: interactive, standard, batch."""
@@ -615,10 +652,11 @@ class WorkerTile(_message.Message):
         open_choices: _builtins.int | None = ...,
         cost_per_million_output_tokens: _builtins.float | None = ...,
         predicted_ttft: Global___PredictedTtft | None = ...,
+        state_since_unix_ms: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cost_per_million_output_tokens", b"_cost_per_million_output_tokens", "_hit_rate", b"_hit_rate", "_index_accuracy", b"_index_accuracy", "_index_accuracy_requests", b"_index_accuracy_requests", "_most_running", b"_most_running", "_open_choices", b"_open_choices", "_output_tokens_per_s", b"_output_tokens_per_s", "_preemptions_per_s", b"_preemptions_per_s", "_routed_by_load", b"_routed_by_load", "_running", b"_running", "_sampled_unix_ms", b"_sampled_unix_ms", "_ttft_p50_s", b"_ttft_p50_s", "_waiting", b"_waiting", "batch", b"batch", "cost_per_million_output_tokens", b"cost_per_million_output_tokens", "hit_rate", b"hit_rate", "index_accuracy", b"index_accuracy", "index_accuracy_requests", b"index_accuracy_requests", "kv", b"kv", "most_running", b"most_running", "open_choices", b"open_choices", "output_tokens_per_s", b"output_tokens_per_s", "predicted_ttft", b"predicted_ttft", "preemptions_per_s", b"preemptions_per_s", "routed_by_load", b"routed_by_load", "running", b"running", "sampled_unix_ms", b"sampled_unix_ms", "ttft_p50_s", b"ttft_p50_s", "waiting", b"waiting"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cost_per_million_output_tokens", b"_cost_per_million_output_tokens", "_hit_rate", b"_hit_rate", "_index_accuracy", b"_index_accuracy", "_index_accuracy_requests", b"_index_accuracy_requests", "_most_running", b"_most_running", "_open_choices", b"_open_choices", "_output_tokens_per_s", b"_output_tokens_per_s", "_preemptions_per_s", b"_preemptions_per_s", "_routed_by_load", b"_routed_by_load", "_running", b"_running", "_sampled_unix_ms", b"_sampled_unix_ms", "_state_since_unix_ms", b"_state_since_unix_ms", "_ttft_p50_s", b"_ttft_p50_s", "_waiting", b"_waiting", "batch", b"batch", "cost_per_million_output_tokens", b"cost_per_million_output_tokens", "hit_rate", b"hit_rate", "index_accuracy", b"index_accuracy", "index_accuracy_requests", b"index_accuracy_requests", "kv", b"kv", "most_running", b"most_running", "open_choices", b"open_choices", "output_tokens_per_s", b"output_tokens_per_s", "predicted_ttft", b"predicted_ttft", "preemptions_per_s", b"preemptions_per_s", "routed_by_load", b"routed_by_load", "running", b"running", "sampled_unix_ms", b"sampled_unix_ms", "state_since_unix_ms", b"state_since_unix_ms", "ttft_p50_s", b"ttft_p50_s", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cost_per_million_output_tokens", b"_cost_per_million_output_tokens", "_hit_rate", b"_hit_rate", "_index_accuracy", b"_index_accuracy", "_index_accuracy_requests", b"_index_accuracy_requests", "_most_running", b"_most_running", "_open_choices", b"_open_choices", "_output_tokens_per_s", b"_output_tokens_per_s", "_preemptions_per_s", b"_preemptions_per_s", "_routed_by_load", b"_routed_by_load", "_running", b"_running", "_sampled_unix_ms", b"_sampled_unix_ms", "_ttft_p50_s", b"_ttft_p50_s", "_waiting", b"_waiting", "address", b"address", "batch", b"batch", "cost_per_million_output_tokens", b"cost_per_million_output_tokens", "hit_rate", b"hit_rate", "index_accuracy", b"index_accuracy", "index_accuracy_requests", b"index_accuracy_requests", "kv", b"kv", "lanes", b"lanes", "model", b"model", "most_running", b"most_running", "open_choices", b"open_choices", "output_tokens_per_s", b"output_tokens_per_s", "predicted_ttft", b"predicted_ttft", "preemptions_per_s", b"preemptions_per_s", "reason", b"reason", "routed_by_load", b"routed_by_load", "running", b"running", "sampled_unix_ms", b"sampled_unix_ms", "state", b"state", "ttft_p50_s", b"ttft_p50_s", "waiting", b"waiting", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cost_per_million_output_tokens", b"_cost_per_million_output_tokens", "_hit_rate", b"_hit_rate", "_index_accuracy", b"_index_accuracy", "_index_accuracy_requests", b"_index_accuracy_requests", "_most_running", b"_most_running", "_open_choices", b"_open_choices", "_output_tokens_per_s", b"_output_tokens_per_s", "_preemptions_per_s", b"_preemptions_per_s", "_routed_by_load", b"_routed_by_load", "_running", b"_running", "_sampled_unix_ms", b"_sampled_unix_ms", "_state_since_unix_ms", b"_state_since_unix_ms", "_ttft_p50_s", b"_ttft_p50_s", "_waiting", b"_waiting", "address", b"address", "batch", b"batch", "cost_per_million_output_tokens", b"cost_per_million_output_tokens", "hit_rate", b"hit_rate", "index_accuracy", b"index_accuracy", "index_accuracy_requests", b"index_accuracy_requests", "kv", b"kv", "lanes", b"lanes", "model", b"model", "most_running", b"most_running", "open_choices", b"open_choices", "output_tokens_per_s", b"output_tokens_per_s", "predicted_ttft", b"predicted_ttft", "preemptions_per_s", b"preemptions_per_s", "reason", b"reason", "routed_by_load", b"routed_by_load", "running", b"running", "sampled_unix_ms", b"sampled_unix_ms", "state", b"state", "state_since_unix_ms", b"state_since_unix_ms", "ttft_p50_s", b"ttft_p50_s", "waiting", b"waiting", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cost_per_million_output_tokens: _TypeAlias = _typing.Literal["cost_per_million_output_tokens"]  # noqa: Y015
     _WhichOneofArgType__cost_per_million_output_tokens: _TypeAlias = _typing.Literal["_cost_per_million_output_tokens", b"_cost_per_million_output_tokens"]  # noqa: Y015
@@ -642,6 +680,8 @@ class WorkerTile(_message.Message):
     _WhichOneofArgType__running: _TypeAlias = _typing.Literal["_running", b"_running"]  # noqa: Y015
     _WhichOneofReturnType__sampled_unix_ms: _TypeAlias = _typing.Literal["sampled_unix_ms"]  # noqa: Y015
     _WhichOneofArgType__sampled_unix_ms: _TypeAlias = _typing.Literal["_sampled_unix_ms", b"_sampled_unix_ms"]  # noqa: Y015
+    _WhichOneofReturnType__state_since_unix_ms: _TypeAlias = _typing.Literal["state_since_unix_ms"]  # noqa: Y015
+    _WhichOneofArgType__state_since_unix_ms: _TypeAlias = _typing.Literal["_state_since_unix_ms", b"_state_since_unix_ms"]  # noqa: Y015
     _WhichOneofReturnType__ttft_p50_s: _TypeAlias = _typing.Literal["ttft_p50_s"]  # noqa: Y015
     _WhichOneofArgType__ttft_p50_s: _TypeAlias = _typing.Literal["_ttft_p50_s", b"_ttft_p50_s"]  # noqa: Y015
     _WhichOneofReturnType__waiting: _TypeAlias = _typing.Literal["waiting"]  # noqa: Y015
@@ -668,6 +708,8 @@ class WorkerTile(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__running) -> _WhichOneofReturnType__running | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__sampled_unix_ms) -> _WhichOneofReturnType__sampled_unix_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__state_since_unix_ms) -> _WhichOneofReturnType__state_since_unix_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_p50_s) -> _WhichOneofReturnType__ttft_p50_s | None: ...
     @_typing.overload
@@ -1070,6 +1112,7 @@ class RequestSummary(_message.Message):
     E2E_S_FIELD_NUMBER: _builtins.int
     CAUSE_FIELD_NUMBER: _builtins.int
     IS_RUNNING_FIELD_NUMBER: _builtins.int
+    ROUTER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id. Clients may choose it, so requests may share one."""
     tenant: _builtins.str
@@ -1108,6 +1151,8 @@ class RequestSummary(_message.Message):
     """The part of TtftPart that took the most time; empty if none took a millisecond."""
     is_running: _builtins.bool
     """The request has not ended."""
+    router: _builtins.str
+    """The router process that has the request."""
     def __init__(
         self,
         *,
@@ -1130,10 +1175,11 @@ class RequestSummary(_message.Message):
         e2e_s: _builtins.float = ...,
         cause: _builtins.str = ...,
         is_running: _builtins.bool = ...,
+        router: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_ttft_s", b"_ttft_s", "cached_tokens", b"cached_tokens", "ttft_s", b"ttft_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_ttft_s", b"_ttft_s", "attempts", b"attempts", "cached_tokens", b"cached_tokens", "cause", b"cause", "choices", b"choices", "completion_tokens", b"completion_tokens", "e2e_s", b"e2e_s", "endpoint", b"endpoint", "is_failed", b"is_failed", "is_running", b"is_running", "lane", b"lane", "model", b"model", "outcome", b"outcome", "prompt_tokens", b"prompt_tokens", "protocol", b"protocol", "request_id", b"request_id", "started_unix_ms", b"started_unix_ms", "tenant", b"tenant", "ttft_s", b"ttft_s", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_ttft_s", b"_ttft_s", "attempts", b"attempts", "cached_tokens", b"cached_tokens", "cause", b"cause", "choices", b"choices", "completion_tokens", b"completion_tokens", "e2e_s", b"e2e_s", "endpoint", b"endpoint", "is_failed", b"is_failed", "is_running", b"is_running", "lane", b"lane", "model", b"model", "outcome", b"outcome", "prompt_tokens", b"prompt_tokens", "protocol", b"protocol", "request_id", b"request_id", "router", b"router", "started_unix_ms", b"started_unix_ms", "tenant", b"tenant", "ttft_s", b"ttft_s", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cached_tokens: _TypeAlias = _typing.Literal["cached_tokens"]  # noqa: Y015
     _WhichOneofArgType__cached_tokens: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens"]  # noqa: Y015
@@ -1187,18 +1233,24 @@ class ListRequestsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUESTS_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestSummary]:
         """The newest first."""
+
+    @_builtins.property
+    def others(self) -> Global___OtherRouters:
+        """Whether they are those of other routers, too."""
 
     def __init__(
         self,
         *,
         requests: _abc.Iterable[Global___RequestSummary] | None = ...,
+        others: Global___OtherRouters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["others", b"others"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["others", b"others", "requests", b"requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1213,7 +1265,7 @@ class GetRequestRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Its id. If several have it, the newest."""
+    """Its id. If several requests of a router have it, the newest; those of the router that is asked come first."""
     tenant: _builtins.str
     """Only one of this tenant; empty: of any that the caller may see."""
     def __init__(

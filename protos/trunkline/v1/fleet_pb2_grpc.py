@@ -95,14 +95,15 @@ class FleetServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListRequests(self, request, context):
-        """Lists recent requests of this router, the newest first.
+        """Lists recent requests of this router and of the other routers of its fleet, the newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRequest(self, request, context):
-        """Tells what became of one recent request, and when.
+        """Tells what became of one recent request, and when. If this router does not know it, the other routers of its fleet
+        are asked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

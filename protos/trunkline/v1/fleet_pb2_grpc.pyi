@@ -44,9 +44,11 @@ class FleetServiceStub:
     queued for it. The live page shows this stream.
     """
     ListRequests: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ListRequestsRequest, _fleet_pb2.ListRequestsResponse]
-    """Lists recent requests of this router, the newest first."""
+    """Lists recent requests of this router and of the other routers of its fleet, the newest first."""
     GetRequest: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.GetRequestRequest, _fleet_pb2.GetRequestResponse]
-    """Tells what became of one recent request, and when."""
+    """Tells what became of one recent request, and when. If this router does not know it, the other routers of its fleet
+    are asked.
+    """
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.DrainWorkerRequest, _fleet_pb2.DrainWorkerResponse]
     """Drains a worker: it takes no new requests from any router, and its running ones finish or continue on other workers.
     Answers as soon as the drain has begun. It lasts until the worker's process is restarted.
@@ -68,9 +70,11 @@ class FleetServiceAsyncStub(FleetServiceStub):
     queued for it. The live page shows this stream.
     """
     ListRequests: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ListRequestsRequest, _fleet_pb2.ListRequestsResponse]  # type: ignore[assignment]
-    """Lists recent requests of this router, the newest first."""
+    """Lists recent requests of this router and of the other routers of its fleet, the newest first."""
     GetRequest: _aio.UnaryUnaryMultiCallable[_fleet_pb2.GetRequestRequest, _fleet_pb2.GetRequestResponse]  # type: ignore[assignment]
-    """Tells what became of one recent request, and when."""
+    """Tells what became of one recent request, and when. If this router does not know it, the other routers of its fleet
+    are asked.
+    """
     DrainWorker: _aio.UnaryUnaryMultiCallable[_fleet_pb2.DrainWorkerRequest, _fleet_pb2.DrainWorkerResponse]  # type: ignore[assignment]
     """Drains a worker: it takes no new requests from any router, and its running ones finish or continue on other workers.
     Answers as soon as the drain has begun. It lasts until the worker's process is restarted.
@@ -113,7 +117,7 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.ListRequestsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.ListRequestsResponse, _abc.Awaitable[_fleet_pb2.ListRequestsResponse]]:
-        """Lists recent requests of this router, the newest first."""
+        """Lists recent requests of this router and of the other routers of its fleet, the newest first."""
 
     @_abc_1.abstractmethod
     def GetRequest(
@@ -121,7 +125,9 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.GetRequestRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.GetRequestResponse, _abc.Awaitable[_fleet_pb2.GetRequestResponse]]:
-        """Tells what became of one recent request, and when."""
+        """Tells what became of one recent request, and when. If this router does not know it, the other routers of its fleet
+        are asked.
+        """
 
     @_abc_1.abstractmethod
     def DrainWorker(

@@ -7,7 +7,13 @@ from typing import Any
 
 GRPC, HTTP = PROTOCOLS = ("grpc", "http/protobuf")
 TRACES, METRICS = "traces", "metrics"
-_MODULES = {TRACES: ("trace_exporter", "OTLPSpanExporter"), METRICS: ("metric_exporter", "OTLPMetricExporter")}
+_LIBRARY = "opentelemetry.exporter.otlp.proto"
+_CLASSES = {
+    (TRACES, GRPC): ("trunkline_runtime.telemetry.grpc_span_exporter", "GrpcSpanExporter"),
+    (TRACES, HTTP): (f"{_LIBRARY}.http.trace_exporter", "OTLPSpanExporter"),
+    (METRICS, GRPC): (f"{_LIBRARY}.grpc.metric_exporter", "OTLPMetricExporter"),
+    (METRICS, HTTP): (f"{_LIBRARY}.http.metric_exporter", "OTLPMetricExporter"),
+}
 
 
 class ExporterError(ValueError):
@@ -21,14 +27,14 @@ def otlp_exporter(signal: str) -> Any:
     protocol = os.environ.get(variable) or GRPC
     if protocol not in PROTOCOLS:
         raise ExporterError(f"{variable}={protocol} is not supported; allowed: {', '.join(PROTOCOLS)}")
-    kind, (module_name, class_name) = protocol.partition("/")[0], _MODULES[signal]
+    module_name, class_name = _CLASSES[signal, protocol]
     try:
         # Imported on demand, because the import is slow.
-        module = import_module(f"opentelemetry.exporter.otlp.proto.{kind}.{module_name}")
+        module = import_module(module_name)
         options = {} if protocol == GRPC else {"session": _bounded_session()}
         exporter = getattr(module, class_name)(**options)
     except ImportError as error:
-        package = f"opentelemetry-exporter-otlp-proto-{kind}"
+        package = f"opentelemetry-exporter-otlp-proto-{protocol.partition('/')[0]}"
         raise ExporterError(f"{variable}={protocol} needs the package {package} installed: {error}") from None
     except Exception as error:  # the library reads a dozen more variables, and may raise any error
         raise ExporterError(f"the OTLP exporter cannot be made from the OTEL_* variables: {error}") from None

@@ -18,9 +18,9 @@ from trunkline_runtime.log import get_logger
 # The standard variables, and their defaults. Waiting parts: a request's spans in a router, one span in a worker.
 MAX_WAITING_VARIABLE, MAX_WAITING = "OTEL_BSP_MAX_QUEUE_SIZE", 2048
 INTERVAL_VARIABLE, INTERVAL_MS = "OTEL_BSP_SCHEDULE_DELAY", 1000  # between two exports, unless a batch is full
-# Making and encoding a batch of spans holds the interpreter's lock, which the event loop waits for: a few milliseconds.
-BATCH_SPANS = 64
-MOST = 1_000_000  # of both variables
+# Making and encoding a batch of spans takes a few milliseconds of the interpreter's time.
+BATCH_VARIABLE, BATCH_SPANS = "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512
+MOST = 1_000_000  # of each variable
 LAST_EXPORT_S = 3.0  # time for what waits when the process ends
 VAIN_EXPORT_S = 0.2  # the same if the collector took nothing lately
 
@@ -49,7 +49,8 @@ class QueueError(ValueError):
 def span_queue(exporter: SpanExporter) -> "SpanQueue":
     """A queue as the variables say. Raises QueueError."""
     max_waiting, interval_ms = _number(MAX_WAITING_VARIABLE, MAX_WAITING), _number(INTERVAL_VARIABLE, INTERVAL_MS)
-    return SpanQueue(exporter, max_waiting=max_waiting, interval_s=interval_ms / 1e3)
+    batch_spans = _number(BATCH_VARIABLE, BATCH_SPANS)
+    return SpanQueue(exporter, max_waiting=max_waiting, interval_s=interval_ms / 1e3, batch_spans=batch_spans)
 
 
 def _number(variable: str, default: int) -> int:
@@ -63,12 +64,18 @@ class SpanQueue:
     """A bounded queue before an exporter. put() may be called on any thread and returns at once."""
 
     def __init__(
-        self, exporter: SpanExporter, *, max_waiting: int = MAX_WAITING, interval_s: float = INTERVAL_MS / 1e3
+        self,
+        exporter: SpanExporter,
+        *,
+        max_waiting: int = MAX_WAITING,
+        interval_s: float = INTERVAL_MS / 1e3,
+        batch_spans: int = BATCH_SPANS,
     ) -> None:
         self.counts = ExportCounts()
         self._exporter = exporter
         self._max_waiting = max_waiting
         self._interval_s = interval_s
+        self._batch_spans = batch_spans
         self._waiting: deque[Spans] = deque()
         self._is_due = threading.Event()
         self._has_ended = threading.Event()
@@ -82,7 +89,7 @@ class SpanQueue:
             self.counts.dropped += 1
             return False
         self._waiting.append(spans)
-        if len(self._waiting) == BATCH_SPANS:
+        if len(self._waiting) == self._batch_spans:
             self._is_due.set()
         return True
 
@@ -114,7 +121,7 @@ class SpanQueue:
             except Exception as error:
                 get_logger().error("spans cannot be made", exc_info=error)
                 self.counts.dropped += 1
-            if len(batch) >= BATCH_SPANS:
+            if len(batch) >= self._batch_spans:
                 yield batch
                 batch = []
         if batch:

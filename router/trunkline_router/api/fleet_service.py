@@ -2,7 +2,7 @@
 
 ExplainRoute and ListWorkers must not reveal one tenant's prompts to another. The number of cached blocks would tell
 whether a prompt was new, so it is left out. Numbers that depend on waiting or running requests are rounded to one
-significant digit. WatchFleet and GetRequest have the exact numbers, for operators alone (`watch/viewer.py`).
+significant digit. WatchFleet and GetRequest have the exact numbers, for operators alone (`lookup/viewer.py`).
 """
 
 import re
@@ -31,6 +31,7 @@ from trunkline.v1.fleet_pb2_grpc import FleetServiceServicer
 from trunkline.v1.worker_pb2 import LoadSample
 from trunkline_router.identity.endpoints import WATCHERS
 from trunkline_router.identity.identity import Role
+from trunkline_router.lookup.request_book import Kind
 from trunkline_router.request.access import Access, Context
 from trunkline_router.request.call_charge import charged_call
 from trunkline_router.request.caller import forbidden
@@ -38,12 +39,12 @@ from trunkline_router.request.prepare import Preparer
 from trunkline_router.request.request_call import RequestCall
 from trunkline_router.routing.policy import Candidate
 from trunkline_router.watch.fleet_watch import FleetWatch
-from trunkline_router.watch.request_book import Kind
 from trunkline_router.watch.worker_drain import WorkerDrain
 from trunkline_router.watch.worker_tile import shown_state
 from trunkline_router.workers.worker_link import WorkerLink
+from trunkline_runtime.unread_streams import UNREAD_S, ended_if_unread
 
-EXPLAIN_RPC = "trunkline.v1.FleetService/ExplainRoute"
+EXPLAIN_RPC, WATCH_RPC = (f"trunkline.v1.FleetService/{method}" for method in ("ExplainRoute", "WatchFleet"))
 EXACT_MS = re.compile(r"\d+\.\d(?= ms)")
 ACCURACY_STEP = 20  # requests, each of which found something cached
 MOST_SHOWN = (1 << 32) - 1  # some fields have 32 bits
@@ -54,9 +55,20 @@ class FleetService(FleetServiceServicer):
 
     If no worker is connected, ExplainRoute searches for one as requests do, which brings connection attempts forward.
     DrainWorker alone changes anything.
+
+    unread_s: how long a message of WatchFleet may wait for its client
     """
 
-    def __init__(self, preparer: Preparer, access: Access, watch: FleetWatch, drain: WorkerDrain) -> None:
+    def __init__(
+        self,
+        preparer: Preparer,
+        access: Access,
+        watch: FleetWatch,
+        drain: WorkerDrain,
+        *,
+        unread_s: float = UNREAD_S,
+    ) -> None:
+        self._unread_s = unread_s
         self._preparer = preparer
         self._pools = preparer.pools
         self._access = access
@@ -100,13 +112,13 @@ class FleetService(FleetServiceServicer):
         metadata, peer = context.invocation_metadata(), context.peer()
         async with aclosing(self._watch.views(lambda: self._access.caller(metadata, WATCHERS, peer))) as views:
             async for view in views:
-                yield view.message()
+                with ended_if_unread(WATCH_RPC, self._unread_s):
+                    yield view.message()
 
     async def ListRequests(self, request: ListRequestsRequest, context: Context) -> ListRequestsResponse:
         caller = self._access.admitted(context, WATCHERS)
         kind = Kind.RUNNING if request.running else Kind.NOTABLE if request.notable else Kind.ENDED
-        listed = await self._watch.list_requests(caller, request.limit, request.tenant, kind)
-        return ListRequestsResponse(requests=listed)
+        return await self._watch.list_requests(caller, request.limit, request.tenant, kind)
 
     async def GetRequest(self, request: GetRequestRequest, context: Context) -> GetRequestResponse:
         caller = self._access.admitted(context, WATCHERS)

@@ -1,14 +1,14 @@
 """What a router does for its clients, over any protocol: generate, tokenize, detokenize, list models."""
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
 
-from trunkline.status import INTERNAL, RequestRefused, deadline_exceeded, internal, invalid
+from trunkline.status import invalid
 from trunkline.v1.inference_pb2 import GenerateResponse, TokenizeRequest
 from trunkline.validation import check_length, max_total_tokens
+from trunkline_router.api.observed_call import ObservedCall
 from trunkline_router.dispatch.dispatch import Dispatcher
 from trunkline_router.dispatch.running import Running
 from trunkline_router.gate.request_size import MAX_DETOKENIZED_IDS
@@ -21,11 +21,9 @@ from trunkline_router.request.prepared_request import PreparedRequest
 from trunkline_router.request.request_call import RequestCall
 from trunkline_router.request.steps import give_way
 from trunkline_router.shared_state.state import SharedState
-from trunkline_router.telemetry.request_observer import RequestObserver, note_refusal
+from trunkline_router.telemetry.request_observer import RequestObserver
 from trunkline_router.telemetry.request_record import Interval, RequestRecord
 from trunkline_router.workers.pool import Pool
-from trunkline_runtime.log import get_logger
-from trunkline_runtime.tracing import trace_context_of
 
 
 class Inference:
@@ -63,29 +61,9 @@ class Inference:
                         reservation.took(response)
                         yield response if sees_cache else without_cache(response)
 
-    @contextmanager
-    def observed(self, call: RequestCall) -> Iterator[None]:
-        """Keeps the request's record until the block ends. An unexpected error becomes RequestRefused (INTERNAL)."""
-        record, request_id = call.record, call.request_id
-        record.tenant = call.caller.tenant
-        with self.observer.observed(record, *trace_context_of(call.metadata)):
-            try:
-                yield
-            except RequestRefused as refused:
-                note_refusal(record, refused)
-                if refused.reason == INTERNAL and request_id not in refused.message:  # a worker's
-                    raise internal(request_id) from None
-                raise
-            except Exception as error:
-                get_logger().error("unexpected error", **record.log_fields(), exc_info=error)
-                hidden = internal(request_id)
-                note_refusal(record, hidden)
-                raise hidden from None
-            except (asyncio.CancelledError, GeneratorExit):
-                remaining_s = call.time_left()
-                if remaining_s is not None and remaining_s <= 0:
-                    note_refusal(record, deadline_exceeded())
-                raise
+    def observed(self, call: RequestCall) -> ObservedCall:
+        """Returns a context that keeps the request's record until it closes."""
+        return ObservedCall(self.observer, call)
 
     async def prepare(self, call: RequestCall) -> PreparedRequest:
         """Prepares a request, unless its tenant's quotas are known to be used up: to tokenize a prompt costs more than

@@ -48,11 +48,8 @@ class InferenceService(InferenceServiceServicer):
         """Refuses new requests from now on. Returns when the last running request has ended."""
         await self._inference.running.stop()
 
-    async def Generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateResponse, None]:
-        call = RequestCall.of(request, context, self._access, GENERATE_RPC)
-        async with aclosing(self._inference.generate(call)) as responses:
-            async for response in responses:
-                yield response
+    def Generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateResponse, None]:
+        return self._inference.generate(RequestCall.of(request, context, self._access, GENERATE_RPC))
 
     async def Grant(
         self, request_iterator: AsyncIterator[GrantRequest], context: Context

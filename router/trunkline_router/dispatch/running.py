@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable
 from typing import TypeVar
 
 from trunkline.status import no_worker
@@ -38,20 +37,22 @@ class Running:
         self._review()
         await self._idle.wait()
 
-    @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Counts a request while it runs. Raises RequestRefused if the router is stopping."""
+    def admitted(self) -> "Running":
+        """Returns a context that counts a request while it runs. Entering it raises RequestRefused if the router is
+        stopping."""
+        return self
+
+    def __enter__(self) -> None:
         if self._is_stopping:
             raise no_worker("this router is stopping; another one, or this one restarted, may serve you")
         self._count += 1
         self._needing += 1
         self._idle.clear()
-        try:
-            yield
-        finally:
-            self._count -= 1
-            self._needing -= 1
-            self._review()
+
+    def __exit__(self, *_: object) -> None:
+        self._count -= 1
+        self._needing -= 1
+        self._review()
 
     async def unneeded(self, coming: Awaitable[T]) -> T | None:
         """Waits for the next event of a running request that does not need the router until then. Returns None if the

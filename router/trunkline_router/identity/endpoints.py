@@ -40,7 +40,7 @@ def role_of(needed: Needed | None) -> Roles | None:
     return None if isinstance(needed, Open) else needed
 
 
-# Roles that may watch the fleet. What they see depends on their role: watch/viewer.py.
+# Roles that may watch the fleet. What they see depends on their role: lookup/viewer.py.
 WATCHERS = frozenset({Role.USER, Role.OPERATOR})
 
 HEALTH_CHECK, HEALTH_WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"

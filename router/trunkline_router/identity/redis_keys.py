@@ -29,13 +29,8 @@ from trunkline_router.identity.fleet_secret import Seal
 from trunkline_router.identity.identity import IdentityError
 from trunkline_router.identity.identity_fields import JSON_ERRORS, FieldError, loaded
 from trunkline_router.identity.key_record import MOST_RECORD_BYTES, KeyRecord, is_key_id, read_record
-from trunkline_router.stores.redis_connection import (
-    CONNECT_TIMEOUT_S,
-    PUBLIC_AUTHORITIES,
-    RedisConnection,
-    RedisTls,
-    Script,
-)
+from trunkline_router.stores.redis_connection import RedisConnection, Script
+from trunkline_router.stores.redis_pool import CONNECT_TIMEOUT_S, PUBLIC_AUTHORITIES, RedisTls
 from trunkline_router.stores.store import StoreDown
 from trunkline_runtime.log import get_logger
 

@@ -15,9 +15,9 @@ from trunkline_router.live.drain_request import drain_body
 from trunkline_router.live.fleet_json import FleetViewJson, plain, story_json, summaries_json
 from trunkline_router.live.page_files import PageFiles
 from trunkline_router.live.same_origin import check_origin
+from trunkline_router.lookup.request_book import Kind
 from trunkline_router.request.caller import Caller
 from trunkline_router.watch.fleet_watch import FleetView, FleetWatch
-from trunkline_router.watch.request_book import Kind
 from trunkline_router.watch.worker_drain import WorkerDrain
 
 KINDS = {"": Kind.ENDED, "notable": Kind.NOTABLE, "running": Kind.RUNNING}  # by the parameter `only`

@@ -12,7 +12,7 @@ import orjson
 from google.protobuf.descriptor import Descriptor, EnumDescriptor
 from google.protobuf.message import Message
 
-from trunkline.v1.fleet_pb2 import GetRequestResponse, RequestSummary
+from trunkline.v1.fleet_pb2 import GetRequestResponse, ListRequestsResponse
 from trunkline_router.watch.fleet_watch import FleetView
 
 HISTORY, POINTS = "history", "points"
@@ -82,6 +82,6 @@ def story_json(story: GetRequestResponse) -> bytes:
     return orjson.dumps({**made.pop("summary"), **made})
 
 
-def summaries_json(summaries: Sequence[RequestSummary]) -> bytes:
+def summaries_json(listed: ListRequestsResponse) -> bytes:
     """Returns a list of requests as JSON."""
-    return orjson.dumps({"requests": [plain(summary) for summary in summaries]})
+    return orjson.dumps(plain(listed))

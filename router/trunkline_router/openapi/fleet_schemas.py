@@ -5,6 +5,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from trunkline.v1.fleet_pb2 import (
     DrainWorkerResponse,
     GetRequestResponse,
+    ListRequestsResponse,
     RequestSummary,
     WatchFleetResponse,
 )
@@ -71,5 +72,5 @@ def _story() -> Schema:
 SCHEMAS: dict[str, Schema] = {
     **_schemas(),
     "RequestStory": _story(),
-    "RequestList": record({"requests": array(component(RequestSummary.DESCRIPTOR.name))}),
+    "RequestList": record(_properties(ListRequestsResponse.DESCRIPTOR)),
 }

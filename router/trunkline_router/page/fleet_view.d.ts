@@ -12,6 +12,13 @@ export interface FleetView {
   requests: RequestSummary[];
   running: RequestSummary[];
   tenants: TenantView[];
+  others: Maybe<OtherRouters>;
+}
+
+/** The other router processes of the fleet. */
+export interface OtherRouters {
+  alive: number;
+  answered: number;
 }
 
 export interface RouterView {
@@ -71,6 +78,7 @@ export interface WorkerView {
   preemptions_per_s: Maybe<number>;
   open_choices: Maybe<number>;
   cost_per_million_output_tokens: Maybe<number>;
+  state_since_unix_ms: Maybe<number>;
   predicted_ttft: Maybe<{ requests: number; predicted_p50_s: Maybe<number>; real_p50_s: Maybe<number> }>;
 }
 
@@ -134,6 +142,7 @@ export interface RequestSummary {
   ttft_s: Maybe<number>;
   e2e_s: Maybe<number>;
   cause: string;
+  router: string;
 }
 
 /** Times are in seconds since the request's start. */

@@ -1,7 +1,8 @@
 /** Plots of the last minutes: what the batches were made of, and what the KV blocks held. */
 
-import { fill, h } from "./dom.js";
+import { fill, h, setText } from "./dom.js";
 import { count } from "./format.js";
+import { loadScope } from "./scope.js";
 import { StackedPlot } from "./stacked_plot.js";
 
 /** @typedef {import("./fleet_view").HistoryPoint} HistoryPoint */
@@ -18,10 +19,11 @@ const KV = [(point) => point.kv_live_blocks, (point) => point.kv_cached_blocks, 
 const QUEUE = [(point) => point.running, (point) => point.waiting];
 
 export class LoadPanel {
-  /** @param {{section: any, plots: Element, choice: any}} elements @param {import("./history.js").History} history */
-  constructor({ section, plots, choice }, history) {
+  /** @param {{section: any, plots: Element, choice: any, scope: Element}} elements @param {import("./history.js").History} history */
+  constructor({ section, plots, choice, scope }, history) {
     this.section = section;
     this.choice = choice;
+    this.scope = scope;
     this.history = history;
     this.nowMs = 0;
     /** @type {string[]} */
@@ -96,6 +98,7 @@ export class LoadPanel {
 
   #draw() {
     if (this.section.hidden) return;
+    setText(this.scope, loadScope(this.choice.value, this.history.keepsS));
     const points = this.history.of(this.choice.value);
     for (const { plot, of } of this.plots) {
       const shown = points.map((point) => ({ at: point.at_unix_ms / 1000, values: of.map((take) => take(point)) }));

@@ -30,10 +30,10 @@ const statusBar = new StatusBar(announce);
 const drainDialog = new DrainDialog(api, announce);
 const summary = new SummaryPanel(byId("summary"));
 const workers = new WorkersPanel({ tiles: byId("tiles"), none: byId("no-workers") }, (worker) => drainDialog.ask(worker), announce);
-const load = new LoadPanel({ section: byId("load"), plots: byId("plots"), choice: byId("plot-worker") }, history);
+const load = new LoadPanel({ section: byId("load"), plots: byId("plots"), choice: byId("plot-worker"), scope: byId("load-scope") }, history);
 const timeline = new TimelinePanel(byId("timeline"), api);
 const requests = new RequestsPanel(
-  { rows: byId("request-rows"), none: byId("no-requests"), note: byId("requests-note"), filter: byId("request-filter") },
+  { rows: byId("request-rows"), none: byId("no-requests"), note: byId("requests-note"), scope: byId("requests-scope"), filter: byId("request-filter") },
   api,
   (request) => timeline.open(request.request_id, request.tenant),
 );
@@ -50,10 +50,10 @@ const playground = new Playground(api, (requestId) => timeline.open(requestId));
 function show(view) {
   statusBar.showRouter(view);
   summary.show(view, history.points.at(-1) ?? null);
-  workers.show(view.workers, view.you.can_drain);
+  workers.show(view.workers, view.you.can_drain, view.at_unix_ms);
   load.show(view);
   byId("requests").hidden = !view.you.sees_requests;
-  requests.show(view.requests, view.running);
+  requests.show(view);
   prefixes.show(view.you.sees_requests ? view.prefixes : null);
   tenants.show(view.tenants, view.you.sees_requests);
   playground.offer([...new Set(view.workers.map((worker) => worker.model).filter(Boolean))].sort());
@@ -69,7 +69,7 @@ function clear() {
   drainDialog.clear();
   timeline.close();
   requests.clear();
-  workers.show([], false);
+  workers.show([], false, 0);
   prefixes.show(null);
   tenants.show([], false);
   playground.clear();

@@ -2,28 +2,28 @@
 
 import { h, KeyedList, setAttribute, setText } from "./dom.js";
 import { count, duration, percent, timeOfDay } from "./format.js";
+import { requestsScope } from "./scope.js";
 import { CAUSES } from "./ttft_parts.js";
 
-/** @typedef {import("./fleet_view").RequestSummary} RequestSummary */
+/** @typedef {import("./fleet_view").FleetView} FleetView @typedef {import("./fleet_view").RequestSummary} RequestSummary */
 
 const NOTABLE_EVERY_MS = 5_000;
 
 export class RequestsPanel {
   /**
-   * @param {{rows: any, none: any, note: Element, filter: any}} elements
+   * @param {{rows: any, none: any, note: Element, scope: Element, filter: any}} elements
    * @param {import("./api.js").Api} api
    * @param {(request: RequestSummary) => void} open  opens a timeline
    */
-  constructor({ rows, none, note, filter }, api, open) {
+  constructor({ rows, none, note, scope, filter }, api, open) {
     this.rows = rows;
     this.none = none;
     this.note = note;
+    this.scope = scope;
     this.filter = filter;
     this.api = api;
-    /** @type {RequestSummary[]} */
-    this.newest = [];
-    /** @type {RequestSummary[]} */
-    this.running = [];
+    /** @type {FleetView | null} */
+    this.view = null;
     this.shownMs = 0;
     this.list = new KeyedList(
       rows,
@@ -37,50 +37,50 @@ export class RequestsPanel {
     filter.addEventListener("change", () => this.#choose());
   }
 
-  /** @param {RequestSummary[]} newest  that have ended  @param {RequestSummary[]} running */
-  show(newest, running) {
-    this.newest = newest;
-    this.running = running;
+  /** @param {FleetView} view */
+  show(view) {
+    this.view = view;
     if (this.isHeld) return;
-    if (this.filter.value === "newest") this.#draw(newest);
-    else if (this.filter.value === "running") this.#draw(running);
+    if (this.filter.value === "newest") this.#draw(view.requests, view.others);
+    else if (this.filter.value === "running") this.#draw(view.running, view.others);
     else if (performance.now() - this.shownMs > NOTABLE_EVERY_MS) this.#fetchNotable();
   }
 
   clear() {
-    this.newest = [];
-    this.running = [];
+    this.view = null;
     this.list.show([]);
+    setText(this.scope, "");
   }
 
   #choose() {
     this.isHeld = false;
     this.shownMs = 0;
-    this.show(this.newest, this.running);
+    if (this.view !== null) this.show(this.view);
   }
 
   /** @param {boolean} isHeld */
   #hold(isHeld) {
     this.isHeld = isHeld;
     setText(this.note, isHeld ? "The list waits while the pointer is on it." : "");
-    if (!isHeld) this.show(this.newest, this.running);
+    if (!isHeld && this.view !== null) this.show(this.view);
   }
 
   async #fetchNotable() {
     this.shownMs = performance.now();
     try {
       const response = await this.api.get("fleet/requests?limit=200&only=notable");
-      const { requests } = await response.json();
-      if (this.filter.value === "notable") this.#draw(requests);
+      const { requests, others } = await response.json();
+      if (this.filter.value === "notable") this.#draw(requests, others);
     } catch (error) {
       if (!(error instanceof Error)) throw error;
       setText(this.note, `Not loaded: ${error.message}`);
     }
   }
 
-  /** @param {RequestSummary[]} requests */
-  #draw(requests) {
+  /** @param {RequestSummary[]} requests @param {import("./fleet_view").OtherRouters | null} others */
+  #draw(requests, others) {
     this.list.show(requests);
+    if (this.view !== null) setText(this.scope, requestsScope(this.view.router, others));
     this.none.hidden = requests.length > 0;
   }
 }

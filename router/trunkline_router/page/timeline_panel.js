@@ -71,8 +71,7 @@ export class TimelinePanel {
   #showProblem(id, error) {
     const isUnknown = error instanceof Refused && error.status === 404;
     const message = isUnknown
-      ? "This router does not know the request. Another router may have served it, or it is too old: " +
-        "the oldest ones are forgotten."
+      ? `The request was not found: ${error.message}. It may be too old: the oldest ones are forgotten.`
       : `The request was not loaded: ${error instanceof Refused ? error.message : "no connection to the router"}.`;
     fill(this.element, this.#head(id, ""), h("p", {}, message));
     this.element.hidden = false;
@@ -146,6 +145,7 @@ function facts(request) {
     ["Endpoint", `${request.endpoint} (${request.protocol === "http" ? "HTTP" : "gRPC"})`],
     ["Prompt", `${count(request.prompt_tokens)} tokens${cached}`],
     ["Output", `${count(request.completion_tokens)} tokens${request.choices > 1 ? ` in ${request.choices} choices` : ""}${speed}`],
+    ["Router", request.router],
     ["Total", duration(request.e2e_s)],
     ["Client stalled for", duration(request.stalled_s)],
     ["Trace id", request.trace_id],

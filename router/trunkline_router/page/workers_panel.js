@@ -29,19 +29,21 @@ export class WorkersPanel {
     this.none = none;
     this.announce = announce;
     this.canDrain = false;
+    this.nowMs = 0;
     /** @type {Map<string, string>} */
     this.states = new Map();
     this.list = new KeyedList(
       tiles,
       (/** @type {{worker: WorkerView, key: string}} */ item) => item.key,
       () => new Tile(askDrain),
-      (tile, item) => tile.show(item.worker, this.canDrain),
+      (tile, item) => tile.show(item.worker, this.canDrain, this.nowMs),
     );
   }
 
-  /** @param {WorkerView[]} workers @param {boolean} canDrain */
-  show(workers, canDrain) {
+  /** @param {WorkerView[]} workers @param {boolean} canDrain @param {number} nowMs */
+  show(workers, canDrain, nowMs) {
     this.canDrain = canDrain;
+    this.nowMs = nowMs;
     // A user sees workers without names: their places tell them apart.
     this.list.show(workers.map((worker, place) => ({ worker, key: worker.worker_id || worker.address || `#${place}` })));
     this.none.hidden = workers.length > 0;
@@ -104,13 +106,13 @@ class Tile {
     );
   }
 
-  /** @param {WorkerView} worker @param {boolean} canDrain */
-  show(worker, canDrain) {
+  /** @param {WorkerView} worker @param {boolean} canDrain @param {number} nowMs */
+  show(worker, canDrain, nowMs) {
     this.worker = worker;
     const [mark, word] = STATES[/** @type {keyof typeof STATES} */ (worker.state)] ?? ["?", worker.state];
     setText(this.name, nameOf(worker));
     setText(this.mark, mark);
-    setText(this.state, word);
+    setText(this.state, word + lastsFor(worker, nowMs));
     setAttribute(this.element, "data-state", worker.state);
     const address = worker.address && worker.address !== worker.worker_id ? ` · ${worker.address}` : "";
     setText(this.model, worker.model + address);
@@ -172,6 +174,13 @@ class Tile {
     );
     fill(this.lanes, ...rows);
   }
+}
+
+/** For how long a worker takes no requests. @param {WorkerView} worker @param {number} nowMs */
+function lastsFor({ state, state_since_unix_ms: sinceMs }, nowMs) {
+  if (state === "ready" || sinceMs === null) return "";
+  const age = Math.max(1, (nowMs - sinceMs) / 1000);
+  return ` for ${age < 100 ? `${Math.round(age)} s` : duration(age)}`;
 }
 
 /** @param {string} name @param {number} place */

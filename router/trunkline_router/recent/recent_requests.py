@@ -19,7 +19,8 @@ MOST_WORKERS = 1024  # whose TTFTs are kept
 
 
 class RecentRequests:
-    """A RequestListener. Failed, resumed and slow requests are kept for longer than the others."""
+    """A RequestListener. Failed, resumed and slow requests are kept for longer than the others, of which a part is kept
+    while many end."""
 
     def __init__(self, *, slow_s: float = SLOW_S) -> None:
         self._slow_s = slow_s
@@ -29,7 +30,10 @@ class RecentRequests:
 
     def request_ended(self, record: RequestRecord) -> None:
         """See RequestListener."""
-        (self._notable if self._is_notable(record) else self._recent).add(record)
+        if self._is_notable(record):
+            self._notable.add(record)
+        elif self._recent.has_place(record):
+            self._recent.add(record)
         self._note_ttft(record)
 
     def newest_first(self, *, only_notable: bool = False) -> Iterator[ToldRequest]:

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from trunkline_router.recent.told_request import ToldRequest
 from trunkline_router.telemetry.request_record import RequestRecord
 
+FEW = 128  # requests of a tenant that may end in quick succession and are all kept
+SPACING_S = 1 / 32  # between the ends of a tenant's further requests
+
 
 class RecordRing:
     """At most `most` requests. Those with the latest plans keep them, as far as the plans have at most `most_rows`
@@ -23,6 +26,15 @@ class RecordRing:
         self._with_plans: deque[ToldRequest] = deque(maxlen=most)
         self._num_added = 0
         self.num_rows = 0
+
+    def has_place(self, record: RequestRecord) -> bool:
+        """Whether few requests of the tenant are kept, or none that ended just before this one. A tenant that ends a
+        thousand requests a second would displace all of them each half second, and what is kept for so short costs
+        more than what is freed at once."""
+        numbers = self._of_tenant.get(record.tenant)
+        if numbers is None or len(numbers) < FEW:
+            return True
+        return (record.ended_s or record.started_s) - self._ended[numbers[-1]].end_s >= SPACING_S
 
     def add(self, record: RequestRecord) -> None:
         """Adds a request whose plans are still there."""

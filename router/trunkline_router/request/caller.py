@@ -24,9 +24,9 @@ class Scheduling:
     cache_salt: bytes = b""
 
     def corrected(self, factor: float) -> "Scheduling":
-        """Returns a copy with the weight multiplied by `factor`, within the bounds on weights."""
+        """Returns the same with the weight multiplied by `factor`, within the bounds on weights."""
         weight = min(MOST_TENANT_WEIGHT, max(LEAST_TENANT_WEIGHT, factor * self.weight))
-        return replace(self, weight=weight)
+        return self if weight == self.weight else replace(self, weight=weight)
 
     @property
     def lane_name(self) -> str:

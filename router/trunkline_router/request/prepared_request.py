@@ -12,6 +12,8 @@ from trunkline_router.request.caller import Scheduling
 from trunkline_router.routing.route_request import RouteRequest
 from trunkline_runtime.telemetry.trace_context import TraceContext
 
+FIRST_LANE = Lane.LANE_INTERACTIVE  # once: the enum looks up each name that it is asked for
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
@@ -43,7 +45,7 @@ class PreparedRequest:
 
     def route_request(self, now_s: float, output: "array[int] | None" = None) -> RouteRequest:
         """Returns the request for the routing policy; `output`: tokens generated so far."""
-        lane = self.scheduling.lane - Lane.LANE_INTERACTIVE
+        lane = self.scheduling.lane - FIRST_LANE
         return RouteRequest(
             self.prompt if output is None else self.prompt + output,
             now_s,

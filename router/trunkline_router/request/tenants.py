@@ -13,6 +13,7 @@ from trunkline_router.quotas.quota import MOST_QUOTA, QUOTA_NAMES, Quotas
 
 OTHER_TENANTS = "*"
 CACHE_GROUP = "cache_group"
+STANDARD = Lane.LANE_STANDARD  # once: the enum looks up each name that it is asked for
 TERMS = ("weight", "lane", *QUOTA_NAMES, CACHE_GROUP)
 
 
@@ -26,14 +27,14 @@ class Tenant:
 
     weight: float = 1.0
     # The highest lane that its requests run in. The interactive lane goes before all others, so it must be granted.
-    cap: "Lane.ValueType" = Lane.LANE_STANDARD
+    cap: "Lane.ValueType" = STANDARD
     quotas: Quotas = field(default_factory=Quotas)
     # Tenants of one group share cached prefixes; None: with no other tenant; "": with requests without a tenant.
     cache_group: str | None = None
 
     def lane(self, asked: "Lane.ValueType") -> "Lane.ValueType":
         """Returns the lane that a request of the tenant runs in."""
-        return max(asked or Lane.LANE_STANDARD, self.cap)
+        return max(asked or STANDARD, self.cap)
 
     def cache_scope(self, name: str) -> bytes:
         """Returns the scope of the tenant's cache entries: requests of one scope share cached prefixes. Without scopes,

@@ -1,7 +1,6 @@
 """Routes a prompt to one of its model's workers: hashing, matching, choosing. Pure."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Generic, TypeVar
@@ -36,13 +35,11 @@ class Route(Generic[W]):
     plan: RoutePlan
     policy: RoutingPolicy
 
-    @contextmanager
-    def in_flight(self, *, is_granted: bool = False) -> Iterator[InFlight]:
-        """Counts the request at its worker while the context is open. `is_granted`: the client takes it there with a
-        grant, or never does."""
+    def in_flight(self, *, is_granted: bool = False) -> InFlight:
+        """Counts the request at its worker, from now until the context closes. `is_granted`: the client takes it there
+        with a grant, or never does."""
         self.policy.has_sent(self.request.affinity_key, self.worker.worker_id)
-        with self.worker.in_flight(self.request, self.plan, self.chain, is_granted=is_granted) as flight:
-            yield flight
+        return self.worker.in_flight(self.request, self.plan, self.chain, is_granted=is_granted)
 
 
 def route(

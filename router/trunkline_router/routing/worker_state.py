@@ -9,8 +9,7 @@ the sample. Other routers report the requests that they have sent and that have 
 may not include these, so they count like the second age.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import accumulate
 from math import inf, nan
 
@@ -108,16 +107,11 @@ class WorkerState:
 
     # Requests that are sent to it
 
-    @contextmanager
     def in_flight(
         self, request: RouteRequest, plan: RoutePlan, chain: Sequence[int], *, is_granted: bool = False
-    ) -> Iterator["InFlight"]:
-        """Counts a request here while the context is open."""
-        flight = InFlight(self, request, plan.matched_tokens, chain, is_granted=is_granted)
-        try:
-            yield flight
-        finally:
-            flight.end()
+    ) -> "InFlight":
+        """Counts a request here, from now until the context closes."""
+        return InFlight(self, request, plan.matched_tokens, chain, is_granted=is_granted)
 
     def distrust(self, now_s: float) -> str:
         """Returns why its cache reports do not count now, in one line; "" if they do."""
@@ -234,7 +228,7 @@ class _Age:
 
 
 class InFlight:
-    """A request's part in its worker's load. Its methods may be called repeatedly."""
+    """A request's part in its worker's load, until the end of a context. Its methods may be called repeatedly."""
 
     def __init__(
         self,
@@ -268,6 +262,12 @@ class InFlight:
         self._credit.choices += self._choices
         worker._row = None
         worker.blocks.expect(chain)
+
+    def __enter__(self) -> "InFlight":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def has_started(self, cached_tokens: int | None = None) -> None:
         """The prompt is computed, or never will be: the request no longer queues.

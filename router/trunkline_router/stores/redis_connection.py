@@ -4,121 +4,28 @@ each call and would drop the reply together with the connection.
 """
 
 import asyncio
-import contextlib
-import ssl
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
-from redis._parsers.resp2 import _AsyncRESP2Parser
-from redis.asyncio import Connection, ConnectionPool
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import (
-    AskError,
-    ClusterCrossSlotError,
-    ClusterDownError,
-    InvalidResponse,
-    MovedError,
-    NoScriptError,
-    RedisError,
-    ResponseError,
-    TryAgainError,
+from redis.asyncio import Connection
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from trunkline_router.stores.redis_pool import (
+    CONNECT_TIMEOUT_S,
+    PUBLIC_AUTHORITIES,
+    RedisTls,
+    disconnect,
+    place_of,
+    reason,
+    redis_pool,
 )
-
-from trunkline.tls_files import read_authorities, read_pair
 from trunkline_router.stores.store import StoreDown
 from trunkline_runtime.telemetry.bucket_counts import BucketCounts
 
-CONNECT_TIMEOUT_S = 0.5  # for DNS, TCP, TLS, the password and loading the scripts
-MOST_REPLY_BYTES = 8 << 20  # sync.lua returns at most five times half a MiB before JSON escapes some characters
-MOST_REPLY_PARTS = 4096  # parts of 32 KiB or of one router's credits; each is read in a turn of its own
-OF_A_CLUSTER = (MovedError, AskError, ClusterDownError, ClusterCrossSlotError, TryAgainError)
 LATENCY_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 NO_EVICTION = "noeviction"
-SCHEMES = ("redis", "rediss", "unix")
-
-
-@dataclass(frozen=True, slots=True)
-class RedisTls:
-    """Files for TLS to Redis, in PEM. Each connection reads them again."""
-
-    ca_file: str = ""
-    cert_file: str = ""
-    key_file: str = ""
-
-    def check(self) -> None:
-        """Raises TlsFileError if a file cannot be used now."""
-        if self.ca_file:
-            read_authorities(self.ca_file)
-        if self.cert_file:
-            read_pair(self.cert_file, self.key_file)
-
-    def options(self) -> dict[str, Any]:
-        """Of a connection. Those in the URL, such as ssl_cert_reqs, take precedence."""
-        return {
-            "ssl_ca_certs": self.ca_file or None,
-            "ssl_certfile": self.cert_file or None,
-            "ssl_keyfile": self.key_file or None,
-            "ssl_check_hostname": True,
-            "ssl_min_version": ssl.TLSVersion.TLSv1_2,
-        }
-
-
-PUBLIC_AUTHORITIES = RedisTls()  # the system's, without a certificate of the router's own
-
-
-def redis_url_problem(url: str) -> str | None:
-    """What is wrong with --redis-url, or None. The message does not repeat the URL, which may contain a password."""
-    allowed = "allowed: redis://[user:password@]host:port/db, rediss:// for TLS, unix:///path"
-    try:
-        parts = urlsplit(url)
-        has_target = bool(parts.path if parts.scheme == "unix" else parts.hostname)
-        fits = parts.scheme in SCHEMES and has_target and parts.port != 0
-    except ValueError:
-        fits = False
-    if not fits:
-        return f"--redis-url is not the URL of a Redis; {allowed}"
-    try:
-        ConnectionPool.from_url(url)
-    except (ValueError, TypeError, RedisError):
-        return f"--redis-url has an invalid option; {allowed}"
-    return None
-
-
-def place_of(url: str) -> str:
-    """The host and port, or the socket path, of the URL, for logs."""
-    parts = urlsplit(url)
-    return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
-
-
-class BoundedParser(_AsyncRESP2Parser):
-    """Rejects a reply that is larger than any reply of the scripts, before it is in memory."""
-
-    _lines = 0  # of the current reply
-
-    async def read_response(self, disable_decoding: bool = False) -> Any:
-        self._lines = 0
-        try:
-            return await super().read_response(disable_decoding)
-        except (RecursionError, ValueError) as error:
-            raise InvalidResponse(f"a reply that is not in Redis's protocol: {type(error).__name__}") from None
-
-    async def _read(self, length: int) -> bytes:
-        self._check(length)
-        return bytes(await super()._read(length))
-
-    async def _readline(self) -> bytes:
-        self._lines += 1
-        self._check(0)
-        return bytes(await super()._readline())
-
-    def _check(self, length: int) -> None:
-        if self._pos + length > MOST_REPLY_BYTES or self._lines > MOST_REPLY_PARTS:
-            raise InvalidResponse(f"a reply of more than {MOST_REPLY_BYTES} bytes or {MOST_REPLY_PARTS} parts")
 
 
 class Script:
@@ -156,18 +63,8 @@ class RedisConnection:
         self._place = place_of(url)
         self._connect_timeout_s = connect_timeout_s
         self._scripts = scripts
-        self._pool = ConnectionPool.from_url(
-            url,
-            protocol=2,
-            decode_responses=True,
-            encoding_errors="replace",  # Redis may contain arbitrary data
-            socket_connect_timeout=connect_timeout_s,
-            socket_timeout=None,  # callers have their own timeouts; with this one, each write would start a task
-            socket_keepalive=True,
-            retry=Retry(NoBackoff(), 0),
-            parser_class=BoundedParser,
-            **(tls.options() if urlsplit(url).scheme == "rediss" else {}),
-        )
+        # Redis may contain arbitrary data.
+        self._pool = redis_pool(url, tls, connect_timeout_s, decode_responses=True, encoding_errors="replace")
         self._connection: Connection | None = None
         self._broken = ""  # why the connection has failed; "" if it has not
         self.eviction = ""  # the server's eviction policy; "" if it does not evict keys
@@ -194,10 +91,10 @@ class RedisConnection:
                 await connection.send_command("INFO", "memory")
                 self.eviction = _eviction(str(await connection.read_response()))
         except (RedisError, OSError, TimeoutError) as error:
-            await _disconnect(connection)
-            raise StoreDown(f"{self._place}: {_reason(error)}") from None
+            await disconnect(connection)
+            raise StoreDown(f"{self._place}: {reason(error)}") from None
         except BaseException:
-            await _disconnect(connection)
+            await disconnect(connection)
             raise
         self._connection, self._broken = connection, ""
         self._wake.clear()
@@ -223,7 +120,7 @@ class RedisConnection:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if connection is not None:
-            await _disconnect(connection)
+            await disconnect(connection)
 
     async def _write(self, connection: Connection) -> None:
         try:
@@ -234,7 +131,7 @@ class RedisConnection:
                 self._sent.extend(calls)
                 await self._send(connection, calls)
         except Exception as error:  # whatever the error is, calls must not wait for a task that has ended
-            self._fail(_reason(error))
+            self._fail(reason(error))
 
     async def _send(self, connection: Connection, calls: Sequence[_Call]) -> None:
         commands = [("EVALSHA", call.script.sha, *call.arguments) for call in calls]
@@ -253,13 +150,13 @@ class RedisConnection:
                     command = connection.pack_command("EVAL", call.script.source, *call.arguments)
                     await connection.send_packed_command(command, check_health=False)
                 except ResponseError as error:
-                    _settle(self._sent.popleft(), StoreDown(f"{self._place}: {_reason(error)}"))
+                    _settle(self._sent.popleft(), StoreDown(f"{self._place}: {reason(error)}"))
                 else:
                     call = self._sent.popleft()
                     self.latencies[call.script.name].add(time.perf_counter() - call.asked_s)
                     _settle(call, reply)
         except Exception as error:  # as in _write: invalid replies, or replies without a call
-            self._fail(_reason(error))
+            self._fail(reason(error))
 
     def _fail(self, reason: str) -> None:
         self._broken = self._broken or reason
@@ -286,17 +183,3 @@ def _eviction(info: str) -> str:
     settings = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
     policy = settings.get("maxmemory_policy", NO_EVICTION)
     return "" if policy == NO_EVICTION or settings.get("maxmemory") == "0" else policy
-
-
-async def _disconnect(connection: Connection) -> None:
-    with contextlib.suppress(RedisError, OSError):
-        await connection.disconnect(nowait=True)
-
-
-def _reason(error: BaseException) -> str:
-    """The error in one line, without credentials."""
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    if isinstance(error, OF_A_CLUSTER):
-        return "the server is a Redis Cluster node, which is not supported: --redis-url must name a single primary"
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -36,14 +36,7 @@ from typing import Any, TypeVar
 from trunkline_router.quotas.fairness import HALF_LIFE_MS, MAX_TENANTS
 from trunkline_router.quotas.quota import IN_FLIGHT_RETRY_MS, WINDOW_MS, Refusal, Used
 from trunkline_router.stores.convictions import CONVICTION_MS
-from trunkline_router.stores.redis_connection import (
-    CONNECT_TIMEOUT_S,
-    NO_EVICTION,
-    PUBLIC_AUTHORITIES,
-    RedisConnection,
-    RedisTls,
-    Script,
-)
+from trunkline_router.stores.redis_connection import NO_EVICTION, RedisConnection, Script
 from trunkline_router.stores.redis_entries import (
     DECODE_ERRORS,
     FORMAT,
@@ -53,6 +46,7 @@ from trunkline_router.stores.redis_entries import (
     written_credits,
     written_lease,
 )
+from trunkline_router.stores.redis_pool import CONNECT_TIMEOUT_S, PUBLIC_AUTHORITIES, RedisTls
 from trunkline_router.stores.store import (
     KEEP_MS,
     MAX_CONVICTIONS,

@@ -1,13 +1,13 @@
 """Begins the record of a request, and tells the listeners of its end."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextvars import Token
 
 from trunkline.status import RequestRefused, code_of
 from trunkline_router.telemetry.request_line import log_end
 from trunkline_router.telemetry.request_record import CANCELLED, UNKNOWN, RequestListener, RequestRecord
-from trunkline_runtime.log import get_logger, log_context
+from trunkline_runtime.log import LogContext, get_logger, log_context
 from trunkline_runtime.telemetry.head_sampler import HeadSampler
 from trunkline_runtime.telemetry.trace_context import new_span_id, new_trace_id, trace_context
 
@@ -40,27 +40,25 @@ class RequestObserver:
         self.running: dict[int, RequestRecord] = {}  # by their identities in memory
         self._num_awaiting = 0
 
-    @contextmanager
-    def observed(self, record: RequestRecord, traceparent: str = "", tracestate: str = "") -> Iterator[None]:
+    def begin(self, record: RequestRecord, traceparent: str = "", tracestate: str = "") -> "Token[LogContext | None]":
         """Gives the request a place in its caller's trace; without one, in the trace that the record names, or in a new
-        one. Ends the record with the block, and tells the listeners. Lines of the log within the block name the
-        request."""
+        one. Until end(), lines of the log name the request. Returns what end() needs."""
         self._trace(record, traceparent, tracestate)
-        token = log_context.set(record)
         self.running[id(record)] = record
+        return log_context.set(record)
+
+    def end(self, record: RequestRecord, begun: "Token[LogContext | None]") -> None:
+        """Ends the record, and tells the listeners."""
+        record.ended_s = time.monotonic()
         try:
-            yield
-        finally:
-            record.ended_s = time.monotonic()
-            try:
-                log_context.reset(token)
-            except ValueError:  # closed by another task than the one that began it: an abandoned generator
-                log_context.set(None)
-            if record.awaited and self._num_awaiting < MOST_AWAITING:
-                self._num_awaiting += 1
-                record.when_known = self._tell_late
-            else:
-                self._tell(record)
+            log_context.reset(begun)
+        except ValueError:  # closed by another task than the one that began it: an abandoned generator
+            log_context.set(None)
+        if record.awaited and self._num_awaiting < MOST_AWAITING:
+            self._num_awaiting += 1
+            record.when_known = self._tell_late
+        else:
+            self._tell(record)
 
     def _trace(self, record: RequestRecord, traceparent: str, tracestate: str) -> None:
         caller = trace_context(traceparent, tracestate)

@@ -55,6 +55,7 @@ class FleetSampler:
         self._rates: dict[ConnectedWorker, WorkerRates] = {}
         self._asked: dict[ConnectedWorker, asyncio.Task[None]] = {}
         self._first_asked = 0
+        self._states: dict[str, tuple[int, int]] = {}  # of workers, and since when in Unix milliseconds, by address
         self.latest: FleetSample | None = None
         self._next = asyncio.Event()  # set by the next sample
         self._wanted = asyncio.Event()  # set while there is a watcher
@@ -123,12 +124,21 @@ class FleetSampler:
             for address, problem in self._pools.set_aside.items()
             if address not in shown
         ]
+        self._add_since(tiles, at_unix_ms)
         tokens = [rates.hit_tokens() for rates in self._rates.values()]
         point = totals(at_unix_ms, tiles, sum(hits for hits, _ in tokens), sum(computed for _, computed in tokens))
         self.history.add(Point(number, now_s, point))
         self.latest = FleetSample(number, at_unix_ms, now_s, tiles)
         self._next.set()
         self._next = asyncio.Event()
+
+    def _add_since(self, tiles: list[WorkerTile], at_unix_ms: int) -> None:
+        """Adds since when each worker is in its state."""
+        before, self._states = self._states, {}
+        for tile in tiles:
+            state, since_unix_ms = before.get(tile.address, (tile.state, at_unix_ms))
+            tile.state_since_unix_ms = since_unix_ms if state == tile.state else at_unix_ms
+            self._states[tile.address] = tile.state, tile.state_since_unix_ms
 
     async def _ask(self, links: list[WorkerLink]) -> None:
         """Asks workers for their statistics, each one once at a time, and waits shortly for their answers."""

@@ -11,28 +11,30 @@ from trunkline.v1.fleet_pb2 import (
     FleetHistory,
     GetRequestResponse,
     HistoryPoint,
+    ListRequestsResponse,
     PredictedTtft,
-    RequestSummary,
     RouterView,
     WatchFleetResponse,
     WorkerTile,
 )
+from trunkline_router.lookup.fleet_requests import FleetRequests
+from trunkline_router.lookup.question import MOST_LISTED, Question
+from trunkline_router.lookup.request_book import Kind, first_of
+from trunkline_router.lookup.viewer import Viewer
 from trunkline_router.request.caller import Caller
 from trunkline_router.request.tenants import Tenants
 from trunkline_router.shared_state.state import SharedState
-from trunkline_router.watch.fleet_requests import FleetRequests
 from trunkline_router.watch.fleet_sample import KEEPS_S, FleetSample
 from trunkline_router.watch.fleet_sampler import FleetSampler, Periods
+from trunkline_router.watch.others_lists import OthersLists
 from trunkline_router.watch.prefix_view import prefixes_view
-from trunkline_router.watch.request_book import Kind
 from trunkline_router.watch.tenant_use import tenants_view
-from trunkline_router.watch.viewer import Viewer
 from trunkline_router.watch.watchers import Watchers
 from trunkline_router.watch.worker_tile import public_tile, without_cache
 from trunkline_router.workers.pool import Pools
 
 SHOWN_REQUESTS, SHOWN_RUNNING = 30, 10  # in each message
-LISTED_REQUESTS, MOST_LISTED = 100, 500
+LISTED_REQUESTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class FleetWatch:
         self.sampler = FleetSampler(pools, self._predicted, periods=periods, clock_s=clock_s)
         self.run = self.sampler.run
         self.watchers = Watchers(self.sampler.watched)
+        self._others = OthersLists(requests.ask_routers, clock_s)
         self._views: dict[Viewer, asyncio.Task[WatchFleetResponse]] = {}  # of the sample with this number:
         self._views_of = 0
 
@@ -107,7 +110,7 @@ class FleetWatch:
 
     async def list_requests(
         self, caller: Caller, limit: int, tenant: str, kind: Kind = Kind.ENDED
-    ) -> list[RequestSummary]:
+    ) -> ListRequestsResponse:
         """Returns recent requests that the caller may see. Raises RequestRefused (INVALID_REQUEST)."""
         if limit > MOST_LISTED:
             raise invalid("limit", f"must be at most {MOST_LISTED}")
@@ -128,10 +131,10 @@ class FleetWatch:
         return await asyncio.shield(made)  # if one watcher leaves, the others still wait for it
 
     async def _make_view(self, viewer: Viewer, sample: FleetSample) -> WatchFleetResponse:
-        ended, running = await asyncio.gather(
-            self.requests.list(viewer, Kind.ENDED, SHOWN_REQUESTS),
-            self.requests.list(viewer, Kind.RUNNING, SHOWN_RUNNING),
-        )
+        question = Question(viewer, kinds=(Kind.ENDED, Kind.RUNNING), most=SHOWN_REQUESTS)
+        listed, others = await self.requests.near(question), self._others.latest(question)
+        if others is not None:
+            listed += others.requests
         refused = self.requests.book.recent.refused_by_quota()
         return WatchFleetResponse(
             at_unix_ms=sample.at_unix_ms,
@@ -140,8 +143,9 @@ class FleetWatch:
             workers=[shown for tile in sample.workers if (shown := tile_for(viewer, tile)) is not None],
             history=FleetHistory(keeps_s=KEEPS_S),
             prefixes=prefixes_view(self._pools, viewer, sample.now_s),
-            requests=ended,
-            running=running,
+            requests=first_of(Kind.ENDED, listed, SHOWN_REQUESTS),
+            running=first_of(Kind.RUNNING, listed, SHOWN_RUNNING),
+            others=None if others is None else others.routers,
             tenants=tenants_view(self._shared, self._tenants, refused, viewer),
         )
 

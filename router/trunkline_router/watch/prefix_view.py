@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from trunkline.v1.fleet_pb2 import HotPrefixes as HotPrefixesMessage
 from trunkline.v1.fleet_pb2 import PrefixNode, TenantPrefixes
+from trunkline_router.lookup.viewer import Viewer
 from trunkline_router.routing.hot_prefixes import HALF_LIFE_S, Prefix
-from trunkline_router.watch.viewer import Viewer
 from trunkline_router.workers.pool import Pools
 
 MOST_NODES = 64  # in one view

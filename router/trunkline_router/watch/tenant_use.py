@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from trunkline.v1.fleet_pb2 import QuotaView, TenantView
+from trunkline_router.lookup.viewer import Viewer
 from trunkline_router.quotas.quota import REQUESTS_PER_MINUTE, TOKENS_IN_FLIGHT, TOKENS_PER_MINUTE
 from trunkline_router.request.tenants import Tenant, Tenants
 from trunkline_router.shared_state.state import SharedState
-from trunkline_router.watch.viewer import Viewer
 
 MOST_TENANTS = 100
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from trunkline_bench.observation.observer import Observer
-from trunkline_bench.observation.router_cost import HTTP, SPANS, routers, told, works
+from trunkline_bench.observation.router_cost import HTTP, SPANS, Observed, routers, works
 from trunkline_bench.servers.cpu_time import cpu_s
 
 PATIENCE_S = 60.0
@@ -25,7 +25,9 @@ async def test_one_router_exports_spans_and_is_scraped_and_watched() -> None:
         async with asyncio.timeout(PATIENCE_S):
             while not seen.sample(SPANS, EXPORTED):
                 await both.observer.scrape()
-        assert "0 failed, 0 dropped" in told(seen)
+        observed = Observed()
+        observed.add(seen)
+        assert "0 failed, 0 dropped" in str(observed)
         other = Observer(both.off[HTTP].address)
         await other.scrape()
     labels = 'lane="standard",result="ok",tenant=""'

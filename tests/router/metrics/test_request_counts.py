@@ -124,8 +124,10 @@ def test_the_conventions_for_generative_ai_have_their_histograms() -> None:
 def test_a_request_of_many_choices_keeps_few_timelines_and_all_of_its_cost() -> None:
     counted = counts()
     record = answered(attempts=[attempt(timelines=[timeline(device_s=0.25) for _ in range(1000)])])
-    with RequestObserver(listeners=[counted]).observed(record):
-        cost = record.cost
+    observer = RequestObserver(listeners=[counted])
+    begun = observer.begin(record)
+    cost = record.cost
+    observer.end(record, begun)
     assert len(record.attempts[0].timelines) == MOST_TIMELINES
     assert (record.cost, record.attempts[0].device_s) == (cost, 250.0)
     assert value(counted.families, "trunkline_router_tenant_device_seconds_total") == 250.0

@@ -21,7 +21,8 @@ from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.routing.credit import Credit
 from trunkline_router.stores.breaker import Breaker
-from trunkline_router.stores.redis_connection import RedisConnection, Script, place_of, redis_url_problem
+from trunkline_router.stores.redis_connection import RedisConnection, Script
+from trunkline_router.stores.redis_pool import place_of, redis_url_problem
 from trunkline_router.stores.store import Lease, WorkerKey
 
 WORKER = WorkerKey("w", 5)

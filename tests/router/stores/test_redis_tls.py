@@ -11,7 +11,8 @@ import pytest
 from tests.certificates import Authority, TlsDirectory
 from tests.router.relay import Relay
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_router.stores.redis_connection import RedisConnection, RedisTls, Script
+from trunkline_router.stores.redis_connection import RedisConnection, Script
+from trunkline_router.stores.redis_pool import RedisTls
 from trunkline_router.stores.store import StoreDown
 from trunkline_runtime.tls import ServerTls, TlsFiles
 

@@ -1,6 +1,7 @@
 """Watching a router's fleet, over real gRPC."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from tests.router.watch.watch_rig import (
     watched_router,
 )
 from trunkline.v1 import fleet_pb2
-from trunkline.v1.fleet_pb2 import ListRequestsRequest, WorkerTile
+from trunkline.v1.fleet_pb2 import HistoryPoint, ListRequestsRequest, ListWorkersRequest, WatchFleetRequest, WorkerTile
+from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.request.access import Access
 from trunkline_router.request.tenants import Tenant, Tenants
-from trunkline_router.watch.fleet_sample import FleetSample
+from trunkline_router.watch.fleet_sample import MOST_POINTS, FleetSample, Point
 from trunkline_router.watch.watchers import MOST_OF_CALLER
 
 
@@ -117,6 +119,33 @@ async def test_a_watcher_that_does_not_read_gets_the_latest_state_and_nothing_is
         assert len(second.points) >= 5, "but not the points of the history"
         assert not first.shown.workers[0].running
         await views.aclose()
+
+
+async def test_a_client_that_reads_nothing_is_dropped_and_one_that_reads_stays() -> None:
+    small = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 0))  # or its gRPC reads megabytes ahead
+    async with cluster(FakeWorker("a"), unread_s=1.0) as router:
+        reading = watch(router, {})
+        await reading.read()
+        point = HistoryPoint(running=2, waiting=1, prefill_tokens_per_s=3.5, decode_tokens_per_s=4.5, kv_free_blocks=9)
+        for number in range(1, MOST_POINTS):  # more than the client's window holds
+            router.watch.sampler.history.add(Point(number, time.monotonic(), point))
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{router.port}", small) as channel:
+            fleet: Any = FleetServiceStub(channel)
+            call = fleet.WatchFleet(WatchFleetRequest())
+            await until(lambda: router.watch.watchers.num_open == 2)
+
+            async def read_on() -> None:
+                while router.watch.watchers.num_open == 2:
+                    await reading.read()
+
+            await asyncio.wait_for(read_on(), PATIENCE_S)
+            # grpc.aio remembers the call that came last until another one comes.
+            await router.fleet.ListWorkers(ListWorkersRequest(), timeout=PATIENCE_S)
+            ended = await refusal(call)
+            assert (ended.code, ended.message) == (grpc.StatusCode.CANCELLED, "CANCELLED"), "its stream was reset"
+        assert await reading.read()
+        reading.cancel()
+        await until(lambda: not router.watch.watchers.num_open)
 
 
 async def test_watchers_with_equal_rights_share_one_message_of_each_sample() -> None:

@@ -14,10 +14,10 @@ from trunkline.v1.fleet_pb2 import (
     TtftPart,
 )
 from trunkline.v1.worker_pb2 import Timeline
+from trunkline_router.lookup.viewer import Viewer
 from trunkline_router.recent.told_request import ToldRequest
 from trunkline_router.routing.policy import Candidate
 from trunkline_router.telemetry.request_record import AttemptRecord
-from trunkline_router.watch.viewer import Viewer
 
 MOST_COUNT = (1 << 32) - 1
 

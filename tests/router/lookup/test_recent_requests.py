@@ -13,16 +13,16 @@ from tests.router.watch.watch_rig import ACME, BLIND, OPERATOR, OTHER, SCRAPER, 
 from trunkline.v1.fleet_pb2 import GetRequestRequest, ListRequestsRequest
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import TokenIds
+from trunkline_router.lookup import request_book
+from trunkline_router.lookup.viewer import Viewer
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.recent.recent_requests import RecentRequests
-from trunkline_router.recent.record_ring import RecordRing
+from trunkline_router.recent.record_ring import FEW, RecordRing
 from trunkline_router.recent.told_request import ToldRequest
 from trunkline_router.request.access import Access
 from trunkline_router.request.tenants import Tenant, Tenants
 from trunkline_router.telemetry.request_observer import RequestObserver
 from trunkline_router.telemetry.request_record import RequestRecord
-from trunkline_router.watch import request_book
-from trunkline_router.watch.viewer import Viewer
 
 PROMPT = "a prompt that no list may show"
 
@@ -192,6 +192,12 @@ def test_a_look_at_running_requests_works_out_those_alone_that_it_shows(monkeypa
     assert made == ["acme-900", "other-3"]
 
 
+def ended(tenant: str, number: int, ended_s: float) -> RequestRecord:
+    made = record(tenant, number)
+    made.ended_s = ended_s
+    return made
+
+
 def kept(ring: RecordRing) -> list[str]:
     return [ended.record.request_id for ended in ring.newest_first()]
 
@@ -208,6 +214,28 @@ def test_a_busy_tenant_does_not_displace_the_requests_of_others() -> None:
         ring.add(record("quiet", number))
     assert sorted(name.split("-")[0] for name in kept(ring)) == ["busy"] * 4 + ["quiet"] * 4
     assert len(ring) == 8
+
+
+def test_of_a_tenant_that_ends_many_requests_at_once_a_part_is_kept() -> None:
+    recent, per_s = RecentRequests(slow_s=0.5), 1000
+    for number in range(2 * per_s):
+        recent.request_ended(ended("busy", number, number / per_s))
+        if number % per_s == 0:
+            recent.request_ended(ended("quiet", number, number / per_s))
+    names = [told.record.request_id for told in recent.newest_first()]
+    busy = [name for name in names if name.startswith("busy")]
+    assert len(busy) == FEW + (2 * per_s - FEW) // 32  # one each 31.25 ms is one each 32 of a millisecond
+    assert [name for name in names if name.startswith("quiet")] == ["quiet-1000", "quiet-0"]
+
+
+def test_a_slow_request_of_a_busy_tenant_is_kept_in_any_case() -> None:
+    recent = RecentRequests(slow_s=0.5)
+    for number in range(2 * FEW):
+        recent.request_ended(ended("busy", number, 10.0))
+    slow = ended("busy", 999, 10.0)
+    slow.first_token_s = slow.started_s + 0.6
+    recent.request_ended(slow)
+    assert next(recent.newest_first(only_notable=True)).record.request_id == "busy-999"
 
 
 async def test_plans_of_old_requests_are_forgotten_and_their_decisions_are_not() -> None:

@@ -1,15 +1,15 @@
 """The requests of one router process, as far as a viewer may see them."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import chain, islice
 
 from trunkline.v1.fleet_pb2 import GetRequestResponse, RequestSummary
+from trunkline_router.lookup.request_story import story, summary
+from trunkline_router.lookup.viewer import Viewer
 from trunkline_router.recent.recent_requests import RecentRequests
 from trunkline_router.recent.told_request import ToldRequest
 from trunkline_router.telemetry.request_record import RequestRecord
-from trunkline_router.watch.request_story import story, summary
-from trunkline_router.watch.viewer import Viewer
 
 
 class Kind(StrEnum):
@@ -25,14 +25,20 @@ class RequestBook:
 
     recent: those that have ended
     running: the records of the others, the oldest first
+    router: this process's name
     """
 
     def __init__(
-        self, recent: RecentRequests, running: Mapping[int, RequestRecord], clock_s: Callable[[], float]
+        self,
+        recent: RecentRequests,
+        running: Mapping[int, RequestRecord],
+        clock_s: Callable[[], float],
+        router: str = "",
     ) -> None:
         self.recent = recent
         self._running = running
         self._clock_s = clock_s
+        self._router = router
 
     def find(self, viewer: Viewer, request_id: str, tenant: str = "") -> GetRequestResponse | None:
         """Returns the timeline of the newest request with this id; None if there is none that the viewer may see.
@@ -42,7 +48,9 @@ class RequestBook:
         running = self._told(record for record in self._not_ended() if record.request_id == request_id)
         for told in chain(running, self.recent.newest_first()):
             if told.record.request_id == request_id and _is_seen(told.record, viewer, tenant):
-                return story(told, viewer)
+                found = story(told, viewer)
+                found.summary.router = self._router
+                return found
         return None
 
     def list(self, viewer: Viewer, kind: Kind, most: int, tenant: str = "") -> list[RequestSummary]:
@@ -53,7 +61,10 @@ class RequestBook:
         else:
             ended = self.recent.newest_first(only_notable=kind is Kind.NOTABLE)
             seen = (told for told in ended if _is_seen(told.record, viewer, tenant))
-        return [summary(told, viewer) for told in islice(seen, most)]
+        listed = [summary(told, viewer) for told in islice(seen, most)]
+        for shown in listed:
+            shown.router = self._router
+        return listed
 
     def _not_ended(self) -> Iterator[RequestRecord]:
         return iter(list(self._running.values()))
@@ -66,3 +77,16 @@ class RequestBook:
 
 def _is_seen(record: RequestRecord, viewer: Viewer, tenant: str) -> bool:
     return viewer.may_see(record.tenant) and tenant in ("", record.tenant)
+
+
+def first_of(kind: Kind, summaries: Iterable[RequestSummary], most: int) -> Sequence[RequestSummary]:
+    """Returns the first `most` of the requests that a list of this kind has, from the lists of several processes."""
+    is_running = kind is Kind.RUNNING
+    fitting = [summary for summary in summaries if summary.is_running == is_running]
+    if is_running:
+        return sorted(fitting, key=lambda summary: summary.started_unix_ms)[:most]
+    return sorted(fitting, key=_ended_unix_ms, reverse=True)[:most]
+
+
+def _ended_unix_ms(summary: RequestSummary) -> float:
+    return summary.started_unix_ms + 1e3 * summary.e2e_s

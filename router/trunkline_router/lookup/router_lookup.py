@@ -1,0 +1,227 @@
+"""Asks the other routers of the fleet about their requests, and answers them, over Redis.
+
+Routers have no address of each other and no credentials for each other; what they share is Redis and the fleet's
+secret. A question is published to all of them, each process answers on the asker's own channel what the viewer may see,
+and the asker waits for a bounded time. Nothing is stored. Every process answers for itself alone, so that no answer
+waits for another one: a process of the asker's own router says at once that it was asked already (sibling_requests.py).
+"""
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from urllib.parse import urlsplit
+
+from redis.asyncio.connection import parse_url
+
+from trunkline.v1.fleet_pb2 import GetRequestResponse, ListRequestsResponse, OtherRouters
+from trunkline_router.lookup.fleet_channel import FleetChannel
+from trunkline_router.lookup.question import Answer, Heard, Question
+from trunkline_router.lookup.request_book import RequestBook
+from trunkline_router.lookup.sealed_messages import ANSWER, QUESTION, SEALED_MORE_BYTES, FleetMessage, MessageSeal
+from trunkline_router.lookup.token_bucket import TokenBucket
+from trunkline_router.lookup.viewer import Viewer
+from trunkline_router.stores.redis_pool import PUBLIC_AUTHORITIES, RedisTls
+from trunkline_runtime.log import get_logger
+
+FORMAT = 1
+ANSWER_S = 0.5  # that a question waits
+MOST_QUESTION_BYTES, MOST_ANSWER_BYTES = 32 << 10, 512 << 10
+MOST_HEARD_BYTES = 16 << 20  # in the answers to one question
+MOST_AGE_S = 60.0  # of a question, by the clocks of two routers: an older one is a repetition
+# A long list costs as much as several questions.
+REQUESTS_FOR_ONE = 50
+ANSWERED_PER_S, ANSWERED_BURST = 20.0, 40.0  # questions of all routers
+ASKED_PER_S, ASKED_BURST = 20.0, 40.0
+ASKED_OF_VIEWER_PER_S, ASKED_OF_VIEWER_BURST = 5.0, 20.0
+MOST_VIEWERS = 1024  # whose budgets are remembered
+MOST_REPORTED = 64  # problems that are logged
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A question that waits for answers."""
+
+    question: Question
+    most_answers: int
+    heard: dict[str, Answer | None] = field(default_factory=dict)  # by sender
+    heard_bytes: int = 0
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class RouterLookup:
+    """Asks and answers while run() runs.
+
+    num_others: returns how many other routers are alive
+    house: a name that the processes of one router share, unlike any other router's
+    unix_s: the clock that other routers' clocks are compared with
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key_prefix: str,
+        seal: MessageSeal,
+        book: RequestBook,
+        num_others: Callable[[], int],
+        *,
+        house: str = "",
+        tls: RedisTls = PUBLIC_AUTHORITIES,
+        rng: Random,
+        unix_s: Callable[[], float] = time.time,
+        steady_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name = secrets.token_hex(16)
+        self._house = house or self._name
+        self._seal = seal
+        self._book = book
+        self._num_others = num_others
+        self._unix_s = unix_s
+        self._steady_s = steady_s
+        # Channels belong to the whole server, whatever the database.
+        self._tag = f"{{{key_prefix.rstrip(':')}}}:lookup:{FORMAT}:{_database(url)}:"
+        hears = {self._questions: self._hear_question, self._answers_to(self._name): self._hear_answer}
+        self.channel = FleetChannel(url, hears, tls=tls, rng=rng, steady_s=steady_s)
+        self.run = self.channel.run
+        self._asked: dict[str, _Asked] = {}
+        self._answered = TokenBucket(ANSWERED_PER_S, ANSWERED_BURST)
+        self._answered_at_s: OrderedDict[str, float] = OrderedDict()  # by id, as long as it could be repeated
+        self._may_ask = TokenBucket(ASKED_PER_S, ASKED_BURST)
+        self._viewers: OrderedDict[Viewer, TokenBucket] = OrderedDict()
+        self._reported: set[str] = set()
+        self.num_answered = 0  # questions of others
+        self._log = get_logger()
+
+    # Asking
+
+    async def ask(self, question: Question) -> Heard:
+        """Returns what the other routers answer in time. A question for one request is over with the first answer that
+        has it. Without Redis, and for a viewer that has asked too often, there are no answers."""
+        alive = self._num_others()
+        asked = _Asked(question, alive)
+        if alive and self.channel.is_listening and self._takes_from_budgets(question):
+            question_id = secrets.token_hex(16)
+            message = self._message(QUESTION, question_id, question.written())
+            self._asked[question_id] = asked
+            try:
+                if len(message) <= MOST_QUESTION_BYTES and self.channel.send(self._questions, message):
+                    async with asyncio.timeout(ANSWER_S):
+                        await asked.done.wait()
+            except TimeoutError:
+                pass  # the answers that have come count
+            finally:
+                del self._asked[question_id]
+        found = [answer for answer in asked.heard.values() if answer is not None]
+        answered = len(asked.heard)
+        return Heard(found, OtherRouters(alive=max(alive, answered), answered=answered))
+
+    def _takes_from_budgets(self, question: Question) -> bool:
+        now_s, cost = self._steady_s(), _cost(question)
+        bucket = self._viewers.setdefault(question.viewer, TokenBucket(ASKED_OF_VIEWER_PER_S, ASKED_OF_VIEWER_BURST))
+        self._viewers.move_to_end(question.viewer)
+        if len(self._viewers) > MOST_VIEWERS:
+            self._viewers.popitem(last=False)
+        return bucket.left(now_s) > 0 and self._may_ask.take(cost, now_s) and bucket.take(cost, now_s)
+
+    def _hear_answer(self, sealed: bytes) -> None:
+        if len(sealed) > MOST_ANSWER_BYTES + SEALED_MORE_BYTES or not self._asked:
+            return
+        message = self._opened(sealed, ANSWER)
+        asked = None if message is None else self._asked.get(message.question_id)
+        if message is None or asked is None or message.sender in asked.heard:
+            return
+        asked.heard_bytes += len(message.body)
+        if asked.heard_bytes > MOST_HEARD_BYTES:
+            return
+        answer = asked.question.read_answer(message.body) if message.body else None
+        asked.heard[message.sender] = answer
+        has_found = answer is not None and bool(asked.question.request_id)
+        if has_found or len(asked.heard) >= asked.most_answers:
+            asked.done.set()
+
+    # Answering
+
+    def _hear_question(self, sealed: bytes) -> None:
+        if len(sealed) > MOST_QUESTION_BYTES:
+            return
+        message = self._opened(sealed, QUESTION)
+        if message is None or message.sender == self._name or not self._is_new(message):
+            return
+        try:
+            question = Question.read(message.body)
+        except (ValueError, KeyError, TypeError):
+            self._report("a question of another router cannot be read: its version is another one")
+            return
+        if not self._answered.take(_cost(question), self._steady_s()):
+            return
+        self._answered_at_s[message.question_id] = self._unix_s()
+        self.num_answered += 1
+        answer = b"" if message.house == self._house else shortened(question.answer_of(self._book), question)
+        self.channel.send(self._answers_to(message.sender), self._message(ANSWER, message.question_id, answer))
+
+    def _is_new(self, message: FleetMessage) -> bool:
+        """Whether a question is neither old nor repeated."""
+        now_s = self._unix_s()
+        while self._answered_at_s and now_s - next(iter(self._answered_at_s.values())) > 2 * MOST_AGE_S:
+            self._answered_at_s.popitem(last=False)
+        if not abs(now_s - message.at_unix_s) <= MOST_AGE_S:
+            self._report(f"a question of another router is more than {MOST_AGE_S:g} s old: compare the clocks")
+            return False
+        return message.question_id not in self._answered_at_s
+
+    def _message(self, kind: str, question_id: str, body: bytes) -> bytes:
+        message = FleetMessage(kind, question_id, self._name, self._house, self._unix_s(), body)
+        return self._seal.sealed(message)
+
+    def _opened(self, sealed: bytes, kind: str) -> FleetMessage | None:
+        message = self._seal.opened(sealed)
+        if message is None:
+            self._report("a message in Redis is not sealed with this fleet's secret, and is ignored")
+        return message if message is not None and message.kind == kind else None
+
+    @property
+    def _questions(self) -> bytes:
+        return f"{self._tag}questions".encode()
+
+    def _answers_to(self, name: str) -> bytes:
+        return f"{self._tag}answers:{name}".encode()
+
+    def _report(self, problem: str) -> None:
+        """Logs each problem once."""
+        if problem not in self._reported and len(self._reported) < MOST_REPORTED:
+            self._reported.add(problem)
+            self._log.warning(problem)
+
+
+def house_of(directory: str) -> str:
+    """Returns the name of the router whose processes have this private directory."""
+    return hashlib.sha256(directory.encode()).hexdigest()[:32]
+
+
+def shortened(answer: bytes, question: Question) -> bytes:
+    """Returns an answer that is short enough: a long list loses its end, and a request that ran on many workers what
+    they said of it."""
+    if len(answer) <= MOST_ANSWER_BYTES:
+        return answer
+    if question.request_id:
+        story = GetRequestResponse.FromString(answer)
+        for name in ("placements", "attempts_made"):
+            story.ClearField(name)
+        return story.SerializeToString()
+    listed = ListRequestsResponse.FromString(answer)
+    while listed.requests and listed.ByteSize() > MOST_ANSWER_BYTES:
+        del listed.requests[len(listed.requests) // 2 :]
+    return listed.SerializeToString()
+
+
+def _cost(question: Question) -> float:
+    return max(1.0, question.most_in_all / REQUESTS_FOR_ONE)
+
+
+def _database(url: str) -> str:
+    """The number of the database: two fleets may have one prefix in two of them."""
+    return str(parse_url(url).get("db", 0)) if urlsplit(url).scheme else "0"

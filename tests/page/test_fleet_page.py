@@ -1,0 +1,103 @@
+"""The live page of one of two routers that share a Redis. The other one has two processes."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import pytest
+
+from tests.cluster.processes import Process, wait_until
+from tests.page.browser import Browser
+from tests.page.cluster import PageCluster
+from trunkline_bench.servers.ports import free_port
+from trunkline_bench.servers.redis_server import RedisServer
+
+SECRET = "a secret of the fleet, 32 bytes!"
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """missing: the address of a worker that the first router looks for in vain"""
+
+    redis: RedisServer
+    one: PageCluster
+    other: PageCluster
+    missing: str
+
+
+@pytest.fixture(scope="module")
+def fleet(cluster: PageCluster) -> Iterator[Fleet]:
+    with ExitStack() as stack:
+        redis = stack.enter_context(RedisServer())
+        environment = {"TRUNKLINE_REDIS_URL": redis.url, "TRUNKLINE_FLEET_SECRET": SECRET}
+        missing, ports = f"127.0.0.1:{free_port()}", (free_port(), free_port())
+
+        def start(port: int, name: str, *workers: str, **more: str) -> PageCluster:
+            given = {**environment, "TRUNKLINE_ROUTER_ID": name, **more}
+            router: Process = cluster.another_router(port, *workers, **given)
+            stack.callback(router.stop)
+            return replace(cluster, url=f"http://127.0.0.1:{port}/", port=port)
+
+        one = start(ports[0], "one", missing)
+        other = start(ports[1], "other", TRUNKLINE_PROCESSES="2")
+        for router in (one, other):
+            wait_until(lambda router=router: is_served(router), "a worker is connected")  # type: ignore[misc]
+        wait_until(lambda: one.told("fleet/requests")["others"] == {"alive": 2, "answered": 2}, "all processes answer")
+        yield Fleet(redis, one, other, missing)
+
+
+def is_served(router: PageCluster) -> bool:
+    with router.client("acme") as client:
+        return len(client.models.list().data) == 1
+
+
+def test_a_request_of_another_router_is_listed_and_opened_with_its_id_alone(page: Browser, fleet: Fleet) -> None:
+    request_id = fleet.other.complete("acme", "Once upon a time")
+    page.open(fleet.one.url, fleet.one.keys["operator"])
+    page.wait("#freshness", "Live")
+    page.wait("#requests-scope", r"^Requests of the fleet: of this router and of 2 other router processes\.$")
+    page.wait("#request-rows", request_id[:12])
+    page.fill("#request-id", request_id)
+    page.press("Enter")
+    page.wait("#timeline .verdict", "First token after")
+    page.wait("#timeline .request-facts", r"Router\s*other/[01]")
+    page.choose("#request-filter", "notable")
+    page.wait("#requests-scope", "of 2 other router processes")
+    page.fill("#request-id", "of-nobody")
+    page.press("Enter")
+    page.wait("#timeline", r"nor at the fleet's other router processes \(2\)\. It may be too old")
+    page.check_behaviour("404 (Not Found)")
+
+
+def test_a_user_finds_its_own_requests_of_another_router_alone(page: Browser, fleet: Fleet) -> None:
+    own = fleet.other.complete("acme", "There was a fox")
+    foreign = fleet.other.complete("zeta", "There was a hare")
+    page.open(fleet.one.url, fleet.one.keys["acme"])
+    page.wait("#request-rows", own[:12])
+    assert foreign not in page.everything()
+    page.fill("#request-id", foreign)
+    page.press("Enter")
+    page.wait("#timeline", "was not found")
+    page.check_behaviour("404 (Not Found)")
+
+
+def test_a_worker_that_stays_connecting_says_why_and_for_how_long(page: Browser, fleet: Fleet) -> None:
+    page.open(fleet.one.url, fleet.one.keys["operator"])
+    tile = f'#tiles .tile:has-text("{fleet.missing}")'
+    page.wait(tile, r"Connecting for \d+ s")
+    page.wait(f"{tile} .reason", r"UNAVAILABLE: .*(refused|failed to connect)")
+    page.wait(
+        "#load-scope",
+        "Sums over all workers of this router process, with the requests of every router. It keeps 10 minutes",
+    )
+
+
+def test_without_redis_the_page_shows_what_its_router_knows_and_says_so(page: Browser, fleet: Fleet) -> None:
+    own = fleet.one.complete("acme", "Once there was")
+    page.open(fleet.one.url, fleet.one.keys["operator"])
+    page.wait("#requests-scope", "Requests of the fleet")
+    fleet.redis.kill()
+    page.wait("#requests-scope", "⚠ Redis is lost: these are the requests of this router alone")
+    page.wait("#request-rows", own[:12])
+    fleet.redis.start()
+    page.wait("#requests-scope", "Requests of the fleet: of this router and of 2 other")
