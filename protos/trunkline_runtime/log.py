@@ -25,7 +25,7 @@ log_context: ContextVar[LogContext | None] = ContextVar("log_context", default=N
 
 
 def configure_logging(service: str, **bound: Any) -> None:
-    """Configures the process's logs; every line has `service` and `bound`."""
+    """Configures the process's logs; every line has `service` and `bound`, whichever thread writes it."""
     terminal = sys.stderr.isatty()
     structlog.configure(
         processors=[

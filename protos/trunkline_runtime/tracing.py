@@ -17,7 +17,7 @@ from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanK
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from trunkline_runtime.telemetry.head_sampler import HeadSampler, SamplerError, head_sampler
+from trunkline_runtime.telemetry.head_sampler import NONE_SAMPLED, HeadSampler, SamplerError, head_sampler
 from trunkline_runtime.telemetry.otlp_exporter import ExporterError
 from trunkline_runtime.telemetry.span_exporters import DISABLED, span_exporter
 from trunkline_runtime.telemetry.span_queue import QueueError, SpanQueue, span_queue
@@ -27,7 +27,6 @@ _TRACER_NAME = "trunkline"
 
 # The SDK reads these. They decide about traces that start here, also for processes that continue and export them.
 SDK_VARIABLES = (DISABLED, "OTEL_TRACES_SAMPLER")
-NONE_SAMPLED = HeadSampler(ratio=0.0)  # but for those of callers that sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +71,10 @@ class _OwnResource(Resource):
         return self is other
 
 
-def configure_tracing(service_name: str) -> SpanQueue | None:
+def configure_tracing(service_name: str, instance: str = "") -> SpanQueue | None:
     """Sets up start_span(): spans are exported if the standard OTEL_* variables ask for it, and only pass the trace
     context on otherwise. Returns the queue before the exporter. Exits as open_tracing() does."""
-    tracing = open_tracing(service_name)
+    tracing = open_tracing(service_name, instance)
     if tracing.queue is None and not any(os.environ.get(name) for name in SDK_VARIABLES):
         trace.set_tracer_provider(_CarrierProvider())
         return None

@@ -55,6 +55,7 @@ from trunkline_router.stores.embedded_store import EmbeddedStore
 from trunkline_router.stores.redis_store import RedisStore
 from trunkline_router.stores.store import Store
 from trunkline_router.streaming.backlog import Backlog
+from trunkline_router.telemetry.refused_calls import RefusedCalls
 from trunkline_router.telemetry.request_observer import RequestObserver
 from trunkline_router.telemetry.request_record import RequestListener
 from trunkline_router.tracing.request_traces import RequestTraces
@@ -112,7 +113,9 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     fleet = PoolFleet(pools)
     shared = share(settings, fleet, rng)
     dispatcher = _dispatcher(settings, pools, shared, rng)
-    gate = RequestGate(pools, access, request_bounds(settings.max_calls, settings.max_tenant_calls))
+    traces = traces_of(settings, tracing)
+    bounds = request_bounds(settings.max_calls, settings.max_tenant_calls)
+    gate = RequestGate(pools, access, bounds, RefusedCalls(traces))
     server = GrpcServer(
         settings.host,
         settings.port,
@@ -127,7 +130,8 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     place = None if shared_port is None else shared_port.place
     counted = RequestCounts(label_rules(access.tenants, place))
     recent = RecentRequests(slow_s=settings.trace_slow_ms / 1e3 or SLOW_S)
-    observer = RequestObserver(tracing.sampler, [*listeners_of(settings, tracing), counted, recent])
+    listeners: Sequence[RequestListener] = [counted, recent] if traces is None else [traces, counted, recent]
+    observer = RequestObserver(tracing.sampler, listeners, None if traces is None else traces.may_export)
     inference = Inference(dispatcher, max_choices=settings.max_choices, shared=shared, observer=observer)
     service = InferenceService(inference, access, grant_keys=settings.grant_keys)
     add_InferenceServiceServicer_to_server(service, server.grpc)
@@ -165,12 +169,12 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     return Router(settings, pools, shared, server, http, service, renderers, scrape, background)
 
 
-def listeners_of(settings: RouterSettings, tracing: Tracing) -> Sequence[RequestListener]:
-    """The listeners that each request's end is told to, apart from the log and the metrics."""
+def traces_of(settings: RouterSettings, tracing: Tracing) -> RequestTraces | None:
+    """What exports the spans of requests; None: they are not exported."""
     if tracing.queue is None:
-        return ()
+        return None
     slow_s = settings.trace_slow_ms / 1e3 if settings.trace_slow_ms else None
-    return (RequestTraces(tracing.queue, tracing.resource, slow_s),)
+    return RequestTraces(tracing.queue, tracing.resource, slow_s, sampler=tracing.sampler)
 
 
 def _response_store(settings: RouterSettings) -> ResponseStore | None:
@@ -203,12 +207,13 @@ def _http_server(
 
     app: ASGIApp = http_app(edge, is_ready, FreshAnswers(scrape.collect), page, store)
     return HttpServer(
-        app if access.is_checked or settings.identity.allow_anonymous else LocalHosts(app),
+        app if access.is_checked or settings.identity.allow_anonymous else LocalHosts(app, gate.refused),
         settings.host,
         settings.http.http_port,
         shared_port=is_port_shared,
         ssl_context=None if tls is None else tls.ssl_context(),
         cors_origins=settings.http.cors_origins,
+        refused=gate.refused,
         limits=replace(
             LIMITS,
             keep_alive_s=settings.http.http_keep_alive_s,

@@ -13,7 +13,7 @@ from trunkline_router.anthropic.endpoints import count_tokens, messages
 from trunkline_router.edge.endpoint import Endpoint, ErrorBody, Handler, anthropic_error, openai_error
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.edge.status_endpoints import StatusEndpoints
-from trunkline_router.http.starlette_errors import HANDLERS
+from trunkline_router.http.starlette_errors import error_handlers
 from trunkline_router.identity.endpoints import PATHS
 from trunkline_router.live.fleet_endpoints import FleetEndpoints
 from trunkline_router.openai.endpoints import chat_completions, completions
@@ -101,12 +101,12 @@ def http_app(
     }
     for name, handle in handlers.items():
         method, path = name.split(" ")
-        endpoint = Endpoint(edge, PATHS[name], handle, ERROR_BODIES.get(name, openai_error))
+        endpoint = Endpoint(edge, path, PATHS[name], handle, ERROR_BODIES.get(name, openai_error))
         paths.setdefault(path, Methods()).endpoints[method] = endpoint
         if "{" not in path:
             endpoints[method, path] = endpoint
     routes += [Route(path, endpoint=methods, methods=[*methods.endpoints]) for path, methods in paths.items()]
-    others = Starlette(routes=routes, exception_handlers=HANDLERS)
+    others = Starlette(routes=routes, exception_handlers=error_handlers(edge.gate.refused))
     # A path with a slash at its end is another path. A redirect would go to the host that the request names, which may
     # be any, and to plaintext behind a proxy that ends TLS.
     others.router.redirect_slashes = False

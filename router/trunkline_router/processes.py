@@ -19,6 +19,7 @@ from trunkline_router.identity.fleet_secret import secret_of_one_router
 from trunkline_router.scraping.snapshot_directory import snapshot_directory
 from trunkline_router.scraping.snapshot_files import SnapshotPlace, bury
 from trunkline_router.settings import RouterSettings
+from trunkline_runtime.instance_name import instance_name
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import PortInUse, Signals, hold_port
 
@@ -50,7 +51,7 @@ def supervise(settings: RouterSettings, arguments: Sequence[str]) -> int:
         # Cache salts derive from it: processes that share them can use each other's cached prefixes.
         if not (settings.identity.has_secret or settings.grant_key):
             os.environ["TRUNKLINE_FLEET_SECRET"] = secret_of_one_router()
-        name = settings.router_id or f"{settings.host}:{holder.getsockname()[1]}"
+        name = settings.router_id or instance_name(settings.host, holder.getsockname()[1])
         configure_logging("router", router=name)
         overrides = [*ports, f"--stop-timeout-s={settings.stop_timeout_s}"]
         commands = [[*arguments, *overrides, f"--router-id={name}/{number}"] for number in range(settings.processes)]

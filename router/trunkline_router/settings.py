@@ -11,6 +11,7 @@ from trunkline_router.identity_settings import IdentitySettings
 from trunkline_router.routing.routing_policy import PolicyName
 from trunkline_router.stores.redis_pool import redis_url_problem
 from trunkline_router.tls_settings import RedisTlsSettings, WorkerTlsSettings
+from trunkline_runtime.instance_name import instance_name
 from trunkline_runtime.settings import setting
 from trunkline_runtime.tls_settings import ServerTlsSettings
 
@@ -25,7 +26,11 @@ class RouterSettings:
     )
     host: str = setting("127.0.0.1", help="address to listen on")
     port: int = setting(50051, help="gRPC port; 0 picks a free one", minimum=0, maximum=65535)
-    router_id: str = setting("", help="this router's name in logs and at workers; default: host:port")
+    router_id: str = setting(
+        "",
+        help="this router's name in logs, traces, metrics and at workers; default: host:port, with the machine's name "
+        "as host if it listens on all addresses",
+    )
     processes: int = setting(
         1, help="processes that serve the port together; each is a router of its own to workers", minimum=1, maximum=256
     )
@@ -140,7 +145,7 @@ class RouterSettings:
 
     @property
     def name(self) -> str:
-        return self.router_id or f"{self.host}:{self.port}"
+        return self.router_id or instance_name(self.host, self.port)
 
 
 def sharing_problem(redis_url: str, key_prefix: str) -> str | None:

@@ -14,19 +14,23 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import format_span_id, format_trace_id
 
 from tests.cluster.processes import Cluster, running_cluster, wait_until
-from tests.runtime.otlp_receiver import Receiver, Trace, receiving
+from tests.runtime.otlp_receiver import GENERATE, GRANT, Receiver, Trace, receiving
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline import Client
+from trunkline.v1.fleet_pb2 import GetRequestRequest
+from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
+from trunkline.v1.worker_pb2 import GetStatsRequest
 
+QUEUED_S = 0.02  # a request waits for a place for longer, and is then cancelled
 SECRET = "The xylophone of the secretive walrus"
 GRANT_KEY = "a key of the tests, 32 bytes or so"
 # So few blocks, admitted without foresight, that long answers preempt each other.
 FLAGS = ("--dtype=float32", "--deterministic", "--kv-blocks=24", "--admission=optimistic")
 WORKER_SPANS = ("worker.generate", "queue", "prefill", ("decode", "detokenize"))
-PLAIN = ("router.generate", "tokenize", "admission", "route", ("attempt", WORKER_SPANS))
+PLAIN = (GENERATE, "tokenize", "admission", "route", ("attempt", WORKER_SPANS))
 
 
 @dataclass
@@ -80,6 +84,8 @@ async def test_spans_join_from_the_client_to_the_workers_steps(traced: TracedClu
     assert line["queue_ms"] <= line["first_token_ms"] <= line["duration_ms"]
     assert sum(line["prefill_tokens"]) + line["cached_tokens"] == line["prompt_tokens"]
     assert len(line["prefill_ms"]) == len(line["prefill_tokens"])
+    assert (line["router"], line["worker"]) == (trace.root.instance, trace.one("worker.generate").instance)
+    assert all(json.loads(each)["router"] == line["router"] for each in traced.cluster.router.lines)
     everything = "\n".join(traced.cluster.router.lines)
     for worker in traced.cluster.workers:
         everything += "\n".join(worker.process.lines)
@@ -92,7 +98,7 @@ async def test_a_direct_answer_is_in_the_trace_of_its_grant(traced: TracedCluste
     async with Client(traced.cluster.address, direct=True) as client:
         await client.complete("Once upon a time", max_tokens=4, request_id="direct")
     trace = traced.receiver.wait("direct", has_worker)
-    assert trace.tree() == ("router.grant", *PLAIN[1:])
+    assert trace.tree() == (GRANT, *PLAIN[1:])
     assert traced.line("direct")["grants"] == 1
 
 
@@ -114,6 +120,41 @@ async def test_a_preempted_answer_says_how_often_and_what_was_computed_again(tra
         line, decode = traced.line(name), trace.one("decode").attributes
         assert line["preemptions"] == decode["trunkline.preemptions"]
         assert line["recomputed_tokens"] == decode["trunkline.recomputed_tokens"] > 0
+
+
+async def test_a_request_that_is_cancelled_in_the_queue_of_its_worker_says_so(traced: TracedCluster) -> None:
+    """In its trace, in the log and on the page: it waited for a place, and computed nothing."""
+    with running_cluster(
+        DEMO_MODEL, "--max-running-requests=1", workers=1, environment=traced.receiver.environment()
+    ) as cluster:
+        async with grpc.aio.insecure_channel(cluster.address) as channel:
+            stub: Any = InferenceServiceStub(channel)
+            fleet: Any = FleetServiceStub(channel)
+            running = stub.Generate(GenerateRequest(text="Once", sampling=SamplingParams(ignore_eos=True)))
+            while not (await running.read()).chunks:
+                pass
+            queued = stub.Generate(GenerateRequest(text="upon", request_id="queued"))
+            began_s = now_s = 0.0  # of the wait, on the worker's clock
+            while now_s < began_s + QUEUED_S or not began_s:
+                stats = await asyncio.to_thread(cluster.workers[0].stub.GetStats, GetStatsRequest())
+                now_s = stats.uptime_s
+                began_s = began_s or (now_s if stats.load.waiting else 0.0)
+            queued.cancel()
+            line = TracedCluster(cluster, traced.receiver).line("queued")
+            told = await fleet.GetRequest(GetRequestRequest(request_id="queued"))
+            running.cancel()
+    trace = traced.receiver.wait("queued", has_worker)
+    assert trace.tree() == (*PLAIN[:4], ("attempt", ("worker.generate", "queue")))
+    root = trace.root.attributes
+    assert (root["trunkline.outcome"], root["rpc.response.status_code"]) == ("cancelled", "CANCELLED")
+    assert root["trunkline.queue_cause"] == "queue"
+    assert root["trunkline.cause"] == told.summary.cause
+    assert trace.one("worker.generate").attributes["trunkline.outcome"] == "cancelled"
+    queue = trace.one("queue").proto
+    assert queue.end_time_unix_nano - queue.start_time_unix_nano > QUEUED_S * 1e9
+    assert line["outcome"] == "cancelled"
+    assert line["queue_ms"] >= QUEUED_S * 1e3
+    assert "first_token_ms" not in line
 
 
 async def test_an_answer_that_survives_its_worker_is_one_trace(traced: TracedCluster) -> None:

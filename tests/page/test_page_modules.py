@@ -92,7 +92,7 @@ def test_the_verdict_names_the_longest_part_of_the_time_to_first_token(modules: 
 
 
 def test_each_part_that_the_router_names_has_words(modules: Modules) -> None:
-    from trunkline_router.recent import ttft_parts
+    from trunkline_router.telemetry import ttft_parts
 
     names = [value for name, value in vars(ttft_parts).items() if name.isupper() and isinstance(value, str)]
     assert len(names) > 5

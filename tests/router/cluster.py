@@ -47,6 +47,7 @@ from trunkline_router.shared_state.pool_fleet import PoolFleet
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.stores.embedded_store import EmbeddedStore
 from trunkline_router.streaming.backlog import Backlog
+from trunkline_router.telemetry.refused_calls import RefusedCalls
 from trunkline_router.telemetry.request_observer import RequestObserver
 from trunkline_router.watch.fleet_sampler import Periods
 from trunkline_router.watch.fleet_watch import FleetWatch, RouterFacts
@@ -163,6 +164,7 @@ class Options(TypedDict, total=False):
     recent: RecentRequests | None
     page_folder: Path | None
     observer: RequestObserver | None
+    refused: RefusedCalls | None
     name: str
     unread_s: float
     lookup: Callable[[RequestBook, SharedState], RouterLookup] | None
@@ -210,6 +212,7 @@ async def router_before(
     recent: RecentRequests | None = None,
     page_folder: Path | None = None,
     observer: RequestObserver | None = None,
+    refused: RefusedCalls | None = None,
     name: str = "router-1",
     unread_s: float = UNREAD_S,
     lookup: Callable[[RequestBook, SharedState], RouterLookup] | None = None,
@@ -228,7 +231,7 @@ async def router_before(
         links = [WorkerLink(worker.address, context) for worker in workers]
         pools.links = links
         access = access or Access(tenants)
-        gate = RequestGate(pools, access)
+        gate = RequestGate(pools, access, refused=refused)
         server = GrpcServer(
             "127.0.0.1",
             0,
@@ -266,7 +269,7 @@ async def router_before(
             answers = FreshAnswers(scrape.collect)
             page = FleetEndpoints(watch, drain, PageFiles(page_folder) if page_folder else PageFiles())
             app = http_app(edge(inference, access, gate), lambda: bool(pools.models()), answers, page, store)
-            http = HttpServer(app, "127.0.0.1", 0)
+            http = HttpServer(app, "127.0.0.1", 0, refused=gate.refused)
             await http.start()
             stack.push_async_callback(http.stop, 0)
         tasks = [asyncio.create_task(link.run()) for link in links]

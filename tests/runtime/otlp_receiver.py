@@ -15,13 +15,16 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 PATIENCE_S = 20.0
 GRPC, HTTP = "grpc", "http/protobuf"
+# The names of the spans of requests over gRPC
+GENERATE, GRANT = "trunkline.v1.InferenceService/Generate", "trunkline.v1.InferenceService/Grant"
 
 
 @dataclass
 class ReceivedSpan:
-    """A span, and the service that sent it."""
+    """A span, and the service and its instance that sent it."""
 
     service: str
+    instance: str
     proto: Span
 
     @property
@@ -47,6 +50,11 @@ class ReceivedSpan:
     @property
     def links(self) -> list[str]:
         return [link.span_id.hex() for link in self.proto.links]
+
+    @property
+    def is_routers(self) -> bool:
+        """Whether it is the router's own span of a request."""
+        return self.service == "trunkline-router" and self.proto.kind == Span.SPAN_KIND_SERVER
 
     @property
     def is_error(self) -> bool:
@@ -78,9 +86,10 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
             self.raw += raw
             self.protocols.add(protocol)
             for resource in request.resource_spans:
-                service = str(attributes_of(resource.resource.attributes)["service.name"])
+                told = attributes_of(resource.resource.attributes)
+                service, instance = str(told["service.name"]), str(told.get("service.instance.id"))
                 for scope in resource.scope_spans:
-                    self.spans += [ReceivedSpan(service, span) for span in scope.spans]
+                    self.spans += [ReceivedSpan(service, instance, span) for span in scope.spans]
             self.arrived.notify_all()
 
     def Export(self, request: Any, _: Any) -> Any:
@@ -100,7 +109,7 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
     def trace(self, request_id: str) -> "Trace | None":
         """The spans that have arrived; None if the router's own has not."""
         for span in self.spans:
-            if span.name.startswith("router.") and span.attributes["trunkline.request_id"] == request_id:
+            if span.is_routers and span.attributes.get("trunkline.request_id") == request_id:
                 return Trace(span, [each for each in self.spans if each.proto.trace_id == span.proto.trace_id])
         return None
 

@@ -21,13 +21,16 @@ from trunkline_runtime.telemetry.otlp_metrics import MetricsExport, exports_metr
 
 PATIENCE_S = 20.0
 SERVICE = "trunkline-router"
+TRACE_ID, UNIX_S = 0x4BF92F3577B34DA6A3CE929D0E0E4736, 1_800_000_000.5
 Request = metrics_service_pb2.ExportMetricsServiceRequest
 
 
 def families() -> Iterator[Metric]:
     counts = BucketCounts((0.1, 1.0))
-    for value in (0.05, 0.5, 0.5, 7.0):
+    for value in (0.05, 0.5):
         counts.add(value)
+    counts.add_traced(0.5, TRACE_ID, UNIX_S)
+    counts.add_traced(7.0, 0, UNIX_S)  # of a request whose trace is not exported
     yield counter("trunkline_router_requests", "Requests.", ("lane",), [(("batch",), 3.0), (("standard",), 4.0)])
     yield gauge("trunkline_router_unread_bytes", "Unread.", (), [((), 5.0)])
     labels = ("gen_ai_operation_name", "error_type", "server")  # an empty label is none
@@ -116,6 +119,9 @@ async def test_every_family_reaches_a_collector(collector: Any, monkeypatch: pyt
     attributes = {"gen_ai.operation.name": "chat", "error.type": "INTERNAL"}
     assert (point.count, point.sum, point.HasField("min")) == (4, pytest.approx(8.05), False)
     assert {pair.key: pair.value.string_value for pair in point.attributes} == attributes
+    (example,) = point.exemplars
+    assert (int.from_bytes(example.trace_id), example.as_double) == (TRACE_ID, 0.5)
+    assert (example.time_unix_nano, any(example.span_id)) == (int(UNIX_S * 1e9), False)
 
 
 async def test_it_exports_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from trunkline_runtime.telemetry.span_queue import SpanQueue
 PATIENCE_S = 20.0
 
 
-def span(name: str = "router.generate") -> ReadableSpan:
+def span(name: str = "a span") -> ReadableSpan:
     context = SpanContext(1, 2, is_remote=False)
     attributes = {"trunkline.request_id": name}
     return ReadableSpan(name, context, resource=Resource.create(), attributes=attributes, start_time=1, end_time=2)

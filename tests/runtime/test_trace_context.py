@@ -81,9 +81,16 @@ def test_a_ratio_samples_the_traces_that_opentelemetrys_own_sampler_does(ratio: 
 
 
 def test_a_caller_that_is_not_followed_cannot_choose_an_id_that_is_sampled() -> None:
-    sampler = HeadSampler(0.1, is_parent_based=False)
     for trace_id in (1 << 64, (1 << 128) - 1):
-        assert 0.05 < sum(sampler.samples(trace_id, parent=True) for _ in range(10_000)) / 10_000 < 0.15
+        samplers = [HeadSampler(0.1, is_parent_based=False) for _ in range(10_000)]
+        assert 0.05 < sum(sampler.samples(trace_id, parent=True) for sampler in samplers) / 10_000 < 0.15
+
+
+def test_all_requests_of_a_trace_are_sampled_or_none() -> None:
+    sampler = HeadSampler(0.5, is_parent_based=False)
+    decided = [{sampler.samples(trace_id, parent=True) for _ in range(5)} for trace_id in range(1, 1001)]
+    assert all(len(each) == 1 for each in decided)
+    assert 400 < sum(each == {True} for each in decided) < 600
 
 
 @pytest.mark.parametrize("ratio", ["-0.1", "1.1", "nan", "half"])

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -38,7 +39,6 @@ def fresh_structlog() -> Iterator[None]:
     """Restores the logging configuration for other tests."""
     before = structlog.get_config()
     yield
-    structlog.contextvars.clear_contextvars()
     structlog.configure(**before)
 
 
@@ -205,12 +205,16 @@ def test_a_line_is_json_on_standard_error_once_and_says_whom_it_is_about(capsys:
     get_logger().info("an event", tenant="its own")
     log_context.reset(token)
     get_logger().info("another")
+    thread = threading.Thread(target=get_logger().info, args=("of a thread",))
+    thread.start()
+    thread.join()
     printed = capsys.readouterr()
-    line, other = map(json.loads, printed.err.splitlines())
+    line, other, of_thread = map(json.loads, printed.err.splitlines())
     assert printed.out == ""
     assert (line["service"], line["router"], line["event"]) == ("router", "r-1", "an event")
     assert (line["request_id"], line["trace_id"], line["tenant"]) == ("the-request", TRACE_ID, "its own")
     assert "request_id" not in other
+    assert (of_thread["service"], of_thread["router"]) == ("router", "r-1")
 
 
 def raise_with(secret: str) -> None:

@@ -17,7 +17,11 @@ class WorkerSettings:
     host: str = setting("127.0.0.1", help="address to listen on")
     port: int = setting(50061, help="gRPC port; 0 picks a free one", minimum=0, maximum=65535)
     served_model_name: str = setting("", help="name that requests use; default: the model directory's base name")
-    worker_id: str = setting("", help="this worker's name in logs, traces and responses; default: host:port")
+    worker_id: str = setting(
+        "",
+        help="this worker's name in logs, traces and responses; default: host:port, with the machine's name as host if "
+        "it listens on all addresses",
+    )
     stats_interval_s: float = setting(
         30.0, help="time between two lines of statistics in the log, while there is work; 0: no lines", minimum=0.0
     )

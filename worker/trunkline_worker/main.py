@@ -15,6 +15,7 @@ from trunkline.protocol import MIN_ROUTER_PROTOCOL, MIN_ROUTER_PROTOCOL_WITH_KEY
 from trunkline.tls_files import TlsFileError
 from trunkline.v1.worker_pb2 import DrainResponse, GetModelResponse
 from trunkline_runtime.garbage import keep_collecting, spare_what_stays
+from trunkline_runtime.instance_name import instance_name
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import GrpcServer, PortInUse, Signals, check_port_is_free
 from trunkline_runtime.settings import load_settings
@@ -53,9 +54,9 @@ def main() -> None:
     if problem is not None:
         print(f"trunkline-worker: {problem}", file=sys.stderr)
         sys.exit(EXIT_CANNOT_START)
-    worker_id = settings.worker_id or f"{settings.host}:{settings.port}"
+    worker_id = settings.worker_id or instance_name(settings.host, settings.port)
     configure_logging("worker", worker=worker_id)
-    queue = configure_tracing("trunkline-worker")
+    queue = configure_tracing("trunkline-worker", worker_id)
     spans = None if queue is None else queue.counts
     try:
         if settings.port:

@@ -121,7 +121,7 @@ TRAFFIC = Row(
         ),
         Panel(
             "Calls refused before they were requests / s",
-            "For their credentials, their size, or the number of open calls.",
+            "For their credentials, size or path, or the number of open calls.",
             [Query(rate("trunkline_router_calls_refused_total", by="protocol, reason"), "{{protocol}} {{reason}}")],
             "reqps",
             stacked=True,

@@ -4,8 +4,9 @@ https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables
 """
 
 import os
-from dataclasses import dataclass
-from random import Random
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from secrets import token_bytes
 
 SAMPLER, RATIO = "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"
 PARENT_BASED = "parentbased_"
@@ -13,7 +14,6 @@ ALWAYS_ON, ALWAYS_OFF, BY_RATIO = "always_on", "always_off", "traceidratio"
 ROOTS = (ALWAYS_ON, ALWAYS_OFF, BY_RATIO)
 DEFAULT = PARENT_BASED + ALWAYS_ON
 _RATIO_BITS = 64  # the SDK compares so many bits of a trace id, so that processes of one ratio agree
-_RANDOM = Random()
 
 
 class SamplerError(ValueError):
@@ -22,22 +22,32 @@ class SamplerError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class HeadSampler:
-    """ratio: share of the traces that are sampled. is_parent_based: a caller that has decided already is followed."""
+    """ratio: share of the traces that are sampled. is_parent_based: a caller that has decided already is followed. key:
+    secret, for the ids of callers that are not followed"""
 
     ratio: float = 1.0
     is_parent_based: bool = True
+    key: bytes = field(default_factory=lambda: token_bytes(16), repr=False, compare=False)
 
     def samples(self, trace_id: int, parent: bool | None) -> bool:
         """Whether to sample a trace. `parent`: whether its caller does; None: it begins here.
 
-        A caller that is not followed has chosen the trace's id all the same, so its id does not decide.
+        All requests of a trace are sampled, or none. A caller that is not followed has chosen the trace's id all the
+        same, so its id decides in a way that callers cannot know.
         """
         if parent is not None and self.is_parent_based:
             return parent
         if self.ratio >= 1.0:
             return True
-        drawn = trace_id & (1 << _RATIO_BITS) - 1 if parent is None else _RANDOM.getrandbits(_RATIO_BITS)
+        drawn = trace_id & (1 << _RATIO_BITS) - 1 if parent is None else self._hidden(trace_id)
         return drawn < round(self.ratio * (1 << _RATIO_BITS))
+
+    def _hidden(self, trace_id: int) -> int:
+        hashed = blake2b(trace_id.to_bytes(16), digest_size=_RATIO_BITS // 8, key=self.key)
+        return int.from_bytes(hashed.digest())
+
+
+NONE_SAMPLED = HeadSampler(ratio=0.0)  # but for the traces of callers that sample them
 
 
 def head_sampler() -> HeadSampler:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from opentelemetry.sdk.metrics import Exemplar
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
     Gauge,
@@ -18,12 +19,14 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client.core import Metric as Family
+from prometheus_client.samples import Exemplar as KeptExemplar
 from prometheus_client.samples import Sample
 
 SCOPE = InstrumentationScope("trunkline")
 UNITS = {"_seconds": "s", "_bytes": "By", "_celsius": "Cel", "_watts": "W"}  # by how a name ends
 GEN_AI, ERROR_TYPE = "gen_ai_", "error.type"  # of the conventions
 CUMULATIVE = AggregationTemporality.CUMULATIVE
+NO_SPAN = 0  # the encoder leaves an example's trace out, too, if it has no span; receivers take zero for none
 
 
 class Span(NamedTuple):
@@ -60,11 +63,13 @@ def _number(sample: Sample, span: Span) -> NumberDataPoint:
 def _histograms(family: Family, span: Span) -> list[HistogramDataPoint]:
     """From samples in the order in which prometheus_client has them: the buckets of one histogram, its count, and its
     sum."""
-    points, bounds, counts, count = [], [], [], 0.0
+    points, bounds, counts, examples, count = [], [], [], [], 0.0
     for sample in family.samples:
         if sample.name.endswith("_bucket"):
             bounds.append(float(sample.labels["le"]))
             counts.append(int(sample.value))
+            if sample.exemplar is not None:
+                examples.append(_example(sample.exemplar, span))
         elif sample.name.endswith("_count"):
             count = sample.value
         elif sample.name.endswith("_sum"):
@@ -80,10 +85,17 @@ def _histograms(family: Family, span: Span) -> list[HistogramDataPoint]:
                     explicit_bounds=bounds[:-1],  # the last one is infinity
                     min=None,  # type: ignore[arg-type]  # not known: the field is then left out
                     max=None,  # type: ignore[arg-type]
+                    exemplars=examples,
                 )
             )
-            bounds, counts = [], []
+            bounds, counts, examples = [], [], []
     return points
+
+
+def _example(kept: KeptExemplar, span: Span) -> Exemplar:
+    """The example of a bucket, which names a trace."""
+    at_ns = span.end_unix_ns if kept.timestamp is None else int(float(kept.timestamp) * 1e9)
+    return Exemplar({}, float(kept.value), at_ns, NO_SPAN, int(kept.labels["trace_id"], 16))
 
 
 def _attributes(labels: Mapping[str, str]) -> dict[str, str]:

@@ -69,7 +69,6 @@ class Inference:
         """Prepares a request, unless its tenant's quotas are known to be used up: to tokenize a prompt costs more than
         to refuse it. Raises RequestRefused."""
         caller = call.caller
-        call.record.tenant = caller.tenant
         likely = partial(self.preparer.likely_use, call)
         self.shared.check_left(caller.tenant, caller.terms.quotas, likely, is_listed=caller.is_listed)
         return await self.preparer.prepare(call)

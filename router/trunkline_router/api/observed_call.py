@@ -26,6 +26,7 @@ class ObservedCall:
 
     def __enter__(self) -> None:
         call = self._call
+        call.record.tenant = call.caller.tenant
         self._begun = self._observer.begin(call.record, *trace_context_of(call.metadata))
 
     def __exit__(

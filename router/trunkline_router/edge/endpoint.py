@@ -1,6 +1,7 @@
 """An endpoint of the HTTP API as an ASGI application: checks the caller, passes the gate, answers errors."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 from starlette.types import Receive, Scope, Send
@@ -8,7 +9,6 @@ from starlette.types import Receive, Scope, Send
 from trunkline.status import RequestRefused, internal
 from trunkline_router.edge.http_call import Edge, HttpCall, given_up, metadata_of
 from trunkline_router.gate.http_passage import HttpPassage, StatusPassage
-from trunkline_router.gate.request_gate import HTTP
 from trunkline_router.http.disconnect import ClientGone
 from trunkline_router.http.errors import (
     JSON_TYPE,
@@ -19,6 +19,7 @@ from trunkline_router.http.errors import (
     status_of,
 )
 from trunkline_router.http.headers import RequestHeaders, parse_headers, request_id_of, response_headers
+from trunkline_router.http.refusal import http_refusal
 from trunkline_router.identity.endpoints import Needed, role_of
 from trunkline_router.identity.identity import Role
 from trunkline_router.request.access import VISITOR, NoCredentials
@@ -44,15 +45,17 @@ class Endpoint:
     """Serves one path. A handler that raises RequestRefused before its response has begun is answered with the error's
     status.
 
+    route: the template of its path
     needed: what the caller needs; None: nothing. What needs no role, or that of scrapers, tells the state of the
     router, and does not count among open requests.
     error_body: the shape of errors
     """
 
     def __init__(
-        self, edge: Edge, needed: Needed | None, handle: Handler, error_body: ErrorBody = openai_error
+        self, edge: Edge, route: str, needed: Needed | None, handle: Handler, error_body: ErrorBody = openai_error
     ) -> None:
         self._edge = edge
+        self._route = route
         self._is_open = edge.access.is_open(needed)
         self._role = role_of(needed)
         self._passage = StatusPassage if self._role in (None, Role.SCRAPER) else HttpPassage
@@ -60,14 +63,14 @@ class Endpoint:
         self._error_body = error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers, call = RequestHeaders(request_id=""), None
+        headers, call, caller, started_s = RequestHeaders(request_id=""), None, VISITOR, time.monotonic()
         failure: RequestRefused
         task = asyncio.current_task()
         assert task is not None
         try:
             peer = peer_of(scope)
             if self._is_open:  # whatever else the headers say: probes must be answered
-                headers, caller = RequestHeaders(request_id_of(scope["headers"])), VISITOR
+                headers = RequestHeaders(request_id_of(scope["headers"]))
             else:
                 headers = parse_headers(scope["headers"])
                 caller = self._edge.access.caller(metadata_of(headers), self._role, peer)
@@ -91,11 +94,17 @@ class Endpoint:
             get_logger().error("unexpected error", request_id=headers.request_id, exc_info=error)
             if call is not None and call.has_begun:
                 raise
-        if call is None or not call.is_request:
-            self._edge.gate.refused[HTTP, failure.reason] += 1
         request_id = headers.request_id or request_id_of(scope["headers"])
+        if call is None or not call.is_request:
+            self._note(failure, scope, request_id, caller.tenant, started_s)
         told = response_headers(request_id) if call is None else call.response_headers()
         await self._refuse(send, failure, request_id, told)
+
+    def _note(self, refused: RequestRefused, scope: Scope, request_id: str, tenant: str, started_s: float) -> None:
+        status, route = status_of(refused), self._route
+        self._edge.gate.refused.note(
+            http_refusal(scope, refused.reason, status, request_id, route=route, tenant=tenant, started_s=started_s)
+        )
 
     async def _refuse(self, send: Send, refused: RequestRefused, request_id: str, told: list[Header]) -> None:
         body = self._error_body(refused, request_id)

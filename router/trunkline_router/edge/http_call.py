@@ -120,7 +120,7 @@ class HttpCall:
         """Returns a request of this call for the path that all protocols share."""
         self.is_request = True
         record = new_record(request.request_id, HTTP, self.scope["path"])
-        record.is_streamed = self.is_streaming
+        record.url_scheme, record.is_streamed = self.scope["scheme"], self.is_streaming
         record.trace_id = self._trace_id = self._trace_id or new_trace_id()  # all prompts of a call are in one trace
         return RequestCall(request, record, self.caller, metadata_of(self.headers), no_deadline, extras)
 

@@ -2,7 +2,6 @@
 concurrent reads and sizes."""
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, AsyncExitStack
 from typing import Any
@@ -11,6 +10,7 @@ import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 
 from trunkline.status import RequestRefused
+from trunkline_router.address import host_of
 from trunkline_router.gate.held_bytes import ByteBounds, HeldBytes
 from trunkline_router.gate.message_turns import MessageTurns, taken_in_turn
 from trunkline_router.gate.open_calls import (
@@ -28,10 +28,12 @@ from trunkline_router.gate.request_size import SHAPES, UNSEEN_BYTES, RequestSize
 from trunkline_router.gate.sender import sender_of
 from trunkline_router.identity.endpoints import HEALTH_CHECK, HEALTH_WATCH, METHODS, role_of
 from trunkline_router.request.access import Access, Context
+from trunkline_router.telemetry.refused_calls import RefusedCall, RefusedCalls
+from trunkline_router.telemetry.request_record import GRPC
 from trunkline_router.workers.pool import Pools
 from trunkline_runtime.server import LIVENESS
+from trunkline_runtime.tracing import trace_context_of
 
-GRPC, HTTP = "grpc", "http"  # protocols of refused calls
 BYTE_BOUNDS = ByteBounds()
 REQUEST_BOUNDS = request_bounds(MAX_CALLS, MAX_TENANT_CALLS)
 HEALTH = (HEALTH_CHECK, HEALTH_WATCH)
@@ -42,9 +44,12 @@ class RequestGate:
     """Admits all calls of a server and accounts for their resources by sender.
 
     bounds: limits on open requests; None for REQUEST_BOUNDS
+    refused: is told of calls that were no requests yet; None: only the log is
     """
 
-    def __init__(self, pools: Pools, access: Access, bounds: CallBounds | None = None) -> None:
+    def __init__(
+        self, pools: Pools, access: Access, bounds: CallBounds | None = None, refused: RefusedCalls | None = None
+    ) -> None:
         self.access = access
         self.size = RequestSize(pools)
         self.held = HeldBytes(BYTE_BOUNDS)
@@ -56,7 +61,7 @@ class RequestGate:
         # An orchestrator kills a process that does not answer a health check, so checks wait for no other call.
         self._reading_checks = Reading(ReadBounds(*4 * (CHECK_BOUNDS.in_all,), last=0))
         self.turns = MessageTurns()
-        self.refused: Counter[tuple[str, str]] = Counter()  # calls that were no requests yet, by protocol and reason
+        self.refused = refused or RefusedCalls()
 
     def large_requests(self) -> tuple[int, int]:
         """Two counts of bytes on the wire: large requests in memory, and all large requests so far."""
@@ -67,8 +72,23 @@ class RequestGate:
         try:
             return self._enter(method, context)
         except RequestRefused as refused:
-            self.refused[GRPC, refused.reason] += 1
+            self.note_refusal(method, context, refused)
             raise
+
+    def note_refusal(self, method: str, context: Context, refused: RequestRefused) -> None:
+        """A call over gRPC is refused."""
+        traceparent, tracestate = trace_context_of(context.invocation_metadata())
+        self.refused.note(
+            RefusedCall(
+                GRPC,
+                refused.reason,
+                refused.code,
+                route=method.removeprefix("/"),
+                host=host_of(context.peer()),
+                traceparent=traceparent,
+                tracestate=tracestate,
+            )
+        )
 
     def _enter(self, method: str, context: Context) -> "Passage":
         peer, task = context.peer(), asyncio.current_task()
@@ -108,7 +128,7 @@ class Passage:
         try:
             return await self._read(context)
         except RequestRefused as refused:
-            self._gate.refused[GRPC, refused.reason] += 1
+            self._gate.note_refusal(self._method, context, refused)
             raise
 
     async def _read(self, context: Context) -> Any:

@@ -78,6 +78,13 @@ def request_id_of(headers: Iterable[Header]) -> str:
         return _request_id(None)
 
 
+def trace_of(headers: Iterable[Header]) -> tuple[str, str]:
+    """(traceparent, tracestate) of any request; empty strings if there is none, or more than one."""
+    parents = [value for name, value in headers if name == b"traceparent"]
+    states = [value for name, value in headers if name == b"tracestate"]
+    return _trace(parents[0] if len(parents) == 1 else b"", states)
+
+
 def response_headers(
     request_id: str,
     *,

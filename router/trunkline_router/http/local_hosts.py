@@ -11,13 +11,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from trunkline.status import CODE_PERMISSION_DENIED, FORBIDDEN, RequestRefused
 from trunkline_router.http.errors import JSON_TYPE, body_for, status_of
 from trunkline_router.http.headers import request_id_of, response_headers
+from trunkline_router.http.refusal import http_refusal
+from trunkline_router.telemetry.refused_calls import RefusedCalls
 
 
 class LocalHosts:
     """Answers requests whose Host is an IP address or localhost, and refuses the others with FORBIDDEN."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, refused: RefusedCalls) -> None:
         self._app = app
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if is_local(next((value for name, value in scope["headers"] if name == b"host"), b"")):
@@ -27,6 +30,7 @@ class LocalHosts:
             CODE_PERMISSION_DENIED, FORBIDDEN, "without credentials, Host must be an IP address or localhost"
         )
         request_id = request_id_of(scope["headers"])
+        self._refused.note(http_refusal(scope, refused.reason, status_of(refused), request_id))
         body = body_for(scope["path"], refused, request_id)
         headers = [JSON_TYPE, (b"content-length", b"%d" % len(body)), *response_headers(request_id)]
         await send({"type": "http.response.start", "status": status_of(refused), "headers": headers})

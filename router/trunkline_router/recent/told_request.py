@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from trunkline_router.recent.ttft_parts import Part, cause_of, ttft_parts
 from trunkline_router.routing.policy import Candidate, RoutePlan
 from trunkline_router.telemetry.request_record import MOST_CANDIDATES, RequestRecord
+from trunkline_router.telemetry.ttft_parts import Part, cause_of, ttft_parts
 
 
 class ToldRequest:
@@ -46,11 +46,11 @@ class ToldRequest:
 
     def parts(self) -> list[Part]:
         """Returns where the time to first token went."""
-        return ttft_parts(self.record, self.candidates, self.end_s)
+        return ttft_parts(self.record, self.end_s)
 
     @property
     def cause(self) -> str:
         """The kind of part that took the most of it, "" if none took long."""
         if self._cause is None:
-            self._cause = cause_of(self.record, self.candidates, self.end_s)
+            self._cause = cause_of(self.record, self.end_s)
         return self._cause

@@ -71,7 +71,7 @@ class Preparer:
         call.check_request_id()
         if len(request.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
             raise invalid("cache_salt", f"must have at most {MAX_CACHE_SALT_BYTES} bytes")
-        record.tenant = tenant = caller.tenant
+        tenant = caller.tenant
         scheduling = caller.scheduling(request.lane, request.cache_salt)
         record.lane = scheduling.lane_name
         if self.pools.search.knows(request.model):
@@ -102,7 +102,7 @@ class Preparer:
         sampling = resolve_sampling(request.sampling, limits.default_sampling)
         if request.fit_max_tokens and sampling.max_tokens > room:
             sampling.max_tokens = room
-        record.sampling = sampling
+        record.sampling, record.is_seeded = sampling, request.sampling.HasField("seed")
         record.max_tokens = sampling.max_tokens if sampling.HasField("max_tokens") else None
         return PreparedRequest(
             call.request_id,

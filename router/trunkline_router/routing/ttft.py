@@ -35,6 +35,7 @@ MOST_CROWDED = 2.0  # in multiples of the range from ROOMY_SHARE to a full pool
 # loads that it carries easily (bench/log.md).
 OTHERS_SHARE = 0.05
 SHORT_QUEUE_S = 0.01
+LEAST_KV_WAIT_S = 1e-3  # a shorter wait for blocks is not told
 LEAST_START_SHARE = 0.01  # of a fresh worker: it counts as at most a hundred times slower
 # Up to this many workers are weighed one by one: numpy takes as long for one as for fifty.
 FEW_WORKERS = 6
@@ -67,6 +68,17 @@ class Prediction(NamedTuple):
         if isinstance(self.terms, Terms):
             return {name: float(getattr(self.terms, name)[place]) for name in TERM_NAMES}
         return self.terms[place]._asdict()
+
+    def waits_for_kv(self, place: int) -> bool:
+        """Whether most of the wait at a worker is for KV blocks. `kv_wait_s` is for a place among the running choices,
+        too; the penalty says that the blocks are scarce."""
+        terms = self.terms
+        if not isinstance(terms, Terms):
+            of_worker = terms[place]
+            scarce_s, wait_s, queue_s = of_worker.kv_penalty_s, of_worker.kv_wait_s, of_worker.queue_s
+        else:
+            scarce_s, wait_s, queue_s = terms.kv_penalty_s[place], terms.kv_wait_s[place], terms.queue_s[place]
+        return bool(scarce_s > 0.0 and wait_s > max(queue_s, LEAST_KV_WAIT_S))
 
 
 def predict(request: RouteRequest, workers: WorkerTable, draw: float) -> Prediction:

@@ -8,8 +8,11 @@ from prometheus_client.core import Metric
 from trunkline_router.dispatch.dispatch import Dispatcher
 from trunkline_router.dispatch.running import Running
 from trunkline_router.gate.request_gate import RequestGate
+from trunkline_router.http.errors import PROTOCOL
 from trunkline_router.metrics.request_labels import reason_label
 from trunkline_runtime.telemetry.exposition import counter, gauge
+
+HTTP_REASONS = frozenset(row.code for row in PROTOCOL.values())  # of errors of HTTP itself
 
 
 class GateGauges:
@@ -42,9 +45,9 @@ class GateGauges:
         )
         yield counter(
             "trunkline_router_calls_refused",
-            "Calls that were refused before, or without, a request: credentials, sizes, too many open calls.",
+            "Calls that were refused before, or without, a request: credentials, sizes, paths, too many open calls.",
             ("protocol", "reason"),
-            [(labels, float(count)) for labels, count in _by_label(gate.refused).items()],
+            [(labels, float(count)) for labels, count in _by_label(gate.refused.counts).items()],
         )
         quarantine = dispatcher.quarantine
         yield counter(
@@ -59,5 +62,5 @@ def _by_label(refused: Counter[tuple[str, str]]) -> Counter[tuple[str, str]]:
     """Several reasons have the same label."""
     counts: Counter[tuple[str, str]] = Counter()
     for (protocol, reason), count in refused.items():
-        counts[protocol, reason_label(reason)] += count
+        counts[protocol, reason if reason in HTTP_REASONS else reason_label(reason)] += count
     return counts

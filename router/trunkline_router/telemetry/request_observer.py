@@ -1,7 +1,7 @@
 """Begins the record of a request, and tells the listeners of its end."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import Token
 
 from trunkline.status import RequestRefused, code_of
@@ -21,15 +21,22 @@ def new_record(request_id: str, protocol: str, endpoint: str) -> RequestRecord:
 
 class RequestObserver:
     """Observes the requests of a router. The log has a line for each; `listeners` are told, too. `running` has the
-    records of requests that were not told of yet, the oldest first.
+    records of requests that were not told of yet, the oldest first. `may_export` is asked whether a request that the
+    sampler chooses may be exported: if not, its workers must not export it either.
 
     A request that was aborted is told of when its workers have said what became of it, which takes milliseconds, and
     AwaitedEnds limits it. Nothing but the log and the listeners waits for that.
     """
 
-    def __init__(self, sampler: HeadSampler | None = None, listeners: Sequence[RequestListener] = ()) -> None:
+    def __init__(
+        self,
+        sampler: HeadSampler | None = None,
+        listeners: Sequence[RequestListener] = (),
+        may_export: Callable[[RequestRecord], bool] | None = None,
+    ) -> None:
         self._sampler = sampler or HeadSampler()
         self._listeners = listeners
+        self._may_export = may_export
         self.running: dict[int, RequestRecord] = {}  # by their identities in memory
         self._num_awaiting = 0
 
@@ -60,7 +67,8 @@ class RequestObserver:
         else:
             record.trace_id, record.parent_span_id, _, record.tracestate = caller
         record.span_id = new_span_id()
-        record.is_sampled = self._sampler.samples(record.trace_id, None if caller is None else caller.is_sampled)
+        is_sampled = self._sampler.samples(record.trace_id, None if caller is None else caller.is_sampled)
+        record.is_sampled = is_sampled and (self._may_export is None or self._may_export(record))
 
     def _tell_late(self, record: RequestRecord) -> None:
         self._num_awaiting -= 1

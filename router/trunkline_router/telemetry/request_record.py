@@ -43,10 +43,11 @@ class PlacementRecord:
         the listeners were told
     worker, policy, reason: as in the plan, "" without one
     predicted_ttft_s: of the chosen worker; None if the policy predicts nothing
+    waits_for_kv: whether most of the predicted wait there was for KV blocks
     """
 
     __slots__ = ("_candidates", "matched_tokens", "num_workers", "plan", "policy", "predicted_ttft_s", "reason", "time",
-                 "worker")  # fmt: skip
+                 "waits_for_kv", "worker")  # fmt: skip
 
     def __init__(self, time: Interval, plan: RoutePlan | None) -> None:
         self.time = time
@@ -54,6 +55,7 @@ class PlacementRecord:
         self.worker = self.policy = self.reason = ""
         self.matched_tokens = self.num_workers = 0
         self.predicted_ttft_s: float | None = None
+        self.waits_for_kv = False
         self._candidates: Sequence[Candidate] = ()
         if plan is None:
             return
@@ -61,6 +63,7 @@ class PlacementRecord:
         self.matched_tokens, self.num_workers = plan.matched_tokens, len(plan.workers.worker_ids)
         if plan.prediction is not None:
             self.predicted_ttft_s = float(plan.prediction.cost_s[plan.chosen])
+            self.waits_for_kv = plan.prediction.waits_for_kv(plan.chosen)
 
     def candidates(self) -> Sequence[Candidate]:
         """The chosen worker, then the next best, with the terms of their costs. They are worked out by the first call,
@@ -124,11 +127,14 @@ class RequestRecord:
     is_streamed: whether the client reads the answer while it is computed; False: it gets the whole answer
     protocol: GRPC or HTTP
     endpoint: the HTTP path, for example "/v1/chat/completions", or the RPC's full name without a leading slash
+    url_scheme: "http" or "https", as the router serves it; "" over gRPC
     trace_id: 128 bits; the request's in all processes
     span_id, parent_span_id: 64 bits; of the router's own span, and of the caller's. 0: the caller has none
     is_sampled: whether the trace was chosen when the request began, so that all processes export their spans of it
+    has_export_place: whether a sampled request got a place among those that may be exported; None: it did not ask
     is_exported: whether this router exports its spans of the trace, which may be decided at the end
     sampling: the parameters with all defaults filled in; None once the listeners were told
+    is_seeded: whether the client gave the seed
     completion_tokens: of all choices together
     longest_choice_tokens: output tokens of the longest choice
     max_tokens: of a choice; None: the client sets none
@@ -148,17 +154,20 @@ class RequestRecord:
     method: str = GENERATE
     protocol: str = GRPC
     endpoint: str = ""
+    url_scheme: str = ""
     is_streamed: bool = True
     trace_id: int = 0
     span_id: int = 0
     parent_span_id: int = 0
     tracestate: str = ""
     is_sampled: bool = False
+    has_export_place: bool | None = None
     is_exported: bool = False
     tenant: str = ""
     lane: str = ""
     model: str = ""
     sampling: SamplingParams | None = None
+    is_seeded: bool = False
     prompt_tokens: int = 0
     choices: int = 0
     max_tokens: int | None = None

@@ -1,7 +1,7 @@
 """The attributes of a request's own span: OpenTelemetry's conventions for generative AI, RPC and HTTP, and ours.
 
 https://opentelemetry.io/docs/specs/semconv/rpc/grpc/ and https://opentelemetry.io/docs/specs/semconv/http/http-spans/,
-version 1.44.0.
+version 1.44.0. The version after it calls `rpc.response.status_code` `rpc.status_code`.
 """
 
 import grpc
@@ -13,19 +13,21 @@ from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_router.http.errors import TABLE
 from trunkline_router.telemetry.genai_operation import PROVIDER, operation_of
 from trunkline_router.telemetry.request_record import CANCELLED, GRPC, UNKNOWN, RequestRecord
+from trunkline_router.telemetry.ttft_parts import main_cause, queue_cause, ttft_parts
 from trunkline_runtime.telemetry import genai
 
 Attributes = dict[str, AttributeValue]
 
 RPC_SYSTEM, RPC_METHOD, RPC_STATUS = "rpc.system.name", "rpc.method", "rpc.response.status_code"
 HTTP_METHOD, HTTP_ROUTE, HTTP_STATUS = "http.request.method", "http.route", "http.response.status_code"
-URL_PATH, ERROR_TYPE = "url.path", "error.type"
+URL_PATH, URL_SCHEME, ERROR_TYPE = "url.path", "url.scheme", "error.type"
+POST = "POST"  # the method of all requests over HTTP
 HTTP_OK, HTTP_SERVER_ERROR = 200, 500
 
-_STATUS_NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
+STATUS_NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 _UNKNOWN, _UNIMPLEMENTED, _DATA_LOSS = 2, 12, 15
 # Codes that are errors of a server, by the conventions of gRPC. Others are its client's.
-_SERVER_ERRORS = {CODE_DEADLINE_EXCEEDED, CODE_INTERNAL, CODE_UNAVAILABLE, _UNKNOWN, _UNIMPLEMENTED, _DATA_LOSS}
+SERVER_ERRORS = {CODE_DEADLINE_EXCEEDED, CODE_INTERNAL, CODE_UNAVAILABLE, _UNKNOWN, _UNIMPLEMENTED, _DATA_LOSS}
 
 # Sampling parameters, their attributes, and whether one that is not set can be told from one that is zero
 _PARAMETERS = [
@@ -40,11 +42,18 @@ _PARAMETERS = [
 ]
 
 
-def sampling_attributes(sampling: SamplingParams | None) -> Attributes:
+def span_name(protocol: str, endpoint: str) -> str:
+    """The name of a request's own span, which is a server's: over HTTP `{method} {route}`, over gRPC the method's full
+    name. The names in the conventions for generative AI are for spans of clients."""
+    return endpoint if protocol == GRPC else f"{POST} {endpoint}"
+
+
+def sampling_attributes(record: RequestRecord) -> Attributes:
     """The parameters that the conventions name, as far as they are set. They hold nothing that a client has written."""
+    sampling = record.sampling
     if sampling is None:
         return {}
-    attributes: Attributes = {genai.REQUEST_SEED: sampling.seed}
+    attributes: Attributes = {genai.REQUEST_SEED: sampling.seed} if record.is_seeded else {}
     for name, attribute, has_presence in _PARAMETERS:
         value = getattr(sampling, name)
         if value or (has_presence and sampling.HasField(name)):  # type: ignore[arg-type]  # a literal in the stubs
@@ -54,15 +63,22 @@ def sampling_attributes(sampling: SamplingParams | None) -> Attributes:
 
 def request_attributes(record: RequestRecord) -> Attributes:
     """All but the sampling parameters."""
-    return {**_own(record), **genai.spelled(_generative(record)), **_protocol(record), **_latencies(record)}
+    return {
+        **_own(record),
+        **_causes(record),
+        **genai.spelled(_generative(record)),
+        **_protocol(record),
+        **_latencies(record),
+    }
 
 
 def status(record: RequestRecord) -> Status:
-    """An error, if the server is to blame."""
+    """An error, if the server is to blame. Over gRPC it has a description, because several reasons share a code."""
     if not record.is_failed:
         return Status(StatusCode.UNSET)
-    is_servers = record.code in _SERVER_ERRORS if record.protocol == GRPC else _http_error(record) >= HTTP_SERVER_ERROR
-    return Status(StatusCode.ERROR, record.outcome) if is_servers else Status(StatusCode.UNSET)
+    if record.protocol == GRPC:
+        return Status(StatusCode.ERROR, record.outcome) if record.code in SERVER_ERRORS else Status(StatusCode.UNSET)
+    return Status(StatusCode.ERROR if _http_error(record) >= HTTP_SERVER_ERROR else StatusCode.UNSET)
 
 
 def _own(record: RequestRecord) -> Attributes:
@@ -83,12 +99,21 @@ def _own(record: RequestRecord) -> Attributes:
         attributes["trunkline.cached_tokens"] = record.cached_tokens
         attributes["trunkline.completion_tokens"] = record.completion_tokens
     if record.attempts:
-        attributes["trunkline.device_s"] = sum([attempt.device_s for attempt in record.attempts])
         attributes["trunkline.stalled_s"] = record.stalled_s
+    told = [attempt.device_s for attempt in record.attempts if attempt.timelines]
+    if told:  # workers that said nothing may have computed, too
+        attributes["trunkline.device_s"] = sum(told)
     cost = record.cost
     if cost is not None:
         attributes["trunkline.cost"] = cost
     return attributes
+
+
+def _causes(record: RequestRecord) -> Attributes:
+    """What took the most of the time to the first token, and what the request waited for in a worker's queue."""
+    parts = ttft_parts(record, record.started_s if record.ended_s is None else record.ended_s)
+    causes = (("trunkline.cause", main_cause(record, parts)), ("trunkline.queue_cause", queue_cause(parts)))
+    return {name: cause for name, cause in causes if cause}
 
 
 def _generative(record: RequestRecord) -> Attributes:
@@ -118,12 +143,17 @@ def _generative(record: RequestRecord) -> Attributes:
 def _protocol(record: RequestRecord) -> Attributes:
     attributes: Attributes
     if record.protocol == GRPC:
-        code = "CANCELLED" if record.outcome == CANCELLED else _STATUS_NAMES.get(record.code, UNKNOWN)
+        code = "CANCELLED" if record.outcome == CANCELLED else STATUS_NAMES.get(record.code, UNKNOWN)
         attributes = {RPC_SYSTEM: "grpc", RPC_METHOD: record.endpoint, RPC_STATUS: code}
         if record.is_failed:
             attributes[ERROR_TYPE] = code
         return attributes
-    attributes = {HTTP_METHOD: "POST", HTTP_ROUTE: record.endpoint, URL_PATH: record.endpoint}
+    attributes = {
+        HTTP_METHOD: POST,
+        HTTP_ROUTE: record.endpoint,
+        URL_PATH: record.endpoint,
+        URL_SCHEME: record.url_scheme,
+    }
     if record.is_failed:
         attributes[ERROR_TYPE] = record.outcome
         is_begun = record.is_streamed and record.first_token_s is not None

@@ -11,7 +11,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from trunkline.status import QUOTA_EXCEEDED
 from trunkline_router.routing.policy import Candidate
 from trunkline_router.telemetry.request_record import AttemptRecord, PlacementRecord, RequestRecord
-from trunkline_router.tracing.request_attributes import Attributes, request_attributes, status
+from trunkline_router.tracing.request_attributes import Attributes, request_attributes, span_name, status
 from trunkline_router.tracing.trace_builder import UNSET, TraceBuilder
 from trunkline_router.tracing.worker_spans import add_worker_spans
 
@@ -27,7 +27,7 @@ def spans_of(record: RequestRecord, attributes: Attributes, resource: Resource) 
     trace = TraceBuilder(record, resource)
     ended_s = record.started_s if record.ended_s is None else record.ended_s
     trace.add(
-        f"router.{record.method}",
+        span_name(record.protocol, record.endpoint),
         record.parent_span_id,
         record.started_s,
         ended_s,

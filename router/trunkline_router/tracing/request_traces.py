@@ -12,13 +12,21 @@ from typing import Protocol
 
 from opentelemetry.sdk.resources import Resource
 
+from trunkline_router.telemetry.fair_budget import BudgetLimits, FairBudget
+from trunkline_router.telemetry.refused_calls import RefusedCall
 from trunkline_router.telemetry.request_outcomes import FAILED, is_worth_a_look
 from trunkline_router.telemetry.request_record import RequestRecord
+from trunkline_router.tracing.refused_span import is_servers_fault, refused_span
 from trunkline_router.tracing.request_attributes import sampling_attributes
 from trunkline_router.tracing.request_spans import spans_of
-from trunkline_router.tracing.trace_budget import TraceBudget
+from trunkline_runtime.telemetry.head_sampler import NONE_SAMPLED, HeadSampler
 from trunkline_runtime.telemetry.span_queue import Spans
+from trunkline_runtime.telemetry.trace_context import new_trace_id, trace_context
 
+# Clients decide how many requests are exported: they set the flag of a trace, and their requests may fail by their own
+# doing. To make and encode the spans of one takes 0.2 to 0.4 ms of the interpreter, and they take places in the queue
+# before the exporter. So one process exports 100 requests a second, which takes a few hundredths of its time.
+TRACE_LIMITS = BudgetLimits(per_s=100.0, at_once=400.0, reserve=200.0, account_per_s=20.0, account_at_once=40.0)
 SAMPLED, SLOW, RESUMED = "sampled", "slow", "resumed"  # why a request is exported; or FAILED
 
 
@@ -35,9 +43,11 @@ class Exports(Protocol):
 
 
 class RequestTraces:
-    """A RequestListener.
+    """A RequestListener, and a RefusalListener.
 
     slow_s: a request is slow if it waits for longer for its first token, or between two tokens; None: no request is
+    limits: how many requests are exported, by tenant
+    sampler: for calls that were refused before they became requests
     """
 
     def __init__(
@@ -46,24 +56,56 @@ class RequestTraces:
         resource: Resource,
         slow_s: float | None,
         clock_s: Callable[[], float] = time.monotonic,
+        limits: BudgetLimits = TRACE_LIMITS,
+        sampler: HeadSampler = NONE_SAMPLED,
     ) -> None:
         self._exports = exports
         self._resource = resource
         self._slow_s = slow_s
         self._clock_s = clock_s
-        self._budget = TraceBudget(clock_s())
+        self._budget = FairBudget(limits, clock_s())
+        self._sampler = sampler
+
+    def may_export(self, record: RequestRecord) -> bool:
+        """Takes a request that begins, and is sampled, from the budget. If there is no room for it, it counts as not
+        sampled, so that workers do not export spans of a request whose own span is withheld."""
+        record.has_export_place = self._budget.takes(record.tenant, self._clock_s())
+        return record.has_export_place
 
     def request_ended(self, record: RequestRecord) -> None:
+        """See RequestListener."""
         kept = why_kept(record, self._slow_s)
         if not kept:
+            if record.has_export_place is False:
+                self._exports.withhold()
             return
-        if not self._budget.takes(record.tenant, self._clock_s()):
+        if not record.has_export_place and not self._budget.takes(record.tenant, self._clock_s()):
             self._exports.withhold()
             return
         for placement in record.placements:
             placement.candidates()
-        attributes = sampling_attributes(record.sampling) | {"trunkline.kept": kept}
+        attributes = sampling_attributes(record) | {"trunkline.kept": kept}
         record.is_exported = self._exports.put(partial(spans_of, record, attributes, self._resource))
+
+    def call_refused(self, call: RefusedCall) -> None:
+        """See RefusalListener. The spans of calls that their clients sample are exported, and of those that failed
+        through no fault of their clients."""
+        caller = trace_context(call.traceparent, call.tracestate)
+        is_sampled = caller is not None and self._sampler.samples(caller.trace_id, caller.is_sampled)
+        if not is_sampled and not is_servers_fault(call):
+            return
+        now_s = self._clock_s()
+        if not self._budget.takes(call.tenant or call.host, now_s):
+            self._exports.withhold()
+            return
+        started_s = now_s if call.started_s is None else call.started_s
+        record = RequestRecord(call.request_id, started_s, time.time_ns() - int((now_s - started_s) * 1e9))
+        if caller is None:
+            record.trace_id = new_trace_id()
+        else:
+            record.trace_id, record.parent_span_id, _, record.tracestate = caller
+        kept = SAMPLED if is_sampled else FAILED
+        self._exports.put(partial(refused_span, call, record, now_s, kept, self._resource))
 
 
 def why_kept(record: RequestRecord, slow_s: float | None) -> list[str]:

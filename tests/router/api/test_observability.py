@@ -11,6 +11,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from tests.router.cluster import cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
+from tests.runtime.otlp_receiver import GENERATE
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline.v1.generation_pb2 import Lane
 from trunkline.v1.inference_pb2 import GenerateRequest
@@ -70,7 +71,7 @@ async def test_the_callers_trace_goes_on_through_the_router_to_the_worker(traces
             GenerateRequest(text=SECRET), metadata=(("traceparent", TRACEPARENT), ("tracestate", "vendor=1"))
         )
         _ = [response async for response in call]
-    span = traces.one("router.generate")
+    span = traces.one(GENERATE)
     assert span.parent is not None
     assert trace.format_span_id(span.parent.span_id) == CALLER_SPAN_ID
     _, trace_id, span_id, _ = worker.submits[0].traceparent.split("-")
@@ -85,7 +86,7 @@ async def test_the_span_tells_what_was_weighed_and_what_came_of_it(traces: Trace
     b.cache_prompt(prompt)
     async with cluster(a, b, observer=traces.observer) as router:
         await router.answer([*prompt, 1], request_id="r-1")
-    span = traces.one("router.generate")
+    span = traces.one(GENERATE)
     assert span.attributes is not None
     expected = {
         "request_id": "r-1",
@@ -170,7 +171,7 @@ async def test_tenant_and_lane_stand_in_the_line_and_in_the_span(
             GenerateRequest(text="x", lane=Lane.LANE_INTERACTIVE), metadata=(("x-trunkline-tenant", "acme"),)
         )
         _ = [response async for response in call]
-    attributes = traces.one("router.generate").attributes or {}
+    attributes = traces.one(GENERATE).attributes or {}
     assert (attributes["trunkline.tenant"], attributes["trunkline.lane"]) == ("acme", "standard")
     assert (ended(lines)["tenant"], ended(lines)["lane"]) == ("acme", "standard")
 
@@ -186,7 +187,7 @@ async def test_a_request_whose_id_cannot_be_used_leaves_a_line_and_a_span_under_
     assert line["outcome"] == "INVALID_REQUEST"
     assert line["request_id"] != bad
     assert len(str(line["request_id"])) == 32
-    assert (traces.one("router.generate").attributes or {})["trunkline.request_id"] == line["request_id"]
+    assert (traces.one(GENERATE).attributes or {})["trunkline.request_id"] == line["request_id"]
 
 
 async def test_a_workers_internal_error_is_told_with_the_request_id_too(lines: list[dict[str, object]]) -> None:

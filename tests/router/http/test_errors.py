@@ -13,8 +13,10 @@ from trunkline import status
 from trunkline.status import RequestRefused, internal, invalid, no_worker
 from trunkline_router.http.errors import anthropic_body, openai_body, refusal_headers, status_of
 from trunkline_router.http.headers import parse_headers, response_headers
-from trunkline_router.http.starlette_errors import HANDLERS
+from trunkline_router.http.starlette_errors import error_handlers
+from trunkline_router.telemetry.refused_calls import RefusedCalls
 
+ERROR_HANDLERS = dict(error_handlers(RefusedCalls()))
 TRACE = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
@@ -159,7 +161,8 @@ def test_response_headers_tell_what_is_known() -> None:
 
 async def test_unknown_paths_and_wrong_methods_get_json() -> None:
     app = Starlette(
-        routes=[Route("/a", lambda request: JSONResponse({}), methods=["GET"])], exception_handlers=dict(HANDLERS)
+        routes=[Route("/a", lambda request: JSONResponse({}), methods=["GET"])],
+        exception_handlers=ERROR_HANDLERS,
     )
     async with serving(app) as server, connected(server) as client:
         client.send(get("/b"))
@@ -179,7 +182,7 @@ async def test_errors_under_messages_have_the_shape_of_anthropic() -> None:
 
     routed = Starlette(
         routes=[Route("/v1/messages", lambda request: JSONResponse({}), methods=["POST"])],
-        exception_handlers=dict(HANDLERS),
+        exception_handlers=ERROR_HANDLERS,
     )
     expected = {
         get("/v1/messages"): (405, "invalid_request_error"),

@@ -108,6 +108,26 @@ async def flooding(server: HttpServer) -> AsyncIterator[None]:
         await client.wait()
 
 
+def test_applications_are_told_that_the_scheme_is_https(
+    run: Callable[[Coroutine[Any, Any, None]], None], tls: Tls
+) -> None:
+    schemes: list[str] = []
+
+    async def told(scope: Any, receive: Any, send: Any) -> None:
+        schemes.append(scope["scheme"])
+        await echo(scope, receive, send)
+
+    async def asked() -> None:
+        async with serving(told, ssl_context=tls.server) as server:
+            client = await tls.connect(server)
+            client.send(get())
+            await client.response()
+            await client.close()
+
+    run(asked())
+    assert schemes == ["https"]
+
+
 def test_silent_connections_of_one_host_take_few_descriptors_and_keep_no_client_out(
     run: Callable[[Coroutine[Any, Any, None]], None], tls: Tls
 ) -> None:

@@ -1,6 +1,7 @@
 """Every value of a body is used to the end, however long the body is: its lists are emptied once it is read."""
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -110,7 +111,8 @@ async def test_what_is_left_of_a_body_is_empty_however_short_it_was(padding: int
         edges.append(Edge(inference, access, gate))
         return edges[0]
 
-    async with client(FakeWorker("w"), edge=kept_edge) as asks, serving(Endpoint(edges[0], Role.USER, keeps)) as server:
+    endpoint = partial(Endpoint, route="/", needed=Role.USER, handle=keeps)
+    async with client(FakeWorker("w"), edge=kept_edge) as asks, serving(endpoint(edges[0])) as server:
         answer = await asks.post(f"http://127.0.0.1:{server.port}/", body)
         assert answer.status_code == 200, answer.text
     assert kept == [{}, [], {}, [], []]

@@ -143,6 +143,21 @@ def test_a_worker_without_room_for_the_prompt_is_waited_for_and_so_avoided() -> 
     assert interactive.kv_wait_s < standard.kv_wait_s
 
 
+@pytest.mark.parametrize("num_workers", [1, 50])
+def test_a_plan_says_whether_the_request_will_wait_for_kv_blocks(num_workers: int) -> None:
+    """However many workers are weighed: the two ways to compute it agree."""
+    busy: dict[str, Any] = {"running": 20, "running_kv_tokens": 160_000}
+    waits: dict[str, bool] = {}
+    for name, live in (("full", 9_990), ("roomy", 5_000)):
+        fleet = Fleet(num_workers)
+        for worker in fleet.workers:
+            report(worker, **busy, kv_live_blocks=live, kv_free_blocks=10_000 - live)
+        plan = fleet.route(PROMPT).plan
+        assert plan.prediction is not None
+        waits[name] = plan.prediction.waits_for_kv(plan.chosen)
+    assert waits == {"full": True, "roomy": False}
+
+
 def test_the_penalty_near_a_full_pool_is_convex_and_outweighs_a_short_prefix() -> None:
     fleet = Fleet(1)
     penalties = []

@@ -7,13 +7,14 @@ from typing import Any
 
 import httpx2
 import pytest
+from opentelemetry.sdk.resources import Resource
 
 from tests.router import direct_rig
 from tests.router.cluster import PATIENCE_S, cluster, refusal, until
 from tests.router.direct_rig import KEY, direct
 from tests.router.failover_rig import DIED, PROMPT, fakes, first_of, rest
 from tests.router.fake_worker import FakeWorker
-from tests.runtime.otlp_receiver import GRPC, HTTP, Receiver, receiving
+from tests.runtime.otlp_receiver import GENERATE, GRANT, GRPC, HTTP, Receiver, receiving
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
@@ -21,10 +22,12 @@ from trunkline.v1.worker_pb2 import Gap, PrefillChunk, SampledStep, Timeline
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.failover.failover import FailoverLimits
 from trunkline_router.quotas.quota import Quotas
+from trunkline_router.recent.record_ring import RecordRing
 from trunkline_router.request.tenants import Tenant, Tenants
+from trunkline_router.telemetry.fair_budget import BudgetLimits
 from trunkline_router.telemetry.request_observer import RequestObserver
 from trunkline_router.telemetry.request_record import AttemptRecord, RequestRecord
-from trunkline_router.tracing.request_traces import RequestTraces, why_kept
+from trunkline_router.tracing.request_traces import TRACE_LIMITS, RequestTraces, why_kept
 from trunkline_runtime.telemetry import genai
 from trunkline_runtime.tracing import open_tracing
 
@@ -53,16 +56,22 @@ def receiver() -> Iterator[Receiver]:
 
 @contextmanager
 def traced(
-    receiver: Receiver, protocol: str = GRPC, *, sampler: str = "parentbased_always_on", slow_s: float = NEVER_SLOW_S
+    receiver: Receiver,
+    protocol: str = GRPC,
+    *,
+    sampler: str = "parentbased_always_on",
+    slow_s: float = NEVER_SLOW_S,
+    limits: BudgetLimits = TRACE_LIMITS,
 ) -> Iterator[RequestObserver]:
-    """An observer that exports to the receiver."""
+    """An observer that exports to the receiver.  limits: how many requests at most"""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (receiver.environment(protocol) | {"OTEL_TRACES_SAMPLER": sampler}).items():
             patch.setenv(name, value)
+        patch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.5")
         tracing = open_tracing("trunkline-router", "router-1")
     assert tracing.queue is not None
-    traces = RequestTraces(tracing.queue, tracing.resource, slow_s)
-    yield RequestObserver(tracing.sampler, [traces])
+    traces = RequestTraces(tracing.queue, tracing.resource, slow_s, limits=limits)
+    yield RequestObserver(tracing.sampler, [traces], traces.may_export)
     tracing.queue.close()
 
 
@@ -72,7 +81,7 @@ async def test_an_answer_is_one_tree_over_either_protocol(receiver: Receiver) ->
             async with cluster(FakeWorker("a"), FakeWorker("b"), observer=observer) as router:
                 await router.answer(PROMPT, request_id=f"plain-{protocol[:4]}", sampling=SamplingParams(max_tokens=3))
         trace = receiver.wait(f"plain-{protocol[:4]}")
-        assert trace.tree() == ("router.generate", "tokenize", "admission", "route", "attempt"), protocol
+        assert trace.tree() == (GENERATE, "tokenize", "admission", "route", "attempt"), protocol
         assert protocol in receiver.protocols
     attributes = trace.root.attributes
     expected = {
@@ -90,7 +99,10 @@ async def test_an_answer_is_one_tree_over_either_protocol(receiver: Receiver) ->
         "trunkline.kept": ["sampled"],
     }
     assert {name: attributes.get(name) for name in expected} == expected
+    assert trace.root.name == attributes["rpc.method"], "the conventions' name"
     assert attributes["gen_ai.response.time_to_first_chunk"] > 0
+    assert "gen_ai.request.seed" not in attributes, "the client gave none"
+    assert "trunkline.device_s" not in attributes, "the worker said nothing of it"
     assert trace.root.proto.kind == trace.root.proto.SPAN_KIND_SERVER
     assert trace.one("attempt").proto.kind == trace.root.proto.SPAN_KIND_CLIENT
     assert [name for name, _ in trace.one("route").events] == ["candidate", "candidate"]
@@ -109,8 +121,9 @@ async def test_a_slow_request_that_was_not_sampled_has_its_workers_spans_all_the
     trace = receiver.wait("slow")
     assert worker.submits[0].traceparent.endswith("-00"), "the worker exports nothing"
     inside = ("worker.generate", "queue", "prefill", ("decode", "detokenize"))
-    assert trace.tree() == ("router.generate", "tokenize", "admission", "route", ("attempt", inside))
+    assert trace.tree() == (GENERATE, "tokenize", "admission", "route", ("attempt", inside))
     assert trace.root.attributes["trunkline.kept"] == ["slow"]
+    assert trace.root.attributes["trunkline.device_s"] == pytest.approx(TIMELINE.device_s)
     ((name, chunk),) = trace.one("prefill").events
     assert (name, chunk["trunkline.tokens"], chunk["trunkline.step.prefill_tokens"]) == ("chunk", 20, 30)
     decode = trace.one("decode")
@@ -137,7 +150,7 @@ async def test_a_resumed_answer_links_its_attempts_and_is_always_exported(receiv
             second.tokens(2, finish=True)
             await rest(call)
     trace = receiver.wait("resumed")
-    assert trace.tree() == ("router.generate", "tokenize", "admission", "route", "attempt", "route", "attempt")
+    assert trace.tree() == (GENERATE, "tokenize", "admission", "route", "attempt", "route", "attempt")
     lost, following = trace.named("attempt")
     assert following.links == [lost.id]
     assert lost.is_error
@@ -167,13 +180,13 @@ async def test_refusals_and_cancels_say_how_far_they_came(receiver: Receiver) ->
             call.cancel()
             await until(lambda: worker.num_running == 0)
     invalid, refused, cancelled = (receiver.wait(name) for name in ("invalid", "refused", "cancelled"))
-    assert invalid.tree() == "router.generate"
+    assert invalid.tree() == GENERATE
     assert invalid.root.attributes["rpc.response.status_code"] == "INVALID_ARGUMENT"
     assert invalid.root.attributes["error.type"] == "INVALID_ARGUMENT"
     assert not invalid.root.is_error, "it is the client's"
     assert refused.root.attributes["trunkline.outcome"] == "QUOTA_EXCEEDED"
     assert refused.root.attributes["trunkline.tenant"] == "poor"
-    assert cancelled.tree() == ("router.generate", "tokenize", "admission", "route", "attempt")
+    assert cancelled.tree() == (GENERATE, "tokenize", "admission", "route", "attempt")
     assert cancelled.root.attributes["rpc.response.status_code"] == "CANCELLED"
     assert cancelled.one("attempt").attributes["trunkline.ended"] == "cancelled"
 
@@ -219,11 +232,14 @@ async def test_a_request_over_http_has_its_attributes(receiver: Receiver) -> Non
     expected = {
         "http.request.method": "POST",
         "http.route": "/v1/chat/completions",
+        "url.path": "/v1/chat/completions",
+        "url.scheme": "http",
         "http.response.status_code": 200,
         "gen_ai.operation.name": "chat",
         "gen_ai.request.stream": True,
     }
     assert {name: attributes.get(name) for name in expected} == expected
+    assert trace.root.name == "POST /v1/chat/completions"
     assert trace.root.parent_id == CALLER_SPAN_ID
     refused = receiver.trace("http-refused")
     assert refused is not None
@@ -239,8 +255,94 @@ async def test_all_prompts_of_one_call_are_in_one_trace(receiver: Receiver) -> N
             async with httpx2.AsyncClient(base_url=address, timeout=PATIENCE_S, trust_env=False) as http:
                 body = {"model": "tiny", "prompt": ["one", "two"]}
                 await http.post("/v1/completions", json=body, headers={"x-request-id": "two-prompts"})
-    trace = receiver.wait("two-prompts-0", lambda trace: len(trace.named("router.generate")) == 2)
+    trace = receiver.wait("two-prompts-0", lambda trace: len(trace.named("POST /v1/completions")) == 2)
     assert trace.root.attributes["gen_ai.operation.name"] == "text_completion"
+
+
+async def test_all_prompts_of_one_call_are_sampled_or_none_whoever_chose_the_trace(receiver: Receiver) -> None:
+    """Also with a sampler that does not follow callers."""
+    worker = FakeWorker("a", answer=2)
+    with traced(receiver, sampler="traceidratio") as observer:
+        async with cluster(worker, observer=observer, edge=Edge) as router:
+            address = f"http://127.0.0.1:{router.http_port}"
+            async with httpx2.AsyncClient(base_url=address, timeout=PATIENCE_S, trust_env=False) as http:
+                body = {"model": "tiny", "prompt": ["one", "two", "three"]}
+                for number in range(1, 41):
+                    traceparent = f"00-{number:032x}-{CALLER_SPAN_ID}-01"
+                    await http.post("/v1/completions", json=body, headers={"traceparent": traceparent})
+                    await http.post("/v1/completions", json=body)
+    flags: dict[str, list[str]] = {}
+    for submit in worker.submits:
+        _, trace_id, _, flag = submit.traceparent.split("-")
+        flags.setdefault(trace_id, []).append(flag)
+    assert len(flags) == 80
+    assert {tuple(each) for each in flags.values()} == {("00",) * 3, ("01",) * 3}
+
+
+async def test_workers_do_not_export_what_the_router_has_no_room_for(receiver: Receiver) -> None:
+    """Whether there is room is known before a worker is told the flag."""
+    worker = FakeWorker("a", answer=1)
+    one = BudgetLimits(per_s=1e-6, at_once=1.0, reserve=0.0, account_per_s=0.0, account_at_once=0.0)
+    with traced(receiver, limits=one) as observer:
+        async with cluster(worker, observer=observer) as router:
+            for request_id in ("first", "second"):
+                await router.answer(PROMPT, request_id=request_id)
+    receiver.wait("first")
+    assert [submit.traceparent[-2:] for submit in worker.submits] == ["01", "00"]
+    assert receiver.trace("second") is None
+
+
+def test_a_flood_of_requests_that_their_clients_sample_is_withheld_and_counted() -> None:
+    """Those that begin as sampled, and those that are worth a look."""
+
+    class Exports:
+        num_put = num_withheld = 0
+
+        def put(self, _: object) -> bool:
+            self.num_put += 1
+            return True
+
+        def withhold(self) -> None:
+            self.num_withheld += 1
+
+    for outcome in ("length", "NO_WORKER"):
+        exports = Exports()
+        traces = RequestTraces(exports, Resource.create(), slow_s=None, clock_s=lambda: 0.0)
+        flood = [RequestRecord(str(number), 0.0, 0, ended_s=1.0, outcome=outcome) for number in range(1000)]
+        for ended in flood:
+            ended.is_sampled = traces.may_export(ended)
+            traces.request_ended(ended)
+        assert TRACE_LIMITS.at_once - TRACE_LIMITS.reserve <= exports.num_put < TRACE_LIMITS.at_once
+        assert exports.num_put + exports.num_withheld == len(flood)
+        assert sum(ended.is_exported for ended in flood) == exports.num_put
+
+
+async def test_the_root_span_says_what_the_request_waited_for_in_its_worker(receiver: Receiver) -> None:
+    """And so does the page, when what the router weighed has been forgotten."""
+    worker = FakeWorker("a", answer=None)
+    waited = Timeline(admitted_s=0.005, first_token_s=0.0055, ended_s=0.006, chunks=TIMELINE.chunks)
+    pools = {"kv_pressure": (9_990, 10), "queue": (100, 9_900)}
+    load: dict[str, Any] = {"running": 20, "running_kv_tokens": 160_000, "waiting": 4, "waiting_by_lane": [0, 4, 0]}
+    load["retry_delay_ms_by_lane"] = [50, 9_000, 9_000]
+    ring = RecordRing(len(pools), most_rows=0)  # so that plans are forgotten at once
+    with traced(receiver) as observer:
+        observer._listeners = (*observer._listeners, Told(ring))
+        async with cluster(worker, observer=observer) as router:
+            connected = router.connected(0)
+            for cause, (live, free) in pools.items():
+                worker.send_load(**load, kv_live_blocks=live, kv_free_blocks=free)
+                await until(lambda live=live: connected.load.kv_live_blocks == live)  # type: ignore[misc]
+                call = router.generate(PROMPT, request_id=cause, sampling=SamplingParams(seed=7))
+                choice = await worker.arrived.get()
+                await asyncio.sleep(waited.ended_s)  # so long the answer takes by the timeline
+                choice.tokens(1, finish=True, timeline=waited)
+                _ = [response async for response in call]
+    for cause in pools:
+        attributes = receiver.wait(cause).root.attributes
+        assert (attributes["trunkline.queue_cause"], attributes["trunkline.cause"]) == (cause, cause)
+        assert attributes["gen_ai.request.seed"] == 7
+    assert [told.cause for told in ring.newest_first()] == [*reversed(pools)]
+    assert [told.candidates(0) for told in ring.newest_first()] == [(), ()]
 
 
 @pytest.mark.parametrize("protocol", [GRPC, HTTP])
@@ -259,7 +361,7 @@ async def test_a_grant_is_an_attempt_whose_span_the_workers_is_a_child_of(receiv
         async with cluster(*workers, observer=observer, grant_key=KEY) as router, direct(router) as client:
             await client.complete(PROMPT, request_id="granted")
     trace = receiver.wait("granted")
-    assert trace.tree() == ("router.grant", "tokenize", "admission", "route", "attempt")
+    assert trace.tree() == (GRANT, "tokenize", "admission", "route", "attempt")
     (submit,) = (submit for worker in workers for submit in worker.submits)
     assert submit.traceparent.split("-")[2] == trace.one("attempt").id
     assert trace.root.attributes["trunkline.grants"] == 1
@@ -300,6 +402,16 @@ async def test_old_spellings_and_vllms_latencies_are_opted_into(
     prefill_s = TIMELINE.first_token_s - TIMELINE.admitted_s
     assert attributes["gen_ai.latency.time_in_model_prefill"] == pytest.approx(prefill_s)
     assert attributes["gen_ai.latency.e2e"] >= attributes["gen_ai.latency.time_to_first_token"] > 0
+
+
+class Told:
+    """Puts the records into a ring."""
+
+    def __init__(self, ring: RecordRing) -> None:
+        self._ring = ring
+
+    def request_ended(self, record: RequestRecord) -> None:
+        self._ring.add(record)
 
 
 def record(**fields: Any) -> RequestRecord:

@@ -300,7 +300,11 @@ class Connection(HttpToolsProtocol):
                 self.transport.abort()
                 return
         target, headers = (b"", []) if self._phase is Phase.IDLE else (self.url, self.headers)
-        self.transport.write(refused.response(target, request_id_of(headers)))
+        request_id = request_id_of(headers)
+        self.transport.write(refused.response(target, request_id))
+        method = self.parser.get_method() if target else b""  # the parser reads it before the target
+        scope = {"scheme": self.scheme, "client": self.client, "headers": headers}
+        self._shared.refused.note(refused.told(scope, method, target, request_id))
         self._end()
 
     def _end(self) -> None:

@@ -1,8 +1,12 @@
 """A request that the server refuses before an application sees it, or the whole of it."""
 
+from collections.abc import Mapping
 from http import HTTPStatus
+from typing import Any
 
-from trunkline_router.http.errors import protocol_body
+from trunkline_router.http.errors import PROTOCOL, protocol_body
+from trunkline_router.http.refusal import http_refusal
+from trunkline_router.telemetry.refused_calls import RefusedCall
 
 NOT_HTTP = "not a valid HTTP/1.1 request"
 
@@ -23,3 +27,9 @@ class Refused(Exception):
             b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nx-request-id: %b\r\n"
             b"request-id: %b\r\nconnection: close\r\n\r\n%b"
         ) % (self.status, HTTPStatus(self.status).phrase.encode(), len(body), named, named, body)
+
+    def told(self, scope: Mapping[str, Any], method: bytes, target: bytes, request_id: str) -> RefusedCall:
+        """What is told of it.  scope: as far as the application would get it;  method, target: as far as known"""
+        path = target.partition(b"?")[0].decode("latin-1")
+        known = {**scope, "method": method.decode("ascii"), "path": path}
+        return http_refusal(known, PROTOCOL[self.status].code, self.status, request_id)

@@ -19,6 +19,7 @@ from trunkline_router.http.wire.handshake import HANDSHAKE_SHARE, Handshake
 from trunkline_router.http.wire.handshakes import Handshakes
 from trunkline_router.http.wire.limits import HttpLimits
 from trunkline_router.http.wire.shared import Shared
+from trunkline_router.telemetry.refused_calls import RefusedCalls
 from trunkline_runtime.server import PortInUse, address_family, most_connections, port_problem
 
 PORT_OPTION = "--http-port"
@@ -40,12 +41,13 @@ EXPOSED_HEADERS = (
 
 
 class HttpServer:
-    """Serves an ASGI application over HTTP/1.1. Installs no signal handlers and writes no access log.
+    """Serves an ASGI application over HTTP/1.1. Installs no signal handlers.
 
     shared_port: other processes listen on the port too, and the kernel distributes connections among them; their parent
     reserves the port (hold_port).
     ssl_context: for TLS. Certificates loaded into it later hold for new connections.
     cors_origins: origins whose pages may use the server from a browser; "*" stands for all. Empty: none
+    refused: is told of requests that the server itself refuses; None: only the log is
     max_connections: None: half as many as a gRPC server accepts. With TLS, a share of them is kept for handshakes.
     """
 
@@ -59,6 +61,7 @@ class HttpServer:
         ssl_context: ssl.SSLContext | None = None,
         cors_origins: Sequence[str] = (),
         limits: HttpLimits = LIMITS,
+        refused: RefusedCalls | None = None,
         max_connections: int | None = None,
     ) -> None:
         self._host, self._wanted_port, self._shared_port = host, port, shared_port
@@ -83,7 +86,7 @@ class HttpServer:
         config.load()
         # Its messages quote what clients send. Errors of handlers are logged by Exchange.
         logging.getLogger("uvicorn").disabled = logging.getLogger("uvicorn.error").disabled = True
-        self._shared = Shared(config, limits, self.connections, time.monotonic)
+        self._shared = Shared(config, limits, self.connections, time.monotonic, refused or RefusedCalls())
         self._server: asyncio.Server | None = None
         self._checks: asyncio.Task[None] | None = None
 

@@ -8,14 +8,17 @@ from uvicorn.server import ServerState
 
 from trunkline_router.http.wire.connections import Connections
 from trunkline_router.http.wire.limits import HttpLimits
+from trunkline_router.telemetry.refused_calls import RefusedCalls
 
 
 @dataclass(slots=True)
 class Shared:
-    """now_s: a clock in seconds;  state: what uvicorn keeps of a server, such as the tasks of its requests"""
+    """now_s: a clock in seconds;  state: what uvicorn keeps of a server, such as the tasks of its requests;  refused:
+    is told of what connections refuse"""
 
     config: Config
     limits: HttpLimits
     connections: Connections
     now_s: Callable[[], float]
+    refused: RefusedCalls
     state: ServerState = field(default_factory=ServerState)

@@ -4,14 +4,11 @@ Each stage claims its interval. What is left is "network": the ways between clie
 loops.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trunkline.v1.worker_pb2 import PrefillChunk, Timeline
-from trunkline_router.routing.policy import Candidate
 from trunkline_router.telemetry.request_record import AttemptRecord, RequestRecord
-
-CandidatesOf = Callable[[int], Sequence[Candidate]]  # of a placement, by its place: the chosen worker first
 
 ADMISSION, TOKENIZER, PLACEMENT, QUEUE, KV_PRESSURE = "admission", "tokenizer", "placement", "queue", "kv_pressure"
 PREFILL, DECODE_INTERFERENCE, FAILOVER = "prefill", "decode_interference", "failover"
@@ -33,29 +30,45 @@ class Part:
         return self.end_s - self.start_s
 
 
-def ttft_parts(record: RequestRecord, candidates: CandidatesOf, end_s: float) -> list[Part]:
+def ttft_parts(record: RequestRecord, end_s: float) -> list[Part]:
     """Returns the parts of the time to first token; of the whole time if there was no first token. In order, without
     overlaps or holes.
 
     end_s: when the request ended, or the time now
     """
     until_s = end_s if record.first_token_s is None else record.first_token_s
-    claims = sorted(_claims(record, candidates, end_s), key=lambda part: part.start_s)
+    claims = sorted(_claims(record, end_s), key=lambda part: part.start_s)
     return _joined(list(_without_holes(claims, until_s - record.started_s)))
 
 
-def cause_of(record: RequestRecord, candidates: CandidatesOf, end_s: float) -> str:
+def cause_of(record: RequestRecord, end_s: float) -> str:
     """Returns the kind of part that took the most of the time to first token, "" if none took a millisecond."""
+    return main_cause(record, ttft_parts(record, end_s))
+
+
+def main_cause(record: RequestRecord, parts: Sequence[Part]) -> str:
+    """As cause_of(), from the parts."""
     if record.stalled_s > max(LEAST_CAUSE_S, record.ttft_s or 0.0):
         return STALLED_CLIENT
     times_s: dict[str, float] = {}
-    for part in ttft_parts(record, candidates, end_s):
+    for part in parts:
         times_s[part.part] = times_s.get(part.part, 0.0) + part.duration_s
     cause = max(times_s, key=lambda part: times_s[part], default="")
     return cause if cause and times_s[cause] >= LEAST_CAUSE_S else ""
 
 
-def _claims(record: RequestRecord, candidates: CandidatesOf, end_s: float) -> Iterator[Part]:
+def queue_cause(parts: Sequence[Part]) -> str:
+    """Returns what the request waited for in a worker's queue before its first token: KV_PRESSURE for KV blocks, QUEUE
+    for requests before it, "" if it did not wait for a millisecond."""
+    waits_s = dict.fromkeys((QUEUE, KV_PRESSURE), 0.0)
+    for part in parts:
+        if part.part in waits_s:
+            waits_s[part.part] += part.duration_s
+    cause = max(waits_s, key=lambda part: waits_s[part])
+    return cause if waits_s[cause] >= LEAST_CAUSE_S else ""
+
+
+def _claims(record: RequestRecord, end_s: float) -> Iterator[Part]:
     zero_s = record.started_s
     if record.admitted is not None:
         yield Part(ADMISSION, record.admitted.start_s - zero_s, record.admitted.end_s - zero_s)
@@ -65,7 +78,7 @@ def _claims(record: RequestRecord, candidates: CandidatesOf, end_s: float) -> It
         yield Part(PLACEMENT, placement.time.start_s - zero_s, placement.time.end_s - zero_s)
     for attempt in record.attempts:
         attempt_end_s = _first_of(attempt.first_output_s, attempt.ended_s, end_s) - zero_s
-        yield from _of_attempt(attempt, zero_s, attempt_end_s, waits_for_kv=_waited_for_kv(record, attempt, candidates))
+        yield from _of_attempt(attempt, zero_s, attempt_end_s, waits_for_kv=_waited_for_kv(record, attempt))
         if attempt.first_output_s is not None:
             break
 
@@ -124,15 +137,10 @@ def first_timeline(timelines: Sequence[Timeline]) -> Timeline | None:
     )
 
 
-def _waited_for_kv(record: RequestRecord, attempt: AttemptRecord, candidates: CandidatesOf) -> bool:
-    """Whether the router expected most of the wait on this worker to be for KV blocks. `kv_wait_s` is for a place among
-    the running choices, too; the penalty says that the blocks were scarce."""
-    places = [place for place, placement in enumerate(record.placements) if placement.time.end_s <= attempt.started_s]
-    weighed = candidates(places[-1]) if places else ()
-    if not weighed:
-        return False
-    chosen = weighed[0]
-    return chosen.kv_penalty_s > 0.0 and chosen.kv_wait_s > max(chosen.queue_s, LEAST_CAUSE_S)
+def _waited_for_kv(record: RequestRecord, attempt: AttemptRecord) -> bool:
+    """Whether the router expected most of the wait on this worker to be for KV blocks."""
+    before = [placement for placement in record.placements if placement.time.end_s <= attempt.started_s]
+    return bool(before) and before[-1].waits_for_kv
 
 
 def _first_of(*times_s: float | None) -> float:

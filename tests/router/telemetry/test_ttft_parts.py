@@ -3,9 +3,8 @@
 import pytest
 
 from trunkline.v1.worker_pb2 import PrefillChunk, Timeline
-from trunkline_router.recent.ttft_parts import cause_of, ttft_parts
-from trunkline_router.routing.policy import Candidate
 from trunkline_router.telemetry.request_record import AttemptRecord, Interval, PlacementRecord, RequestRecord
+from trunkline_router.telemetry.ttft_parts import cause_of, queue_cause, ttft_parts
 
 START_S = 100.0
 
@@ -41,10 +40,9 @@ def chunk(started_s: float, duration_s: float, tokens: int, others: int) -> Pref
     )
 
 
-def parts(made: RequestRecord, kv_wait_s: float = 0.0, kv_penalty_s: float = 0.0) -> dict[str, float]:
+def parts(made: RequestRecord) -> dict[str, float]:
     """Times in milliseconds by part; checks that they are in order and leave nothing out."""
-    weighed = Candidate("w", 0, 0, 0, 0.0, 0.0, 0.0, kv_wait_s, kv_penalty_s, 0.0, 0.0, kv_wait_s, routed_by_load=False)
-    found = ttft_parts(made, lambda _: [weighed], made.ended_s or 0.0)
+    found = ttft_parts(made, made.ended_s or 0.0)
     at_s = 0.0
     for part in found:
         assert part.start_s == pytest.approx(at_s)
@@ -60,7 +58,11 @@ def parts(made: RequestRecord, kv_wait_s: float = 0.0, kv_penalty_s: float = 0.0
 
 
 def cause(made: RequestRecord) -> str:
-    return cause_of(made, lambda _: (), made.ended_s or 0.0)
+    return cause_of(made, made.ended_s or 0.0)
+
+
+def waited_for(made: RequestRecord) -> str:
+    return queue_cause(ttft_parts(made, made.ended_s or 0.0))
 
 
 def test_each_stage_has_its_part_and_the_rest_is_the_network() -> None:
@@ -93,9 +95,18 @@ def test_a_preempted_prompt_lacked_kv_and_so_did_one_that_was_expected_to_wait_f
     assert cause(made) == "kv_pressure"
     waited = Timeline(admitted_s=0.8, first_token_s=0.9, ended_s=1.5, chunks=[chunk(0.8, 0.1, 300, 0)])
     made.attempts = [attempt(0.05, 1.0, 2.0, waited)]
-    assert parts(made, kv_wait_s=0.7, kv_penalty_s=0.01)["kv_pressure"] == 800.0
-    assert parts(made, kv_wait_s=0.7)["queue"] == 800.0  # for a place among the running choices
     assert parts(made)["queue"] == 800.0
+    assert (cause(made), waited_for(made)) == ("queue", "queue")
+    made.placements[0].waits_for_kv = True
+    assert parts(made)["kv_pressure"] == 800.0
+    assert (cause(made), waited_for(made)) == ("kv_pressure", "kv_pressure")
+
+
+def test_a_short_wait_in_a_worker_has_no_cause() -> None:
+    made = record()
+    timeline = Timeline(admitted_s=0.0004, first_token_s=0.9, ended_s=1.5, chunks=[chunk(0.1, 0.8, 300, 0)])
+    made.attempts = [attempt(0.05, 1.0, 2.0, timeline)]
+    assert (cause(made), waited_for(made)) == ("prefill", "")
 
 
 def test_workers_that_were_lost_before_the_first_token_are_the_cause() -> None:

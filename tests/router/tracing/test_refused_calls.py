@@ -1,0 +1,257 @@
+"""Calls that are refused before they become requests: a line in the log, a count, and a span if the client traces."""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from structlog.testing import capture_logs
+
+from tests.router.cluster import Cluster, cluster, refusal
+from tests.router.fake_worker import FakeWorker
+from tests.router.http.http_rig import connected, get
+from tests.runtime.otlp_receiver import GENERATE, ReceivedSpan, Receiver, receiving
+from trunkline.v1.inference_pb2 import GenerateRequest
+from trunkline_router.edge.http_call import Edge
+from trunkline_router.gate.request_size import MAX_REQUEST_BYTES
+from trunkline_router.identity.identity import Identity, unauthenticated
+from trunkline_router.request.access import UNCHECKED, Access
+from trunkline_router.telemetry.fair_budget import BudgetLimits
+from trunkline_router.telemetry.refused_calls import LINE_LIMITS, RefusedCalls
+from trunkline_router.tracing.request_traces import TRACE_LIMITS, RequestTraces
+from trunkline_runtime.telemetry.span_queue import SpanQueue, Spans
+from trunkline_runtime.tracing import open_tracing
+
+SECRET = "the unspeakable prompt"
+KEY = "the right key"
+CALLER_SPAN_ID = "00f067aa0ba902b7"
+CHAT, MODELS = "/v1/chat/completions", "/v1/models"
+
+
+class OneKey:
+    """Knows one credential."""
+
+    def identify(self, credential: str, host: str = "") -> Identity:
+        if credential != KEY:
+            raise unauthenticated("not a key of this router")
+        return UNCHECKED
+
+
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[Receiver]:
+    with receiving() as started:
+        yield started
+
+
+@asynccontextmanager
+async def router_of(
+    receiver: Receiver, *, traces: BudgetLimits = TRACE_LIMITS, lines: BudgetLimits = LINE_LIMITS
+) -> AsyncIterator[tuple[Cluster, SpanQueue]]:
+    """A router that demands a key, and exports to the receiver.  traces, lines: how many at most"""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in receiver.environment().items():
+            patch.setenv(name, value)
+        tracing = open_tracing("trunkline-router", "router-1")
+    assert tracing.queue is not None
+    listener = RequestTraces(tracing.queue, tracing.resource, None, limits=traces, sampler=tracing.sampler)
+    refused = RefusedCalls(listener, limits=lines)
+    access = Access(identifier=OneKey())
+    async with cluster(FakeWorker("a"), access=access, expected=(True,), edge=Edge, refused=refused) as router:
+        yield router, tracing.queue
+    tracing.queue.close()
+
+
+def sent(method: str, path: str, number: int, body: bytes = b"", *headers: str, key: str = KEY) -> bytes:
+    """A request of a client that traces it."""
+    head = [f"{method} {path} HTTP/1.1", "Host: localhost", f"traceparent: {traceparent(number)}", *headers]
+    if key:
+        head.append(f"Authorization: Bearer {key}")
+    if body:
+        head += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+def traceparent(number: int, flags: str = "01") -> str:
+    return f"00-{number:032x}-{CALLER_SPAN_ID}-{flags}"
+
+
+def span_of(receiver: Receiver, number: int) -> ReceivedSpan:
+    """The only span of a trace."""
+
+    def found() -> list[ReceivedSpan]:
+        return [span for span in receiver.spans if int(span.proto.trace_id.hex(), 16) == number]
+
+    with receiver.arrived:
+        assert receiver.arrived.wait_for(found, timeout=20.0), number
+    (span,) = found()
+    return span
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A call, and what is told of it."""
+
+    sent: bytes
+    status: int
+    reason: str
+    name: str  # of its span
+    method: str = "POST"
+    route: str = CHAT
+
+
+UNREAD = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": SECRET}], "wishes": SECRET}).encode()
+CALLS = {
+    "bad JSON": Refused(
+        sent("POST", CHAT, 1, b'{"' + SECRET.encode()), 400, "INVALID_REQUEST", "POST /v1/chat/completions"
+    ),
+    "unknown field": Refused(sent("POST", CHAT, 2, UNREAD), 400, "INVALID_REQUEST", "POST /v1/chat/completions"),
+    "no credentials": Refused(
+        sent("POST", CHAT, 3, UNREAD, key=""), 401, "UNAUTHENTICATED", "POST /v1/chat/completions"
+    ),
+    "wrong credentials": Refused(
+        sent("POST", CHAT, 4, UNREAD, key=SECRET), 401, "UNAUTHENTICATED", "POST /v1/chat/completions"
+    ),
+    "another scheme": Refused(
+        sent("POST", CHAT, 5, UNREAD, "Authorization: Basic abc", key=""), 401, "UNAUTHENTICATED",
+        "POST /v1/chat/completions",
+    ),
+    "body too large": Refused(
+        sent("POST", CHAT, 6, b"", f"Content-Length: {MAX_REQUEST_BYTES + 1}"), 413, "request_too_large",
+        "POST /v1/chat/completions",
+    ),
+    "wrong method": Refused(
+        sent("DELETE", CHAT, 7), 405, "method_not_allowed", "DELETE /v1/chat/completions", method="DELETE"
+    ),
+    "wrong path": Refused(
+        sent("POST", f"/v1{CHAT}?q={SECRET.split()[1]}", 8, UNREAD), 404, "not_found", "POST", route=""
+    ),
+    "unknown response": Refused(
+        sent("GET", "/v1/models/none", 9), 404, "MODEL_NOT_FOUND", "GET /v1/models/{model:path}", method="GET",
+        route="/v1/models/{model:path}",
+    ),
+    "own method": Refused(
+        sent("PURGE", CHAT, 10), 405, "method_not_allowed", "HTTP /v1/chat/completions", method="PURGE"
+    ),
+}  # fmt: skip
+
+
+async def test_each_refused_call_has_a_line_a_count_and_a_span(receiver: Receiver) -> None:
+    async with router_of(receiver) as (router, _):
+        with capture_logs() as logs:
+            answers = {name: await answer(router, call.sent) for name, call in CALLS.items()}
+        counts = router.gate.refused.counts
+    lines = [line for line in logs if line["event"] == "call refused"]
+    for number, ((name, call), line) in enumerate(zip(CALLS.items(), lines, strict=True), 1):
+        status, headers = answers[name]
+        assert status == line["status"] == call.status, name
+        assert (line["reason"], line.get("route", ""), line["method"]) == (call.reason, call.route, call.method), name
+        assert line["request_id"] == headers["x-request-id"], name
+        assert (line["trace_id"], line["client"]) == (f"{number:032x}", "127.0.0.1"), name
+        span = span_of(receiver, number)
+        assert (span.name, span.parent_id, span.is_routers) == (call.name, CALLER_SPAN_ID, True), name
+        expected = {
+            "trunkline.request_id": headers["x-request-id"],
+            "trunkline.kept": ["sampled"],
+            "http.request.method": "_OTHER" if call.method == "PURGE" else call.method,
+            "http.response.status_code": call.status,
+            "error.type": call.reason,
+            "url.scheme": "http",
+        }
+        assert {each: span.attributes.get(each) for each in expected} == expected, name
+        assert span.attributes.get("http.route", "") == call.route, name
+        assert not span.is_error, "it is the client's"
+    assert lines[7]["path"] == span_of(receiver, 8).attributes["url.path"] == f"/v1{CHAT}"
+    assert counts["http", "UNAUTHENTICATED"] == 3
+    assert counts["http", "request_too_large"] == 1
+    assert counts.total() == len(CALLS)
+    assert "unspeakable" not in str(logs)
+    assert b"unspeakable" not in receiver.raw
+
+
+async def answer(router: Cluster, request: bytes) -> tuple[int, dict[str, str]]:
+    assert router.http is not None
+    async with connected(router.http) as client:
+        client.send(request)
+        status, headers, _ = await client.response()
+    return status, headers
+
+
+async def test_only_a_call_that_its_client_samples_has_a_span(receiver: Receiver) -> None:
+    async with router_of(receiver) as (router, _):
+        sampled = sent("GET", "/nowhere", 101)
+        await answer(router, sampled.replace(b"-01\r\n", b"-00\r\n"))
+        await answer(router, get("/nowhere"))
+        await answer(router, sampled.replace(f"{101:032x}".encode(), f"{102:032x}".encode()))
+    assert span_of(receiver, 102).name == "GET"
+    assert not [span for span in receiver.spans if int(span.proto.trace_id.hex(), 16) == 101]
+
+
+async def test_a_call_over_grpc_that_the_gate_refuses_is_told_of_too(receiver: Receiver) -> None:
+    async with router_of(receiver) as (router, _):
+        with capture_logs() as logs:
+            refused = await refusal(
+                router.stub.Generate(GenerateRequest(text=SECRET), metadata=(("traceparent", traceparent(201)),))
+            )
+        assert refused.code is grpc.StatusCode.UNAUTHENTICATED
+        assert router.gate.refused.counts == {("grpc", "UNAUTHENTICATED"): 1}
+    (line,) = [line for line in logs if line["event"] == "call refused"]
+    assert (line["route"], line["reason"], line["trace_id"]) == (GENERATE, "UNAUTHENTICATED", f"{201:032x}")
+    span = span_of(receiver, 201)
+    assert span.name == span.attributes["rpc.method"] == GENERATE
+    assert span.attributes["rpc.response.status_code"] == span.attributes["error.type"] == "UNAUTHENTICATED"
+
+
+async def test_a_flood_of_refused_calls_costs_counts_and_a_bounded_number_of_lines_and_spans(
+    receiver: Receiver,
+) -> None:
+    few = BudgetLimits(per_s=0.0, at_once=20.0, reserve=10.0, account_per_s=0.0, account_at_once=2.0)
+    flood = 300
+    async with router_of(receiver, traces=few, lines=few) as (router, queue):
+        with capture_logs() as logs:
+            assert router.http is not None
+            async with connected(router.http) as client:
+                for number in range(flood):
+                    client.send(sent("GET", "/nowhere", 1000 + number))
+                    assert (await client.response())[0] == 404
+            router.gate.refused._lines._all.left = 20.0  # later
+            await answer(router, get("/nowhere"))
+        assert router.gate.refused.counts == {("http", "not_found"): flood + 1}
+        withheld = queue.counts.withheld
+    lines = [line for line in logs if line["event"] == "call refused"]
+    assert len(lines) == 13, "10, 2 of the reserve, and the one after the flood"
+    assert [line.get("unlogged") for line in lines] == [None] * 12 + [flood - 12]
+    span_of(receiver, 1000)
+    assert sum(int(span.proto.trace_id.hex(), 16) >= 1000 for span in receiver.spans) == 12
+    assert withheld == flood - 12
+
+
+async def test_a_failure_of_the_router_has_a_span_in_any_case() -> None:
+    """As for requests. Without a request, only a bug fails so."""
+    exported: list[ReadableSpan] = []
+
+    class Exports:
+        def put(self, spans: Spans) -> bool:
+            exported.extend(spans())
+            return True
+
+        def withhold(self) -> None:
+            raise AssertionError
+
+    listener = RequestTraces(Exports(), open_tracing("trunkline-router").resource, None)
+    async with cluster(FakeWorker("a"), edge=Edge, refused=RefusedCalls(listener)) as router:
+
+        async def broken(*_: object) -> None:
+            raise RuntimeError(SECRET)
+
+        router.inference.models = broken  # type: ignore[assignment]
+        status, headers = await answer(router, get(MODELS))
+    (span,) = exported
+    assert span.attributes is not None
+    assert status == span.attributes["http.response.status_code"] == 500
+    assert span.attributes["trunkline.kept"] == ["failed"]
+    assert span.attributes["trunkline.request_id"] == headers["x-request-id"]
+    assert not span.status.is_ok
+    assert SECRET not in span.to_json()
