@@ -87,13 +87,19 @@ class Routers:
     observer: Observer
     client: LoadProcess
 
+    def hop(self, work: Work, *, is_observed: bool) -> Hop:
+        return (self.on if is_observed else self.off)[work.hop]
+
+    async def load(self, work: Work, *, is_observed: bool) -> Seen:
+        """Loads one of the routers."""
+        return await self.client.run(replace(work.load, address=self.hop(work, is_observed=is_observed).address))
+
     async def run(self, work: Work, *, is_observed: bool) -> float:
         """One run on one of the routers; returns its figure."""
-        hop = (self.on if is_observed else self.off)[work.hop]
-        load = replace(work.load, address=hop.address, wire=work.load.wire)
+        hop = self.hop(work, is_observed=is_observed)
         before_s = hop.cpu_s()
         async with self.observer.scraped() if is_observed else contextlib.nullcontext():
-            seen = await self.client.run(load)
+            seen = await self.load(work, is_observed=is_observed)
         await asyncio.sleep(SETTLED_S)
         return work.per_cpu_s(seen, hop.cpu_s() - before_s)
 
@@ -147,7 +153,8 @@ async def measured(count: int, against: Path | None, share: float = 1.0) -> tupl
     for number in range(count):
         async with routers(against) as both:
             for work in works(share * WARM_UP_SHARE):
-                await both.pair(work, on_first=bool(number % 2))
+                for is_observed in (False, True):
+                    await both.load(work, is_observed=is_observed)
             for work in works(share):
                 pairs[work.name].append(pair := await both.pair(work, on_first=bool(number % 2)))
                 print(f"{number + 1}. {work.name}: {pair.ratio:.3f}", flush=True)
