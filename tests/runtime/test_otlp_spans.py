@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from typing import Any
 
 import grpc
@@ -25,6 +26,7 @@ VALUES: list[Any] = [
     *("", "a", "ü€😀", "x" * MOST_KEPT_CHARACTERS, "y" * 300),
     *(True, False, 0, 1, -1, 127, 128, (1 << 63) - 1, -(1 << 63), 0.0, -0.5, 1e300, float("inf")),
     *((), ("stop", "length"), (1, 2), (True,), (0.5, 1.5)),
+    *(b"", b"\x00\xff", HTTPStatus.NOT_FOUND),
 ]
 
 

@@ -87,6 +87,16 @@ def test_a_full_batch_does_not_wait() -> None:
     queue.close()
 
 
+def test_a_full_queue_does_not_wait_for_a_larger_batch() -> None:
+    exporter = HeldExporter()
+    exporter.go.set()
+    queue = SpanQueue(exporter, max_waiting=3, interval_s=PATIENCE_S, batch_spans=7)
+    for _ in range(3):
+        queue.put(lambda: (span(),))
+    wait_until(lambda: queue.counts.exported == 3)
+    queue.close()
+
+
 @contextmanager
 def answering(answer: Callable[[socket.socket], None] | None) -> Iterator[int]:
     """The port of a server that gives each connection this answer; None: nothing listens there."""

@@ -19,7 +19,7 @@ from trunkline_runtime.wire import varint_bytes
 
 MOST_KEPT = 4096  # attributes, and as many keys
 MOST_KEPT_CHARACTERS, MOST_KEPT_INT = 64, 127  # of values that are kept
-INT64 = range(-(1 << 63), 1 << 63)
+LEAST_INT, MOST_INT = -(1 << 63), (1 << 63) - 1
 KNOWS_IF_REMOTE, IS_REMOTE = 0x100, 0x200
 
 _UINT64 = (1 << 64) - 1
@@ -155,9 +155,11 @@ def _value(value: object) -> bytes | None:
     if isinstance(value, bool):
         return b"\x10\x01" if value else b"\x10\x00"
     if isinstance(value, int):
-        return b"\x18" + varint_bytes(value & _UINT64) if value in INT64 else None
+        return b"\x18" + varint_bytes(value & _UINT64) if LEAST_INT <= value <= MOST_INT else None
     if isinstance(value, str):
         return b"\x0a" + _sized(_utf8(value))
+    if isinstance(value, bytes):
+        return b"\x3a" + _sized(value)
     if isinstance(value, Sequence):
         parts = [part for each in value if (part := _value(each)) is not None]
         return b"\x2a" + _sized(b"".join([b"\x0a" + _sized(part) for part in parts]))

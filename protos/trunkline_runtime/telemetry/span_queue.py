@@ -76,6 +76,7 @@ class SpanQueue:
         self._max_waiting = max_waiting
         self._interval_s = interval_s
         self._batch_spans = batch_spans
+        self._due_at = min(batch_spans, max_waiting)
         self._waiting: deque[Spans] = deque()
         self._is_due = threading.Event()
         self._has_ended = threading.Event()
@@ -89,7 +90,7 @@ class SpanQueue:
             self.counts.dropped += 1
             return False
         self._waiting.append(spans)
-        if len(self._waiting) == self._batch_spans:
+        if len(self._waiting) == self._due_at:
             self._is_due.set()
         return True
 

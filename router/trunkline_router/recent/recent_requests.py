@@ -32,8 +32,8 @@ class RecentRequests:
         """See RequestListener."""
         if self._is_notable(record):
             self._notable.add(record)
-        elif self._recent.has_place(record):
-            self._recent.add(record)
+        else:
+            self._recent.offer(record)
         self._note_ttft(record)
 
     def newest_first(self, *, only_notable: bool = False) -> Iterator[ToldRequest]:

@@ -2,12 +2,12 @@
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from trunkline_router.recent.told_request import ToldRequest
-from trunkline_router.telemetry.request_record import RequestRecord
+from trunkline_router.telemetry.request_record import CANCELLED, RequestRecord
 
-FEW = 128  # requests of a tenant that may end in quick succession and are all kept
-SPACING_S = 1 / 32  # between the ends of a tenant's further requests
+BURST, PER_S = 128, 32.0  # requests of a tenant that offer() keeps: at once, and each second
 
 
 class RecordRing:
@@ -24,17 +24,20 @@ class RecordRing:
         self._ended: dict[int, ToldRequest] = {}  # oldest first
         self._of_tenant: dict[str, deque[int]] = {}  # numbers in `_ended`, oldest first
         self._with_plans: deque[ToldRequest] = deque(maxlen=most)
+        self._allowances: dict[str, _Allowance] = {}  # of the tenants that have requests here
         self._num_added = 0
         self.num_rows = 0
 
-    def has_place(self, record: RequestRecord) -> bool:
-        """Whether few requests of the tenant are kept, or none that ended just before this one. A tenant that ends a
-        thousand requests a second would displace all of them each half second, and what is kept for so short costs
-        more than what is freed at once."""
-        numbers = self._of_tenant.get(record.tenant)
-        if numbers is None or len(numbers) < FEW:
-            return True
-        return (record.ended_s or record.started_s) - self._ended[numbers[-1]].end_s >= SPACING_S
+    def offer(self, record: RequestRecord) -> None:
+        """Adds a request, unless its tenant has used up its allowance. Without one, a tenant that ends a thousand
+        requests a second would replace all of them twice a second: nobody could look at them, and to keep a request
+        costs more than to free it at once. A cancelled request is added in any case."""
+        allowance = self._allowances.get(record.tenant)
+        if allowance is None:
+            self.add(record)
+            allowance = self._allowances.setdefault(record.tenant, _Allowance(BURST - 1.0, _end_s(record)))
+        elif allowance.takes(_end_s(record)) or record.outcome == CANCELLED:
+            self.add(record)
 
     def add(self, record: RequestRecord) -> None:
         """Adds a request whose plans are still there."""
@@ -64,9 +67,31 @@ class RecordRing:
         del self._ended[numbers.popleft()]
         if not numbers:
             del self._of_tenant[loser]
+            self._allowances.pop(loser, None)
 
     def __len__(self) -> int:
         return len(self._ended)
 
     def newest_first(self) -> Iterator[ToldRequest]:
         return reversed(self._ended.values())
+
+
+@dataclass(slots=True)
+class _Allowance:
+    """What a tenant may add."""
+
+    left: float
+    at_s: float
+
+    def takes(self, now_s: float) -> bool:
+        """Takes one, if one is left. Ends may come out of order: an aborted request is told of late."""
+        self.left = min(float(BURST), self.left + max(0.0, now_s - self.at_s) * PER_S)
+        self.at_s = max(self.at_s, now_s)
+        if self.left < 1.0:
+            return False
+        self.left -= 1.0
+        return True
+
+
+def _end_s(record: RequestRecord) -> float:
+    return record.started_s if record.ended_s is None else record.ended_s

@@ -123,7 +123,11 @@ def why_kept(record: RequestRecord, slow_s: float | None) -> list[str]:
 def longest_wait_s(record: RequestRecord) -> float:
     """The longest time in which the client waited for a token: the first one, or one between two others. Time in which
     the client did not read does not count."""
-    first_s = record.ttft_s if record.ttft_s is not None else record.duration_s or 0.0
-    waits = [silence.duration_s for silence in record.silences.values()]
-    waits += [timeline.longest_gap_s for attempt in record.attempts for timeline in attempt.timelines]
-    return max([first_s, *waits])
+    ttft_s = record.ttft_s
+    longest_s = ttft_s if ttft_s is not None else record.duration_s or 0.0
+    for attempt in record.attempts:
+        for timeline in attempt.timelines:
+            longest_s = max(longest_s, timeline.longest_gap_s)
+    if len(record.attempts) > 1:  # there are silences between two attempts alone
+        longest_s = max([longest_s, *(silence.duration_s for silence in record.silences.values())])
+    return longest_s

@@ -17,12 +17,12 @@ from trunkline_router.lookup import request_book
 from trunkline_router.lookup.viewer import Viewer
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.recent.recent_requests import RecentRequests
-from trunkline_router.recent.record_ring import FEW, RecordRing
+from trunkline_router.recent.record_ring import BURST, PER_S, RecordRing
 from trunkline_router.recent.told_request import ToldRequest
 from trunkline_router.request.access import Access
 from trunkline_router.request.tenants import Tenant, Tenants
 from trunkline_router.telemetry.request_observer import RequestObserver
-from trunkline_router.telemetry.request_record import RequestRecord
+from trunkline_router.telemetry.request_record import CANCELLED, RequestRecord
 
 PROMPT = "a prompt that no list may show"
 
@@ -192,9 +192,9 @@ def test_a_look_at_running_requests_works_out_those_alone_that_it_shows(monkeypa
     assert made == ["acme-900", "other-3"]
 
 
-def ended(tenant: str, number: int, ended_s: float) -> RequestRecord:
+def ended(tenant: str, number: int, ended_s: float, outcome: str = "stop") -> RequestRecord:
     made = record(tenant, number)
-    made.ended_s = ended_s
+    made.ended_s, made.outcome = ended_s, outcome
     return made
 
 
@@ -216,21 +216,44 @@ def test_a_busy_tenant_does_not_displace_the_requests_of_others() -> None:
     assert len(ring) == 8
 
 
-def test_of_a_tenant_that_ends_many_requests_at_once_a_part_is_kept() -> None:
+def kept_of(recent: RecentRequests, tenant: str) -> int:
+    return sum(told.record.tenant == tenant for told in recent.newest_first())
+
+
+def test_of_a_tenant_that_ends_many_requests_a_part_is_kept() -> None:
     recent, per_s = RecentRequests(slow_s=0.5), 1000
     for number in range(2 * per_s):
         recent.request_ended(ended("busy", number, number / per_s))
         if number % per_s == 0:
             recent.request_ended(ended("quiet", number, number / per_s))
-    names = [told.record.request_id for told in recent.newest_first()]
-    busy = [name for name in names if name.startswith("busy")]
-    assert len(busy) == FEW + (2 * per_s - FEW) // 32  # one each 31.25 ms is one each 32 of a millisecond
-    assert [name for name in names if name.startswith("quiet")] == ["quiet-1000", "quiet-0"]
+    assert kept_of(recent, "busy") == BURST + 2 * PER_S - 1
+    assert kept_of(recent, "quiet") == 2
+
+
+def test_a_batch_that_ends_in_one_step_is_kept_as_a_whole() -> None:
+    """Also of a tenant that has ended many requests before."""
+    recent = RecentRequests(slow_s=0.5)
+    for number in range(1000):
+        recent.request_ended(ended("acme", number, 0.001 * number))
+    for number in range(1000, 1100):
+        recent.request_ended(ended("acme", number, 60.0))
+    names = {told.record.request_id for told in recent.newest_first()}
+    assert {f"acme-{number}" for number in range(1000, 1100)} <= names
+
+
+def test_cancelled_requests_are_kept_in_any_case() -> None:
+    """They are told of a little late, when their workers have answered."""
+    recent = RecentRequests(slow_s=0.5)
+    for number in range(2 * BURST):
+        recent.request_ended(ended("acme", number, 1.0))
+    for number in range(9):
+        recent.request_ended(ended("acme", 900 + number, 0.99, outcome=CANCELLED))
+    assert kept_of(recent, "acme") == BURST + 9
 
 
 def test_a_slow_request_of_a_busy_tenant_is_kept_in_any_case() -> None:
     recent = RecentRequests(slow_s=0.5)
-    for number in range(2 * FEW):
+    for number in range(2 * BURST):
         recent.request_ended(ended("busy", number, 10.0))
     slow = ended("busy", 999, 10.0)
     slow.first_token_s = slow.started_s + 0.6
