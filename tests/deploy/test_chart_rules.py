@@ -31,6 +31,17 @@ def test_without_values_the_rules_are_those_of_the_file_and_link_to_no_place() -
     assert not any("runbook_url" in rule["annotations"] for rule in alerts_of(rules_of()).values())
 
 
+def test_values_of_a_release_that_did_not_have_them_are_the_defaults() -> None:
+    """As after `helm upgrade --reuse-values` from an earlier chart."""
+    assert rules_of(firstTokenSeconds=None, firstTokenObjective=None, disabled=None, runbooks=None) == rules_of()
+    given = {"rules": {"enabled": True, "firstTokenSeconds": None}, "dashboards": {"enabled": True}}
+    made, usual = (
+        Rendered({"observability": each}).of("ConfigMap")
+        for each in (given, {"rules": {"enabled": True}, "dashboards": {"enabled": True}})
+    )
+    assert made == usual
+
+
 # First tokens per minute: within half a second, within a second, and all.
 ARRIVALS = {"in time": (20, 97, 100), "late": (20, 20, 100), "rather late": (20, 60, 100)}
 

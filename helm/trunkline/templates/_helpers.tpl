@@ -386,7 +386,7 @@ authorization:
 
 {{/* The objective's time as the label le of a histogram has it: 1.0, not 1. Takes the root. */}}
 {{- define "trunkline.firstTokenBucket" -}}
-{{- $seconds := printf "%v" .Values.observability.rules.firstTokenSeconds -}}
+{{- $seconds := printf "%v" (.Values.observability.rules.firstTokenSeconds | default 0.5) -}}
 {{- ternary $seconds (printf "%s.0" $seconds) (contains "." $seconds) -}}
 {{- end -}}
 
