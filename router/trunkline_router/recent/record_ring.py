@@ -29,9 +29,11 @@ class RecordRing:
         self.num_rows = 0
 
     def offer(self, record: RequestRecord) -> None:
-        """Adds a request, unless its tenant has used up its allowance. Without one, a tenant that ends a thousand
-        requests a second would replace all of them twice a second: nobody could look at them, and to keep a request
-        costs more than to free it at once. A cancelled request is added in any case."""
+        """Adds a request, unless its tenant has used up its allowance. A cancelled request is added in any case.
+
+        Without an allowance, a tenant that ends a thousand requests a second would replace all of them twice a second,
+        before anyone can look at them. Keeping a request also costs more than freeing it at once.
+        """
         allowance = self._allowances.get(record.tenant)
         if allowance is None:
             self.add(record)
