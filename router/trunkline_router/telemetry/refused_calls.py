@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from trunkline_router.address import network_of
 from trunkline_router.telemetry.fair_budget import BudgetLimits, FairBudget
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.telemetry.trace_context import trace_context
 
-# Lines, by the client's host: each takes some 50 µs of the event loop.
+# Lines, by account: each takes some 50 µs of the event loop.
 LINE_LIMITS = BudgetLimits(per_s=10.0, at_once=100.0, reserve=50.0, account_per_s=1.0, account_at_once=10.0)
 MOST_PATH = 128  # characters of an unknown path that are told
 
@@ -48,6 +49,11 @@ class RefusedCall:
     tracestate: str = ""
     started_s: float | None = None
 
+    @property
+    def account(self) -> str:
+        """The sender for which the call counts: its tenant, or the client's network if the tenant is not known."""
+        return f"tenant {self.tenant}" if self.tenant else network_of(self.host)
+
     def log_fields(self) -> dict[str, Any]:
         """The fields of its line in the log. What is not known is left out."""
         trace = trace_context(self.traceparent)
@@ -77,7 +83,7 @@ class RefusedCalls:
     """All refused calls of a process.
 
     listener: is told of them, too
-    limits: how many lines, by host
+    limits: how many lines, by account
     """
 
     def __init__(
@@ -96,7 +102,7 @@ class RefusedCalls:
     def note(self, call: RefusedCall) -> None:
         """Counts a refused call, and tells of it."""
         self.counts[call.protocol, call.reason] += 1
-        if self._lines.takes(call.host, self._clock_s()):
+        if self._lines.takes(call.account, self._clock_s()):
             unlogged = {"unlogged": self._num_unlogged} if self._num_unlogged else {}
             self._num_unlogged = 0
             get_logger().info("call refused", **call.log_fields(), **unlogged)

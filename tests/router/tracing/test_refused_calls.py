@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 import pytest
@@ -21,7 +21,7 @@ from trunkline_router.identity.identity import Identity, unauthenticated
 from trunkline_router.request.access import UNCHECKED, Access
 from trunkline_router.telemetry.fair_budget import BudgetLimits
 from trunkline_router.telemetry.refused_calls import LINE_LIMITS, RefusedCalls
-from trunkline_router.tracing.request_traces import TRACE_LIMITS, RequestTraces
+from trunkline_router.tracing.request_traces import REFUSED_LIMITS, TRACE_LIMITS, RequestTraces
 from trunkline_runtime.telemetry.span_queue import SpanQueue, Spans
 from trunkline_runtime.tracing import open_tracing
 
@@ -48,7 +48,7 @@ def receiver() -> Iterator[Receiver]:
 
 @asynccontextmanager
 async def router_of(
-    receiver: Receiver, *, traces: BudgetLimits = TRACE_LIMITS, lines: BudgetLimits = LINE_LIMITS
+    receiver: Receiver, *, traces: BudgetLimits = REFUSED_LIMITS, lines: BudgetLimits = LINE_LIMITS
 ) -> AsyncIterator[tuple[Cluster, SpanQueue]]:
     """A router that demands a key, and exports to the receiver.  traces, lines: how many at most"""
     with pytest.MonkeyPatch.context() as patch:
@@ -56,7 +56,8 @@ async def router_of(
             patch.setenv(name, value)
         tracing = open_tracing("trunkline-router", "router-1")
     assert tracing.queue is not None
-    listener = RequestTraces(tracing.queue, tracing.resource, None, limits=traces, sampler=tracing.sampler)
+    limits = replace(TRACE_LIMITS, refused=traces)
+    listener = RequestTraces(tracing.queue, tracing.resource, None, limits=limits, sampler=tracing.sampler)
     refused = RefusedCalls(listener, limits=lines)
     access = Access(identifier=OneKey())
     async with cluster(FakeWorker("a"), access=access, expected=(True,), edge=Edge, refused=refused) as router:
