@@ -1,5 +1,6 @@
 """Calls that are refused before they become requests: a line in the log, a count, and a span if the client traces."""
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -24,7 +25,7 @@ from trunkline_router.gate.request_size import MAX_REQUEST_BYTES
 from trunkline_router.identity.identity import Identity, Role, unauthenticated
 from trunkline_router.request.access import UNCHECKED, Access
 from trunkline_router.telemetry.fair_budget import BudgetLimits
-from trunkline_router.telemetry.refused_calls import LINE_LIMITS, RefusedCalls
+from trunkline_router.telemetry.refused_calls import LINE_LIMITS, RefusedCall, RefusedCalls
 from trunkline_router.tracing.request_traces import REFUSED_LIMITS, TRACE_LIMITS, RequestTraces
 from trunkline_runtime.telemetry.span_queue import SpanQueue, Spans
 from trunkline_runtime.tracing import open_tracing
@@ -232,8 +233,10 @@ async def test_the_span_of_a_call_over_grpc_begins_when_the_call_arrives(receive
     few = OpenCalls(CallBounds(in_all=9, of_host=2, of_connection=9, of_tenant=9), "requests")
     async with router_of(receiver) as (router, _), lone_channel(router) as one, lone_channel(router) as other:
         router.gate.requests = few
-        calls = [opened(channel, number) for channel, number in ((one, 401), (one, 402))]
-        await until(lambda: few.num_open == 2)
+        calls = []
+        for number in (401, 402):
+            calls.append(opened(one, number))
+            await until(lambda: few.num_open == len(calls))
         opened_ns = time.time_ns()
         third = opened(other, 403)
         assert await calls[0].code() is grpc.StatusCode.RESOURCE_EXHAUSTED, "it is given up"
@@ -280,6 +283,26 @@ async def test_a_flood_of_refused_calls_costs_counts_and_a_bounded_number_of_lin
     span_of(receiver, 1000)
     assert sum(int(span.proto.trace_id.hex(), 16) >= 1000 for span in receiver.spans) == 12
     assert withheld == flood - 12
+
+
+async def test_calls_without_lines_are_told_of_when_a_flood_has_ended_and_when_the_router_stops() -> None:
+    few = BudgetLimits(per_s=0.0, at_once=20.0, reserve=10.0, account_per_s=0.0, account_at_once=2.0)
+    calls = RefusedCalls(limits=few, interval_s=0.001)
+    call = RefusedCall("http", "UNAUTHENTICATED", 401, host="10.0.0.1")
+    with capture_logs() as logs:
+
+        def unlogged() -> list[int]:
+            return [line["unlogged"] for line in logs if line["event"] == "calls refused without lines"]
+
+        running = asyncio.create_task(calls.run())
+        for _ in range(1000):
+            calls.note(call)
+        await until(lambda: bool(unlogged()))
+        for _ in range(500):
+            calls.note(call)
+        running.cancel()
+        await asyncio.wait({running})
+    assert unlogged() == [1000 - 12, 500], "12 calls have lines"
 
 
 async def test_a_failure_of_the_router_has_a_span_in_any_case() -> None:
