@@ -159,6 +159,7 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
         shared.run,
         _membership(settings, pools, fleet, renderers, rng),
         lag.run,
+        gate.refused.run,
         watch.run,
         *(() if siblings is None else (siblings.run,)),
         *(() if routers is None else (routers.run,)),

@@ -33,7 +33,7 @@ def certificate_families(certificates: CertificateExpiry) -> Iterable[Metric]:
     )
     yield gauge(
         "trunkline_certificate_lifetime_seconds",
-        "Whole life of the same certificate, from the begin of its validity to the end.",
+        "Whole life of the same certificate, from the beginning of its validity to the end.",
         ("file",),
         [((name,), validity.life_s) for name, validity in validities.items()],
     )

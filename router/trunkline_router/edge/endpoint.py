@@ -22,7 +22,7 @@ from trunkline_router.http.headers import RequestHeaders, parse_headers, request
 from trunkline_router.http.refusal import http_refusal
 from trunkline_router.identity.endpoints import Needed, role_of
 from trunkline_router.identity.identity import Role
-from trunkline_router.request.access import VISITOR, NoCredentials
+from trunkline_router.request.access import VISITOR, NoCredentials, refused_tenant
 from trunkline_runtime.log import get_logger
 
 Handler = Callable[[HttpCall], Awaitable[None]]
@@ -96,7 +96,7 @@ class Endpoint:
                 raise
         request_id = headers.request_id or request_id_of(scope["headers"])
         if call is None or not call.is_request:
-            self._note(failure, scope, request_id, caller.tenant, started_s)
+            self._note(failure, scope, request_id, caller.tenant or refused_tenant(failure), started_s)
         told = response_headers(request_id) if call is None else call.response_headers()
         await self._refuse(send, failure, request_id, told)
 

@@ -9,10 +9,9 @@ from importlib.metadata import version
 import orjson
 
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
-from trunkline_router.address import host_of
+from trunkline_router.address import host_of, network_of
 from trunkline_router.edge.endpoint import Handler, peer_of
 from trunkline_router.edge.http_call import HttpCall
-from trunkline_router.identity.failure_budget import network_of
 from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
 
 MAX_SCRAPES = 32  # answers that are made or sent at a time

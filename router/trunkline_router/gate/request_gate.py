@@ -2,6 +2,7 @@
 concurrent reads and sizes."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, AsyncExitStack
 from typing import Any
@@ -27,7 +28,7 @@ from trunkline_router.gate.reading import ReadBounds, Reading
 from trunkline_router.gate.request_size import SHAPES, UNSEEN_BYTES, RequestSize
 from trunkline_router.gate.sender import sender_of
 from trunkline_router.identity.endpoints import HEALTH_CHECK, HEALTH_WATCH, METHODS, role_of
-from trunkline_router.request.access import Access, Context
+from trunkline_router.request.access import Access, Context, refused_tenant
 from trunkline_router.telemetry.refused_calls import RefusedCall, RefusedCalls
 from trunkline_router.telemetry.request_record import GRPC
 from trunkline_router.workers.pool import Pools
@@ -69,14 +70,21 @@ class RequestGate:
 
     def enter(self, method: str, context: Context) -> "Passage":
         """Admits a new call. Raises RequestRefused (UNAUTHENTICATED, FORBIDDEN, OVERLOADED or INVALID_REQUEST)."""
+        started_s, tenant = time.monotonic(), ""
         try:
-            return self._enter(method, context)
+            tenant = self._tenant(method, context)
+            return self._open(method, context, tenant, started_s)
         except RequestRefused as refused:
-            self.note_refusal(method, context, refused)
+            self.note_refusal(method, context, refused, tenant, started_s)
             raise
 
-    def note_refusal(self, method: str, context: Context, refused: RequestRefused) -> None:
-        """A call over gRPC is refused."""
+    def note_refusal(
+        self, method: str, context: Context, refused: RequestRefused, tenant: str, started_s: float
+    ) -> None:
+        """A call over gRPC is refused before its request is parsed, so its request id is not known.
+
+        tenant: "" if the caller was not admitted.  started_s: when the call arrived
+        """
         traceparent, tracestate = trace_context_of(context.invocation_metadata())
         self.refused.note(
             RefusedCall(
@@ -85,36 +93,50 @@ class RequestGate:
                 refused.code,
                 route=method.removeprefix("/"),
                 host=host_of(context.peer()),
+                tenant=tenant or refused_tenant(refused),
                 traceparent=traceparent,
                 tracestate=tracestate,
+                started_s=started_s,
             )
         )
 
-    def _enter(self, method: str, context: Context) -> "Passage":
-        peer, task = context.peer(), asyncio.current_task()
-        assert task is not None  # grpc gives each call one
-        needed, tenant = METHODS[method], ""
+    def _tenant(self, method: str, context: Context) -> str:
+        """The tenant of a call that may be made; "" if it needs none. Raises RequestRefused."""
+        needed = METHODS[method]
         role = role_of(needed)
         if role is not None:
-            tenant = self.access.admit(context, role).tenant
-        elif method not in HEALTH:  # see Passage.read
-            self.access.check(context.invocation_metadata(), needed, peer)
-        call = OpenCall(sender_of(peer, tenant), task.cancel)
+            return self.access.admit(context, role).tenant
+        if method not in HEALTH:  # see Passage.read
+            self.access.check(context.invocation_metadata(), needed, context.peer())
+        return ""
+
+    def _open(self, method: str, context: Context, tenant: str, started_s: float) -> "Passage":
+        task = asyncio.current_task()
+        assert task is not None  # grpc gives each call one
+        call = OpenCall(sender_of(context.peer(), tenant), task.cancel)
         if method == HEALTH_CHECK:
             self._checks.open_in_any_case(call)
-            return Passage(self, method, call, self._checks, self._reading_checks)
+            return Passage(self, method, call, self._checks, self._reading_checks, started_s)
         calls = self.requests if method in SHAPES else self._watches if method == HEALTH_WATCH else self._others
         calls.open(call)
-        return Passage(self, method, call, calls, self.reading)
+        return Passage(self, method, call, calls, self.reading, started_s)
 
 
 class Passage:
     """One admitted call: reads its messages within the limits and accounts for them."""
 
-    __slots__ = ("_call", "_calls", "_gate", "_has_first", "_held", "_method", "_reading")
+    __slots__ = ("_call", "_calls", "_gate", "_has_first", "_held", "_method", "_reading", "_started_s")
 
-    def __init__(self, gate: RequestGate, method: str, call: OpenCall, calls: OpenCalls, reading: Reading) -> None:
-        self._gate, self._method = gate, method
+    def __init__(
+        self,
+        gate: RequestGate,
+        method: str,
+        call: OpenCall,
+        calls: OpenCalls,
+        reading: Reading,
+        started_s: float,
+    ) -> None:
+        self._gate, self._method, self._started_s = gate, method, started_s
         self._call, self._calls, self._reading = call, calls, reading
         self._has_first = False
         self._held: AbstractContextManager[None] | None = None
@@ -123,13 +145,20 @@ class Passage:
         """Returns the bytes of the call's next message, or grpc.aio.EOF at the end.
 
         Raises RequestRefused if the message cannot be a legal request, if large requests take too much memory, or if
-        the first message does not arrive in time.
+        the first message does not arrive in time. Is cancelled with RequestRefused if the call is given up.
         """
         try:
             return await self._read(context)
         except RequestRefused as refused:
-            self._gate.note_refusal(self._method, context, refused)
+            self._note(context, refused)
             raise
+        except asyncio.CancelledError as cancelled:
+            if cancelled.args and isinstance(cancelled.args[0], RequestRefused):
+                self._note(context, cancelled.args[0])
+            raise
+
+    def _note(self, context: Context, refused: RequestRefused) -> None:
+        self._gate.note_refusal(self._method, context, refused, self._call.sender.tenant, self._started_s)
 
     async def _read(self, context: Context) -> Any:
         self.answer_begins()  # the previous message has been handled

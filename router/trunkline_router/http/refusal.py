@@ -1,4 +1,4 @@
-"""What is told of a request over HTTP that was refused before it became one of the shared path."""
+"""Describes an HTTP request that was refused before it reached the shared path."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

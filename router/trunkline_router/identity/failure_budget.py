@@ -7,16 +7,15 @@ budget, or all hosts together theirs, can present known tokens only, until some 
 A valid token costs nothing of the budget: it is known from then on.
 """
 
-import ipaddress
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
+from trunkline_router.address import network_of
 
 LEAST_RETRY_MS = 100
 MOST_HOSTS = 4096  # that are remembered; the shares of all hosts together bound what a forgotten one gets again
-IPV6_NETWORK_BITS = 64  # of one customer, which has all addresses in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +76,3 @@ class _Bucket:
     def _refill(self, share: float, burst_s: float, now_s: float) -> None:
         self.left_s = min(burst_s, self.left_s + max(0.0, now_s - self.at_s) * share)
         self.at_s = now_s
-
-
-def network_of(host: str) -> str:
-    """The network of a host as gRPC writes it, "ipv4:10.0.0.1" or "ipv6:[2001:db8::1]": for IPv6, its /64."""
-    kind, _, address = host.partition(":")
-    if kind != "ipv6":
-        return host
-    try:
-        parsed = ipaddress.IPv6Address(address.replace("%5B", "[").replace("%5D", "]").strip("[]").partition("%")[0])
-    except ValueError:
-        return host
-    return f"ipv6:{int(parsed) >> (128 - IPV6_NETWORK_BITS):x}"

@@ -8,12 +8,19 @@ from typing import Any, Protocol
 import grpc
 
 from trunkline.metadata import TENANT_KEY, only_value
-from trunkline.status import CODE_UNAUTHENTICATED, UNAUTHENTICATED, RequestRefused, invalid
+from trunkline.status import (
+    CODE_PERMISSION_DENIED,
+    CODE_UNAUTHENTICATED,
+    FORBIDDEN,
+    UNAUTHENTICATED,
+    RequestRefused,
+    invalid,
+)
 from trunkline.validation import tenant_problem
 from trunkline_router.address import host_of
 from trunkline_router.identity.endpoints import Needed, Open, Roles, RoleUnlessOpen, role_of
 from trunkline_router.identity.identity import ANY_TENANT, Identity, Role, unauthenticated
-from trunkline_router.request.caller import Caller, forbidden
+from trunkline_router.request.caller import Caller
 from trunkline_router.request.tenants import Tenant, Tenants
 
 CREDENTIAL_KEY = "authorization"
@@ -38,6 +45,14 @@ class NoCredentials(RequestRefused):
 
     def __init__(self, where: str = "the metadata 'authorization: Bearer KEY'") -> None:
         super().__init__(CODE_UNAUTHENTICATED, UNAUTHENTICATED, f"this call needs credentials: send {where}")
+
+
+class NotAllowed(RequestRefused):
+    """The identity of a call may not make it.  tenant: the identity's"""
+
+    def __init__(self, message: str, identity: Identity, *, field: str = "") -> None:
+        super().__init__(CODE_PERMISSION_DENIED, FORBIDDEN, message, field=field)
+        self.tenant = identity.tenant
 
 
 class Identifier(Protocol):
@@ -114,12 +129,12 @@ class Access:
         """
         identity = self._identity(metadata, host_of(peer))
         if role is not None and not identity.has_role(role):
-            raise forbidden(f"these credentials do not have {role_words(role)}, which this call needs")
+            raise NotAllowed(f"these credentials do not have {role_words(role)}, which this call needs", identity)
         tenant = identity.tenant
         named = tenant_of(metadata)
         if named and named != tenant:
             if not identity.may_act_for(named):
-                raise forbidden(f"these credentials may not act for tenant {named!r}", field=TENANT_KEY)
+                raise NotAllowed(f"these credentials may not act for tenant {named!r}", identity, field=TENANT_KEY)
             tenant = named
         is_listed = self._tenants.lists(tenant)
         terms = narrowed(self._tenants.terms(tenant), identity, is_listed=is_listed)
@@ -149,6 +164,11 @@ def role_words(role: Roles) -> str:
     """The role, or the roles of which one is enough, in words."""
     names = [role.value] if isinstance(role, Role) else sorted(one.value for one in role)
     return "the role " + " or ".join(repr(name) for name in names)
+
+
+def refused_tenant(refused: RequestRefused) -> str:
+    """The tenant of the credentials that a call was refused with; "" if it is not known."""
+    return refused.tenant if isinstance(refused, NotAllowed) else ""
 
 
 def narrowed(terms: Tenant, identity: Identity, *, is_listed: bool) -> Tenant:

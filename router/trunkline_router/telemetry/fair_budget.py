@@ -6,6 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 MOST_ACCOUNTS = 1024  # that are remembered
+IDLE_S = 60.0  # an account that has not asked for so long is forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,8 @@ class BudgetLimits:
 
     per_s, at_once: of all accounts together
     reserve: the part of `at_once` for accounts that ask little
-    account_per_s, account_at_once: what one account takes of the reserve
+    account_per_s, account_at_once: what one account takes of the reserve at most. The more accounts ask, the less each
+        one takes, so that all of them together leave something of the reserve for the next one
     """
 
     per_s: float
@@ -22,6 +24,11 @@ class BudgetLimits:
     reserve: float
     account_per_s: float
     account_at_once: float
+
+    def share(self, num_accounts: int) -> float:
+        """How much of `account_per_s` and `account_at_once` each of so many accounts has: all of them take half of the
+        reserve at once."""
+        return min(1.0, self.reserve / max(1.0, 2 * self.account_at_once * num_accounts))
 
 
 class FairBudget:
@@ -45,14 +52,23 @@ class FairBudget:
 
     def _takes_of_reserve(self, account: str, now_s: float) -> bool:
         limits = self._limits
-        own = self._accounts.setdefault(account, _Bucket(limits.account_at_once, now_s))
-        self._accounts.move_to_end(account)
-        if len(self._accounts) > MOST_ACCOUNTS:
-            self._accounts.popitem(last=False)
-        if own.refill(limits.account_per_s, limits.account_at_once, now_s) < 1.0:
+        own = self._accounts.pop(account, None) or _Bucket(limits.account_at_once, now_s)
+        self._make_room(now_s)
+        self._accounts[account] = own
+        share = limits.share(len(self._accounts))
+        most = min(limits.account_at_once, max(1.0, limits.account_at_once * share))  # less than one would be nothing
+        if own.refill(limits.account_per_s * share, most, now_s) < 1.0:
             return False
         own.left -= 1.0
         return True
+
+    def _make_room(self, now_s: float) -> None:
+        """Forgets accounts that are idle, and if there are too many, the one that has not asked for the longest."""
+        while self._accounts:
+            oldest = next(iter(self._accounts.values()))
+            if len(self._accounts) < MOST_ACCOUNTS and oldest.at_s >= now_s - IDLE_S:
+                return
+            self._accounts.popitem(last=False)
 
 
 @dataclass(slots=True)

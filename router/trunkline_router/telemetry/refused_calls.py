@@ -3,18 +3,21 @@
 Anyone can send such calls, so a flood of them costs a counter and a bounded number of lines and spans.
 """
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from trunkline_router.address import network_of
 from trunkline_router.telemetry.fair_budget import BudgetLimits, FairBudget
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.telemetry.trace_context import trace_context
 
-# Lines, by the client's host: each takes some 50 µs of the event loop.
+# Lines, by account: each takes some 50 µs of the event loop.
 LINE_LIMITS = BudgetLimits(per_s=10.0, at_once=100.0, reserve=50.0, account_per_s=1.0, account_at_once=10.0)
+UNLOGGED_INTERVAL_S = 10.0  # after so long, calls without lines are told of even if no other call is refused
 MOST_PATH = 128  # characters of an unknown path that are told
 
 
@@ -48,6 +51,11 @@ class RefusedCall:
     tracestate: str = ""
     started_s: float | None = None
 
+    @property
+    def account(self) -> str:
+        """The sender for which the call counts: its tenant, or the client's network if the tenant is not known."""
+        return f"tenant {self.tenant}" if self.tenant else network_of(self.host)
+
     def log_fields(self) -> dict[str, Any]:
         """The fields of its line in the log. What is not known is left out."""
         trace = trace_context(self.traceparent)
@@ -77,7 +85,8 @@ class RefusedCalls:
     """All refused calls of a process.
 
     listener: is told of them, too
-    limits: how many lines, by host
+    limits: how many lines, by account
+    interval_s: how often run() tells of calls that have no lines
     """
 
     def __init__(
@@ -86,17 +95,28 @@ class RefusedCalls:
         *,
         clock_s: Callable[[], float] = time.monotonic,
         limits: BudgetLimits = LINE_LIMITS,
+        interval_s: float = UNLOGGED_INTERVAL_S,
     ) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()  # by protocol and reason
         self._listener = listener
         self._clock_s = clock_s
         self._lines = FairBudget(limits, clock_s())
         self._num_unlogged = 0
+        self._interval_s = interval_s
+
+    async def run(self) -> None:
+        """Tells now and then how many calls have no lines, and a last time when it is cancelled. Never returns."""
+        try:
+            while True:
+                await asyncio.sleep(self._interval_s)
+                self._tell_unlogged()
+        finally:
+            self._tell_unlogged()
 
     def note(self, call: RefusedCall) -> None:
         """Counts a refused call, and tells of it."""
         self.counts[call.protocol, call.reason] += 1
-        if self._lines.takes(call.host, self._clock_s()):
+        if self._lines.takes(call.account, self._clock_s()):
             unlogged = {"unlogged": self._num_unlogged} if self._num_unlogged else {}
             self._num_unlogged = 0
             get_logger().info("call refused", **call.log_fields(), **unlogged)
@@ -104,3 +124,8 @@ class RefusedCalls:
             self._num_unlogged += 1
         if self._listener is not None:
             self._listener.call_refused(call)
+
+    def _tell_unlogged(self) -> None:
+        if self._num_unlogged:
+            get_logger().info("calls refused without lines", unlogged=self._num_unlogged)
+            self._num_unlogged = 0

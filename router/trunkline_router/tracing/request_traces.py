@@ -7,6 +7,7 @@ timelines that workers send.
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -23,10 +24,28 @@ from trunkline_runtime.telemetry.head_sampler import NONE_SAMPLED, HeadSampler
 from trunkline_runtime.telemetry.span_queue import Spans
 from trunkline_runtime.telemetry.trace_context import new_trace_id, trace_context
 
+
+@dataclass(frozen=True, slots=True)
+class TraceLimits:
+    """How many requests are exported.
+
+    sampled: that were sampled when they began, by tenant
+    others: that turn out to be slow, failed or resumed, by tenant. These may also use what the sampled ones leave
+    refused: calls that were refused before they became requests, by tenant or network. Anyone can send them
+    """
+
+    sampled: BudgetLimits
+    others: BudgetLimits
+    refused: BudgetLimits
+
+
 # Clients decide how many requests are exported: they set the flag of a trace, and their requests may fail by their own
 # doing. To make and encode the spans of one takes 0.2 to 0.4 ms of the interpreter, and they take places in the queue
-# before the exporter. So one process exports 100 requests a second, which takes a few hundredths of its time.
-TRACE_LIMITS = BudgetLimits(per_s=100.0, at_once=400.0, reserve=200.0, account_per_s=20.0, account_at_once=40.0)
+# before the exporter. So one process exports 100 requests a second, which takes a few hundredths of its time. Half of
+# them is kept for requests that say something whatever clients sample. A refused call is one span, which costs less.
+HALF = BudgetLimits(per_s=50.0, at_once=200.0, reserve=100.0, account_per_s=10.0, account_at_once=20.0)
+REFUSED_LIMITS = BudgetLimits(per_s=10.0, at_once=40.0, reserve=20.0, account_per_s=1.0, account_at_once=4.0)
+TRACE_LIMITS = TraceLimits(sampled=HALF, others=HALF, refused=REFUSED_LIMITS)
 SAMPLED, SLOW, RESUMED = "sampled", "slow", "resumed"  # why a request is exported; or FAILED
 
 
@@ -46,7 +65,6 @@ class RequestTraces:
     """A RequestListener, and a RefusalListener.
 
     slow_s: a request is slow if it waits for longer for its first token, or between two tokens; None: no request is
-    limits: how many requests are exported, by tenant
     sampler: for calls that were refused before they became requests
     """
 
@@ -56,20 +74,23 @@ class RequestTraces:
         resource: Resource,
         slow_s: float | None,
         clock_s: Callable[[], float] = time.monotonic,
-        limits: BudgetLimits = TRACE_LIMITS,
+        limits: TraceLimits = TRACE_LIMITS,
         sampler: HeadSampler = NONE_SAMPLED,
     ) -> None:
         self._exports = exports
         self._resource = resource
         self._slow_s = slow_s
         self._clock_s = clock_s
-        self._budget = FairBudget(limits, clock_s())
+        now_s = clock_s()
+        self._sampled = FairBudget(limits.sampled, now_s)
+        self._others = FairBudget(limits.others, now_s)
+        self._refused = FairBudget(limits.refused, now_s)
         self._sampler = sampler
 
     def may_export(self, record: RequestRecord) -> bool:
-        """Takes a request that begins, and is sampled, from the budget. If there is no room for it, it counts as not
-        sampled, so that workers do not export spans of a request whose own span is withheld."""
-        record.has_export_place = self._budget.takes(record.tenant, self._clock_s())
+        """Takes a request that begins, and is sampled, from the budget of sampled ones. If there is no room for it, it
+        counts as not sampled, so that workers do not export spans of a request whose own span is withheld."""
+        record.has_export_place = self._sampled.takes(record.tenant, self._clock_s())
         return record.has_export_place
 
     def request_ended(self, record: RequestRecord) -> None:
@@ -79,7 +100,7 @@ class RequestTraces:
             if record.has_export_place is False:
                 self._exports.withhold()
             return
-        if not record.has_export_place and not self._budget.takes(record.tenant, self._clock_s()):
+        if not record.has_export_place and not self._has_room(record.tenant):
             self._exports.withhold()
             return
         for placement in record.placements:
@@ -95,7 +116,7 @@ class RequestTraces:
         if not is_sampled and not is_servers_fault(call):
             return
         now_s = self._clock_s()
-        if not self._budget.takes(call.tenant or call.host, now_s):
+        if not self._refused.takes(call.account, now_s):
             self._exports.withhold()
             return
         started_s = now_s if call.started_s is None else call.started_s
@@ -106,6 +127,11 @@ class RequestTraces:
             record.trace_id, record.parent_span_id, _, record.tracestate = caller
         kept = SAMPLED if is_sampled else FAILED
         self._exports.put(partial(refused_span, call, record, now_s, kept, self._resource))
+
+    def _has_room(self, tenant: str) -> bool:
+        """Takes a request that ends, and got no place when it began, from the budget."""
+        now_s = self._clock_s()
+        return self._others.takes(tenant, now_s) or self._sampled.takes(tenant, now_s)
 
 
 def why_kept(record: RequestRecord, slow_s: float | None) -> list[str]:

@@ -3,7 +3,8 @@
 import pytest
 
 from trunkline.status import RequestRefused
-from trunkline_router.identity.failure_budget import MOST_HOSTS, FailureBudget, FailureShares, network_of
+from trunkline_router.address import network_of
+from trunkline_router.identity.failure_budget import MOST_HOSTS, FailureBudget, FailureShares
 
 SHARES = FailureShares(of_host=0.01, in_all=0.04, host_burst_s=0.1, burst_s=0.4)
 COST_S = 0.001
@@ -65,7 +66,10 @@ def test_the_addresses_of_one_ipv6_network_are_one_host() -> None:
     assert network_of("ipv6:[2001:db8::1]") == network_of("ipv6:%5B2001:db8::ffff:2%5D")
     assert network_of("ipv6:[2001:db8::1]") != network_of("ipv6:[2001:db8:0:1::1]")
     assert network_of("ipv6:[fe80::1%25eth0]") == network_of("ipv6:[fe80::2]")
+    assert network_of("ipv6:[2001:db8::1]") == network_of("2001:db8::2")
     assert network_of("ipv4:10.0.0.1") != network_of("ipv4:10.0.0.2")
+    assert network_of("ipv4:10.0.0.1") == network_of("10.0.0.1") == network_of("::ffff:10.0.0.1")
+    assert network_of("::ffff:10.0.0.1") != network_of("::ffff:10.0.0.2")
     for odd in ("", "unix:/tmp/socket", "ipv6:[not an address]"):
         assert network_of(odd) == odd
 

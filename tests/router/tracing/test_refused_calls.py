@@ -1,40 +1,47 @@
 """Calls that are refused before they become requests: a line in the log, a count, and a span if the client traces."""
 
+import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import grpc
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from structlog.testing import capture_logs
 
-from tests.router.cluster import Cluster, cluster, refusal
+from tests.router.cluster import Cluster, cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.http.http_rig import connected, get
 from tests.runtime.otlp_receiver import GENERATE, ReceivedSpan, Receiver, receiving
+from trunkline.metadata import TENANT_KEY
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline_router.edge.http_call import Edge
+from trunkline_router.gate.open_calls import CallBounds, OpenCalls
 from trunkline_router.gate.request_size import MAX_REQUEST_BYTES
-from trunkline_router.identity.identity import Identity, unauthenticated
+from trunkline_router.identity.identity import Identity, Role, unauthenticated
 from trunkline_router.request.access import UNCHECKED, Access
 from trunkline_router.telemetry.fair_budget import BudgetLimits
-from trunkline_router.telemetry.refused_calls import LINE_LIMITS, RefusedCalls
-from trunkline_router.tracing.request_traces import TRACE_LIMITS, RequestTraces
+from trunkline_router.telemetry.refused_calls import LINE_LIMITS, RefusedCall, RefusedCalls
+from trunkline_router.tracing.request_traces import REFUSED_LIMITS, TRACE_LIMITS, RequestTraces
 from trunkline_runtime.telemetry.span_queue import SpanQueue, Spans
 from trunkline_runtime.tracing import open_tracing
 
 SECRET = "the unspeakable prompt"
-KEY = "the right key"
+KEY, SCRAPER_KEY = "the right key", "the scraper's key"
 CALLER_SPAN_ID = "00f067aa0ba902b7"
 CHAT, MODELS = "/v1/chat/completions", "/v1/models"
 
 
-class OneKey:
-    """Knows one credential."""
+class TwoKeys:
+    """Knows two credentials: one may do everything, the other one is a scraper's."""
 
     def identify(self, credential: str, host: str = "") -> Identity:
+        if credential == SCRAPER_KEY:
+            return Identity("key:2", "acme", frozenset({Role.SCRAPER}))
         if credential != KEY:
             raise unauthenticated("not a key of this router")
         return UNCHECKED
@@ -48,7 +55,7 @@ def receiver() -> Iterator[Receiver]:
 
 @asynccontextmanager
 async def router_of(
-    receiver: Receiver, *, traces: BudgetLimits = TRACE_LIMITS, lines: BudgetLimits = LINE_LIMITS
+    receiver: Receiver, *, traces: BudgetLimits = REFUSED_LIMITS, lines: BudgetLimits = LINE_LIMITS
 ) -> AsyncIterator[tuple[Cluster, SpanQueue]]:
     """A router that demands a key, and exports to the receiver.  traces, lines: how many at most"""
     with pytest.MonkeyPatch.context() as patch:
@@ -56,9 +63,10 @@ async def router_of(
             patch.setenv(name, value)
         tracing = open_tracing("trunkline-router", "router-1")
     assert tracing.queue is not None
-    listener = RequestTraces(tracing.queue, tracing.resource, None, limits=traces, sampler=tracing.sampler)
+    limits = replace(TRACE_LIMITS, refused=traces)
+    listener = RequestTraces(tracing.queue, tracing.resource, None, limits=limits, sampler=tracing.sampler)
     refused = RefusedCalls(listener, limits=lines)
-    access = Access(identifier=OneKey())
+    access = Access(identifier=TwoKeys())
     async with cluster(FakeWorker("a"), access=access, expected=(True,), edge=Edge, refused=refused) as router:
         yield router, tracing.queue
     tracing.queue.close()
@@ -204,6 +212,55 @@ async def test_a_call_over_grpc_that_the_gate_refuses_is_told_of_too(receiver: R
     assert span.attributes["rpc.response.status_code"] == span.attributes["error.type"] == "UNAUTHENTICATED"
 
 
+async def test_the_line_and_the_span_of_a_refused_call_have_the_tenant_of_its_credentials(receiver: Receiver) -> None:
+    full = OpenCalls(CallBounds(in_all=9, of_host=9, of_connection=9, of_tenant=0), "requests")
+    async with router_of(receiver) as (router, _):
+        router.gate.requests = full
+        with capture_logs() as logs:
+            for number, (key, *named) in enumerate(((SCRAPER_KEY,), (KEY, (TENANT_KEY, "initech"))), 301):
+                metadata = (("traceparent", traceparent(number)), ("authorization", f"Bearer {key}"), *named)
+                await refusal(router.stub.Generate(GenerateRequest(text=SECRET), metadata=metadata))
+            assert (await answer(router, sent("POST", CHAT, 303, UNREAD, key=SCRAPER_KEY)))[0] == 403
+    lines = [line for line in logs if line["event"] == "call refused"]
+    expected = [("FORBIDDEN", "acme"), ("OVERLOADED", "initech"), ("FORBIDDEN", "acme")]
+    assert [(line["reason"], line["tenant"]) for line in lines] == expected
+    spans = [span_of(receiver, number).attributes for number in (301, 302, 303)]
+    assert [(span["trunkline.outcome"], span["trunkline.tenant"]) for span in spans] == expected
+
+
+async def test_the_span_of_a_call_over_grpc_begins_when_the_call_arrives(receiver: Receiver) -> None:
+    """One call sends a message that is too large for any request, another one is given up before it sends any."""
+    few = OpenCalls(CallBounds(in_all=9, of_host=2, of_connection=9, of_tenant=9), "requests")
+    async with router_of(receiver) as (router, _), lone_channel(router) as one, lone_channel(router) as other:
+        router.gate.requests = few
+        calls = []
+        for number in (401, 402):
+            calls.append(opened(one, number))
+            await until(lambda: few.num_open == len(calls))
+        opened_ns = time.time_ns()
+        third = opened(other, 403)
+        assert await calls[0].code() is grpc.StatusCode.RESOURCE_EXHAUSTED, "it is given up"
+        await calls[1].write(GenerateRequest(model="x" * (1 << 20)).SerializeToString())
+        assert await calls[1].code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert router.gate.refused.counts == {("grpc", "OVERLOADED"): 1, ("grpc", "INVALID_REQUEST"): 1}
+        third.cancel()
+    for number in (401, 402):
+        span = span_of(receiver, number)
+        assert span.proto.start_time_unix_nano < opened_ns < span.proto.end_time_unix_nano
+        assert span.attributes["trunkline.tenant"] == "initech"
+
+
+def lone_channel(router: Cluster) -> grpc.aio.Channel:
+    """With a connection of its own."""
+    return grpc.aio.insecure_channel(f"127.0.0.1:{router.port}", options=(("grpc.use_local_subchannel_pool", 1),))
+
+
+def opened(channel: grpc.aio.Channel, number: int) -> Any:
+    """A call that has not sent its message yet."""
+    metadata = {"traceparent": traceparent(number), "authorization": f"Bearer {KEY}", TENANT_KEY: "initech"}
+    return channel.stream_stream(f"/{GENERATE}")(metadata=tuple(metadata.items()))
+
+
 async def test_a_flood_of_refused_calls_costs_counts_and_a_bounded_number_of_lines_and_spans(
     receiver: Receiver,
 ) -> None:
@@ -226,6 +283,26 @@ async def test_a_flood_of_refused_calls_costs_counts_and_a_bounded_number_of_lin
     span_of(receiver, 1000)
     assert sum(int(span.proto.trace_id.hex(), 16) >= 1000 for span in receiver.spans) == 12
     assert withheld == flood - 12
+
+
+async def test_calls_without_lines_are_told_of_when_a_flood_has_ended_and_when_the_router_stops() -> None:
+    few = BudgetLimits(per_s=0.0, at_once=20.0, reserve=10.0, account_per_s=0.0, account_at_once=2.0)
+    calls = RefusedCalls(limits=few, interval_s=0.001)
+    call = RefusedCall("http", "UNAUTHENTICATED", 401, host="10.0.0.1")
+    with capture_logs() as logs:
+
+        def unlogged() -> list[int]:
+            return [line["unlogged"] for line in logs if line["event"] == "calls refused without lines"]
+
+        running = asyncio.create_task(calls.run())
+        for _ in range(1000):
+            calls.note(call)
+        await until(lambda: bool(unlogged()))
+        for _ in range(500):
+            calls.note(call)
+        running.cancel()
+        await asyncio.wait({running})
+    assert unlogged() == [1000 - 12, 500], "12 calls have lines"
 
 
 async def test_a_failure_of_the_router_has_a_span_in_any_case() -> None:

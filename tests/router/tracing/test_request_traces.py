@@ -1,6 +1,7 @@
 """The traces of requests, as a real receiver gets them: one tree per request, whatever became of it."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,13 +26,15 @@ from trunkline_router.quotas.quota import Quotas
 from trunkline_router.recent.record_ring import RecordRing
 from trunkline_router.request.tenants import Tenant, Tenants
 from trunkline_router.telemetry.fair_budget import BudgetLimits
+from trunkline_router.telemetry.refused_calls import RefusedCall
 from trunkline_router.telemetry.request_observer import RequestObserver
 from trunkline_router.telemetry.request_record import AttemptRecord, RequestRecord
-from trunkline_router.tracing.request_traces import TRACE_LIMITS, RequestTraces, why_kept
+from trunkline_router.tracing.request_traces import TRACE_LIMITS, RequestTraces, TraceLimits, why_kept
 from trunkline_runtime.telemetry import genai
 from trunkline_runtime.tracing import open_tracing
 
 TRACE_ID, CALLER_SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+TRACEPARENT = f"00-{TRACE_ID}-{CALLER_SPAN_ID}-01"
 SECRET = "the unspeakable prompt"
 NEVER_SLOW_S = 1000.0
 TIMELINE = Timeline(
@@ -61,7 +64,7 @@ def traced(
     *,
     sampler: str = "parentbased_always_on",
     slow_s: float = NEVER_SLOW_S,
-    limits: BudgetLimits = TRACE_LIMITS,
+    limits: TraceLimits = TRACE_LIMITS,
 ) -> Iterator[RequestObserver]:
     """An observer that exports to the receiver.  limits: how many requests at most"""
     with pytest.MonkeyPatch.context() as patch:
@@ -283,7 +286,7 @@ async def test_workers_do_not_export_what_the_router_has_no_room_for(receiver: R
     """Whether there is room is known before a worker is told the flag."""
     worker = FakeWorker("a", answer=1)
     one = BudgetLimits(per_s=1e-6, at_once=1.0, reserve=0.0, account_per_s=0.0, account_at_once=0.0)
-    with traced(receiver, limits=one) as observer:
+    with traced(receiver, limits=TraceLimits(sampled=one, others=one, refused=one)) as observer:
         async with cluster(worker, observer=observer) as router:
             for request_id in ("first", "second"):
                 await router.answer(PROMPT, request_id=request_id)
@@ -292,29 +295,82 @@ async def test_workers_do_not_export_what_the_router_has_no_room_for(receiver: R
     assert receiver.trace("second") is None
 
 
+class Exports:
+    """Counts what it is given."""
+
+    num_put = num_withheld = 0
+
+    def put(self, _: object) -> bool:
+        self.num_put += 1
+        return True
+
+    def withhold(self) -> None:
+        self.num_withheld += 1
+
+
+class Flood:
+    """Requests that end at `now_s`, and what is exported of them."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.exports = Exports()
+        self.traces = RequestTraces(self.exports, Resource.create(), slow_s=None, clock_s=lambda: self.now_s)
+
+    def is_exported(self, tenant: str, outcome: str, *, is_sampled: bool = False) -> bool:
+        """Whether a request that ends now is exported."""
+        record = RequestRecord("an id", self.now_s, 0, tenant=tenant, ended_s=self.now_s, outcome=outcome)
+        record.is_sampled = is_sampled and self.traces.may_export(record)
+        self.traces.request_ended(record)
+        return record.is_exported
+
+
 def test_a_flood_of_requests_that_their_clients_sample_is_withheld_and_counted() -> None:
-    """Those that begin as sampled, and those that are worth a look."""
+    """Those that begin as sampled, and those that are worth a look, which have room of their own."""
+    half = TRACE_LIMITS.sampled
+    for outcome, halves in (("length", 1), ("NO_WORKER", 2)):
+        flood = Flood()
+        num_exported = sum(flood.is_exported("", outcome, is_sampled=True) for _ in range(1000))
+        assert halves * (half.at_once - half.reserve) <= num_exported < halves * half.at_once
+        assert (flood.exports.num_put, flood.exports.num_withheld) == (num_exported, 1000 - num_exported)
 
-    class Exports:
-        num_put = num_withheld = 0
 
-        def put(self, _: object) -> bool:
-            self.num_put += 1
-            return True
+def test_sampled_requests_never_use_up_the_room_of_failed_ones() -> None:
+    flood, exported = Flood(), Counter[str]()
+    for number in range(30 * 300):
+        flood.now_s += 1 / 300
+        exported["sampled"] += flood.is_exported(f"tenant-{number % 8}", "length", is_sampled=True)
+        if number % 300 == 7:
+            exported["failed"] += flood.is_exported("quiet", "NO_WORKER")
+            exported["failed and sampled"] += flood.is_exported("quiet", "NO_WORKER", is_sampled=True)
+    assert exported["failed"] == exported["failed and sampled"] == 30
+    assert 0.9 * 30 * TRACE_LIMITS.sampled.per_s < exported["sampled"], "the rest is for them"
 
-        def withhold(self) -> None:
-            self.num_withheld += 1
 
-    for outcome in ("length", "NO_WORKER"):
-        exports = Exports()
-        traces = RequestTraces(exports, Resource.create(), slow_s=None, clock_s=lambda: 0.0)
-        flood = [RequestRecord(str(number), 0.0, 0, ended_s=1.0, outcome=outcome) for number in range(1000)]
-        for ended in flood:
-            ended.is_sampled = traces.may_export(ended)
-            traces.request_ended(ended)
-        assert TRACE_LIMITS.at_once - TRACE_LIMITS.reserve <= exports.num_put < TRACE_LIMITS.at_once
-        assert exports.num_put + exports.num_withheld == len(flood)
-        assert sum(ended.is_exported for ended in flood) == exports.num_put
+def test_refused_calls_take_nothing_of_what_requests_have() -> None:
+    """Each of them comes from another address of 200 IPv6 networks, or of one."""
+    for num_networks in (200, 1):
+        flood, num_exported = Flood(), 0
+        for number in range(30 * 250):
+            flood.now_s += 1 / 250
+            host = f"2001:db8:0:{number % num_networks:x}::{number:x}"
+            flood.traces.call_refused(RefusedCall("http", "UNAUTHENTICATED", 401, host=host, traceparent=TRACEPARENT))
+            if number % 250 == 0:
+                num_exported += flood.is_exported("quiet", "NO_WORKER")
+        assert num_exported == 30
+        refused = TRACE_LIMITS.refused
+        assert flood.exports.num_put - num_exported <= 30 * refused.per_s + refused.at_once
+        assert len(flood.traces._refused._accounts) <= num_networks
+
+
+def test_two_hundred_tenants_whose_requests_fail_leave_room_for_the_next_one() -> None:
+    flood, num_exported = Flood(), 0
+    for second in range(120):
+        for number in range(1000):
+            flood.now_s += 1 / 1000
+            flood.is_exported(f"tenant-{number % 200}", "NO_WORKER", is_sampled=number % 2 == 0)
+        if second % 10 == 9:
+            num_exported += flood.is_exported("quiet", "NO_WORKER")
+    assert num_exported == 12
 
 
 async def test_the_root_span_says_what_the_request_waited_for_in_its_worker(receiver: Receiver) -> None:
