@@ -326,11 +326,12 @@ class Flood:
 
 def test_a_flood_of_requests_that_their_clients_sample_is_withheld_and_counted() -> None:
     """Those that begin as sampled, and those that are worth a look, which have room of their own."""
-    half = TRACE_LIMITS.sampled
-    for outcome, halves in (("length", 1), ("NO_WORKER", 2)):
+    sampled, others = TRACE_LIMITS.sampled, TRACE_LIMITS.others
+    for outcome, budgets in (("length", [sampled]), ("NO_WORKER", [sampled, others])):
         flood = Flood()
         num_exported = sum(flood.is_exported("", outcome, is_sampled=True) for _ in range(1000))
-        assert halves * (half.at_once - half.reserve) <= num_exported < halves * half.at_once
+        assert sum(each.at_once - each.reserve for each in budgets) <= num_exported
+        assert num_exported < sum(each.at_once for each in budgets)
         assert (flood.exports.num_put, flood.exports.num_withheld) == (num_exported, 1000 - num_exported)
 
 
