@@ -24,9 +24,9 @@ from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.identity.fleet_secret import FleetSecret, secret_of_one_router
 from trunkline_router.lookup.fleet_channel import MOST_QUEUED, FleetChannel
 from trunkline_router.lookup.question import Question
+from trunkline_router.lookup.question_budget import LIMITS
 from trunkline_router.lookup.request_book import Kind
 from trunkline_router.lookup.router_lookup import (
-    ANSWERED_BURST,
     MOST_AGE_S,
     MOST_ANSWER_BYTES,
     MOST_QUESTION_BYTES,
@@ -196,16 +196,17 @@ async def test_a_flood_of_questions_costs_a_bounded_number_of_answers(server: Re
         fleet(server.url, prefix=prefix, unix_s=lambda: NOW_UNIX_S, steady_s=lambda: now_s) as (here, there),
     ):
         writer, channel = Writer(client, server.url, prefix), here.lookup.channel
+        most = LIMITS.at_once - LIMITS.reserve + LIMITS.account_at_once
         for number in range(300):
             await writer.ask(f"{number}")
         await until(lambda: channel.num_heard == there.lookup.channel.num_heard == 300)
-        assert here.lookup.num_answered == there.lookup.num_answered == ANSWERED_BURST
-        now_s += 1.5  # 30 questions, as many as a list of 1,500 costs
+        assert here.lookup.num_answered == there.lookup.num_answered == most
+        now_s += 12.5  # 25 questions above the reserve, and 25 of its share; a list of 1,500 costs 25
         lists = Question(ANY, kinds=tuple(Kind), most=500).written()
         for number in range(300, 310):
             await writer.ask(f"{number}", body=lists)
         await until(lambda: channel.num_heard == 310)
-        assert here.lookup.num_answered == ANSWERED_BURST + 1
+        assert here.lookup.num_answered == most + 2
 
 
 async def test_what_routers_exchange_tells_readers_of_redis_nothing(server: RedisServer) -> None:

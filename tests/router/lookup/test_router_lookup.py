@@ -23,8 +23,8 @@ from tests.router.watch.watch_rig import ACME, BLIND, OPERATOR, OTHER, KeyRing, 
 from trunkline.v1.fleet_pb2 import GetRequestRequest, GetRequestResponse, ListRequestsRequest, OtherRouters
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.lookup.question import Question
+from trunkline_router.lookup.question_budget import LIMITS
 from trunkline_router.lookup.request_book import Kind
-from trunkline_router.lookup.router_lookup import ASKED_OF_VIEWER_BURST
 from trunkline_router.lookup.viewer import Viewer
 from trunkline_router.request.access import Access
 
@@ -183,8 +183,9 @@ async def test_a_viewer_that_asks_in_a_loop_costs_the_others_a_bounded_number_of
         await here.answer([1, 2, 3], request_id="here")
         asked = [here.lookup.ask(Question(ANY, request_id=f"{number}")) for number in range(100)]
         heard = await asyncio.gather(*asked)
-        assert there.lookup.num_answered == ASKED_OF_VIEWER_BURST
-        assert sum(one.routers.answered for one in heard) == ASKED_OF_VIEWER_BURST
+        most = LIMITS.at_once - LIMITS.reserve + LIMITS.account_at_once
+        assert there.lookup.num_answered == most
+        assert sum(one.routers.answered for one in heard) == most
         assert (await told(here, "here")).summary.request_id == "here"
         viewer = replace(ANY, tenant="another")
         assert (await here.lookup.ask(Question(viewer, request_id="x"))).routers == OtherRouters(alive=1, answered=1)
@@ -193,7 +194,38 @@ async def test_a_viewer_that_asks_in_a_loop_costs_the_others_a_bounded_number_of
             assert (await here.watch.requests.ask_routers(question)).routers == OtherRouters(), "there is no answer"
         now_s += 1.0
         heard = await asyncio.gather(*(here.lookup.ask(Question(ANY, request_id="x")) for _ in range(100)))
-        assert sum(one.routers.answered for one in heard) == 5
+        assert sum(one.routers.answered for one in heard) == LIMITS.account_per_s
+
+
+async def test_a_tenant_that_asks_through_many_routers_leaves_operators_and_other_tenants_theirs(
+    server: RedisServer,
+) -> None:
+    now_s = 100.0
+    async with fleet(server.url, count=5, steady_s=lambda: now_s) as routers:
+        *askers, last = routers
+        await last.answer([1, 2, 3], request_id="slow")
+        acme, other = (replace(ANY, tenant=tenant, is_operator=False) for tenant in (ACME, OTHER))
+        slow = Question(ANY, request_id="slow")
+        for second in range(4):
+            flood = [asker.lookup.ask(Question(acme, request_id=f"{n}")) for asker in askers for n in range(50)]
+            heard = await asyncio.gather(*flood)
+            of_last = last.lookup.num_answered
+            assert not second or sum(one.routers.answered < 4 for one in heard) > 100, "it is too much for the fleet"
+            assert (await askers[0].lookup.ask(slow)).answers, "an operator's question"
+            assert (await askers[1].lookup.ask(Question(other, request_id="x"))).routers.answered == 4
+            assert last.lookup.num_answered == of_last + 2
+            now_s += 1.0
+
+
+async def test_a_processes_own_siblings_cost_its_budget_nothing(server: RedisServer) -> None:
+    now_s = 100.0
+    lists = Question(ANY, kinds=tuple(Kind), most=500)  # the most that one may cost
+    async with fleet(server.url, house="a" * 32, count=6, steady_s=lambda: now_s) as routers:
+        *askers, last = routers
+        for asker in askers:
+            for _ in range(2):
+                assert (await asker.lookup.ask(lists)).routers == OtherRouters(alive=5, answered=5)
+        assert last.lookup.num_answered == 10, "questions that cost 250 in all, of 100"
 
 
 async def test_while_nobody_asks_a_router_has_one_idle_connection(server: RedisServer) -> None:
