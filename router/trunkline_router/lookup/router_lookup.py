@@ -11,7 +11,7 @@ import hashlib
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -96,10 +96,10 @@ class RouterLookup:
         asked = _Asked(question, alive)
         if alive and self.channel.is_listening and self._may_ask.takes(question, self._steady_s()):
             question_id = secrets.token_hex(16)
-            message = self._message(QUESTION, question_id, question.written())
+            messages = self._messages(QUESTION, question_id, question.written())
             self._asked[question_id] = asked
             try:
-                if len(message) <= MOST_QUESTION_BYTES and self.channel.send(self._questions, message):
+                if self._sends(self._questions, messages, MOST_QUESTION_BYTES):
                     async with asyncio.timeout(ANSWER_S):
                         await asked.done.wait()
             except TimeoutError:
@@ -138,7 +138,8 @@ class RouterLookup:
         if answer is not None:
             self._answered_at_s[message.question_id] = self._unix_s()
             self.num_answered += 1
-            self.channel.send(self._answers_to(message.sender), self._message(ANSWER, message.question_id, answer))
+            messages = self._messages(ANSWER, message.question_id, answer)
+            self._sends(self._answers_to(message.sender), messages, MOST_ANSWER_BYTES + SEALED_MORE_BYTES)
 
     def _answer_of(self, message: FleetMessage) -> bytes | None:
         """The answer to another router's question; None if there are too many questions, or it cannot be read."""
@@ -161,14 +162,19 @@ class RouterLookup:
             return False
         return message.question_id not in self._answered_at_s
 
-    def _message(self, kind: str, question_id: str, body: bytes) -> bytes:
+    def _messages(self, kind: str, question_id: str, body: bytes) -> list[bytes]:
+        """One message, several times while a key changes. Who can open more than one of them answers the first."""
         message = FleetMessage(kind, question_id, self._name, self._house, self._unix_s(), body)
-        return self._seal.sealed(message)
+        return self._seal.all_sealed(message)
+
+    def _sends(self, channel: bytes, messages: Sequence[bytes], most_bytes: int) -> bool:
+        """Whether any of the messages is sent."""
+        return any([len(message) <= most_bytes and self.channel.send(channel, message) for message in messages])
 
     def _opened(self, sealed: bytes, kind: str) -> FleetMessage | None:
         message = self._seal.opened(sealed)
         if message is None:
-            self._report("a message in Redis is not sealed with this fleet's secret, and is ignored")
+            self._report("a message in Redis is not sealed with a secret of this router, and is ignored")
         return message if message is not None and message.kind == kind else None
 
     @property
