@@ -247,8 +247,8 @@ def share(settings: RouterSettings, fleet: Fleet, rng: Random) -> SharedState:
 def lookup_of(
     settings: RouterSettings, book: RequestBook, shared: SharedState, rng: Random, place: SnapshotPlace | None
 ) -> RouterLookup | None:
-    """Asks the other routers of the fleet about their requests; None without Redis, or without a secret: whoever can
-    write to Redis could ask as an operator."""
+    """Asks the other routers of the fleet about their requests; None without Redis, or without a secret: then any
+    process that can write to Redis could ask as an operator."""
     if not settings.redis_url:
         return None
     secret = read_fleet_secret(settings.identity.fleet_secret, settings.identity.fleet_secret_file)

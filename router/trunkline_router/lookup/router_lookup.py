@@ -163,7 +163,7 @@ class RouterLookup:
         return message.question_id not in self._answered_at_s
 
     def _messages(self, kind: str, question_id: str, body: bytes) -> list[bytes]:
-        """One message, several times while a key changes. Who can open more than one of them answers the first."""
+        """One message, several times while a key changes. A router that can open several of them answers the first."""
         message = FleetMessage(kind, question_id, self._name, self._house, self._unix_s(), body)
         return self._seal.all_sealed(message)
 

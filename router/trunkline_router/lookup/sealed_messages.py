@@ -50,7 +50,7 @@ class MessageSeal:
     """Seals messages, and opens what any of the keys has sealed.
 
     num_sealing: the first ones of the keys are those that routers may have without the others. Each of them seals every
-        message, separately: what one key protects must not depend on who has another
+        message, separately: the holder of one key learns nothing of another one's messages
     """
 
     def __init__(self, keys: Sequence[bytes], num_sealing: int = 1) -> None:
