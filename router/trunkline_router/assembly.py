@@ -64,6 +64,7 @@ from trunkline_router.watch.worker_drain import WorkerDrain
 from trunkline_router.workers.link_context import LinkContext, LinkLimits, LinkSecurity
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.worker_link import WorkerLink
+from trunkline_runtime.log import get_logger
 from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.server import GrpcServer
 from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
@@ -138,8 +139,9 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     facts = RouterFacts(settings.name, has_store=bool(settings.redis_url))
     book = RequestBook(recent, observer.running, time.monotonic, settings.name)
     siblings = None if place is None else SiblingRequests(place.directory, str(place.number), book)
-    routers = _router_lookup(settings, book, shared, rng, place)
-    watch = FleetWatch(pools, shared, access.tenants, FleetRequests(book, siblings, routers), facts)
+    routers = lookup_of(settings, book, shared, rng, place)
+    requests = FleetRequests(book, siblings, routers, lambda: 0 if routers is not None else shared.num_neighbours)
+    watch = FleetWatch(pools, shared, access.tenants, requests, facts)
     worker_drain = WorkerDrain(pools)
     add_FleetServiceServicer_to_server(FleetService(inference.preparer, access, watch, worker_drain), server.grpc)
     store, renderers, lag = _response_store(settings), RenderPool(), LoopLag()
@@ -243,17 +245,25 @@ def share(settings: RouterSettings, fleet: Fleet, rng: Random) -> SharedState:
     )
 
 
-def _router_lookup(
+def lookup_of(
     settings: RouterSettings, book: RequestBook, shared: SharedState, rng: Random, place: SnapshotPlace | None
 ) -> RouterLookup | None:
-    """Asks the other routers of the fleet about their requests; None without Redis."""
+    """Asks the other routers of the fleet about their requests; None without Redis, or without a secret: then any
+    process that can write to Redis could ask as an operator."""
     if not settings.redis_url:
         return None
     secret = read_fleet_secret(settings.identity.fleet_secret, settings.identity.fleet_secret_file)
+    seal = message_seal(secret, settings.grant_keys, settings.redis_url, settings.key_prefix)
+    if seal is None:
+        get_logger().warning(
+            "other routers are not asked for their requests, because the fleet has no secret",
+            remedy="set --fleet-secret-file or --grant-key, or a password in --redis-url, the same for all routers",
+        )
+        return None
     return RouterLookup(
         settings.redis_url,
         settings.key_prefix,
-        message_seal(secret, settings.grant_key.encode(), settings.redis_url, settings.key_prefix),
+        seal,
         book,
         lambda: shared.num_neighbours,
         house="" if place is None else house_of(str(place.directory)),

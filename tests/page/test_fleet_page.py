@@ -46,6 +46,25 @@ def fleet(cluster: PageCluster) -> Iterator[Fleet]:
         yield Fleet(redis, one, other, missing)
 
 
+@pytest.fixture
+def alone(fleet: Fleet, cluster: PageCluster) -> Iterator[PageCluster]:
+    """A router that shares the Redis, and no secret."""
+    port = free_port()
+    given = {"TRUNKLINE_REDIS_URL": fleet.redis.url, "TRUNKLINE_KEY_PREFIX": "alone:"}
+    router: Process = cluster.another_router(port, **given)
+    alone = replace(cluster, url=f"http://127.0.0.1:{port}/", port=port)
+    wait_until(lambda: is_served(alone), "a worker is connected")
+    yield alone
+    router.stop()
+
+
+def test_without_a_secret_of_the_fleet_the_page_says_that_it_shows_one_router(
+    alone: PageCluster, page: Browser
+) -> None:
+    page.open(alone.url, alone.keys["operator"])
+    page.wait("#requests-scope", "⚠ Requests of this router alone: it asks no others without a fleet secret")
+
+
 def is_served(router: PageCluster) -> bool:
     with router.client("acme") as client:
         return len(client.models.list().data) == 1

@@ -254,7 +254,8 @@ async def router_before(
         if routers is not None:
             stack.push_async_callback(_cancel, [asyncio.create_task(routers.run())])
         facts = RouterFacts(name, has_store=lookup is not None)
-        watch = FleetWatch(pools, shared, access.tenants, FleetRequests(book, routers=routers), facts, periods=PERIODS)
+        requests = FleetRequests(book, None, routers, lambda: 0 if routers is not None else shared.num_neighbours)
+        watch = FleetWatch(pools, shared, access.tenants, requests, facts, periods=PERIODS)
         stack.push_async_callback(_cancel, [asyncio.create_task(watch.run())])
         drain = WorkerDrain(pools)
         add_FleetServiceServicer_to_server(

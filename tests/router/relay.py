@@ -7,10 +7,12 @@ from typing import Self
 
 
 class Relay:
-    """Listens on `.address` and passes bytes to and from 127.0.0.1:`target_port`, until `cut()`.  tls: ends TLS"""
+    """Listens on `.address` and passes bytes to and from 127.0.0.1:`target_port`, until `cut()`.  tls: ends TLS
+
+    target_port: may be changed for further connections"""
 
     def __init__(self, target_port: int, tls: ssl.SSLContext | None = None) -> None:
-        self._target_port = target_port
+        self.target_port = target_port
         self._tls = tls
         self._writers: list[asyncio.StreamWriter] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -35,7 +37,7 @@ class Relay:
         self._writers.clear()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
         self._writers += [writer, far_writer]
         for source, sink in ((reader, far_writer), (far_reader, writer)):
             self._tasks.append(asyncio.create_task(_pump(source, sink)))

@@ -473,6 +473,7 @@ class RouterView(_message.Message):
     REDIS_FIELD_NUMBER: _builtins.int
     OPEN_REQUESTS_FIELD_NUMBER: _builtins.int
     WATCHERS_FIELD_NUMBER: _builtins.int
+    ASKS_ROUTERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The router's name, as workers log it."""
     version: _builtins.str
@@ -487,6 +488,8 @@ class RouterView(_message.Message):
     """Requests that are open now."""
     watchers: _builtins.int
     """Open WatchFleet streams, over gRPC and HTTP."""
+    asks_routers: _builtins.bool
+    """It asks the other routers of the fleet for their requests, with which it shares Redis and a secret."""
     def __init__(
         self,
         *,
@@ -497,10 +500,11 @@ class RouterView(_message.Message):
         redis: _builtins.str = ...,
         open_requests: _builtins.int = ...,
         watchers: _builtins.int = ...,
+        asks_routers: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "open_requests", b"open_requests", "policy", b"policy", "redis", b"redis", "uptime_s", b"uptime_s", "version", b"version", "watchers", b"watchers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks_routers", b"asks_routers", "name", b"name", "open_requests", b"open_requests", "policy", b"policy", "redis", b"redis", "uptime_s", b"uptime_s", "version", b"version", "watchers", b"watchers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

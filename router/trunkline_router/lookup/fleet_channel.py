@@ -1,7 +1,8 @@
 """Sends and hears messages over Redis's publish and subscribe, apart from the connection that requests use.
 
-One connection listens, for as long as the process runs; it is idle between questions. Another one sends; it is opened
-when there is something to send, and closed soon afterwards. Whatever Redis does, nothing waits for it but their tasks.
+One connection listens; it is idle between questions. Every few minutes a new one takes its place, before it is closed.
+Another one sends; it is opened when there is something to send, and closed soon afterwards. A message may be heard
+twice. Whatever Redis does, nothing waits for it but their tasks.
 """
 
 import asyncio
@@ -28,13 +29,18 @@ from trunkline_runtime.log import get_logger
 
 PING_S = 15.0  # without a message; then the server must answer within as long
 BACKOFF_FIRST_S, BACKOFF_MOST_S = 0.5, 30.0
-STABLE_S = 10.0  # a connection that lasted for this long is replaced without a pause
+STABLE_S = 10.0  # after a connection that lasted for this long, the pause is the first and shortest one again
+# After which the connection for listening is replaced, as the one for sending is below. A random part of it is left
+# out, so that the routers of a fleet do not do that together.
+LISTENER_AGE_S = 240.0
 SEND_TIMEOUT_S = 0.5
 SENDER_IDLE_S = 30.0  # after which the connection for sending is closed
 SENDER_AGE_S = 60.0  # after which it is opened again: Redis's name may lead to another server by now
 MOST_QUEUED, MOST_QUEUED_BYTES = 64, 8 << 20  # to send; further messages are dropped
 # What is read of the messages that are heard, true or false. A router that hears more leaves the rest to Redis.
 READ_BYTES_PER_S, READ_BURST_BYTES, MESSAGE_COST_BYTES = 16 << 20, 32 << 20, 32 << 10
+
+LAST = b"last"  # that the server says on a connection
 
 Hears = Callable[[bytes], None]  # takes a message
 
@@ -64,6 +70,7 @@ class FleetChannel:
         self._queue: list[tuple[bytes, bytes]] = []
         self._queued_bytes = 0
         self._has_more = asyncio.Event()
+        self._listener: Connection | None = None
         self._sender: Connection | None = None
         self._sender_since_s = 0.0
         self.num_connections = 0  # opened so far
@@ -106,18 +113,55 @@ class FleetChannel:
             backoff_s = min(2 * backoff_s, BACKOFF_MOST_S)
 
     async def _listen(self) -> None:
+        try:
+            self._listener = await self._subscribed()
+            self.is_listening = True
+            self._work()
+            renewed_at_s = self._steady_s() + self._listener_age_s()
+            while not self._is_over:
+                await self._hear(await self._next(self._listener))
+                if self._steady_s() >= renewed_at_s:
+                    is_renewed = await self._renew(self._listener)
+                    renewed_at_s = self._steady_s() + (self._listener_age_s() if is_renewed else BACKOFF_MOST_S)
+        finally:
+            listener, self._listener = self._listener, None
+            if listener is not None:
+                await disconnect(listener)
+
+    def _listener_age_s(self) -> float:
+        return LISTENER_AGE_S * self._rng.uniform(0.5, 1.0)
+
+    async def _renew(self, old: Connection) -> bool:
+        """Listens on a new connection, which leads to where Redis's name leads now. What was published before that is
+        heard on the old one, which goes on if there is no new one. Returns whether there is."""
+        try:
+            self._listener = await self._subscribed()
+        except Exception as error:  # as in _keep_listening
+            self._lose(error)
+            return False
+        self._work()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await old.send_command("PING", LAST)
+                while (message := await old.read_response()) != [b"pong", LAST]:
+                    await self._hear(message)
+        except (TimeoutError, RedisError, OSError):
+            self._log.debug("the former connection for other routers' questions was lost", place=self._place)
+        finally:
+            await disconnect(old)
+        return True
+
+    async def _subscribed(self) -> Connection:
         connection = await self._connected()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await connection.send_command("SUBSCRIBE", *self._hears)
                 for _ in self._hears:
                     await connection.read_response()
-            self.is_listening = True
-            self._work()
-            while not self._is_over:
-                await self._hear(await self._next(connection))
-        finally:
+        except BaseException:
             await disconnect(connection)
+            raise
+        return connection
 
     async def _next(self, connection: Connection) -> Any:
         """The next message. Raises TimeoutError if the server does not even answer a ping."""

@@ -1,6 +1,6 @@
 """The requests of a fleet: of this process, of the others that serve this router's ports, and of other routers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from trunkline.status import CODE_NOT_FOUND, REQUEST_NOT_FOUND, RequestRefused
 from trunkline.v1.fleet_pb2 import GetRequestResponse, ListRequestsResponse, OtherRouters, RequestSummary
@@ -16,15 +16,26 @@ SHOWN_ID_CHARACTERS = 128
 class FleetRequests:
     """book: of this process
     siblings: of the other processes of this router; None: there are none
-    routers: asks the other routers of the fleet; None: there are none
+    routers: asks the other routers of the fleet; None: it cannot, or there are none
+    num_unasked: returns how many other routers are alive that cannot be asked
     """
 
     def __init__(
-        self, book: RequestBook, siblings: SiblingRequests | None = None, routers: RouterLookup | None = None
+        self,
+        book: RequestBook,
+        siblings: SiblingRequests | None = None,
+        routers: RouterLookup | None = None,
+        num_unasked: Callable[[], int] = lambda: 0,
     ) -> None:
         self.book = book
+        self._num_unasked = num_unasked
         self._siblings = siblings
         self._routers = routers
+
+    @property
+    def asks_routers(self) -> bool:
+        """Whether it asks other routers at all."""
+        return self._routers is not None
 
     async def ask_routers(self, question: Question) -> Heard:
         """Returns what the other routers of the fleet answer."""
@@ -49,7 +60,7 @@ class FleetRequests:
         heard = await self.ask_routers(question)
         found = _newest(heard.answers)
         if found is None:
-            raise _not_found(request_id, heard.routers)
+            raise _not_found(request_id, heard.routers, self._num_unasked())
         return found
 
     async def near(self, question: Question) -> list[RequestSummary]:
@@ -77,10 +88,15 @@ def _newest(answers: Iterable[Answer]) -> GetRequestResponse | None:
     return max(stories, key=lambda story: story.summary.started_unix_ms, default=None)
 
 
-def _not_found(request_id: str, routers: OtherRouters) -> RequestRefused:
+def _not_found(request_id: str, routers: OtherRouters, num_unasked: int) -> RequestRefused:
     message = f"no recent request {request_id[:SHOWN_ID_CHARACTERS]!r} is known here"
     silent = routers.alive - routers.answered
-    if silent > 0:
+    if num_unasked:
+        message += (
+            f"; the fleet's other router processes ({num_unasked}) are not asked, because the fleet has no secret, "
+            "no grant key and no password of Redis"
+        )
+    elif silent > 0:
         message += f"; of the fleet's other router processes, {silent} of {routers.alive} did not answer"
     elif routers.alive:
         message += f", nor at the fleet's other router processes ({routers.alive})"

@@ -11,20 +11,18 @@ import hashlib
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from urllib.parse import urlsplit
 
 from redis.asyncio.connection import parse_url
 
 from trunkline.v1.fleet_pb2 import GetRequestResponse, ListRequestsResponse, OtherRouters
 from trunkline_router.lookup.fleet_channel import FleetChannel
 from trunkline_router.lookup.question import Answer, Heard, Question
+from trunkline_router.lookup.question_budget import QuestionBudget
 from trunkline_router.lookup.request_book import RequestBook
 from trunkline_router.lookup.sealed_messages import ANSWER, QUESTION, SEALED_MORE_BYTES, FleetMessage, MessageSeal
-from trunkline_router.lookup.token_bucket import TokenBucket
-from trunkline_router.lookup.viewer import Viewer
 from trunkline_router.stores.redis_pool import PUBLIC_AUTHORITIES, RedisTls
 from trunkline_runtime.log import get_logger
 
@@ -33,12 +31,6 @@ ANSWER_S = 0.5  # that a question waits
 MOST_QUESTION_BYTES, MOST_ANSWER_BYTES = 32 << 10, 512 << 10
 MOST_HEARD_BYTES = 16 << 20  # in the answers to one question
 MOST_AGE_S = 60.0  # of a question, by the clocks of two routers: an older one is a repetition
-# A long list costs as much as several questions.
-REQUESTS_FOR_ONE = 50
-ANSWERED_PER_S, ANSWERED_BURST = 20.0, 40.0  # questions of all routers
-ASKED_PER_S, ASKED_BURST = 20.0, 40.0
-ASKED_OF_VIEWER_PER_S, ASKED_OF_VIEWER_BURST = 5.0, 20.0
-MOST_VIEWERS = 1024  # whose budgets are remembered
 MOST_REPORTED = 64  # problems that are logged
 
 
@@ -88,10 +80,9 @@ class RouterLookup:
         self.channel = FleetChannel(url, hears, tls=tls, rng=rng, steady_s=steady_s)
         self.run = self.channel.run
         self._asked: dict[str, _Asked] = {}
-        self._answered = TokenBucket(ANSWERED_PER_S, ANSWERED_BURST)
+        self._may_answer = QuestionBudget(steady_s())
         self._answered_at_s: OrderedDict[str, float] = OrderedDict()  # by id, as long as it could be repeated
-        self._may_ask = TokenBucket(ASKED_PER_S, ASKED_BURST)
-        self._viewers: OrderedDict[Viewer, TokenBucket] = OrderedDict()
+        self._may_ask = QuestionBudget(steady_s())
         self._reported: set[str] = set()
         self.num_answered = 0  # questions of others
         self._log = get_logger()
@@ -103,12 +94,12 @@ class RouterLookup:
         has it. Without Redis, and for a viewer that has asked too often, there are no answers."""
         alive = self._num_others()
         asked = _Asked(question, alive)
-        if alive and self.channel.is_listening and self._takes_from_budgets(question):
+        if alive and self.channel.is_listening and self._may_ask.takes(question, self._steady_s()):
             question_id = secrets.token_hex(16)
-            message = self._message(QUESTION, question_id, question.written())
+            messages = self._messages(QUESTION, question_id, question.written())
             self._asked[question_id] = asked
             try:
-                if len(message) <= MOST_QUESTION_BYTES and self.channel.send(self._questions, message):
+                if self._sends(self._questions, messages, MOST_QUESTION_BYTES):
                     async with asyncio.timeout(ANSWER_S):
                         await asked.done.wait()
             except TimeoutError:
@@ -118,14 +109,6 @@ class RouterLookup:
         found = [answer for answer in asked.heard.values() if answer is not None]
         answered = len(asked.heard)
         return Heard(found, OtherRouters(alive=max(alive, answered), answered=answered))
-
-    def _takes_from_budgets(self, question: Question) -> bool:
-        now_s, cost = self._steady_s(), _cost(question)
-        bucket = self._viewers.setdefault(question.viewer, TokenBucket(ASKED_OF_VIEWER_PER_S, ASKED_OF_VIEWER_BURST))
-        self._viewers.move_to_end(question.viewer)
-        if len(self._viewers) > MOST_VIEWERS:
-            self._viewers.popitem(last=False)
-        return bucket.left(now_s) > 0 and self._may_ask.take(cost, now_s) and bucket.take(cost, now_s)
 
     def _hear_answer(self, sealed: bytes) -> None:
         if len(sealed) > MOST_ANSWER_BYTES + SEALED_MORE_BYTES or not self._asked:
@@ -151,17 +134,23 @@ class RouterLookup:
         message = self._opened(sealed, QUESTION)
         if message is None or message.sender == self._name or not self._is_new(message):
             return
+        answer = b"" if message.house == self._house else self._answer_of(message)
+        if answer is not None:
+            self._answered_at_s[message.question_id] = self._unix_s()
+            self.num_answered += 1
+            messages = self._messages(ANSWER, message.question_id, answer)
+            self._sends(self._answers_to(message.sender), messages, MOST_ANSWER_BYTES + SEALED_MORE_BYTES)
+
+    def _answer_of(self, message: FleetMessage) -> bytes | None:
+        """The answer to another router's question; None if there are too many questions, or it cannot be read."""
         try:
             question = Question.read(message.body)
         except (ValueError, KeyError, TypeError):
             self._report("a question of another router cannot be read: its version is another one")
-            return
-        if not self._answered.take(_cost(question), self._steady_s()):
-            return
-        self._answered_at_s[message.question_id] = self._unix_s()
-        self.num_answered += 1
-        answer = b"" if message.house == self._house else shortened(question.answer_of(self._book), question)
-        self.channel.send(self._answers_to(message.sender), self._message(ANSWER, message.question_id, answer))
+            return None
+        if not self._may_answer.takes(question, self._steady_s()):
+            return None
+        return shortened(question.answer_of(self._book), question)
 
     def _is_new(self, message: FleetMessage) -> bool:
         """Whether a question is neither old nor repeated."""
@@ -173,14 +162,19 @@ class RouterLookup:
             return False
         return message.question_id not in self._answered_at_s
 
-    def _message(self, kind: str, question_id: str, body: bytes) -> bytes:
+    def _messages(self, kind: str, question_id: str, body: bytes) -> list[bytes]:
+        """One message, several times while a key changes. A router that can open several of them answers the first."""
         message = FleetMessage(kind, question_id, self._name, self._house, self._unix_s(), body)
-        return self._seal.sealed(message)
+        return self._seal.all_sealed(message)
+
+    def _sends(self, channel: bytes, messages: Sequence[bytes], most_bytes: int) -> bool:
+        """Whether any of the messages is sent."""
+        return any([len(message) <= most_bytes and self.channel.send(channel, message) for message in messages])
 
     def _opened(self, sealed: bytes, kind: str) -> FleetMessage | None:
         message = self._seal.opened(sealed)
         if message is None:
-            self._report("a message in Redis is not sealed with this fleet's secret, and is ignored")
+            self._report("a message in Redis is not sealed with a secret of this router, and is ignored")
         return message if message is not None and message.kind == kind else None
 
     @property
@@ -218,10 +212,6 @@ def shortened(answer: bytes, question: Question) -> bytes:
     return listed.SerializeToString()
 
 
-def _cost(question: Question) -> float:
-    return max(1.0, question.most_in_all / REQUESTS_FOR_ONE)
-
-
 def _database(url: str) -> str:
     """The number of the database: two fleets may have one prefix in two of them."""
-    return str(parse_url(url).get("db", 0)) if urlsplit(url).scheme else "0"
+    return str(parse_url(url).get("db", 0))

@@ -15,6 +15,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from redis.asyncio.connection import parse_url
 
+from trunkline.grant_keys import GrantKeys
 from trunkline_router.identity.fleet_secret import FleetSecret, derived_key
 
 PURPOSE = "questions among routers of "
@@ -23,6 +24,7 @@ SALT_BYTES, TAG_BYTES = 16, 16
 NONCE = bytes(12)  # each key seals one message
 MOST_HEAD_BYTES = 512
 LONGEST_NAME = 64
+ANY_KEY = b""  # names no grant key
 SEALED_MORE_BYTES = len(FORMAT) + SALT_BYTES + TAG_BYTES + MOST_HEAD_BYTES + 1  # than the body
 
 QUESTION, ANSWER = "question", "answer"
@@ -45,17 +47,23 @@ class FleetMessage:
 
 
 class MessageSeal:
-    """Seals messages with the first key, and opens what any of them has sealed."""
+    """Seals messages, and opens what any of the keys has sealed.
 
-    def __init__(self, keys: Sequence[bytes]) -> None:
+    num_sealing: the first ones of the keys are those that routers may have without the others. Each of them seals every
+        message, separately: the holder of one key learns nothing of another one's messages
+    """
+
+    def __init__(self, keys: Sequence[bytes], num_sealing: int = 1) -> None:
         self._keys = keys
+        self._sealing = keys[:num_sealing]
+
+    def all_sealed(self, message: FleetMessage) -> list[bytes]:
+        """Returns the encrypted message, once for each key that seals."""
+        return [_sealed(message, key) for key in self._sealing]
 
     def sealed(self, message: FleetMessage) -> bytes:
-        """Returns the encrypted message."""
-        head = (message.kind, message.question_id, message.sender, message.house, message.at_unix_s)
-        salt = secrets.token_bytes(SALT_BYTES)
-        plain = orjson.dumps(head) + b"\n" + message.body
-        return FORMAT + salt + _cipher(self._keys[0], salt).encrypt(NONCE, plain, FORMAT)
+        """Returns the message, encrypted with the first key."""
+        return _sealed(message, self._keys[0])
 
     def opened(self, sealed: bytes) -> FleetMessage | None:
         """Returns a message; None if none of the keys has sealed it, or it was changed."""
@@ -70,14 +78,27 @@ class MessageSeal:
         return None
 
 
-def message_seal(secret: FleetSecret, grant_key: bytes, redis_url: str, key_prefix: str) -> MessageSeal:
-    """The seal of a fleet: of its secret. Without one it derives from the grant key, which workers know, too, or else
-    from the password of Redis; with none of them it is no secret."""
-    password = str(parse_url(redis_url).get("password", "")).encode()
-    has_own = bool(secret) and not secret.is_of_one_router
-    secrets_of_all = (secret.current, *secret.others) if has_own else (grant_key or password,)
+def message_seal(secret: FleetSecret, grant_keys: GrantKeys, redis_url: str, key_prefix: str) -> MessageSeal | None:
+    """The seal of a fleet: of its secret. Without one it derives from the grant keys, which workers know, too, or else
+    from the password of Redis. None without any of them: there is nothing that only the fleet knows.
+
+    While the grant key changes, a router with both keys and those with one of them answer each other.
+    """
     purpose = PURPOSE + key_prefix.rstrip(":")
-    return MessageSeal([derived_key(one, purpose) for one in secrets_of_all])
+    if secret and not secret.is_of_one_router:
+        return MessageSeal([derived_key(one, purpose) for one in (secret.current, *secret.others)])
+    if grant_keys:
+        keys = [derived_key(one, purpose) for one in grant_keys.candidates(ANY_KEY)]
+        return MessageSeal(keys, num_sealing=len(keys))
+    password = parse_url(redis_url).get("password") or ""
+    return MessageSeal([derived_key(str(password).encode(), purpose)]) if password else None
+
+
+def _sealed(message: FleetMessage, key: bytes) -> bytes:
+    head = (message.kind, message.question_id, message.sender, message.house, message.at_unix_s)
+    salt = secrets.token_bytes(SALT_BYTES)
+    plain = orjson.dumps(head) + b"\n" + message.body
+    return FORMAT + salt + _cipher(key, salt).encrypt(NONCE, plain, FORMAT)
 
 
 def _cipher(key: bytes, salt: bytes) -> ChaCha20Poly1305:

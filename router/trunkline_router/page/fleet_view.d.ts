@@ -29,6 +29,7 @@ export interface RouterView {
   redis: string;
   open_requests: number;
   watchers: number;
+  asks_routers: boolean;
 }
 
 export interface You {

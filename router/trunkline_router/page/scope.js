@@ -11,6 +11,9 @@ import { count } from "./format.js";
  */
 export function requestsScope(router, others) {
   if (router.redis === "none") return "Requests of this router: without Redis it knows of no other.";
+  if (!router.asks_routers) {
+    return "⚠ Requests of this router alone: it asks no others without a fleet secret, a grant key or a password of Redis.";
+  }
   if (router.redis === "lost") return "⚠ Redis is lost: these are the requests of this router alone.";
   if (others === null) return "Requests of this router; the others are being asked.";
   if (others.alive === 0) return "Requests of this router: no other one is alive.";

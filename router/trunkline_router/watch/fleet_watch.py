@@ -161,6 +161,7 @@ class FleetWatch:
             redis=redis,
             open_requests=sum(self._shared.running.values()),
             watchers=self.watchers.num_open,
+            asks_routers=self.requests.asks_routers,
         )
 
     def _predicted(self) -> Mapping[str, PredictedTtft]:

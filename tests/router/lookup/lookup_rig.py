@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.router.cluster import PATIENCE_S, Cluster, cluster, until
 from tests.router.fake_worker import FakeWorker
+from trunkline.grant_keys import GrantKeys
 from trunkline_router.identity.fleet_secret import FleetSecret
 from trunkline_router.lookup.request_book import RequestBook
 from trunkline_router.lookup.router_lookup import RouterLookup
@@ -28,8 +29,16 @@ def new_prefix() -> str:
 
 def seal_of(url: str, prefix: str, *secrets: bytes) -> MessageSeal:
     """The seal of a fleet with these secrets, the current one first."""
-    secret = FleetSecret(secrets[0], secrets[1:]) if secrets else FleetSecret()
-    return message_seal(secret, b"", url, prefix)
+    seal = message_seal(FleetSecret(secrets[0], secrets[1:]), GrantKeys(), url, prefix)
+    assert seal is not None
+    return seal
+
+
+def seal_of_grant_keys(url: str, prefix: str, *keys: bytes) -> MessageSeal:
+    """The seal of a fleet without a secret whose routers have these grant keys, the newest one first."""
+    seal = message_seal(FleetSecret(), GrantKeys(*keys), url, prefix)
+    assert seal is not None
+    return seal
 
 
 def sharing(url: str, prefix: str, name: str) -> Callable[[Pools, Random], SharedState]:
@@ -43,12 +52,12 @@ def sharing(url: str, prefix: str, name: str) -> Callable[[Pools, Random], Share
 
 
 def looking_up(
-    url: str, prefix: str, *secrets: bytes, **options: Any
+    url: str, prefix: str, *secrets: bytes, sealing: Callable[..., MessageSeal] = seal_of, **options: Any
 ) -> Callable[[RequestBook, SharedState], RouterLookup]:
     """Makes a router's lookup."""
 
     def lookup(book: RequestBook, shared: SharedState) -> RouterLookup:
-        seal = seal_of(url, prefix, *secrets)
+        seal = sealing(url, prefix, *secrets)
         given = {"rng": Random(0), **options}
         return RouterLookup(url, prefix, seal, book, lambda: shared.num_neighbours, **given)
 

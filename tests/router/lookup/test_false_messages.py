@@ -10,7 +10,8 @@ import pytest
 import redis.asyncio
 
 from tests.router.cluster import PATIENCE_S, Cluster, refusal, until
-from tests.router.lookup.lookup_rig import OTHER_SECRET, SECRET, fleet, new_prefix, seal_of
+from tests.router.lookup.lookup_rig import OTHER_SECRET, SECRET, fleet, new_prefix, seal_of, seal_of_grant_keys
+from trunkline.grant_keys import GrantKeys
 from trunkline.v1.fleet_pb2 import (
     AttemptView,
     GetRequestRequest,
@@ -21,18 +22,18 @@ from trunkline.v1.fleet_pb2 import (
     RequestSummary,
 )
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_router.identity.fleet_secret import FleetSecret, secret_of_one_router
+from trunkline_router.identity.fleet_secret import FleetSecret, derived_key, secret_of_one_router
 from trunkline_router.lookup.fleet_channel import MOST_QUEUED, FleetChannel
 from trunkline_router.lookup.question import Question
+from trunkline_router.lookup.question_budget import LIMITS
 from trunkline_router.lookup.request_book import Kind
 from trunkline_router.lookup.router_lookup import (
-    ANSWERED_BURST,
     MOST_AGE_S,
     MOST_ANSWER_BYTES,
     MOST_QUESTION_BYTES,
     shortened,
 )
-from trunkline_router.lookup.sealed_messages import ANSWER, QUESTION, FleetMessage, message_seal
+from trunkline_router.lookup.sealed_messages import ANSWER, PURPOSE, QUESTION, FleetMessage, MessageSeal, message_seal
 from trunkline_router.lookup.viewer import Viewer
 from trunkline_router.request.access import Access
 
@@ -99,7 +100,7 @@ async def test_false_old_and_repeated_questions_are_not_answered(server: RedisSe
         strange = (
             seal_of(server.url, "another:", SECRET),
             seal_of(server.url, "x", OTHER_SECRET),
-            seal_of(server.url, "x"),
+            MessageSeal([derived_key(b"", PURPOSE + "x")]),
         )
         message = FleetMessage(QUESTION, "forged", "w", "w", NOW_UNIX_S, Question(ANY, request_id="there").written())
         for seal in strange:
@@ -146,7 +147,7 @@ async def test_false_answers_are_ignored(server: RedisServer) -> None:
                 if asked is None:
                     continue
                 answer = FleetMessage(ANSWER, asked.question_id, "liar", "liar", NOW_UNIX_S, false)
-                for seal in (seal_of(server.url, "x", OTHER_SECRET), seal_of(server.url, "x")):
+                for seal in (seal_of(server.url, "x", OTHER_SECRET), MessageSeal([derived_key(b"", PURPOSE + "x")])):
                     await writer.publish(f"answers:{asked.sender}", seal.sealed(answer))
                 await writer.publish(f"answers:{asked.sender}", sealed)
                 await writer.publish(f"answers:{asked.sender}", b"\x01" * (MOST_ANSWER_BYTES + 1000))
@@ -196,16 +197,17 @@ async def test_a_flood_of_questions_costs_a_bounded_number_of_answers(server: Re
         fleet(server.url, prefix=prefix, unix_s=lambda: NOW_UNIX_S, steady_s=lambda: now_s) as (here, there),
     ):
         writer, channel = Writer(client, server.url, prefix), here.lookup.channel
+        most = LIMITS.at_once - LIMITS.reserve + LIMITS.account_at_once
         for number in range(300):
             await writer.ask(f"{number}")
         await until(lambda: channel.num_heard == there.lookup.channel.num_heard == 300)
-        assert here.lookup.num_answered == there.lookup.num_answered == ANSWERED_BURST
-        now_s += 1.5  # 30 questions, as many as a list of 1,500 costs
+        assert here.lookup.num_answered == there.lookup.num_answered == most
+        now_s += 12.5  # 25 questions above the reserve, and 25 of its share; a list of 1,500 costs 25
         lists = Question(ANY, kinds=tuple(Kind), most=500).written()
         for number in range(300, 310):
             await writer.ask(f"{number}", body=lists)
         await until(lambda: channel.num_heard == 310)
-        assert here.lookup.num_answered == ANSWERED_BURST + 1
+        assert here.lookup.num_answered == most + 2
 
 
 async def test_what_routers_exchange_tells_readers_of_redis_nothing(server: RedisServer) -> None:
@@ -219,25 +221,51 @@ async def test_what_routers_exchange_tells_readers_of_redis_nothing(server: Redi
 
 def test_a_seal_is_the_fleets_own() -> None:
     message = FleetMessage(QUESTION, "id", "sender", "house", 1.5, b"body\nwith lines")
-    url = "redis://:password@localhost:1/0"
+    url, no_keys = "redis://:password@localhost:1/0", GrantKeys()
+
+    def seal(secret: FleetSecret, keys: GrantKeys = no_keys, prefix: str = "p:") -> MessageSeal:
+        made = message_seal(secret, keys, url, prefix)
+        assert made is not None
+        return made
+
     seals = {
-        "secret": message_seal(FleetSecret(SECRET), b"", url, "p:"),
-        "prefix": message_seal(FleetSecret(SECRET), b"", url, "q:"),
-        "another": message_seal(FleetSecret(OTHER_SECRET), b"", url, "p:"),
-        "grant": message_seal(FleetSecret(), b"a grant key", url, "p:"),
-        "password": message_seal(FleetSecret(), b"", url, "p:"),
-        "nothing": message_seal(FleetSecret(), b"", "redis://localhost:1/0", "p:"),
+        "secret": seal(FleetSecret(SECRET)),
+        "prefix": seal(FleetSecret(SECRET), prefix="q:"),
+        "another": seal(FleetSecret(OTHER_SECRET)),
+        "grant": seal(FleetSecret(), GrantKeys(b"a grant key")),
+        "password": seal(FleetSecret()),
     }
-    for name, seal in seals.items():
+    for name, one in seals.items():
         for other, opening in seals.items():
-            assert (opening.opened(seal.sealed(message)) == message) == (name == other)
-    both = message_seal(FleetSecret(OTHER_SECRET, (SECRET,)), b"", url, "p:")
+            assert (opening.opened(one.sealed(message)) == message) == (name == other)
+    both = seal(FleetSecret(OTHER_SECRET, (SECRET,)))
     assert both.opened(seals["secret"].sealed(message)) == message
+    assert len(both.all_sealed(message)) == 1, "another secret of the file only opens"
     of_one = FleetSecret(secret_of_one_router().encode())
     assert of_one.is_of_one_router
     assert not FleetSecret(SECRET).is_of_one_router
-    assert message_seal(of_one, b"", url, "p:").opened(seals["password"].sealed(message)) == message
+    assert seal(of_one).opened(seals["password"].sealed(message)) == message
     assert seals["secret"].sealed(message) != seals["secret"].sealed(message)
+
+
+def test_old_and_new_grant_keys_open_what_a_router_with_both_seals() -> None:
+    message = FleetMessage(QUESTION, "id", "sender", "house", 1.5, b"body")
+    url, prefix, old, new = "redis://localhost:1/0", "p:", b"o" * 32, b"n" * 32
+    seals = {
+        "old": seal_of_grant_keys(url, prefix, old),
+        "both": seal_of_grant_keys(url, prefix, new, old),
+        "new": seal_of_grant_keys(url, prefix, new),
+    }
+    for names, opens in (("old both", True), ("both new", True), ("old new", False)):
+        first, second = (seals[name] for name in names.split())
+        for one, other in ((first, second), (second, first)):
+            assert (message in [other.opened(sealed) for sealed in one.all_sealed(message)]) == opens
+
+
+def test_a_fleet_without_any_secret_has_no_seal() -> None:
+    for secret in (FleetSecret(), FleetSecret(secret_of_one_router().encode())):
+        for url in ("redis://localhost:1/0", "redis://user:@localhost:1/0", "unix:///run/redis.sock"):
+            assert message_seal(secret, GrantKeys(), url, "p:") is None
 
 
 def test_an_answer_that_is_too_long_loses_its_details() -> None:

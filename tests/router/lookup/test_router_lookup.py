@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
-from tests.router.cluster import PATIENCE_S, Cluster, refusal
+from tests.router.cluster import PATIENCE_S, Cluster, cluster, refusal, share_with_nobody, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.lookup.lookup_rig import (
     OTHER_SECRET,
@@ -16,19 +18,28 @@ from tests.router.lookup.lookup_rig import (
     fleet,
     looking_up,
     new_prefix,
+    seal_of_grant_keys,
     sharing,
     until_they_know,
 )
 from tests.router.watch.watch_rig import ACME, BLIND, OPERATOR, OTHER, KeyRing, ids, until_view, watch, watched_router
 from trunkline.v1.fleet_pb2 import GetRequestRequest, GetRequestResponse, ListRequestsRequest, OtherRouters
 from trunkline_bench.servers.redis_server import RedisServer
+from trunkline_router.assembly import lookup_of
+from trunkline_router.identity.fleet_secret import secret_of_one_router
+from trunkline_router.identity_settings import IdentitySettings
 from trunkline_router.lookup.question import Question
-from trunkline_router.lookup.request_book import Kind
-from trunkline_router.lookup.router_lookup import ASKED_OF_VIEWER_BURST
+from trunkline_router.lookup.question_budget import LIMITS
+from trunkline_router.lookup.request_book import Kind, RequestBook
+from trunkline_router.lookup.router_lookup import RouterLookup
 from trunkline_router.lookup.viewer import Viewer
+from trunkline_router.recent.recent_requests import RecentRequests
 from trunkline_router.request.access import Access
+from trunkline_router.settings import RouterSettings
+from trunkline_router.workers.pool import Pools
 
 ANY = Viewer.of(Access().caller(()))
+OLD, NEW = b"o" * 32, b"n" * 32  # grant keys
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +181,26 @@ async def test_while_the_secret_changes_routers_answer_each_other(server: RedisS
         assert (await told(new, "old")).summary.request_id == "old"
 
 
+async def test_while_the_grant_key_changes_routers_answer_each_other(server: RedisServer) -> None:
+    """As docs/operations.md changes it: no router has all keys, and of each two, the same one in each step."""
+    prefix = new_prefix()
+    async with (
+        fleet(server.url, OLD, prefix=prefix, count=1, sealing=seal_of_grant_keys) as (old,),
+        fleet(server.url, NEW, OLD, prefix=prefix, count=1, sealing=seal_of_grant_keys) as (both,),
+        fleet(server.url, NEW, prefix=prefix, count=1, sealing=seal_of_grant_keys) as (new,),
+    ):
+        await until_they_know(old, both, new)
+        for name, router in (("old", old), ("both", both), ("new", new)):
+            await router.answer([1, 2, 3], request_id=name)
+        for asker, asked in ((old, "both"), (both, "old"), (both, "new"), (new, "both")):
+            assert (await told(asker, asked)).summary.request_id == asked
+        answered = both.lookup.num_answered
+        assert (await told(old, "both")).summary.request_id == "both"
+        assert both.lookup.num_answered == answered + 1
+        listed = await both.fleet.ListRequests(ListRequestsRequest(), timeout=PATIENCE_S)
+        assert (set(ids(listed.requests)), listed.others.answered) == ({"old", "both", "new"}, 2)
+
+
 async def test_processes_of_one_router_are_asked_but_once(server: RedisServer) -> None:
     async with fleet(server.url, house="a" * 32) as (here, there):
         await there.answer([1, 2, 3], request_id="there")
@@ -183,8 +214,9 @@ async def test_a_viewer_that_asks_in_a_loop_costs_the_others_a_bounded_number_of
         await here.answer([1, 2, 3], request_id="here")
         asked = [here.lookup.ask(Question(ANY, request_id=f"{number}")) for number in range(100)]
         heard = await asyncio.gather(*asked)
-        assert there.lookup.num_answered == ASKED_OF_VIEWER_BURST
-        assert sum(one.routers.answered for one in heard) == ASKED_OF_VIEWER_BURST
+        most = LIMITS.at_once - LIMITS.reserve + LIMITS.account_at_once
+        assert there.lookup.num_answered == most
+        assert sum(one.routers.answered for one in heard) == most
         assert (await told(here, "here")).summary.request_id == "here"
         viewer = replace(ANY, tenant="another")
         assert (await here.lookup.ask(Question(viewer, request_id="x"))).routers == OtherRouters(alive=1, answered=1)
@@ -193,7 +225,73 @@ async def test_a_viewer_that_asks_in_a_loop_costs_the_others_a_bounded_number_of
             assert (await here.watch.requests.ask_routers(question)).routers == OtherRouters(), "there is no answer"
         now_s += 1.0
         heard = await asyncio.gather(*(here.lookup.ask(Question(ANY, request_id="x")) for _ in range(100)))
-        assert sum(one.routers.answered for one in heard) == 5
+        assert sum(one.routers.answered for one in heard) == LIMITS.account_per_s
+
+
+async def test_a_tenant_that_asks_through_many_routers_leaves_operators_and_other_tenants_theirs(
+    server: RedisServer,
+) -> None:
+    now_s = 100.0
+    async with fleet(server.url, count=5, steady_s=lambda: now_s) as routers:
+        *askers, last = routers
+        await last.answer([1, 2, 3], request_id="slow")
+        acme, other = (replace(ANY, tenant=tenant, is_operator=False) for tenant in (ACME, OTHER))
+        slow = Question(ANY, request_id="slow")
+        for second in range(4):
+            flood = [asker.lookup.ask(Question(acme, request_id=f"{n}")) for asker in askers for n in range(50)]
+            heard = await asyncio.gather(*flood)
+            of_last = last.lookup.num_answered
+            assert not second or sum(one.routers.answered < 4 for one in heard) > 100, "it is too much for the fleet"
+            assert (await askers[0].lookup.ask(slow)).answers, "an operator's question"
+            assert (await askers[1].lookup.ask(Question(other, request_id="x"))).routers.answered == 4
+            assert last.lookup.num_answered == of_last + 2
+            now_s += 1.0
+
+
+async def test_a_processes_own_siblings_cost_its_budget_nothing(server: RedisServer) -> None:
+    now_s = 100.0
+    lists = Question(ANY, kinds=tuple(Kind), most=500)  # the most that one may cost
+    async with fleet(server.url, house="a" * 32, count=6, steady_s=lambda: now_s) as routers:
+        *askers, last = routers
+        for asker in askers:
+            for _ in range(2):
+                assert (await asker.lookup.ask(lists)).routers == OtherRouters(alive=5, answered=5)
+        assert last.lookup.num_answered == 10, "questions that cost 250 in all, of 100"
+
+
+async def test_without_any_secret_of_the_fleet_a_router_asks_nobody_and_says_so(server: RedisServer) -> None:
+    prefix = new_prefix()
+    async with (
+        cluster(FakeWorker("w-1"), share=sharing(server.url, prefix, "here")) as here,
+        cluster(FakeWorker("w-2"), share=sharing(server.url, prefix, "there")) as there,
+    ):
+        await until(lambda: here.shared.num_neighbours == there.shared.num_neighbours == 1)
+        await there.answer([1, 2, 3], request_id="there")
+        missing = await refusal(here.fleet.GetRequest(GetRequestRequest(request_id="there"), timeout=PATIENCE_S))
+        assert missing.message == (
+            "no recent request 'there' is known here; the fleet's other router processes (1) are not asked, because "
+            "the fleet has no secret, no grant key and no password of Redis"
+        )
+        await until_view(watch(here, {}), lambda view: not view.router.asks_routers)
+
+
+async def test_a_router_looks_up_requests_only_with_a_secret_of_the_fleet(capsys: pytest.CaptureFixture[str]) -> None:
+    shared, book = share_with_nobody(Pools(Random(0)), Random(0)), RequestBook(RecentRequests(), {}, lambda: 0.0)
+
+    def lookup(**settings: Any) -> RouterLookup | None:
+        made = RouterSettings(workers=("127.0.0.1:1",), **{"redis_url": "redis://127.0.0.1:1", **settings})
+        return lookup_of(made, book, shared, Random(0), None)
+
+    assert lookup(redis_url="redis://:password@127.0.0.1:1")
+    assert lookup(grant_key="g" * 32)
+    assert lookup(identity=IdentitySettings(fleet_secret="s" * 32))
+    assert lookup(redis_url="") is None
+    assert "other routers" not in capsys.readouterr().out
+    assert lookup() is None
+    assert lookup(identity=IdentitySettings(fleet_secret=secret_of_one_router())) is None
+    said = capsys.readouterr().out
+    assert said.count("other routers are not asked for their requests, because the fleet has no secret") == 2
+    assert said.count("set --fleet-secret-file or --grant-key, or a password in --redis-url") == 2
 
 
 async def test_while_nobody_asks_a_router_has_one_idle_connection(server: RedisServer) -> None:

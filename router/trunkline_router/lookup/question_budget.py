@@ -1,0 +1,27 @@
+"""How many questions a router process asks, or answers. Pure: time is passed in."""
+
+import math
+
+from trunkline_router.lookup.question import Question
+from trunkline_router.telemetry.fair_budget import BudgetLimits, FairBudget
+
+REQUESTS_FOR_ONE = 60  # a longer list counts as several questions
+# A tenant that asks in a loop, perhaps through many routers, gets what the others leave. Its share of the reserve is
+# enough for the longest lists.
+LIMITS = BudgetLimits(per_s=20.0, at_once=100.0, reserve=75.0, account_per_s=2.0, account_at_once=25.0)
+
+
+class QuestionBudget:
+    """Operators have a budget of their own, so that no tenant's questions take the place of theirs."""
+
+    def __init__(self, now_s: float) -> None:
+        self._of_operators = FairBudget(LIMITS, now_s)
+        self._of_tenants = FairBudget(LIMITS, now_s)
+
+    def takes(self, question: Question, now_s: float) -> bool:
+        """Takes what a question costs, if there is room for it. A question that finds too little room for a long list
+        uses up what there is."""
+        viewer = question.viewer
+        budget = self._of_operators if viewer.is_operator else self._of_tenants
+        cost = max(1, math.ceil(question.most_in_all / REQUESTS_FOR_ONE))
+        return all(budget.takes(viewer.tenant, now_s) for _ in range(cost))
