@@ -110,15 +110,18 @@ class BoundedParser(_AsyncRESP2Parser):
 
 def redis_pool(url: str, tls: RedisTls, connect_timeout_s: float, **options: Any) -> ConnectionPool:
     """A pool whose make_connection() returns new connections.  options: further ones of redis.asyncio's connections"""
+    scheme = urlsplit(url).scheme
+    of_scheme: dict[str, Any] = {"socket_keepalive": True} if scheme != "unix" else {}  # a Unix socket has none
+    if scheme == "rediss":
+        of_scheme |= tls.options()
     return ConnectionPool.from_url(
         url,
         protocol=2,
         socket_connect_timeout=connect_timeout_s,
         socket_timeout=None,  # callers have their own timeouts; with this one, each write would start a task
-        socket_keepalive=True,
         retry=Retry(NoBackoff(), 0),
         parser_class=BoundedParser,
-        **(tls.options() if urlsplit(url).scheme == "rediss" else {}),
+        **of_scheme,
         **options,
     )
 
