@@ -33,7 +33,6 @@ def http_refusal(
         request_id=request_id,
         method=scope["method"],
         route=route or (path if path in ROUTES else ""),
-        path=path,
         url_scheme=scope["scheme"],
         host=client[0] if client else "",
         tenant=tenant,

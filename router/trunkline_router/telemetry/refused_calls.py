@@ -17,13 +17,13 @@ from trunkline_runtime.telemetry.trace_context import trace_context
 
 # Lines, by account: each takes some 50 µs of the event loop.
 LINE_LIMITS = BudgetLimits(per_s=10.0, at_once=100.0, reserve=50.0, account_per_s=1.0, account_at_once=10.0)
+KNOWN_METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
 UNLOGGED_INTERVAL_S = 10.0  # after so long, calls without lines are told of even if no other call is refused
-MOST_PATH = 128  # characters of an unknown path that are told
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedCall:
-    """A call and why it was refused. It never holds content: no body, query or credential.
+    """A call and why it was refused. It never holds content: no body, query, credential, or path that no endpoint has.
 
     protocol: GRPC or HTTP, of request_record.py
     reason: of the error table, in capitals; of an error of HTTP itself its code, in lower case
@@ -31,7 +31,6 @@ class RefusedCall:
     request_id: that the response has; "" over gRPC
     method: of HTTP, as far as it is known
     route: the template of the endpoint's path, or the RPC's full name; "" if there is no such endpoint
-    path: of a call over HTTP, without its query
     host: the client's
     tenant: "" if it is not known
     started_s: on the monotonic clock; None: not known
@@ -43,7 +42,6 @@ class RefusedCall:
     request_id: str = ""
     method: str = ""
     route: str = ""
-    path: str = ""
     url_scheme: str = ""
     host: str = ""
     tenant: str = ""
@@ -63,9 +61,8 @@ class RefusedCall:
             "request_id": self.request_id,
             "trace_id": "" if trace is None else f"{trace.trace_id:032x}",
             "protocol": self.protocol,
-            "method": self.method,
+            "method": self.method if self.method in KNOWN_METHODS else "",  # others are a client's own words
             "route": self.route,
-            "path": "" if self.route else self.path[:MOST_PATH],
             "client": self.host,
             "tenant": self.tenant,
         }

@@ -6,7 +6,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
-from trunkline_router.telemetry.refused_calls import MOST_PATH, RefusedCall
+from trunkline_router.telemetry.refused_calls import KNOWN_METHODS, RefusedCall
 from trunkline_router.telemetry.request_record import GRPC, RequestRecord
 from trunkline_router.tracing.request_attributes import (
     ERROR_TYPE,
@@ -26,7 +26,6 @@ from trunkline_router.tracing.request_attributes import (
 from trunkline_router.tracing.trace_builder import TraceBuilder
 
 # Of RFC 9110, and PATCH: the methods that the conventions know. Any other one is _OTHER, and HTTP in names of spans.
-KNOWN_METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
 OTHER_METHOD, UNNAMED_METHOD = "_OTHER", "HTTP"
 
 
@@ -71,8 +70,8 @@ def _protocol(call: RefusedCall) -> Attributes:
     attributes: Attributes = {
         HTTP_METHOD: call.method if call.method in KNOWN_METHODS else OTHER_METHOD,
         HTTP_STATUS: call.status,
-        URL_PATH: call.path[:MOST_PATH],
         URL_SCHEME: call.url_scheme,
         ERROR_TYPE: call.reason,
     }
-    return attributes | {HTTP_ROUTE: call.route} if call.route else attributes
+    # Without a route the path is anything that a client has written, so it is not told.
+    return attributes | {HTTP_ROUTE: call.route, URL_PATH: call.route} if call.route else attributes
