@@ -1,5 +1,6 @@
 """One of several processes of a router; started by processes.py."""
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -14,13 +15,19 @@ from trunkline_router.scraping.snapshot_files import SnapshotPlace
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
+def tell_listening(pipe: int) -> None:
+    """Tells the parent that this process listens. A parent that stops has closed its end, and its signal follows."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(pipe, b"1")
+    os.close(pipe)
+
+
 def main() -> None:
     parent, listening_fd, when, directory, number, life, *arguments = sys.argv[1:]
     die_with(int(parent))
 
     def report_listening() -> None:
-        os.write(int(listening_fd), b"1")
-        os.close(int(listening_fd))
+        tell_listening(int(listening_fd))
 
     place = SnapshotPlace(Path(directory), int(number), int(life)) if directory else None
     shared_port = SharedPort(report_listening, once_useful=when == ONCE_USEFUL, place=place)

@@ -1,6 +1,7 @@
 """The router as a process: settings, readiness, signals."""
 
 import asyncio
+import os
 import signal
 import socket
 import sys
@@ -17,6 +18,7 @@ from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline_bench.servers.ports import free_port
 from trunkline_router.main import router_settings
+from trunkline_router.process import tell_listening
 from trunkline_router.settings import address_problem
 from trunkline_runtime.channel import open_channel
 
@@ -197,3 +199,11 @@ async def test_a_second_signal_ends_it_at_once() -> None:
         async with asyncio.timeout(5):
             assert await process.wait() == 0
         assert (await refusal(call)).code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+def test_a_parent_that_is_stopping_need_not_hear_that_its_process_listens() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    tell_listening(writing)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(writing)
