@@ -19,9 +19,8 @@ class QuestionBudget:
         self._of_tenants = FairBudget(LIMITS, now_s)
 
     def takes(self, question: Question, now_s: float) -> bool:
-        """Takes what a question costs, if there is room for it. A question that finds too little room for a long list
-        uses up what there is."""
+        """Takes what a question costs, if there is room for it."""
         viewer = question.viewer
         budget = self._of_operators if viewer.is_operator else self._of_tenants
         cost = max(1, math.ceil(question.most_in_all / REQUESTS_FOR_ONE))
-        return all(budget.takes(viewer.tenant, now_s) for _ in range(cost))
+        return budget.takes(viewer.tenant, now_s, cost)

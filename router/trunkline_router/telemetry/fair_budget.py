@@ -39,27 +39,31 @@ class FairBudget:
         self._all = _Bucket(limits.at_once, now_s)
         self._accounts: OrderedDict[str, _Bucket] = OrderedDict()  # those that took of the reserve, the latest last
 
-    def takes(self, account: str, now_s: float) -> bool:
-        """Takes one from the budget for this account, if there is room for it."""
+    def takes(self, account: str, now_s: float, cost: float = 1.0) -> bool:
+        """Takes the cost from the budget for this account, if there is room for it. Takes nothing otherwise: an account
+        that tries again and again finds room as soon as one that waits."""
         limits = self._limits
+        cost = min(cost, limits.at_once)  # one that costs more takes everything
         left = self._all.refill(limits.per_s, limits.at_once, now_s)
-        if left < 1.0:
+        if left < cost:
             return False
-        if left <= limits.reserve and not self._takes_of_reserve(account, now_s):
+        of_reserve = min(cost, cost - (left - limits.reserve))
+        if of_reserve > 0.0 and not self._takes_of_reserve(account, now_s, of_reserve):
             return False
-        self._all.left -= 1.0
+        self._all.left -= cost
         return True
 
-    def _takes_of_reserve(self, account: str, now_s: float) -> bool:
+    def _takes_of_reserve(self, account: str, now_s: float, cost: float) -> bool:
         limits = self._limits
         own = self._accounts.pop(account, None) or _Bucket(limits.account_at_once, now_s)
         self._make_room(now_s)
         self._accounts[account] = own
         share = limits.share(len(self._accounts))
         most = min(limits.account_at_once, max(1.0, limits.account_at_once * share))  # less than one would be nothing
-        if own.refill(limits.account_per_s * share, most, now_s) < 1.0:
+        cost = min(cost, most)  # one that costs more takes all that the account has
+        if own.refill(limits.account_per_s * share, most, now_s) < cost:
             return False
-        own.left -= 1.0
+        own.left -= cost
         return True
 
     def _make_room(self, now_s: float) -> None:

@@ -59,3 +59,25 @@ def test_it_remembers_a_bounded_number_of_accounts() -> None:
     for number in range(10 * MOST_ACCOUNTS):
         budget.takes(f"account-{number}", number / 1e3)
     assert len(budget._accounts) <= MOST_ACCOUNTS
+
+
+def test_an_account_that_tries_in_a_loop_finds_room_for_what_costs_several() -> None:
+    """Tries without success take nothing. Otherwise, none would ever find as much as it costs."""
+    budget, taken_at_s = FairBudget(LIMITS, 0.0), []
+    for step in range(60_000):
+        if budget.takes("impatient", step / 1000, cost=7.0):
+            taken_at_s.append(step / 1000)
+    late = [at_s for at_s in taken_at_s if at_s > 30.0]
+    assert 0.9 * 30 * LIMITS.per_s < 7 * len(late) < 1.1 * 30 * LIMITS.per_s
+
+
+def test_what_costs_more_than_an_account_may_have_is_found_when_it_has_all_of_that() -> None:
+    budget = FairBudget(
+        BudgetLimits(per_s=20.0, at_once=100.0, reserve=75.0, account_per_s=2.0, account_at_once=25.0), 0.0
+    )
+    found: Counter[str] = Counter()
+    for step in range(60_000):
+        for account in ("one", "another", "third", "fourth"):
+            found[account] += budget.takes(account, step / 1000, cost=34.0)
+    assert min(found.values()) >= 2
+    assert 34 * found.total() <= 60 * 20 + 100

@@ -1,0 +1,38 @@
+"""A viewer that asks too often is refused, and is answered again as soon as its share allows."""
+
+from trunkline_router.lookup.question import MOST_LISTED, Question
+from trunkline_router.lookup.question_budget import LIMITS, QuestionBudget
+from trunkline_router.lookup.request_book import Kind
+from trunkline_router.lookup.viewer import Viewer
+from trunkline_router.request.tenants import Tenant
+
+
+def asks(budget: QuestionBudget, question: Question, seconds: int, since_s: int = 0) -> int:
+    """How many of a viewer's questions may be asked if it asks 50 times a second."""
+    return sum(budget.takes(question, since_s + step / 50) for step in range(50 * seconds))
+
+
+def lists(tenant: str, most: int, *kinds: Kind, is_operator: bool = False) -> Question:
+    viewer = Viewer(tenant, is_operator, is_operator, True, None, Tenant(), is_listed=False)
+    return Question(viewer, kinds=kinds or (Kind.ENDED,), most=most)
+
+
+def test_a_page_that_asks_in_a_loop_is_answered_for_as_long_as_it_does() -> None:
+    """Every question that was refused used to take what the next one would have needed."""
+    budget = QuestionBudget(0.0)
+    asks(budget, lists("acme", 100), 60)
+    assert asks(budget, lists("acme", 100), 60, since_s=60) >= 60 * LIMITS.account_per_s / 2
+
+
+def test_the_longest_lists_are_answered_between_many_viewers() -> None:
+    budget = QuestionBudget(0.0)
+    for number in range(20):
+        asks(budget, lists(f"tenant-{number}", 100), 1, since_s=number)
+    assert asks(budget, lists("acme", MOST_LISTED, *Kind), 60, since_s=20)
+
+
+def test_tenants_take_nothing_of_what_operators_ask() -> None:
+    budget = QuestionBudget(0.0)
+    for number in range(20):
+        asks(budget, lists(f"tenant-{number}", MOST_LISTED), 1)
+    assert asks(budget, lists("ops", 100, is_operator=True), 1) >= 25
