@@ -177,7 +177,7 @@ def traces_of(settings: RouterSettings, tracing: Tracing) -> RequestTraces | Non
     if tracing.queue is None:
         return None
     slow_s = settings.trace_slow_ms / 1e3 if settings.trace_slow_ms else None
-    return RequestTraces(tracing.queue, tracing.resource, slow_s, sampler=tracing.sampler)
+    return RequestTraces(tracing.queue, slow_s, sampler=tracing.sampler)
 
 
 def _response_store(settings: RouterSettings) -> ResponseStore | None:

@@ -3,15 +3,12 @@
 import asyncio
 import gc
 import resource
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import grpc
 import pytest
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from tests.router.cluster import Cluster, cluster, refusal
 from tests.router.fake_worker import FakeWorker
@@ -28,7 +25,9 @@ from trunkline_router.request.tenants import Tenants
 from trunkline_router.scraping.sources import label_rules
 from trunkline_router.telemetry.request_observer import RequestObserver
 from trunkline_router.tracing.request_traces import RequestTraces
-from trunkline_runtime.telemetry.span_queue import SpanQueue
+from trunkline_runtime.telemetry.otlp_spans import SpanSource
+from trunkline_runtime.telemetry.span_queue import span_queue
+from trunkline_runtime.tracing import SCOPE
 
 NUM_PROMPTS = 300  # so that the fake worker's own memory is bounded
 BEFORE, AFTER = 1500, 3000  # requests: the first fill all rings
@@ -37,11 +36,14 @@ MOST_GROWN = 8 << 20  # bytes: less than 3 kB a request
 HUGE = Timeline(ended_s=1.0, chunks=[PrefillChunk()] * 31_000, gaps=[Gap()] * 100)
 
 
-class Discards(SpanExporter):
+class Discards:
     """A collector that takes everything."""
 
-    def export(self, _: Sequence[ReadableSpan]) -> SpanExportResult:
-        return SpanExportResult.SUCCESS
+    def send(self, request: bytes, num_spans: int) -> bool:
+        return bool(request) and num_spans > 0
+
+    def shutdown(self) -> None:
+        pass
 
 
 async def serve(router: Cluster, worker: FakeWorker, numbers: range) -> None:
@@ -82,9 +84,9 @@ def resident_bytes() -> int:
 async def test_traffic_leaves_the_memory_of_all_that_listens_flat() -> None:
     """Of a whole router: ring of requests, metrics, traces, prefixes, sampler, scraper, watcher. Messages of protobuf
     are kept outside of Python's memory, so the process's own is measured."""
-    queue, recent, tenants = SpanQueue(Discards()), RecentRequests(), Tenants()
+    queue, recent, tenants = span_queue(Discards(), SpanSource(Resource.create(), SCOPE)), RecentRequests(), Tenants()
     counted = RequestCounts(label_rules(tenants))
-    observer = RequestObserver(listeners=[RequestTraces(queue, Resource.create(), slow_s=2.0), counted, recent])
+    observer = RequestObserver(listeners=[RequestTraces(queue, slow_s=2.0), counted, recent])
     worker = FakeWorker("w0", answer=None)
     limits = FailoverLimits(max_resumptions=0)
     async with cluster(worker, observer=observer, recent=recent, tenants=tenants, edge=Edge, failover=limits) as router:

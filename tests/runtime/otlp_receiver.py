@@ -1,8 +1,9 @@
 """A receiver of OpenTelemetry spans, over gRPC and HTTP on free ports, that keeps what it is sent."""
 
+import gzip
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -59,6 +60,11 @@ class ReceivedSpan:
     @property
     def is_error(self) -> bool:
         return self.proto.status.code == self.proto.status.STATUS_CODE_ERROR
+
+
+def read(spans: Iterable[bytes]) -> list[ReceivedSpan]:
+    """Spans that a router has written, and not sent."""
+    return [ReceivedSpan("", "", Span.FromString(span)) for span in spans]
 
 
 @dataclass
@@ -158,7 +164,8 @@ def receiving() -> Iterator[Receiver]:
 
         def do_POST(self) -> None:
             assert self.path == "/v1/traces"
-            receiver.take(self.rfile.read(int(self.headers["content-length"])), HTTP)
+            body = self.rfile.read(int(self.headers["content-length"]))
+            receiver.take(gzip.decompress(body) if self.headers["content-encoding"] == "gzip" else body, HTTP)
             self.send_response(200)
             self.send_header("content-length", "0")
             self.end_headers()

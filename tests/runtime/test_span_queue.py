@@ -7,23 +7,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from opentelemetry.trace import SpanContext
 
 from tests.runtime.otlp_receiver import GRPC, HTTP, receiving
 from trunkline_runtime.telemetry.bounded_session import MAX_ANSWER_BYTES
-from trunkline_runtime.telemetry.span_exporters import span_exporter
+from trunkline_runtime.telemetry.otlp_spans import SpanSource, TraceWriter, unique_attribute
 from trunkline_runtime.telemetry.span_queue import SpanQueue
+from trunkline_runtime.telemetry.span_transports import span_transport
+from trunkline_runtime.tracing import SCOPE
 
 PATIENCE_S = 20.0
 
 
-def span(name: str = "a span") -> ReadableSpan:
-    context = SpanContext(1, 2, is_remote=False)
-    attributes = {"trunkline.request_id": name}
-    return ReadableSpan(name, context, resource=Resource.create(), attributes=attributes, start_time=1, end_time=2)
+SOURCE = SpanSource(Resource.create(), SCOPE)
+
+
+def span(name: str = "a span") -> bytes:
+    return TraceWriter(1).span(name, 2, 0, 1, 2, unique_attribute("trunkline.request_id", name))
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -33,42 +34,48 @@ def wait_until(condition: Callable[[], bool]) -> None:
         threading.Event().wait(0.005)
 
 
-class HeldExporter(SpanExporter):
-    """Exports nothing until it is let go."""
+class HeldTransport:
+    """Sends nothing until it is let go."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
         self.has_begun = threading.Event()
-        self.exported: list[ReadableSpan] = []
+        self.num_sent = 0
 
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+    def send(self, request: bytes, num_spans: int) -> bool:
         self.has_begun.set()
         assert self.go.wait(PATIENCE_S)
-        self.exported += spans
-        return SpanExportResult.SUCCESS
+        (resource,) = ExportTraceServiceRequest.FromString(request).resource_spans
+        (scope,) = resource.scope_spans
+        assert len(scope.spans) == num_spans
+        self.num_sent += num_spans
+        return True
+
+    def shutdown(self) -> None:
+        pass
 
 
 def test_while_an_export_waits_spans_are_queued_up_to_a_bound_and_then_counted() -> None:
-    exporter = HeldExporter()
-    queue = SpanQueue(exporter, max_waiting=10, interval_s=0.005)
+    transport = HeldTransport()
+    queue = SpanQueue(transport, SOURCE, max_waiting=10, interval_s=0.005)
     queue.put(lambda: (span(),))
-    assert exporter.has_begun.wait(PATIENCE_S)
+    assert transport.has_begun.wait(PATIENCE_S)
     for _ in range(15):
         queue.put(lambda: (span(), span()))
     assert queue.counts.dropped == 5
-    exporter.go.set()
+    transport.go.set()
     queue.close()
-    assert len(exporter.exported) == queue.counts.exported == 1 + 2 * 10
+    assert transport.num_sent == queue.counts.exported == 1 + 2 * 10
     queue.put(lambda: (span(),))
     assert queue.counts.dropped == 6, "it has ended"
 
 
 def test_a_bug_in_making_spans_costs_those_alone() -> None:
-    exporter = HeldExporter()
-    exporter.go.set()
-    queue = SpanQueue(exporter, interval_s=0.005)
+    transport = HeldTransport()
+    transport.go.set()
+    queue = SpanQueue(transport, SOURCE, interval_s=0.005)
 
-    def fails() -> Sequence[ReadableSpan]:
+    def fails() -> Sequence[bytes]:
         raise KeyError("a bug")
 
     for spans in (fails, lambda: (span(),)):
@@ -78,9 +85,9 @@ def test_a_bug_in_making_spans_costs_those_alone() -> None:
 
 
 def test_a_full_batch_does_not_wait() -> None:
-    exporter = HeldExporter()
-    exporter.go.set()
-    queue = SpanQueue(exporter, interval_s=PATIENCE_S, batch_spans=7)
+    transport = HeldTransport()
+    transport.go.set()
+    queue = SpanQueue(transport, SOURCE, interval_s=PATIENCE_S, batch_spans=7)
     for _ in range(7):
         queue.put(lambda: (span(),))
     wait_until(lambda: queue.counts.exported == 7)
@@ -88,9 +95,9 @@ def test_a_full_batch_does_not_wait() -> None:
 
 
 def test_a_full_queue_does_not_wait_for_a_larger_batch() -> None:
-    exporter = HeldExporter()
-    exporter.go.set()
-    queue = SpanQueue(exporter, max_waiting=3, interval_s=PATIENCE_S, batch_spans=7)
+    transport = HeldTransport()
+    transport.go.set()
+    queue = SpanQueue(transport, SOURCE, max_waiting=3, interval_s=PATIENCE_S, batch_spans=7)
     for _ in range(3):
         queue.put(lambda: (span(),))
     wait_until(lambda: queue.counts.exported == 3)
@@ -172,9 +179,9 @@ def queue_to(monkeypatch: pytest.MonkeyPatch, protocol: str, port: int) -> SpanQ
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.3")
-    exporter = span_exporter()
-    assert exporter is not None
-    return SpanQueue(exporter, interval_s=0.005)
+    transport = span_transport()
+    assert transport is not None
+    return SpanQueue(transport, SOURCE, interval_s=0.005)
 
 
 def test_of_an_endless_answer_little_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,11 @@
-"""Observes a router while it works, as in production: metrics are scraped each second, and one page is open."""
+"""Observes a router while it works, as in production: metrics are scraped each second, and one page is open. Between two
+loads nobody looks, so that the time in which another router works does not count.
+"""
 
 import asyncio
 import contextlib
 import re
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -36,16 +39,24 @@ class Observations:
 
 
 class Observer:
-    """Observes the router with this HTTP address ("host:port"), inside watched()."""
+    """Observes the router with this HTTP address ("host:port"), inside observed()."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._has_view = asyncio.Event()
+        self._next_scrape_s = FIRST_SCRAPE_S  # in seconds of observed time
         self.seen = Observations()
+
+    @contextlib.asynccontextmanager
+    async def observed(self) -> AsyncIterator[None]:
+        """Looks at the page, and scrapes. Raises as watched() does."""
+        async with self.watched(), self.scraped():
+            yield
 
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
         """Keeps a page's stream of events open. Raises OSError or TimeoutError if the router does not serve it."""
+        self._has_view.clear()
         async with self._asked("/fleet/events", "text/event-stream") as reader:
             watching = asyncio.create_task(self._watch(reader))
             try:
@@ -56,18 +67,20 @@ class Observer:
 
     @contextlib.asynccontextmanager
     async def scraped(self) -> AsyncIterator[None]:
-        """Scrapes the metrics each second."""
+        """Scrapes the metrics each second of all the time that is spent inside."""
+        began_s = time.monotonic()
 
         async def scrape_on() -> None:
-            await asyncio.sleep(FIRST_SCRAPE_S)
             while True:
+                await asyncio.sleep(max(0.0, began_s + self._next_scrape_s - time.monotonic()))
+                self._next_scrape_s += SCRAPE_INTERVAL_S
                 await self.scrape()
-                await asyncio.sleep(SCRAPE_INTERVAL_S)
 
         scraping = asyncio.create_task(scrape_on())
         try:
             yield
         finally:
+            self._next_scrape_s -= time.monotonic() - began_s
             scraping.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await scraping

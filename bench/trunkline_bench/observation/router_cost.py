@@ -2,7 +2,8 @@
 
 Two routers before the same source take turns: one with everything off; of the other, a tenth of the requests is traced
 to an OTLP receiver, metrics are scraped each second, and a page watches the fleet. CPU time is compared, because it
-depends little on what else the machine does. Each pair has routers of its own: two equal processes differ by up to a
+depends less than other times on what else the machine does. What is left of that changes within seconds, so the turns
+last for half a second, and each pair has many. Each pair has routers of its own: two equal processes differ by up to a
 tenth for as long as they live.
 """
 
@@ -22,7 +23,7 @@ from trunkline_bench.streaming.processes import Hop, printed_address, process, r
 
 ON_HOPS, OFF_HOPS = ("on", "on, HTTP"), ("off", "off, HTTP")
 GRPC, HTTP = 0, 1  # of both
-SETTLED_S = 1.2  # after a load, until its last spans are exported; this time counts for both routers
+SETTLED_S = 1.2  # after the last turn, until its spans are exported; this time counts for both routers
 WARM_UP_SHARE = 0.2
 OFF = {"OTEL_TRACES_EXPORTER": "none"}  # without a variable that this process may have
 SPANS = "trunkline_router_spans_total"
@@ -43,36 +44,40 @@ def traced(collector: str) -> dict[str, str]:
 class Work:
     """What one row of the report measures.
 
-    hop: GRPC or HTTP; of_tokens: the figure is tokens per CPU second, otherwise requests per CPU second
+    hop: GRPC or HTTP
+    load: of one turn
+    turns: of each router in a pair
+    of_tokens: the figure is tokens per CPU second, otherwise requests per CPU second
     """
 
     name: str
     hop: int
     load: Load
+    turns: int
     of_tokens: bool = False
 
-    def per_cpu_s(self, seen: Seen, cpu_s: float) -> float:
-        """The figure of one run; more is better."""
-        return (seen.tokens if self.of_tokens else seen.requests) / cpu_s
+    def count(self, seen: Seen) -> int:
+        """What a router did in a turn."""
+        return seen.tokens if self.of_tokens else seen.requests
 
 
 def works(share: float = 1.0) -> Sequence[Work]:
-    """Runs of a second or two. share: of the usual size"""
+    """Of each work several seconds for each router. share: of the usual number of turns"""
 
-    def scaled(count: int) -> int:
-        return max(1, round(count * share))
+    def scaled(turns: int) -> int:
+        return max(1, round(turns * share))
 
     streams = [
-        Work(f"tokens over gRPC, {count} streams", GRPC, Load("", "edge", count, scaled(tokens)), of_tokens=True)
-        for count, tokens in ((64, 2400), (256, 600))
+        Work(f"tokens over gRPC, {count} streams", GRPC, Load("", "edge", count, tokens), scaled(4), of_tokens=True)
+        for count, tokens in ((64, 1200), (256, 300))
     ]
     requests = [
-        Work(f"requests of one token over {name}", hop, Load("", wire, 64, 1, rounds=scaled(rounds), text=text))
-        for name, hop, wire, rounds, text in (
-            ("gRPC, ids", GRPC, "edge", 50, False),
-            ("gRPC, text", GRPC, "edge", 45, True),
-            ("HTTP, ids", HTTP, "http", 40, False),
-            ("HTTP, text", HTTP, "http", 35, True),
+        Work(f"requests of one token over {name}", hop, Load("", wire, 64, 1, rounds=10, text=text), scaled(10))
+        for name, hop, wire, text in (
+            ("gRPC, ids", GRPC, "edge", False),
+            ("gRPC, text", GRPC, "edge", True),
+            ("HTTP, ids", HTTP, "http", False),
+            ("HTTP, text", HTTP, "http", True),
         )
     ]
     return (*streams, *requests)
@@ -90,22 +95,22 @@ class Routers:
     def hop(self, work: Work, *, is_observed: bool) -> Hop:
         return (self.on if is_observed else self.off)[work.hop]
 
-    async def load(self, work: Work, *, is_observed: bool) -> Seen:
-        """Loads one of the routers."""
-        return await self.client.run(replace(work.load, address=self.hop(work, is_observed=is_observed).address))
-
-    async def run(self, work: Work, *, is_observed: bool) -> float:
-        """One run on one of the routers; returns its figure."""
-        hop = self.hop(work, is_observed=is_observed)
-        before_s = hop.cpu_s()
-        async with self.observer.scraped() if is_observed else contextlib.nullcontext():
-            seen = await self.load(work, is_observed=is_observed)
-        await asyncio.sleep(SETTLED_S)
-        return work.per_cpu_s(seen, hop.cpu_s() - before_s)
+    async def turn(self, work: Work, *, is_observed: bool) -> int:
+        """Loads one of the routers once; returns what it did."""
+        address = self.hop(work, is_observed=is_observed).address
+        async with self.observer.observed() if is_observed else contextlib.nullcontext():
+            return work.count(await self.client.run(replace(work.load, address=address)))
 
     async def pair(self, work: Work, *, on_first: bool) -> Pair:
-        """One run on each."""
-        rates = {is_observed: await self.run(work, is_observed=is_observed) for is_observed in (on_first, not on_first)}
+        """The routers take turns. What they do between two turns counts, too."""
+        hops = {is_observed: self.hop(work, is_observed=is_observed) for is_observed in (on_first, not on_first)}
+        before_s = {is_observed: hop.cpu_s() for is_observed, hop in hops.items()}
+        done = dict.fromkeys(hops, 0)
+        for _ in range(work.turns):
+            for is_observed in hops:
+                done[is_observed] += await self.turn(work, is_observed=is_observed)
+        await asyncio.sleep(SETTLED_S)
+        rates = {each: done[each] / (hop.cpu_s() - before_s[each]) for each, hop in hops.items()}
         return Pair(off=rates[False], on=rates[True])
 
 
@@ -119,7 +124,6 @@ async def routers(against: Path | None) -> AsyncIterator[Routers]:
         found = await router_hops(stack, worker, OFF_HOPS, against, OFF)
         found |= await router_hops(stack, worker, ON_HOPS, variables=traced(collector))
         observer = Observer(found[ON_HOPS[HTTP]].address)
-        await stack.enter_async_context(observer.watched())
         client = await stack.enter_async_context(load_process())
         off, on = ((found[grpc], found[http]) for grpc, http in (OFF_HOPS, ON_HOPS))
         yield Routers(off, on, observer, client)
@@ -153,8 +157,8 @@ async def measured(count: int, against: Path | None, share: float = 1.0) -> tupl
     for number in range(count):
         async with routers(against) as both:
             for work in works(share * WARM_UP_SHARE):
-                for is_observed in (False, True):
-                    await both.load(work, is_observed=is_observed)
+                for is_observed in (False, True) * work.turns:
+                    await both.turn(work, is_observed=is_observed)
             for work in works(share):
                 pairs[work.name].append(pair := await both.pair(work, on_first=bool(number % 2)))
                 print(f"{number + 1}. {work.name}: {pair.ratio:.3f}", flush=True)

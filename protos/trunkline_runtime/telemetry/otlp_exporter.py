@@ -9,8 +9,8 @@ GRPC, HTTP = PROTOCOLS = ("grpc", "http/protobuf")
 TRACES, METRICS = "traces", "metrics"
 _LIBRARY = "opentelemetry.exporter.otlp.proto"
 _CLASSES = {
-    (TRACES, GRPC): ("trunkline_runtime.telemetry.grpc_span_exporter", "GrpcSpanExporter"),
-    (TRACES, HTTP): (f"{_LIBRARY}.http.trace_exporter", "OTLPSpanExporter"),
+    (TRACES, GRPC): ("trunkline_runtime.telemetry.grpc_span_transport", "GrpcSpanTransport"),
+    (TRACES, HTTP): ("trunkline_runtime.telemetry.http_span_transport", "HttpSpanTransport"),
     (METRICS, GRPC): (f"{_LIBRARY}.grpc.metric_exporter", "OTLPMetricExporter"),
     (METRICS, HTTP): (f"{_LIBRARY}.http.metric_exporter", "OTLPMetricExporter"),
 }
@@ -21,7 +21,7 @@ class ExporterError(ValueError):
 
 
 def otlp_exporter(signal: str) -> Any:
-    """An exporter of TRACES or METRICS. Raises ExporterError."""
+    """A SpanTransport for TRACES, the library's exporter for METRICS. Raises ExporterError."""
     variables = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
     variable = next((name for name in variables if os.environ.get(name)), variables[-1])
     protocol = os.environ.get(variable) or GRPC
@@ -31,7 +31,7 @@ def otlp_exporter(signal: str) -> Any:
     try:
         # Imported on demand, because the import is slow.
         module = import_module(module_name)
-        options = {} if protocol == GRPC else {"session": _bounded_session()}
+        options = {"session": _bounded_session()} if (signal, protocol) == (METRICS, HTTP) else {}
         exporter = getattr(module, class_name)(**options)
     except ImportError as error:
         package = f"opentelemetry-exporter-otlp-proto-{protocol.partition('/')[0]}"

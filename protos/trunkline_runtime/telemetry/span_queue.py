@@ -10,10 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-
 from trunkline_runtime.log import get_logger
+from trunkline_runtime.telemetry.otlp_spans import SpanSource
+from trunkline_runtime.telemetry.span_transports import SpanTransport
 
 # The standard variables, and their defaults. Waiting parts: a request's spans in a router, one span in a worker.
 MAX_WAITING_VARIABLE, MAX_WAITING = "OTEL_BSP_MAX_QUEUE_SIZE", 2048
@@ -24,7 +23,7 @@ MOST = 1_000_000  # of each variable
 LAST_EXPORT_S = 3.0  # time for what waits when the process ends
 VAIN_EXPORT_S = 0.2  # the same if the collector took nothing lately
 
-Spans = Callable[[], Sequence[ReadableSpan]]  # makes spans when they are exported
+Spans = Callable[[], Sequence[bytes]]  # writes spans, as otlp_spans.py does, when they are exported
 
 
 @dataclass(slots=True)
@@ -46,11 +45,11 @@ class QueueError(ValueError):
     """A variable of the queue is invalid. The message is one line for a person."""
 
 
-def span_queue(exporter: SpanExporter) -> "SpanQueue":
+def span_queue(transport: SpanTransport, source: SpanSource) -> "SpanQueue":
     """A queue as the variables say. Raises QueueError."""
     max_waiting, interval_ms = _number(MAX_WAITING_VARIABLE, MAX_WAITING), _number(INTERVAL_VARIABLE, INTERVAL_MS)
     batch_spans = _number(BATCH_VARIABLE, BATCH_SPANS)
-    return SpanQueue(exporter, max_waiting=max_waiting, interval_s=interval_ms / 1e3, batch_spans=batch_spans)
+    return SpanQueue(transport, source, max_waiting=max_waiting, interval_s=interval_ms / 1e3, batch_spans=batch_spans)
 
 
 def _number(variable: str, default: int) -> int:
@@ -61,18 +60,23 @@ def _number(variable: str, default: int) -> int:
 
 
 class SpanQueue:
-    """A bounded queue before an exporter. put() may be called on any thread and returns at once."""
+    """A bounded queue before a transport. put() may be called on any thread and returns at once.
+
+    source: of all spans
+    """
 
     def __init__(
         self,
-        exporter: SpanExporter,
+        transport: SpanTransport,
+        source: SpanSource,
         *,
         max_waiting: int = MAX_WAITING,
         interval_s: float = INTERVAL_MS / 1e3,
         batch_spans: int = BATCH_SPANS,
     ) -> None:
         self.counts = ExportCounts()
-        self._exporter = exporter
+        self._transport = transport
+        self._source = source
         self._max_waiting = max_waiting
         self._interval_s = interval_s
         self._batch_spans = batch_spans
@@ -103,7 +107,7 @@ class SpanQueue:
         self._has_ended.set()
         self._is_due.set()
         self._thread.join(within_s if self._is_reachable else min(within_s, VAIN_EXPORT_S))
-        self._exporter.shutdown()
+        self._transport.shutdown()
 
     def _run(self) -> None:
         while self._waiting or not self._has_ended.is_set():
@@ -112,9 +116,9 @@ class SpanQueue:
             for batch in self._batches():
                 self._export(batch)
 
-    def _batches(self) -> Iterator[list[ReadableSpan]]:
+    def _batches(self) -> Iterator[list[bytes]]:
         """Empties the queue, batch by batch."""
-        batch: list[ReadableSpan] = []
+        batch: list[bytes] = []
         while self._waiting:
             spans = self._waiting.popleft()
             try:
@@ -128,9 +132,9 @@ class SpanQueue:
         if batch:
             yield batch
 
-    def _export(self, batch: Sequence[ReadableSpan]) -> None:
+    def _export(self, batch: Sequence[bytes]) -> None:
         try:
-            is_exported = self._exporter.export(batch) is SpanExportResult.SUCCESS
+            is_exported = self._transport.send(self._source.request(batch), len(batch))
         except Exception as error:  # the thread must live on, whatever the collector answers
             get_logger().error("unexpected error in an export of spans", exc_info=error)
             is_exported = False

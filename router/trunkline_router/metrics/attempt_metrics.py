@@ -139,7 +139,7 @@ def predicted_first_token_s(placement: PlacementRecord) -> float | None:
     if plan is None or plan.prediction is None:
         return None
     terms = plan.prediction.terms_of(plan.chosen)
-    return terms["queue_s"] + terms["prefill_s"] + terms["decode_s"] + terms["kv_wait_s"]
+    return terms.queue_s + terms.prefill_s + terms.decode_s + terms.kv_wait_s
 
 
 def pairs_of(record: RequestRecord) -> Iterator[tuple[AttemptRecord, PlacementRecord | None]]:

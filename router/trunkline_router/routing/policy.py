@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trunkline_router.routing.route_request import RouteRequest
 from trunkline_router.routing.routing_policy import PolicyName, RoutingPolicy
-from trunkline_router.routing.ttft import FEW_WORKERS, TERM_NAMES, Prediction, predict, queued_before
+from trunkline_router.routing.ttft import FEW_WORKERS, Prediction, Terms, predict, queued_before
 from trunkline_router.routing.worker_facts import Column, WorkerTable, hash_53
 
 # Predicted times within this share of the best, within the time of one block, or within NEAR_S count as equal. Workers'
@@ -25,6 +26,9 @@ NEAR_S = 3e-3
 # for its sessions while they exceed it by the second.
 HASH_LOAD_BOUND = 1.25
 AFFINITY_LOAD_BOUND = 2.0
+
+
+NO_TERMS = Terms(*[0.0] * len(Terms._fields))
 
 
 class Why(StrEnum):
@@ -43,9 +47,9 @@ class Why(StrEnum):
     IN_TURN = "in_turn"
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A worker as the policy weighed it. The names are those of RouteCandidate in fleet.proto."""
+class Candidate(NamedTuple):
+    """A worker as the policy weighed it. The names are those of RouteCandidate in fleet.proto. From `queue_s` on they
+    are those of Terms, in their order."""
 
     worker_id: str
     matched_tokens: int
@@ -79,16 +83,17 @@ class RoutePlan:
 
     def candidate(self, place: int) -> Candidate:
         """Returns one of the workers."""
-        facts = self.workers.row(place)
-        costs = dict.fromkeys(TERM_NAMES, 0.0) if self.prediction is None else self.prediction.terms_of(place)
+        workers = self.workers
+        facts = workers.row(place)
+        terms = NO_TERMS if self.prediction is None else self.prediction.terms_of(place)
         return Candidate(
-            worker_id=self.workers.worker_ids[place],
-            matched_tokens=int(self.workers.matched_tokens[place]),
-            queued_tokens=int(queued_before(self.lane, facts)),
-            running=int(facts.choices),
+            workers.worker_ids[place],
+            int(workers.matched_tokens[place]),
+            int(queued_before(self.lane, facts)),
+            int(facts.choices),
+            *terms,
+            cost_s=sum(terms),
             routed_by_load=bool(facts.by_load),
-            cost_s=sum(costs.values()),
-            **costs,
         )
 
     def best(self, most: int) -> list[Candidate]:

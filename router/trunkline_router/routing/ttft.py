@@ -53,9 +53,6 @@ class Terms(NamedTuple, Generic[Number]):
     others_s: Number
 
 
-TERM_NAMES = Terms._fields
-
-
 class Prediction(NamedTuple):
     """Predicted times, by worker."""
 
@@ -63,11 +60,10 @@ class Prediction(NamedTuple):
     cost_s: Sequence[float] | Column
     block_s: Sequence[float] | Column  # time to compute one block of a prompt
 
-    def terms_of(self, place: int) -> dict[str, float]:
-        """Returns one worker's terms by name."""
-        if isinstance(self.terms, Terms):
-            return {name: float(getattr(self.terms, name)[place]) for name in TERM_NAMES}
-        return self.terms[place]._asdict()
+    def terms_of(self, place: int) -> Terms[float]:
+        """Returns one worker's terms."""
+        terms = self.terms
+        return Terms(*(float(column[place]) for column in terms)) if isinstance(terms, Terms) else terms[place]
 
     def waits_for_kv(self, place: int) -> bool:
         """Whether most of the wait at a worker is for KV blocks. `kv_wait_s` is for a place among the running choices,

@@ -5,13 +5,13 @@ none per token. Listeners read it once, when the request has ended. It never hol
 credential. Times that end in `_s` are on the router's monotonic clock.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import Timeline
-from trunkline_router.routing.policy import Candidate, RoutePlan
+from trunkline_router.routing.policy import RoutePlan
 
 GENERATE, GRANT = "generate", "grant"  # RequestRecord.method
 GRPC, HTTP = "grpc", "http"  # RequestRecord.protocol
@@ -46,7 +46,7 @@ class PlacementRecord:
     waits_for_kv: whether most of the predicted wait there was for KV blocks
     """
 
-    __slots__ = ("_candidates", "matched_tokens", "num_workers", "plan", "policy", "predicted_ttft_s", "reason", "time",
+    __slots__ = ("matched_tokens", "num_workers", "plan", "policy", "predicted_ttft_s", "reason", "time",
                  "waits_for_kv", "worker")  # fmt: skip
 
     def __init__(self, time: Interval, plan: RoutePlan | None) -> None:
@@ -56,7 +56,6 @@ class PlacementRecord:
         self.matched_tokens = self.num_workers = 0
         self.predicted_ttft_s: float | None = None
         self.waits_for_kv = False
-        self._candidates: Sequence[Candidate] = ()
         if plan is None:
             return
         self.worker, self.policy, self.reason = plan.worker_id, plan.policy, plan.reason
@@ -64,13 +63,6 @@ class PlacementRecord:
         if plan.prediction is not None:
             self.predicted_ttft_s = float(plan.prediction.cost_s[plan.chosen])
             self.waits_for_kv = plan.prediction.waits_for_kv(plan.chosen)
-
-    def candidates(self) -> Sequence[Candidate]:
-        """The chosen worker, then the next best, with the terms of their costs. They are worked out by the first call,
-        which takes tens of microseconds; without a call before the listeners were told, there are none later."""
-        if not self._candidates and self.plan is not None:
-            self._candidates = self.plan.best(MOST_CANDIDATES)
-        return self._candidates
 
 
 @dataclass(slots=True)
@@ -218,7 +210,7 @@ class RequestRecord:
     @property
     def is_failed(self) -> bool:
         """Whether the outcome is a reason of the error table."""
-        return self.outcome.isupper()
+        return is_failure(self.outcome)
 
     def unix_ns(self, time_s: float) -> int:
         """A time on the monotonic clock as nanoseconds since 1970."""
@@ -227,7 +219,7 @@ class RequestRecord:
     @property
     def has_answer(self) -> bool:
         """Whether the outcome is the answer's finish reasons."""
-        return not self.is_failed and self.outcome not in (CANCELLED, GRANTED)
+        return has_answer(self.outcome)
 
     @property
     def last_timeline(self) -> Timeline | None:
@@ -275,6 +267,16 @@ class RequestRecord:
         if not told:
             return None
         return sum([attempt.price_per_hour / 3600.0 * attempt.device_s for attempt in told])
+
+
+def is_failure(outcome: str) -> bool:
+    """Whether a request's outcome is a reason of the error table."""
+    return outcome.isupper()
+
+
+def has_answer(outcome: str) -> bool:
+    """Whether a request's outcome is the answer's finish reasons."""
+    return not is_failure(outcome) and outcome not in (CANCELLED, GRANTED)
 
 
 class RequestListener(Protocol):

@@ -4,8 +4,9 @@ Each stage claims its interval. What is left is "network": the ways between clie
 loops.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import NamedTuple
 
 from trunkline.v1.worker_pb2 import PrefillChunk, Timeline
 from trunkline_router.telemetry.request_record import AttemptRecord, RequestRecord
@@ -16,8 +17,7 @@ STALLED_CLIENT, WORKER, NETWORK = "stalled_client", "worker", "network"
 LEAST_CAUSE_S = 1e-3  # a shorter part is no cause
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A part of the time, in seconds since the request's arrival."""
 
     part: str
@@ -30,6 +30,9 @@ class Part:
         return self.end_s - self.start_s
 
 
+_BY_START = attrgetter("start_s")
+
+
 def ttft_parts(record: RequestRecord, end_s: float) -> list[Part]:
     """Returns the parts of the time to first token; of the whole time if there was no first token. In order, without
     overlaps or holes.
@@ -37,8 +40,8 @@ def ttft_parts(record: RequestRecord, end_s: float) -> list[Part]:
     end_s: when the request ended, or the time now
     """
     until_s = end_s if record.first_token_s is None else record.first_token_s
-    claims = sorted(_claims(record, end_s), key=lambda part: part.start_s)
-    return _joined(list(_without_holes(claims, until_s - record.started_s)))
+    claims = sorted(_claims(record, end_s), key=_BY_START)
+    return _joined(_without_holes(claims, until_s - record.started_s))
 
 
 def cause_of(record: RequestRecord, end_s: float) -> str:
@@ -53,19 +56,20 @@ def main_cause(record: RequestRecord, parts: Sequence[Part]) -> str:
     times_s: dict[str, float] = {}
     for part in parts:
         times_s[part.part] = times_s.get(part.part, 0.0) + part.duration_s
-    cause = max(times_s, key=lambda part: times_s[part], default="")
-    return cause if cause and times_s[cause] >= LEAST_CAUSE_S else ""
+    longest_s = max(times_s.values(), default=0.0)
+    return "" if longest_s < LEAST_CAUSE_S else next(cause for cause, time_s in times_s.items() if time_s == longest_s)
 
 
 def queue_cause(parts: Sequence[Part]) -> str:
     """Returns what the request waited for in a worker's queue before its first token: KV_PRESSURE for KV blocks, QUEUE
     for requests before it, "" if it did not wait for a millisecond."""
-    waits_s = dict.fromkeys((QUEUE, KV_PRESSURE), 0.0)
+    queue_s = kv_s = 0.0
     for part in parts:
-        if part.part in waits_s:
-            waits_s[part.part] += part.duration_s
-    cause = max(waits_s, key=lambda part: waits_s[part])
-    return cause if waits_s[cause] >= LEAST_CAUSE_S else ""
+        if part.part == QUEUE:
+            queue_s += part.duration_s
+        elif part.part == KV_PRESSURE:
+            kv_s += part.duration_s
+    return "" if max(queue_s, kv_s) < LEAST_CAUSE_S else QUEUE if queue_s >= kv_s else KV_PRESSURE
 
 
 def _claims(record: RequestRecord, end_s: float) -> Iterator[Part]:
@@ -156,13 +160,14 @@ def _without_holes(claims: Sequence[Part], end_s: float) -> Iterator[Part]:
             continue
         if start_s > at_s:
             yield Part(NETWORK, at_s, start_s)
-        yield Part(claim.part, start_s, claim_end_s, claim.note)
+        is_whole = start_s == claim.start_s and claim_end_s == claim.end_s
+        yield claim if is_whole else Part(claim.part, start_s, claim_end_s, claim.note)
         at_s = claim_end_s
     if end_s > at_s:
         yield Part(NETWORK, at_s, end_s)
 
 
-def _joined(parts: list[Part]) -> list[Part]:
+def _joined(parts: Iterable[Part]) -> list[Part]:
     """Joins neighbours of a kind."""
     joined: list[Part] = []
     for part in parts:

@@ -2,9 +2,7 @@
 
 from collections.abc import Sequence
 
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace import SpanKind, StatusCode
 
 from trunkline_router.telemetry.refused_calls import KNOWN_METHODS, RefusedCall
 from trunkline_router.telemetry.request_record import GRPC, RequestRecord
@@ -24,16 +22,15 @@ from trunkline_router.tracing.request_attributes import (
     Attributes,
 )
 from trunkline_router.tracing.trace_builder import TraceBuilder
+from trunkline_runtime.telemetry.otlp_spans import status
 
 # Of RFC 9110, and PATCH: the methods that the conventions know. Any other one is _OTHER, and HTTP in names of spans.
 OTHER_METHOD, UNNAMED_METHOD = "_OTHER", "HTTP"
 
 
-def refused_span(
-    call: RefusedCall, record: RequestRecord, ended_s: float, kept: str, resource: Resource
-) -> Sequence[ReadableSpan]:
+def refused_span(call: RefusedCall, record: RequestRecord, ended_s: float, kept: str) -> Sequence[bytes]:
     """One span.  record: says its place in its trace, and when it began"""
-    trace = TraceBuilder(record, resource)
+    trace = TraceBuilder(record)
     attributes: Attributes = {"trunkline.outcome": call.reason, "trunkline.kept": [kept]}
     for name, value in (("request_id", call.request_id), ("tenant", call.tenant)):
         if value:
@@ -45,7 +42,7 @@ def refused_span(
         ended_s,
         attributes | _protocol(call),
         kind=SpanKind.SERVER,
-        status=Status(StatusCode.ERROR if is_servers_fault(call) else StatusCode.UNSET),
+        status=status(StatusCode.ERROR if is_servers_fault(call) else StatusCode.UNSET),
         is_parent_remote=True,
     )
     return trace.spans

@@ -4,17 +4,23 @@ https://opentelemetry.io/docs/specs/semconv/rpc/grpc/ and https://opentelemetry.
 version 1.44.0. The version after it calls `rpc.response.status_code` `rpc.status_code`.
 """
 
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
 import grpc
-from opentelemetry.trace import Status, StatusCode
+from opentelemetry.trace import StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from trunkline.status import CODE_DEADLINE_EXCEEDED, CODE_INTERNAL, CODE_UNAVAILABLE
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_router.http.errors import TABLE
 from trunkline_router.telemetry.genai_operation import PROVIDER, operation_of
-from trunkline_router.telemetry.request_record import CANCELLED, GRPC, UNKNOWN, RequestRecord
+from trunkline_router.telemetry.request_record import CANCELLED, GRPC, UNKNOWN, RequestRecord, has_answer, is_failure
 from trunkline_router.telemetry.ttft_parts import main_cause, queue_cause, ttft_parts
 from trunkline_runtime.telemetry import genai
+from trunkline_runtime.telemetry.otlp_spans import UNSET, span_attributes, unique_attribute
+from trunkline_runtime.telemetry.otlp_spans import status as otlp_status
 
 Attributes = dict[str, AttributeValue]
 
@@ -23,6 +29,8 @@ HTTP_METHOD, HTTP_ROUTE, HTTP_STATUS = "http.request.method", "http.route", "htt
 URL_PATH, URL_SCHEME, ERROR_TYPE = "url.path", "url.scheme", "error.type"
 POST = "POST"  # the method of all requests over HTTP
 HTTP_OK, HTTP_SERVER_ERROR = 200, 500
+
+MOST_WRITTEN = 1024  # attributes that many requests share
 
 STATUS_NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 _UNKNOWN, _UNIMPLEMENTED, _DATA_LOSS = 2, 12, 15
@@ -48,56 +56,122 @@ def span_name(protocol: str, endpoint: str) -> str:
     return endpoint if protocol == GRPC else f"{POST} {endpoint}"
 
 
-def sampling_attributes(record: RequestRecord) -> Attributes:
-    """The parameters that the conventions name, as far as they are set. They hold nothing that a client has written."""
-    sampling = record.sampling
-    if sampling is None:
-        return {}
-    attributes: Attributes = {genai.REQUEST_SEED: sampling.seed} if record.is_seeded else {}
-    for name, attribute, has_presence in _PARAMETERS:
-        value = getattr(sampling, name)
-        if value or (has_presence and sampling.HasField(name)):  # type: ignore[arg-type]  # a literal in the stubs
-            attributes[attribute] = value
+class _Repeated(NamedTuple):
+    """What is the same in many requests: the attributes that tell it are written once."""
+
+    protocol: str
+    endpoint: str
+    url_scheme: str
+    outcome: str
+    code: int
+    is_streamed: bool
+    is_begun: bool  # whether the client got a first token
+    tenant: str
+    lane: str
+    model: str
+    worker: str
+    grants: int
+    resumptions: int
+    choices: int
+    max_tokens: int | None
+    cause: str
+    queue_cause: str
+    kept: tuple[str, ...]
+
+
+def request_attributes(record: RequestRecord, sampling: SamplingParams | None, kept: Sequence[str]) -> bytes:
+    """Returns all attributes of a request's own span, as bytes of the span.
+
+    sampling: the request's parameters, which its record has dropped
+    kept: why the request is exported
+    """
+    parts = ttft_parts(record, record.started_s if record.ended_s is None else record.ended_s)
+    repeated = _Repeated(
+        record.protocol,
+        record.endpoint,
+        record.url_scheme,
+        record.outcome,
+        record.code,
+        record.is_streamed,
+        record.first_token_s is not None,
+        record.tenant,
+        record.lane,
+        record.model,
+        record.worker,
+        record.grants,
+        record.resumptions,
+        record.choices,
+        record.max_tokens,
+        main_cause(record, parts),
+        queue_cause(parts),
+        tuple(kept),
+    )
+    own = {**_own(record), **_of_sampling(record, sampling), **_latencies(record)}
+    return b"".join(
+        (
+            _written(repeated),
+            unique_attribute("trunkline.request_id", record.request_id),
+            unique_attribute(genai.RESPONSE_ID, record.request_id),
+            span_attributes(own),
+        )
+    )
+
+
+@lru_cache(MOST_WRITTEN)
+def _written(of: _Repeated) -> bytes:
+    return span_attributes({**_told(of), **genai.spelled(_generative(of)), **_protocol(of)})
+
+
+def status(record: RequestRecord) -> bytes:
+    """An error, if the server is to blame. Over gRPC it has a description, because several reasons share a code."""
+    if not record.is_failed:
+        return UNSET
+    if record.protocol == GRPC:
+        return otlp_status(StatusCode.ERROR, record.outcome) if record.code in SERVER_ERRORS else UNSET
+    return otlp_status(StatusCode.ERROR) if _http_error(record.outcome) >= HTTP_SERVER_ERROR else UNSET
+
+
+def _told(of: _Repeated) -> Attributes:
+    """Ours."""
+    attributes: Attributes = {"trunkline.outcome": of.outcome, "trunkline.kept": of.kept}
+    for name in ("tenant", "lane", "model", "worker", "grants", "resumptions", "choices", "cause", "queue_cause"):
+        if value := getattr(of, name):
+            attributes["trunkline." + name] = value
     return attributes
 
 
-def request_attributes(record: RequestRecord) -> Attributes:
-    """All but the sampling parameters."""
-    return {
-        **_own(record),
-        **_causes(record),
-        **genai.spelled(_generative(record)),
-        **_protocol(record),
-        **_latencies(record),
+def _generative(of: _Repeated) -> Attributes:
+    attributes: Attributes = {
+        genai.OPERATION_NAME: operation_of(of.endpoint),
+        genai.PROVIDER_NAME: PROVIDER,
+        genai.REQUEST_STREAM: of.is_streamed,
     }
-
-
-def status(record: RequestRecord) -> Status:
-    """An error, if the server is to blame. Over gRPC it has a description, because several reasons share a code."""
-    if not record.is_failed:
-        return Status(StatusCode.UNSET)
-    if record.protocol == GRPC:
-        return Status(StatusCode.ERROR, record.outcome) if record.code in SERVER_ERRORS else Status(StatusCode.UNSET)
-    return Status(StatusCode.ERROR if _http_error(record) >= HTTP_SERVER_ERROR else StatusCode.UNSET)
+    if of.model:
+        attributes[genai.REQUEST_MODEL] = attributes[genai.RESPONSE_MODEL] = of.model
+    if of.max_tokens is not None:
+        attributes[genai.REQUEST_MAX_TOKENS] = of.max_tokens
+    if of.choices > 1:
+        attributes[genai.REQUEST_CHOICE_COUNT] = of.choices
+    if has_answer(of.outcome):
+        attributes[genai.RESPONSE_FINISH_REASONS] = of.outcome.split(",")
+    return attributes
 
 
 def _own(record: RequestRecord) -> Attributes:
-    attributes: Attributes = {"trunkline.request_id": record.request_id, "trunkline.outcome": record.outcome}
-    for name, value in (
-        ("tenant", record.tenant),
-        ("lane", record.lane),
-        ("model", record.model),
-        ("worker", record.worker),
-        ("grants", record.grants),
-        ("resumptions", record.resumptions),
-    ):
-        if value:
-            attributes["trunkline." + name] = value
+    """What is different in each request."""
+    attributes: Attributes = {}
     if record.choices:
-        attributes["trunkline.choices"] = record.choices
         attributes["trunkline.prompt_tokens"] = record.prompt_tokens
         attributes["trunkline.cached_tokens"] = record.cached_tokens
         attributes["trunkline.completion_tokens"] = record.completion_tokens
+        usage: Attributes = {
+            genai.USAGE_INPUT_TOKENS: record.prompt_tokens,
+            genai.USAGE_OUTPUT_TOKENS: record.completion_tokens,
+            genai.USAGE_CACHE_READ_INPUT_TOKENS: record.cached_tokens,
+        }
+        attributes |= genai.spelled(usage)
+    if record.ttft_s is not None:
+        attributes[genai.RESPONSE_TIME_TO_FIRST_CHUNK] = record.ttft_s
     if record.attempts:
         attributes["trunkline.stalled_s"] = record.stalled_s
     told = [attempt.device_s for attempt in record.attempts if attempt.timelines]
@@ -109,62 +183,37 @@ def _own(record: RequestRecord) -> Attributes:
     return attributes
 
 
-def _causes(record: RequestRecord) -> Attributes:
-    """What took the most of the time to the first token, and what the request waited for in a worker's queue."""
-    parts = ttft_parts(record, record.started_s if record.ended_s is None else record.ended_s)
-    causes = (("trunkline.cause", main_cause(record, parts)), ("trunkline.queue_cause", queue_cause(parts)))
-    return {name: cause for name, cause in causes if cause}
-
-
-def _generative(record: RequestRecord) -> Attributes:
-    attributes: Attributes = {
-        genai.OPERATION_NAME: operation_of(record.endpoint),
-        genai.PROVIDER_NAME: PROVIDER,
-        genai.RESPONSE_ID: record.request_id,
-        genai.REQUEST_STREAM: record.is_streamed,
-    }
-    if record.model:
-        attributes[genai.REQUEST_MODEL] = attributes[genai.RESPONSE_MODEL] = record.model
-    if record.max_tokens is not None:
-        attributes[genai.REQUEST_MAX_TOKENS] = record.max_tokens
-    if record.choices > 1:
-        attributes[genai.REQUEST_CHOICE_COUNT] = record.choices
-    if record.choices:
-        attributes[genai.USAGE_INPUT_TOKENS] = record.prompt_tokens
-        attributes[genai.USAGE_OUTPUT_TOKENS] = record.completion_tokens
-        attributes[genai.USAGE_CACHE_READ_INPUT_TOKENS] = record.cached_tokens
-    if record.has_answer:
-        attributes[genai.RESPONSE_FINISH_REASONS] = record.outcome.split(",")
-    if record.ttft_s is not None:
-        attributes[genai.RESPONSE_TIME_TO_FIRST_CHUNK] = record.ttft_s
+def _of_sampling(record: RequestRecord, sampling: SamplingParams | None) -> Attributes:
+    """The parameters that the conventions name, as far as they are set. They hold nothing that a client has written."""
+    if sampling is None:
+        return {}
+    attributes: Attributes = {genai.REQUEST_SEED: sampling.seed} if record.is_seeded else {}
+    for name, attribute, has_presence in _PARAMETERS:
+        value = getattr(sampling, name)
+        if value or (has_presence and sampling.HasField(name)):  # type: ignore[arg-type]  # a literal in the stubs
+            attributes[attribute] = value
     return attributes
 
 
-def _protocol(record: RequestRecord) -> Attributes:
+def _protocol(of: _Repeated) -> Attributes:
     attributes: Attributes
-    if record.protocol == GRPC:
-        code = "CANCELLED" if record.outcome == CANCELLED else STATUS_NAMES.get(record.code, UNKNOWN)
-        attributes = {RPC_SYSTEM: "grpc", RPC_METHOD: record.endpoint, RPC_STATUS: code}
-        if record.is_failed:
+    if of.protocol == GRPC:
+        code = "CANCELLED" if of.outcome == CANCELLED else STATUS_NAMES.get(of.code, UNKNOWN)
+        attributes = {RPC_SYSTEM: "grpc", RPC_METHOD: of.endpoint, RPC_STATUS: code}
+        if is_failure(of.outcome):
             attributes[ERROR_TYPE] = code
         return attributes
-    attributes = {
-        HTTP_METHOD: POST,
-        HTTP_ROUTE: record.endpoint,
-        URL_PATH: record.endpoint,
-        URL_SCHEME: record.url_scheme,
-    }
-    if record.is_failed:
-        attributes[ERROR_TYPE] = record.outcome
-        is_begun = record.is_streamed and record.first_token_s is not None
-        attributes[HTTP_STATUS] = HTTP_OK if is_begun else _http_error(record)
-    elif record.outcome != CANCELLED:
+    attributes = {HTTP_METHOD: POST, HTTP_ROUTE: of.endpoint, URL_PATH: of.endpoint, URL_SCHEME: of.url_scheme}
+    if is_failure(of.outcome):
+        attributes[ERROR_TYPE] = of.outcome
+        attributes[HTTP_STATUS] = HTTP_OK if of.is_streamed and of.is_begun else _http_error(of.outcome)
+    elif of.outcome != CANCELLED:
         attributes[HTTP_STATUS] = HTTP_OK
     return attributes
 
 
-def _http_error(record: RequestRecord) -> int:
-    row = TABLE.get(record.outcome)
+def _http_error(outcome: str) -> int:
+    row = TABLE.get(outcome)
     return HTTP_SERVER_ERROR if row is None else row.status
 
 

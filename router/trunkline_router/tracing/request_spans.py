@@ -1,40 +1,68 @@
 """The spans of a request: its own, and under it admission, tokenize, and for each worker route and attempt."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from itertools import pairwise
+from typing import Any
 
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.trace import SpanKind, Status, StatusCode
+from opentelemetry.trace import SpanKind, StatusCode
 
 from trunkline.status import QUOTA_EXCEEDED
-from trunkline_router.routing.policy import Candidate
-from trunkline_router.telemetry.request_record import AttemptRecord, PlacementRecord, RequestRecord
+from trunkline_router.routing.policy import Candidate, RoutePlan
+from trunkline_router.telemetry.request_record import MOST_CANDIDATES, AttemptRecord, PlacementRecord, RequestRecord
 from trunkline_router.tracing.request_attributes import Attributes, request_attributes, span_name, status
-from trunkline_router.tracing.trace_builder import UNSET, TraceBuilder
+from trunkline_router.tracing.trace_builder import TraceBuilder
 from trunkline_router.tracing.worker_spans import add_worker_spans
+from trunkline_runtime.telemetry.otlp_spans import UNSET, unique_attribute
+from trunkline_runtime.telemetry.otlp_spans import status as otlp_status
 
-CANDIDATE_FIELDS = tuple(field.name for field in fields(Candidate))
-ALWAYS_TOLD = ("worker_id", "matched_tokens", "cost_s")
+MOST_KEPT_WORKERS = 64  # of a decision that waits for its export: thousands may wait, and a worker takes 200 bytes
+ALWAYS_TOLD: Attributes = {"matched_tokens": 0, "cost_s": 0.0}  # of a candidate
 
 
-def spans_of(record: RequestRecord, attributes: Attributes, resource: Resource) -> Sequence[ReadableSpan]:
-    """All spans of a request that has ended. `attributes`: further ones of its own span.
+class EndedRequest:
+    """A request whose spans are wanted. Keeps what its record drops once its listeners were told.
 
-    If the request was not sampled when it began, its workers export nothing. Their spans are made here then.
+    kept: why it is exported
     """
-    trace = TraceBuilder(record, resource)
-    ended_s = record.started_s if record.ended_s is None else record.ended_s
+
+    __slots__ = ("_weighed", "kept", "record", "sampling")
+
+    def __init__(self, record: RequestRecord, kept: Sequence[str]) -> None:
+        self.record = record
+        self.kept = kept
+        self.sampling = record.sampling
+        self._weighed = [_of_few_workers(placement.plan) for placement in record.placements]
+
+    def candidates(self, place: int) -> Sequence[Candidate]:
+        """Returns the chosen worker of a placement, then the next best."""
+        weighed = self._weighed[place]
+        return weighed.best(MOST_CANDIDATES) if isinstance(weighed, RoutePlan) else weighed
+
+
+def _of_few_workers(plan: RoutePlan | None) -> RoutePlan | Sequence[Candidate]:
+    """The candidates of a decision, to be worked out later if its table of the fleet may be kept as long."""
+    if plan is None:
+        return ()
+    return plan if len(plan.workers.worker_ids) <= MOST_KEPT_WORKERS else plan.best(MOST_CANDIDATES)
+
+
+def spans_of(ended: EndedRequest) -> Sequence[bytes]:
+    """Writes all spans of a request.
+
+    If the request was not sampled when it began, its workers export nothing. Their spans are written here then.
+    """
+    record = ended.record
+    trace = TraceBuilder(record)
     trace.add(
         span_name(record.protocol, record.endpoint),
         record.parent_span_id,
         record.started_s,
-        ended_s,
-        request_attributes(record) | attributes,
+        record.started_s if record.ended_s is None else record.ended_s,
+        {},
+        request_attributes(record, ended.sampling, ended.kept),
+        *_events(trace),
         span_id=record.span_id,
         kind=SpanKind.SERVER,
-        events=_events(trace),
         status=status(record),
         is_parent_remote=True,
     )
@@ -44,8 +72,8 @@ def spans_of(record: RequestRecord, attributes: Attributes, resource: Resource) 
     if record.admitted is not None:
         is_refused = record.outcome == QUOTA_EXCEEDED
         trace.add("admission", record.span_id, *record.admitted, {"trunkline.is_refused": is_refused})
-    for placement in record.placements:
-        _add_route(trace, placement)
+    for place, placement in enumerate(record.placements):
+        _add_route(trace, placement, ended.candidates(place))
     previous: AttemptRecord | None = None
     for attempt in record.attempts:
         _add_attempt(trace, attempt, previous)
@@ -53,11 +81,11 @@ def spans_of(record: RequestRecord, attributes: Attributes, resource: Resource) 
     return trace.spans
 
 
-def _events(trace: TraceBuilder) -> Iterator[Event]:
+def _events(trace: TraceBuilder) -> Iterator[bytes]:
     """What the client saw: the first token, and the answer's moves to other workers."""
     record = trace.record
     if record.first_token_s is not None:
-        yield trace.event("first token", record.first_token_s, {})
+        yield trace.event("first token", record.first_token_s)
     silences = record.silences
     for place, (lost, following) in enumerate(pairwise(record.attempts)):
         attributes: Attributes = {
@@ -71,7 +99,7 @@ def _events(trace: TraceBuilder) -> Iterator[Event]:
         yield trace.event("failover", following.started_s, attributes)
 
 
-def _add_route(trace: TraceBuilder, placement: PlacementRecord) -> None:
+def _add_route(trace: TraceBuilder, placement: PlacementRecord, candidates: Sequence[Candidate]) -> None:
     attributes: Attributes = {"trunkline.route.candidates": placement.num_workers}
     if placement.worker:
         attributes |= {
@@ -83,20 +111,19 @@ def _add_route(trace: TraceBuilder, placement: PlacementRecord) -> None:
     if placement.predicted_ttft_s is not None:
         attributes["trunkline.route.predicted_ttft_s"] = placement.predicted_ttft_s
     decided_s = placement.time.end_s
-    events = [trace.event("candidate", decided_s, _of_candidate(each)) for each in placement.candidates()]
-    trace.add("route", trace.record.span_id, *placement.time, attributes, events=events)
+    events = [trace.event("candidate", decided_s, _of_candidate(each)) for each in candidates]
+    trace.add("route", trace.record.span_id, *placement.time, attributes, *events)
 
 
 def _of_candidate(candidate: Candidate) -> Attributes:
-    """Terms of the cost that are zero are left out: each attribute costs microseconds to encode."""
-    values = ((name, getattr(candidate, name)) for name in CANDIDATE_FIELDS)
-    return {name: value for name, value in values if value or name in ALWAYS_TOLD}
+    """What is zero is left out, but for a few."""
+    told: dict[str, Any] = {name: value for name, value in zip(candidate._fields, candidate, strict=True) if value}
+    return ALWAYS_TOLD | told
 
 
 def _add_attempt(trace: TraceBuilder, attempt: AttemptRecord, previous: AttemptRecord | None) -> None:
     record = trace.record
     attributes: Attributes = {
-        "trunkline.request_id": record.request_id,
         "trunkline.worker": attempt.worker,
         "trunkline.ended": attempt.ended,
     }
@@ -106,7 +133,7 @@ def _add_attempt(trace: TraceBuilder, attempt: AttemptRecord, previous: AttemptR
         attributes["trunkline.resumed_at_tokens"] = attempt.resumed_at_tokens
     events = []
     if attempt.first_output_s is not None:
-        events.append(trace.event("first output", attempt.first_output_s, {}))
+        events.append(trace.event("first output", attempt.first_output_s))
     ended_s = attempt.ended_s
     if ended_s is None:
         ended_s = attempt.started_s if record.ended_s is None else record.ended_s
@@ -116,11 +143,12 @@ def _add_attempt(trace: TraceBuilder, attempt: AttemptRecord, previous: AttemptR
         attempt.started_s,
         ended_s,
         attributes,
+        unique_attribute("trunkline.request_id", record.request_id),
+        *events,
+        b"" if previous is None else trace.link(previous.span_id),
         span_id=attempt.span_id,
         kind=SpanKind.CLIENT,
-        events=events,
-        links=() if previous is None else (trace.link(previous.span_id),),
-        status=Status(StatusCode.ERROR, attempt.ended) if attempt.is_lost else UNSET,
+        status=otlp_status(StatusCode.ERROR, attempt.ended) if attempt.is_lost else UNSET,
     )
     if not record.is_sampled:
         add_worker_spans(trace, attempt)

@@ -11,15 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from opentelemetry.sdk.resources import Resource
-
 from trunkline_router.telemetry.fair_budget import BudgetLimits, FairBudget
 from trunkline_router.telemetry.refused_calls import RefusedCall
 from trunkline_router.telemetry.request_outcomes import FAILED, is_worth_a_look
 from trunkline_router.telemetry.request_record import RequestRecord
 from trunkline_router.tracing.refused_span import is_servers_fault, refused_span
-from trunkline_router.tracing.request_attributes import sampling_attributes
-from trunkline_router.tracing.request_spans import spans_of
+from trunkline_router.tracing.request_spans import EndedRequest, spans_of
 from trunkline_runtime.telemetry.head_sampler import NONE_SAMPLED, HeadSampler
 from trunkline_runtime.telemetry.span_queue import Spans
 from trunkline_runtime.telemetry.trace_context import new_trace_id, trace_context
@@ -72,14 +69,12 @@ class RequestTraces:
     def __init__(
         self,
         exports: Exports,
-        resource: Resource,
         slow_s: float | None,
         clock_s: Callable[[], float] = time.monotonic,
         limits: TraceLimits = TRACE_LIMITS,
         sampler: HeadSampler = NONE_SAMPLED,
     ) -> None:
         self._exports = exports
-        self._resource = resource
         self._slow_s = slow_s
         self._clock_s = clock_s
         now_s = clock_s()
@@ -104,10 +99,7 @@ class RequestTraces:
         if not record.has_export_place and not self._has_room(record.tenant):
             self._exports.withhold()
             return
-        for placement in record.placements:
-            placement.candidates()
-        attributes = sampling_attributes(record) | {"trunkline.kept": kept}
-        record.is_exported = self._exports.put(partial(spans_of, record, attributes, self._resource))
+        record.is_exported = self._exports.put(partial(spans_of, EndedRequest(record, kept)))
 
     def call_refused(self, call: RefusedCall) -> None:
         """See RefusalListener. The spans of calls that their clients sample are exported, and of those that failed
@@ -127,7 +119,7 @@ class RequestTraces:
         else:
             record.trace_id, record.parent_span_id, _, record.tracestate = caller
         kept = SAMPLED if is_sampled else FAILED
-        self._exports.put(partial(refused_span, call, record, now_s, kept, self._resource))
+        self._exports.put(partial(refused_span, call, record, now_s, kept))
 
     def _has_room(self, tenant: str) -> bool:
         """Takes a request that ends, and got no place when it began, from the budget."""

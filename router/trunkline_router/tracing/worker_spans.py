@@ -1,8 +1,8 @@
 """The spans of a worker's choices, made from its timelines: for requests of which it exports no spans itself."""
 
-from operator import attrgetter
+from operator import itemgetter
 
-from trunkline.v1.worker_pb2 import PrefillChunk, SampledStep, Timeline
+from trunkline.v1.worker_pb2 import Gap, PrefillChunk, SampledStep, Timeline
 from trunkline_router.telemetry.request_record import AttemptRecord
 from trunkline_router.tracing.request_attributes import Attributes
 from trunkline_router.tracing.trace_builder import TraceBuilder
@@ -45,7 +45,7 @@ def _add_phases(trace: TraceBuilder, parent_id: int, received_s: float, timeline
         "trunkline.cached_tokens": timeline.cached_tokens,
     }
     events = [trace.event("chunk", received_s + chunk.started_s, of_chunk(chunk)) for chunk in chunks]
-    trace.add("prefill", parent_id, admitted_s, first_s, facts, events=events)
+    trace.add("prefill", parent_id, admitted_s, first_s, facts, *events)
     if not timeline.HasField("first_token_s"):
         return
     facts = {
@@ -56,15 +56,18 @@ def _add_phases(trace: TraceBuilder, parent_id: int, received_s: float, timeline
         "trunkline.recomputed_tokens": timeline.recomputed_tokens,
         "trunkline.detokenize_s": timeline.detokenize_s,
     }
-    events = [
-        trace.event("gap", received_s + gap.at_s, {"trunkline.duration_s": gap.duration_s}) for gap in timeline.gaps
-    ]
-    events += [trace.event("step", received_s + step.at_s, of_step(step)) for step in timeline.sampled_steps]
-    events.sort(key=attrgetter("timestamp"))
-    decode_id = trace.add("decode", parent_id, first_s, ended_s, facts, events=events)
+    told = [(gap.at_s, "gap", of_gap(gap)) for gap in timeline.gaps]
+    told += [(step.at_s, "step", of_step(step)) for step in timeline.sampled_steps]
+    told.sort(key=itemgetter(0))
+    events = [trace.event(name, received_s + at_s, of) for at_s, name, of in told]
+    decode_id = trace.add("decode", parent_id, first_s, ended_s, facts, *events)
     if timeline.detokenize_s:  # in one piece; in truth it is spread over the decode
         text_end_s = min(first_s + timeline.detokenize_s, ended_s)
         trace.add("detokenize", decode_id, first_s, text_end_s, {"trunkline.aggregated": True})
+
+
+def of_gap(gap: Gap) -> Attributes:
+    return {"trunkline.duration_s": gap.duration_s}
 
 
 def of_step(step: SampledStep) -> Attributes:

@@ -21,7 +21,7 @@ from trunkline_router.routing.credit import Credit
 from trunkline_router.routing.prefix_index import keys_of
 from trunkline_router.routing.route_request import BATCH, INTERACTIVE, STANDARD
 from trunkline_router.routing.routing_policy import PolicyName
-from trunkline_router.routing.ttft import FEW_WORKERS, TERM_NAMES
+from trunkline_router.routing.ttft import FEW_WORKERS, Terms
 
 PROMPT = prompt_of(1024)
 
@@ -47,7 +47,7 @@ def test_the_cost_is_the_predicted_time_to_the_first_token() -> None:
     assert candidate.queue_s == pytest.approx(4000 * 25e-6 + 4000 / room * 0.004)
     assert candidate.decode_s == pytest.approx((1 + 4000 / room) * decoding_s + 0.5 * (0.004 + decoding_s))
     assert (candidate.kv_wait_s, candidate.kv_penalty_s, candidate.slow_start_s) == (0, 0, 0)
-    assert candidate.cost_s == pytest.approx(sum(getattr(candidate, name) for name in TERM_NAMES))
+    assert candidate.cost_s == pytest.approx(sum(getattr(candidate, name) for name in Terms._fields))
 
 
 @pytest.mark.parametrize(("lane", "chosen"), [(INTERACTIVE, "w1"), (STANDARD, "w1"), (BATCH, "w0")])
@@ -284,7 +284,7 @@ def test_whatever_workers_report_the_plan_is_whole_and_repeats(
         chosen = plan.candidates[plan.chosen]
         assert (chosen.worker_id, chosen.matched_tokens) == (plan.worker_id, plan.matched_tokens)
         assert plan.best(2)[0] == chosen
-        assert all(0 <= getattr(c, name) < 1e6 for c in plan.candidates for name in TERM_NAMES), "finite, never less"
+        assert all(0 <= getattr(c, name) < 1e6 for c in plan.candidates for name in Terms._fields), "finite, never less"
         return plan.candidates, plan.chosen, plan.reason
 
     assert plan() == plan()

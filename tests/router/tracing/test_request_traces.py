@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from opentelemetry.sdk.resources import Resource
 
 from tests.router import direct_rig
 from tests.router.cluster import PATIENCE_S, cluster, refusal, until
@@ -73,7 +72,7 @@ def traced(
         patch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.5")
         tracing = open_tracing("trunkline-router", "router-1")
     assert tracing.queue is not None
-    traces = RequestTraces(tracing.queue, tracing.resource, slow_s, limits=limits)
+    traces = RequestTraces(tracing.queue, slow_s, limits=limits)
     yield RequestObserver(tracing.sampler, [traces], traces.may_export)
     tracing.queue.close()
 
@@ -314,7 +313,7 @@ class Flood:
     def __init__(self) -> None:
         self.now_s = 1000.0
         self.exports = Exports()
-        self.traces = RequestTraces(self.exports, Resource.create(), slow_s=None, clock_s=lambda: self.now_s)
+        self.traces = RequestTraces(self.exports, slow_s=None, clock_s=lambda: self.now_s)
 
     def is_exported(self, tenant: str, outcome: str, *, is_sampled: bool = False) -> bool:
         """Whether a request that ends now is exported."""
