@@ -1,5 +1,5 @@
-"""Observes a router while it works, as in production: metrics are scraped each second, and one page is open. Between two
-loads nobody looks, so that the time in which another router works does not count.
+"""Observes a router while it works, as in production: metrics are scraped each second, and one page is open. Between
+two loads nobody looks, so that the time in which another router works does not count.
 """
 
 import asyncio

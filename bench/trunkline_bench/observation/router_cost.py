@@ -3,7 +3,7 @@
 Two routers before the same source take turns: one with everything off; of the other, a tenth of the requests is traced
 to an OTLP receiver, metrics are scraped each second, and a page watches the fleet. CPU time is compared, because it
 depends less than other times on what else the machine does. What is left of that changes within seconds, so the turns
-last for half a second, and each pair has many. Each pair has routers of its own: two equal processes differ by up to a
+last for a second, and each pair has several. Each pair has routers of its own: two equal processes differ by up to a
 tenth for as long as they live.
 """
 
@@ -68,11 +68,11 @@ def works(share: float = 1.0) -> Sequence[Work]:
         return max(1, round(turns * share))
 
     streams = [
-        Work(f"tokens over gRPC, {count} streams", GRPC, Load("", "edge", count, tokens), scaled(4), of_tokens=True)
-        for count, tokens in ((64, 1200), (256, 300))
+        Work(f"tokens over gRPC, {count} streams", GRPC, Load("", "edge", count, tokens), scaled(3), of_tokens=True)
+        for count, tokens in ((64, 2400), (256, 600))
     ]
     requests = [
-        Work(f"requests of one token over {name}", hop, Load("", wire, 64, 1, rounds=10, text=text), scaled(10))
+        Work(f"requests of one token over {name}", hop, Load("", wire, 64, 1, rounds=25, text=text), scaled(5))
         for name, hop, wire, text in (
             ("gRPC, ids", GRPC, "edge", False),
             ("gRPC, text", GRPC, "edge", True),

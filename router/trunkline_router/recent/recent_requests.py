@@ -1,8 +1,9 @@
 """The requests that ended lately in this process."""
 
+import heapq
 from collections import deque
 from collections.abc import Container, Iterator, Mapping
-from itertools import chain
+from operator import attrgetter
 from statistics import median
 
 from trunkline.status import QUOTA_EXCEEDED
@@ -16,6 +17,8 @@ MOST_ROWS = 1 << 15  # of routing plans, in each of the two rings: some 10 MiB
 SLOW_S = 0.5  # a later first token makes a request notable
 MOST_TTFTS = 64  # of a worker
 MOST_WORKERS = 1024  # whose TTFTs are kept
+
+_END_S = attrgetter("end_s")
 
 
 class RecentRequests:
@@ -41,8 +44,8 @@ class RecentRequests:
         if only_notable:
             yield from self._notable.newest_first()
             return
-        both = chain(self._recent.newest_first(), self._notable.newest_first())
-        yield from sorted(both, key=lambda told: told.end_s, reverse=True)
+        # Each is in order already, but for requests that were told of some milliseconds late.
+        yield from heapq.merge(self._recent.newest_first(), self._notable.newest_first(), key=_END_S, reverse=True)
 
     def refused_by_quota(self) -> Mapping[str, int]:
         """Returns how many of the requests were refused because a quota was used up, by tenant."""
