@@ -62,17 +62,17 @@ class Work:
 
 
 def works(share: float = 1.0) -> Sequence[Work]:
-    """Of each work several seconds for each router. share: of the usual number of turns"""
+    """Of each work some seconds for each router. share: of the usual number of turns"""
 
     def scaled(turns: int) -> int:
         return max(1, round(turns * share))
 
     streams = [
-        Work(f"tokens over gRPC, {count} streams", GRPC, Load("", "edge", count, tokens), scaled(3), of_tokens=True)
+        Work(f"tokens over gRPC, {count} streams", GRPC, Load("", "edge", count, tokens), scaled(2), of_tokens=True)
         for count, tokens in ((64, 2400), (256, 600))
     ]
     requests = [
-        Work(f"requests of one token over {name}", hop, Load("", wire, 64, 1, rounds=25, text=text), scaled(5))
+        Work(f"requests of one token over {name}", hop, Load("", wire, 64, 1, rounds=25, text=text), scaled(3))
         for name, hop, wire, text in (
             ("gRPC, ids", GRPC, "edge", False),
             ("gRPC, text", GRPC, "edge", True),

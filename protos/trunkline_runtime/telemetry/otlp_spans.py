@@ -4,7 +4,7 @@ traced request costs a router.
 https://github.com/open-telemetry/opentelemetry-proto/blob/main/opentelemetry/proto/trace/v1/trace.proto
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
 
@@ -63,9 +63,10 @@ class TraceWriter:
         parent_id: int,
         start_ns: int,
         end_ns: int,
-        *fields: bytes,
+        fields: Iterable[bytes] = (),
         kind: SpanKind = SpanKind.INTERNAL,
         status: bytes = UNSET,
+        *,
         is_parent_remote: bool = False,
     ) -> bytes:
         """A span.
@@ -129,9 +130,9 @@ def sdk_span(of_sdk: ReadableSpan) -> bytes:
         0 if parent is None else parent.span_id,
         of_sdk.start_time or 0,
         of_sdk.end_time or 0,
-        *fields,
-        kind=of_sdk.kind,
-        status=status(of_sdk.status.status_code, of_sdk.status.description),
+        fields,
+        of_sdk.kind,
+        status(of_sdk.status.status_code, of_sdk.status.description),
         is_parent_remote=parent is not None and parent.is_remote,
     )
 

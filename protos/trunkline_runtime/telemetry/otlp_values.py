@@ -28,10 +28,10 @@ def attributes(tag: bytes, values: Mapping[str, object] | None) -> bytes:
         kind = type(value)
         if kind is float:
             written.append(_before_double(key) + _double(value))
-        elif kind is str:
-            is_kept = len(value) <= MOST_KEPT_CHARACTERS  # type: ignore[arg-type]  # the type is checked by identity
-            written.append(_kept(key, value) if is_kept else _attribute(key, b"\x0a" + sized(_utf8(value))))  # type: ignore[arg-type]
-        elif kind is int and 0 <= value <= MOST_KEPT_INT:  # type: ignore[operator]
+        elif isinstance(value, str):
+            is_kept = len(value) <= MOST_KEPT_CHARACTERS
+            written.append(_kept(key, value) if is_kept else _attribute(key, b"\x0a" + sized(_utf8(value))))
+        elif kind is int and 0 <= value <= MOST_KEPT_INT:  # type: ignore[operator]  # the type is checked by identity
             written.append(_kept(key, value))
         elif (encoded := _value(value)) is not None:
             written.append(_attribute(key, encoded))

@@ -92,13 +92,15 @@ class RoutePlan:
             int(queued_before(self.lane, facts)),
             int(facts.choices),
             *terms,
-            cost_s=sum(terms),
-            routed_by_load=bool(facts.by_load),
+            sum(terms),
+            bool(facts.by_load),
         )
 
     def best(self, most: int) -> list[Candidate]:
         """Returns at most `most` candidates: the chosen worker, then the others from best to worst."""
         order = self.order
+        if len(order) == 1:
+            return [self.candidate(0)]
         if isinstance(order, np.ndarray):
             ranked = [int(place) for place in np.argsort(order, kind="stable")]
         else:  # of few workers

@@ -39,18 +39,28 @@ def ttft_parts(record: RequestRecord, end_s: float) -> list[Part]:
 
     end_s: when the request ended, or the time now
     """
-    until_s = end_s if record.first_token_s is None else record.first_token_s
-    claims = sorted(_claims(record, end_s), key=_BY_START)
-    return _joined(_without_holes(claims, until_s - record.started_s))
+    return _joined(_parts(record, end_s))
 
 
 def cause_of(record: RequestRecord, end_s: float) -> str:
     """Returns the kind of part that took the most of the time to first token, "" if none took a millisecond."""
-    return main_cause(record, ttft_parts(record, end_s))
+    return _main_cause(record, _parts(record, end_s))
 
 
-def main_cause(record: RequestRecord, parts: Sequence[Part]) -> str:
-    """As cause_of(), from the parts."""
+def causes_of(record: RequestRecord, end_s: float) -> tuple[str, str]:
+    """Returns what cause_of() does, and what the request waited for in a worker's queue before its first token:
+    KV_PRESSURE for KV blocks, QUEUE for requests before it, "" if it did not wait for a millisecond."""
+    parts = list(_parts(record, end_s))
+    return _main_cause(record, parts), _queue_cause(parts)
+
+
+def _parts(record: RequestRecord, end_s: float) -> Iterator[Part]:
+    until_s = end_s if record.first_token_s is None else record.first_token_s
+    claims = sorted(_claims(record, end_s), key=_BY_START)
+    return _without_holes(claims, until_s - record.started_s)
+
+
+def _main_cause(record: RequestRecord, parts: Iterable[Part]) -> str:
     if record.stalled_s > max(LEAST_CAUSE_S, record.ttft_s or 0.0):
         return STALLED_CLIENT
     times_s: dict[str, float] = {}
@@ -60,9 +70,7 @@ def main_cause(record: RequestRecord, parts: Sequence[Part]) -> str:
     return "" if longest_s < LEAST_CAUSE_S else next(cause for cause, time_s in times_s.items() if time_s == longest_s)
 
 
-def queue_cause(parts: Sequence[Part]) -> str:
-    """Returns what the request waited for in a worker's queue before its first token: KV_PRESSURE for KV blocks, QUEUE
-    for requests before it, "" if it did not wait for a millisecond."""
+def _queue_cause(parts: Iterable[Part]) -> str:
     queue_s = kv_s = 0.0
     for part in parts:
         if part.part == QUEUE:

@@ -22,7 +22,7 @@ from trunkline_router.tracing.request_attributes import (
     Attributes,
 )
 from trunkline_router.tracing.trace_builder import TraceBuilder
-from trunkline_runtime.telemetry.otlp_spans import status
+from trunkline_runtime.telemetry.otlp_spans import span_attributes, status
 
 # Of RFC 9110, and PATCH: the methods that the conventions know. Any other one is _OTHER, and HTTP in names of spans.
 OTHER_METHOD, UNNAMED_METHOD = "_OTHER", "HTTP"
@@ -40,7 +40,7 @@ def refused_span(call: RefusedCall, record: RequestRecord, ended_s: float, kept:
         record.parent_span_id,
         record.started_s,
         ended_s,
-        attributes | _protocol(call),
+        span_attributes(attributes | _protocol(call)),
         kind=SpanKind.SERVER,
         status=status(StatusCode.ERROR if is_servers_fault(call) else StatusCode.UNSET),
         is_parent_remote=True,

@@ -17,7 +17,7 @@ from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_router.http.errors import TABLE
 from trunkline_router.telemetry.genai_operation import PROVIDER, operation_of
 from trunkline_router.telemetry.request_record import CANCELLED, GRPC, UNKNOWN, RequestRecord, has_answer, is_failure
-from trunkline_router.telemetry.ttft_parts import main_cause, queue_cause, ttft_parts
+from trunkline_router.telemetry.ttft_parts import causes_of
 from trunkline_runtime.telemetry import genai
 from trunkline_runtime.telemetry.otlp_spans import UNSET, span_attributes, unique_attribute
 from trunkline_runtime.telemetry.otlp_spans import status as otlp_status
@@ -85,7 +85,6 @@ def request_attributes(record: RequestRecord, sampling: SamplingParams | None, k
     sampling: the request's parameters, which its record has dropped
     kept: why the request is exported
     """
-    parts = ttft_parts(record, record.started_s if record.ended_s is None else record.ended_s)
     repeated = _Repeated(
         record.protocol,
         record.endpoint,
@@ -102,8 +101,7 @@ def request_attributes(record: RequestRecord, sampling: SamplingParams | None, k
         record.resumptions,
         record.choices,
         record.max_tokens,
-        main_cause(record, parts),
-        queue_cause(parts),
+        *causes_of(record, record.started_s if record.ended_s is None else record.ended_s),
         tuple(kept),
     )
     own = {**_own(record), **_of_sampling(record, sampling), **_latencies(record)}

@@ -12,11 +12,13 @@ from trunkline_router.telemetry.request_record import MOST_CANDIDATES, AttemptRe
 from trunkline_router.tracing.request_attributes import Attributes, request_attributes, span_name, status
 from trunkline_router.tracing.trace_builder import TraceBuilder
 from trunkline_router.tracing.worker_spans import add_worker_spans
-from trunkline_runtime.telemetry.otlp_spans import UNSET, unique_attribute
+from trunkline_runtime.telemetry.otlp_spans import UNSET, span_attributes, unique_attribute
 from trunkline_runtime.telemetry.otlp_spans import status as otlp_status
 
 MOST_KEPT_WORKERS = 64  # of a decision that waits for its export: thousands may wait, and a worker takes 200 bytes
-ALWAYS_TOLD: Attributes = {"matched_tokens": 0, "cost_s": 0.0}  # of a candidate
+ALWAYS_TOLD = ("matched_tokens", "cost_s")  # of a candidate
+
+IS_REFUSED = [span_attributes({"trunkline.is_refused": value}) for value in (False, True)]
 
 
 class EndedRequest:
@@ -58,7 +60,6 @@ def spans_of(ended: EndedRequest) -> Sequence[bytes]:
         record.parent_span_id,
         record.started_s,
         record.started_s if record.ended_s is None else record.ended_s,
-        {},
         request_attributes(record, ended.sampling, ended.kept),
         *_events(trace),
         span_id=record.span_id,
@@ -67,11 +68,10 @@ def spans_of(ended: EndedRequest) -> Sequence[bytes]:
         is_parent_remote=True,
     )
     if record.tokenized is not None:
-        found: Attributes = {"trunkline.prompt_tokens": record.prompt_tokens} if record.choices else {}
+        found = span_attributes({"trunkline.prompt_tokens": record.prompt_tokens} if record.choices else {})
         trace.add("tokenize", record.span_id, *record.tokenized, found)
     if record.admitted is not None:
-        is_refused = record.outcome == QUOTA_EXCEEDED
-        trace.add("admission", record.span_id, *record.admitted, {"trunkline.is_refused": is_refused})
+        trace.add("admission", record.span_id, *record.admitted, IS_REFUSED[record.outcome == QUOTA_EXCEEDED])
     for place, placement in enumerate(record.placements):
         _add_route(trace, placement, ended.candidates(place))
     previous: AttemptRecord | None = None
@@ -112,13 +112,13 @@ def _add_route(trace: TraceBuilder, placement: PlacementRecord, candidates: Sequ
         attributes["trunkline.route.predicted_ttft_s"] = placement.predicted_ttft_s
     decided_s = placement.time.end_s
     events = [trace.event("candidate", decided_s, _of_candidate(each)) for each in candidates]
-    trace.add("route", trace.record.span_id, *placement.time, attributes, *events)
+    trace.add("route", trace.record.span_id, *placement.time, span_attributes(attributes), *events)
 
 
 def _of_candidate(candidate: Candidate) -> Attributes:
     """What is zero is left out, but for a few."""
-    told: dict[str, Any] = {name: value for name, value in zip(candidate._fields, candidate, strict=True) if value}
-    return ALWAYS_TOLD | told
+    found: dict[str, Any] = dict(zip(candidate._fields, candidate, strict=True))
+    return {name: value for name, value in found.items() if value or name in ALWAYS_TOLD}
 
 
 def _add_attempt(trace: TraceBuilder, attempt: AttemptRecord, previous: AttemptRecord | None) -> None:
@@ -142,7 +142,7 @@ def _add_attempt(trace: TraceBuilder, attempt: AttemptRecord, previous: AttemptR
         record.span_id,
         attempt.started_s,
         ended_s,
-        attributes,
+        span_attributes(attributes),
         unique_attribute("trunkline.request_id", record.request_id),
         *events,
         b"" if previous is None else trace.link(previous.span_id),

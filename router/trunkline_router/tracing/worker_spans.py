@@ -7,7 +7,9 @@ from trunkline_router.telemetry.request_record import AttemptRecord
 from trunkline_router.tracing.request_attributes import Attributes
 from trunkline_router.tracing.trace_builder import TraceBuilder
 from trunkline_runtime.telemetry import genai
+from trunkline_runtime.telemetry.otlp_spans import span_attributes
 
+AGGREGATED = span_attributes({"trunkline.aggregated": True})
 MOST_CHOICES = 4  # of an attempt, whose spans are made
 
 
@@ -26,17 +28,19 @@ def add_worker_spans(trace: TraceBuilder, attempt: AttemptRecord) -> None:
         facts |= genai.spelled({genai.USAGE_CACHE_READ_INPUT_TOKENS: timeline.cached_tokens})
         if len(attempt.timelines) > 1:
             facts["trunkline.part"] = choice
-        span_id = trace.add("worker.generate", attempt.span_id, received_s, received_s + timeline.ended_s, facts)
+        span_id = trace.add(
+            "worker.generate", attempt.span_id, received_s, received_s + timeline.ended_s, span_attributes(facts)
+        )
         _add_phases(trace, span_id, received_s, timeline)
 
 
 def _add_phases(trace: TraceBuilder, parent_id: int, received_s: float, timeline: Timeline) -> None:
     ended_s = received_s + timeline.ended_s
     if not timeline.HasField("admitted_s"):
-        trace.add("queue", parent_id, received_s, ended_s, {})
+        trace.add("queue", parent_id, received_s, ended_s)
         return
     admitted_s = received_s + timeline.admitted_s
-    trace.add("queue", parent_id, received_s, admitted_s, {})
+    trace.add("queue", parent_id, received_s, admitted_s)
     first_s = received_s + timeline.first_token_s if timeline.HasField("first_token_s") else ended_s
     chunks = [chunk for chunk in timeline.chunks if received_s + chunk.started_s < first_s]
     facts: Attributes = {
@@ -45,7 +49,7 @@ def _add_phases(trace: TraceBuilder, parent_id: int, received_s: float, timeline
         "trunkline.cached_tokens": timeline.cached_tokens,
     }
     events = [trace.event("chunk", received_s + chunk.started_s, of_chunk(chunk)) for chunk in chunks]
-    trace.add("prefill", parent_id, admitted_s, first_s, facts, *events)
+    trace.add("prefill", parent_id, admitted_s, first_s, span_attributes(facts), *events)
     if not timeline.HasField("first_token_s"):
         return
     facts = {
@@ -60,10 +64,10 @@ def _add_phases(trace: TraceBuilder, parent_id: int, received_s: float, timeline
     told += [(step.at_s, "step", of_step(step)) for step in timeline.sampled_steps]
     told.sort(key=itemgetter(0))
     events = [trace.event(name, received_s + at_s, of) for at_s, name, of in told]
-    decode_id = trace.add("decode", parent_id, first_s, ended_s, facts, *events)
+    decode_id = trace.add("decode", parent_id, first_s, ended_s, span_attributes(facts), *events)
     if timeline.detokenize_s:  # in one piece; in truth it is spread over the decode
         text_end_s = min(first_s + timeline.detokenize_s, ended_s)
-        trace.add("detokenize", decode_id, first_s, text_end_s, {"trunkline.aggregated": True})
+        trace.add("detokenize", decode_id, first_s, text_end_s, AGGREGATED)
 
 
 def of_gap(gap: Gap) -> Attributes:

@@ -4,7 +4,7 @@ import pytest
 
 from trunkline.v1.worker_pb2 import PrefillChunk, Timeline
 from trunkline_router.telemetry.request_record import AttemptRecord, Interval, PlacementRecord, RequestRecord
-from trunkline_router.telemetry.ttft_parts import cause_of, queue_cause, ttft_parts
+from trunkline_router.telemetry.ttft_parts import cause_of, causes_of, ttft_parts
 
 START_S = 100.0
 
@@ -62,7 +62,9 @@ def cause(made: RequestRecord) -> str:
 
 
 def waited_for(made: RequestRecord) -> str:
-    return queue_cause(ttft_parts(made, made.ended_s or 0.0))
+    cause, of_queue = causes_of(made, made.ended_s or 0.0)
+    assert cause == cause_of(made, made.ended_s or 0.0)
+    return of_queue
 
 
 def test_each_stage_has_its_part_and_the_rest_is_the_network() -> None:
