@@ -118,7 +118,7 @@ def test_text_that_is_not_unicode_does_not_lose_the_span() -> None:
 
 def test_a_span_is_written_from_its_parts() -> None:
     fields = (unique_attribute("id", "x" * 300), event("gap", 5, {"a": 1}, dropped=2), link(9, 10, {"b": 2}, 3))
-    written = TraceWriter(1 << 127, "a=1").span("route", 7, 8, 100, 200, *fields, is_parent_remote=True)
+    written = TraceWriter(1 << 127, "a=1").span("route", 7, 8, 100, 200, fields, is_parent_remote=True)
     read = Span.FromString(written)
     assert (read.name, read.trace_state, read.kind) == ("route", "a=1", Span.SPAN_KIND_INTERNAL)
     assert (read.trace_id, read.span_id) == ((1 << 127).to_bytes(16), (7).to_bytes(8))

@@ -24,7 +24,7 @@ SOURCE = SpanSource(Resource.create(), SCOPE)
 
 
 def span(name: str = "a span") -> bytes:
-    return TraceWriter(1).span(name, 2, 0, 1, 2, unique_attribute("trunkline.request_id", name))
+    return TraceWriter(1).span(name, 2, 0, 1, 2, [unique_attribute("trunkline.request_id", name)])
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -1,10 +1,9 @@
 """What observation costs a router.
 
 Two routers before the same source take turns: one with everything off; of the other, a tenth of the requests is traced
-to an OTLP receiver, metrics are scraped each second, and a page watches the fleet. CPU time is compared, because it
-depends less than other times on what else the machine does. What is left of that changes within seconds, so the turns
-last for a second, and each pair has several. Each pair has routers of its own: two equal processes differ by up to a
-tenth for as long as they live.
+to an OTLP receiver, metrics are scraped every 15 seconds, and a page watches the fleet. CPU time is compared, because
+it depends less than other times on what else the machine does. Each pair has routers of its own: two equal processes
+differ by up to a tenth for as long as they live.
 """
 
 import asyncio
@@ -72,7 +71,7 @@ def works(share: float = 1.0) -> Sequence[Work]:
         for count, tokens in ((64, 2400), (256, 600))
     ]
     requests = [
-        Work(f"requests of one token over {name}", hop, Load("", wire, 64, 1, rounds=25, text=text), scaled(3))
+        Work(f"requests of one token over {name}", hop, Load("", wire, 64, 1, rounds=40, text=text), scaled(2))
         for name, hop, wire, text in (
             ("gRPC, ids", GRPC, "edge", False),
             ("gRPC, text", GRPC, "edge", True),

@@ -91,6 +91,8 @@ class RequestTraces:
 
     def request_ended(self, record: RequestRecord) -> None:
         """See RequestListener."""
+        if self._is_ordinary(record):
+            return
         kept = why_kept(record, self._slow_s)
         if not kept:
             if record.has_export_place is False:
@@ -100,6 +102,18 @@ class RequestTraces:
             self._exports.withhold()
             return
         record.is_exported = self._exports.put(partial(spans_of, EndedRequest(record, kept)))
+
+    def _is_ordinary(self, record: RequestRecord) -> bool:
+        """Whether a look at the whole request is enough to know that it is not exported: no wait is longer than all of
+        it. Every request is asked this, so it is short."""
+        ended_s, slow_s = record.ended_s, self._slow_s
+        return (
+            record.has_export_place is None
+            and not record.is_sampled
+            and len(record.attempts) < 2
+            and (slow_s is None or (ended_s is not None and ended_s - record.started_s <= slow_s))
+            and not is_worth_a_look(record)
+        )
 
     def call_refused(self, call: RefusedCall) -> None:
         """See RefusalListener. The spans of calls that their clients sample are exported, and of those that failed

@@ -2,16 +2,19 @@
 
 import asyncio
 import os
+import re
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from trunkline_bench.observation.observer import Observer
+from trunkline_bench.observation.observer import SCRAPE_INTERVAL_S, Observer
 from trunkline_bench.observation.router_cost import HTTP, SPANS, Observed, routers, works
 from trunkline_bench.servers.cpu_time import cpu_s
 
 PATIENCE_S = 60.0
+PROMETHEUS = Path(__file__).parents[3] / "deploy/observability/prometheus.yaml"
 EXPORTED = 'outcome="exported"'
 ENDED = "trunkline_router_tenant_requests_total"
 
@@ -33,6 +36,11 @@ async def test_one_router_exports_spans_and_is_scraped_and_watched() -> None:
     labels = 'lane="standard",result="ok",tenant=""'
     assert other.seen.sample(SPANS, EXPORTED) == 0
     assert other.seen.sample(ENDED, labels) > 0
+
+
+def test_a_router_is_scraped_as_often_as_our_prometheus_scrapes() -> None:
+    (interval,) = re.findall(r"scrape_interval: (\d+)s", PROMETHEUS.read_text())
+    assert float(interval) == SCRAPE_INTERVAL_S
 
 
 async def test_a_router_that_refuses_the_observer_is_an_error() -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import httpx2
@@ -332,6 +333,24 @@ def test_a_flood_of_requests_that_their_clients_sample_is_withheld_and_counted()
         assert sum(each.at_once - each.reserve for each in budgets) <= num_exported
         assert num_exported < sum(each.at_once for each in budgets)
         assert (flood.exports.num_put, flood.exports.num_withheld) == (num_exported, 1000 - num_exported)
+
+
+@pytest.mark.parametrize("slow_s", [None, 0.5])
+def test_a_request_that_needs_no_second_look_has_no_reason_to_be_exported(slow_s: float | None) -> None:
+    traces = RequestTraces(Exports(), slow_s)
+    num_ordinary = 0
+    for outcome, duration_s, is_sampled, num_attempts, gap_s in product(
+        ("length", "cancelled", "NO_WORKER", "INVALID_REQUEST"), (0.1, 0.5, 2.0), (False, True), (0, 1, 2), (0.0, 0.6)
+    ):
+        record = RequestRecord("an id", 0.0, 0, ended_s=duration_s, outcome=outcome, is_sampled=is_sampled)
+        for number in range(num_attempts):
+            timeline = Timeline(longest_gap_s=min(gap_s, duration_s))
+            attempt = AttemptRecord("w", 0.0, resumed_at_tokens=number or None, timelines=[timeline])
+            record.note_attempt(attempt)
+        if traces._is_ordinary(record):
+            num_ordinary += 1
+            assert why_kept(record, slow_s) == []
+    assert num_ordinary
 
 
 def test_sampled_requests_never_use_up_the_room_of_failed_ones() -> None:
