@@ -18,10 +18,10 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from tests.runtime.otlp_receiver import GRPC, HTTP, attributes_of, receiving
+from trunkline_runtime.telemetry.console_span_transport import ConsoleSpanTransport
 from trunkline_runtime.telemetry.otlp_exporter import TRACES, ExporterError, otlp_exporter
 from trunkline_runtime.telemetry.otlp_spans import SpanSource, TraceWriter, event, link, sdk_span, unique_attribute
 from trunkline_runtime.telemetry.otlp_values import MOST_KEPT_CHARACTERS
-from trunkline_runtime.telemetry.span_transports import ConsoleTransport
 
 RESOURCE = Resource({"service.name": "router", "n": 3}, "https://example.org/schema")
 SCOPE = InstrumentationScope("trunkline", "1.2", "https://example.org/scope", {"a": True})
@@ -161,18 +161,24 @@ def test_another_version_of_the_library_is_refused_in_one_line(
 ) -> None:
     change(monkeypatch)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
-    with pytest.raises(ExporterError, match=r"needs the package .* installed: this version of it has no _"):
+    with pytest.raises(ExporterError, match=r"^opentelemetry-exporter-otlp-proto-(grpc|http) is not a supported "):
         otlp_exporter(TRACES)
 
 
-def test_the_console_gets_a_line_of_json_for_each_batch() -> None:
+def test_the_console_gets_a_line_of_otlps_json_for_each_batch() -> None:
     out = io.StringIO()
-    transport = ConsoleTransport(out)
-    assert transport.send(request_of(span({"key": "value"})), 1)
+    transport = ConsoleSpanTransport(out)
+    parent, links = context(9, is_remote=True), [Link(context(3))]
+    assert transport.send(request_of(span({"key": "value"}, parent=parent, links=links, kind=SpanKind.SERVER)), 1)
     assert transport.send(request_of(span(), span()), 2)
+    assert transport.send(request_of(), 0)
     transport.shutdown()
-    first, second = map(json.loads, out.getvalue().splitlines())
+    first, second, third = map(json.loads, out.getvalue().splitlines())
     (written,) = first["resourceSpans"][0]["scopeSpans"][0]["spans"]
-    assert written["name"] == "router.generate"
+    assert (written["name"], written["kind"]) == ("router.generate", 2)
     assert written["attributes"] == [{"key": "key", "value": {"stringValue": "value"}}]
+    assert written["traceId"] == written["links"][0]["traceId"] == f"{(1 << 127) + 5:032x}"
+    assert (written["spanId"], written["parentSpanId"]) == (f"{7:016x}", f"{9:016x}")
+    assert written["links"][0]["spanId"] == f"{3:016x}"
     assert len(second["resourceSpans"][0]["scopeSpans"][0]["spans"]) == 2
+    assert "spans" not in third["resourceSpans"][0]["scopeSpans"][0]

@@ -159,8 +159,12 @@ def elsewhere(connection: socket.socket) -> None:
     connection.sendall(b"HTTP/1.1 404 Not Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n")
 
 
+def to_a_login(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/login\r\ncontent-length: 0\r\n\r\n")
+
+
 @pytest.mark.parametrize("protocol", [GRPC, HTTP])
-@pytest.mark.parametrize("answer", [None, silence, garbage, endless, elsewhere])
+@pytest.mark.parametrize("answer", [None, silence, garbage, endless, elsewhere, to_a_login])
 def test_a_collector_that_takes_nothing_costs_a_count(
     monkeypatch: pytest.MonkeyPatch, protocol: str, answer: Callable[[socket.socket], None] | None
 ) -> None:

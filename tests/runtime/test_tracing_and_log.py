@@ -15,10 +15,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from trunkline_router.telemetry.request_record import RequestRecord
 from trunkline_runtime.log import configure_logging, get_logger, log_context
+from trunkline_runtime.telemetry.console_span_transport import ConsoleSpanTransport
 from trunkline_runtime.telemetry.grpc_span_transport import GrpcSpanTransport
 from trunkline_runtime.telemetry.http_span_transport import HttpSpanTransport
 from trunkline_runtime.telemetry.otlp_exporter import ExporterError
-from trunkline_runtime.telemetry.span_transports import ConsoleTransport, span_transport
+from trunkline_runtime.telemetry.span_transports import span_transport
 from trunkline_runtime.tracing import configure_tracing, start_span, trace_context_of
 
 TRACE_ID, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -116,7 +117,7 @@ def test_spans_are_exported_only_where_the_variables_say_so(monkeypatch: pytest.
         monkeypatch.delenv(name, raising=False)
     assert span_transport() is None
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
-    assert isinstance(span_transport(), ConsoleTransport)
+    assert isinstance(span_transport(), ConsoleSpanTransport)
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     assert span_transport() is None, "`none` wins"

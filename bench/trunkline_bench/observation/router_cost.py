@@ -61,7 +61,7 @@ class Work:
 
 
 def works(share: float = 1.0) -> Sequence[Work]:
-    """Of each work some seconds for each router. share: of the usual number of turns"""
+    """The works, of some seconds each. share: of the usual number of turns"""
 
     def scaled(turns: int) -> int:
         return max(1, round(turns * share))

@@ -8,6 +8,8 @@ import grpc
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace.export import SpanExportResult
 
+from trunkline_runtime.telemetry.otlp_exporter import ExporterError
+
 METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 HOOKS = ("_export", "_translate_data", "_count_data", "_initialize_channel_and_stub")
 
@@ -25,11 +27,13 @@ class _Client:
 
 
 class GrpcSpanTransport(OTLPSpanExporter):
-    """A SpanTransport.  Raises ImportError if the library's version is one that this is not made for."""
+    """A SpanTransport.  Raises ExporterError if the library's version is one that this is not made for."""
 
     def __init__(self) -> None:
         if missing := [name for name in HOOKS if not hasattr(OTLPSpanExporter, name)]:
-            raise ImportError(f"this version of it has no {', '.join(missing)}")
+            raise ExporterError(
+                f"opentelemetry-exporter-otlp-proto-grpc is not a supported version: no {', '.join(missing)}"
+            )
         super().__init__()
 
     def send(self, request: bytes, num_spans: int) -> bool:

@@ -33,6 +33,8 @@ def otlp_exporter(signal: str) -> Any:
         module = import_module(module_name)
         options = {"session": _bounded_session()} if (signal, protocol) == (METRICS, HTTP) else {}
         exporter = getattr(module, class_name)(**options)
+    except ExporterError:
+        raise
     except ImportError as error:
         package = f"opentelemetry-exporter-otlp-proto-{protocol.partition('/')[0]}"
         raise ExporterError(f"{variable}={protocol} needs the package {package} installed: {error}") from None

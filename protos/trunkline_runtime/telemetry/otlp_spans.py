@@ -113,7 +113,7 @@ def link(
 
 
 def sdk_span(of_sdk: ReadableSpan) -> bytes:
-    """A span that the SDK made."""
+    """A span that the SDK made. Its resource and scope are those of the source: the process makes no others."""
     context, parent = of_sdk.get_span_context(), of_sdk.parent
     assert context is not None
     fields = [span_attributes(of_sdk.attributes)]

@@ -1,11 +1,8 @@
 """Makes the transport of spans that the standard OTEL_* variables ask for."""
 
 import os
-import sys
-from typing import Protocol, TextIO
-
-from google.protobuf.json_format import MessageToJson
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from importlib import import_module
+from typing import Protocol
 
 from trunkline_runtime.telemetry.otlp_exporter import TRACES, ExporterError, otlp_exporter
 
@@ -26,22 +23,6 @@ class SpanTransport(Protocol):
         ...
 
 
-class ConsoleTransport:
-    """Prints each request as a line of OTLP's JSON."""
-
-    def __init__(self, out: TextIO | None = None) -> None:
-        self._out = out or sys.stdout
-
-    def send(self, request: bytes, _: int) -> bool:
-        """See SpanTransport."""
-        message = ExportTraceServiceRequest.FromString(request)
-        print(MessageToJson(message, indent=None), file=self._out, flush=True)
-        return True
-
-    def shutdown(self) -> None:
-        """See SpanTransport."""
-
-
 def span_transport() -> SpanTransport | None:
     """The transport that the variables ask for; None if there is none. Raises ExporterError."""
     wanted = os.environ.get(EXPORTER)  # an empty variable counts as unset, by OpenTelemetry's rules
@@ -51,7 +32,9 @@ def span_transport() -> SpanTransport | None:
         raise ExporterError(f"{EXPORTER}={wanted} is not supported; allowed: {', '.join(EXPORTERS)}")
     if os.environ.get(DISABLED, "").lower() == "true":
         return None
+    transport: SpanTransport | None = None
     if wanted == "otlp":
-        transport: SpanTransport = otlp_exporter(TRACES)
-        return transport
-    return ConsoleTransport() if wanted == "console" else None
+        transport = otlp_exporter(TRACES)
+    elif wanted == "console":  # imported on demand, because the import is slow
+        transport = import_module("trunkline_runtime.telemetry.console_span_transport").ConsoleSpanTransport()
+    return transport

@@ -6,8 +6,8 @@ from trunkline_router.lookup.question import Question
 from trunkline_router.telemetry.fair_budget import BudgetLimits, FairBudget
 
 REQUESTS_FOR_ONE = 60  # a longer list counts as several questions
-# A tenant that asks in a loop, perhaps through many routers, gets what the others leave. Its share of the reserve is
-# enough for the longest lists.
+# A tenant that asks in a loop, perhaps through many routers, gets what the others leave. A list that
+# is longer than its share is answered once, and paid for by its later questions.
 LIMITS = BudgetLimits(per_s=20.0, at_once=100.0, reserve=75.0, account_per_s=2.0, account_at_once=25.0)
 
 

@@ -1,8 +1,8 @@
 """The requests that ended lately in this process."""
 
-import heapq
 from collections import deque
 from collections.abc import Container, Iterator, Mapping
+from itertools import chain
 from operator import attrgetter
 from statistics import median
 
@@ -44,8 +44,8 @@ class RecentRequests:
         if only_notable:
             yield from self._notable.newest_first()
             return
-        # Each is in order already, but for requests that were told of some milliseconds late.
-        yield from heapq.merge(self._recent.newest_first(), self._notable.newest_first(), key=_END_S, reverse=True)
+        both = chain(self._recent.newest_first(), self._notable.newest_first())
+        yield from sorted(both, key=_END_S, reverse=True)
 
     def refused_by_quota(self) -> Mapping[str, int]:
         """Returns how many of the requests were refused because a quota was used up, by tenant."""

@@ -27,7 +27,7 @@ class BudgetLimits:
 
     def share(self, num_accounts: int) -> float:
         """How much of `account_per_s` and `account_at_once` each of so many accounts has: all of them take half of the
-        reserve at once."""
+        reserve at once, if none asks for more than its share."""
         return min(1.0, self.reserve / max(1.0, 2 * self.account_at_once * num_accounts))
 
 
@@ -40,8 +40,8 @@ class FairBudget:
         self._accounts: OrderedDict[str, _Bucket] = OrderedDict()  # those that took of the reserve, the latest last
 
     def takes(self, account: str, now_s: float, cost: float = 1.0) -> bool:
-        """Takes the cost from the budget for this account, if there is room for it. Takes nothing otherwise: an account
-        that tries again and again finds room as soon as one that waits."""
+        """Takes the cost from the budget for this account, if there is room for it. Otherwise it takes nothing, so that
+        an account that asks again and again is not refused for longer than one that waits."""
         limits = self._limits
         cost = min(cost, limits.at_once)  # one that costs more takes everything
         left = self._all.refill(limits.per_s, limits.at_once, now_s)
@@ -60,8 +60,8 @@ class FairBudget:
         self._accounts[account] = own
         share = limits.share(len(self._accounts))
         most = min(limits.account_at_once, max(1.0, limits.account_at_once * share))  # less than one would be nothing
-        cost = min(cost, most)  # one that costs more takes all that the account has
-        if own.refill(limits.account_per_s * share, most, now_s) < cost:
+        # What costs more than the account may have at once needs all of that, and the rest is a debt.
+        if own.refill(limits.account_per_s * share, most, now_s) < min(cost, most):
             return False
         own.left -= cost
         return True

@@ -73,7 +73,6 @@ class _Repeated(NamedTuple):
     grants: int
     resumptions: int
     choices: int
-    max_tokens: int | None
     cause: str
     queue_cause: str
     kept: tuple[str, ...]
@@ -100,7 +99,6 @@ def request_attributes(record: RequestRecord, sampling: SamplingParams | None, k
         record.grants,
         record.resumptions,
         record.choices,
-        record.max_tokens,
         *causes_of(record, record.started_s if record.ended_s is None else record.ended_s),
         tuple(kept),
     )
@@ -146,8 +144,6 @@ def _generative(of: _Repeated) -> Attributes:
     }
     if of.model:
         attributes[genai.REQUEST_MODEL] = attributes[genai.RESPONSE_MODEL] = of.model
-    if of.max_tokens is not None:
-        attributes[genai.REQUEST_MAX_TOKENS] = of.max_tokens
     if of.choices > 1:
         attributes[genai.REQUEST_CHOICE_COUNT] = of.choices
     if has_answer(of.outcome):
@@ -168,6 +164,8 @@ def _own(record: RequestRecord) -> Attributes:
             genai.USAGE_CACHE_READ_INPUT_TOKENS: record.cached_tokens,
         }
         attributes |= genai.spelled(usage)
+    if record.max_tokens is not None:
+        attributes[genai.REQUEST_MAX_TOKENS] = record.max_tokens
     if record.ttft_s is not None:
         attributes[genai.RESPONSE_TIME_TO_FIRST_CHUNK] = record.ttft_s
     if record.attempts:

@@ -7,7 +7,7 @@ from typing import Any
 from opentelemetry.trace import SpanKind, StatusCode
 
 from trunkline.status import QUOTA_EXCEEDED
-from trunkline_router.routing.policy import Candidate, RoutePlan
+from trunkline_router.routing.policy import Candidate
 from trunkline_router.telemetry.request_record import MOST_CANDIDATES, AttemptRecord, PlacementRecord, RequestRecord
 from trunkline_router.tracing.request_attributes import Attributes, request_attributes, span_name, status
 from trunkline_router.tracing.trace_builder import TraceBuilder
@@ -15,37 +15,27 @@ from trunkline_router.tracing.worker_spans import add_worker_spans
 from trunkline_runtime.telemetry.otlp_spans import UNSET, span_attributes, unique_attribute
 from trunkline_runtime.telemetry.otlp_spans import status as otlp_status
 
-MOST_KEPT_WORKERS = 64  # of a decision that waits for its export: thousands may wait, and a worker takes 200 bytes
 ALWAYS_TOLD = ("matched_tokens", "cost_s")  # of a candidate
 
 IS_REFUSED = [span_attributes({"trunkline.is_refused": value}) for value in (False, True)]
 
 
 class EndedRequest:
-    """A request whose spans are wanted. Keeps what its record drops once its listeners were told.
+    """A request whose spans are wanted. Keeps what its record drops once its listeners were told, but no table of the
+    fleet: thousands may wait for a collector.
 
     kept: why it is exported
+    candidates: of each placement, the chosen worker, then the next best
     """
 
-    __slots__ = ("_weighed", "kept", "record", "sampling")
+    __slots__ = ("candidates", "kept", "record", "sampling")
 
     def __init__(self, record: RequestRecord, kept: Sequence[str]) -> None:
         self.record = record
         self.kept = kept
         self.sampling = record.sampling
-        self._weighed = [_of_few_workers(placement.plan) for placement in record.placements]
-
-    def candidates(self, place: int) -> Sequence[Candidate]:
-        """Returns the chosen worker of a placement, then the next best."""
-        weighed = self._weighed[place]
-        return weighed.best(MOST_CANDIDATES) if isinstance(weighed, RoutePlan) else weighed
-
-
-def _of_few_workers(plan: RoutePlan | None) -> RoutePlan | Sequence[Candidate]:
-    """The candidates of a decision, to be worked out later if its table of the fleet may be kept as long."""
-    if plan is None:
-        return ()
-    return plan if len(plan.workers.worker_ids) <= MOST_KEPT_WORKERS else plan.best(MOST_CANDIDATES)
+        plans = (placement.plan for placement in record.placements)
+        self.candidates = [() if plan is None else plan.best(MOST_CANDIDATES) for plan in plans]
 
 
 def spans_of(ended: EndedRequest) -> Sequence[bytes]:
@@ -72,8 +62,8 @@ def spans_of(ended: EndedRequest) -> Sequence[bytes]:
         trace.add("tokenize", record.span_id, *record.tokenized, found)
     if record.admitted is not None:
         trace.add("admission", record.span_id, *record.admitted, IS_REFUSED[record.outcome == QUOTA_EXCEEDED])
-    for place, placement in enumerate(record.placements):
-        _add_route(trace, placement, ended.candidates(place))
+    for placement, candidates in zip(record.placements, ended.candidates, strict=True):
+        _add_route(trace, placement, candidates)
     previous: AttemptRecord | None = None
     for attempt in record.attempts:
         _add_attempt(trace, attempt, previous)

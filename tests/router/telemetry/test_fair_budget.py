@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 
+import pytest
+
 from trunkline_router.telemetry.fair_budget import IDLE_S, MOST_ACCOUNTS, BudgetLimits, FairBudget
 
 LIMITS = BudgetLimits(per_s=100.0, at_once=400.0, reserve=200.0, account_per_s=20.0, account_at_once=40.0)
@@ -71,13 +73,18 @@ def test_an_account_that_tries_in_a_loop_finds_room_for_what_costs_several() -> 
     assert 0.9 * 30 * LIMITS.per_s < 7 * len(late) < 1.1 * 30 * LIMITS.per_s
 
 
-def test_what_costs_more_than_an_account_may_have_is_found_when_it_has_all_of_that() -> None:
-    budget = FairBudget(
-        BudgetLimits(per_s=20.0, at_once=100.0, reserve=75.0, account_per_s=2.0, account_at_once=25.0), 0.0
-    )
-    found: Counter[str] = Counter()
-    for step in range(60_000):
-        for account in ("one", "another", "third", "fourth"):
-            found[account] += budget.takes(account, step / 1000, cost=34.0)
-    assert min(found.values()) >= 2
-    assert 34 * found.total() <= 60 * 20 + 100
+@pytest.mark.parametrize("num_floods", [12, 30])
+@pytest.mark.parametrize("cost", [9.0, 25.0])
+def test_what_costs_more_than_a_share_leaves_room_for_those_that_ask_little(num_floods: int, cost: float) -> None:
+    """An account whose share is smaller than the cost pays the rest later."""
+    limits = BudgetLimits(per_s=20.0, at_once=100.0, reserve=75.0, account_per_s=2.0, account_at_once=25.0)
+    budget, found, quiet = FairBudget(limits, 0.0), Counter[str](), 0
+    for step in range(90 * 20):
+        now_s = step / 20
+        for number in range(num_floods):
+            found[f"flood-{number}"] += budget.takes(f"flood-{number}", now_s, cost)
+        if now_s > 20.0 and step % 100 == 99:  # after the first burst
+            quiet += budget.takes("quiet", now_s, cost=2.0)
+    assert quiet >= 7, "of 14: every second time at least, although it asks for more than its share"
+    assert min(found[f"flood-{number}"] for number in range(num_floods)) >= 1
+    assert cost * found.total() <= 90 * 20 + 100
