@@ -1,5 +1,5 @@
 """Observes a router while it works, as in production: metrics are scraped as often as
-deploy/observability/prometheus.yaml says, and one page is open. Between two loads nobody looks, so that the time in
+deploy/observability/prometheus.yaml says, and one page is open. Between two loads neither happens, so that the time in
 which another router works does not count.
 """
 
