@@ -1,10 +1,10 @@
 """Prints spans as OTLP's JSON: https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding"""
 
 import base64
+import json
 import sys
 from typing import Any, TextIO
 
-import orjson
 from google.protobuf.json_format import MessageToDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -25,7 +25,7 @@ class ConsoleSpanTransport:
                 for span in scope.get("spans", ()):
                     for named in (span, *span.get("links", ())):
                         _in_hex(named)
-        print(orjson.dumps(message).decode(), file=self._out, flush=True)
+        print(json.dumps(message), file=self._out, flush=True)
         return True
 
     def shutdown(self) -> None:
