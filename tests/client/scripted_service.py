@@ -57,7 +57,8 @@ class ScriptedService(UnimplementedService):
                 await asyncio.Event().wait()
             finish = FinishReason.FINISH_REASON_LENGTH
             yield GenerateResponse(request_id=request.request_id, chunks=[OutputChunk(finish_reason=finish)])
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
+            # The second where the call is cancelled before the server has asked for what follows a text.
             self.cancelled.set()
             raise
 

@@ -57,7 +57,7 @@ export class Playground {
     try {
       const response = await this.api.post(byId("play-endpoint").value, this.#request(), attempt.signal);
       this.requestId = response.headers.get("x-request-id") ?? "";
-      await this.#read(response, answer);
+      await this.#read(response, answer, attempt.signal);
       setText(this.state, facts(answer, answer.finish === "" ? "ended" : `ended (${answer.finish})`));
     } catch (error) {
       if (attempt.signal.aborted) setText(this.state, facts(answer, "stopped"));
@@ -88,11 +88,12 @@ export class Playground {
     };
   }
 
-  /** @param {Response} response @param {Answer} answer */
-  async #read(response, answer) {
+  /** @param {Response} response @param {Answer} answer @param {AbortSignal} signal */
+  async #read(response, answer, signal) {
     const text = document.createTextNode("");
     this.output.append(text);
     for await (const { data } of serverEvents(response)) {
+      signal.throwIfAborted(); // events that had arrived before the user stopped are not shown
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
       if (chunk.error) throw new AnswerFailed(chunk.error.message);
