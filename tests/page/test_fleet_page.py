@@ -82,7 +82,7 @@ def test_a_request_of_another_router_is_listed_and_opened_with_its_id_alone(page
     page.wait("#timeline .request-facts", r"Router\s*other/[01]")
     page.choose("#request-filter", "notable")
     page.wait("#requests-scope", "of 2 other router processes")
-    page.fill("#request-id", "of-nobody")
+    page.fill("#request-id", "of-none")
     page.press("Enter")
     page.wait("#timeline", r"nor at the fleet's other router processes \(2\)\. It may be too old")
     page.check_behaviour("404 (Not Found)")

@@ -24,8 +24,8 @@ class RequestObserver:
     records of requests that were not told of yet, the oldest first. `may_export` is asked whether a request that the
     sampler chooses may be exported: if not, its workers must not export it either.
 
-    A request that was aborted is told of when its workers have said what became of it, which takes milliseconds, and
-    AwaitedEnds limits it. Nothing but the log and the listeners waits for that.
+    A request that was aborted is told of when its workers have said what became of it. That takes milliseconds, and
+    whoever ends the request limits it. Nothing but the log and the listeners waits for it.
     """
 
     def __init__(

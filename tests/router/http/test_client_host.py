@@ -6,7 +6,7 @@ import ssl
 import pytest
 
 from tests.router.http.http_rig import serving
-from trunkline_router.http.wire.client_host import counted_host
+from trunkline_router.address import network_of
 from trunkline_router.http.wire.connection import Connection
 from trunkline_router.http.wire.handshake import Handshake
 
@@ -41,7 +41,7 @@ class Closed(asyncio.Transport):
     ],
 )
 def test_addresses_of_one_ipv6_network_are_one_host(one: str, other: str, same: bool) -> None:
-    assert (counted_host(one) == counted_host(other)) == same
+    assert (network_of(one) == network_of(other)) == same
 
 
 async def test_connections_and_handshakes_count_by_network() -> None:
@@ -50,5 +50,5 @@ async def test_connections_and_handshakes_count_by_network() -> None:
         connection.connection_made(Closed("2001:db8::1"))
         handshake = Handshake(server._shared, server._handshakes, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
         handshake.connection_made(Closed("2001:db8::2"))
-        assert connection.host == handshake.host == counted_host("2001:db8::")
+        assert connection.host == handshake.host == network_of("2001:db8::")
         server.connections.remove(connection)

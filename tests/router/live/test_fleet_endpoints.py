@@ -84,7 +84,7 @@ async def test_wrong_identities_see_nothing(keys: KeyRing) -> None:
             assert (await router.http.get(path)).status_code == 401
             assert (await router.http.get(path, headers={"authorization": "Bearer no"})).status_code == 401
             assert (await router.http.get(path, headers=keys.headers(SCRAPER))).status_code == 403
-        for name in ("of-acme", "of-nobody", "a%2Fb"):
+        for name in ("of-acme", "of-none", "a%2Fb"):
             response = await router.http.get(f"/fleet/requests/{name}", headers=keys.headers(OTHER))
             assert (response.status_code, response.json()["error"]["code"]) == (404, "request_not_found")
 

@@ -110,7 +110,7 @@ async def test_other_tenants_requests_do_not_exist(keys: KeyRing) -> None:
             assert not await listed(router, keys, who, tenant=others)
             metadata = tuple(keys.headers(who).items())
             refusals = []
-            for request_id in (f"of-{others}", "of-nobody"):
+            for request_id in (f"of-{others}", "of-none"):
                 call = router.fleet.GetRequest(GetRequestRequest(request_id=request_id), metadata=metadata)
                 refused = await refusal(call)
                 assert (refused.code, refused.reason) == (grpc.StatusCode.NOT_FOUND, "REQUEST_NOT_FOUND")

@@ -60,16 +60,16 @@ async def test_each_process_finds_and_lists_the_requests_of_all(tmp_path: Path) 
                 assert told.summary.request_id == f"of-{number}"
                 assert told.placements[0].candidates
             with pytest.raises(RequestRefused, match="no recent request"):
-                await requests.find(OPERATOR, "of-nobody", "")
+                await requests.find(OPERATOR, "of-none", "")
 
 
 async def test_rights_count_in_every_process(tmp_path: Path) -> None:
     async with processes(tmp_path) as ((_, requests), (other, _)):
-        await other.answer([1, 2, 3], request_id="of-nobody-else")
-        assert ids((await requests.list(OPERATOR, Kind.ENDED, 10)).requests) == ["of-nobody-else"]
+        await other.answer([1, 2, 3], request_id="of-third")
+        assert ids((await requests.list(OPERATOR, Kind.ENDED, 10)).requests) == ["of-third"]
         assert not (await requests.list(ACME, Kind.ENDED, 10)).requests
         with pytest.raises(RequestRefused):
-            await requests.find(ACME, "of-nobody-else", "")
+            await requests.find(ACME, "of-third", "")
 
 
 async def test_a_process_that_is_dead_mute_or_mad_is_left_out(tmp_path: Path) -> None:

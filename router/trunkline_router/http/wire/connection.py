@@ -11,10 +11,10 @@ from typing import cast
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from trunkline_router.address import network_of
 from trunkline_router.http.disconnect import ON_DISCONNECT
 from trunkline_router.http.headers import request_id_of
 from trunkline_router.http.json_body import HAS_BODY
-from trunkline_router.http.wire.client_host import counted_host
 from trunkline_router.http.wire.exchange import Exchange
 from trunkline_router.http.wire.refused import NOT_HTTP, Refused
 from trunkline_router.http.wire.request_head import asks_for_upgrade, check_head, complete_scope, without_upgrade
@@ -119,7 +119,7 @@ class Connection(HttpToolsProtocol):
         """Counts the connection, or drops it if there are too many."""
         super().connection_made(cast("asyncio.Transport", transport))
         self.transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
-        self.host = counted_host(self.client[0]) if self.client else ""
+        self.host = network_of(self.client[0]) if self.client else ""
         self._enter(Phase.IDLE, self._limits.head_s)
         if not self._shared.connections.add(self):
             self.transport.abort()

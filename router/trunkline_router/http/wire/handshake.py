@@ -12,7 +12,7 @@ from typing import cast
 
 from uvicorn.protocols.utils import get_remote_addr
 
-from trunkline_router.http.wire.client_host import counted_host
+from trunkline_router.address import network_of
 from trunkline_router.http.wire.connection import HIGH_WATER_BYTES, Connection
 from trunkline_router.http.wire.handshakes import Handshakes
 from trunkline_router.http.wire.shared import Shared
@@ -55,7 +55,7 @@ class Handshake(Arrived):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         client = get_remote_addr(self._transport)
-        self.host = counted_host(client[0]) if client else ""
+        self.host = network_of(client[0]) if client else ""
         self._handshakes.add(self)
         tasks = self._shared.state.tasks
         task = asyncio.get_running_loop().create_task(self._shake_hands(self._transport))
