@@ -60,12 +60,12 @@ OLD_SPELLINGS = {
 }
 
 
-def spelled(attributes: Mapping[str, AttributeValue]) -> dict[str, AttributeValue]:
+def spelled(attributes: Mapping[str, AttributeValue]) -> Mapping[str, AttributeValue]:
     """Attributes under the names that OTEL_SEMCONV_STABILITY_OPT_IN asks for."""
-    made = dict(attributes)
-    if BOTH in _opted_in():
-        made |= {OLD_SPELLINGS[name]: value for name, value in attributes.items() if name in OLD_SPELLINGS}
-    return made
+    if BOTH not in _opted_in():
+        return attributes
+    old = {OLD_SPELLINGS[name]: value for name, value in attributes.items() if name in OLD_SPELLINGS}
+    return {**attributes, **old}
 
 
 @cache

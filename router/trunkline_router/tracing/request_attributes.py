@@ -37,17 +37,14 @@ _UNKNOWN, _UNIMPLEMENTED, _DATA_LOSS = 2, 12, 15
 # Codes that are errors of a server, by the conventions of gRPC. Others are its client's.
 SERVER_ERRORS = {CODE_DEADLINE_EXCEEDED, CODE_INTERNAL, CODE_UNAVAILABLE, _UNKNOWN, _UNIMPLEMENTED, _DATA_LOSS}
 
-# Sampling parameters, their attributes, and whether one that is not set can be told from one that is zero
-_PARAMETERS = [
-    (name, attribute, SamplingParams.DESCRIPTOR.fields_by_name[name].has_presence)
-    for name, attribute in (
-        ("temperature", genai.REQUEST_TEMPERATURE),
-        ("top_p", genai.REQUEST_TOP_P),
-        ("top_k", genai.REQUEST_TOP_K),
-        ("frequency_penalty", genai.REQUEST_FREQUENCY_PENALTY),
-        ("presence_penalty", genai.REQUEST_PRESENCE_PENALTY),
-    )
-]
+# Sampling parameters that the conventions name
+_PARAMETERS = {
+    "temperature": genai.REQUEST_TEMPERATURE,
+    "top_p": genai.REQUEST_TOP_P,
+    "top_k": genai.REQUEST_TOP_K,
+    "frequency_penalty": genai.REQUEST_FREQUENCY_PENALTY,
+    "presence_penalty": genai.REQUEST_PRESENCE_PENALTY,
+}
 
 
 def span_name(protocol: str, endpoint: str) -> str:
@@ -184,9 +181,9 @@ def _of_sampling(record: RequestRecord, sampling: SamplingParams | None) -> Attr
     if sampling is None:
         return {}
     attributes: Attributes = {genai.REQUEST_SEED: sampling.seed} if record.is_seeded else {}
-    for name, attribute, has_presence in _PARAMETERS:
-        value = getattr(sampling, name)
-        if value or (has_presence and sampling.HasField(name)):  # type: ignore[arg-type]  # a literal in the stubs
+    for parameter, value in sampling.ListFields():
+        attribute = _PARAMETERS.get(parameter.name)
+        if attribute is not None:
             attributes[attribute] = value
     return attributes
 

@@ -15,7 +15,7 @@ from trunkline_router.tracing.worker_spans import add_worker_spans
 from trunkline_runtime.telemetry.otlp_spans import UNSET, span_attributes, unique_attribute
 from trunkline_runtime.telemetry.otlp_spans import status as otlp_status
 
-ALWAYS_TOLD = ("matched_tokens", "cost_s")  # of a candidate
+ALWAYS_TOLD = frozenset(("matched_tokens", "cost_s"))  # of a candidate
 
 IS_REFUSED = [span_attributes({"trunkline.is_refused": value}) for value in (False, True)]
 
@@ -95,20 +95,20 @@ def _add_route(trace: TraceBuilder, placement: PlacementRecord, candidates: Sequ
         attributes |= {
             "trunkline.worker": placement.worker,
             "trunkline.route.policy": placement.policy,
-            "trunkline.route.reason": placement.reason,
             "trunkline.route.matched_tokens": placement.matched_tokens,
         }
     if placement.predicted_ttft_s is not None:
         attributes["trunkline.route.predicted_ttft_s"] = placement.predicted_ttft_s
     decided_s = placement.time.end_s
     events = [trace.event("candidate", decided_s, _of_candidate(each)) for each in candidates]
-    trace.add("route", trace.record.span_id, *placement.time, span_attributes(attributes), *events)
+    reason = unique_attribute("trunkline.route.reason", placement.reason) if placement.worker else b""
+    trace.add("route", trace.record.span_id, *placement.time, span_attributes(attributes), reason, *events)
 
 
 def _of_candidate(candidate: Candidate) -> Attributes:
     """What is zero is left out, but for a few."""
-    found: dict[str, Any] = dict(zip(candidate._fields, candidate, strict=True))
-    return {name: value for name, value in found.items() if value or name in ALWAYS_TOLD}
+    told: Iterator[tuple[str, Any]] = zip(candidate._fields, candidate, strict=True)
+    return {name: value for name, value in told if value or name in ALWAYS_TOLD}
 
 
 def _add_attempt(trace: TraceBuilder, attempt: AttemptRecord, previous: AttemptRecord | None) -> None:

@@ -80,7 +80,8 @@ def _of_choice(end: ChoiceEnd) -> dict[str, AttributeValue]:
     }
     if not end.is_error:
         usage[genai.RESPONSE_FINISH_REASONS] = [end.outcome]
-    return genai.spelled(usage) | {
+    return {
+        **genai.spelled(usage),
         "trunkline.prompt_tokens": end.prompt_tokens,
         "trunkline.cached_tokens": timeline.cached_tokens,
         "trunkline.output_tokens": end.output_tokens,
