@@ -2,10 +2,12 @@
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 Result = TypeVar("Result")
+Parameters = ParamSpec("Parameters")
 
 
 class _Selector(selectors.DefaultSelector):
@@ -29,3 +31,13 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 def in_virtual_time(scenario: Coroutine[Any, Any, Result]) -> Result:
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(scenario)
+
+
+def virtual_time(test: Callable[Parameters, Coroutine[Any, Any, None]]) -> Callable[Parameters, None]:
+    """Decorates an asynchronous test that runs in virtual time."""
+
+    @wraps(test)
+    def run(*arguments: Parameters.args, **named: Parameters.kwargs) -> None:
+        in_virtual_time(test(*arguments, **named))
+
+    return run

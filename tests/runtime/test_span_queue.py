@@ -169,7 +169,7 @@ def test_a_collector_that_takes_nothing_costs_a_count(
     monkeypatch: pytest.MonkeyPatch, protocol: str, answer: Callable[[socket.socket], None] | None
 ) -> None:
     with answering(answer) as port:
-        queue = queue_to(monkeypatch, protocol, port)
+        queue = queue_to(monkeypatch, protocol, port, timeout_s=0.3)
         begun_s = time.monotonic()
         queue.put(lambda: (span(),))
         assert time.monotonic() - begun_s < 1.0
@@ -178,11 +178,11 @@ def test_a_collector_that_takes_nothing_costs_a_count(
     assert queue.counts.exported == 0
 
 
-def queue_to(monkeypatch: pytest.MonkeyPatch, protocol: str, port: int) -> SpanQueue:
+def queue_to(monkeypatch: pytest.MonkeyPatch, protocol: str, port: int, timeout_s: float = PATIENCE_S) -> SpanQueue:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.3")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(timeout_s))
     transport = span_transport()
     assert transport is not None
     return SpanQueue(transport, SOURCE, interval_s=0.005)
@@ -207,8 +207,7 @@ def test_of_an_endless_answer_little_is_read(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_process_ends_although_its_collector_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(silence) as port:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1000")
-        queue = queue_to(monkeypatch, GRPC, port)
+        queue = queue_to(monkeypatch, GRPC, port, timeout_s=1000.0)
         queue.put(lambda: (span(),))
         begun_s = time.monotonic()
         queue.close(within_s=0.05)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.router.virtual_time import virtual_time
 from trunkline.status import RequestRefused
 from trunkline_router.gate import reading as module
 from trunkline_router.gate.reading import ReadBounds, Reading
@@ -144,6 +145,7 @@ async def end(readers: Readers) -> None:
 
 
 @pytest.mark.parametrize("waiting", ["other", "hog/2/x", "hog/1/y"])
+@virtual_time
 async def test_a_message_that_does_not_come_is_given_up_for_a_sender_with_fewer_where_all_places_are_taken(
     waiting: str,
 ) -> None:
@@ -158,6 +160,7 @@ async def test_a_message_that_does_not_come_is_given_up_for_a_sender_with_fewer_
     await end(readers)
 
 
+@virtual_time
 async def test_calls_that_wait_for_their_own_senders_end_no_uploads() -> None:
     """Sixty-four large ones of one tenant, each of which takes many times as long as may be where places are few."""
     readers = Readers(Reading(long_s=0.001, hurry_s=0.001), ReadBounds())
@@ -172,6 +175,7 @@ async def test_calls_that_wait_for_their_own_senders_end_no_uploads() -> None:
     await slow[1]
 
 
+@virtual_time
 async def test_half_open_calls_of_a_host_do_not_keep_its_last_places() -> None:
     readers = Readers(Reading(long_s=LONG_S, hurry_s=0.01), ReadBounds())
     half_open = [readers.begin(f"host/{connection}/{tenant}") for connection in range(20) for tenant in range(20)]
@@ -189,6 +193,7 @@ async def test_half_open_calls_of_a_host_do_not_keep_its_last_places() -> None:
     await end(readers)
 
 
+@virtual_time
 async def test_a_message_that_never_comes_is_given_up_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MESSAGE_TIMEOUT_S", 0.05)
     readers = Readers(Reading(ONE), ONE)

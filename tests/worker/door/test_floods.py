@@ -95,7 +95,6 @@ async def innocent_at(worker: ServedFront) -> AsyncIterator[Innocent]:
             steps_s.append(time.thread_time() - begun_s)
 
     gc.collect()
-    gc.freeze()
     gc.disable()  # as in a worker, but for what the test itself leaves
     async with open_channel(worker.address) as channel:
         innocent = Innocent(await RawSession(channel).opened())
@@ -104,7 +103,6 @@ async def innocent_at(worker: ServedFront) -> AsyncIterator[Innocent]:
             yield innocent
         finally:
             gc.enable()
-            gc.unfreeze()
             for task in tasks:
                 task.cancel()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
