@@ -58,7 +58,9 @@ def test_serve_prints_a_command_that_works_and_stops_without_leaving_a_process()
         assert "vllm:generation_tokens_total{" in metrics_at(metrics_port)
         chat = run(script("trunkline"), "generate", "Hello!", "--chat", "--max-tokens=5", f"--server=127.0.0.1:{port}")
         assert chat.returncode == 0
-        pipe = f"{script('trunkline')} generate Once --stream --max-tokens 500 --server=127.0.0.1:{port} | head -c 9"
+        # The answer must outlast `head`: a sampled one may end before `head` does.
+        flags = f"--stream --max-tokens 500 --ignore-eos --server=127.0.0.1:{port}"
+        pipe = f"{script('trunkline')} generate Once {flags} | head -c 9"
         enough = run("bash", "-c", f"set -o pipefail; {pipe}")
         assert (enough.returncode, enough.stderr) == (128 + signal.SIGPIPE, "")
         wrong = run(script("trunkline"), "generate", "x", "--temperature=nan", f"--server=127.0.0.1:{port}")

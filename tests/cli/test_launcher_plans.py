@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from tests.cluster.processes import wait_until
+from tests.cluster.processes import alive, wait_until
 from trunkline_cli import launcher
 from trunkline_cli import plan as plans
 from trunkline_cli.backoff import Backoff
@@ -160,12 +160,6 @@ async def test_a_restart_that_the_system_refuses_is_reported_and_tried_again(
     assert capsys.readouterr().err.count("worker-0 cannot be started: Cannot allocate memory") == 2
 
 
-def runs(pid: int) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    return False
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 async def test_a_child_that_ignores_sigterm_is_killed_with_its_grandchildren(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -180,12 +174,12 @@ async def test_a_child_that_ignores_sigterm_is_killed_with_its_grandchildren(
     await asyncio.to_thread(wait_until, lambda: bool(child.last_lines), "it and what it started run")
     grandchild = int(child.last_lines[-1])
     try:
-        assert runs(grandchild)
+        assert alive({grandchild})
         cluster = Cluster(plan())
         cluster._children["worker-0"] = child
         await cluster._stop_all()
         assert describe_status(await child.wait()) == "killed by SIGKILL"
-        await asyncio.to_thread(wait_until, lambda: not runs(grandchild), "the grandchild is gone")
+        await asyncio.to_thread(wait_until, lambda: not alive({grandchild}), "the grandchild is gone")
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(grandchild, signal.SIGKILL)  # a failing test must not leave this process running

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakSet
@@ -25,6 +25,9 @@ from trunkline_bench.servers.ports import free_port
 
 START_S = 60.0
 STOP_S = 10.0
+# A file of /proc is absent once its process has ended. If the process ends between open() and read(), the read fails
+# with ESRCH, which is the second one.
+ENDED = (FileNotFoundError, ProcessLookupError)
 
 
 def script(name: str) -> str:
@@ -204,7 +207,8 @@ def descendants(pid: int) -> set[int]:
         one = queue.pop()
         found.add(one)
         for task in Path(f"/proc/{one}/task").glob("*/children"):
-            queue += map(int, task.read_text().split())
+            with suppress(*ENDED):  # the thread
+                queue += map(int, task.read_text().split())
     return found
 
 
@@ -212,7 +216,7 @@ def alive(pids: set[int]) -> set[int]:
     def runs(pid: int) -> bool:
         try:
             return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-        except FileNotFoundError:
+        except ENDED:
             return False
 
     return {pid for pid in pids if runs(pid)}

@@ -13,7 +13,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from grpc_health.v1 import health_pb2
 from grpc_status.rpc_status import from_call
 
-from tests.cluster.processes import Cluster, Process, Worker, script, wait_until
+from tests.cluster.processes import Cluster, Process, Worker, alive, script, wait_until
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import (
@@ -77,14 +77,7 @@ def test_pitfall_13_a_dead_engine_ends_streams_at_once_turns_health_and_frees_th
 def test_an_engine_ends_when_its_front_is_killed(worker: Worker) -> None:
     engine = worker.engine_pid()
     worker.process.popen.kill()
-
-    def gone() -> bool:
-        try:
-            return Path(f"/proc/{engine}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-        except FileNotFoundError:
-            return True
-
-    wait_until(gone, "the engine ends", timeout_s=10)
+    wait_until(lambda: not alive({engine}), "the engine ends", timeout_s=10)
 
 
 def test_drain_finishes_what_runs_and_admits_nothing_more(worker: Worker) -> None:

@@ -44,9 +44,10 @@ async def test_text_tokens_and_chat_are_prompts(cluster: Cluster) -> None:
 
 async def test_a_seed_repeats_and_is_reported(cluster: Cluster) -> None:
     async with Client(cluster.address) as client:
-        first = await client.complete(STORY, max_tokens=16, temperature=1.0, n=3)
+        # Of 16 tokens two choices are equal once in 12,000 pairs: most stories of this model begin in a few ways.
+        first = await client.complete(STORY, max_tokens=64, temperature=1.0, n=3)
         assert len({choice.text for choice in first.choices}) == 3
-        again = await client.complete(STORY, max_tokens=16, temperature=1.0, n=3, seed=first.prompt.seed)
+        again = await client.complete(STORY, max_tokens=64, temperature=1.0, n=3, seed=first.prompt.seed)
         assert [choice.token_ids for choice in again.choices] == [choice.token_ids for choice in first.choices]
         assert first.usage.completion_tokens == sum(len(choice.token_ids) for choice in first.choices)
 
