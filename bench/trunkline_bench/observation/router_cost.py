@@ -11,6 +11,7 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from trunkline_bench.observation.cost_pairs import Pair, Pairs
@@ -114,14 +115,23 @@ class Routers:
 
 
 @contextlib.asynccontextmanager
-async def routers(against: Path | None) -> AsyncIterator[Routers]:
-    """Starts everything. against: checkout of the router that is not observed; None: this one"""
+async def routers(against: Path | None, *, on_first: bool) -> AsyncIterator[Routers]:
+    """Starts everything.
+
+    against: checkout of the router that is not observed; None: this one
+    on_first: the router that is observed starts before the other one
+    """
     async with contextlib.AsyncExitStack() as stack:
         source = await stack.enter_async_context(process("trunkline_bench.streaming.source"))
         worker = await printed_address(source)
         collector = stack.enter_context(receiver())
-        found = await router_hops(stack, worker, OFF_HOPS, against, OFF)
-        found |= await router_hops(stack, worker, ON_HOPS, variables=traced(collector))
+        starts = [
+            partial(router_hops, stack, worker, ON_HOPS, variables=traced(collector)),
+            partial(router_hops, stack, worker, OFF_HOPS, against, OFF),
+        ]
+        found: dict[str, Hop] = {}
+        for start in starts if on_first else reversed(starts):
+            found |= await start()
         observer = Observer(found[ON_HOPS[HTTP]].address)
         client = await stack.enter_async_context(load_process())
         off, on = ((found[grpc], found[http]) for grpc, http in (OFF_HOPS, ON_HOPS))
@@ -150,11 +160,12 @@ class Observed:
 
 async def measured(count: int, against: Path | None, share: float = 1.0) -> tuple[Pairs, Observed]:
     """Pairs of each row, and what was observed meanwhile. Each pair begins with a short run of each work, which is
-    dropped. The order changes from pair to pair, so that a machine that becomes slower is no router's fault."""
+    dropped. The order of starts and of turns changes from pair to pair, so that a machine that becomes slower is no
+    router's fault."""
     pairs: Pairs = {work.name: [] for work in works()}
     observed = Observed()
     for number in range(count):
-        async with routers(against) as both:
+        async with routers(against, on_first=bool(number // 2 % 2)) as both:
             for work in works(share * WARM_UP_SHARE):
                 for is_observed in (False, True) * work.turns:
                     await both.turn(work, is_observed=is_observed)

@@ -77,7 +77,7 @@ class AttemptRecord:
     clock_skew_s: the worker's clock minus the router's; None: not known
     timelines: what the worker says of the choices that ended there. Checked: times are in order and within the attempt,
         and `received` is on this router's clock
-    cut_device_s: device time of the choices whose timelines are not kept
+    uncut_device_s: device time of all choices, once timelines were dropped; None: all are there
     """
 
     worker: str
@@ -92,18 +92,19 @@ class AttemptRecord:
     problem: str = ""
     clock_skew_s: float | None = None
     timelines: list[Timeline] = field(default_factory=list)
-    cut_device_s: float = 0.0
+    uncut_device_s: float | None = None
 
     def cut(self) -> None:
         """Keeps the first timelines alone: a request may have hundreds of choices."""
         if len(self.timelines) > MOST_TIMELINES:
-            self.cut_device_s += sum(timeline.device_s for timeline in self.timelines[MOST_TIMELINES:])
-            del self.timelines[MOST_TIMELINES:]
+            self.uncut_device_s = self.device_s
+            self.timelines = self.timelines[:MOST_TIMELINES]
 
     @property
     def device_s(self) -> float:
-        """Device time of all choices."""
-        return sum([timeline.device_s for timeline in self.timelines]) + self.cut_device_s
+        """Device time of all choices. Any thread may read it: cut() replaces the list, and only after the sum is kept."""
+        timelines, uncut_s = self.timelines, self.uncut_device_s
+        return sum([timeline.device_s for timeline in timelines]) if uncut_s is None else uncut_s
 
     @property
     def is_lost(self) -> bool:
