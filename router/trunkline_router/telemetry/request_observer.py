@@ -25,7 +25,7 @@ class RequestObserver:
     sampler chooses may be exported: if not, its workers must not export it either.
 
     A request that was aborted is told of when its workers have said what became of it. That takes milliseconds, and
-    whoever ends the request limits it. Nothing but the log and the listeners waits for it.
+    the stage that ends the request limits it. Nothing but the log and the listeners waits for it.
     """
 
     def __init__(

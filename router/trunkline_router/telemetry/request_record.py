@@ -102,7 +102,7 @@ class AttemptRecord:
 
     @property
     def device_s(self) -> float:
-        """Device time of all choices. Any thread may read it: cut() replaces the list, and only after the sum is kept."""
+        """Device time of all choices. Any thread may read it: cut() keeps the sum first, and replaces the list then."""
         timelines, uncut_s = self.timelines, self.uncut_device_s
         return sum([timeline.device_s for timeline in timelines]) if uncut_s is None else uncut_s
 

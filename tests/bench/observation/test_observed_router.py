@@ -20,7 +20,7 @@ ENDED = "trunkline_router_tenant_requests_total"
 
 
 async def test_one_router_exports_spans_and_is_scraped_and_watched() -> None:
-    async with routers(None) as both:
+    async with routers(None, on_first=True) as both:
         for number, work in enumerate(works(share=0.05)[1:4:2]):  # streams, and requests that may be traced
             assert (await both.pair(work, on_first=bool(number % 2))).ratio > 0
         seen = both.observer.seen
