@@ -1,4 +1,4 @@
-"""Addresses: host:port of a worker, and a client's as gRPC writes it.
+"""Addresses: host:port of a worker, and a client's, as gRPC or a socket gives it.
 
 `--workers` may also name a host that DNS resolves to several workers.
 """

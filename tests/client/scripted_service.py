@@ -58,7 +58,7 @@ class ScriptedService(UnimplementedService):
             finish = FinishReason.FINISH_REASON_LENGTH
             yield GenerateResponse(request_id=request.request_id, chunks=[OutputChunk(finish_reason=finish)])
         except (asyncio.CancelledError, GeneratorExit):
-            # The second where the call is cancelled before the server has asked for what follows a text.
+            # GeneratorExit: the call was cancelled before the server asked for the next message.
             self.cancelled.set()
             raise
 

@@ -25,8 +25,8 @@ from trunkline_bench.servers.ports import free_port
 
 START_S = 60.0
 STOP_S = 10.0
-# A file of /proc is absent once its process has ended. If the process ends between open() and read(), the read fails
-# with ESRCH, which is the second one.
+# open() of a file in /proc fails with FileNotFoundError once the process has ended. If the process ends between open()
+# and read(), read() fails with ESRCH, which is ProcessLookupError.
 ENDED = (FileNotFoundError, ProcessLookupError)
 
 
@@ -206,9 +206,10 @@ def descendants(pid: int) -> set[int]:
     while queue:
         one = queue.pop()
         found.add(one)
-        for task in Path(f"/proc/{one}/task").glob("*/children"):
-            with suppress(*ENDED):  # the thread
-                queue += map(int, task.read_text().split())
+        with suppress(*ENDED):  # the process
+            for task in Path(f"/proc/{one}/task").glob("*/children"):
+                with suppress(*ENDED):  # the thread
+                    queue += map(int, task.read_text().split())
     return found
 
 

@@ -44,7 +44,7 @@ async def test_text_tokens_and_chat_are_prompts(cluster: Cluster) -> None:
 
 async def test_a_seed_repeats_and_is_reported(cluster: Cluster) -> None:
     async with Client(cluster.address) as client:
-        # Of 16 tokens two choices are equal once in 12,000 pairs: most stories of this model begin in a few ways.
+        # With 16 tokens one pair of choices in 12,000 was equal: most stories of this model begin in a few ways.
         first = await client.complete(STORY, max_tokens=64, temperature=1.0, n=3)
         assert len({choice.text for choice in first.choices}) == 3
         again = await client.complete(STORY, max_tokens=64, temperature=1.0, n=3, seed=first.prompt.seed)

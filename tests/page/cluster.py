@@ -39,8 +39,9 @@ class PageCluster:
         self.router = self.another_router(self.port)
 
     def num_connected(self) -> int:
-        """How many workers the router has connected to."""
-        return 0 if self.router is None else sum('"worker connected"' in line for line in self.router.lines)
+        """How many workers the router has connected to, however often."""
+        lines = () if self.router is None else [line for line in self.router.lines if '"worker connected"' in line]
+        return sum(any(f'"{worker.address}"' in line for line in lines) for worker in self.workers)
 
     def another_router(self, http_port: int, *workers: str, **environment: str) -> Process:
         """A router before the same workers.  workers: addresses of further ones"""

@@ -160,17 +160,18 @@ class Observed:
 
 async def measured(count: int, against: Path | None, share: float = 1.0) -> tuple[Pairs, Observed]:
     """Pairs of each row, and what was observed meanwhile. Each pair begins with a short run of each work, which is
-    dropped. The order of starts and of turns changes from pair to pair, so that a machine that becomes slower is no
-    router's fault."""
+    dropped. Four pairs have all orders of starts and of turns, so that a machine that becomes slower is no router's
+    fault."""
     pairs: Pairs = {work.name: [] for work in works()}
     observed = Observed()
     for number in range(count):
+        on_first = bool(number % 2)
         async with routers(against, on_first=bool(number // 2 % 2)) as both:
             for work in works(share * WARM_UP_SHARE):
-                for is_observed in (False, True) * work.turns:
+                for is_observed in (on_first, not on_first) * work.turns:
                     await both.turn(work, is_observed=is_observed)
             for work in works(share):
-                pairs[work.name].append(pair := await both.pair(work, on_first=bool(number % 2)))
+                pairs[work.name].append(pair := await both.pair(work, on_first=on_first))
                 print(f"{number + 1}. {work.name}: {pair.ratio:.3f}", flush=True)
             await both.observer.scrape()
             observed.add(both.observer.seen)

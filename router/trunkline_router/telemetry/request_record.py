@@ -95,14 +95,14 @@ class AttemptRecord:
     uncut_device_s: float | None = None
 
     def cut(self) -> None:
-        """Keeps the first timelines alone: a request may have hundreds of choices."""
+        """Keeps the first timelines alone: a request may have hundreds of choices. None may be added after it."""
         if len(self.timelines) > MOST_TIMELINES:
             self.uncut_device_s = self.device_s
             self.timelines = self.timelines[:MOST_TIMELINES]
 
     @property
     def device_s(self) -> float:
-        """Device time of all choices. Any thread may read it: cut() keeps the sum first, and replaces the list then."""
+        """Device time of all choices. Any thread may read it: cut() stores the sum before it replaces the list."""
         timelines, uncut_s = self.timelines, self.uncut_device_s
         return sum([timeline.device_s for timeline in timelines]) if uncut_s is None else uncut_s
 

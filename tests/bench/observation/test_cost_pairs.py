@@ -14,11 +14,11 @@ vllm:request_params_n_bucket{model_name="m",engine="0",le="1.0"} 7.0 # {trace_id
 
 def test_a_ratio_is_that_of_a_pair_and_not_of_medians() -> None:
     taken = [Pair(1000.0, 990.0), Pair(2000.0, 1900.0), Pair(500.0, 485.0)]
-    assert cells(taken) == ["1,000", "990", "1000.0", "1010.1", "0.970", "0.960 to 0.980"]
+    assert cells(taken) == ["1,000", "990", "1000.0", "1010.1", "0.970", "0.960 to 0.980", "0.970 ± 0.012"]
 
 
 def test_one_pair_is_a_range_of_one_ratio() -> None:
-    assert cells([Pair(100.0, 98.0)])[-2:] == ["0.980", "0.980 to 0.980"]
+    assert cells([Pair(100.0, 98.0)])[-3:] == ["0.980", "0.980 to 0.980", "0.980 ± 0.000"]
 
 
 def test_each_row_has_a_line() -> None:

@@ -268,7 +268,7 @@ async def test_a_tenant_that_asks_through_many_routers_leaves_operators_and_othe
             of_last = last.lookup.num_answered
             assert not second or sum(one.routers.answered < 4 for one in heard) > 100, "it is too much for the fleet"
             with monkeypatch.context() as patch:
-                patch.setattr(router_lookup, "ANSWER_S", PATIENCE_S)  # these are all answered
+                patch.setattr(router_lookup, "ANSWER_S", PATIENCE_S)  # this is about budgets, and not about times
                 assert (await askers[0].lookup.ask(slow)).answers, "an operator's question"
                 assert (await askers[1].lookup.ask(Question(other, request_id="x"))).routers.answered == 4
             assert last.lookup.num_answered == of_last + 2

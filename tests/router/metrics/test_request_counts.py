@@ -1,5 +1,7 @@
 """What is counted of requests when they end."""
 
+from typing import Any
+
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
@@ -19,7 +21,13 @@ from trunkline.status import DEADLINE_EXCEEDED, INTERNAL, NO_WORKER, OVERLOADED,
 from trunkline_router.metrics.attempt_metrics import predicted_first_token_s
 from trunkline_router.metrics.first_token_phases import phases_of
 from trunkline_router.telemetry.request_observer import RequestObserver
-from trunkline_router.telemetry.request_record import CANCELLED, MOST_TIMELINES, Interval, PlacementRecord
+from trunkline_router.telemetry.request_record import (
+    CANCELLED,
+    MOST_TIMELINES,
+    AttemptRecord,
+    Interval,
+    PlacementRecord,
+)
 from trunkline_runtime.telemetry.exposition import content_type_of, exposition
 
 
@@ -131,6 +139,28 @@ def test_a_request_of_many_choices_keeps_few_timelines_and_all_of_its_cost() -> 
     assert len(record.attempts[0].timelines) == MOST_TIMELINES
     assert (record.cost, record.attempts[0].device_s) == (cost, 250.0)
     assert value(counted.families, "trunkline_router_tenant_device_seconds_total") == 250.0
+
+
+def test_device_time_that_is_read_while_timelines_are_dropped_is_that_of_all_choices() -> None:
+    """Spans are written on another thread."""
+
+    class Cut(AttemptRecord):
+        """Is cut as soon as its timelines have been read."""
+
+        is_read = False
+
+        def __getattribute__(self, name: str) -> Any:
+            value = super().__getattribute__(name)
+            if name == "timelines" and self.is_read:
+                self.is_read = False
+                self.cut()
+            return value
+
+    record = Cut("a", 0.0, timelines=[timeline(device_s=0.25) for _ in range(1000)])
+    record.is_read = True
+    assert record.device_s == 250.0
+    assert not record.is_read
+    assert (len(record.timelines), record.device_s) == (MOST_TIMELINES, 250.0)
 
 
 def test_a_client_that_does_not_read_does_not_make_the_fleet_look_full() -> None:

@@ -50,7 +50,7 @@ TIMELINE = Timeline(
     sampled_steps=[SampledStep(at_s=0.00035, duration_s=0.0001, decode_tokens=7, sequences=7)],
 )
 
-WAITED_S = 0.25  # for longer than a busy machine holds up a request before it goes to a worker
+WAITED_S = 0.25  # longer than a busy machine delays a request on its way to the worker
 
 
 @pytest.fixture(scope="module")
@@ -397,7 +397,7 @@ def test_two_hundred_tenants_whose_requests_fail_leave_room_for_the_next_one() -
 async def test_the_root_span_says_what_the_request_waited_for_in_its_worker(receiver: Receiver) -> None:
     """And so does the page, when what the router weighed has been forgotten."""
     worker = FakeWorker("a", answer=None)
-    # Of a wait that was longer than the attempt, the router believes the whole attempt, however long its way took.
+    # The router shortens a wait that exceeds the attempt to the whole attempt: the time on the way does not matter.
     waited = Timeline(admitted_s=60.0, first_token_s=60.0, ended_s=60.0, chunks=TIMELINE.chunks)
     pools = {"kv_pressure": (9_990, 10), "queue": (100, 9_900)}
     load: dict[str, Any] = {"running": 20, "running_kv_tokens": 160_000, "waiting": 4, "waiting_by_lane": [0, 4, 0]}
