@@ -1,6 +1,5 @@
 """The directory of a router that was killed does not stay for ever."""
 
-import os
 import subprocess
 import sys
 import tempfile
