@@ -121,9 +121,13 @@ def test_a_model_that_cannot_be_served_is_one_line_and_nothing_is_left(tmp_path:
     process.stop()
 
 
-def test_a_model_that_is_nowhere_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_nowhere_or_a_file_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"there is no model directory \./nowhere"):
         find_model("./nowhere")
+    file = tmp_path / "model.gguf"
+    file.touch()
+    with pytest.raises(LaunchError, match=r"model\.gguf is a file: .*; GGUF and other single files are not served"):
+        find_model(str(file))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(LaunchError, match="could not be downloaded") as caught:
         find_model("no-owner/no-model")
