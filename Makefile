@@ -51,7 +51,7 @@ PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 help:
 	@echo 'make serve        runs a router and workers on this machine; options:'
 	@echo '                  MODEL=directory-or-hub-id NAME=served-name WORKERS=2 PORT=50051 HTTP_PORT=8000 WORKER_PORT=50061'
-	@echo '                  ARGS="flags", such as --verbose, or flags of the workers'
+	@echo '                  ARGS="flags", such as --verbose, or flags of the router and the workers'
 	@echo 'make test         runs the test suite (test-slow: the tests that take minutes)'
 	@echo 'make fuzz         damaged and extreme requests over gRPC and HTTP; CASES=20000 EXAMPLES=3000 SEED=0'
 	@echo 'make clients      installs the clients that the tests run besides, of Python and of Node where there is one'

@@ -1,15 +1,19 @@
-"""Writes the reference part of docs/configuration.md from the typed settings; --check only compares."""
+"""Writes what is made from the typed settings: the reference in docs/configuration.md, and the flags that `trunkline
+serve` passes on. --check only compares."""
 
 from dataclasses import MISSING, Field
 from pathlib import Path
 from typing import Any
 
-from deploy.lint.generated_part import update
+from deploy.lint.generated_part import replace, update
 from trunkline_router.settings import RouterSettings
 from trunkline_runtime.settings import ENVIRONMENT_PREFIX, base_type, flat_fields
 from trunkline_worker.front_settings import WorkerSettings
 
-PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+REPOSITORY = Path(__file__).parents[2]
+PAGE = REPOSITORY / "docs" / "configuration.md"
+FLAGS = REPOSITORY / "deploy" / "trunkline_cli" / "server_flags.py"
+COMMAND = "make settings-reference"
 KINDS = {int: "integer", float: "number", bool: "boolean", str: "text", tuple: "list"}
 
 
@@ -48,6 +52,20 @@ def _default(item: Field[Any]) -> str:
     return f"`{str(item.default).lower() if isinstance(item.default, bool) else item.default}`"
 
 
+def flags_module() -> str:
+    """A module with the flags of both servers."""
+    about = f'"""The flags of routers and workers. Generated from their settings: {COMMAND}."""\n'
+    return f"{about}\n{_flags('ROUTER_FLAGS', RouterSettings)}\n{_flags('WORKER_FLAGS', WorkerSettings)}"
+
+
+def _flags(name: str, cls: type) -> str:
+    flags = {"--config"}
+    for item, hint in flat_fields(cls):
+        shown = item.name.replace("_", "-")
+        flags |= {f"--{shown}", f"--no-{shown}"} if base_type(hint) is bool else {f"--{shown}"}
+    return "\n".join([f"{name} = {{", *(f'    "{flag}",' for flag in sorted(flags)), "}"]) + "\n"
+
+
 def main() -> None:
     environment = f"The environment variable of a setting is its name in capitals after `{ENVIRONMENT_PREFIX}`"
     text = (
@@ -55,7 +73,8 @@ def main() -> None:
         f"### Router (`trunkline-router`)\n\n{table(RouterSettings)}\n"
         f"### Worker (`trunkline-worker`)\n\n{table(WorkerSettings)}\n"
     )
-    update(PAGE, "settings", f"\n{text}", "make settings-reference")
+    update(PAGE, "settings", f"\n{text}", COMMAND)
+    replace(FLAGS, flags_module(), COMMAND)
 
 
 if __name__ == "__main__":

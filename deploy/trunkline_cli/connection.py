@@ -2,15 +2,18 @@
 
 import argparse
 import os
+import socket
+import ssl
 from pathlib import Path
 from typing import Any
 
 from trunkline.api_key import leaves_in_plaintext
 from trunkline.client import Client
 from trunkline.tls import ClientTls
-from trunkline_cli.arguments import server, text
+from trunkline_cli.arguments import HOST_AND_PORT, server, text
 
 API_KEY_VARIABLE = "TRUNKLINE_API_KEY"
+HANDSHAKE_S = 2.0  # time for a server to show that it speaks TLS
 # Flag → field of ClientTls, the variable that sets it where the flag is absent, and its meaning. TRUNKLINE_TLS_CERT and
 # TRUNKLINE_TLS_KEY are settings of servers.
 TLS_FILES = {
@@ -25,7 +28,7 @@ TLS_FILES = {
 def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments that client_of() reads."""
     parser.add_argument(
-        "--server", type=server, default="127.0.0.1:50051", help="router, host:port (default: %(default)s)"
+        "--server", type=server, default="127.0.0.1:50051", metavar="HOST:PORT", help="router (default: %(default)s)"
     )
     parser.add_argument(
         "--api-key-file", type=text, metavar="FILE",
@@ -71,6 +74,30 @@ def tls_of(arguments: argparse.Namespace) -> ClientTls | None:
     if not arguments.tls and not any(files.values()) and not arguments.server_name:
         return None
     return ClientTls(**files, server_name=arguments.server_name)
+
+
+def connection_problem(address: str, problem: str, arguments: argparse.Namespace) -> str:
+    """Why a connection failed: `problem`, or that the server speaks TLS where the arguments do not ask for it. gRPC
+    itself does not tell such a server from one that is not there."""
+    if tls_of(arguments) is None and speaks_tls(address):
+        return f"{address} speaks TLS: use --tls, with --tls-ca FILE unless a public authority signed its certificate"
+    return problem
+
+
+def speaks_tls(address: str) -> bool:
+    """Whether a server at host:port completes a TLS handshake, whatever its certificate. It is sent nothing."""
+    match = HOST_AND_PORT.fullmatch(address)
+    if match is None:
+        return False
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])  # without it a gRPC server refuses the handshake
+    try:
+        with socket.create_connection((match[1].strip("[]"), int(match[2])), timeout=HANDSHAKE_S) as plain:
+            context.wrap_socket(plain).close()
+    except OSError:  # an SSLError is one, too
+        return False
+    return True
 
 
 def _api_key(file: str | None) -> str | None:

@@ -13,19 +13,21 @@ from trunkline.tls_files import TlsFileError
 from trunkline.v1.worker_pb2 import DrainRequest, GetModelRequest, GetModelResponse
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 from trunkline_cli.arguments import seconds, server, text
-from trunkline_cli.connection import add_tls_arguments, tls_of
+from trunkline_cli.connection import add_tls_arguments, connection_problem, tls_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--address", type=server, default="127.0.0.1:50061", help="worker, host:port (default: %(default)s)"
+        "--address", type=server, default="127.0.0.1:50061", metavar="HOST:PORT", help="worker (default: %(default)s)"
     )
     parser.add_argument(
-        "--timeout-s", type=seconds, help="time for running requests to finish; default: the worker's own setting"
-    )
+        "--timeout-s", type=seconds, metavar="SECONDS",
+        help="time for running requests to finish; default: the worker's own setting",
+    )  # fmt: skip
     parser.add_argument(
         "--grant-key",
         type=text,
+        metavar="SECRET",
         default=os.environ.get("TRUNKLINE_GRANT_KEY", ""),
         help="the worker's, if it has one; better set TRUNKLINE_GRANT_KEY: other processes can see arguments",
     )
@@ -49,7 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
             proof = proof_metadata(key, "Drain", worker_id=model.worker_id, epoch=model.epoch, now_unix_ms=now_unix_ms)
             drained = stub.Drain(request, metadata=proof)
         except grpc.RpcError as error:
-            print(f"trunkline drain: {arguments.address}: {error.details()}", file=sys.stderr)
+            problem = f"{arguments.address}: {error.details()}"
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                problem = connection_problem(arguments.address, problem, arguments)
+            print(f"trunkline drain: {problem}", file=sys.stderr)
             return 1
     print(f"finished {drained.finished}, cut off {drained.aborted}")
     return 0

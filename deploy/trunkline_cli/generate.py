@@ -12,12 +12,12 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from trunkline.client import Prompt
-from trunkline.errors import TrunklineError
+from trunkline.errors import NoWorker, TrunklineError
 from trunkline.names import lane_name
 from trunkline.v1.inference_pb2 import PromptInfo
 from trunkline.validation import LANES
 from trunkline_cli.arguments import INT32, UINT32, UINT64, seconds, text, whole
-from trunkline_cli.connection import add_connection_arguments, client_of
+from trunkline_cli.connection import add_connection_arguments, client_of, connection_problem
 
 # Flags that are passed on unchanged if given: name → type. The router validates them.
 SAMPLING: dict[str, Callable[[str], float]] = {
@@ -41,24 +41,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "prompt", type=text, help="text to continue; with --chat, the user's message; - reads standard input"
     )
     add_connection_arguments(parser)
-    parser.add_argument("--model", type=text, default="", help="served model name; default: the router's only model")
+    parser.add_argument(
+        "--model", type=text, default="", metavar="NAME", help="served model name; default: the router's only model"
+    )
     parser.add_argument("--chat", action="store_true", help="send the prompt as a chat message")
-    parser.add_argument("--system", type=text, help="with --chat: a system message before it")
+    parser.add_argument("--system", type=text, metavar="TEXT", help="with --chat: a system message before it")
     parser.add_argument("--stream", action="store_true", help="print text as it arrives")
     parser.add_argument("--json", action="store_true", help="print responses as JSON lines")
     parser.add_argument("--n", type=whole(0, UINT32), help="number of choices")
     parser.add_argument(
-        "--stop", type=text, action="append", default=[], help="stop string; may be given several times"
+        "--stop", type=text, action="append", default=[], metavar="TEXT", help="stop string; may be given several times"
     )
     parser.add_argument("--ignore-eos", action="store_true", help="continue past end-of-sequence tokens")
-    parser.add_argument("--timeout-s", type=seconds, help="deadline")
+    parser.add_argument("--timeout-s", type=seconds, metavar="SECONDS", help="deadline")
     parser.add_argument(
         "--lane", choices=tuple(LANES),
         help="priority (default: standard); the router's tenants file must grant the interactive lane, "
         "otherwise the request runs in the standard one",
     )  # fmt: skip
-    parser.add_argument("--tenant", default="", help="the tenant that the request is counted for")
-    parser.add_argument("--session", default="", help="groups requests, for example by conversation")
+    parser.add_argument("--tenant", default="", metavar="NAME", help="the tenant that the request is counted for")
+    parser.add_argument("--session", default="", metavar="NAME", help="groups requests, for example by conversation")
     parser.add_argument(
         "--stop-token-id", type=whole(0, INT32), action="append", default=[], metavar="ID",
         help="token that ends the output; may be given several times",
@@ -68,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="added to a token's logit, -100 to 100; may be given several times",
     )  # fmt: skip
     for name, kind in SAMPLING.items():
-        parser.add_argument("--" + name.replace("_", "-"), type=kind)
+        parser.add_argument("--" + name.replace("_", "-"), type=kind, metavar="N")
 
 
 def _bias(text: str) -> tuple[int, float]:
@@ -83,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         asyncio.run(_generate(arguments))
     except (TrunklineError, ValueError) as error:
-        print(f"trunkline generate: {error}", file=sys.stderr)
+        print(f"trunkline generate: {_problem(error, arguments)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -113,12 +115,12 @@ async def _generate(arguments: argparse.Namespace) -> None:
                     _warn_of_lower_lane(arguments.lane, last.prompt)
                     print(json.dumps(MessageToDict(last, preserving_proto_field_name=True)), flush=True)
         elif arguments.stream and (arguments.n or 1) == 1:
-            if not arguments.chat:
-                print(text, end="", flush=True)
+            before = "" if arguments.chat else text  # is printed with the first output: until then the call may fail
             async for piece in client.generate(prompt, timeout_s=arguments.timeout_s, **options):
                 _warn_of_lower_lane(arguments.lane, piece.response.prompt)
-                print(piece.text, end="", flush=True)
-            print()
+                print(before + piece.text, end="", flush=True)
+                before = ""
+            print(before)
         else:
             done = await client.complete(prompt, timeout_s=arguments.timeout_s, **options)
             _warn_of_lower_lane(arguments.lane, done.prompt)
@@ -146,6 +148,13 @@ def list_models(arguments: argparse.Namespace) -> int:
     try:
         asyncio.run(show())
     except (TrunklineError, ValueError) as error:
-        print(f"trunkline models: {error}", file=sys.stderr)
+        print(f"trunkline models: {_problem(error, arguments)}", file=sys.stderr)
         return 1
     return 0
+
+
+def _problem(error: TrunklineError | ValueError, arguments: argparse.Namespace) -> str:
+    """The error in one line. One without a reason comes from gRPC, when no server answered."""
+    if isinstance(error, NoWorker) and not error.reason:
+        return connection_problem(arguments.server, str(error), arguments)
+    return str(error)

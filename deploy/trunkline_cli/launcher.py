@@ -195,8 +195,10 @@ async def wait_until_serving(address: str) -> None:
                 answer = await stub.Check(health_pb2.HealthCheckRequest(service="readiness"), wait_for_ready=True)
                 if answer.status == health_pb2.HealthCheckResponse.SERVING:
                     return
-            except grpc.aio.AioRpcError:
-                pass  # not up yet; a process that died is noticed by its exit
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                    return  # the router is up, and was told to answer callers without credentials something else alone
+                # Otherwise it is not up yet. A process that died is noticed by its exit.
             await asyncio.sleep(POLL_S)
 
 
@@ -210,6 +212,11 @@ def find_model(name: str) -> Path:
     try:
         if name and path.is_dir():
             return path.resolve()
+        if name and path.is_file():
+            raise LaunchError(
+                f"the model {shown} is a file: give a directory in Hugging Face layout, with safetensors; GGUF and "
+                "other single files are not served"
+            )
     except OSError as error:
         raise LaunchError(f"the model directory {shown} cannot be read: {error.strerror}") from None
     if name.count("/") != 1 or name.startswith((".", "/", "~")):

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from importlib.metadata import version
 
 from trunkline_cli import drain, generate, launcher
 from trunkline_cli.arguments import MOST_PORT, Parser, host, text, whole
@@ -11,6 +12,7 @@ from trunkline_cli.connection import add_connection_arguments
 from trunkline_cli.console import console
 from trunkline_cli.gpus import visible_gpus
 from trunkline_cli.liveness import CHART_PROBE
+from trunkline_cli.passed_flags import FlagError, PassedFlags
 from trunkline_cli.plan import ClusterPlan, LaunchError, has_metrics
 
 BENCHES = {
@@ -39,12 +41,14 @@ def main() -> None:
     if arguments[:1] == ["bench"] and arguments[1:2] and arguments[1] in BENCHES:
         os.execv(sys.executable, [sys.executable, "-m", BENCHES[arguments[1]], *arguments[2:]])
     parser = Parser(prog="trunkline", description="An LLM serving cluster.")
+    parser.add_argument("--version", action="version", version=f"trunkline {version('trunkline')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     generate.add_arguments(commands.add_parser("generate", help="generate text from a prompt"))
     models = commands.add_parser("models", help="list the served models")
     add_connection_arguments(models)
     drain.add_arguments(commands.add_parser("drain", help="let a worker finish its requests and admit no new ones"))
-    add_serve_arguments(commands.add_parser("serve", help="run a router and workers on this machine"))
+    serve = commands.add_parser("serve", help="run a router and workers on this machine")
+    add_serve_arguments(serve)
     commands.add_parser("router", help="run a router (trunkline router --help)")
     commands.add_parser("worker", help="run a worker (trunkline worker --help)")
     commands.add_parser("keys", help="create, list, revoke and seal API keys (trunkline keys --help)")
@@ -58,33 +62,42 @@ def main() -> None:
     parsed, rest = parser.parse_known_args(arguments)
     if rest and parsed.command != "serve":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    sys.exit(run(parsed, tuple(rest)))
+    try:
+        flags = PassedFlags.of(rest)
+    except FlagError as error:
+        serve.error(str(error))
+    sys.exit(run(parsed, flags))
 
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "Processes that die or hang are started again. "
-        "All other flags are passed to every worker (trunkline worker --help). The router too gets --allow-plaintext "
-        "and --allow-anonymous, which --host needs for other addresses than loopback ones."
+        "Processes that die or hang are started again. Flags of the router (trunkline router --help) are passed to the "
+        "router, those of workers (trunkline worker --help) to every worker, and flags of both, such as "
+        "--allow-plaintext and --allow-anonymous, to all. On another address than a loopback one, both are needed. "
+        "The router stores responses, as with --max-stored-responses 1000."
     )
-    parser.add_argument("--model", required=True, help="directory in Hugging Face layout, or hub id")
+    parser.add_argument("--model", required=True, metavar="DIR|ID", help="directory in Hugging Face layout, or hub id")
     parser.add_argument("--name", type=text, default="", help="served model name; default: the directory's base name")
-    parser.add_argument("--workers", type=whole(1, MOST_PORT), default=2)
-    parser.add_argument("--host", type=host, default="127.0.0.1")
-    parser.add_argument("--port", type=whole(1, MOST_PORT), default=50051, help="the router's (default: %(default)s)")
     parser.add_argument(
-        "--worker-port", type=whole(1, MOST_PORT), default=50061, help="the first worker's (default: %(default)s)"
+        "--workers", type=whole(1, MOST_PORT), default=2, metavar="N", help="how many workers (default: %(default)s)"
+    )
+    parser.add_argument("--host", type=host, default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=whole(1, MOST_PORT), default=50051, metavar="PORT", help="the router's (default: %(default)s)"
     )
     parser.add_argument(
-        "--http-port", type=whole(-1, MOST_PORT), default=int(os.environ.get("TRUNKLINE_HTTP_PORT", HTTP_PORT)),
-        help="the router's HTTP port; -1: no HTTP (default: %(default)s)",
+        "--worker-port", type=whole(1, MOST_PORT), default=50061, metavar="PORT",
+        help="the first worker's (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--metrics-port", type=whole(-1, MOST_PORT), default=os.environ.get("TRUNKLINE_METRICS_PORT"),
+        "--http-port", type=whole(-1, MOST_PORT), default=int(os.environ.get("TRUNKLINE_HTTP_PORT", HTTP_PORT)),
+        metavar="PORT", help="the router's HTTP port; -1: no HTTP (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--metrics-port", type=whole(-1, MOST_PORT), default=os.environ.get("TRUNKLINE_METRICS_PORT"), metavar="PORT",
         help="the first worker's port for metrics; the others have the next ones; -1: none "
         f"(default: {METRICS_PORT}, where the workers may serve metrics; the router serves its own on its HTTP port)",
     )  # fmt: skip
-    parser.add_argument("--tenants", default="", help="JSON file with the terms of tenants (trunkline router --help)")
     parser.add_argument(
         "--no-liveness", action="store_true", help="do not restart processes that hang: for a debugger, for example"
     )
@@ -93,11 +106,12 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         help="on a terminal: print the logs of all processes; default: one line for each milestone, logs in files",
     )  # fmt: skip
     parser.add_argument(
-        "--threads", type=whole(1, MOST_THREADS), help="CPU threads per worker; default: an equal share of the cores"
-    )
+        "--threads", type=whole(1, MOST_THREADS), metavar="N",
+        help="CPU threads per worker; default: an equal share of the cores",
+    )  # fmt: skip
 
 
-def run(parsed: argparse.Namespace, rest: tuple[str, ...]) -> int:
+def run(parsed: argparse.Namespace, flags: PassedFlags) -> int:
     if parsed.command == "generate":
         return generate.run(parsed)
     if parsed.command == "models":
@@ -112,11 +126,10 @@ def run(parsed: argparse.Namespace, rest: tuple[str, ...]) -> int:
             host=parsed.host,
             port=parsed.port,
             worker_port=parsed.worker_port,
-            worker_arguments=rest,
+            flags=flags,
             threads=parsed.threads,
-            tenants=parsed.tenants,
             http_port=parsed.http_port,
-            metrics_port=metrics_port(parsed.metrics_port, parsed.host, rest),
+            metrics_port=metrics_port(parsed.metrics_port, parsed.host, flags.workers),
             gpus=visible_gpus(),
         )
     except LaunchError as error:

@@ -5,20 +5,20 @@ import errno
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 
 from trunkline_cli.arguments import MOST_PORT
 from trunkline_cli.child import script
 from trunkline_cli.gpus import gpu_environment, memory_share
+from trunkline_cli.passed_flags import PassedFlags
 
 
 class LaunchError(Exception):
     """The cluster cannot start. The message is one line for a person."""
 
 
-OF_ALL = ("--allow-plaintext", "--allow-anonymous")  # workers' arguments that the router needs too
 # Flags with which a worker serves metrics on other addresses than loopback.
 OPENS_METRICS = ("--metrics-token-file", "--metrics-anonymous", "--allow-anonymous")
 
@@ -26,6 +26,10 @@ OPENS_METRICS = ("--metrics-token-file", "--metrics-anonymous", "--allow-anonymo
 # they share the cores with other processes, which includes the thread that they wait for. A worker that has its cores
 # to itself is a tenth faster without this.
 THREAD_SPINS = {"GOMP_SPINCOUNT": "1000"}
+
+# Responses of a tenant that the router stores unless it is told otherwise: here is one router with one process, which
+# clients always find. --max-stored-mib bounds their memory.
+STORED_RESPONSES = {"TRUNKLINE_MAX_STORED_RESPONSES": "1000"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +42,8 @@ class ClusterPlan:
     host: str
     port: int  # of the router
     worker_port: int  # of the first worker; the others have the next ones
-    worker_arguments: tuple[str, ...] = ()
+    flags: PassedFlags = field(default_factory=PassedFlags)
     threads: int | None = None  # per worker
-    tenants: str = ""  # the router's tenants file
     gpus: tuple[str, ...] = ()
     http_port: int = -1  # of the router; -1: no HTTP
     metrics_port: int = -1  # of the first worker; the others have the next ones; -1: workers serve no metrics
@@ -102,7 +105,7 @@ class ClusterPlan:
             "--drain-timeout-s=2",
             f"--metrics-port={self.metrics_port + index if self.metrics_port >= 0 else -1}",
             *([] if share is None else [f"--gpu-memory-share={share}"]),
-            *self.worker_arguments,
+            *self.flags.workers,
         ]
 
     def commands(self) -> dict[str, list[str]]:
@@ -118,9 +121,15 @@ class ClusterPlan:
     def environment(self, name: str) -> dict[str, str]:
         """Variables that are added to a process's environment."""
         if not name.startswith("worker-"):
-            return {}
+            return self._stored_responses()
         spins = {} if set(THREAD_SPINS) & set(os.environ) else THREAD_SPINS
         return spins | gpu_environment(self.gpus, int(name.removeprefix("worker-")))
+
+    def _stored_responses(self) -> dict[str, str]:
+        """A variable, because the user's flags must win. Several processes cannot store responses."""
+        has_processes = any(word.partition("=")[0] == "--processes" for word in self.flags.router)
+        chosen = {*STORED_RESPONSES, "TRUNKLINE_PROCESSES"} & set(os.environ)
+        return {} if has_processes or chosen else STORED_RESPONSES
 
     def router_command(self) -> list[str]:
         addresses = ",".join(self.worker_address(index) for index in range(self.workers))
@@ -132,8 +141,7 @@ class ClusterPlan:
             f"--http-port={self.http_port}",
             "--stop-timeout-s=2",
             "--open=readiness",  # the launcher has no credentials
-            *([f"--tenants={self.tenants}"] if self.tenants else []),
-            *(flag for flag in self.worker_arguments if flag in OF_ALL),
+            *self.flags.router,
         ]
 
 

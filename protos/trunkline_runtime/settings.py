@@ -1,8 +1,8 @@
 """Typed settings: a frozen dataclass whose values come from flags, the environment, a file or defaults, in this order.
 
 The file (`--config FILE`) is a JSON object whose names are the fields' names and whose values have their types; null
-means the default. A field's metadata may have `help`, `minimum`, `maximum` and `choices`. Fields that are dataclasses
-themselves are flattened: their fields are flags like all others.
+means the default. A field's metadata may have `help`, `metavar`, `minimum`, `maximum` and `choices`. Fields that are
+dataclasses themselves are flattened: their fields are flags like all others.
 """
 
 import argparse
@@ -13,9 +13,12 @@ import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 ENVIRONMENT_PREFIX = "TRUNKLINE_"
+# What the help shows for a number, by the end of the setting's name.
+METAVARS = {"_ms": "MILLISECONDS", "_s": "SECONDS", "_mib": "MIB", "port": "PORT"}
 
 T = TypeVar("T")
 
@@ -25,7 +28,10 @@ class SettingError(Exception):
 
 
 def setting(default: Any = MISSING, *, help: str, **limits: Any) -> Any:
-    """A dataclass field that is a setting.  limits: minimum, maximum (both inclusive), choices"""
+    """A dataclass field that is a setting.
+
+    limits: minimum, maximum (both inclusive), choices; metavar: what the help shows for the value
+    """
     return field(default=default, metadata={"help": help, **limits})
 
 
@@ -43,6 +49,7 @@ def parse_settings(
 ) -> T:
     """Settings from flags, environment, file and defaults. Raises SettingError."""
     parser = _Parser(prog=prog, description=description, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"{prog} {version('trunkline')}")
     parser.add_argument(
         "--config", metavar="FILE", help="JSON file with settings, named like the flags but with _; flags override it"
     )
@@ -51,7 +58,7 @@ def parse_settings(
         if base_type(hint) is bool:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=_help(item))
         else:
-            parser.add_argument(flag, default=None, metavar=base_type(hint).__name__.upper(), help=_help(item))
+            parser.add_argument(flag, default=None, metavar=_metavar(item, base_type(hint)), help=_help(item))
     given = vars(parser.parse_args(argv))
     path = given.pop("config") or environment.get(ENVIRONMENT_PREFIX + "CONFIG")
     sources = _Sources(given, environment, path or "", _read_file(path, cls) if path else {})
@@ -177,9 +184,24 @@ def _kind(base: type) -> str:
     return {int: "a whole number", float: "a number", bool: "true or false", tuple: "a list of texts"}.get(base, "text")
 
 
+def _metavar(item: Field[Any], base: type) -> str:
+    """What the help shows for the value."""
+    if metavar := item.metadata.get("metavar"):
+        return str(metavar)
+    if choices := item.metadata.get("choices"):
+        return f"{{{','.join(map(str, choices))}}}"
+    if base in (int, float):
+        return next((shown for ending, shown in METAVARS.items() if item.name.endswith(ending)), "N")
+    return "TEXT"
+
+
 def _help(item: Field[Any]) -> str:
-    default = "required" if item.default is MISSING else f"default: {item.default}"
-    return f"{item.metadata.get('help', '')} ({default})".replace("%", "%%")
+    """The meaning, and the default if there is one; defaults of None and empty ones are part of the meaning."""
+    if item.default is MISSING:
+        default = " (required)"
+    else:
+        default = "" if item.default in (None, "", ()) else f" (default: {item.default})"
+    return f"{item.metadata.get('help', '')}{default}".replace("%", "%%")
 
 
 def flat_fields(cls: type) -> Iterator[tuple[Field[Any], Any]]:

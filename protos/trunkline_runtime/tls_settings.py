@@ -12,11 +12,15 @@ class ServerTlsSettings:
     """How a server's own port is secured."""
 
     tls_cert: str = setting(
-        "", help="file with the server's certificate and its chain, in PEM; loaded again when it is replaced"
+        "",
+        metavar="FILE",
+        help="file with the server's certificate and its chain, in PEM; loaded again when it is replaced",
     )
-    tls_key: str = setting("", help="file with the key of --tls-cert, in PEM, not encrypted")
+    tls_key: str = setting("", metavar="FILE", help="file with the key of --tls-cert, in PEM, not encrypted")
     tls_client_ca: str = setting(
-        "", help="file with the authorities of clients' certificates, in PEM: every client must then present one"
+        "",
+        metavar="FILE",
+        help="file with the authorities of clients' certificates, in PEM: every client must then present one",
     )
     allow_plaintext: bool = setting(
         False, help="permit connections without TLS that are not on the loopback interface, incoming and outgoing"

@@ -31,6 +31,7 @@ class HttpSettings:
     )
     cors_origins: tuple[str, ...] = setting(
         (),
+        metavar="ORIGIN,...",
         help="origins whose web pages may use the HTTP port from a browser, such as https://chat.example.com, "
         "separated by commas; * stands for all; by default none",
     )

@@ -14,6 +14,7 @@ class IdentitySettings:
 
     api_keys: str = setting(
         "",
+        metavar="FILE",
         help="JSON file with API keys, written by trunkline keys create --file; a change counts within a second",
     )
     api_keys_in_redis: bool = setting(
@@ -23,23 +24,30 @@ class IdentitySettings:
     )
     fleet_secret: str = setting(
         "",
+        metavar="SECRET",
         help="secret of all routers of the fleet, 32 bytes or more: seals API keys in Redis and keeps tenants from "
         "computing each other's cache salts. Pass it as TRUNKLINE_FLEET_SECRET or as a file: other users of the host "
         "can see arguments",
     )
     fleet_secret_file: str = setting(
         "",
+        metavar="FILE",
         help="file with the fleet's secret, in place of --fleet-secret. Each further line has another secret, which "
         "opens what it has sealed while the secret is changed",
     )
     jwt_jwks: str = setting(
         "",
+        metavar="FILE|URL",
         help="public keys (JWKS) of the issuer of tokens (JWT): a file, which is watched, or an https URL, which is "
         "asked every five minutes; http is allowed for loopback addresses",
     )
-    jwt_issuer: str = setting("", help="the claim iss that tokens must have; required with --jwt-jwks")
+    jwt_issuer: str = setting(
+        "", metavar="ISSUER", help="the claim iss that tokens must have; required with --jwt-jwks"
+    )
     jwt_audience: tuple[str, ...] = setting(
-        (), help="names of this service, separated by commas: the claim aud must have one; required with --jwt-jwks"
+        (),
+        metavar="NAME,...",
+        help="names of this service, separated by commas: the claim aud must have one; required with --jwt-jwks",
     )
     jwt_clock_skew_s: float = setting(
         60.0, help="how far the issuer's clock may be off: tokens count for so long before and after", minimum=0.0,
@@ -51,14 +59,18 @@ class IdentitySettings:
         minimum=60.0,
         maximum=1e7,
     )
-    jwt_tenant_claim: str = setting("tenant", help="claim with the tenant; a name with dots may be a path")
+    jwt_tenant_claim: str = setting(
+        "tenant", metavar="CLAIM", help="claim with the tenant; a name with dots may be a path"
+    )
     jwt_roles_claim: str = setting(
         "roles",
+        metavar="CLAIM",
         help="claim with the roles user, operator and scraper, others are ignored: a list, or a text with spaces "
         "between them; a name with dots may be a path. A token without the claim has the role user",
     )
     jwt_claim_prefix: str = setting(
         "",
+        metavar="PREFIX",
         help="what the names of the claims acts_for, lane, models, quotas, may_salt and sees_cache begin with, such as "
         "https://acme.example/",
     )
@@ -69,6 +81,7 @@ class IdentitySettings:
     )
     open: tuple[str, ...] = setting(
         (),
+        metavar="NAME,...",
         help="what callers without credentials may call in any case, separated by commas: "
         + ", ".join(name.value for name in Open)
         + "; liveness is always open",

@@ -21,13 +21,15 @@ class RouterSettings:
     """See `trunkline-router --help`."""
 
     workers: tuple[str, ...] = setting(
+        metavar="HOST:PORT,...",
         help="workers as host:port, separated by commas; dns:name:port stands for every address of the name, "
-        "looked up repeatedly"
+        "looked up repeatedly",
     )
-    host: str = setting("127.0.0.1", help="address to listen on")
+    host: str = setting("127.0.0.1", metavar="HOST", help="address to listen on")
     port: int = setting(50051, help="gRPC port; 0 picks a free one", minimum=0, maximum=65535)
     router_id: str = setting(
         "",
+        metavar="NAME",
         help="this router's name in logs, traces, metrics and at workers; default: host:port, with the machine's name "
         "as host if it listens on all addresses",
     )
@@ -59,6 +61,7 @@ class RouterSettings:
     )
     tenants: str = setting(
         "",
+        metavar="FILE",
         help='JSON file with the terms of tenants: {"acme": {"weight": 3, "lane": "interactive"}, "*": {"weight": 1}}; '
         "lane is the highest one that the tenant may use, standard by default; * stands for all other tenants. "
         "requests_per_minute, tokens_per_minute and tokens_in_flight limit the tenant's use of the fleet. Without "
@@ -66,6 +69,7 @@ class RouterSettings:
     )
     redis_url: str = setting(
         "",
+        metavar="URL",
         help="Redis for the state that several routers share, a single primary that does not evict: "
         "redis://[user:password@]host:port/db, rediss:// for TLS, unix:///path; without it this router shares no "
         "state. Pass a URL with a password as TRUNKLINE_REDIS_URL: other users of the host can see arguments",
@@ -79,6 +83,7 @@ class RouterSettings:
     )
     key_prefix: str = setting(
         "trunkline:",
+        metavar="PREFIX",
         help="prefix of this fleet's keys in Redis, written in braces; fleets that share a Redis need different ones, "
         "or they take each other's workers and quotas for their own",
     )
@@ -95,12 +100,14 @@ class RouterSettings:
     )
     grant_key: str = setting(
         "",
+        metavar="SECRET",
         help="secret shared with the workers, 32 bytes or more: clients with direct=True get signed grants and stream "
         "directly from the workers; without it the router gives no grants. Pass it as TRUNKLINE_GRANT_KEY: other "
         "users of the host can see arguments",
     )
     grant_key_previous: str = setting(
         "",
+        metavar="SECRET",
         help="another key of the workers, used with those that do not have the grant key yet, while it is being "
         "changed; pass it as TRUNKLINE_GRANT_KEY_PREVIOUS",
     )

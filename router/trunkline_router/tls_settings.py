@@ -18,14 +18,22 @@ class WorkerTlsSettings:
     """How the router connects to workers."""
 
     worker_tls_ca: str = setting(
-        "", help="file with the authorities of workers' certificates, in PEM; the router then uses TLS to all workers"
+        "",
+        metavar="FILE",
+        help="file with the authorities of workers' certificates, in PEM; the router then uses TLS to all workers",
     )
     worker_tls_cert: str = setting(
-        "", help="file with the certificate that the router presents to workers, in PEM; read for each connection"
+        "",
+        metavar="FILE",
+        help="file with the certificate that the router presents to workers, in PEM; read for each connection",
     )
-    worker_tls_key: str = setting("", help="file with the key of --worker-tls-cert, in PEM, not encrypted")
+    worker_tls_key: str = setting(
+        "", metavar="FILE", help="file with the key of --worker-tls-cert, in PEM, not encrypted"
+    )
     worker_tls_name: str = setting(
-        "", help="name that every worker's certificate must have; default: the host of the worker's address"
+        "",
+        metavar="NAME",
+        help="name that every worker's certificate must have; default: the host of the worker's address",
     )
 
     def client_tls(self) -> ClientTls | None:
@@ -56,12 +64,18 @@ class RedisTlsSettings:
     """How the router connects to Redis."""
 
     redis_tls_ca: str = setting(
-        "", help="file with the authorities of Redis's certificate, in PEM, for rediss://; default: the system's"
+        "",
+        metavar="FILE",
+        help="file with the authorities of Redis's certificate, in PEM, for rediss://; default: the system's",
     )
     redis_tls_cert: str = setting(
-        "", help="file with the certificate that the router presents to Redis, in PEM; read for each connection"
+        "",
+        metavar="FILE",
+        help="file with the certificate that the router presents to Redis, in PEM; read for each connection",
     )
-    redis_tls_key: str = setting("", help="file with the key of --redis-tls-cert, in PEM, not encrypted")
+    redis_tls_key: str = setting(
+        "", metavar="FILE", help="file with the key of --redis-tls-cert, in PEM, not encrypted"
+    )
 
     def redis_tls(self) -> RedisTls:
         return RedisTls(self.redis_tls_ca, self.redis_tls_cert, self.redis_tls_key)

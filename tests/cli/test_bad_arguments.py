@@ -111,6 +111,8 @@ def test_a_bad_value_is_one_line_that_names_its_flag(
         ("generate", "trunkline generate: the following arguments are required: prompt"),
         (f"generate {NOT_UTF8}", "trunkline generate: argument prompt: '\\udcff' is not UTF-8"),
         ("models extra", "trunkline: unrecognized arguments: extra"),
+        ("serve --model m --nope 3", "trunkline serve: unrecognized arguments: --nope 3"),
+        ("serve --model m --tls-cert a", "trunkline serve: --tls-cert cannot be passed on: "),
         ("bench", "trunkline bench: the following arguments are required: COMMAND"),
         ("bench bogus", "trunkline bench: argument COMMAND: invalid choice: 'bogus'"),
     ],
@@ -144,7 +146,7 @@ def test_a_model_that_cannot_be_looked_for_is_one_line(tmp_path: Path, started: 
     for name, problem in {
         "": "there is no model directory ''",
         str(tmp_path / ("a" * 300)): "File name too long",
-        str(DEMO_MODEL / "config.json"): "there is no model directory ",
+        str(DEMO_MODEL / "config.json"): "config.json is a file: give a directory in Hugging Face layout",
         str(DEMO_MODEL / "config.json" / "x"): "there is no model directory ",
         "x\ny/z": "could not be downloaded",
     }.items():

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,14 @@ import pytest
 from tests.client.certificates import Certificates, make_certificates
 from tests.client.guarded_front import guarded_front
 from tests.client.scripted_service import ScriptedService, serving
-from trunkline_cli.connection import API_KEY_VARIABLE, TLS_FILES
+from trunkline_bench.servers.ports import free_port
+from trunkline_cli.connection import API_KEY_VARIABLE, TLS_FILES, speaks_tls
 from trunkline_router.settings import RouterSettings
 from trunkline_runtime.settings import flat_fields
 from trunkline_worker.front_settings import WorkerSettings
 
 KEY = "tl-canary-1b7d"
+USE_TLS = "use --tls, with --tls-ca FILE unless a public authority signed its certificate"
 SERVERS = (RouterSettings, WorkerSettings)
 
 
@@ -88,6 +91,32 @@ async def test_what_cannot_be_used_is_one_line(command: list[str], tmp_path: Pat
         assert (code, printed, errors.count("\n")) == (1, "", 1)
         assert errors.startswith(f"trunkline {command[0]}: ")
         assert said in errors
+
+
+@pytest.mark.parametrize("command", [["generate", "x", "--stream"], ["generate", "x"], ["models"]], ids=" ".join)
+async def test_a_server_that_speaks_tls_is_told_from_one_that_is_not_there(command: list[str], front: Front) -> None:
+    told = (1, "", f"trunkline {command[0]}: {front.address} speaks TLS: {USE_TLS}\n")
+    assert await trunkline(*command, "--server", front.address) == told
+    code, printed, errors = await trunkline(*command, "--server", f"127.0.0.1:{free_port()}")
+    assert (code, printed) == (1, ""), "the prompt is not printed before there is an answer"
+    assert "TLS" not in errors
+    assert "Connection refused" in errors
+
+
+async def test_a_drain_without_tls_says_that_the_worker_speaks_it(front: Front) -> None:
+    told = (1, "", f"trunkline drain: {front.address} speaks TLS: {USE_TLS}\n")
+    assert await trunkline("drain", "--address", front.address) == told
+
+
+async def test_a_server_in_plaintext_does_not_speak_tls() -> None:
+    service = ScriptedService()
+    async with serving(service):
+        assert not await asyncio.to_thread(speaks_tls, service.address)
+    assert not speaks_tls("unix:/nowhere")
+
+
+async def test_the_command_tells_its_version() -> None:
+    assert await trunkline("--version") == (0, f"trunkline {version('trunkline')}\n", "")
 
 
 def test_the_variables_of_clients_are_no_settings_of_servers() -> None:

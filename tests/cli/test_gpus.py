@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from trunkline_cli.gpus import gpu_environment, memory_share, visible_gpus
+from trunkline_cli.passed_flags import PassedFlags
 from trunkline_cli.plan import ClusterPlan
 
 NVIDIA_SMI = """#!/bin/sh
@@ -44,18 +45,17 @@ def test_workers_share_gpus_out() -> None:
     assert memory_share((), 3, 0) is None
 
 
-def test_a_plan_tells_workers_and_router() -> None:
-    plan = ClusterPlan(Path("m"), "m", 2, "127.0.0.1", 50051, 50061, ("--gpu-memory-share=0.3",), 1, "t.json", ("0",))
+def test_a_plan_tells_workers_their_share() -> None:
+    flags = PassedFlags(workers=("--gpu-memory-share=0.3",))
+    plan = ClusterPlan(Path("m"), "m", 2, "127.0.0.1", 50051, 50061, flags, 1, ("0",))
     command = plan.worker_command(1)
     # The last flag wins, so the user's flag overrides the launcher's.
     assert command.index("--gpu-memory-share=0.5") < command.index("--gpu-memory-share=0.3")
     assert plan.environment("worker-1") == {"CUDA_VISIBLE_DEVICES": "0", "GOMP_SPINCOUNT": "1000"}
-    assert plan.environment("router") == {}
-    assert "--tenants=t.json" in plan.router_command()
 
 
 def test_an_operators_number_of_spins_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = ClusterPlan(Path("m"), "m", 1, "127.0.0.1", 1, 2, (), threads=1)
+    plan = ClusterPlan(Path("m"), "m", 1, "127.0.0.1", 1, 2, threads=1)
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     assert plan.environment("worker-0")["GOMP_SPINCOUNT"] == "1000"
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")

@@ -18,6 +18,7 @@ from trunkline_bench.servers.ports import free_port
 from trunkline_cli import console, launcher
 from trunkline_cli.launcher import Cluster
 from trunkline_cli.liveness import CHART_PROBE, Probe, is_alive, until_hung
+from trunkline_cli.passed_flags import PassedFlags
 from trunkline_cli.plan import ClusterPlan
 
 # Processes on a busy machine must not look hung, so the timeout stays long; the other times are short.
@@ -39,7 +40,8 @@ class Launched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *worker_arguments: str) -> None:
         arguments = ("--kv-blocks=256", "--device=cpu", *worker_arguments)
-        self.plan = ClusterPlan(DEMO_MODEL, "m", 1, "127.0.0.1", free_port(), free_port(), arguments, threads=1)
+        flags = PassedFlags(workers=arguments)
+        self.plan = ClusterPlan(DEMO_MODEL, "m", 1, "127.0.0.1", free_port(), free_port(), flags, threads=1)
         self.said: list[str] = []
         self.probes: Counter[tuple[str, bool]] = Counter()  # by address and outcome
         self.stop = asyncio.Event()

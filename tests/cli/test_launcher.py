@@ -42,7 +42,8 @@ def metrics_at(port: int) -> str:
 
 def test_serve_prints_a_command_that_works_and_stops_without_leaving_a_process() -> None:
     http_port, metrics_port = free_port(), free_port()
-    process, port = serve("--kv-blocks=64", f"--http-port={http_port}", f"--metrics-port={metrics_port}")
+    of_servers = ("--kv-blocks=64", "--max-stored-responses", "10")  # one flag of the workers and one of the router
+    process, port = serve(*of_servers, f"--http-port={http_port}", f"--metrics-port={metrics_port}")
     try:
         printed = process.wait_for(r"generate \"Once upon a time\" --stream")
         words = re.findall(r'"[^"]*"|\S+', printed)
@@ -54,7 +55,9 @@ def test_serve_prints_a_command_that_works_and_stops_without_leaving_a_process()
         assert "tiny-tales\tcontext 1024\tworkers 1" in models.stdout
         as_json = run(script("trunkline"), "generate", "Hi", "--json", "--max-tokens=3", f"--server=127.0.0.1:{port}")
         assert '"usage"' in as_json.stdout.splitlines()[-1]
-        assert "trunkline_router_requests_total{" in metrics_at(http_port)
+        of_router = metrics_at(http_port)
+        assert "trunkline_router_requests_total{" in of_router
+        assert set(re.findall(r'worker="([^"]*)"', of_router)) == {"worker-0"}, "as in deploy/observability"
         assert "vllm:generation_tokens_total{" in metrics_at(metrics_port)
         chat = run(script("trunkline"), "generate", "Hello!", "--chat", "--max-tokens=5", f"--server=127.0.0.1:{port}")
         assert chat.returncode == 0
@@ -121,9 +124,13 @@ def test_a_model_that_cannot_be_served_is_one_line_and_nothing_is_left(tmp_path:
     process.stop()
 
 
-def test_a_model_that_is_nowhere_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_nowhere_or_a_file_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"there is no model directory \./nowhere"):
         find_model("./nowhere")
+    file = tmp_path / "model.gguf"
+    file.touch()
+    with pytest.raises(LaunchError, match=r"model\.gguf is a file: .*; GGUF and other single files are not served"):
+        find_model(str(file))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(LaunchError, match="could not be downloaded") as caught:
         find_model("no-owner/no-model")

@@ -19,6 +19,7 @@ from trunkline_cli.backoff import Backoff
 from trunkline_cli.child import Child, describe_status
 from trunkline_cli.launcher import Cluster
 from trunkline_cli.main import METRICS_PORT, metrics_port
+from trunkline_cli.passed_flags import FlagError, PassedFlags
 from trunkline_cli.plan import ClusterPlan, LaunchError, check_port
 
 
@@ -37,12 +38,42 @@ def test_the_router_is_told_every_workers_address() -> None:
     assert "--workers=[::1]:50061,[::1]:50062" in plan(host="::1").router_command()
 
 
-def test_the_router_gets_the_switches_that_another_host_needs() -> None:
-    switches = ("--allow-plaintext", "--allow-anonymous")
-    made = ClusterPlan(Path("m"), "m", 1, "0.0.0.0", 50051, 50061, ("--kv-blocks=9", *switches))
-    assert {*switches} < {*made.router_command()}
-    assert {*switches, "--kv-blocks=9"} < {*made.worker_command(0)}
-    assert not any("kv-blocks" in argument for argument in made.router_command())
+def test_each_flag_goes_to_the_servers_that_have_it() -> None:
+    of_workers = ["--kv-blocks=9", "--dtype", "float32", "--deterministic"]
+    of_router = ["--max-stored-responses", "10", "--open=metrics", "--no-follow-leases", "--processes", "1"]
+    of_both = ["--allow-plaintext", "--grant-key", "x"]
+    flags = PassedFlags.of([*of_router, *of_workers, *of_both])
+    assert flags == PassedFlags(router=(*of_router, *of_both), workers=(*of_workers, *of_both))
+    made = dataclasses.replace(plan(), flags=flags)
+    assert made.router_command()[-len(flags.router) :] == [*flags.router], "the last flag wins: the user's"
+    assert made.worker_command(0)[-len(flags.workers) :] == [*flags.workers]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--nope"], "unrecognized arguments: --nope"),
+        (["--kv-blocks=9", "--nope", "3", "--deterministic"], "unrecognized arguments: --nope 3"),
+        (["extra"], "unrecognized arguments: extra"),
+        (["--tls-cert=a"], "--tls-cert cannot be passed on: serve connects its processes without TLS"),
+        (["--config", "a"], "--config cannot be passed on: the router and the workers have different settings; "
+         "pass them as flags"),
+    ],
+)  # fmt: skip
+def test_a_flag_that_no_server_can_get_is_one_line_that_names_it(arguments: list[str], said: str) -> None:
+    with pytest.raises(FlagError) as caught:
+        PassedFlags.of(arguments)
+    assert str(caught.value) == said
+
+
+def test_the_router_stores_responses_unless_it_is_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plan().environment("router") == {"TRUNKLINE_MAX_STORED_RESPONSES": "1000"}
+    several = dataclasses.replace(plan(), flags=PassedFlags.of(["--processes", "2"]))
+    assert several.environment("router") == {}, "they cannot store any"
+    for name in ("TRUNKLINE_MAX_STORED_RESPONSES", "TRUNKLINE_PROCESSES"):
+        with monkeypatch.context() as patched:
+            patched.setenv(name, "2")
+            assert plan().environment("router") == {}
 
 
 def test_each_worker_has_a_port_for_metrics_of_its_own() -> None:

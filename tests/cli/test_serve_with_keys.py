@@ -1,5 +1,6 @@
 """`trunkline serve` with API keys from the environment becomes ready and serves; open to strangers it never starts."""
 
+import asyncio
 import subprocess
 import urllib.error
 import urllib.request
@@ -7,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.processes import Process, alive, descendants, script
+from tests.cluster.processes import START_S, Process, alive, descendants, script
 from tests.router.identity import key_rig
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline_bench.servers.ports import free_port
+from trunkline_cli.launcher import wait_until_serving
+from trunkline_cli.passed_flags import PassedFlags
 from trunkline_cli.plan import ClusterPlan
 from trunkline_router.identity.key_record import ApiKey
 from trunkline_router.main import router_settings
@@ -59,10 +62,23 @@ def test_serve_with_keys_becomes_ready_and_serves_those_that_have_one(tmp_path: 
     assert key.secret not in "\n".join(process.lines)
 
 
+async def test_the_launcher_does_not_wait_for_a_readiness_that_it_may_not_ask_for(tmp_path: Path) -> None:
+    """As with --open=metrics, which replaces the launcher's --open=readiness."""
+    key_rig.write(tmp_path / "keys.json", key_rig.record(ApiKey.new()))
+    port = free_port()
+    flags = (f"--api-keys={tmp_path / 'keys.json'}", f"--port={port}", "--http-port=-1", "--open=metrics")
+    router = Process(script("trunkline-router"), f"--workers=127.0.0.1:{free_port()}", *flags)
+    try:
+        async with asyncio.timeout(START_S):
+            await wait_until_serving(f"127.0.0.1:{port}")
+    finally:
+        router.stop()
+
+
 def test_the_launchers_router_does_not_start_open_to_strangers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = ClusterPlan(DEMO_MODEL, "m", 1, "0.0.0.0", 50051, 50061, worker_arguments=("--allow-plaintext",))
+    plan = ClusterPlan(DEMO_MODEL, "m", 1, "0.0.0.0", 50051, 50061, PassedFlags.of(["--allow-plaintext"]))
     arguments = plan.router_command()[1:]
     monkeypatch.delenv(KEYS, raising=False)
     with pytest.raises(SystemExit) as caught:

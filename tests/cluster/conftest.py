@@ -1,4 +1,4 @@
-"""One cluster for all tests that do not break it, and one for those that do and mend it."""
+"""One cluster for all tests that do not break it, one for those that do and mend it, and one of `trunkline serve`."""
 
 from collections.abc import AsyncIterator, Iterator
 
@@ -6,13 +6,19 @@ import pytest
 import pytest_asyncio
 
 from tests.cluster.harmed_fleet import HarmedFleet, SharingPair, harmed_fleet, sharing_pair
-from tests.cluster.processes import Cluster, running_cluster
+from tests.cluster.processes import Cluster, Served, running_cluster, running_serve
 from tests.worker.engine_rig import DEMO_MODEL
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     with running_cluster(DEMO_MODEL, "--dtype=float32", "--deterministic", "--kv-blocks=512") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def served() -> Iterator[Served]:
+    with running_serve(DEMO_MODEL) as running:
         yield running
 
 

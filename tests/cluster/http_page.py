@@ -125,9 +125,9 @@ def limit_rows() -> list[str]:
     return [f"| {what} | {limit} |" for what, limit in rows.items()]
 
 
-def examples() -> list[list[tuple[str, str]]]:
-    """The page's blocks of commands, each a list of (command, what it prints)."""
-    blocks = re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL)
+def examples(page: Path) -> list[list[tuple[str, str]]]:
+    """A page's blocks of commands, each a list of (command, what it prints)."""
+    blocks = re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL)
     return [_commands(block) for block in blocks]
 
 

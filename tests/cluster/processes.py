@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakSet
@@ -198,6 +199,35 @@ def running_cluster(
         stack.callback(cluster.channel.close)
         cluster.wait_ready(workers)
         yield cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A running `trunkline serve` with the demo model and one worker."""
+
+    process: Process
+    address: str  # of gRPC
+    http: str  # host:port
+    metrics: str  # host:port of the worker's metrics
+
+    def at_its_ports(self, text: str) -> str:
+        """A part of a document about `make serve`, with the ports of this cluster."""
+        return text.replace("127.0.0.1:50051", self.address).replace("localhost:8000", self.http)
+
+
+@contextmanager
+def running_serve(model: Path) -> Iterator[Served]:
+    """What `make serve` runs, on free ports."""
+    port, http_port, metrics_port = free_port(), free_port(), free_port()
+    process = Process(
+        script("trunkline"), "serve", f"--model={model}", "--workers=1", f"--port={port}", f"--http-port={http_port}",
+        f"--worker-port={free_port()}", f"--metrics-port={metrics_port}",
+    )  # fmt: skip
+    try:
+        process.wait_for(r"^Serving ")
+        yield Served(process, *(f"127.0.0.1:{at}" for at in (port, http_port, metrics_port)))
+    finally:
+        process.stop()
 
 
 def descendants(pid: int) -> set[int]:

@@ -1,16 +1,16 @@
-"""docs/http.md: each example prints what the page says, and tables and lists of fields are those of the code."""
+"""docs/http.md and README.md: each example does what the page says with a cluster of `make serve`, and the tables and
+lists of fields are those of the code."""
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from tests.cluster.http_page import PAGE, error_rows, examples, limit_rows, protocol_rows
-from tests.cluster.processes import Cluster, Process, script
-from trunkline_bench.servers.ports import free_port
+from tests.cluster.processes import Served, script
 from trunkline_router.anthropic.conversation import ConversationFields
 from trunkline_router.anthropic.message_request import CountRequest, MessageRequest
 from trunkline_router.edge.request_fields import Fields, GenerationFields, StreamOptions
@@ -30,27 +30,10 @@ OF_A_PART = {"role", "content", "include_usage", "continuous_usage_stats", "incl
 BETWEEN = "\x1e"  # printed between the outputs of two commands
 
 
-@pytest.fixture(scope="module")
-def address(cluster: Cluster) -> Iterator[str]:
-    """An HTTP port that stores responses, before the workers of the shared cluster."""
-    workers = ",".join(worker.address for worker in cluster.workers)
-    http_port = free_port()
-    process = Process(
-        script("trunkline-router"), f"--workers={workers}", f"--port={free_port()}", f"--http-port={http_port}",
-        "--max-stored-responses=10", "--router-id=page",
-    )  # fmt: skip
-    try:
-        process.wait_for("router listening")
-        process.wait_for("worker connected")
-        yield f"127.0.0.1:{http_port}"
-    finally:
-        process.stop()
-
-
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-@pytest.mark.parametrize("number", range(len(examples())))
-def test_an_example_prints_what_the_page_says(number: int, address: str) -> None:
-    commands = [(command.replace("localhost:8000", address), printed) for command, printed in examples()[number]]
+@pytest.mark.parametrize("number", range(len(examples(PAGE))))
+def test_an_example_prints_what_the_page_says(number: int, served: Served) -> None:
+    commands = [(served.at_its_ports(command), printed) for command, printed in examples(PAGE)[number]]
     together = f"\nprintf '{BETWEEN}'\n".join(command for command, _ in commands)
     done = subprocess.run(["bash", "-euc", together], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
@@ -58,13 +41,25 @@ def test_an_example_prints_what_the_page_says(number: int, address: str) -> None
         assert re.fullmatch(pattern(printed), squeezed(actual)), f"{command}\n{actual}"
 
 
-def test_the_openai_example_of_the_first_page_runs(address: str) -> None:
-    examples = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    [program] = [example for example in examples if "openai" in example]
-    program = program.replace("localhost:8000", address)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+def test_the_command_of_the_first_page_prints_what_the_page_says(served: Served) -> None:
+    (((command, printed),),) = examples(README)
+    words = shlex.split(command)
+    assert words[:2] == [".venv/bin/trunkline", "generate"]
+    done = run(script("trunkline"), *words[1:], f"--server={served.address}")
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", printed)
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_a_program_of_the_first_page_runs(number: int, served: Served) -> None:
+    programs = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    assert len(programs) == 2
+    done = run(sys.executable, "-c", served.at_its_ports(programs[number]))
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(done.stdout.split()) > 20
+    assert len(done.stdout.split()) > 10
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
 def squeezed(text: str) -> str:

@@ -2,6 +2,9 @@
 
 import json
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,8 @@ from tests.deploy.observability import (
     rules,
 )
 from tests.metrics_page import Row, documented, rows
+from trunkline_cli import launcher, main
+from trunkline_cli.plan import ClusterPlan
 from trunkline_router.telemetry.request_outcomes import FAILED
 from trunkline_router.tracing.request_traces import RESUMED, SLOW
 
@@ -46,6 +51,40 @@ COLUMNS = 24
 def test_prometheus_takes_the_rules_and_the_configuration() -> None:
     assert f"{len(rules())} rules found" in promtool("check", "rules", "--lint=all", "--lint-fatal", RULES.name)
     promtool("check", "config", "prometheus.yaml")
+
+
+def test_the_configuration_scrapes_what_make_serve_runs_by_the_names_that_routers_tell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = plan_of_make_serve(monkeypatch)
+    router, worker = yaml.safe_load((OBSERVABILITY / "prometheus.yaml").read_text())["scrape_configs"]
+    assert router["static_configs"] == [{"targets": [f"127.0.0.1:{plan.http_port}"]}]
+    flags = [dict(word.split("=", 1) for word in plan.worker_command(index)[1:]) for index in range(plan.workers)]
+    assert worker["static_configs"] == [
+        {"targets": [f"127.0.0.1:{flag['--metrics-port']}"], "labels": {"worker": flag["--worker-id"]}}
+        for flag in flags
+    ]
+
+
+def plan_of_make_serve(monkeypatch: pytest.MonkeyPatch) -> ClusterPlan:
+    """What the Makefile's command would start."""
+    plans: list[ClusterPlan] = []
+    for name in ("MAKEFLAGS", "MAKELEVEL", "TRUNKLINE_HTTP_PORT", "TRUNKLINE_METRICS_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    make = ["make", "--dry-run", "--old-file=.venv/.installed-serve", "VENV=.venv", "serve"]
+    printed = subprocess.run(make, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    _, _, *arguments = shlex.split(printed)
+
+    def serve(plan: ClusterPlan, **_: object) -> int:
+        plans.append(plan)
+        return 0
+
+    monkeypatch.setattr(launcher, "serve", serve)
+    monkeypatch.setattr(sys, "argv", ["trunkline", *arguments])
+    monkeypatch.chdir(REPOSITORY)
+    with pytest.raises(SystemExit):
+        main.main()
+    return plans[0]
 
 
 def test_alerts_fire_when_they_should_and_only_then() -> None:

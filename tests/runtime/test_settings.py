@@ -1,17 +1,33 @@
 """An invalid setting fails with one line that names the setting and the allowed values."""
 
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from trunkline_runtime.settings import SettingError, parse_settings, setting
+from trunkline_router.settings import RouterSettings
+from trunkline_runtime.settings import SettingError, base_type, flat_fields, parse_settings, setting
+from trunkline_worker.front_settings import WorkerSettings
 
 
 @dataclass(frozen=True)
 class Inner:
     depth: int = setting(3, help="a depth", minimum=1, maximum=9)
     kind: str = setting("a", help="a kind", choices=("a", "b"))
+
+
+@dataclass(frozen=True)
+class Shown:
+    count: int = setting(help="a number")
+    folder: str = setting("", metavar="DIR", help="a folder")
+    kind: str = setting("a", help="a kind", choices=("a", "b"))
+    wait_s: float = setting(1.5, help="a time")
+    pause_ms: float = setting(2.0, help="a time")
+    room_mib: int = setting(3, help="memory")
+    http_port: int = setting(4, help="a port")
+    speed_gb_per_s: float | None = setting(None, metavar="GB/S", help="a speed")
+    note: str = setting("", help="a note")
 
 
 @dataclass(frozen=True)
@@ -102,3 +118,34 @@ def test_a_file_that_is_not_there_or_not_json_is_one_line(file: Path) -> None:
         file.write_bytes(written)
         with pytest.raises(SettingError, match=f"^--config={file} is not JSON: "):
             parse("--config", str(file))
+
+
+def test_help_shows_what_a_value_is_and_a_default_only_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_settings(Shown, ["--help"], {}, prog="test")
+    assert ended.value.code == 0
+    shown = [" ".join(line.split()) for line in capsys.readouterr().out.split("options:")[1].splitlines()]
+    assert set(shown) >= {
+        "--folder DIR a folder",
+        "--kind {a,b} a kind (default: a)",
+        "--wait-s SECONDS a time (default: 1.5)",
+        "--pause-ms MILLISECONDS",
+        "--room-mib MIB memory (default: 3)",
+        "--http-port PORT a port (default: 4)",
+        "--speed-gb-per-s GB/S",
+        "a speed",
+        "--count N a number (required)",
+        "--note TEXT a note",
+    }
+
+
+@pytest.mark.parametrize("cls", [RouterSettings, WorkerSettings])
+def test_each_text_of_a_server_says_what_it_is(cls: type) -> None:
+    texts = [item for item, hint in flat_fields(cls) if base_type(hint) in (str, tuple)]
+    assert [item.name for item in texts if not {"metavar", "choices"} & set(item.metadata)] == []
+
+
+def test_a_server_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_settings(Outer, ["--version"], {}, prog="trunkline-router")
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"trunkline-router {version('trunkline')}\n")

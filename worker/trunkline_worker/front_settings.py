@@ -14,11 +14,14 @@ class WorkerSettings:
     """Settings of a worker. EngineSettings are those of how it computes."""
 
     engine: EngineSettings
-    host: str = setting("127.0.0.1", help="address to listen on")
+    host: str = setting("127.0.0.1", metavar="HOST", help="address to listen on")
     port: int = setting(50061, help="gRPC port; 0 picks a free one", minimum=0, maximum=65535)
-    served_model_name: str = setting("", help="name that requests use; default: the model directory's base name")
+    served_model_name: str = setting(
+        "", metavar="NAME", help="name that requests use; default: the model directory's base name"
+    )
     worker_id: str = setting(
         "",
+        metavar="NAME",
         help="this worker's name in logs, traces and responses; default: host:port, with the machine's name as host if "
         "it listens on all addresses",
     )
@@ -27,18 +30,21 @@ class WorkerSettings:
     )
     grant_key: str = setting(
         "",
+        metavar="SECRET",
         help="secret with which all routers sign grants, 32 bytes or more; direct clients need a grant then. Without "
         "it and --tls-router-names, any client that reaches the worker may use it. Better set as TRUNKLINE_GRANT_KEY: "
         "other users can see arguments",
     )
     grant_key_previous: str = setting(
         "",
+        metavar="SECRET",
         help="another key that is accepted, while the grant key is being changed; better set as "
         "TRUNKLINE_GRANT_KEY_PREVIOUS",
     )
     tls: ServerTlsSettings = field(default_factory=ServerTlsSettings)
     tls_router_names: tuple[str, ...] = setting(
         (),
+        metavar="NAME,...",
         help="names of routers and operators in their certificates, separated by commas: only they may open sessions, "
         "watch the cache, read statistics and drain the worker, and without a grant key only they may send requests",
     )
@@ -54,7 +60,9 @@ class WorkerSettings:
         maximum=65535,
     )
     metrics_token_file: str = setting(
-        "", help="file with tokens, one a line: a scraper must then present one of them as a bearer token"
+        "",
+        metavar="FILE",
+        help="file with tokens, one a line: a scraper must then present one of them as a bearer token",
     )
     metrics_anonymous: bool = setting(
         False,

@@ -14,7 +14,7 @@ def _setting(default: Any, help: str, **limits: Any) -> Any:
 class EngineSettings:
     """How a worker computes."""
 
-    model: str = field(metadata={"help": "directory of the model in Hugging Face layout"})
+    model: str = field(metadata={"help": "directory of the model in Hugging Face layout", "metavar": "DIR"})
     dtype: str = _setting(
         "auto", "of weights and KV; auto: the checkpoint's", choices=("auto", "float32", "bfloat16", "float16")
     )
@@ -23,7 +23,9 @@ class EngineSettings:
     )
     device: str = _setting("auto", "auto: cuda where there is a GPU, else cpu", choices=("auto", "cpu", "cuda"))
     ignore_config_keys: tuple[str, ...] = _setting(
-        (), "keys of config.json to ignore, separated by commas: unknown keys that are known to be harmless"
+        (),
+        "keys of config.json to ignore, separated by commas: unknown keys that are known to be harmless",
+        metavar="KEY,...",
     )
     allow_non_finite_weights: bool = _setting(False, "serve weights although some are NaN or infinite")
     kernels: str = _setting(
@@ -131,12 +133,14 @@ class EngineSettings:
         "GPU's data sheet",
         minimum=1e-6,
         maximum=1e6,
+        metavar="TFLOP/S",
     )
     peak_gb_per_s: float | None = _setting(
         None,
         "most GB/s of the device's memory, likewise; default: a known GPU's data sheet",
         minimum=1e-6,
         maximum=1e6,
+        metavar="GB/S",
     )
     deterministic: bool = _setting(False, "a request's output does not depend on other requests, bit for bit")
     threads: int | None = _setting(None, "CPU threads of the engine; default: all cores", minimum=1, maximum=4096)

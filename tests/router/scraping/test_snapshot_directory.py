@@ -1,15 +1,13 @@
 """The directory of a router that was killed does not stay for ever."""
 
-import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
-from trunkline_router.scraping.snapshot_directory import FORGOTTEN_S, PREFIX, remove_forgotten, snapshot_directory
+from trunkline_router.scraping.snapshot_directory import PREFIX, remove_forgotten, snapshot_directory
 
 HOLD = """
 import sys
@@ -35,20 +33,17 @@ def test_it_lasts_as_long_as_the_router(parent: Path) -> None:
     assert list(parent.iterdir()) == []
 
 
-def test_what_a_killed_router_left_is_removed_by_the_next_one(parent: Path) -> None:
-    later_s = time.time() + 2 * FORGOTTEN_S
+def test_what_a_killed_router_left_is_removed_by_the_next_one_at_once(parent: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as killed:
         assert killed.stdout is not None
         left = Path(killed.stdout.readline().strip())
-        remove_forgotten(parent, later_s)
-        assert left.is_dir(), "its router lives"
+        with snapshot_directory() as mine:
+            assert {*parent.iterdir()} == {left, mine}, "the router of the other one lives"
         killed.kill()
         killed.wait()
-    remove_forgotten(parent, time.time())
-    assert left.is_dir(), "it is as young as one whose lock is still to be taken"
-    os.utime(left, (0.0, 0.0))
+    assert left.is_dir()
     with snapshot_directory() as mine:
         assert list(parent.iterdir()) == [mine]
 
@@ -58,5 +53,5 @@ def test_what_only_looks_like_one_stays(parent: Path) -> None:
     elsewhere.mkdir()
     (parent / f"{PREFIX}link").symlink_to(elsewhere)
     (parent / f"{PREFIX}file").touch()
-    remove_forgotten(parent, time.time() + 2 * FORGOTTEN_S)
+    remove_forgotten(parent)
     assert len(list(parent.iterdir())) == 3
