@@ -71,8 +71,10 @@ HTTP_SITUATIONS = {
     408: "headers or body took too long",
     413: "the body is too large",
     414: "the URL is too long",
+    415: "a `Content-Encoding`: compressed bodies are not served",
     417: "an `Expect` that is not served",
     431: "too many or too large headers",
+    501: "a `Transfer-Encoding` other than `chunked`",
 }
 
 
