@@ -33,7 +33,7 @@ MAY: dict[str, set[str]] = {
     | {"trunkline", "trunkline_runtime", "trunkline_kernels", "torch", "triton", "numpy", "safetensors", "tokenizers"},
     "trunkline_router": RUNTIME
     | {"trunkline", "trunkline_runtime", "numpy", "tokenizers", "jinja2", "redis"}
-    | {"jwt", "cryptography", "httptools", "orjson", "pydantic", "starlette", "uvicorn"},
+    | {"jwt", "cryptography", "httptools", "jiter", "orjson", "pydantic", "starlette", "uvicorn"},
     "trunkline_bench": CONTRACT
     | {
         *OURS,

@@ -26,7 +26,7 @@ from trunkline.validation import (
     MAX_TOP_LOGPROBS,
 )
 from trunkline_router.edge.merging import AT_ONCE
-from trunkline_router.edge.request_fields import MAX_ITEMS
+from trunkline_router.edge.request_fields import MAX_ITEMS, MAX_TEMPLATE_KWARGS_BYTES
 from trunkline_router.http.errors import (
     PAGE_FILE_NOT_FOUND,
     PREVIOUS_RESPONSE_NOT_FOUND,
@@ -34,7 +34,8 @@ from trunkline_router.http.errors import (
     RESPONSE_NOT_FOUND,
     TABLE,
 )
-from trunkline_router.http.json_shape import MAX_CONTAINERS, MAX_DEPTH, MAX_STRINGS, MAX_VALUES
+from trunkline_router.http.json_body import MAX_DEPTH
+from trunkline_router.http.json_limits import MAX_CONTAINERS, MAX_STRINGS, MAX_VALUES
 from trunkline_router.http.wire.handshake import HANDSHAKE_SHARE
 from trunkline_router.http.wire.limits import HttpLimits
 from trunkline_router.openai.completion_request import MAX_PROMPTS
@@ -71,8 +72,10 @@ HTTP_SITUATIONS = {
     408: "headers or body took too long",
     413: "the body is too large",
     414: "the URL is too long",
+    415: "a `Content-Encoding`: compressed bodies are not served",
     417: "an `Expect` that is not served",
     431: "too many or too large headers",
+    501: "a `Transfer-Encoding` other than `chunked`",
 }
 
 
@@ -98,6 +101,7 @@ def limit_rows() -> list[str]:
         "JSON: depth; lists and objects; strings; values": (
             f"{MAX_DEPTH}; {MAX_CONTAINERS:,}; {MAX_STRINGS:,}; {MAX_VALUES:,}"
         ),
+        "`chat_template_kwargs`": f"{MAX_TEMPLATE_KWARGS_BYTES >> 20} MiB; integers have at most 64 bits",
         "stop strings; bytes of each; `stop_token_ids`": (
             f"{MAX_STOP_STRINGS}; {MAX_STOP_BYTES:,}; {MAX_STOP_TOKEN_IDS}"
         ),

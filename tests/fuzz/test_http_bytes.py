@@ -16,7 +16,7 @@ MANY = int(os.environ.get("TRUNKLINE_FUZZ_CASES", "20000"))
 FIRST_SEED = int(os.environ.get("TRUNKLINE_FUZZ_SEED", "0"))
 GROWN_MIB = 64.0
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
-STATUSES = {100, 200, 400, 401, 403, 404, 405, 408, 413, 414, 415, 417, 422, 429, 431}
+STATUSES = {100, 200, 400, 401, 403, 404, 405, 408, 413, 414, 415, 417, 422, 429, 431, 501}
 
 
 def problem(target: Target, writes: cases.Writes) -> str:

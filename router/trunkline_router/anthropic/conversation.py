@@ -1,6 +1,5 @@
 """The conversation of a request: what /v1/messages and /v1/messages/count_tokens have in common."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -8,7 +7,7 @@ from pydantic import Field
 
 from trunkline.status import invalid
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages
-from trunkline_router.edge.request_fields import Fields
+from trunkline_router.edge.request_fields import Fields, template_variables
 from trunkline_router.prompts.chat_template import MAX_MESSAGES
 
 TOOLS = "is not supported: tools are not served"
@@ -115,7 +114,7 @@ class ConversationFields(Fields):
         return ChatMessages(
             messages=[ChatMessage(role=role, content=JOINT.join(texts)) for role, texts in turns],
             continue_final_message=turns[-1][0] == "assistant",
-            template_variables=json.dumps(self.chat_template_kwargs) if self.chat_template_kwargs else "",
+            template_variables=template_variables(self.chat_template_kwargs),
         )
 
 

@@ -13,7 +13,6 @@ from trunkline.metadata import SESSION_KEY, TENANT_KEY
 from trunkline.status import RequestRefused, internal, invalid
 from trunkline.v1.inference_pb2 import GenerateRequest, PromptInfo
 from trunkline_router.api.inference import Inference
-from trunkline_router.edge.long_lists import dismantled
 from trunkline_router.edge.rate_limit_headers import rate_limit_headers
 from trunkline_router.gate.http_passage import HttpPassage
 from trunkline_router.gate.request_gate import RequestGate
@@ -95,9 +94,9 @@ class HttpCall:
 
     @asynccontextmanager
     async def json(self) -> AsyncIterator[dict[str, Any]]:
-        """The body, whose lists and objects are emptied at the end, however short it is: what is kept must be copied,
-        and code that keeps a part of the body fails in its first test. Raises RequestRefused (INVALID_REQUEST) if it is
-        not a JSON object, and ClientGone."""
+        """The body, which is emptied at the end, with the lists that are its fields: a request may run for minutes, and
+        must not keep a million objects for so long. What is kept must be copied. Raises RequestRefused
+        (INVALID_REQUEST) if it is not a JSON object, and ClientGone."""
         check_content_type(self.headers.content_type)
         body, passage = lambda: read_body(self.receive), self.passage
         raw = await (passage.read_arrived(body) if has_body(self.scope) else passage.read(body))
@@ -106,7 +105,10 @@ class HttpCall:
         try:
             yield value
         finally:
-            await dismantled(value)
+            for part in value.values():
+                if isinstance(part, list):
+                    part.clear()
+            value.clear()
 
     def check_unknown(self, unknown: list[str]) -> None:
         """Raises RequestRefused (INVALID_REQUEST) for unknown fields, unless the router ignores them."""

@@ -4,9 +4,11 @@ OpenAI's names, and vLLM's for what OpenAI does not have. A field that is not se
 ignored, because an ignored constraint gives wrong answers. Null means the default, as with OpenAI.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
 from pydantic.json_schema import JsonSchemaValue
 
@@ -20,6 +22,7 @@ SEED_MASK = (1 << 64) - 1  # a negative seed is taken modulo 2^64
 MAX_ITEMS = 4096  # of a list or object, or parts of all contents; as many as a conversation has messages
 MAX_FIELDS = 1024  # of a body
 MAX_UNKNOWN = 256  # of an object
+MAX_TEMPLATE_KWARGS_BYTES = 1 << 20  # of chat_template_kwargs as JSON
 
 Uint32 = Annotated[int, Field(ge=0, le=MOST_UINT32)]
 Strings = Annotated[list[str], Field(fail_fast=True)]
@@ -29,7 +32,8 @@ Integers = Annotated[list[int], Field(fail_fast=True)]
 class Fields(BaseModel):
     """A JSON object. Values are not converted: a number in quotes is refused. Unknown fields are kept for check()."""
 
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+    # Of JSON, only a number beyond the largest float is infinite.
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
 
     # Fields that other servers know and this one does not serve, each with the reason. A null or default is accepted.
     unserved: ClassVar[Mapping[str, str]] = {}
@@ -212,6 +216,20 @@ def _token_id(key: str) -> int:
     if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < 1 << 31):
         raise invalid("logit_bias", f"{key[:32]!r} is not a token id")
     return int(key)
+
+
+def template_variables(values: dict[str, Any] | None) -> str:
+    """Returns chat_template_kwargs as JSON. Raises RequestRefused (INVALID_REQUEST) if they are too long, or have a
+    number that is infinite or an integer of more than 64 bits."""
+    if not values:
+        return ""
+    try:
+        # For the longest body orjson takes 40 ms, and json half a second; but orjson writes null for infinity.
+        if len(orjson.dumps(values)) > MAX_TEMPLATE_KWARGS_BYTES:
+            raise invalid("chat_template_kwargs", f"has more than {MAX_TEMPLATE_KWARGS_BYTES} bytes")
+        return json.dumps(values, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise invalid("chat_template_kwargs", str(error).lower()) from None
 
 
 def validated(kind: "type[Fields]", body: dict[str, Any]) -> Any:

@@ -102,8 +102,10 @@ PROTOCOL = {
     408: HttpError(408, "request_timeout", _INVALID, "timeout_error"),
     413: HttpError(413, "request_too_large", _INVALID, "request_too_large"),
     414: HttpError(414, "uri_too_long", _INVALID, _INVALID),
+    415: HttpError(415, "unsupported_media_type", _INVALID, _INVALID),
     417: HttpError(417, "expectation_failed", _INVALID, _INVALID),
     431: HttpError(431, "headers_too_large", _INVALID, _INVALID),
+    501: HttpError(501, "not_implemented", _INVALID, _INVALID),
 }
 
 

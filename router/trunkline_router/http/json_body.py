@@ -1,17 +1,23 @@
-"""Reads the JSON body of a request."""
+"""Reads the JSON body of a request.
+
+The parser is jiter, pydantic's own: unlike orjson it finds names that an object has twice and keeps integers of more
+than 64 bits, and it takes a fraction of the standard library's time.
+"""
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+import jiter
+
 from trunkline.status import invalid
 from trunkline_router.http.disconnect import ClientGone
-from trunkline_router.http.json_parser import parse_json
-from trunkline_router.http.json_shape import check_shape
+from trunkline_router.http.json_limits import check_limits
 from trunkline_router.request.steps import give_way
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 JSON_CONTENT_TYPE = "application/json"
+MAX_DEPTH = 200  # jiter's limit, which cannot be set
 # In an ASGI scope's `extensions`: a function that returns whether the whole body has arrived. Most come with the head.
 HAS_BODY = "trunkline.has_body"
 
@@ -46,14 +52,28 @@ def check_content_type(content_type: str) -> None:
 
 
 async def parse_object(raw: bytes) -> dict[str, Any]:
-    """The JSON object that a body is. Lets other tasks run if it is long. Raises RequestRefused (INVALID_REQUEST)."""
+    """The JSON object that a body is. Lets other tasks run before and after a long one is parsed. Raises RequestRefused
+    (INVALID_REQUEST)."""
     if not raw:
         raise invalid("body", "is empty")
-    await check_shape(raw)
-    value = await parse_json(raw)
+    check_limits(raw)
+    await give_way(len(raw))
+    value = _parsed(raw)
+    await give_way(len(raw))
     if not isinstance(value, dict):
         raise invalid("body", "is not a JSON object")
     return value
+
+
+def _parsed(raw: bytes) -> Any:
+    """The value. A number that is too large for a float is infinite: a field that takes floats refuses it."""
+    try:
+        return jiter.from_json(raw, allow_inf_nan=False, cache_mode="keys", catch_duplicate_keys=True)
+    except ValueError as error:
+        problem = str(error)
+        if problem.startswith("Detected duplicate key"):  # two components could each use a different value
+            problem = "an object has a name twice"  # without the name, which is the client's text
+        raise invalid("body", f"is not valid JSON: {problem}") from None
 
 
 async def read_object(receive: Receive) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The body of POST /v1/chat/completions."""
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -8,7 +7,14 @@ from pydantic import Field
 
 from trunkline.status import invalid
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest
-from trunkline_router.edge.request_fields import GUIDED, NOT_YET, Fields, GenerationFields, Strings
+from trunkline_router.edge.request_fields import (
+    GUIDED,
+    NOT_YET,
+    Fields,
+    GenerationFields,
+    Strings,
+    template_variables,
+)
 from trunkline_router.prompts.chat_template import MAX_MESSAGES
 
 MAX_TOP_LOGPROBS = 20
@@ -95,7 +101,7 @@ def conversation(
     chat = ChatMessages(
         messages=[message.proto(f"messages[{index}]") for index, message in enumerate(messages)],
         continue_final_message=bool(continue_final_message),
-        template_variables=json.dumps(chat_template_kwargs) if chat_template_kwargs else "",
+        template_variables=template_variables(chat_template_kwargs),
     )
     if add_generation_prompt is not None:
         chat.add_generation_prompt = add_generation_prompt

@@ -1,12 +1,13 @@
 """POST /v1/completions and /v1/chat/completions."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
 
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from trunkline_router.edge.answering import answer_of
 from trunkline_router.edge.http_call import HttpCall
-from trunkline_router.edge.long_lists import Pauses, packed
+from trunkline_router.edge.long_lists import packed
 from trunkline_router.edge.merging import merged
 from trunkline_router.edge.request_fields import validated
 from trunkline_router.openai.answer import AnswerId, CollectedAnswer
@@ -75,8 +76,12 @@ async def _prompts(call: HttpCall, request: CompletionRequest) -> list[Prompt]:
     given = request.prompts()
     if not isinstance(given[0], str):
         await call.edge.inference.check_lengths(request.model, call.caller, map(len, given))
-    pauses = Pauses()
-    return [prompt if isinstance(prompt, str) else await packed(prompt, "prompt", pauses) for prompt in given]
+    made: list[Prompt] = []
+    for prompt in given:
+        if made:
+            await asyncio.sleep(0)  # 256 prompts may have a million token ids together
+        made.append(prompt if isinstance(prompt, str) else await packed(prompt, "prompt"))
+    return made
 
 
 def _answer(

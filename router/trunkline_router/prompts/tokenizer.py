@@ -95,7 +95,8 @@ class PromptTokenizer:
         """Raises RequestRefused if it is clear without rendering that the conversation cannot be tokenized."""
         check_conversation(chat)
         if self._template is None:
-            raise invalid("chat", self.template_problem or "this model has no chat template: send text or token_ids")
+            problem = "this model has no chat template: send a text or token ids instead"
+            raise invalid("chat", self.template_problem or problem)
 
     async def encode_chat(
         self, chat: ChatMessages, most_tokens: int | None = None, *, tenant: str = "", weight: float = 1.0

@@ -1,6 +1,5 @@
 """The body of POST /v1/responses."""
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -8,7 +7,14 @@ from pydantic import Discriminator, Field, Tag
 
 from trunkline.status import invalid
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest
-from trunkline_router.edge.request_fields import GUIDED, NOT_YET, Fields, GenerationFields, Strings
+from trunkline_router.edge.request_fields import (
+    GUIDED,
+    NOT_YET,
+    Fields,
+    GenerationFields,
+    Strings,
+    template_variables,
+)
 from trunkline_router.openai.chat_request import MAX_TOP_LOGPROBS, ROLES, TOOLS, Part, plain_text
 from trunkline_router.prompts.chat_template import MAX_MESSAGES
 from trunkline_router.responses.response_store import Turn
@@ -224,7 +230,7 @@ class ResponseRequest(GenerationFields):
             messages.insert(0, ChatMessage(role="system", content=self.instructions))
         chat = ChatMessages(
             messages=messages,
-            template_variables=json.dumps(self.chat_template_kwargs) if self.chat_template_kwargs else "",
+            template_variables=template_variables(self.chat_template_kwargs),
         )
         return GenerateRequest(
             model=self.model,

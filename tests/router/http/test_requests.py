@@ -90,7 +90,10 @@ async def test_too_many_pipelined_requests_are_refused_after_the_others_are_answ
         pytest.param(post(b"{}", "Transfer-Encoding: chunked"), 400, id="length and chunked"),
         pytest.param(post(b"{}", "Content-Length: 3"), 400, id="two lengths"),
         pytest.param(get("/", "Content-Length: +2"), 400, id="signed length"),
-        pytest.param(get("/", "Transfer-Encoding: gzip"), 400, id="unknown encoding"),
+        pytest.param(get("/", "Transfer-Encoding: gzip"), 501, id="unknown encoding"),
+        pytest.param(get("/", "Transfer-Encoding: gzip, chunked"), 501, id="compressed and chunked"),
+        pytest.param(get("/", "Transfer-Encoding: gzip", "Transfer-Encoding: chunked"), 501, id="the same, twice"),
+        pytest.param(post(b"{}", "Content-Encoding: gzip"), 415, id="compressed body"),
         pytest.param(get("/", "Transfer-Encoding: chunked", "Transfer-Encoding: identity"), 400, id="two encodings"),
     ],
 )
@@ -111,6 +114,19 @@ async def test_bad_request_is_refused_with_its_status_and_the_connection_closes(
         assert error_of(body)["type"] == "invalid_request_error"
         assert await client.rest() == b""
         assert "http.request" not in handled
+
+
+async def test_blanks_around_a_header_value_are_no_part_of_it() -> None:
+    seen: dict[bytes, bytes] = {}
+
+    async def noted(scope: Any, receive: Any, send: Any) -> None:
+        seen.update(scope["headers"])
+        await echo(scope, receive, send)
+
+    async with serving(noted) as server, connected(server) as client:
+        client.send(post(b"{}", "x-api-key:\t key \t ", "x-empty:  ", "Content-Encoding: identity "))
+        assert (await client.response())[0] == 200
+    assert (seen[b"x-api-key"], seen[b"x-empty"]) == (b"key", b"")
 
 
 async def test_chunked_body_is_bounded_as_it_arrives() -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.router.cluster import until
 from tests.router.fake_worker import FakeWorker
 from tests.router.openai.openai_rig import CHAT, client
-from tests.router.tokenizer_files import byte_tokenizer
+from tests.router.tokenizer_files import byte_tokenizer, tokenizer_files
 from trunkline.status import RequestRefused, no_worker
 from trunkline.v1.generation_pb2 import FinishReason, Lane
 from trunkline_router.edge.http_call import Edge
@@ -325,6 +325,13 @@ async def test_a_stream_continues_on_another_worker() -> None:
         rest = [event async for event in events]
     text = "".join(event["choices"][0]["delta"].get("content") or "" for event in rest[:-1])
     assert (text, rest[-1]) == ("abc", "[DONE]")
+
+
+async def test_without_a_chat_template_the_refusal_names_no_field_of_grpc() -> None:
+    async with client(FakeWorker("w", files=tokenizer_files(chat_template=None))) as asks:
+        error = await asks.refusal(PATH, messages=CHAT)
+    assert error["param"] == "messages"
+    assert error["message"] == "messages: this model has no chat template: send a text or token ids instead"
 
 
 async def test_a_silent_stream_gets_comments() -> None:

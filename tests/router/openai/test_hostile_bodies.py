@@ -30,6 +30,16 @@ async def test_a_million_wrong_elements_cost_no_more_than_one() -> None:
         await asks.complete()
 
 
+async def test_a_number_beyond_the_largest_float_is_refused_by_its_field() -> None:
+    numbers = {"temperature": b"1e999", "logit_bias": b'{"1":-1e999}', "top_p": b"1" * 400 + b".0"}
+    async with client(FakeWorker("w")) as asks:
+        for field, value in numbers.items():
+            body = b'{"model":"tiny","prompt":"a","%b":%b}' % (field.encode(), value)
+            answer = await asks.post("/v1/completions", body)
+            assert answer.status_code == 400, answer.text
+            assert answer.json()["error"]["message"].startswith(f"{field}: input should be a finite number")
+
+
 async def test_thousands_of_unknown_fields_are_refused_at_once() -> None:
     many = b",".join(b'"x%d":1' % number for number in range(5000))
     async with client(FakeWorker("w")) as asks:

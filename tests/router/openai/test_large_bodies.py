@@ -1,4 +1,4 @@
-"""Every value of a body is used to the end, however long the body is: its lists are emptied once it is read."""
+"""Every value of a body is used to the end, however long the body is, and the body is emptied once it is read."""
 
 import json
 from functools import partial
@@ -13,6 +13,7 @@ from tests.router.tokenizer_files import BOS, byte_tokenizer, tokenizer_files
 from trunkline_router.api.inference import Inference
 from trunkline_router.edge.endpoint import Endpoint
 from trunkline_router.edge.http_call import Edge, HttpCall
+from trunkline_router.edge.request_fields import MAX_TEMPLATE_KWARGS_BYTES
 from trunkline_router.gate.request_gate import RequestGate
 from trunkline_router.identity.identity import Role
 from trunkline_router.request.access import Access
@@ -51,7 +52,7 @@ async def answered(asks: OpenAiClient, path: str, body: dict[str, Any]) -> dict[
     return whole
 
 
-def test_long_bodies_are_read_in_steps() -> None:
+def test_long_bodies_let_other_tasks_run() -> None:
     for body in (conversation(PATHS["chat"], STEP_BYTES), {"prompt": LONG_TEXT}, {"prompt": LONG_IDS}):
         assert len(json.dumps(body)) > STEP_BYTES
 
@@ -63,6 +64,23 @@ async def test_variables_reach_the_template(path: str, length: int) -> None:
     async with client(asked) as asks:
         await answered(asks, path, conversation(path, length))
     assert TOKENIZER.decode(list(asked.submits[0].prompt_token_ids)) == ASKED
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (b"1e999", "out of range float values"),
+        (b"1" * 30, "integer exceeds 64-bit range"),
+        (b'"%b"' % (b"x" * MAX_TEMPLATE_KWARGS_BYTES), "has more than 1048576 bytes"),
+    ],
+)
+@pytest.mark.parametrize("path", PATHS.values())
+async def test_variables_that_are_not_written_as_they_came_are_refused(path: str, value: bytes, problem: str) -> None:
+    raw = json.dumps(conversation(path, 1)).replace("[", "[VALUE,", 1)
+    async with client(worker()) as asks:
+        answer = await asks.post(path, raw.encode().replace(b"VALUE", value))
+    assert answer.status_code == 400, answer.text
+    assert f"chat_template_kwargs: {problem}" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("length", [1, STEP_BYTES])
@@ -94,17 +112,17 @@ async def test_texts_become_tokens_and_back() -> None:
 
 
 @pytest.mark.parametrize("padding", [1, STEP_BYTES])
-async def test_what_is_left_of_a_body_is_empty_however_short_it_was(padding: int) -> None:
-    """Else code that uses a part of it later would pass tests with short bodies and fail with long ones."""
+async def test_a_request_does_not_keep_its_body_nor_a_list_that_is_a_field_of_it(padding: int) -> None:
+    """However short it is: else code that uses it later would pass tests with short bodies and fail with long ones."""
     kept: list[Any] = []
 
     async def keeps(call: HttpCall) -> None:
         async with call.json() as body:
-            kept.extend([body, body["ids"], body["deep"], body["deep"]["lists"], body["deep"]["lists"][0]])
+            kept.extend([body, body["ids"]])
             assert all(kept)
         await call.respond(b"{}")
 
-    body = {"ids": [1, 2], "deep": {"lists": [["a"]]}, "padding": "x" * padding}
+    body = {"ids": [1, 2], "padding": "x" * padding}
     edges: list[Edge] = []
 
     def kept_edge(inference: Inference, access: Access, gate: RequestGate) -> Edge:
@@ -115,4 +133,4 @@ async def test_what_is_left_of_a_body_is_empty_however_short_it_was(padding: int
     async with client(FakeWorker("w"), edge=kept_edge) as asks, serving(endpoint(edges[0])) as server:
         answer = await asks.post(f"http://127.0.0.1:{server.port}/", body)
         assert answer.status_code == 200, answer.text
-    assert kept == [{}, [], {}, [], []]
+    assert kept == [{}, []]

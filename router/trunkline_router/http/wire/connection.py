@@ -197,7 +197,7 @@ class Connection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._size.add_header(len(name) + len(value))
         if self._phase is Phase.HEAD:  # trailers are ignored: they must not pass for headers
-            super().on_header(name, value)
+            super().on_header(name, value.rstrip(b" \t"))  # the parser strips leading blanks alone
 
     def on_headers_complete(self) -> None:
         self._is_upgrade = asks_for_upgrade(self.parser)

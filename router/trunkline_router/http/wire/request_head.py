@@ -21,6 +21,10 @@ def check_head(
             size.check_body(int(value))
         elif name == b"expect" and not expects_continue:
             raise Refused(417, "of Expect, only 100-continue is supported")
+        elif name == b"transfer-encoding" and value.lower() != b"chunked":
+            raise Refused(501, "of Transfer-Encoding, only chunked is supported")
+        elif name == b"content-encoding" and value.lower() not in (b"", b"identity"):
+            raise Refused(415, "a request's body must not be compressed: Content-Encoding is not supported")
         hosts += name == b"host"
     version = parser.get_http_version()
     if version not in ("1.0", "1.1"):
