@@ -20,7 +20,8 @@ from trunkline_router.openai.answer import (
     stop_reason,
 )
 from trunkline_router.openai.completion_request import CompletionRequest
-from trunkline_router.openai.logprobs import CompletionLogprobs, prompt_logprobs
+from trunkline_router.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs
+from trunkline_router.openai.text_offsets import TextOffsets
 from trunkline_router.openai.told_prompt import ToldPrompt
 
 
@@ -69,10 +70,11 @@ def _choice(
         "stop_reason": None if only_echo else stop_reason(collected.last),
     }
     if request.logprobs is not None and names is not None:
-        columns = CompletionLogprobs(names, request.logprobs)
+        offsets, prompt_at = _offsets(request, told, names)
+        at = [*prompt_at, *offsets.of_output(ids)]
         if request.echo:
             ids, entries = [*told.token_ids, *ids], [*answer.prompt.logprobs, *entries]
-        choice["logprobs"] = columns.columns(ids, entries)
+        choice["logprobs"] = completion_logprobs(names, ids, entries, num_top=request.logprobs, offsets=at)
     if request.prompt_logprobs is not None and names is not None:
         choice["prompt_logprobs"] = prompt_logprobs(names, answer.prompt.logprobs)
     if request.return_token_ids:
@@ -81,6 +83,15 @@ def _choice(
             "token_ids": [] if only_echo else collected.token_ids,
         }
     return choice
+
+
+def _offsets(request: CompletionRequest, told: ToldPrompt, names: TokenNames) -> tuple[TextOffsets, list[int]]:
+    """Returns the offsets of a choice's output, and those of the prompt's tokens if the text begins with the prompt."""
+    offsets = TextOffsets(names, keeps_special=request.skip_special_tokens is False)
+    if request.echo:
+        return offsets, offsets.of_prompt(told.token_ids, told.text)
+    offsets.pass_prompt(told.token_ids)
+    return offsets, []
 
 
 class CompletionStream:
@@ -97,7 +108,7 @@ class CompletionStream:
         self._told = told
         self._num_choices = request.n or 1
         self._usage = UsageSoFar()
-        self._columns: dict[int, CompletionLogprobs] = {}
+        self._offsets: dict[int, TextOffsets] = {}
         self._is_plain = request.logprobs is None and not (request.return_token_ids or request.has_continuous_usage)
         self._model = ""
         self._head, self._tail = b"", b""
@@ -138,14 +149,18 @@ class CompletionStream:
         request, told = self._request, self._told[prompt]
         events = []
         for index in range(prompt * self._num_choices, (prompt + 1) * self._num_choices):
+            logprobs: Json | None = None
             if request.logprobs is not None and told.names is not None:
-                self._columns[index] = CompletionLogprobs(told.names, request.logprobs)
+                self._offsets[index], at = _offsets(request, told, told.names)
+                if request.echo:
+                    entries = response.prompt.logprobs
+                    logprobs = completion_logprobs(
+                        told.names, told.token_ids, entries, num_top=request.logprobs, offsets=at
+                    )
             if not (request.echo or request.return_token_ids or request.prompt_logprobs is not None):
                 continue
-            choice: Json = {"index": index, "text": told.text if request.echo else "", "logprobs": None}
+            choice: Json = {"index": index, "text": told.text if request.echo else "", "logprobs": logprobs}
             choice["finish_reason"] = None
-            if request.echo and index in self._columns:
-                choice["logprobs"] = self._columns[index].columns(told.token_ids, response.prompt.logprobs)
             if request.return_token_ids:
                 choice["prompt_token_ids"] = told.ids_json
             if request.prompt_logprobs is not None and told.names is not None:
@@ -168,8 +183,12 @@ class CompletionStream:
             "logprobs": None,
             "finish_reason": FINISH_REASONS.get(chunk.finish_reason),
         }
-        if index in self._columns:
-            choice["logprobs"] = self._columns[index].columns(chunk.token_ids, chunk.logprobs)
+        names = self._told[index // self._num_choices].names
+        if self._request.logprobs is not None and names is not None:
+            at = self._offsets[index].of_output(chunk.token_ids)
+            choice["logprobs"] = completion_logprobs(
+                names, chunk.token_ids, chunk.logprobs, num_top=self._request.logprobs, offsets=at
+            )
         if self._request.return_token_ids:
             choice["token_ids"] = list(chunk.token_ids)
         if chunk.finish_reason:

@@ -11,7 +11,16 @@ Json = dict[str, Any]
 
 
 class TokenNames(Protocol):
-    """The text and the bytes of each token."""
+    """The text and the bytes of each token, and how a decoder joins them: see TokenBytes."""
+
+    @property
+    def special(self) -> frozenset[int]: ...
+
+    @property
+    def single_bytes(self) -> frozenset[int]: ...
+
+    @property
+    def leading_blanks(self) -> int: ...
 
     def text(self, token_id: int) -> str: ...
 
@@ -25,40 +34,33 @@ def finite(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB)
 
 
-class CompletionLogprobs:
-    """The `logprobs` of a completion's choice: columns of tokens. `offset` of the next token, in characters."""
+def completion_logprobs(
+    names: TokenNames,
+    token_ids: Sequence[int],
+    entries: Sequence[TokenLogprobs],
+    *,
+    num_top: int,
+    offsets: Sequence[int],
+) -> Json:
+    """Returns the `logprobs` of a completion's choice: columns of tokens. A token without an entry, such as the first
+    of a prompt, has null values."""
+    tokens: list[str] = []
+    logprobs: list[float | None] = []
+    tops: list[dict[str, float] | None] = []
+    for token_id, entry in zip(token_ids, entries, strict=True):
+        tokens.append(names.text(token_id))
+        is_scored = entry.HasField("chosen")
+        logprobs.append(finite(entry.chosen.logprob) if is_scored else None)
+        tops.append(_top(names, num_top, entry) if is_scored else None)
+    return {"text_offset": offsets, "token_logprobs": logprobs, "tokens": tokens, "top_logprobs": tops}
 
-    def __init__(self, names: TokenNames, num_top: int, offset: int = 0) -> None:
-        self._names = names
-        self._num_top = num_top
-        self._offset = offset
 
-    def columns(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]) -> Json:
-        """Returns the columns for the next tokens. A token without an entry, such as the first of a prompt, has null
-        values."""
-        tokens: list[str] = []
-        offsets: list[int] = []
-        logprobs: list[float | None] = []
-        tops: list[dict[str, float] | None] = []
-        for token_id, entry in zip(token_ids, entries, strict=True):
-            text = self._names.text(token_id)
-            tokens.append(text)
-            offsets.append(self._offset)
-            self._offset += len(text)
-            if not entry.HasField("chosen"):
-                logprobs.append(None)
-                tops.append(None)
-                continue
-            logprobs.append(finite(entry.chosen.logprob))
-            tops.append(self._top(entry))
-        return {"text_offset": offsets, "token_logprobs": logprobs, "tokens": tokens, "top_logprobs": tops}
-
-    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        """The likeliest tokens and the chosen one. Tokens with equal text share an entry, the likeliest one's."""
-        top: dict[str, float] = {}
-        for candidate in (*entry.top[: self._num_top], entry.chosen):
-            top.setdefault(self._names.text(candidate.token_id), finite(candidate.logprob))
-        return top
+def _top(names: TokenNames, num_top: int, entry: TokenLogprobs) -> dict[str, float]:
+    """The likeliest tokens and the chosen one. Tokens with equal text share an entry, the likeliest one's."""
+    top: dict[str, float] = {}
+    for candidate in (*entry.top[:num_top], entry.chosen):
+        top.setdefault(names.text(candidate.token_id), finite(candidate.logprob))
+    return top
 
 
 def chat_logprobs(names: TokenNames, entries: Iterable[TokenLogprobs], num_top: int) -> Json:

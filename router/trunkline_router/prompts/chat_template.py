@@ -23,17 +23,20 @@ VARIABLES = "template_variables"
 RESERVED = {"messages", "add_generation_prompt", "continue_final_message", "tools", "documents"}
 CONTENT = "content"  # the templates' name for a message's text
 MAX_MESSAGES = 4096
+# Parsing this many takes up to a second. Published templates rarely have more than 20,000.
+MAX_TEMPLATE_CHARACTERS = 128 << 10
 MAX_RENDERED_BYTES = 8 << 20  # a template that writes more than this for one conversation is broken
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's text for training. Here the tag has no effect."""
+    """`{% generation %}` marks the assistant's text for training. Here it only is a scope, as in transformers: names
+    that are set in it do not exist after it."""
 
     tags = {"generation"}  # noqa: RUF012  # the base class's attribute
 
-    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 class ChatTemplate:
@@ -90,7 +93,12 @@ class ChatTemplate:
 
 
 def check_syntax(source: str) -> None:
-    """Raises ValueError if a template cannot be parsed. Parsing runs no template code, whereas compiling does."""
+    """Raises ValueError if a template is too long or cannot be parsed. Parsing runs no template code, whereas compiling
+    does."""
+    if len(source) > MAX_TEMPLATE_CHARACTERS:
+        raise ValueError(
+            f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE_CHARACTERS} are supported"
+        )
     try:
         _environment().parse(source)
     except Exception as error:  # lexer and parser raise more than TemplateError, for numbers and depth for example

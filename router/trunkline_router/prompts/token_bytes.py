@@ -1,11 +1,12 @@
 """The bytes of each token of a model, for log-probabilities that name tokens by text and by bytes."""
 
 from array import array
+from collections.abc import Iterable
 from typing import Self
 
 from tokenizers import Tokenizer
 
-from trunkline_router.prompts.vocabulary.piece_bytes import piece_bytes
+from trunkline_router.prompts.vocabulary.piece_bytes import leading_blanks, piece_bytes, single_bytes
 
 MAX_BYTES = 16 << 20  # what a router holds for one tokenizer; 128,000 tokens of a published one have a megabyte
 PREFIX = "bytes:"
@@ -19,11 +20,26 @@ class TokenBytes:
     beginning. Special tokens and other added tokens have the bytes of their own text.
     """
 
-    __slots__ = ("_bytes", "_ends")
+    __slots__ = ("_bytes", "_ends", "leading_blanks", "single_bytes", "special")
 
-    def __init__(self, ends: "array[int]", joined: bytes) -> None:
-        """`joined` holds the bytes of all tokens in order of id, `ends[token_id]` where a token's bytes end."""
+    def __init__(
+        self,
+        ends: "array[int]",
+        joined: bytes,
+        *,
+        special: Iterable[int] = (),
+        single_bytes: Iterable[int] = (),
+        leading_blanks: int = 0,
+    ) -> None:
+        """`joined` holds the bytes of all tokens in order of id, `ends[token_id]` where a token's bytes end.
+
+        special: the special tokens, which a decoder may leave out
+        single_bytes: the tokens of byte fallback, of which a decoder takes a run as a whole
+        leading_blanks: number of blanks that the decoder removes at the beginning of a text
+        """
         self._ends, self._bytes = ends, joined
+        self.special, self.single_bytes = frozenset(special), frozenset(single_bytes)
+        self.leading_blanks = leading_blanks
 
     def __len__(self) -> int:
         """The largest id plus one."""
@@ -49,17 +65,25 @@ class TokenBytes:
 
     def to_wire(self) -> bytes:
         """The table for from_wire() in another process on this machine."""
-        return b"".join((array("I", [len(self._ends)]).tobytes(), self._ends.tobytes(), self._bytes))
+        ids = array("I", [*sorted(self.special), *sorted(self.single_bytes)])
+        head = array("I", [len(self._ends), len(self.special), len(self.single_bytes), self.leading_blanks])
+        return b"".join((head.tobytes(), self._ends.tobytes(), ids.tobytes(), self._bytes))
 
     @classmethod
     def from_wire(cls, data: bytes) -> Self:
         """The inverse of to_wire()."""
-        counts, ends = array("I"), array("I")
-        size = counts.itemsize
-        counts.frombytes(data[:size])
-        begin = size + counts[0] * size
-        ends.frombytes(data[size:begin])
-        return cls(ends, data[begin:])
+
+        def numbers(start: int, count: int) -> "array[int]":
+            read = array("I")
+            read.frombytes(data[start * read.itemsize : (start + count) * read.itemsize])
+            return read
+
+        num_ends, num_special, num_single, leading_blanks = head = numbers(0, 4)
+        ends = numbers(len(head), num_ends)
+        special = numbers(len(head) + num_ends, num_special)
+        single_bytes = numbers(len(head) + num_ends + num_special, num_single)
+        joined = data[(len(head) + num_ends + num_special + num_single) * ends.itemsize :]
+        return cls(ends, joined, special=special, single_bytes=single_bytes, leading_blanks=leading_blanks)
 
 
 def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
@@ -86,7 +110,13 @@ def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
         if len(joined) > MAX_BYTES:
             raise ValueError(f"its tokens have more than {MAX_BYTES} bytes")
         ends.append(len(joined))
-    return TokenBytes(ends, bytes(joined))
+    return TokenBytes(
+        ends,
+        bytes(joined),
+        special=(token_id for token_id, token in added.items() if token.special),
+        single_bytes=single_bytes(tokenizer, pieces) - own.keys(),
+        leading_blanks=leading_blanks(tokenizer),
+    )
 
 
 def _text(data: bytes, prefix: str) -> str:

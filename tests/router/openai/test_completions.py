@@ -83,7 +83,7 @@ async def test_echo_repeats_the_prompt_and_its_log_probabilities() -> None:
     assert plain["choices"][0]["text"] == "hixx"
     columns = scored["choices"][0]["logprobs"]
     assert columns["tokens"] == ["<s>", "h", "i", "<unk>", "<s>"]
-    assert columns["text_offset"] == [0, 3, 4, 5, 10]
+    assert columns["text_offset"] == [0, 0, 1, 2, 2], "special tokens are not in the text"
     assert columns["token_logprobs"] == [None, -0.5, -0.5, -0.5, -0.5]
     assert columns["top_logprobs"][:2] == [None, {"h": -0.5}]
     assert of_ids["choices"][0]["logprobs"]["tokens"] == ["h", "i", "<unk>", "<s>"]

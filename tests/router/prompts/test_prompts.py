@@ -144,6 +144,52 @@ def test_a_continued_message_is_rendered_as_transformers_renders_it(source: str,
     assert ChatTemplate(source, {}).render(chat(*turns, go_on=True)) == theirs[0]
 
 
+# What a block sets stays in the block; what is set outside, and the loop, is seen in it.
+GENERATION = {
+    "a name that is set in it": "{% generation %}{% set x = 1 %}{{ x }}{% endgeneration %}|{{ x is defined }}",
+    "a name that is set again in it": (
+        "{% set x = 1 %}{% generation %}{% set x = x + 1 %}{{ x }}{% endgeneration %}{{ x }}"
+    ),
+    "a namespace": "{% set n = namespace(x=1) %}{% generation %}{% set n.x = 2 %}{% endgeneration %}{{ n.x }}",
+    "within a loop": (
+        "{% for m in messages %}{% generation %}{% set x = loop.index %}{{ x }}{{ m.content }}{% endgeneration %}"
+        "{{ x is defined }}{% endfor %}"
+    ),
+    "around a loop": (
+        "{% generation %}{% for m in messages %}{% set x = m.content %}{{ x }}{% endfor %}{{ x is defined }}"
+        "{% endgeneration %}"
+    ),
+    "one in another": (
+        "{% generation %}{% set x = 1 %}{% generation %}{% set y = x %}{{ y }}{% endgeneration %}{{ y is defined }}"
+        "{% endgeneration %}{{ x is defined }}"
+    ),
+    "a macro that is defined in it": (
+        "{% generation %}{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f(1) }}{% endgeneration %}{{ f is defined }}"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GENERATION)
+def test_a_generation_block_is_a_scope_as_in_transformers(name: str) -> None:
+    turns = [("user", "a"), ("assistant", "b")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(DEMO_MODEL)
+    theirs = tokenizer.apply_chat_template(messages, chat_template=GENERATION[name], tokenize=False)
+    asked = chat(*turns)
+    asked.add_generation_prompt = False
+    assert ChatTemplate(GENERATION[name], {}).render(asked) == theirs
+
+
+def test_a_template_of_more_than_128_kib_is_not_parsed(renderers: RenderPool) -> None:
+    parsed = "{{ messages[0].content }}"
+    contents = dict(read_tokenizer_files(DEMO_MODEL).contents)
+    for size, is_used in ((128 << 10, True), ((128 << 10) + 1, False)):
+        contents["chat_template.jinja"] = parsed.ljust(size, "x").encode()
+        tokenizer = PromptTokenizer(contents, renderers)
+        assert tokenizer.has_chat_template == is_used
+    assert tokenizer.template_problem == "the chat template has 131073 characters; at most 131072 are supported"
+
+
 def test_a_template_that_drops_the_final_message_cannot_continue_it() -> None:
     with pytest.raises(RequestRefused, match="does not keep the final message"):
         ChatTemplate("{{ messages[0].content }}", {}).render(chat(("user", "a"), ("assistant", "a"), go_on=True))

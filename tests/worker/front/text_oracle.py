@@ -1,10 +1,12 @@
 """What the text of an output has to be, from decoding in one piece; and token ids of every awkward kind."""
 
 import os.path
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
+
+from trunkline_worker.text.detokenizer import NewText
 
 TEXTS = (
     "Once upon a time there was a fox.",
@@ -23,6 +25,16 @@ def added_text(tokenizer: Tokenizer, prompt: Sequence[int], output: Sequence[int
     alone = tokenizer.decode(list(prompt), skip_special_tokens=not keep_special)
     both: str = tokenizer.decode([*prompt, *output], skip_special_tokens=not keep_special)
     return both[len(os.path.commonprefix([alone, both])) :]  # noqa: RUF071  # of characters
+
+
+def text_of(news: Iterable[NewText]) -> str:
+    """The text after all of these."""
+    final, undecided = "", ""
+    for new in news:
+        undecided = new.text if new.withdraws else undecided + new.text
+        if new.is_final:
+            final, undecided = final + undecided, ""
+    return final + undecided
 
 
 def token_ids(tokenizer: Tokenizer, *, max_parts: int = 12) -> st.SearchStrategy[list[int]]:

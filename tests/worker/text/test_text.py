@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.worker.engine_rig import DEMO_MODEL
+from tests.worker.front.text_oracle import text_of
 from trunkline.engine.v1.engine_pb2 import EngineOutput
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, SamplingParams
 from trunkline.v1.worker_pb2 import Resume, Submit
-from trunkline_worker.text.detokenizer import Detokenizer
+from trunkline_worker.text.detokenizer import Detokenizer, NewText
 from trunkline_worker.text.output_stream import OutputStream
 from trunkline_worker.text.stop_strings import StopSearch
 from trunkline_worker.text.token_texts import TokenTexts
@@ -35,9 +36,9 @@ def test_text_that_was_encoded_comes_back(text: str) -> None:
     prompt = DEMO.encode("Once upon").ids
     output = DEMO.encode(text, add_special_tokens=False).ids
     detokenizer = Detokenizer(TokenTexts(DEMO), prompt, keep_special=False)
-    pieces = [detokenizer.push(token) for token in output]
-    assert "".join(pieces) + detokenizer.flush() == text
-    assert not any("\ufffd" in piece for piece in pieces), "half characters are held back"
+    news = [detokenizer.push(token) for token in output]
+    assert text_of([*news, detokenizer.flush()]) == text
+    assert not any("\ufffd" in new.text for new in news), "half characters are held back"
 
 
 @pytest.mark.parametrize("name", ["models/stories260k", "tokenizers/tinyllama", "tokenizers/phi-3-mini"])
@@ -47,7 +48,7 @@ def test_sentencepiece_spaces_are_right_between_prompt_and_output(shared: Path, 
         ids = tokenizer.encode(text).ids
         for cut in range(1, len(ids)):
             detokenizer = Detokenizer(TokenTexts(tokenizer), ids[:cut], keep_special=False)
-            streamed = "".join(detokenizer.push(token) for token in ids[cut:]) + detokenizer.flush()
+            streamed = text_of([*(detokenizer.push(token) for token in ids[cut:]), detokenizer.flush()])
             prefix = tokenizer.decode(ids[:cut])
             if not prefix.endswith("\ufffd"):
                 assert prefix + streamed == tokenizer.decode(ids)
@@ -57,7 +58,7 @@ def run_stop(pieces: list[str], stops: list[str], include: bool = False) -> tupl
     search = StopSearch(stops, include_stop=include)
     out = ""
     for piece in pieces:
-        released = search.push(piece, may_stop=True)
+        released = search.push(NewText(piece), may_stop=True)
         out += released.text
         if released.matched is not None:
             return out, released.matched
@@ -81,9 +82,9 @@ def test_a_stop_string_is_found_however_the_text_is_cut(text: str, stops: list[s
 
 def test_nothing_that_may_become_a_stop_string_gets_out() -> None:
     search = StopSearch(["<end>"], include_stop=False)
-    assert search.push("say <en", may_stop=True).text == "say "
-    assert search.push("try", may_stop=True).text == "<entry"
-    assert search.push("<", may_stop=True).text == ""
+    assert search.push(NewText("say <en"), may_stop=True).text == "say "
+    assert search.push(NewText("try"), may_stop=True).text == "<entry"
+    assert search.push(NewText("<"), may_stop=True).text == ""
     assert search.flush() == "<"
 
 

@@ -56,35 +56,42 @@ class Characters:
         return (text,)
 
 
-class ByteRuns:
+class ByteRun:
     """ByteFallback: a run of consecutive one-byte tokens is text if the whole run is valid UTF-8; else each token is
-    one U+FFFD. No part of a run is therefore final before the run has ended; then it is decoded once.
+    one U+FFFD.
+
+    The text of a run is undecided until the run ends, or contains a byte that no text has there.
     """
 
-    __slots__ = ("_run",)
+    __slots__ = ("_bytes", "_incomplete", "is_text")
 
     def __init__(self) -> None:
-        self._run = bytearray()
+        self._bytes = bytearray()
+        self._incomplete = b""  # the bytes of the last character, if more must follow
+        self.is_text = True  # whether the run may still be text
+
+    def push(self, byte: int) -> str:
+        """Returns the character that this byte completes. It is empty if the byte completes none."""
+        self._bytes.append(byte)
+        if not self.is_text:
+            return ""
+        data = self._incomplete + bytes((byte,))
+        try:
+            text, used = codecs.utf_8_decode(data, "strict", False)
+        except UnicodeDecodeError:
+            self.is_text = False
+            return ""
+        self._incomplete = data[used:]
+        return text
 
     @property
-    def is_open(self) -> bool:
-        """Whether the tokens so far end in a run of bytes."""
-        return bool(self._run)
+    def is_complete(self) -> bool:
+        """Whether the run is text if it ends here."""
+        return self.is_text and not self._incomplete
 
-    def push(self, unit: str | int) -> Sequence[str]:
-        if isinstance(unit, int):
-            self._run.append(unit)
-            return ()
-        return (*self.end(), unit) if self._run else (unit,)
-
-    def end(self) -> Sequence[str]:
-        run, self._run = self._run, bytearray()
-        if not run:
-            return ()
-        try:
-            return (run.decode(),)
-        except UnicodeDecodeError:
-            return (REPLACEMENT,) * len(run)
+    def pieces(self) -> Sequence[str]:
+        """Returns the pieces of the run if it ends here."""
+        return (self._bytes.decode(),) if self.is_complete else (REPLACEMENT,) * len(self._bytes)
 
 
 class FirstDiffers:

@@ -1,7 +1,5 @@
 """Turns an engine's tokens into what the caller gets: text, stop strings, offsets, finish reason."""
 
-import copy
-
 from trunkline.engine.v1.engine_pb2 import EngineOutput
 from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk
@@ -94,36 +92,37 @@ class OutputStream:
         return result
 
     def _advance(self, token_id: int) -> str:
-        """Takes one more output token and returns the text that it releases. Sets `finish` if the output ends.
-
-        The token is not counted if it only reveals that the output ended before it.
-        """
-        # A stop string counts if the token in which it ends is not one of the first min_tokens.
-        may_have_stopped = self.num_tokens > self._params.min_tokens
+        """Takes one more output token and returns the text that it releases. Sets `finish` if the output ends."""
         may_stop = self.num_tokens >= self._params.min_tokens
-        is_end = may_stop and token_id in self._end_ids
-        text = ""
-        if early := self._detokenizer.held() if is_end else self._detokenizer.settle(token_id):
-            stops = copy.copy(self._stops) if is_end else self._stops  # an end token pushes the same text again below
-            before = stops.push(early, may_stop=may_have_stopped)
-            if before.matched is not None:
-                self.finish, self._matched = STOP, before.matched
-                return before.text
-            text = before.text
+        if may_stop and token_id in self._end_ids:
+            return self._end_at(token_id)
         self.num_tokens += 1
-        if is_end:
-            self.finish, self._matched = STOP, token_id
-            text = self._detokenizer.push(token_id) if self._params.include_stop else ""
-            # Text that was held back before the end token still belongs to the output.
-            return self._stops.push(text + self._detokenizer.flush(), may_stop=False).text + self._stops.flush()
         released = self._stops.push(self._detokenizer.push(token_id), may_stop=may_stop)
-        text += released.text
+        text = released.text
         if released.matched is not None:
             self.finish, self._matched = STOP, released.matched
         elif self.num_tokens >= self._max_tokens:
             self.finish = LENGTH
             text += self._flush(may_stop=may_stop)
         return text
+
+    def _end_at(self, token_id: int) -> str:
+        """Ends the output at an end token and returns its remaining text.
+
+        A stop string in text that only the end makes final comes before the end token, which is then not counted.
+        """
+        rest = self._detokenizer.held()
+        if rest.text:
+            before = self._stops.peek(rest, may_stop=self.num_tokens > self._params.min_tokens)
+            if before.matched is not None:
+                self.finish, self._matched = STOP, before.matched
+                return before.text
+        self.num_tokens += 1
+        self.finish, self._matched = STOP, token_id
+        text = ""
+        if self._params.include_stop:
+            text = self._stops.push(self._detokenizer.push(token_id), may_stop=False).text
+        return text + self._flush(may_stop=False)
 
     def _flush(self, *, may_stop: bool) -> str:
         """Returns the text that was held back. It may still contain a stop string."""
@@ -143,7 +142,7 @@ class OutputStream:
                     "resume.output_token_ids", f"the output had ended after {self.num_tokens} of {len(ledger)} tokens"
                 )
         # A worker of another version may have sent text that is held back here.
-        held = "" if self.finished else self._stops.held + self._detokenizer.held()
+        held = "" if self.finished else self._stops.peek(self._detokenizer.held(), may_stop=False).text
         encoded, sent = (text + held).encode(), submit.resume.text_bytes_sent
         if sent > len(encoded):
             raise invalid(

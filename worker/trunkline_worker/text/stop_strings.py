@@ -1,7 +1,10 @@
 """Searches a stream of text for stop strings, and holds back text that may become one."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from trunkline_worker.text.detokenizer import NewText
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,35 +16,60 @@ class Released:
 
 
 class StopSearch:
-    """A streaming search for stop strings. The match that ends first wins; of several with one end, the longest."""
+    """A streaming search for stop strings.
+
+    The output ends at the first token after which its text contains a stop string. That text is the text of its tokens
+    so far, decoded as if the output ended there, without a character that later tokens may complete. What later tokens
+    would do to the text does not matter: newlines in a run of byte tokens stop the output as they come, although an
+    invalid byte after them would turn the whole run into U+FFFD. The token after which a match is first there decides
+    whether the match counts (min_tokens). The match that ends first wins; of several with one end, the longest.
+    """
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool) -> None:
         self._stops = tuple(stops)
         self._firsts = frozenset(stop[0] for stop in self._stops)
         self._longest = max(map(len, self._stops), default=0)
         self._include_stop = include_stop
-        self._held = ""
+        self._held = ""  # the end of the text, in which a stop string may begin
+        self._final_held = ""  # the same, for the text without its undecided end
+        self._undecided: list[str] = []  # text before `_held` that cannot leave yet because later tokens may change it
 
-    @property
-    def held(self) -> str:
-        """Text that is held back because a stop string may begin in it."""
-        return self._held
-
-    def push(self, text: str, *, may_stop: bool) -> Released:
+    def push(self, new: NewText, *, may_stop: bool) -> Released:
         """Takes new text and returns what it releases. Unless `may_stop`, no match may end in it."""
-        buffer = self._held + text
-        if may_stop and (match := self._first_match(buffer)) is not None:
+        if new.withdraws:
+            self._held = self._final_held
+            self._undecided.clear()
+        buffer = self._held + new.text
+        match = self._first_match(buffer) if may_stop else None
+        if match is not None:
             start, stop = match
             self._held = ""
-            return Released(buffer[: start + len(stop)] if self._include_stop else buffer[:start], stop)
-        keep = self._longest_beginning(buffer)
-        self._held = buffer[len(buffer) - keep :]
-        return Released(buffer[: len(buffer) - keep])
+            return Released(self._decided(buffer[: start + len(stop) * self._include_stop]), stop)
+        num_released = len(buffer) - self._longest_beginning(buffer)
+        self._held = buffer[num_released:]
+        if not new.is_final:
+            self._undecided.append(buffer[:num_released])
+            return Released("")
+        self._final_held = self._held
+        return Released(self._decided(buffer[:num_released]))
 
     def flush(self) -> str:
-        """Returns the text that was held back. The output ends here."""
+        """Returns the text that was held back. The output ends here, and its text is final."""
         held, self._held = self._held, ""
         return held
+
+    def peek(self, new: NewText, *, may_stop: bool) -> Released:
+        """Returns what push() and, without a match, flush() would return now."""
+        copied = copy.deepcopy(self)
+        released = copied.push(new, may_stop=may_stop)
+        return Released(released.text + copied.flush(), released.matched)
+
+    def _decided(self, text: str) -> str:
+        """Returns the undecided text, which is part of the output, and the text after it."""
+        if self._undecided:
+            text = "".join((*self._undecided, text))
+            self._undecided.clear()
+        return text
 
     def _first_match(self, buffer: str) -> tuple[int, str] | None:
         best: tuple[int, int, str] | None = None  # (end, start, stop)

@@ -15,7 +15,6 @@ from tokenizers import Tokenizer, decoders
 
 from trunkline_worker.text.decoder_stages import (
     AnyStage,
-    ByteRuns,
     Changed,
     Characters,
     FirstDiffers,
@@ -84,8 +83,13 @@ class TokenTexts:
         return self._with_special if keep_special else self._without_special
 
     def stages(self, *, begun: bool) -> list[AnyStage]:
-        """Returns new stages for one stream, in order."""
+        """Returns new stages for one stream, in order. They take units, except bytes of runs: those take a ByteRun."""
         return [make(begun) for make in self._plan.stages]
+
+    @property
+    def fuses_runs(self) -> bool:
+        """Whether the stages take the text of a run of byte tokens in parts of any size."""
+        return self._plan.fuses_runs
 
     def opening(self, prompt: Sequence[int], units: Units) -> Opening:
         """Returns the latest start that the decoder allows: usually the prompt's last or second-last token."""
@@ -139,7 +143,7 @@ class _Plan:
     stages: list[MakeStage] = field(default_factory=list)
     lead: int | None = 1
     is_bytes: bool = False  # units are bytes
-    has_runs: bool = False  # the first stage collects runs of byte tokens
+    fuses_runs: bool = False  # no step takes a run of byte tokens as one piece
 
 
 def _plan_of(steps: list[Step] | None) -> _Plan:
@@ -154,8 +158,8 @@ def _plan_of(steps: list[Step] | None) -> _Plan:
         plan = _Plan(lambda token: _bytes_of(change(token), to_byte), [lambda _: Characters()], is_bytes=True)
         is_one_piece = True
     elif kind == "ByteFallback":
-        plan = _Plan(lambda token: _piece_or_byte(change(token)), [lambda _: ByteRuns()], has_runs=True)
-        is_one_piece = False
+        fuses_runs = [step["type"] for step in steps[num_plain + 1 : num_plain + 2]] in ([], ["Fuse"])
+        plan, is_one_piece = _Plan(lambda token: _piece_or_byte(change(token)), fuses_runs=fuses_runs), False
     else:
         plan, num_plain, is_one_piece = _Plan(change), num_plain - 1, False
     for index in range(num_plain + 1, len(steps)):
@@ -202,7 +206,7 @@ def _of_text(step: Step, plan: _Plan) -> list[MakeStage] | None:
     if step["type"] == "Strip":
         content, start, stop = step["content"], step["start"], step["stop"]
         # Pieces arrive unchanged here, so a non-empty piece has at least one character.
-        is_bounded = not stop and (not plan.stages or (plan.has_runs and len(plan.stages) == 1))
+        is_bounded = not stop and not plan.stages
         plan.lead = max(start, 1) if is_bounded else None
         ends: list[MakeStage] = [lambda _: WithoutEnd(content, stop)] if stop else []
         return [lambda begun: WithoutStart(content, 0 if begun else start), *ends]

@@ -7,7 +7,7 @@ a text's bytes differ from those of its tokens at most in a blank at one end.
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tokenizers import Tokenizer, decoders
 
@@ -41,6 +41,28 @@ def piece_bytes(tokenizer: Tokenizer) -> PieceBytes:
         return result.encode() if isinstance(result, str) else result
 
     return bytes_of
+
+
+def single_bytes(tokenizer: Tokenizer, pieces: Sequence[str | None]) -> set[int]:
+    """Returns the ids of the pieces that are one byte of a run, which the decoder takes as a whole (ByteFallback)."""
+    if all(part["type"] != "ByteFallback" for part in parts_of(tokenizer.decoder, "decoders") or ()):
+        return set()
+    return {token_id for token_id, piece in enumerate(pieces) if piece is not None and BYTE_PIECE.fullmatch(piece)}
+
+
+def leading_blanks(tokenizer: Tokenizer) -> int:
+    """Returns the number of blanks that the decoder removes at the beginning of a text."""
+    parts = parts_of(tokenizer.decoder, "decoders")
+    if parts is None:  # the library joins tokens with blanks
+        return 1
+    is_whole = False
+    for part in parts:
+        is_whole |= part["type"] == "Fuse"
+        if part["type"] == "Strip" and is_whole and part["content"] == " ":
+            return int(part["start"])
+        if part["type"] == "WordPiece" or (part["type"] == "Metaspace" and part["prepend_scheme"] != "never"):
+            return 1
+    return 0
 
 
 def _steps(parts: list[Part]) -> list[Step]:

@@ -1,0 +1,195 @@
+"""The offset of a token is where its text begins in the text that the client sees."""
+
+import codecs
+import random
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from tests.router.fake_worker import FakeWorker
+from tests.router.openai.openai_rig import client
+from tests.router.tokenizer_files import DEMO_MODEL
+from trunkline_router.openai.text_offsets import TextOffsets
+from trunkline_router.prompts.token_bytes import TokenBytes, token_bytes
+
+SENTENCE_PIECE = ("tokenizers/tinyllama", "tokenizers/phi-3-mini", "models/stories260k")
+TEXT = "Once upon a time, a naïve 🦊 麤龘 sat.\n\nThe end"
+
+
+@cache
+def load(folder: Path) -> tuple[Tokenizer, TokenBytes]:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return tokenizer, token_bytes(tokenizer)
+
+
+def byte_of(tokenizer: Tokenizer, token_id: int) -> bytes:
+    match = re.fullmatch("<0x([0-9A-F]{2})>", tokenizer.id_to_token(token_id) or "")
+    return bytes.fromhex(match[1]) if match else b""
+
+
+def may_be_text(data: bytes) -> bool:
+    try:
+        codecs.utf_8_decode(data, "strict", False)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def runs_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> Iterator[list[int]]:
+    """The tokens, with byte tokens side by side in one list."""
+    run: list[int] = []
+    for token_id in tokens:
+        if run and not (byte_of(tokenizer, run[-1]) and byte_of(tokenizer, token_id)):
+            yield run
+            run = []
+        run.append(token_id)
+    yield run
+
+
+def expected(tokenizer: Tokenizer, tokens: Sequence[int], *, keeps_special: bool) -> list[int | None]:
+    """The number of characters that the library decodes from what is before each token. None: in a run of bytes that is
+    not text, before the byte that makes it so."""
+
+    def length(ids: Sequence[int]) -> int:
+        return len(tokenizer.decode(list(ids), skip_special_tokens=not keeps_special))
+
+    offsets: list[int | None] = []
+    before: list[int] = []
+    for run in runs_of(tokenizer, tokens):
+        data = b"".join(byte_of(tokenizer, token_id) for token_id in run)
+        is_text = may_be_text(data) and len(data.decode(errors="ignore").encode()) == len(data)
+        for number in range(len(run)):
+            num_complete = len(data[:number].decode(errors="ignore").encode())
+            if is_text or not data:
+                offsets.append(length([*before, *run[:num_complete]]))
+            else:
+                offsets.append(None if may_be_text(data[: number + 1]) else length(before) + number)
+        before += run
+    return offsets
+
+
+@pytest.mark.parametrize("name", SENTENCE_PIECE)
+def test_offsets_of_any_tokens_are_those_of_the_librarys_text(shared: Path, name: str) -> None:
+    tokenizer, names = load(shared / name)
+    draw = random.Random(f"offsets of {name}")
+    single = sorted(names.single_bytes)
+    special = sorted(names.special)
+    spelled = tokenizer.encode(TEXT, add_special_tokens=False).ids
+
+    def part() -> list[int]:
+        start = draw.randrange(len(spelled))
+        parts = [
+            spelled[start : start + draw.randint(1, 9)],
+            [draw.randrange(tokenizer.get_vocab_size())],
+            draw.choices(single, k=draw.randint(1, 3)),
+            tokenizer.encode(draw.choice(["  two", " ", "麤\n", "🦊"]), add_special_tokens=False).ids,
+        ]
+        return draw.choice(parts)
+
+    num_checked = 0
+    for _ in range(400):
+        tokens = [token_id for _ in range(draw.randint(1, 6)) for token_id in part()]
+        keeps_special = draw.random() < 0.5
+        for _ in range(draw.randrange(3)):
+            # Not within a run of bytes, which special tokens do not end if they are left out.
+            places = [at for at in range(len(tokens) + 1) if not any(one in single for one in tokens[at - 1 : at + 1])]
+            if places:
+                tokens.insert(draw.choice(places), draw.choice(special))
+        offsets = TextOffsets(names, keeps_special=keeps_special)
+        offsets.pass_prompt([])
+        pairs = zip(offsets.of_output(tokens), expected(tokenizer, tokens, keeps_special=keeps_special), strict=True)
+        for told, right in pairs:
+            assert right is None or told == right, (tokens, keeps_special)
+            num_checked += right is not None
+    assert num_checked > 2_000
+
+
+def test_offsets_of_any_tokens_of_bytes_are_those_of_their_text() -> None:
+    _, names = load(DEMO_MODEL)
+    draw = random.Random(0)
+    for _ in range(300):
+        tokens = [draw.choice([draw.randrange(1, 260), draw.randrange(2, len(names))]) for _ in range(20)]
+        tokens = [token_id for token_id in tokens if token_id not in names.special]
+        offsets = TextOffsets(names, keeps_special=False)
+        before, right = b"", []
+        for token_id in tokens:
+            data = before + names[token_id][:1]
+            text, used = codecs.utf_8_decode(data, "replace", False)
+            right.append(len(text) - (used == len(data)))  # its first byte is within a character or ends one
+            before += names[token_id]
+        assert offsets.of_output(tokens) == right
+
+
+@pytest.mark.parametrize("name", ["demo", *SENTENCE_PIECE])
+def test_a_token_within_a_character_has_its_offset(shared: Path, name: str) -> None:
+    tokenizer, names = load(DEMO_MODEL if name == "demo" else shared / name)
+    ids = tokenizer.encode(TEXT).ids
+    at = TextOffsets(names, keeps_special=False).of_prompt(ids, TEXT)
+    for index, token_id in enumerate(ids):
+        if token_id in names.special:
+            continue
+        told = names[token_id].decode(errors="ignore").lstrip()
+        assert TEXT[at[index] :].lstrip().startswith(told)
+        if not told.strip() and names[token_id].strip():
+            assert not TEXT[at[index]].isascii(), "a part of the character there"
+
+
+@pytest.mark.parametrize("name", ["demo", *SENTENCE_PIECE])
+def test_a_prompt_that_is_not_in_the_text_is_where_its_output_continues(shared: Path, name: str) -> None:
+    tokenizer, names = load(DEMO_MODEL if name == "demo" else shared / name)
+    ids = tokenizer.encode(TEXT).ids
+    at = TextOffsets(names, keeps_special=False).of_prompt(ids, TEXT)
+    for cut in range(1, len(ids)):
+        prompt = tokenizer.decode(ids[:cut])
+        offsets = TextOffsets(names, keeps_special=False)
+        offsets.pass_prompt(ids[:cut])
+        if not prompt.endswith("\ufffd"):
+            assert offsets.of_output(ids[cut:]) == [one - len(prompt) for one in at[cut:]]
+    offsets = TextOffsets(names, keeps_special=False)
+    offsets.pass_prompt(ids[:-1])
+    assert offsets.of_output(ids[-1:]) == [0]
+
+
+async def test_an_echoed_prompt_has_offsets_in_its_text(shared: Path) -> None:
+    folder = shared / "models/stories260k"
+    files = {path.name: path.read_bytes() for path in folder.glob("tokenizer*")}
+    worker = FakeWorker("w", files=files, vocab_size=512, answer=1)
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("Once upon a time").ids
+    given: dict[str, tuple[object, str, list[int]]] = {
+        "a text": ("Once upon a time", "Once upon a time", [0, 0, 4, 9, 11]),
+        "tokens, with the special one": (ids, "<s> Once upon a time", [0, 3, 8, 13, 15]),
+        "a text with special tokens": ("Once<s> upon</s>a", "Once<s> upon</s>a", [0, 0, 4, 7, 8, 12, 16]),
+    }
+    async with client(worker) as asks:
+        for prompt, text, at in given.values():
+            [choice] = (await asks.complete(prompt, echo=True, logprobs=0, max_tokens=0))["choices"]
+            assert (choice["text"], choice["logprobs"]["text_offset"]) == (text, at)
+
+
+async def test_the_offsets_of_an_output_follow_its_prompt_if_that_is_echoed(shared: Path) -> None:
+    files = {path.name: path.read_bytes() for path in (shared / "models/stories260k").glob("tokenizer*")}
+    worker = FakeWorker("w", files=files, vocab_size=512, answer=8)  # <unk> <s> </s> and five bytes
+    async with client(worker) as asks:
+        for echo, before in ((True, len("Once")), (False, 0)):
+            for keeps, at in ((False, [0, 0, 0, 0, 1, 2, 3, 4]), (True, [0, 5, 8, 12, 13, 14, 15, 16])):
+                body = {"echo": echo, "logprobs": 0, "max_tokens": 8, "skip_special_tokens": not keeps}
+                [choice] = (await asks.complete("Once", **body))["choices"]
+                assert choice["logprobs"]["text_offset"][-8:] == [before + one for one in at]
+                events = await asks.all_events("/v1/completions", prompt="Once", **body)
+                told = [event["choices"][0]["logprobs"] for event in events[:-1]]
+                streamed = [one for columns in told if columns for one in columns["text_offset"]]
+                assert streamed == choice["logprobs"]["text_offset"]
+
+
+@pytest.mark.parametrize("text", ["<|user|>\nHi there<|end|>\n<|assistant|> Well,\n\nyes", "  two <|end|>  more", TEXT])
+def test_the_white_space_that_special_tokens_add_or_take_moves_no_offset(shared: Path, text: str) -> None:
+    tokenizer, names = load(shared / "tokenizers/phi-3-mini")
+    encoding = tokenizer.encode(text)
+    at = TextOffsets(names, keeps_special=False).of_prompt(encoding.ids, text)
+    for index, token_id in enumerate(encoding.ids):
+        if (piece := names.text(token_id).strip()) and not piece.startswith("bytes:"):
+            assert text.startswith(piece, at[index]) or text.startswith(f" {piece}", at[index])
