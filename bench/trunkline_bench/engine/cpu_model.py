@@ -127,7 +127,8 @@ def main() -> None:
     text = (
         f"# {model.name} on a CPU\n\n"
         + listed(found)
-        + f"- prompts of {PROMPT} tokens, outputs of {OUTPUT}; greedy, end of sequence ignored; requests arrive together\n"
+        + f"- prompts of {PROMPT} tokens, outputs of {OUTPUT}; greedy, end of sequence ignored\n"
+        "- requests arrive together\n"
         f"- medians of {arguments.repeats} alternating runs, each in a fresh process with {threads} threads\n"
         f"- memory: {bandwidth / 1e9:.1f} GB/s, read by all threads together\n"
         + earlier

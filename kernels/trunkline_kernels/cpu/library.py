@@ -2,9 +2,11 @@
 
 The system's C compiler (CC, else cc) writes it to a cache folder (TRUNKLINE_CACHE_DIR, else ~/.cache/trunkline), under
 a name derived from source, flags, compiler, CPU and torch version. TRUNKLINE_MARCH chooses the compiler's -march, such
-as x86-64-v3, for results that are the same on different CPUs; without it, the kernels use all that this CPU has. Code that another user could have put there is never
-loaded: if other users can write to the folder, or this process cannot, it uses a temporary folder of its own. If the
-kernels cannot be compiled, it issues a warning, and the PyTorch references are used.
+as x86-64-v3, for results that are the same on different CPUs; without it, the kernels use all that this CPU has.
+
+Code that another user could have put there is never loaded: if other users can write to the folder, or this process
+cannot, it uses a temporary folder of its own. If the kernels cannot be compiled, it issues a warning, and the PyTorch
+references are used.
 """
 
 import ctypes
