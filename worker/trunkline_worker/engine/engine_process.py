@@ -92,7 +92,8 @@ def build_engine(
 ) -> tuple[Engine, GetModelResponse]:
     """An engine for a loaded model, and its description without the worker's names.
 
-    report: called with the progress of warming up and of the rehearsal; None: neither is done; gpu_name: as torch reports it
+    report: called with the progress of warming up and of the rehearsal; None: neither is done
+    gpu_name: as torch reports it
     """
     context_length = model.context_length
     fraction = settings.kv_memory_fraction or KV_MEMORY_FRACTION[device.type]
