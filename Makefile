@@ -44,7 +44,7 @@ NODE_PAGE := tests/page/node
 PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
 .PHONY: help serve test test-slow fuzz clients lint protos chart-schema settings-reference access-table metrics-reference observability house demo-model clean \
-  bench-engine bench-peer bench-http-peer bench-aiperf bench-host bench-observation bench-overload bench-calibration bench-scheduler \
+  bench-engine bench-cpu bench-peer bench-http-peer bench-aiperf bench-host bench-observation bench-overload bench-calibration bench-scheduler \
   bench-fleet bench-gpu bench-routing bench-faults bench-quotas bench-streaming bench-attacks bench-fairness
 .PHONY: help-files help-bench
 
@@ -73,6 +73,7 @@ help-files:
 help-bench:
 	@echo 'Benchmarks take ARGS="flags" (ARGS=--help lists them); most write a report to bench/results.'
 	@echo 'make bench-engine        the engine against static batching'
+	@echo 'make bench-cpu           the engine on this CPU against transformers; MODEL=folder of a checkpoint'
 	@echo 'make bench-peer          the engine against vLLM on the CPU; PEERS=folder with vllm/bin/python'
 	@echo 'make bench-http-peer     router and worker over HTTP against SMG and vLLM; PEERS=folder with vllm and smg'
 	@echo 'make bench-aiperf        aiperf against router and worker over HTTP; installs aiperf, 1.2 GB'
@@ -150,6 +151,9 @@ demo-model: $(DEV_STAMP)
 
 bench-engine: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.engine.against_transformers $(ARGS)
+
+bench-cpu: $(DEV_STAMP)
+	@$(BIN)/python -m trunkline_bench.engine.cpu_model --model '$(MODEL)' $(ARGS)
 
 bench-peer: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.engine.against_vllm --peers $(PEERS) $(ARGS)

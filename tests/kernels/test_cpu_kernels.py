@@ -1,6 +1,12 @@
-"""The C kernels against their PyTorch references, in both types, on the shapes that engines get wrong."""
+"""The C kernels against their PyTorch references, in both types, on the shapes that engines get wrong.
 
+Every build that this CPU can run is tested: for all that it has, for the x86-64 levels below it, and with the tiles of
+wider CPUs, whose vectors the compiler splits.
+"""
+
+import ctypes
 import math
+import platform
 from pathlib import Path
 
 import numpy as np
@@ -9,20 +15,45 @@ import torch
 
 from tests.kernels.attention_cases import BLOCK, HEAD_DIM, make_case, naive
 from trunkline_kernels.cpu import library as library_module
-from trunkline_kernels.cpu.library import library
-from trunkline_kernels.cpu.packed_linear import PackedLinear, can_pack
+from trunkline_kernels.cpu.library import built, library
+from trunkline_kernels.cpu.packed_linear import OneDnnLinear, PackedLinear, pack_linear
 from trunkline_kernels.rms_norm import add_rms_norm, rms_norm
 from trunkline_kernels.rotary import apply_rotary
 from trunkline_kernels.silu_and_mul import silu_and_mul
 
 DTYPES = [torch.float32, torch.bfloat16]
+BUILDS = {
+    "native": ("native",),
+    "x86-64-v3": ("x86-64-v3",),
+    "x86-64-v2": ("x86-64-v2",),
+    "wide": ("native", "-DLANES=16", "-DTILE=12"),
+}
+NEEDED_FLAGS = {"x86-64-v3": {"avx2", "bmi2", "fma"}, "x86-64-v2": {"sse4_2", "popcnt"}}
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
+
+
+@pytest.fixture(params=BUILDS)
+def build(request: pytest.FixtureRequest) -> str:
+    """The name of a build that this CPU can run."""
+    name: str = request.param
+    needed = NEEDED_FLAGS.get(name, set())
+    if needed and (platform.machine() != "x86_64" or not needed <= set(library_module._cpu_flags().split())):
+        pytest.skip(f"this CPU is not {name}")
+    return name
+
+
+def kernels_of(dtype: torch.dtype, build: str) -> ctypes.CDLL:
+    kernels = built(dtype, *BUILDS[build])
+    assert kernels is not None
+    return kernels
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (8, 1), (16, 1)])
 @pytest.mark.parametrize("window", [None, 1, 7, 40])
-def test_attention_equals_a_naive_one(dtype: torch.dtype, heads: tuple[int, int], window: int | None) -> None:
+def test_attention_equals_a_naive_one(
+    dtype: torch.dtype, heads: tuple[int, int], window: int | None, build: str
+) -> None:
     shapes = [(1, 1), (1, 15), (1, 16), (1, 17), (5, 5), (3, 40), (33, 33), (20, 97), (1, 200)]
     q, kv, batch, truth = make_case(shapes, *heads)
     q, keys, values = (x.to(dtype).contiguous() for x in (q, kv.keys, kv.values))
@@ -30,9 +61,7 @@ def test_attention_equals_a_naive_one(dtype: torch.dtype, heads: tuple[int, int]
     tables = [batch.block_tables[i].contiguous() for i in range(len(shapes))]
     addresses = np.array([table.data_ptr() for table in tables])
     starts, contexts = np.cumsum([0, *batch.query_lens]), np.array(batch.context_lens)
-    kernels = library(dtype)
-    assert kernels is not None
-    kernels.attention(
+    kernels_of(dtype, build).attention(
         q.data_ptr(), keys.data_ptr(), values.data_ptr(), addresses.ctypes.data, starts.ctypes.data,
         contexts.ctypes.data, out.data_ptr(), len(shapes), *heads, HEAD_DIM, BLOCK, window or 0,
         1 / math.sqrt(HEAD_DIM),
@@ -47,9 +76,8 @@ def test_attention_equals_a_naive_one(dtype: torch.dtype, heads: tuple[int, int]
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("rows", "dim"), [(1, 8), (3, 24), (17, 384)])
-def test_norm_gate_and_argmax_equal_their_twins(dtype: torch.dtype, rows: int, dim: int) -> None:
-    kernels = library(dtype)
-    assert kernels is not None
+def test_norm_gate_and_argmax_equal_their_twins(dtype: torch.dtype, rows: int, dim: int, build: str) -> None:
+    kernels = kernels_of(dtype, build)
     torch.manual_seed(0)
     x, residual, weight = torch.randn(rows, dim), torch.randn(rows, dim), torch.rand(dim) + 0.5
     x, residual, weight = (t.to(dtype) for t in (x, residual, weight))
@@ -80,9 +108,8 @@ def test_norm_gate_and_argmax_equal_their_twins(dtype: torch.dtype, rows: int, d
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("with_norm", [False, True])
-def test_rotation_and_writing_equal_their_twins(dtype: torch.dtype, with_norm: bool) -> None:
-    kernels = library(dtype)
-    assert kernels is not None
+def test_rotation_and_writing_equal_their_twins(dtype: torch.dtype, with_norm: bool, build: str) -> None:
+    kernels = kernels_of(dtype, build)
     torch.manual_seed(1)
     heads, kv_heads, dim, block = 4, 2, 16, 4
     shapes = [(1, 9), (3, 5), (6, 6)]
@@ -119,15 +146,49 @@ def test_rotation_and_writing_equal_their_twins(dtype: torch.dtype, with_norm: b
     assert int(torch.isfinite(values).all(-1).all(-1).sum()) == written, "nothing else is touched"
 
 
+# Widths around the sizes of panels and pairs; numbers of rows around the sizes of tiles.
+SHAPES = [(1, 1), (17, 33), (35, 64), (96, 40), (200, 577)]
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 25, 49, 130)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_packed_products_equal_plain_ones_at_any_number_of_rows(dtype: torch.dtype) -> None:
-    assert can_pack(dtype)
+@pytest.mark.parametrize(("num_out", "num_in"), SHAPES)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_products_equal_plain_ones_and_no_row_depends_on_others(
+    dtype: torch.dtype, num_out: int, num_in: int, with_bias: bool, build: str
+) -> None:
     torch.manual_seed(2)
-    weight, bias = torch.randn(96, 40).to(dtype), torch.randn(96).to(dtype)
-    packed = PackedLinear(weight, bias)
-    for rows in (1, 2, 3, 16, 65):
-        x = torch.randn(rows, 40).to(dtype)
-        torch.testing.assert_close(packed(x), torch.nn.functional.linear(x, weight, bias), atol=2e-1, rtol=2e-2)
+    weight, bias = torch.randn(num_out, num_in).to(dtype), torch.randn(num_out).to(dtype) if with_bias else None
+    x = torch.randn(max(ROWS), num_in).to(dtype)
+    product = PackedLinear(kernels_of(dtype, build), weight, bias)
+    together = product(x)
+    exact = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    tolerance = {torch.float32: 2e-6, torch.bfloat16: 2**-8}[dtype]  # a rounding of the result, in bfloat16
+    scale = num_in**0.5
+    torch.testing.assert_close(together.double(), exact, atol=tolerance * scale, rtol=tolerance)
+    for rows in ROWS:
+        assert torch.equal(product(x[-rows:]), together[-rows:]), f"{rows} rows"
+    assert product(x[:0]).shape == (0, num_out)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_values_that_are_not_finite_stay_in_their_rows_and_outputs(dtype: torch.dtype, build: str) -> None:
+    weight, x = torch.ones(37, 33).to(dtype), torch.ones(7, 33).to(dtype)
+    weight[5, 32], x[3, 32] = math.inf, math.nan
+    result = PackedLinear(kernels_of(dtype, build), weight, None)(x)
+    assert result[3].isnan().all()
+    assert result[[0, 1, 2, 4, 5, 6], 5].isinf().all()
+    result[3], result[:, 5] = 33.0, 33.0
+    assert (result == 33.0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_this_cpus_products_equal_plain_ones(dtype: torch.dtype) -> None:
+    kernels = kernels_of(dtype, "native")
+    weight, bias, x = torch.randn(96, 40).to(dtype), torch.randn(96).to(dtype), torch.randn(9, 40).to(dtype)
+    product = pack_linear(kernels, weight, bias)
+    assert isinstance(product, OneDnnLinear) == (dtype is torch.bfloat16 and kernels.has_bfloat16_products())
+    torch.testing.assert_close(product(x), torch.nn.functional.linear(x, weight, bias), atol=2e-1, rtol=2e-2)
 
 
 def test_without_a_compiler_one_warning_says_so_and_the_twins_serve(
@@ -135,24 +196,24 @@ def test_without_a_compiler_one_warning_says_so_and_the_twins_serve(
 ) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     monkeypatch.setenv("TRUNKLINE_CACHE_DIR", str(tmp_path))
-    library_module.library.cache_clear()
+    built.cache_clear()
     try:
         with pytest.warns(UserWarning, match="cannot compile the C kernels"):
             assert library(torch.float32) is None
         assert library(torch.float16) is None
     finally:
-        library_module.library.cache_clear()
+        built.cache_clear()
 
 
 def test_code_that_others_could_have_put_there_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o777)
     monkeypatch.setenv("TRUNKLINE_CACHE_DIR", str(tmp_path))
-    library.cache_clear()
+    built.cache_clear()
     try:
         assert library(torch.float32) is not None
         assert not list(tmp_path.iterdir())
     finally:
-        library.cache_clear()
+        built.cache_clear()
 
 
 def test_a_user_without_a_home_has_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:

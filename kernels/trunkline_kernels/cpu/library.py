@@ -1,9 +1,12 @@
 """The C kernels as a library, compiled for this machine at first use and cached.
 
 The system's C compiler (CC, else cc) writes it to a cache folder (TRUNKLINE_CACHE_DIR, else ~/.cache/trunkline), under
-a name derived from source, flags, compiler, CPU and torch version. Code that another user could have put there is never
-loaded: if other users can write to the folder, or this process cannot, it uses a temporary folder of its own. If the
-kernels cannot be compiled, it issues a warning, and the PyTorch references are used.
+a name derived from source, flags, compiler, CPU and torch version. TRUNKLINE_MARCH chooses the compiler's -march, such
+as x86-64-v3, for results that are the same on different CPUs; without it, the kernels use all that this CPU has.
+
+Code that another user could have put there is never loaded: if other users can write to the folder, or this process
+cannot, it uses a temporary folder of its own. If the kernels cannot be compiled, it issues a warning, and the PyTorch
+references are used.
 """
 
 import ctypes
@@ -17,11 +20,12 @@ from pathlib import Path
 
 import torch
 
-SOURCE = Path(__file__).with_name("kernels.c")
+FOLDER = Path(__file__).parent
+SOURCES = ("kernels.c", "linear.c")
+HEADERS = ("element.h",)
 # No -ffast-math, because NaN and infinity must be preserved. Pragmas allow reordering of certain sums.
 FLAGS = (
     "-O3",
-    "-march=native",
     "-std=gnu11",
     "-shared",
     "-fPIC",
@@ -40,21 +44,29 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "rotate_and_write": (P, P, P, P, P, P, P, P, P, P, P, I64, I32, I32, I32, I32, F32),
     "silu_and_mul": (P, P, I64, I32),
     "greedy": (P, P, I64, I64),
+    "pack": (P, P, I64, I64),
+    "multiply": (P, P, P, P, P, I64, I64, I64),
 }
 
 
-@cache
 def library(dtype: torch.dtype) -> ctypes.CDLL | None:
     """Returns the kernels for elements of this dtype, or None if there are none on this machine."""
+    return built(dtype, os.environ.get("TRUNKLINE_MARCH", "native"))
+
+
+@cache
+def built(dtype: torch.dtype, march: str, *flags: str) -> ctypes.CDLL | None:
+    """Returns the kernels compiled for a CPU that GCC's -march names, or None if they cannot be compiled."""
     if dtype not in DEFINES:
         return None
+    flags = (*FLAGS, f"-march={march}", *DEFINES[dtype], *flags)
     try:
         folder = _private_folder()
         if folder is not None:
-            loaded = _load(folder, DEFINES[dtype])
+            loaded = _load(folder, flags)
         else:
             with tempfile.TemporaryDirectory(prefix="trunkline-") as scratch:
-                loaded = _load(Path(scratch), DEFINES[dtype])
+                loaded = _load(Path(scratch), flags)
     except (OSError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or str(error)
         warnings.warn(f"cannot compile the C kernels, using PyTorch instead: {detail.strip()[-300:]}", stacklevel=2)
@@ -62,6 +74,8 @@ def library(dtype: torch.dtype) -> ctypes.CDLL | None:
     for name, arguments in SIGNATURES.items():
         function = getattr(loaded, name)
         function.argtypes, function.restype = arguments, None
+    loaded.packed_bytes.argtypes, loaded.packed_bytes.restype = (I64, I64), I64
+    loaded.has_bfloat16_products.argtypes, loaded.has_bfloat16_products.restype = (), ctypes.c_bool
     return loaded
 
 
@@ -83,17 +97,18 @@ def _private_folder() -> Path | None:
     return folder if is_ours and os.access(folder, os.W_OK) else None
 
 
-def _load(folder: Path, defines: tuple[str, ...]) -> ctypes.CDLL:
-    path = _compiled(folder, defines)
+def _load(folder: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
+    path = _compiled(folder, flags)
     _share_openmp()
     return ctypes.CDLL(str(path))
 
 
-def _compiled(folder: Path, defines: tuple[str, ...]) -> Path:
+def _compiled(folder: Path, flags: tuple[str, ...]) -> Path:
     """Returns the path of the library, and compiles it if it does not exist."""
     compiler = os.environ.get("CC", "cc")
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    facts = "\0".join((SOURCE.read_text(), *FLAGS, *defines, version, _cpu_flags(), torch.__version__))
+    texts = [(FOLDER / name).read_text() for name in (*SOURCES, *HEADERS)]
+    facts = "\0".join((*texts, *flags, version, _cpu_flags(), torch.__version__))
     target = folder / f"kernels-{hashlib.sha256(facts.encode()).hexdigest()[:24]}.so"
     if target.exists():
         return target
@@ -101,7 +116,7 @@ def _compiled(folder: Path, defines: tuple[str, ...]) -> Path:
     handle, made = tempfile.mkstemp(suffix=".so", dir=folder)
     os.close(handle)
     try:
-        command = [compiler, *FLAGS, *defines, str(SOURCE), "-o", made, "-lm"]
+        command = [compiler, *flags, *(str(FOLDER / name) for name in SOURCES), "-o", made, "-lm"]
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=COMPILE_TIMEOUT_S)
         os.replace(made, target)
     finally:

@@ -32,6 +32,7 @@ from trunkline_worker.engine.engine import Engine, ModelLimits
 from trunkline_worker.engine.largest_step import activation_bytes
 from trunkline_worker.engine.model_floor import step_floor
 from trunkline_worker.engine.own_gpu import own_gpu
+from trunkline_worker.engine.rehearsal import rehearse
 from trunkline_worker.engine.step_runner import step_runner
 from trunkline_worker.engine.watchdog import Watchdog
 from trunkline_worker.execution.step_thread import InlineExecutor, QueueingExecutor, ThreadedExecutor, WaitingExecutor
@@ -91,7 +92,8 @@ def build_engine(
 ) -> tuple[Engine, GetModelResponse]:
     """An engine for a loaded model, and its description without the worker's names.
 
-    report: see step_runner(); gpu_name: as torch reports it
+    report: called with the progress of warming up and of the rehearsal; None: neither is done
+    gpu_name: as torch reports it
     """
     context_length = model.context_length
     fraction = settings.kv_memory_fraction or KV_MEMORY_FRACTION[device.type]
@@ -120,8 +122,19 @@ def build_engine(
         executor = QueueingExecutor(runner, run_ahead)
     else:
         executor = ThreadedExecutor(runner, run_ahead) if run_ahead else InlineExecutor(runner)
+    scheduler = Scheduler(scheduler_limits(settings), KVBlocks(num_blocks, tree), stats)
+    if report is not None:
+        report("measuring what steps cost")
+        rehearse(
+            runner,
+            scheduler.cost,
+            scheduler.limits,
+            context_length=context_length,
+            num_blocks=num_blocks,
+            block_size=settings.block_size,
+        )
     engine = Engine(
-        Scheduler(scheduler_limits(settings), KVBlocks(num_blocks, tree), stats),
+        scheduler,
         executor,
         ModelLimits(min(context_length, capacity), frozenset(model.eos_token_ids)),
         clock_s=time.perf_counter,

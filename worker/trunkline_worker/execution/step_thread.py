@@ -28,6 +28,9 @@ class StepRunner(Protocol):
         """Runs the model over the plan's tokens, writes their KV, samples, and appends each sampled token to its row,
         or puts this work on a device's queue. Returns a function that waits for the result."""
 
+    def forget(self, sequence_ids: list[int]) -> None:
+        """Drops rows, as a plan's `ended` does, without a step."""
+
 
 class InlineExecutor:
     """Computes a step in collect(), so that nothing overlaps. For tests, and for models on the CPU."""

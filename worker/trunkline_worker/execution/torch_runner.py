@@ -49,6 +49,10 @@ class TorchRunner:
         result = self.sample(plan)
         return lambda: result
 
+    def forget(self, sequence_ids: list[int]) -> None:
+        """Drops rows, as a plan's `ended` does, without a step."""
+        self._rows.apply(StepPlan(0, [], ended=sequence_ids))
+
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:
         """Runs the model over the plan's tokens, and keeps their hidden states for sample()."""

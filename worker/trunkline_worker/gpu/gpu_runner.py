@@ -109,7 +109,11 @@ class GpuRunner:
         start = SequenceStart(REHEARSAL, [0, 0], 2, [0], everything)
         self.begin(StepPlan(0, [SequenceStep(REHEARSAL, 0, 0, 2, (), True)], [start]))()
         self.begin(StepPlan(0, [SequenceStep(REHEARSAL, 0, 2, 1, (), True)]))()
-        self._table.apply(StepPlan(0, [], ended=[REHEARSAL]))
+        self.forget([REHEARSAL])
+
+    def forget(self, sequence_ids: list[int]) -> None:
+        """Drops rows, as a plan's `ended` does, without a step."""
+        self._table.apply(StepPlan(0, [], ended=sequence_ids))
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> Callable[[], StepResult]:

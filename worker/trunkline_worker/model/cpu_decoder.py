@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trunkline_kernels.cpu.library import library
-from trunkline_kernels.cpu.packed_linear import PackedLinear, can_pack
+from trunkline_kernels.cpu.packed_linear import pack_linear
 from trunkline_kernels.cpu.paged_batch import PagedBatch
 from trunkline_kernels.ragged_batch import KVLayer
 from trunkline_worker.checkpoint.spec import DecoderSpec
@@ -27,13 +27,13 @@ class _Layer:
 
     __slots__ = ("down", "gate_up", "input_norm", "key_norm", "output", "post_norm", "qkv", "query_norm")
 
-    def __init__(self, w: LayerWeights) -> None:
+    def __init__(self, kernels: ctypes.CDLL, w: LayerWeights) -> None:
         self.input_norm, self.post_norm = w.input_norm, w.post_norm
         self.query_norm, self.key_norm = w.query_norm, w.key_norm
-        self.qkv = PackedLinear(w.qkv, w.qkv_bias)
-        self.output = PackedLinear(w.output, w.output_bias)
-        self.gate_up = PackedLinear(w.gate_up, w.gate_up_bias)
-        self.down = PackedLinear(w.down, w.down_bias)
+        self.qkv = pack_linear(kernels, w.qkv, w.qkv_bias)
+        self.output = pack_linear(kernels, w.output, w.output_bias)
+        self.gate_up = pack_linear(kernels, w.gate_up, w.gate_up_bias)
+        self.down = pack_linear(kernels, w.down, w.down_bias)
 
 
 def cpu_decoder(spec: DecoderSpec, weights: DecoderWeights, *, context_length: int) -> "CpuDecoder | None":
@@ -41,7 +41,7 @@ def cpu_decoder(spec: DecoderSpec, weights: DecoderWeights, *, context_length: i
     dtype = weights.embedding.dtype
     fits = spec.head_dim <= MAX_HEAD_DIM and spec.num_heads // spec.num_kv_heads <= MAX_GROUP
     fits = fits and spec.hidden_size <= MAX_HIDDEN
-    if weights.embedding.device.type != "cpu" or not fits or not can_pack(dtype):
+    if weights.embedding.device.type != "cpu" or not fits:
         return None
     kernels = library(dtype)
     return None if kernels is None else CpuDecoder(spec, weights, kernels, context_length)
@@ -55,10 +55,10 @@ class CpuDecoder:
         self._kernels = kernels
         self._embedding = weights.embedding
         self._final_norm = weights.final_norm
-        self._head = PackedLinear(weights.head, None)
+        self._head = pack_linear(kernels, weights.head, None)
         self._layers: list[_Layer] = []
         while weights.layers:  # one at a time, so that at most one layer is in memory twice
-            self._layers.append(_Layer(weights.layers.pop(0)))
+            self._layers.append(_Layer(kernels, weights.layers.pop(0)))
         cos, sin = rotary_tables(spec.rope, spec.head_dim, context_length)
         self._cos, self._sin = cos.contiguous(), sin.contiguous()
         self._scale = 1 / math.sqrt(spec.head_dim)

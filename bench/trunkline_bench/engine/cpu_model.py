@@ -1,0 +1,145 @@
+"""`make bench-cpu MODEL=DIR`: the engine on this CPU, in both dtypes, against transformers and the memory's bandwidth.
+
+Requests of one row arrive together, have the same lengths and end together, so that static batching pads nothing. Each
+run has a fresh process; all kinds of runs take turns, and the report has medians.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from trunkline_bench.engine.measured_run import Job, Measured
+from trunkline_bench.engine.workload import BenchRequest
+from trunkline_bench.reports.markdown import listed
+from trunkline_bench.reports.provenance import commit, facts, make_command
+
+REPOSITORY = Path(__file__).parents[3]
+PACKAGES = ("protos", "kernels", "worker", "bench")
+AT_ONCE = (1, 16, 64)
+PROMPT, OUTPUT = 32, 96  # tokens
+DTYPES = ("bfloat16", "float32")
+READ_BYTES = 1 << 30  # far more than any cache
+READS = 5
+
+Times = dict[tuple[str, str, int], list[float]]  # output tokens per second by (runner, dtype, requests at once)
+
+
+def memory_bandwidth() -> float:
+    """Bytes per second at which all cores together read memory: the best of some sums over a large array."""
+    values = torch.ones(READ_BYTES // 4)
+    best_s = float("inf")
+    for _ in range(READS):
+        started_s = time.perf_counter()
+        values.sum()
+        best_s = min(best_s, time.perf_counter() - started_s)
+    return READ_BYTES / best_s
+
+
+def weight_bytes_read(model: Path, dtype: str) -> int:
+    """Bytes of weights that a step reads: all but the embedding, of which it reads some rows, and the head."""
+    config = json.loads((model / "config.json").read_text())
+    hidden, inter = config["hidden_size"], config["intermediate_size"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim = config.get("head_dim") or hidden // heads
+    layer = hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * inter
+    values: int = config["num_hidden_layers"] * layer + config["vocab_size"] * hidden
+    return values * getattr(torch, dtype).itemsize
+
+
+def requests(count: int, vocab_size: int) -> list[BenchRequest]:
+    draw = random.Random(count)
+    return [BenchRequest([draw.randrange(3, vocab_size) for _ in range(PROMPT)], OUTPUT) for _ in range(count)]
+
+
+def measure(job: Job, checkout: Path) -> float:
+    """Output tokens per second of a job, run by the code of a checkout. Raises SystemExit if it fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", "trunkline_bench.engine.measured_run"],
+        input=json.dumps(asdict(job)),
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(str(checkout / name) for name in PACKAGES)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"bench-cpu: the run of {job.runner} failed:\n{done.stderr[-2000:]}")
+    measured = Measured(**json.loads(done.stdout.splitlines()[-1]))
+    return measured.output_tokens / measured.seconds
+
+
+def table(times: Times, runners: list[str], model: Path, bandwidth: float) -> str:
+    lines = [
+        f"| dtype | at once | {' | '.join(f'{runner}, tok/s' for runner in runners)} "
+        "| ours, relative to transformers | weights read, share of bandwidth |",
+        "|---|---|" + "---|" * (len(runners) + 2),
+    ]
+    for dtype in DTYPES:
+        for count in AT_ONCE:
+            rates = {runner: statistics.median(times[runner, dtype, count]) for runner in runners}
+            # Each step of a batch reads the weights once.
+            share = f"{rates['ours'] / count * weight_bytes_read(model, dtype) / bandwidth:.0%}"
+            lines.append(
+                f"| {dtype} | {count} | {' | '.join(f'{rates[runner]:,.1f}' for runner in runners)} "
+                f"| {rates['ours'] / rates['transformers']:.2f} | {share if count == 1 else '-'} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, required=True, help="folder of a checkpoint")
+    parser.add_argument("--before", type=Path, help="a checkout of earlier code, for one more column")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=REPOSITORY / "bench" / "results")
+    arguments = parser.parse_args()
+    model: Path = arguments.model
+    vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
+    threads = len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    checkouts = {"ours": REPOSITORY, "transformers": REPOSITORY}
+    if arguments.before is not None:
+        checkouts = {"before": arguments.before.resolve(), **checkouts}
+    command = make_command("bench-cpu MODEL=…", ["--repeats", str(arguments.repeats)])
+    found = facts(command, "no GPU", ("trunkline", "torch", "transformers"))
+    times: Times = defaultdict(list)
+    bandwidth = 0.0
+    for turn in range(arguments.repeats):
+        bandwidth = max(bandwidth, memory_bandwidth())
+        for dtype in DTYPES:
+            for count in AT_ONCE:
+                for name, checkout in checkouts.items():
+                    runner = "transformers" if name == "transformers" else "engine"
+                    job = Job(runner, str(model), dtype, threads, count, requests(count, vocab_size))
+                    times[name, dtype, count].append(measure(job, checkout))
+                told = ", ".join(f"{name} {times[name, dtype, count][-1]:,.1f}" for name in checkouts)
+                print(f"  turn {turn + 1}, {dtype}, {count} at once: {told} tok/s", flush=True)
+    earlier = f"- before: {commit(checkouts['before'])}\n" if "before" in checkouts else ""
+    text = (
+        f"# {model.name} on a CPU\n\n"
+        + listed(found)
+        + f"- prompts of {PROMPT} tokens, outputs of {OUTPUT}; greedy, end of sequence ignored\n"
+        "- requests arrive together\n"
+        f"- medians of {arguments.repeats} alternating runs, each in a fresh process with {threads} threads\n"
+        f"- memory: {bandwidth / 1e9:.1f} GB/s, read by all threads together\n"
+        + earlier
+        + "\n"
+        + table(times, list(checkouts), model, bandwidth)
+    )
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    path = arguments.output / f"cpu-{model.name}-{found['date']}.md"
+    path.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

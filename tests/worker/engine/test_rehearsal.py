@@ -1,0 +1,51 @@
+"""Before its first request, an engine knows what steps cost, and the steps that showed it leave nothing behind."""
+
+import torch
+
+from tests.worker.engine_rig import DEMO_MODEL, drive, make_engine, make_submit
+from trunkline.engine.v1.engine_pb2 import EngineRequest
+from trunkline_worker.engine.engine import Engine
+from trunkline_worker.engine.engine_process import build_engine
+from trunkline_worker.model.loading import load_model
+from trunkline_worker.pace.step_budget import LEAST_CHUNK
+from trunkline_worker.settings import EngineSettings
+
+PROMPT = list(range(3, 303))
+
+
+def rehearsed_engine(**options: object) -> tuple[Engine, list[str]]:
+    """An engine as the engine process starts it, and the stages that it reported."""
+    settings = EngineSettings(model=str(DEMO_MODEL), dtype="float32", device="cpu", **options)  # type: ignore[arg-type]
+    device = torch.device("cpu")
+    stages: list[str] = []
+    return build_engine(settings, load_model(DEMO_MODEL, dtype="float32", device=device), device, stages.append)[
+        0
+    ], stages
+
+
+def first_step_tokens(engine: Engine) -> int:
+    engine.accept(EngineRequest(submits=[make_submit(1, PROMPT, max_tokens=2)]))
+    engine.step()
+    return engine.scheduler.last_load.num_tokens
+
+
+def test_the_first_request_is_not_computed_in_the_least_chunks() -> None:
+    engine, stages = rehearsed_engine()
+    assert "measuring what steps cost" in stages
+    assert first_step_tokens(make_engine()) == LEAST_CHUNK
+    assert first_step_tokens(engine) > LEAST_CHUNK
+
+
+def test_a_rehearsal_changes_no_answer_and_leaves_no_blocks_rows_or_counts() -> None:
+    engine, _ = rehearsed_engine(kv_blocks=40, max_running_requests=8)
+    blocks = engine.scheduler.blocks
+    assert (blocks.num_live, blocks.num_cached) == (0, 0)
+    assert engine.stats().steps.ByteSize() == 0
+    submits = [make_submit(handle, PROMPT[: 7 * handle], max_tokens=12) for handle in range(1, 6)]
+    expected = drive(make_engine(kv_blocks=40, max_running_requests=8), submits)
+    assert drive(engine, submits).tokens == expected.tokens
+
+
+def test_a_pool_of_one_block_is_enough_for_a_rehearsal() -> None:
+    engine, _ = rehearsed_engine(kv_blocks=1, block_size=4, max_step_tokens=2)
+    assert drive(engine, [make_submit(1, [3, 4], max_tokens=2)]).tokens[1]

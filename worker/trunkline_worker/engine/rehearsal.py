@@ -1,0 +1,67 @@
+"""Steps that an engine computes before its first request, so that its scheduler knows what steps cost.
+
+Without them the first requests would be computed in small steps, because nothing is known of larger ones, and would
+wait for all that is initialised with the first use.
+"""
+
+from collections.abc import Iterator
+
+from trunkline_worker.execution.step_thread import StepRunner, timed_step
+from trunkline_worker.pace.limits import SchedulerLimits
+from trunkline_worker.pace.step_cost import StepCost, StepLoad, chunk_pairs
+from trunkline_worker.step.plan import Sampling, SequenceStart, SequenceStep, StepPlan
+
+LEAST_TOKENS = 16
+GROWTH = 4  # of a step relative to the one before it
+DEFAULT_TARGET_S = 0.1  # if steps have no target time
+GREEDY = Sampling(max_tokens=1, temperature=0.0)
+
+
+def rehearse(
+    runner: StepRunner,
+    cost: StepCost,
+    limits: SchedulerLimits,
+    *,
+    context_length: int,
+    num_blocks: int,
+    block_size: int,
+) -> None:
+    """Computes batches of decodes and then prompts, each GROWTH times as large as the one before, until one takes the
+    target time. Tells the cost model of each. Writes to blocks from 0 on, which no sequence has yet."""
+    target_s = limits.itl_target_s or DEFAULT_TARGET_S
+    most_sequences = min(limits.max_running_requests, limits.max_step_tokens, num_blocks)
+    most_tokens = min(limits.max_step_tokens, context_length - 1, num_blocks * block_size)
+    timed_step(runner, _plan(1, 1, block_size))  # what is initialised with the first use is not a cost of steps
+    runner.forget([0])
+    for sizes in (
+        [(count, 1) for count in _growing(1, most_sequences)],
+        [(1, length) for length in _growing(LEAST_TOKENS, most_tokens)],
+    ):
+        for count, length in sizes:
+            time_s = timed_step(runner, _plan(count, length, block_size)).device_time_s
+            runner.forget(list(range(count)))
+            cost.observe(_load(count, length), time_s)
+            if time_s > target_s:
+                break
+
+
+def _growing(first: int, most: int) -> Iterator[int]:
+    """`first`, GROWTH times it, and so on up to `most`, which comes last."""
+    while first < most:
+        yield first
+        first *= GROWTH
+    yield most
+
+
+def _plan(count: int, length: int, block_size: int) -> StepPlan:
+    """A step of `count` new sequences, each of `length` tokens and in blocks of its own."""
+    num_blocks = -(-length // block_size)
+    tables = [list(range(index * num_blocks, (index + 1) * num_blocks)) for index in range(count)]
+    starts = [SequenceStart(index, [0] * length, length, table, GREEDY) for index, table in enumerate(tables)]
+    return StepPlan(0, [SequenceStep(index, 0, 0, length, (), True) for index in range(count)], starts)
+
+
+def _load(count: int, length: int) -> StepLoad:
+    if length == 1:
+        return StepLoad(count, count, 0.0, count, num_sampled=count)
+    return StepLoad(length, 0, chunk_pairs(length, 0), 1, 0, length, length, 1)
