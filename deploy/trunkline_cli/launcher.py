@@ -210,8 +210,14 @@ def find_model(name: str) -> Path:
     try:
         if name and path.is_dir():
             return path.resolve()
+        is_file = path.is_file()
     except OSError as error:
         raise LaunchError(f"the model directory {shown} cannot be read: {error.strerror}") from None
+    if is_file:
+        raise LaunchError(
+            f"{shown} is a file: a model is a directory with config.json, tokenizer.json and safetensors; GGUF is not "
+            "supported"
+        )
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise LaunchError(f"there is no model directory {shown}")
     from huggingface_hub import snapshot_download
