@@ -17,6 +17,9 @@ class WorkerSettings:
     host: str = setting("127.0.0.1", help="address to listen on")
     port: int = setting(50061, help="gRPC port; 0 picks a free one", minimum=0, maximum=65535)
     served_model_name: str = setting("", help="name that requests use; default: the model directory's base name")
+    chat_template: str = setting(
+        "", help="file with a Jinja chat template, used instead of the model's own; the same at all workers of a model"
+    )
     worker_id: str = setting(
         "",
         help="this worker's name in logs, traces and responses; default: host:port, with the machine's name as host if "
