@@ -212,13 +212,14 @@ def find_model(name: str) -> Path:
     try:
         if name and path.is_dir():
             return path.resolve()
-        if name and path.is_file():
-            raise LaunchError(
-                f"the model {shown} is a file: give a directory in Hugging Face layout, with safetensors; GGUF and "
-                "other single files are not served"
-            )
+        is_file = path.is_file()
     except OSError as error:
         raise LaunchError(f"the model directory {shown} cannot be read: {error.strerror}") from None
+    if is_file:
+        raise LaunchError(
+            f"{shown} is a file: a model is a directory with config.json, tokenizer.json and safetensors; GGUF is not "
+            "supported"
+        )
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise LaunchError(f"there is no model directory {shown}")
     from huggingface_hub import snapshot_download

@@ -40,6 +40,7 @@ from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
 from trunkline_router.recent.recent_requests import SLOW_S, RecentRequests
 from trunkline_router.request.access import Access
+from trunkline_router.request.model_aliases import ModelAliases
 from trunkline_router.responses.response_store import ResponseStore, StoreLimits
 from trunkline_router.routing.routing_policy import RoutingPolicy
 from trunkline_router.scraping.process_gauges import ProcessGauges
@@ -133,7 +134,10 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     recent = RecentRequests(slow_s=settings.trace_slow_ms / 1e3 or SLOW_S)
     listeners: Sequence[RequestListener] = [counted, recent] if traces is None else [traces, counted, recent]
     observer = RequestObserver(tracing.sampler, listeners, None if traces is None else traces.may_export)
-    inference = Inference(dispatcher, max_choices=settings.max_choices, shared=shared, observer=observer)
+    aliases = ModelAliases.of(settings.model_aliases)
+    inference = Inference(
+        dispatcher, max_choices=settings.max_choices, shared=shared, observer=observer, aliases=aliases
+    )
     service = InferenceService(inference, access, grant_keys=settings.grant_keys)
     add_InferenceServiceServicer_to_server(service, server.grpc)
     facts = RouterFacts(settings.name, has_store=bool(settings.redis_url))

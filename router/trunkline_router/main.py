@@ -16,6 +16,7 @@ from trunkline_router.identity.fleet_secret import LEAST_SECRET_BYTES, derived_k
 from trunkline_router.identity.identity import IdentityError
 from trunkline_router.processes import EXIT_CANNOT_START, supervise
 from trunkline_router.request.access import Access
+from trunkline_router.request.model_aliases import aliases_problem
 from trunkline_router.request.tenants import Tenants, TenantsError, read_tenants
 from trunkline_router.router import serve
 from trunkline_router.settings import (
@@ -42,6 +43,7 @@ def router_settings(arguments: Sequence[str]) -> RouterSettings:
     allow_plaintext = settings.tls.allow_plaintext
     problem = (
         address_problem(settings.workers)
+        or aliases_problem(settings.model_aliases)
         or sharing_problem(settings.redis_url, settings.key_prefix)
         or settings.http.problem(settings.processes)
         or settings.identity.problem(settings.redis_url)

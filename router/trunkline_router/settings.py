@@ -43,6 +43,12 @@ class RouterSettings:
         minimum=0.0,
         maximum=1e6,
     )
+    model_aliases: tuple[str, ...] = setting(
+        (),
+        metavar="ALIAS=MODEL,...",
+        help="further names of models, separated by commas: gpt-4o=my-model, or claude-*=my-model for all names "
+        "with this beginning. A model that workers serve under the name itself comes first",
+    )
     max_choices: int = setting(16, help="largest n of a request", minimum=1, maximum=1024)
     max_calls: int = setting(
         MAX_CALLS,

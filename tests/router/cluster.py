@@ -37,6 +37,7 @@ from trunkline_router.prompts.render_pool import TIME_LIMIT_S, RenderPool
 from trunkline_router.prompts.tokenizer_pool import Tokenizers
 from trunkline_router.recent.recent_requests import RecentRequests
 from trunkline_router.request.access import Access
+from trunkline_router.request.model_aliases import ModelAliases
 from trunkline_router.request.tenants import Tenants
 from trunkline_router.responses.response_store import ResponseStore
 from trunkline_router.routing.routing_policy import PolicyName, RoutingPolicy
@@ -168,6 +169,7 @@ class Options(TypedDict, total=False):
     name: str
     unread_s: float
     lookup: Callable[[RequestBook, SharedState], RouterLookup] | None
+    aliases: ModelAliases | None
 
 
 @asynccontextmanager
@@ -216,6 +218,7 @@ async def router_before(
     name: str = "router-1",
     unread_s: float = UNREAD_S,
     lookup: Callable[[RequestBook, SharedState], RouterLookup] | None = None,
+    aliases: ModelAliases | None = None,
 ) -> AsyncIterator[Cluster]:
     """The same before workers that run already; `share` makes what it may share with other routers, and `edge`, such as
     Edge itself, the HTTP endpoints, which run only with it."""
@@ -246,7 +249,7 @@ async def router_before(
         stack.push_async_callback(_cancel, [asyncio.create_task(shared.run())])
         counted, recent = RequestCounts(label_rules(access.tenants)), recent or RecentRequests()
         observer = observer or RequestObserver(listeners=[counted, recent])
-        inference = Inference(dispatcher, max_choices=max_choices, shared=shared, observer=observer)
+        inference = Inference(dispatcher, max_choices=max_choices, shared=shared, observer=observer, aliases=aliases)
         service = InferenceService(inference, access, grant_keys=keys)
         add_InferenceServiceServicer_to_server(service, server.grpc)
         book = RequestBook(recent, observer.running, time.monotonic, name)

@@ -19,6 +19,11 @@ class WorkerSettings:
     served_model_name: str = setting(
         "", metavar="NAME", help="name that requests use; default: the model directory's base name"
     )
+    chat_template: str = setting(
+        "",
+        metavar="FILE",
+        help="file with a Jinja chat template, used instead of the model's own; the same at all workers of a model",
+    )
     worker_id: str = setting(
         "",
         metavar="NAME",

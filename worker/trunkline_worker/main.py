@@ -66,8 +66,8 @@ def main() -> None:
         tokens = ScrapeTokens.read(settings.metrics_token_file) if settings.metrics_token_file else ScrapeTokens([])
         tls = settings.tls.server_tls()
         directory = Path(settings.engine.model)
-        files = read_tokenizer_files(directory)
         spec = read_spec(directory, settings.engine.ignore_config_keys)
+        files = read_tokenizer_files(directory, Path(settings.chat_template) if settings.chat_template else None)
         files.check_vocabulary(spec.vocab_size)  # before the weights are read, which takes minutes for a large model
         status = uvloop.run(serve(settings, worker_id, files, tls, tokens, spans))
     except (PortInUse, ModelError, EngineStartError, TlsFileError, ScrapeTokenError, OSError) as error:

@@ -16,6 +16,7 @@ from trunkline_router.prompts.token_ids import read_ids
 from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.request.call_charge import charged_call
 from trunkline_router.request.caller import Caller
+from trunkline_router.request.model_aliases import ModelAliases
 from trunkline_router.request.prepare import Preparer
 from trunkline_router.request.prepared_request import PreparedRequest
 from trunkline_router.request.request_call import RequestCall
@@ -36,12 +37,13 @@ class Inference:
         max_choices: int,
         shared: SharedState,
         observer: RequestObserver | None = None,
+        aliases: ModelAliases | None = None,
     ) -> None:
         self.observer = observer or RequestObserver()
         self.dispatcher = dispatcher
         self.pools = dispatcher.pools
         self.shared = shared
-        self.preparer = Preparer(self.pools, shared, max_choices)
+        self.preparer = Preparer(self.pools, shared, max_choices, aliases or ModelAliases())
         self.running = Running()
 
     async def generate(self, call: RequestCall) -> AsyncGenerator[GenerateResponse, None]:

@@ -15,8 +15,11 @@ CREATED_S = 0  # workers do not tell when a model was made
 
 
 async def list_models(call: HttpCall) -> None:
-    """GET /v1/models."""
-    data = [_model(name, pool) for name, pool in (await call.edge.inference.models(call.caller)).items()]
+    """GET /v1/models: the models, then their aliases, without those that stand for many names."""
+    preparer, found = call.edge.inference.preparer, await call.edge.inference.models(call.caller)
+    models = {name: preparer.served_name(name) for name in sorted(preparer.aliases.exact) if name not in found}
+    aliases = {name: found[model] for name, model in models.items() if model in found}
+    data = [_model(name, pool) for name, pool in [*found.items(), *aliases.items()]]
     ids = [model["id"] for model in data]
     body = {
         "object": "list",
@@ -31,7 +34,8 @@ async def list_models(call: HttpCall) -> None:
 async def retrieve_model(call: HttpCall) -> None:
     """GET /v1/models/{id}."""
     name = call.scope["path_params"]["model"]
-    pool = (await call.edge.inference.models(call.caller)).get(name)
+    inference = call.edge.inference
+    pool = (await inference.models(call.caller)).get(inference.preparer.served_name(name))
     if pool is None:
         raise RequestRefused(CODE_NOT_FOUND, MODEL_NOT_FOUND, f"no model {name[:128]!r}", field="model")
     await call.respond(orjson.dumps(_model(name, pool)))
@@ -43,7 +47,7 @@ def _model(name: str, pool: Pool) -> dict[str, Any]:
         "object": "model",
         "created": CREATED_S,
         "owned_by": OWNER,
-        "root": name,
+        "root": pool.name,  # the model, if the name is an alias of it
         "parent": None,
         "max_model_len": max_total_tokens(pool.limits),
         "type": "model",

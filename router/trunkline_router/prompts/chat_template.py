@@ -10,33 +10,19 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
+from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trunkline.status import RequestRefused, invalid
 from trunkline.v1.inference_pb2 import ChatMessages
+from trunkline_runtime.template_syntax import TAGS
 
 FIELD = "chat"
 VARIABLES = "template_variables"
 RESERVED = {"messages", "add_generation_prompt", "continue_final_message", "tools", "documents"}
 CONTENT = "content"  # the templates' name for a message's text
 MAX_MESSAGES = 4096
-# Parsing this many takes up to a second. Published templates rarely have more than 20,000.
-MAX_TEMPLATE_CHARACTERS = 128 << 10
 MAX_RENDERED_BYTES = 8 << 20  # a template that writes more than this for one conversation is broken
-
-
-class _GenerationTag(Extension):
-    """`{% generation %}` marks the assistant's text for training. Here it only is a scope, as in transformers: names
-    that are set in it do not exist after it."""
-
-    tags = {"generation"}  # noqa: RUF012  # the base class's attribute
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 class ChatTemplate:
@@ -92,19 +78,6 @@ class ChatTemplate:
         return "".join(parts)
 
 
-def check_syntax(source: str) -> None:
-    """Raises ValueError if a template is too long or cannot be parsed. Parsing runs no template code, whereas compiling
-    does."""
-    if len(source) > MAX_TEMPLATE_CHARACTERS:
-        raise ValueError(
-            f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE_CHARACTERS} are supported"
-        )
-    try:
-        _environment().parse(source)
-    except Exception as error:  # lexer and parser raise more than TemplateError, for numbers and depth for example
-        raise ValueError(f"the chat template does not compile: {error}") from None
-
-
 def _variables(template_variables: str) -> Mapping[str, Any]:
     """Raises RequestRefused (INVALID_REQUEST) if they are not a JSON object, or replace what the router sets."""
     if not template_variables:
@@ -134,9 +107,7 @@ def check_conversation(chat: ChatMessages) -> None:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
-    )
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=TAGS)
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)

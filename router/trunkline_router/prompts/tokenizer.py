@@ -10,13 +10,14 @@ from tokenizers import Encoding, Tokenizer
 from trunkline.status import OVERLOADED, RequestRefused, context_exceeded, invalid
 from trunkline.v1.inference_pb2 import ChatMessages
 from trunkline.validation import context_words
-from trunkline_router.prompts.chat_template import check_conversation, check_syntax
+from trunkline_router.prompts.chat_template import check_conversation
 from trunkline_router.prompts.encode_pool import EncodePool, EncoderSource
 from trunkline_router.prompts.encode_process import TOKENIZER_FIELD
 from trunkline_router.prompts.render_pool import RenderPool, TemplateSource
 from trunkline_router.prompts.token_bytes import TokenBytes, token_bytes
 from trunkline_router.prompts.tokenizer_config import TokenizerConfig, read_tokenizer_config
 from trunkline_router.prompts.tokenizer_traits import FILE, TokenizerTraits, described
+from trunkline_runtime.template_syntax import syntax_problem
 
 # Encoding this many characters, or decoding this many tokens, takes about a millisecond. More is done in a thread, and
 # beyond the second limit in a process, because a thread would still delay the event loop.
@@ -208,10 +209,8 @@ def _template_of(config: TokenizerConfig) -> tuple[TemplateSource | None, str]:
     """The template, or None and the reason if there is one that cannot be used."""
     if config.template is None:
         return None, config.template_problem
-    try:
-        check_syntax(config.template)
-    except ValueError as error:
-        return None, str(error)
+    if problem := syntax_problem(config.template):
+        return None, f"the chat template cannot be used: {problem}"
     return TemplateSource(config.template, config.special_tokens), ""
 
 

@@ -43,10 +43,11 @@ class Caller:
     is_listed: bool  # the tenant has terms of its own
     salt_key: bytes = field(repr=False)
 
-    def check_model(self, model: str) -> None:
-        """Raises RequestRefused (FORBIDDEN) if the identity may not use the model."""
+    def check_model(self, model: str, asked: str) -> None:
+        """Raises RequestRefused (FORBIDDEN) if the identity may not use the model, for which the client used the name
+        `asked`."""
         if self.identity.models is not None and model not in self.identity.models:
-            raise forbidden(f"model {model!r} is not among those that these credentials may use", field="model")
+            raise forbidden(f"model {asked!r} is not among those that these credentials may use", field="model")
 
     def scheduling(self, asked: "Lane.ValueType", salt: str = "") -> Scheduling:
         """Returns the scheduling of a request for a lane; `salt`: the client's cache_salt.

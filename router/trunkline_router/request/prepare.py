@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trunkline.status import invalid
+from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, invalid
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline.validation import (
@@ -18,6 +18,7 @@ from trunkline.validation import (
 from trunkline_router.prompts.token_ids import read_ids
 from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.request.caller import Caller, Scheduling
+from trunkline_router.request.model_aliases import ModelAliases
 from trunkline_router.request.prepared_request import PreparedRequest
 from trunkline_router.request.request_call import RequestCall
 from trunkline_router.request.steps import give_way
@@ -27,6 +28,7 @@ from trunkline_router.telemetry.request_record import Interval
 from trunkline_router.workers.pool import Pool, Pools
 
 MAX_CACHE_SALT_BYTES = 256
+MOST_SHOWN = 128  # characters of a name in an error
 MOST_TOKENS = (1 << 31) - 1  # of prompt and output, for a model whose limits are not known
 DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
@@ -38,13 +40,27 @@ class Preparer:
     pools: Pools
     shared: SharedState
     max_choices: int
+    aliases: ModelAliases
+
+    def served_name(self, model: str) -> str:
+        """Returns the name of the model that a client means: itself, unless it is an alias. A name that a worker has
+        served is no alias."""
+        target = self.aliases.model_of(model)
+        return model if target is None or self.pools.search.knows(model) else target
 
     async def pool(self, model: str, caller: Caller, time_left_s: float | None) -> Pool:
-        """Returns the pool of a model; an empty name means the only one that the caller may use. Raises RequestRefused
-        (FORBIDDEN, MODEL_NOT_FOUND, NO_WORKER)."""
+        """Returns the pool of a model, by its name or an alias; an empty name means the only one that the caller may
+        use. Raises RequestRefused (FORBIDDEN, MODEL_NOT_FOUND, NO_WORKER)."""
+        served = self.served_name(model)
         if model:
-            caller.check_model(model)  # without looking for it: the answer must not tell whether it is served
-        return await self.pools.found(model, caller.tenant, time_left_s, caller.identity.models)
+            caller.check_model(served, model)  # without a look for it: the answer must not tell whether it is served
+        try:
+            return await self.pools.found(served, caller.tenant, time_left_s, caller.identity.models)
+        except RequestRefused as refused:
+            if served == model or refused.reason != MODEL_NOT_FOUND:
+                raise
+            message = f"{model[:MOST_SHOWN]!r} is an alias: {refused.message}"
+            raise RequestRefused(CODE_NOT_FOUND, MODEL_NOT_FOUND, message, field="model") from None
 
     def check_choices(self, choices: int) -> None:
         """Raises RequestRefused (INVALID_REQUEST) unless one request may have so many choices."""
@@ -56,7 +72,8 @@ class Preparer:
         request, sampling = call.request, call.request.sampling
         prompt_tokens = call.likely_prompt_tokens()
         allowed = call.caller.identity.models
-        pool = self.pools.models().get(request.model) if allowed is None or request.model in allowed else None
+        model = self.served_name(request.model)
+        pool = self.pools.models().get(model) if allowed is None or model in allowed else None
         room = MOST_TOKENS if pool is None else max(1, max_total_tokens(pool.limits) - prompt_tokens)
         max_tokens = sampling.max_tokens if sampling.HasField("max_tokens") else None
         if max_tokens is not None and request.fit_max_tokens:
@@ -74,8 +91,9 @@ class Preparer:
         tenant = caller.tenant
         scheduling = caller.scheduling(request.lane, request.cache_salt)
         record.lane = scheduling.lane_name
-        if self.pools.search.knows(request.model):
-            record.model = request.model  # also of a request that finds no worker; clients may send any other name
+        served = self.served_name(request.model)
+        if self.pools.search.knows(served):
+            record.model = served  # also of a request that finds no worker; clients may send any other name
         pool = await self.pool(request.model, caller, call.time_left())
         record.model = pool.name
         scheduling = scheduling.corrected(self.shared.weight_factor(tenant))

@@ -187,7 +187,8 @@ def test_a_template_of_more_than_128_kib_is_not_parsed(renderers: RenderPool) ->
         contents["chat_template.jinja"] = parsed.ljust(size, "x").encode()
         tokenizer = PromptTokenizer(contents, renderers)
         assert tokenizer.has_chat_template == is_used
-    assert tokenizer.template_problem == "the chat template has 131073 characters; at most 131072 are supported"
+    problem = "the chat template cannot be used: it has 131073 characters; at most 131072 are supported"
+    assert tokenizer.template_problem == problem
 
 
 def test_a_template_that_drops_the_final_message_cannot_continue_it() -> None:

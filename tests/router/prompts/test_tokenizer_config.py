@@ -5,12 +5,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from tests.router.tokenizer_files import byte_tokenizer
 from trunkline_router.prompts.tokenizer_config import NAMED_TOKENS, read_tokenizer_config
+from trunkline_worker.checkpoint.errors import ModelError
 from trunkline_worker.text.tokenizer_files import read_tokenizer_files
 
 NAMES = st.sampled_from([*NAMED_TOKENS, "image_token", "add_bos_token"])
@@ -93,3 +95,44 @@ def test_a_digest_covers_every_file_that_is_sent(tmp_path: Path) -> None:
             (tmp_path / name).write_text(text)
             digests.add(read_tokenizer_files(tmp_path).digest)
     assert len(digests) == 1 + 2 * len(added)
+
+
+def test_a_given_chat_template_replaces_the_models_own_and_keeps_its_named_ones(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(byte_tokenizer().to_str())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "own", "bos_token": "<s>"}))
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    given = tmp_path / "given.jinja"
+    given.write_text("{% generation %}{{ messages[0].content }}{% endgeneration %}")
+    own, files = read_tokenizer_files(tmp_path), read_tokenizer_files(tmp_path, given)
+    assert read_tokenizer_config(files.contents).template == given.read_text()
+    assert read_tokenizer_config(files.contents).special_tokens == {"bos_token": "<s>"}
+    assert files.contents["additional_chat_templates/tool_use.jinja"] == b"tools"
+    assert files.digest != own.digest
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": 3}))
+    assert not read_tokenizer_files(tmp_path, given).template_problem
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (b"{{ bos_token }}\n{% for message in messages %}", "line 2: Unexpected end of template"),
+        (b"\n\n{{ messages[ }}", "line 3: unexpected '}'"),
+        (b"{% macro %}", "line 1: "),
+        (b"{{ " + b"(" * 5000 + b" }}", ""),
+        (b"\xff", "not UTF-8: "),
+        (None, "is missing"),
+    ],
+)
+def test_a_given_chat_template_that_cannot_be_parsed_is_one_line_with_file_and_line(
+    text: bytes | None, problem: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(byte_tokenizer().to_str())
+    given = tmp_path / "given.jinja"
+    if text is not None:
+        given.write_bytes(text)
+    with pytest.raises(ModelError) as caught:
+        read_tokenizer_files(tmp_path, given)
+    assert "given.jinja" in str(caught.value)
+    assert problem in str(caught.value)
+    assert str(caught.value).isprintable()

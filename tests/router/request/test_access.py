@@ -109,11 +109,12 @@ def test_the_lower_of_two_lanes_and_of_two_quotas_counts() -> None:
 
 
 def test_a_model_that_the_identity_may_not_use_is_refused() -> None:
-    call("other").check_model("small")
+    call("other").check_model("small", "small")
     with pytest.raises(RequestRefused) as caught:
-        call("other").check_model("large")
+        call("other").check_model("large", "alias")
     assert (caught.value.reason, caught.value.field) == ("FORBIDDEN", "model")
-    call("acme").check_model("large")
+    assert "large" not in caught.value.message, "the client is told the name that it used"
+    call("acme").check_model("large", "large")
 
 
 def test_cache_salts_differ_by_tenant_by_the_clients_salt_and_by_fleet() -> None:

@@ -32,6 +32,26 @@ def test_a_refused_model_ends_the_worker_with_one_line(directory: Path) -> None:
         worker.stop()
 
 
+def test_a_gguf_file_ends_the_worker_with_one_line(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    worker = Worker(tmp_path / "model.gguf")
+    try:
+        worker.process.wait_for("trunkline-worker: .*model.gguf is GGUF, which is not supported")
+        assert worker.process.wait() == 2
+    finally:
+        worker.stop()
+
+
+def test_a_chat_template_that_cannot_be_parsed_ends_the_worker_with_one_line(tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_text("{{ bos_token }}\n{% endfor %}")
+    worker = Worker(DEMO_MODEL, f"--chat-template={tmp_path / 'chat.jinja'}")
+    try:
+        worker.process.wait_for("trunkline-worker: --chat-template .*chat.jinja: line 2: ")
+        assert worker.process.wait() == 2
+    finally:
+        worker.stop()
+
+
 def test_a_model_without_an_end_of_sequence_token_is_warned_of(directory: Path) -> None:
     worker = Worker(directory, "--ignore-config-keys=secret_sauce,other", "--kv-blocks=64")
     try:

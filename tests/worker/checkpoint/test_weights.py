@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.worker.model.forward import ragged_logits
 from tests.worker.model.oracle import base_config, silence, their_logits, their_model, weights_of, write_config
-from trunkline_worker.checkpoint.checkpoint import SINGLE, Checkpoint
+from trunkline_worker.checkpoint.checkpoint import INDEX, SINGLE, Checkpoint
 from trunkline_worker.checkpoint.errors import ModelError
 from trunkline_worker.checkpoint.weight_check import WeightCheck
 from trunkline_worker.checkpoint.weight_stream import WeightStream
@@ -91,6 +91,19 @@ def test_the_check_names_the_first_tensor_that_is_not_finite() -> None:
     ):
         check.see(torch.tensor(values), name)
     assert check.broken() == "first"
+
+
+def test_a_single_file_takes_precedence_over_an_index_as_in_transformers(directory: Path) -> None:
+    shard = {name: tensor.flip(0).contiguous() for name, tensor in load_file(directory / SINGLE).items()}
+    save_file(shard, directory / "model-00001-of-00001.safetensors")
+    weight_map = dict.fromkeys(shard, "model-00001-of-00001.safetensors")
+    (directory / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    got = ragged_logits(load(directory, kernels="torch"), [TOKENS])[0]
+    torch.testing.assert_close(got, from_pretrained(directory), atol=2e-4, rtol=1e-4)
+    (directory / SINGLE).unlink()
+    sharded = ragged_logits(load(directory, kernels="torch"), [TOKENS])[0]
+    torch.testing.assert_close(sharded, from_pretrained(directory), atol=2e-4, rtol=1e-4)
+    assert not torch.allclose(got, sharded)
 
 
 def tied() -> dict[str, object]:

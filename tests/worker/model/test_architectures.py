@@ -9,6 +9,7 @@ import torch
 from tests.worker.engine_rig import drive, make_engine, make_submit
 from tests.worker.model.checkpoints import VARIANTS, VOCAB, write_checkpoint
 from tests.worker.model.forward import ragged_logits
+from tests.worker.model.oracle import base_config, their_model
 from trunkline_worker.model import loading
 from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.loading import load_model
@@ -35,6 +36,17 @@ def test_logits_equal_transformers_in_a_ragged_batch_of_chunks(
     for tokens, logits in zip(prompts(), ragged_logits(model, prompts()), strict=True):
         expected = truth(torch.tensor([tokens])).logits[0]
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+def test_deterministic_bits_of_odd_widths_do_not_depend_on_other_sequences(tmp_path: Path) -> None:
+    # Products of 13 with 8 columns compute the last rows of a tile with another kernel on CPUs with AVX2.
+    their_model(
+        tmp_path, base_config("LlamaForCausalLM") | {"vocab_size": VOCAB, "hidden_size": 8, "intermediate_size": 13}
+    )
+    model = load_model(tmp_path, device=torch.device("cpu"), deterministic=True)
+    together = ragged_logits(model, prompts())
+    for tokens, logits in zip(prompts(), together, strict=True):
+        assert torch.equal(ragged_logits(model, [tokens])[0], logits)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

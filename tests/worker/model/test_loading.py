@@ -58,7 +58,6 @@ def test_an_unsupported_architecture_is_named(checkpoint: Path) -> None:
     ("changes", "named"),
     [
         ({"hidden_act": "gelu"}, 'hidden_act "gelu"'),
-        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_parameters.short_factor is missing"),
         ({"rope_parameters": {"rope_type": "proportional"}}, '"proportional"'),
         ({"num_key_value_heads": 4}, "num_key_value_heads 4"),
@@ -70,9 +69,44 @@ def test_what_the_decoder_cannot_do_is_named(checkpoint: Path, changes: dict[str
     assert named in problem(checkpoint)
 
 
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"quantization_config": {"quant_method": method, "bits": 4, "group_size": 128}}, f'quantised by "{method}"')
+        for method in ("awq", "gptq", "fp8", "compressed-tensors", "bitsandbytes", "mxfp4")
+    ]
+    + [
+        ({"quantization_config": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}, 'quantised by "FP8"'),
+        ({"compression_config": {"format": "pack-quantized", "quant_method": 3}}, 'quantised by "pack-quantized"'),
+        ({"quantization": {"bits": 4, "group_size": 64}}, "the weights are quantised, which is not supported"),
+        # Its other keys are not what hinders it.
+        ({"quantization_config": {"quant_method": "awq"}, "some_key": 1}, 'quantised by "awq"'),
+    ],
+)
+def test_a_quantised_checkpoint_is_refused_with_its_method_and_a_way_out(
+    checkpoint: Path, changes: dict[str, object], named: str
+) -> None:
+    change_config(checkpoint, **changes)
+    assert named in problem(checkpoint)
+    assert "serve the unquantised checkpoint; on a GPU, --quantization int8" in problem(checkpoint)
+
+
+def test_gguf_is_refused_by_name_as_a_file_and_in_a_directory(checkpoint: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "gguf"
+    folder.mkdir()
+    file = folder / "model-Q4_K_M.gguf"
+    file.write_bytes(b"GGUF")
+    for path in (file, folder, tmp_path / "other" / "absent.gguf"):
+        assert ".gguf is GGUF, which is not supported: serve the directory of the checkpoint" in problem(path)
+    (checkpoint / "model.gguf").write_bytes(b"GGUF")
+    load(checkpoint)  # with safetensors beside it
+    (checkpoint / "model.safetensors").unlink()
+    assert "model.gguf is GGUF" in problem(checkpoint)
+
+
 def test_a_missing_entry_of_the_config_is_named() -> None:
     with pytest.raises(ModelError, match="num_attention_heads is missing"):
-        parse_spec({"architectures": ["LlamaForCausalLM"], "hidden_size": 48})
+        parse_spec({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 48})
 
 
 def test_a_truncated_file_is_named(checkpoint: Path) -> None:
@@ -107,6 +141,8 @@ def test_pickled_weights_are_refused_by_name(checkpoint: Path) -> None:
     (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
     assert "refusing pickled weights" in problem(checkpoint)
     assert "pytorch_model.bin" in problem(checkpoint)
+    (checkpoint / "config.json").unlink()
+    assert "refusing pickled weights" in problem(checkpoint)
 
 
 def test_a_directory_without_weights_or_config_is_named(tmp_path: Path) -> None:

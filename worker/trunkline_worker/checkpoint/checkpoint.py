@@ -14,12 +14,12 @@ from torch import Tensor
 
 from trunkline_worker.checkpoint.errors import ModelError, shown
 from trunkline_worker.checkpoint.model_file import read_json
+from trunkline_worker.checkpoint.other_formats import check_format
 from trunkline_worker.checkpoint.weight_check import WeightCheck
 from trunkline_worker.checkpoint.weight_stream import WeightStream
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 # By safetensors' names. Integers and 8-bit floats are left out: a quantised checkpoint needs its scales too.
 STORED_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -162,19 +162,15 @@ def _named(name: str) -> str:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Returns the safetensors files. Raises ModelError if there are none, or if a shard is missing."""
-    if os.path.lexists(directory / INDEX):
-        files = _shards(directory / INDEX)
-        if files:
-            return files
+    """Returns the safetensors files: as in transformers, the single file, whatever an index beside it says, else the
+    shards of the index. Raises ModelError if there are none, or if a shard is missing."""
     if os.path.isfile(directory / SINGLE):
         return [directory / SINGLE]
-    pickled = sorted(path.name for pattern in PICKLED for path in directory.glob(pattern))
-    if pickled:
-        raise ModelError(
-            f"refusing pickled weights {directory / pickled[0]}: loading them can run code; convert to safetensors"
-        )
-    raise ModelError(f"{directory} holds no {SINGLE} and no {INDEX}")
+    files = _shards(directory / INDEX) if os.path.lexists(directory / INDEX) else []
+    if not files:
+        check_format(directory)
+        raise ModelError(f"{directory} holds no {SINGLE} and no {INDEX}")
+    return files
 
 
 def _shards(index: Path) -> list[Path]:

@@ -1,5 +1,7 @@
 """The keys of config.json: keys that are read, keys without effect, and keys without effect for certain values.
 
+A value that transformers refuses is refused here too, even if its key has no effect: such a file is damaged.
+
 Every other key is refused by name. A key that is silently ignored might change what the model computes, and the only
 sign of it would be worse text.
 """
@@ -7,6 +9,8 @@ sign of it would be worse text.
 import json
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 from trunkline_worker.checkpoint.errors import ModelError, shown
@@ -84,16 +88,53 @@ _WITHOUT_EFFECT_IN = {
     QWEN3: set[str](),
 }
 
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What transformers' config classes, which are strict, allow for a key. They take no integer for a float, and all
+    floats among these keys are shares of 1."""
+
+    types: tuple[type, ...]
+    name: str
+
+    def allows(self, value: Any) -> bool:
+        if type(value) is list:
+            return list in self.types and all(type(entry) is int for entry in value)
+        if type(value) is float:
+            return float in self.types and 0 <= value <= 1
+        return type(value) in self.types
+
+
+_TOKEN = _Kind((int, NoneType), "an integer or null")
+# Keys whose values have no effect here, or are read only if another file lacks them.
+_KINDS: dict[str, _Kind] = {
+    "attention_dropout": _Kind((float, int), "a number in [0, 1]"),
+    "initializer_range": _Kind((float,), "a number in [0, 1] with a decimal point"),
+    "rms_norm_eps": _Kind((float,), "a number in [0, 1] with a decimal point"),
+    "use_cache": _Kind((bool,), "true or false"),
+    "bos_token_id": _TOKEN,
+    "pad_token_id": _TOKEN,
+    "eos_token_id": _Kind((int, list, NoneType), "an integer, a list of integers or null"),
+}
+_KINDS_IN: dict[str, dict[str, _Kind]] = {
+    LLAMA: {
+        "attention_dropout": _Kind((float, int, NoneType), "a number in [0, 1] or null"),
+        "pretraining_tp": _Kind((int, NoneType), "an integer or null"),
+    },
+    MISTRAL: {},
+    QWEN2: {},
+    QWEN3: {},
+}
+
 MOST_NAMED = 20  # unknown keys in one error
 
 _NONE: tuple[Any, ...] = (None,)
 _OFF: tuple[Any, ...] = (None, False)
 _ONE: tuple[Any, ...] = (None, 1)
+_QUANTISED = ("quantization_config", "quantization", "compression_config")
 # Features of other decoders and formats, with the values that disable them.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "quantization_config": (None, {}),
-    "quantization": (None, {}),
-    "compression_config": (None, {}),
+    **dict.fromkeys(_QUANTISED, (None, {})),
     "activation": (None, "silu", "swiglu"),
     "partial_rotary_factor": _ONE,
     "rope_interleaved": _OFF,
@@ -116,7 +157,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "is_encoder_decoder": _OFF,
     "add_cross_attention": _OFF,
     "transformers_weights": _NONE,  # weights under another file name
-    "configuration_files": (None, []),  # another file instead of config.json
+    "configuration_files": ([],),  # another file instead of config.json
     "text_config": _NONE,
     "vision_config": _NONE,
     "audio_config": _NONE,
@@ -130,10 +171,22 @@ _NEUTRAL_IN: dict[str, dict[str, tuple[Any, ...]]] = {
 
 
 def check_keys(config: Mapping[str, Any], architecture: str) -> None:
-    """Raises ModelError if the config has a key that is unknown for this architecture, or a value that asks for a
-    feature that this decoder lacks."""
+    """Raises ModelError if the config has a key that is unknown for this architecture, a value that asks for a feature
+    that this decoder lacks, or one of a type that transformers refuses."""
     harmless = _READ | _READ_BY[architecture] | _WITHOUT_EFFECT | _WITHOUT_EFFECT_IN[architecture]
     neutral = _NEUTRAL | _NEUTRAL_IN[architecture]
+    for key in sorted(config.keys() & neutral.keys() - harmless):
+        value = config[key]
+        if not any(_is_same(value, choice) for choice in neutral[key]):
+            if key in _QUANTISED:
+                raise ModelError(
+                    f"{key}: the weights are quantised{_by(value)}, which is not supported: serve the unquantised "
+                    "checkpoint; on a GPU, --quantization int8, int4 or fp8 quantises it while it is loaded"
+                )
+            raise ModelError(
+                f"{key} {shown(value)} is not supported for {architecture}; "
+                f"supported: {', '.join(map(json.dumps, neutral[key]))}"
+            )
     if unknown := sorted(config.keys() - harmless - neutral.keys()):
         names = [_named(key) for key in unknown[:MOST_NAMED]]
         more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
@@ -142,14 +195,16 @@ def check_keys(config: Mapping[str, Any], architecture: str) -> None:
             f"{', '.join(names)}{more} {are} not known for {architecture}, and may change what the model computes: if "
             f"{they} not, --ignore-config-keys {shlex.quote(','.join(names))} serves the model without {them}"
         )
-    for key in sorted(config.keys() - harmless):
-        name, value = _named(key), config[key]
-        if not any(_is_same(value, choice) for choice in neutral[key]):
-            detail = value.get("quant_method") if isinstance(value, dict) else None
-            raise ModelError(
-                f"{name} {shown(value)}{f' ({shown(detail)})' if detail else ''} is not supported for {architecture}; "
-                f"supported: {', '.join(map(json.dumps, neutral[key]))}"
-            )
+    for key, kind in (_KINDS | _KINDS_IN[architecture]).items():
+        if key in config and not kind.allows(config[key]):
+            raise ModelError(f"{key} {shown(config[key])} is not supported; supported: {kind.name}")
+
+
+def _by(quantisation: Any) -> str:
+    """Returns ' by "awq"', for example, or nothing if no method is named."""
+    given = quantisation if isinstance(quantisation, dict) else {"quant_method": quantisation}
+    named = [given[key] for key in ("quant_method", "quant_algo", "format") if isinstance(given.get(key), str)]
+    return f" by {shown(named[0])}" if named else ""
 
 
 def _named(key: str) -> str:

@@ -1,5 +1,6 @@
 """The spec of a decoder, read from config.json: everything in which supported models differ."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from trunkline_worker.checkpoint.config_keys import LLAMA, MISTRAL, MODEL_TYPES,
 from trunkline_worker.checkpoint.entries import Entries, listed
 from trunkline_worker.checkpoint.errors import ModelError, shown
 from trunkline_worker.checkpoint.model_file import read_json
+from trunkline_worker.checkpoint.other_formats import check_format
 from trunkline_worker.checkpoint.rope_scaling import RopeSpec, parse_rope
 
 ARCHITECTURES = tuple(MODEL_TYPES)
@@ -65,10 +67,13 @@ def read_spec(directory: Path, ignored_keys: tuple[str, ...] = ()) -> DecoderSpe
     """
     try:
         if not directory.is_dir():
+            check_format(directory)
             raise ModelError(f"{directory} is not a directory")
     except OSError as error:  # a parent directory may not be accessible
         raise ModelError(f"{directory} cannot be read: {error.strerror}") from None
     path = directory / "config.json"
+    if not os.path.lexists(path):
+        check_format(directory)
     config = read_json(path)
     try:
         return parse_spec(without(config, ignored_keys))
@@ -115,7 +120,7 @@ def parse_spec(config: dict[str, Any]) -> DecoderSpec:
 
 
 def _architecture(config: Entries) -> str:
-    """Returns the architecture of `architectures`, else of `model_type`. If both are present, they must agree."""
+    """Returns the architecture of `architectures`, else of `model_type`, which transformers needs. They must agree."""
     model_type = config.text("model_type") if config.has("model_type") else None
     if config.has("architectures"):
         names = config.values["architectures"]
@@ -129,19 +134,21 @@ def _architecture(config: Entries) -> str:
         if architecture is None:
             named = f"of model_type {shown(model_type)}"
         raise ModelError(f"architecture {named} is not supported; supported: {listed(ARCHITECTURES)}")
-    if model_type not in (None, MODEL_TYPES[architecture]):
+    if config.text("model_type") != MODEL_TYPES[architecture]:
         raise ModelError(f"model_type {shown(model_type)} contradicts architectures {architecture}")
     return str(architecture)
 
 
 def _head_dim(config: Entries, architecture: str, hidden: int, heads: int) -> int:
-    """Returns head_dim. If it is absent or null, it is hidden size / heads; for Qwen3, absent means a default and null
-    is refused."""
+    """Returns head_dim. If it is absent, it is hidden size / heads, for Qwen3 a default. null means the same as absent
+    for Llama and Mistral, and is refused for the others."""
     if architecture == LLAMA and hidden % heads:
         raise ModelError(f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     if architecture == QWEN3:
         return _even(config.integer("head_dim", 1, MOST_HEAD_DIM, default=DEFAULT_QWEN3_HEAD_DIM))
-    return _even(config.integer("head_dim", 1, MOST_HEAD_DIM) if config.has("head_dim") else hidden // heads)
+    may_be_null = architecture in (LLAMA, MISTRAL)
+    has_own = config.has("head_dim") if may_be_null else "head_dim" in config.values
+    return _even(config.integer("head_dim", 1, MOST_HEAD_DIM) if has_own else hidden // heads)
 
 
 def _even(head_dim: int) -> int:
@@ -151,9 +158,10 @@ def _even(head_dim: int) -> int:
 
 
 def _kv_heads(config: Entries, architecture: str, heads: int) -> int:
-    """Returns the number of KV heads. null means the number of query heads; absent, the architecture's default."""
+    """Returns the number of KV heads. null means the number of query heads, except for Mistral, where it is refused;
+    absent, the architecture's default."""
     default = DEFAULT_KV_HEADS.get(architecture, heads)
-    has_null = "num_key_value_heads" in config.values and not config.has("num_key_value_heads")
+    has_null = architecture != MISTRAL and config.values.get("num_key_value_heads", default) is None
     kv_heads = heads if has_null else config.integer("num_key_value_heads", 1, MOST_HEADS, default=default)
     if heads % kv_heads:
         raise ModelError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
@@ -163,7 +171,7 @@ def _kv_heads(config: Entries, architecture: str, heads: int) -> int:
 def _dtype(config: Entries) -> str | None:
     """Returns the config's dtype. As in transformers, `dtype` takes precedence over its older name torch_dtype."""
     key = next((key for key in ("dtype", "torch_dtype") if config.has(key)), None)
-    return None if key is None else config.one_of(key, config.text(key).removeprefix("torch."), DTYPES)
+    return None if key is None else config.one_of(key, config.text(key), DTYPES)
 
 
 def _windows(config: Entries, architecture: str, num_layers: int) -> tuple[int | None, ...]:

@@ -1,7 +1,7 @@
 """The reference decoder of all architectures: embedding, layers of attention and feed-forward, final norm, logits."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from trunkline_kernels.paged_attention import AttentionPlan, paged_attention, pl
 from trunkline_kernels.ragged_batch import KVLayer, RaggedBatch
 from trunkline_kernels.rms_norm import add_rms_norm, rms_norm
 from trunkline_kernels.rotary import apply_rotary
-from trunkline_kernels.row_tiles import map_row_tiles
+from trunkline_kernels.row_tiles import map_row_tiles, tile_rows
 from trunkline_kernels.silu_and_mul import silu_and_mul
 from trunkline_kernels.tiled_attention import tiled_attention
 from trunkline_worker.checkpoint.spec import DecoderSpec
@@ -48,13 +48,26 @@ class DecoderWeights:
     head: Tensor  # [vocab, hidden]; the embedding itself if the two are tied
 
 
+def _products(weights: DecoderWeights) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Yields the weight and bias of every matrix product, once for each shape: those of all layers are alike."""
+    layer = weights.layers[0]
+    yield layer.qkv, layer.qkv_bias
+    yield layer.output, layer.output_bias
+    yield layer.gate_up, layer.gate_up_bias
+    yield layer.down, layer.down_bias
+    yield weights.head, None
+
+
 class Decoder:
-    """Computes hidden states of new tokens, reading and writing the KV pool, and logits of hidden states."""
+    """Computes hidden states of new tokens, reading and writing the KV pool, and logits of hidden states.
+
+    tile_rows: rows of a tile of map_row_tiles(), under --deterministic; else None
+    """
 
     def __init__(self, spec: DecoderSpec, weights: DecoderWeights, *, context_length: int, deterministic: bool) -> None:
         self.spec = spec
         self._weights = weights
-        self._deterministic = deterministic
+        self.tile_rows = tile_rows(_products(weights)) if deterministic else None
         self._scale = 1 / math.sqrt(spec.head_dim)
         cos, sin = rotary_tables(spec.rope, spec.head_dim, context_length)
         self._cos, self._sin = cos.to(weights.embedding.device), sin.to(weights.embedding.device)
@@ -75,7 +88,7 @@ class Decoder:
             q, k, v = self._token_wise(lambda *x, w=weights: self._before_attention(w, *x), residual, cos, sin)
             q, k, v = q[:count], k[:count], v[:count]
             write_kv(layer, k, v, batch.slots)
-            if self._deterministic:
+            if self.tile_rows is not None:
                 attended = tiled_attention(q, layer, batch, window=window, scale=self._scale)
             else:
                 if window not in plans:
@@ -93,7 +106,7 @@ class Decoder:
         return self._token_wise(self._head, hidden)[0]
 
     def _token_wise(self, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
-        return map_row_tiles(function, *inputs) if self._deterministic else function(*inputs)
+        return function(*inputs) if self.tile_rows is None else map_row_tiles(function, self.tile_rows, *inputs)
 
     def _before_attention(
         self, w: LayerWeights, residual: Tensor, cos: Tensor, sin: Tensor

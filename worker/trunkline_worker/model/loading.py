@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trunkline_worker.model.gpu_decoder import GpuDecoder
 
 # Part of the fingerprint. Raise it when a change of kernels or model code changes the bits of results.
-KERNEL_BUILD = "5"
+KERNEL_BUILD = "6"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 KV_DTYPES = {"fp8": torch.float8_e4m3fn}
 DUMMY_SEED = 0
@@ -128,8 +128,9 @@ def load_model(
         )  # fmt: skip
     else:
         decoder = cpu_decoder(spec, weights, context_length=context) if kernels == "c" else None
+    decoder = decoder or Decoder(spec, weights, context_length=context, deterministic=deterministic)
     return LoadedModel(
-        decoder=decoder or Decoder(spec, weights, context_length=context, deterministic=deterministic),
+        decoder=decoder,
         spec=spec,
         fingerprint=identity,
         dtype=kind,
@@ -140,7 +141,7 @@ def load_model(
         default_sampling=defaults,
         deterministic=deterministic,
         weight_bytes=read_bytes,
-        notes=(*_context_note(spec, context), *_sampling_note(defaults)),
+        notes=(*_context_note(spec, context), *_sampling_note(defaults), *_tile_note(decoder)),
     )
 
 
@@ -156,6 +157,11 @@ def _sampling_note(defaults: SamplingParams) -> Iterator[str]:
     given = ", ".join(f"{field.name} {value:g}" for field, value in defaults.ListFields())
     if given:
         yield f"sampling defaults from generation_config.json, used even if do_sample is false: {given}"
+
+
+def _tile_note(decoder: object) -> Iterator[str]:
+    if isinstance(decoder, Decoder) and decoder.tile_rows == 1:
+        yield "--deterministic computes one token at a time: here, products of several rows depend on the rows' order"
 
 
 def _dtype(asked: str, spec: DecoderSpec, checkpoint: Checkpoint | None) -> torch.dtype:

@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from trunkline.tokenizer_digest import tokenizer_digest
+from trunkline_runtime.template_syntax import syntax_problem
 from trunkline_worker.checkpoint.errors import ModelError, shown
 from trunkline_worker.checkpoint.model_file import read_file, read_json
 from trunkline_worker.text.token_texts import PANIC, TokenTexts
@@ -49,20 +50,36 @@ class TokenizerFiles:
             )
 
 
-def read_tokenizer_files(directory: Path) -> TokenizerFiles:
+def read_tokenizer_files(directory: Path, template: Path | None = None) -> TokenizerFiles:
     """Reads and checks the files. Raises ModelError (one line with the file's name) if tokenizer.json is missing or a
-    file is damaged. If only a chat template is damaged, sets `template_problem` instead, and text is still served."""
+    file is damaged. If only a chat template is damaged, sets `template_problem` instead, and text is still served.
+
+    template: a file with the chat template to use instead of the model's own; ModelError if it cannot be parsed
+    """
     if not os.path.lexists(directory / REQUIRED):
         raise ModelError(f"{directory / REQUIRED} is missing: Trunkline reads tokenizers in this format only")
     contents = {name: read_file(directory / name) for name in NAMES if os.path.lexists(directory / name)}
     for path in sorted((directory / NAMED_TEMPLATES).glob("*.jinja")):
         contents[f"{NAMED_TEMPLATES}/{path.name}"] = read_file(path)
+    if template is not None:
+        contents[TEMPLATE] = _parsed(template)
     config = read_json(directory / CONFIG) if CONFIG in contents else {}
     for name, values in ((CONFIG, config), (SPECIAL_TOKENS, None)):
         if name in contents:
             _check_special_tokens(directory / name, read_json(directory / name) if values is None else values)
     tokenizer = _tokenizer(directory / REQUIRED, contents[REQUIRED])
     return TokenizerFiles(contents, tokenizer, next(_template_problems(contents, config), ""))
+
+
+def _parsed(template: Path) -> bytes:
+    data = read_file(template)
+    try:
+        problem = syntax_problem(data.decode())
+    except UnicodeDecodeError as error:
+        problem = f"not UTF-8: {error}"
+    if problem is not None:
+        raise ModelError(f"--chat-template {template}: {problem}")
+    return data
 
 
 def _tokenizer(path: Path, data: bytes) -> Tokenizer:
@@ -102,7 +119,8 @@ def _template_problems(contents: dict[str, bytes], config: dict[str, Any]) -> It
                 data.decode()
             except UnicodeDecodeError as error:
                 yield f"{name} is not UTF-8: {error}"
-    source = config.get("chat_template")
+    # A template file takes precedence, so the configuration's template does not matter beside one.
+    source = None if TEMPLATE in contents else config.get("chat_template")
     if isinstance(source, list):
         are_named = all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in source)
         templates = [one.get("template") for one in source] if are_named else [None]
