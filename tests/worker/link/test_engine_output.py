@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.broken_logs import BROKEN_LOGS, start
-from trunkline_worker.link.engine_link import EngineLink
+from trunkline_worker.link.engine_link import EngineLink, EngineStartError
 from trunkline_worker.settings import EngineSettings
 
 # Prints more than a pipe holds, on both outputs and from outside the interpreter, before it says that it is ready.
@@ -68,3 +68,15 @@ async def test_all_that_an_engine_prints_is_printed_by_its_front(
     assert capsys.readouterr().err.splitlines() == [
         "printed 0", "a warning 0 \\xff", "printed 1", "a warning 1 \\xff", "the last line",
     ]  # fmt: skip
+
+
+async def test_the_traceback_of_an_engine_that_cannot_start_is_printed_before_the_error_is_raised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "engine.py"
+    broken.write_text("raise KeyError('a bug')")
+    link = EngineLink(lambda step: None, lambda reason: None, (sys.executable, str(broken)))
+    with pytest.raises(EngineStartError, match="exit status 1"):
+        await link.start(EngineSettings("m"))
+    assert capsys.readouterr().err.splitlines()[-1] == "KeyError: 'a bug'"
+    await link.stop()

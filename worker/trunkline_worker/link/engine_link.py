@@ -240,6 +240,7 @@ class EngineLink:
         except subprocess.TimeoutExpired:
             self._kill()
             return " (it closed its socket and was killed)"
+        await asyncio.to_thread(self._printing.join, LAST_OUTPUT_S)  # its traceback comes first
         return f" (signal {signal.Signals(-status).name})" if status < 0 else f" (exit status {status})"
 
 
