@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from trunkline_cli.child import print_log_line, script
 from trunkline_cli.log_files import LogFiles, log_folder
 from trunkline_cli.plan import ClusterPlan
+from trunkline_runtime.log_writer import LogWriter
 
 PRINTED_NOTHING, NO_ERROR = "it printed nothing", "no error in its log"
 MOST_CHARACTERS = 400  # of an error on the terminal; its log has it in full
@@ -96,6 +97,18 @@ def console(*, is_verbose: bool) -> Console:
     """Quiet if both standard output and standard error are terminals, unless `is_verbose`."""
     is_terminal = sys.stdout.isatty() and sys.stderr.isatty()
     return QuietConsole() if is_terminal and not is_verbose else LogConsole()
+
+
+def print_without_waiting() -> None:
+    """From now on, this process waits for no terminal and no pipe that it prints to. What is too much is dropped."""
+
+    def tell_dropped(num_lines: int) -> None:
+        say(f"{num_lines} lines could not be printed and were dropped")
+
+    printers = [LogWriter(descriptor, tell_dropped) for descriptor in (1, 2)]
+    for printer in printers:
+        printer.start()
+    sys.stdout, sys.stderr = (printer.text() for printer in printers)
 
 
 def say(text: str) -> None:

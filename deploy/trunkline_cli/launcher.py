@@ -15,7 +15,7 @@ from trunkline.client import Client
 from trunkline.errors import NotAllowed, TrunklineError
 from trunkline_cli.backoff import Backoff
 from trunkline_cli.child import Child, describe_status, print_log_line
-from trunkline_cli.console import Console, LogConsole, say
+from trunkline_cli.console import Console, LogConsole, print_without_waiting, say
 from trunkline_cli.liveness import CHART_PROBE, Probe, until_hung
 from trunkline_cli.plan import ClusterPlan, LaunchError, check_port
 
@@ -242,6 +242,7 @@ def serve(plan: ClusterPlan, *, probe: Probe | None, console: Console) -> int:
             loop.add_signal_handler(number, stop.set)
         await Cluster(plan, probe, console).run(stop)
 
+    print_without_waiting()  # a launcher that waits neither restarts its processes nor stops them
     try:
         asyncio.run(run())
     except LaunchError as error:

@@ -12,6 +12,10 @@ from typing import Any, Protocol, TextIO
 import structlog
 from structlog.typing import Processor
 
+from trunkline_runtime.log_writer import LogWriter
+
+STANDARD_ERROR = 2  # the file descriptor
+
 
 class LogContext(Protocol):
     """What a task works for, for example a request."""
@@ -25,8 +29,13 @@ log_context: ContextVar[LogContext | None] = ContextVar("log_context", default=N
 
 
 def configure_logging(service: str, **bound: Any) -> None:
-    """Configures the process's logs; every line has `service` and `bound`, whichever thread writes it."""
-    terminal = sys.stderr.isatty()
+    """Configures the process's logs; every line has `service` and `bound`, whichever thread writes it.
+
+    All that Python code prints to sys.stderr goes the same way: warnings, tracebacks, lines of other libraries.
+    """
+    terminal = _WRITER.isatty()
+    _WRITER.start()
+    sys.stderr = _STREAM
     structlog.configure(
         processors=[
             _bind({"service": service, **bound}),
@@ -40,7 +49,7 @@ def configure_logging(service: str, **bound: Any) -> None:
             else structlog.processors.JSONRenderer(_to_json),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(_STREAM),
         cache_logger_on_first_use=True,
     )
 
@@ -48,6 +57,11 @@ def configure_logging(service: str, **bound: Any) -> None:
 def get_logger() -> structlog.typing.FilteringBoundLogger:
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger()
     return logger
+
+
+def num_dropped_lines() -> int:
+    """Returns how many lines of this process could not be written."""
+    return _WRITER.num_dropped
 
 
 def stack_of(error: BaseException) -> str:
@@ -104,3 +118,11 @@ def _add_context(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMap
         for name, value in context.log_fields().items():
             event.setdefault(name, value)
     return event
+
+
+def _tell_dropped(num_lines: int) -> None:
+    get_logger().warning("log lines could not be written and were dropped", lines=num_lines)
+
+
+_WRITER = LogWriter(STANDARD_ERROR, _tell_dropped)
+_STREAM = _WRITER.text()

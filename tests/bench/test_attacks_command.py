@@ -21,6 +21,7 @@ from trunkline.v1.worker_pb2 import SessionRequest
 from trunkline_bench.attacks.attack_process import AttackProcess
 from trunkline_bench.attacks.attack_result import AttackResult, Bounds, bound_beside_others
 from trunkline_bench.attacks.catalogue import NONE, Section, cases
+from trunkline_bench.attacks.host_faults import HOST_FAULTS
 from trunkline_bench.attacks.innocent import Record
 from trunkline_bench.attacks.main import chosen
 from trunkline_bench.attacks.vectors import wire
@@ -48,7 +49,7 @@ def result_of(measured: dict[str, float]) -> AttackResult:
 
 def test_the_catalogue_lists_exactly_the_attacks_that_can_be_run() -> None:
     listed = {case.attack for case in cases()} - {NONE}
-    assert listed == {*ATTACKS, *LIES, *REDIS_ATTACKS}
+    assert listed == {*ATTACKS, *LIES, *REDIS_ATTACKS, *HOST_FAULTS}
 
 
 def test_every_attack_that_is_legal_work_is_compared_with_the_same_requests_without_it() -> None:

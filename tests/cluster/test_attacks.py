@@ -13,6 +13,7 @@ from tests.worker.engine_rig import DEMO_MODEL
 from trunkline_bench.attacks.attack_result import MAX_KEPT_MIB, MAX_OWN_LAG_MS, MAX_P99_MS, MAX_RSS_MIB
 from trunkline_bench.attacks.attacked_cluster import AttackedCluster, attacked_cluster
 from trunkline_bench.attacks.catalogue import Section, cases
+from trunkline_bench.attacks.host_faults import HOST_FAULTS
 from trunkline_bench.attacks.vectors.attacker import ALL_OF_1_TO_5
 from trunkline_bench.attacks.window import fixed
 
@@ -89,6 +90,11 @@ async def test_a_worker_with_another_tokenizer_is_set_aside_and_costs_its_pool_n
 
 async def test_false_entries_in_redis_cost_no_request_anything(victims: AttackedCluster) -> None:
     await nobody_notices(one_worker(victims, Section.REDIS), "3,000 false leases")
+
+
+@pytest.mark.parametrize("fault", HOST_FAULTS)
+async def test_a_fault_of_a_routers_host_costs_no_request_anything(victims: AttackedCluster, fault: str) -> None:
+    assert await nobody_notices(one_worker(victims, Section.HOST), fault, STARVED_S)
 
 
 async def test_what_a_client_sends_to_a_workers_own_port_does_not_stop_the_worker() -> None:

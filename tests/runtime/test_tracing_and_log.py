@@ -1,5 +1,6 @@
 """Trace context passes from process to process; each log line is written once, as JSON, with its trace."""
 
+import io
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from trunkline_router.telemetry.request_record import RequestRecord
+from trunkline_runtime import log
 from trunkline_runtime.log import configure_logging, get_logger, log_context
 from trunkline_runtime.telemetry.console_span_transport import ConsoleSpanTransport
 from trunkline_runtime.telemetry.grpc_span_transport import GrpcSpanTransport
@@ -36,10 +38,12 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 
 @pytest.fixture
-def fresh_structlog() -> Iterator[None]:
-    """Restores the logging configuration for other tests."""
-    before = structlog.get_config()
-    yield
+def printed(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    """What is logged, in place of standard error. Restores the configuration for other tests."""
+    stream, before = io.StringIO(), structlog.get_config()
+    monkeypatch.setattr(log, "_STREAM", stream)
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    yield stream
     structlog.configure(**before)
 
 
@@ -196,8 +200,7 @@ def test_a_variable_that_makes_no_sense_is_one_line_and_exit_status_two(
     assert printed.count("\n") == 1
 
 
-@pytest.mark.usefixtures("fresh_structlog")
-def test_a_line_is_json_on_standard_error_once_and_says_whom_it_is_about(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_is_json_once_and_says_whom_it_is_about(printed: io.StringIO) -> None:
     configure_logging("router", router="r-1")
     configure_logging("router", router="r-1")  # a second call must not double the lines
     record = RequestRecord("the-request", 0.0, 0, trace_id=int(TRACE_ID, 16), tenant="acme")
@@ -208,9 +211,7 @@ def test_a_line_is_json_on_standard_error_once_and_says_whom_it_is_about(capsys:
     thread = threading.Thread(target=get_logger().info, args=("of a thread",))
     thread.start()
     thread.join()
-    printed = capsys.readouterr()
-    line, other, of_thread = map(json.loads, printed.err.splitlines())
-    assert printed.out == ""
+    line, other, of_thread = map(json.loads, printed.getvalue().splitlines())
     assert (line["service"], line["router"], line["event"]) == ("router", "r-1", "an event")
     assert (line["request_id"], line["trace_id"], line["tenant"]) == ("the-request", TRACE_ID, "its own")
     assert "request_id" not in other
@@ -224,9 +225,8 @@ def raise_with(secret: str) -> None:
         raise ExceptionGroup(secret, [OSError(2, secret), ValueError(secret)]) from error
 
 
-@pytest.mark.usefixtures("fresh_structlog")
 def test_an_error_is_logged_with_types_and_places_and_without_messages_that_may_quote_a_prompt(
-    capsys: pytest.CaptureFixture[str],
+    printed: io.StringIO,
 ) -> None:
     configure_logging("router")
     secret = "the text of " + "a prompt"
@@ -234,9 +234,8 @@ def test_an_error_is_logged_with_types_and_places_and_without_messages_that_may_
         raise_with(secret)
     except ExceptionGroup as error:
         get_logger().error("unexpected error", exc_info=error)
-    printed = capsys.readouterr().err
-    assert secret not in printed
-    stack = json.loads(printed)["exception"]
+    assert secret not in printed.getvalue()
+    stack = json.loads(printed.getvalue())["exception"]
     for part in ("builtins.KeyError", "[errno 2]", "builtins.ValueError", "builtins.ExceptionGroup", "in raise_with"):
         assert part in stack
     assert stack.index("KeyError") < stack.index("ExceptionGroup"), "causes come first"

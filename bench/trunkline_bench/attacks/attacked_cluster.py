@@ -11,6 +11,7 @@ from pathlib import Path
 from trunkline.client import Client
 from trunkline_bench.attacks.attack_result import AttackResult, bound_beside_others
 from trunkline_bench.attacks.catalogue import Case, Section
+from trunkline_bench.attacks.host_faults import BLOCKING_KEYS, add_key
 from trunkline_bench.attacks.innocent import TENANT, Innocent
 from trunkline_bench.attacks.measurement import Measurement
 from trunkline_bench.attacks.neighbour import neighbour_of
@@ -61,7 +62,11 @@ class AttackedCluster:
         flags = [f"--workers={','.join(addresses)}", f"--http-port={http_port}"]
         if self.section is Section.KEYED_PORT:
             flags.append(f"--grant-key={KEY}")
-        redis = None
+        redis, keys = None, self.folder / "keys.json"
+        credential: str | None = None
+        if case.attack == BLOCKING_KEYS:
+            credential = add_key(keys, TENANT)
+            flags.append(f"--api-keys={keys}")
         if self.section is Section.REDIS:
             redis = stack.enter_context(RedisServer())
             tenants = self.folder / "tenants.json"
@@ -70,7 +75,9 @@ class AttackedCluster:
         router = Server("router", self.folder, *flags)
         stack.push_async_callback(router.stop)
         await router.start()
-        client = await stack.enter_async_context(Client(router.address, tenant=TENANT, retries=0))
+        client = await stack.enter_async_context(
+            Client(router.address, tenant=TENANT, api_key=credential or None, retries=0)
+        )
         await client.ready(START_S)
         request_id = SHARED_NAME if self.section is Section.NAMESAKE else ""
         innocent = Innocent(client, case.asks, model=self.model.name, request_id=request_id)
@@ -79,7 +86,7 @@ class AttackedCluster:
         target = victim.address if redis is None else redis.url
         if self.section is Section.HTTP:
             target = f"127.0.0.1:{http_port}"
-        return Measurement(case, innocent, victim, target, router, workers, neighbour), warm_ms
+        return Measurement(case, innocent, victim, target, router, workers, neighbour, keys), warm_ms
 
 
 @asynccontextmanager

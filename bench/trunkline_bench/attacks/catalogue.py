@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from trunkline_bench.attacks.attack_result import Bounds
+from trunkline_bench.attacks.host_faults import HOST_FAULTS
 from trunkline_bench.attacks.vectors.attacker import ALL_OF_1_TO_5, HOLDING, OF_1_TO_5, UNREAD_STREAMS
 from trunkline_bench.attacks.vectors.calls import MALFORMED, SMALL_CALLS
 from trunkline_bench.attacks.vectors.floods import FLOODS
@@ -35,6 +36,7 @@ class Section(Enum):
     KEYED_PORT = "A stranger attacks the port of a worker with a key"
     LIAR = "A broken worker beside two good ones"
     REDIS = "False entries in Redis"
+    HOST = "Faults of a router's host"
     NAMESAKE = "A deadly request under another tenant's request id"
 
 
@@ -133,6 +135,7 @@ def cases() -> Sequence[Case]:
         *_ports(),
         *(Case(Section.LIAR, name) for name in (NONE, *LIES)),
         *(Case(Section.REDIS, name) for name in (NONE, *REDIS_ATTACKS)),
+        *(Case(Section.HOST, name) for name in (NONE, *HOST_FAULTS)),
         Case(
             Section.NAMESAKE, "a deadly request under another's name", bounds=Bounds(p99_ms=5_000.0)
         ),  # two of three workers are lost

@@ -38,7 +38,8 @@ class Innocent:
     """Sends requests of one kind, one after another. `request_id`: id of every request; may be empty."""
 
     def __init__(self, client: Client, kind: str, *, model: str, request_id: str = "") -> None:
-        self._client, self._kind, self._model, self._request_id = client, kind, model, request_id
+        self.model = model
+        self._client, self._kind, self._request_id = client, kind, request_id
         self._numbers = count()
         self._prompt_tokens = 0  # per request so far; equal texts must always have equally many
 
@@ -73,7 +74,7 @@ class Innocent:
         """Raises TrunklineError, and AssertionError if the number of prompt tokens has changed."""
         answer = await self._client.complete(
             self._prompt(),
-            model=self._model,
+            model=self.model,
             max_tokens=1,
             request_id=self._request_id,
             timeout_s=REQUEST_TIMEOUT_S,

@@ -4,10 +4,12 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from trunkline_bench.attacks.attack_process import AttackProcess
 from trunkline_bench.attacks.attack_result import AttackResult
 from trunkline_bench.attacks.catalogue import NONE, Case, Section
+from trunkline_bench.attacks.host_faults import HOST_FAULTS
 from trunkline_bench.attacks.innocent import Innocent
 from trunkline_bench.attacks.neighbour import Neighbour
 from trunkline_bench.attacks.server import Server
@@ -21,7 +23,8 @@ LIE_S = 1.0  # added to the window of a false worker: it goes on lying after its
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One attack. `victim`: the server whose memory and event loop are watched; `target`: the attacked address."""
+    """One attack. `victim`: the server whose memory and event loop are watched; `target`: the attacked address; `keys`:
+    the router's file of API keys, for faults of its host."""
 
     case: Case
     innocent: Innocent
@@ -30,6 +33,7 @@ class Measurement:
     router: Server
     workers: Sequence[Server]
     neighbour: Neighbour | None
+    keys: Path
 
     async def measure(self, result: AttackResult, window: Window) -> None:
         """Runs the attack and fills in `result`. Raises FleetError."""
@@ -63,6 +67,10 @@ class Measurement:
             await asked
             await self.innocent.ask_for(replace(window, least_s=LIE_S + window.least_s), record)
             result.outcomes = await neighbour.as_told_by(self.router)
+        elif case.section is Section.HOST:
+            async with HOST_FAULTS[case.attack](self.router, self.keys, self.innocent.model) as found:
+                await self.innocent.ask_for(window, record)
+            result.outcomes = ", ".join(f"{count:,} {name}" for name, count in found.items())
         else:
             attack = AttackProcess(case.attack, self.target, window.most_s)
             try:

@@ -45,6 +45,10 @@ class Server:
                 await self._keeping
         await self._process.stop()
 
+    def stop_reading(self) -> None:
+        """What the server prints is not read any more until it is stopped."""
+        self._process.stop_reading()
+
     def rss_mib(self) -> float:
         """Resident memory. Raises FleetError if the process has died."""
         try:

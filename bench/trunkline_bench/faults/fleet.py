@@ -81,10 +81,17 @@ class Process:
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
 
+    def stop_reading(self) -> None:
+        """What the process prints is not read any more until stop()."""
+        assert self._reading is not None
+        self._reading.cancel()
+
     async def stop(self) -> None:
         """Sends SIGTERM, and SIGKILL to the process group if the process has not ended after STOP_S."""
         if self._process is None:
             return
+        if self._reading is not None and self._reading.cancelled():
+            self._reading = asyncio.create_task(self._read(self._process))
         if self.is_running:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()

@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 from prometheus_client.core import Metric
 
+from trunkline_runtime.log import num_dropped_lines
 from trunkline_runtime.telemetry.certificate_expiry import CertificateExpiry
 from trunkline_runtime.telemetry.exposition import counter, gauge
 from trunkline_runtime.telemetry.span_queue import ExportCounts
@@ -20,6 +21,12 @@ def spans_family(name: str, counts: ExportCounts | None) -> Metric:
         ("outcome",),
         [((outcome,), float(count)) for outcome, count in told.items()],
     )
+
+
+def log_family(name: str) -> Metric:
+    """What became of the log."""
+    lines = [((), float(num_dropped_lines()))]
+    return counter(name, "Lines of the log that could not be written: a full disk, or a reader that stalls.", (), lines)
 
 
 def certificate_families(certificates: CertificateExpiry) -> Iterable[Metric]:

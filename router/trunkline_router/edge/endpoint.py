@@ -8,6 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from trunkline.status import RequestRefused, internal
 from trunkline_router.edge.http_call import Edge, HttpCall, given_up, metadata_of
+from trunkline_router.edge.request_fields import known_part
 from trunkline_router.gate.http_passage import HttpPassage, StatusPassage
 from trunkline_router.http.disconnect import ClientGone
 from trunkline_router.http.errors import (
@@ -101,9 +102,17 @@ class Endpoint:
         await self._refuse(send, failure, request_id, told)
 
     def _note(self, refused: RequestRefused, scope: Scope, request_id: str, tenant: str, started_s: float) -> None:
-        status, route = status_of(refused), self._route
         self._edge.gate.refused.note(
-            http_refusal(scope, refused.reason, status, request_id, route=route, tenant=tenant, started_s=started_s)
+            http_refusal(
+                scope,
+                refused.reason,
+                status_of(refused),
+                request_id,
+                route=self._route,
+                tenant=tenant,
+                field=known_part(refused.field),
+                started_s=started_s,
+            )
         )
 
     async def _refuse(self, send: Send, refused: RequestRefused, request_id: str, told: list[Header]) -> None:

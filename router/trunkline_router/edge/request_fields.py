@@ -5,7 +5,10 @@ ignored, because an ignored constraint gives wrong answers. Null means the defau
 """
 
 import json
+import re
 from collections.abc import Mapping
+from functools import cache
+from itertools import takewhile
 from typing import Annotated, Any, ClassVar
 
 import orjson
@@ -267,3 +270,26 @@ def wrong_field(error: ValidationError) -> RequestRefused:
         elif part.isidentifier():  # names of alternatives in a union, such as list[str], are not fields
             parts.append(f".{part}" if parts else part)
     return invalid("".join(parts).replace(".str", "") or "body", first["msg"].lower())
+
+
+def known_part(field: str) -> str:
+    """Returns a refused field up to the first name that the API does not have: such names are a client's own words, and
+    so are the keys of its objects."""
+
+    def is_known(part: str) -> bool:
+        found = _NAME_AND_INDEX.fullmatch(part)
+        return found is not None and found[1] in _known_names()
+
+    return ".".join(takewhile(is_known, field.split(".")))
+
+
+_NAME_AND_INDEX = re.compile(r"([\w-]+)(?:\[\d+\])?")
+
+
+@cache
+def _known_names() -> frozenset[str]:
+    names, kinds = {"body", "content-type", "x-request-id"}, [Fields]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        names |= {*kind.model_fields, *kind.unserved, *kind.ignored}
+    return frozenset(names)

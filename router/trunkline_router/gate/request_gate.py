@@ -94,6 +94,7 @@ class RequestGate:
                 route=method.removeprefix("/"),
                 host=host_of(context.peer()),
                 tenant=tenant or refused_tenant(refused),
+                field=refused.field,
                 traceparent=traceparent,
                 tracestate=tracestate,
                 started_s=started_s,

@@ -20,6 +20,7 @@ def http_refusal(
     *,
     route: str = "",
     tenant: str = "",
+    field: str = "",
     started_s: float | None = None,
 ) -> RefusedCall:
     """scope: of ASGI.  route: "" for one that is found by the path alone"""
@@ -36,6 +37,7 @@ def http_refusal(
         url_scheme=scope["scheme"],
         host=client[0] if client else "",
         tenant=tenant,
+        field=field,
         traceparent=traceparent,
         tracestate=tracestate,
         started_s=started_s,

@@ -5,7 +5,6 @@ import contextlib
 import math
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable
 from http.client import HTTPConnection, HTTPException, HTTPResponse
@@ -26,6 +25,7 @@ from trunkline_router.identity.identity import IdentityError
 from trunkline_router.identity.jwks import VerificationKeys, read_jwks
 from trunkline_router.identity.watched_file import WatchedFile
 from trunkline_runtime.log import get_logger
+from trunkline_runtime.own_thread import in_own_thread
 from trunkline_runtime.tls_settings import is_loopback
 
 REFRESH_S = 300.0  # issuers publish a new key for longer than this before they sign with it
@@ -129,7 +129,7 @@ class JwksUrl:
         """The server's answer. An attempt that outlasts its time is ended. If that takes longer, as in a lookup of the
         host's name, it is waited for again instead of starting another."""
         if self._fetching is None or self._fetching.done():
-            self._fetching = _in_thread(self._fetch)
+            self._fetching = in_own_thread(self._fetch, "jwks")
         # asyncio.wait does not cancel what it waits for.
         await asyncio.wait((self._fetching,), timeout=FETCH_S)
         if not self._fetching.done():
@@ -238,32 +238,6 @@ def _opener(url: str, context: ssl.SSLContext | None, connections: _Connections)
     if is_loopback(urlsplit(url).hostname or ""):
         handlers.append(ProxyHandler({}))
     return build_opener(*handlers)
-
-
-def _in_thread(call: Callable[[], bytes]) -> "asyncio.Future[bytes]":
-    """Runs the call in a thread of its own. Unlike asyncio's threads, it does not delay the end of the process."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[bytes] = loop.create_future()
-
-    def settle(result: bytes | None, error: Exception | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-            future.exception()  # marks it as retrieved, because the caller may have stopped waiting
-        else:
-            future.set_result(result or b"")
-
-    def run() -> None:
-        try:
-            outcome: tuple[bytes | None, Exception | None] = call(), None
-        except Exception as error:  # handed to the caller
-            outcome = None, error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the router has stopped
-            loop.call_soon_threadsafe(settle, *outcome)
-
-    threading.Thread(target=run, name="jwks", daemon=True).start()
-    return future
 
 
 def _problem(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.telemetry.certificate_expiry import CertificateExpiry
 from trunkline_runtime.telemetry.exposition import gauge
-from trunkline_runtime.telemetry.process_families import certificate_families, spans_family
+from trunkline_runtime.telemetry.process_families import certificate_families, log_family, spans_family
 from trunkline_runtime.telemetry.span_queue import ExportCounts
 
 OF_PROCESS = frozenset(
@@ -41,4 +41,5 @@ class ProcessGauges:
         )  # fmt: skip
         yield from certificate_families(self._certificates)
         yield spans_family("trunkline_router_spans", self._spans)
+        yield log_family("trunkline_router_dropped_log_lines")
         yield from (family for family in self._process.collect() if family.name in OF_PROCESS)

@@ -33,6 +33,7 @@ class RefusedCall:
     route: the template of the endpoint's path, or the RPC's full name; "" if there is no such endpoint
     host: the client's
     tenant: "" if it is not known
+    field: the refused field of the request, as far as its names are the API's own; "" if there is none
     started_s: on the monotonic clock; None: not known
     """
 
@@ -45,6 +46,7 @@ class RefusedCall:
     url_scheme: str = ""
     host: str = ""
     tenant: str = ""
+    field: str = ""
     traceparent: str = ""
     tracestate: str = ""
     started_s: float | None = None
@@ -65,6 +67,7 @@ class RefusedCall:
             "route": self.route,
             "client": self.host,
             "tenant": self.tenant,
+            "field": self.field,
         }
         known: dict[str, Any] = {name: value for name, value in fields.items() if value}
         return known | {"status": self.status, "reason": self.reason}

@@ -2,12 +2,15 @@
 
 import asyncio
 import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
-from tests.router.cluster import until
+from tests.router.cluster import PATIENCE_S, until
 from tests.router.identity.key_rig import answer, content, put, record, write
 from trunkline_router.identity import watched_file
 from trunkline_router.identity.authenticator import Authenticator, KeyFileSource
@@ -193,3 +196,94 @@ def test_of_ten_thousand_keys_the_unchanged_ones_are_read_once(path: Path) -> No
     assert len(first) == 10_000
     assert len(keys.records) == 9_999
     assert all(keys.records[key_id] is first[key_id] for key_id in keys.records)
+
+
+@pytest.mark.parametrize("what", ["FIFO", "device"])
+async def test_a_file_that_is_replaced_by_no_regular_file_keeps_its_keys_and_is_followed(path: Path, what: str) -> None:
+    key, later = ApiKey.new(), ApiKey.new()
+    write(path, record(key))
+    authenticator, source = await started(path)
+    with capture_logs() as logs:
+        put(path, None)
+        if what == "FIFO":
+            os.mkfifo(path)
+        else:
+            os.symlink("/dev/zero", path)
+        for _ in range(2):
+            async with asyncio.timeout(PATIENCE_S):
+                await source.file.poll()
+        assert answer(authenticator, key.credential) == "acme"
+        put(path, None)
+        write(path, record(later))
+        await source.file.poll()
+    assert [(entry["log_level"], entry.get("problem")) for entry in logs] == [
+        ("error", "is not a regular file"), ("info", None),
+    ]  # fmt: skip
+    assert [answer(authenticator, one.credential) for one in (key, later)] == [WRONG, "acme"]
+
+
+class HangingRead:
+    """Reads a file as from a mount whose server is gone, until it is back."""
+
+    def __init__(self) -> None:
+        self.begun: list[bytes] = []
+        self.is_back = threading.Event()
+
+    def __call__(self, content: bytes) -> None:
+        self.begun.append(content)
+        self.is_back.wait()
+
+
+async def test_a_poll_that_hangs_is_reported_and_the_file_is_followed_again_when_it_ends(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched_file, "READ_S", 0.01)
+    read = HangingRead()
+    read.is_back.set()
+    put(path, b"1")
+    watched = WatchedFile("--x", str(path), read)
+    await watched.start()
+    read.is_back.clear()
+    put(path, b"2")
+    with capture_logs() as logs:
+        for _ in range(3):
+            await watched.poll()
+        read.is_back.set()
+        monkeypatch.setattr(watched_file, "READ_S", PATIENCE_S)
+        await watched.poll()
+    assert read.begun == [b"1", b"2"], "while a read hangs, no other one is begun"
+    assert [(entry["log_level"], entry.get("problem")) for entry in logs] == [
+        ("error", "it cannot be read within 0.01 s"), ("info", None),
+    ]  # fmt: skip
+
+
+async def test_a_router_does_not_start_with_a_file_that_hangs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched_file, "READ_S", 0.01)
+    read = HangingRead()
+    put(path, b"1")
+    with pytest.raises(IdentityError, match=r"^--x: it cannot be read within 0\.01 s$"):
+        await WatchedFile("--x", str(path), read).start()
+    read.is_back.set()
+
+
+def test_a_process_ends_while_a_poll_of_its_files_hangs(path: Path) -> None:
+    put(path, b"1")
+    program = f"""
+import asyncio, threading
+from trunkline_router.identity.watched_file import WatchedFile
+
+begun = threading.Event()
+
+def read(_: bytes) -> None:
+    begun.set()
+    threading.Event().wait()
+
+async def main() -> None:
+    polling = asyncio.create_task(WatchedFile("--x", {str(path)!r}, read).poll())
+    while not begun.is_set():
+        await asyncio.sleep(0.01)
+    polling.cancel()
+
+asyncio.run(main())
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=PATIENCE_S, check=False).returncode == 0

@@ -107,12 +107,18 @@ class Refused:
     name: str  # of its span
     method: str = "POST"
     route: str = CHAT
+    field: str = ""  # as in the log
 
 
-UNREAD = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": SECRET}], "wishes": SECRET}).encode()
+def chat(**fields: Any) -> bytes:
+    return json.dumps({"model": "tiny", "messages": [{"role": "user", "content": SECRET}], **fields}).encode()
+
+
+UNREAD = chat(wishes=SECRET)
 CALLS = {
     "bad JSON": Refused(
-        sent("POST", CHAT, 1, b'{"' + SECRET.encode()), 400, "INVALID_REQUEST", "POST /v1/chat/completions"
+        sent("POST", CHAT, 1, b'{"' + SECRET.encode()), 400, "INVALID_REQUEST", "POST /v1/chat/completions",
+        field="body",
     ),
     "unknown field": Refused(sent("POST", CHAT, 2, UNREAD), 400, "INVALID_REQUEST", "POST /v1/chat/completions"),
     "no credentials": Refused(
@@ -137,10 +143,30 @@ CALLS = {
     ),
     "unknown response": Refused(
         sent("GET", "/v1/models/none", 9), 404, "MODEL_NOT_FOUND", "GET /v1/models/{model:path}", method="GET",
-        route="/v1/models/{model:path}",
+        route="/v1/models/{model:path}", field="model",
     ),
     "own method": Refused(
         sent("PURGE", CHAT, 10), 405, "method_not_allowed", "HTTP /v1/chat/completions", method="PURGE"
+    ),
+    "unserved field": Refused(
+        sent("POST", CHAT, 11, chat(response_format={SECRET: 1})), 400, "INVALID_REQUEST",
+        "POST /v1/chat/completions", field="response_format",
+    ),
+    "wrong type in a message": Refused(
+        sent("POST", CHAT, 12, chat(messages=[{"role": 1}])), 400, "INVALID_REQUEST", "POST /v1/chat/completions",
+        field="messages[0].role",
+    ),
+    "unknown field of a message": Refused(
+        sent("POST", CHAT, 13, chat(messages=[{"role": "user", "content": "x", "unspeakable": 1}])), 400,
+        "INVALID_REQUEST", "POST /v1/chat/completions", field="messages[0]",
+    ),
+    "unknown field that looks like a known one": Refused(
+        sent("POST", CHAT, 14, chat(**{"model[unspeakable].x": 1})), 400, "INVALID_REQUEST",
+        "POST /v1/chat/completions",
+    ),
+    "own key of an object": Refused(
+        sent("POST", CHAT, 15, chat(logit_bias={"unspeakable": "x"})), 400, "INVALID_REQUEST",
+        "POST /v1/chat/completions", field="logit_bias",
     ),
 }  # fmt: skip
 
@@ -155,6 +181,7 @@ async def test_each_refused_call_has_a_line_a_count_and_a_span(receiver: Receive
         status, headers = answers[name]
         assert status == line["status"] == call.status, name
         assert (line["reason"], line.get("route", "")) == (call.reason, call.route), name
+        assert line.get("field", "") == call.field, name
         assert line.get("method", "PURGE") == call.method, name
         assert line["request_id"] == headers["x-request-id"], name
         assert (line["trace_id"], line["client"]) == (f"{number:032x}", "127.0.0.1"), name

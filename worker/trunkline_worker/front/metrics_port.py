@@ -16,7 +16,7 @@ from trunkline_runtime.telemetry.exposition import Families, gauge
 from trunkline_runtime.telemetry.gpu_meter import NO_GPU, GpuMeter, gpu_families
 from trunkline_runtime.telemetry.metrics_server import MetricsServer
 from trunkline_runtime.telemetry.otlp_metrics import metrics_export
-from trunkline_runtime.telemetry.process_families import certificate_families, spans_family
+from trunkline_runtime.telemetry.process_families import certificate_families, log_family, spans_family
 from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokens
 from trunkline_runtime.telemetry.span_queue import ExportCounts
 from trunkline_runtime.tls import ServerTls
@@ -103,5 +103,6 @@ class MetricsSources:
             [((), float(self._backlog.all_bytes))],
         )
         yield spans_family("trunkline_worker_spans", self._spans)
+        yield log_family("trunkline_worker_dropped_log_lines")
         yield from certificate_families(self._certificates)
         yield from self._process.collect()

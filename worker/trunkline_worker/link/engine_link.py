@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -22,6 +23,7 @@ from trunkline_worker.settings import EngineSettings
 ENGINE_COMMAND = (sys.executable, "-m", "trunkline_worker.engine.engine_process")
 RECEIVE_BYTES = 1 << 20
 QUESTION_PERIOD_S = 5.0  # between an answer of the engine and the next request for statistics
+LAST_OUTPUT_S = 1.0  # for the last lines of an engine that has ended
 STOP_GRACE_S = 2.0  # an engine that does not finish its step within this time after it was asked to stop is killed
 
 
@@ -80,7 +82,11 @@ class EngineLink:
             pass_fds=[theirs.fileno(), record.fileno()],
             start_new_session=True,
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
+        self._printing = threading.Thread(target=relay_output, args=(self._process,), name="engine output", daemon=True)
+        self._printing.start()
         theirs.close()
         record.close()
         self._reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=RECEIVE_BYTES)
@@ -185,6 +191,7 @@ class EngineLink:
         except subprocess.TimeoutExpired:
             self._kill()
             await asyncio.to_thread(process.wait)
+        await asyncio.to_thread(self._printing.join, LAST_OUTPUT_S)
 
     def _schedule_flush(self) -> None:
         if not self._flush_scheduled:
@@ -233,4 +240,14 @@ class EngineLink:
         except subprocess.TimeoutExpired:
             self._kill()
             return " (it closed its socket and was killed)"
+        await asyncio.to_thread(self._printing.join, LAST_OUTPUT_S)  # its traceback comes first
         return f" (signal {signal.Signals(-status).name})" if status < 0 else f" (exit status {status})"
+
+
+def relay_output(process: subprocess.Popen[bytes]) -> None:
+    """Prints what the engine prints, until it ends: an engine that wrote to the log itself would stop when the log's
+    reader stalls."""
+    assert process.stdout is not None
+    with process.stdout as lines:
+        for line in lines:
+            sys.stderr.write(line.decode(errors="backslashreplace"))
