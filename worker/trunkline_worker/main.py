@@ -124,6 +124,7 @@ async def serve(
     metrics = metrics_of(model, settings)
     front = Front(model, files.tokenizer, mirror, metrics=metrics)
     front.connect(link)
+    mirror.set_load(link.first_load)
 
     def now_unix_ms() -> int:
         return int(time.time() * 1e3)
