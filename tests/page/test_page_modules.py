@@ -124,6 +124,13 @@ def test_each_part_that_the_router_names_has_words(modules: Modules) -> None:
     assert set(names) == set(modules.call("ttft_parts", "return Object.keys(it.CAUSES);"))
 
 
+def test_the_advice_says_why_a_worker_has_told_nothing(modules: Modules) -> None:
+    part = {"part": "worker", "start_s": 0.0, "duration_s": 1.0, "note": "w: the worker was lost later (NO_WORKER)"}
+    request = {"ttft_s": 1.0, "cause": "worker", "ttft_parts": [part], "is_failed": False}
+    advice = modules.call("ttft_parts", f"return it.advice({json.dumps(request)});")
+    assert advice == "A worker tells it when the request has ended there. w: the worker was lost later (NO_WORKER)."
+
+
 def test_each_stage_that_can_refuse_has_words(modules: Modules) -> None:
     from trunkline_router.telemetry import request_record as stages
 

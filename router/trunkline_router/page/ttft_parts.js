@@ -60,7 +60,7 @@ export const CAUSES = {
   worker: {
     short: "on a worker",
     sentence: "was on a worker that has not told what it did",
-    advice: "A worker tells it when the request has ended there: see the note below.",
+    advice: "A worker tells it when the request has ended there.",
   },
   network: {
     short: "network, other",
@@ -109,7 +109,10 @@ export function shownParts(request) {
 
 /** What to do about it. @param {RequestDetail} request */
 export function advice(request) {
-  return request.is_failed ? refusalAdvice(request) : (CAUSES[blamed(request)]?.advice ?? "");
+  if (request.is_failed) return refusalAdvice(request);
+  const part = blamed(request);
+  const notes = part === "worker" ? [...(longestPart(request)?.notes ?? [])] : []; // why there is no timeline
+  return [CAUSES[part]?.advice ?? "", ...notes.map((note) => `${note}.`)].join(" ");
 }
 
 /** How far a request came. @param {RequestDetail} request @param {number} whole */
