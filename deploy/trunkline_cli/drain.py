@@ -1,4 +1,5 @@
-"""`trunkline drain`: a worker stops admission and finishes its requests; for operators and a pod's preStop hook."""
+"""`trunkline drain`: a worker stops admission and finishes its requests, or with --undo admits requests again; for
+operators and a pod's preStop hook."""
 
 import argparse
 import os
@@ -10,7 +11,7 @@ import grpc
 from trunkline.proof import proof_metadata
 from trunkline.tls import open_blocking_channel
 from trunkline.tls_files import TlsFileError
-from trunkline.v1.worker_pb2 import DrainRequest, GetModelRequest, GetModelResponse
+from trunkline.v1.worker_pb2 import DrainRequest, GetModelRequest, GetModelResponse, UndrainRequest
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 from trunkline_cli.arguments import seconds, server, text
 from trunkline_cli.connection import add_tls_arguments, connection_problem, tls_of
@@ -20,10 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address", type=server, default="127.0.0.1:50061", metavar="HOST:PORT", help="worker (default: %(default)s)"
     )
-    parser.add_argument(
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
         "--timeout-s", type=seconds, metavar="SECONDS",
         help="time for running requests to finish; default: the worker's own setting",
     )  # fmt: skip
+    how.add_argument("--undo", action="store_true", help="end the worker's drain: it admits requests again")
     parser.add_argument(
         "--grant-key",
         type=text,
@@ -48,7 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
             stub, key = WorkerServiceStub(channel), arguments.grant_key.encode()
             model = stub.GetModel(GetModelRequest()) if key else GetModelResponse()
             now_unix_ms = int(time.time() * 1e3)
-            proof = proof_metadata(key, "Drain", worker_id=model.worker_id, epoch=model.epoch, now_unix_ms=now_unix_ms)
+            method = "Undrain" if arguments.undo else "Drain"
+            proof = proof_metadata(key, method, worker_id=model.worker_id, epoch=model.epoch, now_unix_ms=now_unix_ms)
+            if arguments.undo:
+                stub.Undrain(UndrainRequest(), metadata=proof)
+                print("the worker admits requests")
+                return 0
             drained = stub.Drain(request, metadata=proof)
         except grpc.RpcError as error:
             problem = f"{arguments.address}: {error.details()}"

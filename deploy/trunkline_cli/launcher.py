@@ -34,6 +34,8 @@ class End:
     def __str__(self) -> str:
         if self.hung:
             return f"hung ({self.hung}) and was stopped ({describe_status(self.status)})"
+        if self.status == 0:
+            return "stopped (exit status 0)"
         return f"died ({describe_status(self.status)}): {self.cause}"
 
 
@@ -153,7 +155,22 @@ class Cluster:
             await asyncio.sleep(delay_s)
             command, environment = self._plan.commands()[name], self._plan.environment(name)
             self._children[name] = await start_again(name, command, backoff, environment, self._console.log_line)
-            end = await self._live(name)
+            end = await self._live_again(name)
+
+    async def _live_again(self, name: str) -> End:
+        """As _live(), for a process that was started again; says when it is ready."""
+        address = self._plan.addresses()[name]
+        life = asyncio.create_task(self._live(name))
+        ready = asyncio.create_task(wait_until_serving(address))
+        try:
+            await asyncio.wait({life, ready}, return_when=asyncio.FIRST_COMPLETED)
+            if ready.done():
+                ready.result()
+                say(f"{name} is ready again on {address}")
+            return await life
+        finally:
+            ready.cancel()
+            life.cancel()
 
     async def _stop_all(self) -> None:
         """Asks all processes to stop, and kills those that still run after STOP_S."""

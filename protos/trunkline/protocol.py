@@ -3,7 +3,7 @@
 GetModelResponse.protocol_version (worker.proto) describes the versions.
 """
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 ENDS_TOLD_SINCE = 4  # the first version in which a worker answers an abort with the choice's timeline
 # The oldest router protocol that can use a worker of this version. A worker with a grant key demands proofs.
 MIN_ROUTER_PROTOCOL, MIN_ROUTER_PROTOCOL_WITH_KEY = 0, 2

@@ -93,13 +93,30 @@ def test_a_worker_that_dies_comes_back_and_kill_9_of_the_launcher_leaves_nothing
         line = process.wait_for(r"worker-0 died")
         assert "exit status 1" in line
         assert "the engine process died" in line
-        wait_until(lambda: sum('"worker ready"' in line for line in process.lines) == 2, "ready again")
+        process.wait_for(r"worker-0 is ready again on 127\.0\.0\.1:")
         family = descendants(process.popen.pid)
         assert len(family) >= 4, "launcher, router, worker, engine"
         process.popen.kill()
         wait_until(lambda: not alive(family), "all are gone", timeout_s=15)
     finally:
         process.stop()
+
+
+def test_a_worker_that_was_told_to_stop_has_stopped_and_not_died() -> None:
+    process, _ = serve("--kv-blocks=64")
+    try:
+        process.wait_for("Serving tiny-tales")
+        (engine,) = (pid for pid in descendants(process.popen.pid) if is_engine(pid))
+        os.kill(parent_of(engine), signal.SIGTERM)
+        process.wait_for(r"trunkline: worker-0 stopped \(exit status 0\); starting it again in")
+        process.wait_for(r"worker-0 is ready again on")
+        assert not any("died" in line for line in process.lines)
+    finally:
+        process.stop()
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def is_engine(pid: int) -> bool:

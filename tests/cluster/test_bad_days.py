@@ -22,6 +22,7 @@ from trunkline.v1.worker_pb2 import (
     SessionHello,
     SessionRequest,
     Submit,
+    UndrainRequest,
     WorkerServiceGenerateRequest,
 )
 from trunkline_bench.servers.ports import free_port
@@ -108,6 +109,33 @@ def test_a_drain_that_runs_out_of_time_cuts_off_with_unavailable(worker: Worker)
         list(call)
     assert reason_of(caught.value) == "NO_WORKER"
     assert worker.stub.Drain(request, timeout=60).aborted == 0, "draining again is harmless"
+
+
+def test_a_ready_worker_tells_its_empty_blocks_before_its_first_step(worker: Worker) -> None:
+    load = worker.load()
+    assert (load.kv_free_blocks, load.kv_live_blocks, load.kv_cached_blocks) == (128, 0, 0)
+
+
+def test_an_undrained_worker_serves_again_but_not_one_that_was_told_to_stop(worker: Worker) -> None:
+    call = generate(worker, submit_of(max_tokens=900), timeout=60)
+    next(call)
+    drained: list[Any] = []
+    draining = threading.Thread(target=lambda: drained.append(worker.stub.Drain(DrainRequest(), timeout=60)))
+    draining.start()
+    wait_until(lambda: worker.health("readiness") == health_pb2.HealthCheckResponse.NOT_SERVING, "not ready")
+    worker.stub.Undrain(UndrainRequest(), timeout=10)
+    draining.join()
+    assert (drained[0].finished, drained[0].aborted) == (0, 0)
+    assert worker.health("readiness") == health_pb2.HealthCheckResponse.SERVING
+    assert not worker.load().draining
+    assert list(generate(worker, submit_of(max_tokens=1), timeout=60))
+    worker.process.popen.send_signal(signal.SIGTERM)
+    wait_until(lambda: worker.health("readiness") == health_pb2.HealthCheckResponse.NOT_SERVING, "stopping")
+    with pytest.raises(grpc.RpcError, match="this worker is stopping") as caught:
+        worker.stub.Undrain(UndrainRequest(), timeout=10)
+    assert reason_of(caught.value) == "NO_WORKER"
+    call.cancel()
+    assert worker.process.wait() == 0
 
 
 def test_a_ledger_from_another_worker_goes_on_exactly(cluster: Cluster) -> None:

@@ -31,6 +31,7 @@ from trunkline.v1.worker_pb2 import (
     SessionHello,
     SessionRequest,
     Submit,
+    UndrainRequest,
     WatchCacheRequest,
     WorkerServiceGenerateRequest,
 )
@@ -232,7 +233,7 @@ async def test_what_only_routers_and_operators_may_call_asks_for_a_proof_of_the_
 ) -> None:
     worker = standing_fleet.routed.workers[DRAINED_BY_COMMAND]
     stub = worker.stub
-    good = {method: await worker.proof(method) for method in ("Session", "WatchCache", "GetStats", "Drain")}
+    good = {method: await worker.proof(method) for method in ("Session", "WatchCache", "GetStats", "Drain", "Undrain")}
     calls: dict[str, Callable[[Any], Any]] = {
         "Session": lambda proof: stub.Session(
             metadata=proof
@@ -240,6 +241,7 @@ async def test_what_only_routers_and_operators_may_call_asks_for_a_proof_of_the_
         "WatchCache": lambda proof: stub.WatchCache(WatchCacheRequest(), metadata=proof).read(),
         "GetStats": lambda proof: stub.GetStats(GetStatsRequest(), metadata=proof),
         "Drain": lambda proof: stub.Drain(DrainRequest(), metadata=proof),
+        "Undrain": lambda proof: stub.Undrain(UndrainRequest(), metadata=proof),
     }
     for method, call in calls.items():
         for proof in ((), good["Drain" if method != "Drain" else "Session"]):

@@ -16,6 +16,7 @@ from trunkline.v1.fleet_pb2 import (
     GetRequestRequest,
     ListRequestsRequest,
     ListWorkersRequest,
+    UndrainWorkerRequest,
     WatchFleetRequest,
 )
 from trunkline.v1.generation_pb2 import SamplingParams
@@ -63,6 +64,7 @@ RPCS: Mapping[str, Rpc] = {
     FLEET + "ListRequests": Rpc(ListRequestsRequest()),
     FLEET + "GetRequest": Rpc(GetRequestRequest(request_id="none")),
     FLEET + "DrainWorker": Rpc(DrainWorkerRequest(worker="none")),
+    FLEET + "UndrainWorker": Rpc(UndrainWorkerRequest(worker="none")),
 }
 
 

@@ -19,6 +19,7 @@ BODIES = (
     (b"/v1/responses", b'{"model":"tiny","input":"hi","stream":true}'),
     (b"/tokenize", b'{"prompt":"hi"}'),
     (b"/fleet/workers/none/drain", b'{"timeout_s":1}'),
+    (b"/fleet/workers/none/undrain", b"{}"),
     (b"/detokenize", b'{"tokens":[100]}'),
 )
 

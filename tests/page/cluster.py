@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-from openai import OpenAI
+import pytest
+from openai import BadRequestError, OpenAI
 
 from tests.cluster.processes import START_S, Process, Worker, script, wait_until
 from tests.router.identity import key_rig
@@ -67,6 +68,12 @@ class PageCluster:
             given = {"max_tokens": 8, "temperature": 0.0, **options}
             raw = client.completions.with_raw_response.create(model=MODEL, prompt=prompt, **given)
             return str(raw.headers["x-request-id"])
+
+    def refused(self, caller: str, prompt: str) -> str:
+        """As complete(), for a prompt that must be refused."""
+        with self.client(caller) as client, pytest.raises(BadRequestError) as caught:
+            client.completions.create(model=MODEL, prompt=prompt)
+        return str(caught.value.response.headers["x-request-id"])
 
     def told(self, path: str) -> Any:
         """What the router tells an operator at a path of the live page."""

@@ -2,12 +2,13 @@
 
 import itertools
 import re
+from pathlib import Path
 
 import pytest
 
 from tests.cluster.processes import wait_until
 from tests.page.browser import PHONE, Browser
-from tests.page.cluster import MODEL, PageCluster
+from tests.page.cluster import MODEL, PageCluster, running_cluster
 from tests.page.slow_first_tokens import unread_answer
 
 STORY = "Once upon a time there was a fox who lived in the big forest with her friends, the bear and the owl. " * 2
@@ -81,6 +82,31 @@ def test_a_key_is_entered_once_and_kept_out_of_the_document_and_addresses(page: 
     page.check_behaviour("401 (Unauthorized)")
 
 
+def test_the_first_screen_of_a_new_fleet_is_true(page: Browser, tmp_path: Path) -> None:
+    with running_cluster(tmp_path, "--kv-blocks=512", workers=1) as new:
+        opened(page, new)
+        page.wait("#summary-title ~ dl", r"KV live\s*0 % of 512 blocks")
+        page.wait(TILE, r"KV: live 0 % · cached 0 % · free 100 %")
+        assert re.search(r"KV room\s*8,192 tokens", page.text(TILE))
+        page.wait("#no-requests", "No request has ended yet")
+        new.complete("acme", STORY, max_tokens=1)
+        page.wait("#request-rows", "acme")
+        page.wait("#tenant-rows", "acme")
+        page.close()
+
+
+def test_a_refused_request_names_the_stage_that_refused_it_and_not_where_its_time_went(
+    page: Browser, cluster: PageCluster
+) -> None:
+    raw = cluster.refused("acme", STORY * 400)
+    opened(page, cluster)
+    page.fill("#request-id", raw)
+    page.press("Enter")
+    page.wait("#timeline .verdict", r"^It was refused .* its length were checked: CONTEXT_LENGTH_EXCEEDED \(prompt\)\.")
+    assert "tokenized" not in page.text("#timeline .verdict")
+    assert page.count("#timeline .marked") == 0
+
+
 def test_a_user_sees_its_own_requests_alone_and_drains_nothing(page: Browser, cluster: PageCluster) -> None:
     own, other = cluster.complete("acme", STORY), cluster.complete("zeta", STORY)
     opened(page, cluster, "acme")
@@ -127,6 +153,7 @@ def test_a_running_request_is_listed_and_followed_to_its_end(page: Browser, clus
         page.choose("#request-filter", "running")
         page.click('#request-rows button[title="unread"]')
         page.wait("#timeline .timeline-head", "running")
+        page.wait("#timeline .waterfall", "the request still runs there")
     page.wait("#timeline .timeline-head", "cancelled")
 
 
@@ -187,7 +214,7 @@ def test_axe_finds_nothing_and_nothing_sticks_out(page: Browser, cluster: PageCl
     assert page.violations() == []
 
 
-def test_a_worker_is_drained_after_a_question_and_its_tile_follows_its_death_and_return(
+def test_a_worker_is_drained_and_undrained_after_questions_and_its_tile_follows_its_death_and_return(
     page: Browser, cluster: PageCluster
 ) -> None:
     worker = cluster.workers[1]
@@ -203,6 +230,13 @@ def test_a_worker_is_drained_after_a_question_and_its_tile_follows_its_death_and
     page.wait_gone("#drain-dialog")
     page.wait(tile(worker.address), "Draining")
     page.wait("#announcements", "drain")
+    page.click(f"{tile(worker.address)} .tile-foot button")
+    page.wait("#drain-dialog", f"End the drain of {worker.address}\\?")
+    page.click("#drain-confirm")
+    page.wait_gone("#drain-dialog")
+    page.wait(tile(worker.address), "Ready")
+    page.wait("#announcements", "drain .* has ended|is ready")
+    cluster.complete_many("zeta", [f"{number} {STORY}" for number in range(8)])
     worker.process.popen.kill()
     page.wait(tile(worker.address), "Connecting")
     assert page.is_visible(f"{tile(worker.address)} .reason")

@@ -79,7 +79,15 @@ def test_the_verdict_names_the_longest_part_of_the_time_to_first_token(modules: 
     def verdict(**fields: Any) -> str:
         parts = [("queue", 0.0, 1.5), ("prefill", 1.5, 0.5), ("queue", 2.0, 1.0), ("network", 3.0, 1.0)]
         told = [{"part": part, "start_s": start, "duration_s": took, "note": ""} for part, start, took in parts]
-        request = {"ttft_s": 4.0, "e2e_s": 6.0, "stalled_s": 0.0, "cause": "queue", "ttft_parts": told, **fields}
+        request = {
+            "ttft_s": 4.0,
+            "e2e_s": 6.0,
+            "stalled_s": 0.0,
+            "cause": "queue",
+            "ttft_parts": told,
+            "is_failed": False,
+        }
+        request |= {"outcome": "length", "refused_by": "", "refused_field": ""} | fields
         return str(modules.call("ttft_parts", f"return it.verdict({json.dumps(request)});"))
 
     waited = "For 2.50 s of it (63 %) the request waited in a worker's queue."
@@ -89,6 +97,23 @@ def test_the_verdict_names_the_longest_part_of_the_time_to_first_token(modules: 
     assert verdict(stalled_s=9.5, cause="stalled_client") == stalled
     assert verdict(ttft_s=None) == f"It ended without a token, 6.00 s after the start. {waited}"
     assert verdict(ttft_s=None, ttft_parts=[]) == "It ended without a token, 6.00 s after the start."
+    assert verdict(ttft_s=None, outcome="cancelled", ttft_parts=[]).startswith(
+        "Its client cancelled it without a token"
+    )
+    failed = {
+        "is_failed": True,
+        "outcome": "CONTEXT_LENGTH_EXCEEDED",
+        "refused_by": "checks",
+        "refused_field": "prompt",
+    }
+    refused = "after the start, when its parameters and its length were checked: CONTEXT_LENGTH_EXCEEDED (prompt)."
+    assert verdict(ttft_s=None, e2e_s=0.002, **failed) == f"It was refused 2.0 ms {refused}"
+    assert verdict(ttft_s=None, **failed) == f"It was refused 6.00 s {refused} {waited}"
+    lost = verdict(is_failed=True, outcome="NO_WORKER", refused_by="worker")
+    assert lost.startswith(
+        "First token after 4.00 s. The answer broke off 6.00 s after the start, on its worker: NO_WORKER."
+    )
+    assert lost.endswith("For 2.50 s of the time to the first token (63 %) the request waited in a worker's queue.")
 
 
 def test_each_part_that_the_router_names_has_words(modules: Modules) -> None:
@@ -97,6 +122,21 @@ def test_each_part_that_the_router_names_has_words(modules: Modules) -> None:
     names = [value for name, value in vars(ttft_parts).items() if name.isupper() and isinstance(value, str)]
     assert len(names) > 5
     assert set(names) == set(modules.call("ttft_parts", "return Object.keys(it.CAUSES);"))
+
+
+def test_the_advice_says_why_a_worker_has_told_nothing(modules: Modules) -> None:
+    part = {"part": "worker", "start_s": 0.0, "duration_s": 1.0, "note": "w: the worker was lost later (NO_WORKER)"}
+    request = {"ttft_s": 1.0, "cause": "worker", "ttft_parts": [part], "is_failed": False}
+    advice = modules.call("ttft_parts", f"return it.advice({json.dumps(request)});")
+    assert advice == "A worker tells it when the request has ended there. w: the worker was lost later (NO_WORKER)."
+
+
+def test_each_stage_that_can_refuse_has_words(modules: Modules) -> None:
+    from trunkline_router.telemetry import request_record as stages
+
+    names = {stages.ARRIVAL, stages.CHECKS, stages.MODEL, stages.TOKENIZER, stages.QUOTAS, stages.PLACEMENT}
+    names |= {stages.WORKER, stages.SLOW_CLIENT}
+    assert names == set(modules.call("refusal", "return Object.keys(it.STAGES);"))
 
 
 def test_text_cannot_become_markup(modules: Modules) -> None:

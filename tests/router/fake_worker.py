@@ -43,6 +43,8 @@ from trunkline.v1.worker_pb2 import (
     SessionWelcome,
     Submit,
     Timeline,
+    UndrainRequest,
+    UndrainResponse,
     WatchCacheResponse,
     WorkerServiceGenerateResponse,
 )
@@ -165,6 +167,7 @@ class FakeWorker(WorkerServiceServicer):
     answers_aborts: bool = True  # with a timeline, if the router knows it
     stats: GetStatsResponse = field(default_factory=GetStatsResponse)
     drains: bool = False  # if it is asked to
+    is_stopping: bool = False  # its drains do not end
     drained: list[DrainRequest] = field(default_factory=list)
     asked_for_stats: int = 0
 
@@ -387,6 +390,17 @@ class FakeWorker(WorkerServiceServicer):
         self.send_load(draining=True)
         await asyncio.Event().wait()  # its requests do not end
         return DrainResponse()
+
+    async def Undrain(
+        self, request: UndrainRequest, context: grpc.aio.ServicerContext[UndrainRequest, UndrainResponse]
+    ) -> UndrainResponse:
+        self._check_proof("Undrain", context)
+        if not self.drains:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this fake worker does not drain")
+        if self.is_stopping:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "this fake worker is stopping")
+        self.send_load(draining=False)
+        return UndrainResponse()
 
     async def GetStats(self, request: Any, context: Any) -> GetStatsResponse:
         self._check_proof("GetStats", context)

@@ -13,7 +13,7 @@ from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.grant_keys import GrantKeys
 from trunkline.protocol import MIN_ROUTER_PROTOCOL, MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
 from trunkline.tls_files import TlsFileError
-from trunkline.v1.worker_pb2 import DrainResponse, GetModelResponse
+from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_runtime.garbage import keep_collecting, spare_what_stays
 from trunkline_runtime.instance_name import instance_name
 from trunkline_runtime.log import configure_logging, get_logger
@@ -31,6 +31,7 @@ from trunkline_worker.checkpoint.spec import read_spec
 from trunkline_worker.door.call_authorizer import CallAuthorizer
 from trunkline_worker.door.door import Door, most_message_bytes
 from trunkline_worker.front.cache_mirror import CacheMirror
+from trunkline_worker.front.draining import Draining
 from trunkline_worker.front.front import Front
 from trunkline_worker.front.grant_desk import GrantDesk
 from trunkline_worker.front.metrics_port import metrics_served
@@ -124,6 +125,7 @@ async def serve(
     metrics = metrics_of(model, settings)
     front = Front(model, files.tokenizer, mirror, metrics=metrics)
     front.connect(link)
+    mirror.set_load(link.first_load)
 
     def now_unix_ms() -> int:
         return int(time.time() * 1e3)
@@ -139,13 +141,9 @@ async def serve(
         health_port=settings.tls.health_port,
     )
 
-    async def drain(timeout_s: float | None) -> DrainResponse:
-        await server.set_ready(False)
-        drained = await front.drain(settings.drain_timeout_s if timeout_s is None else timeout_s)
-        return DrainResponse(finished=drained.finished, aborted=drained.aborted)
-
+    draining = Draining(front, server.set_ready, signals.stop.is_set, settings.drain_timeout_s)
     desk = GrantDesk(grant_keys, epoch, now_unix_ms)
-    service = WorkerService(front, files, drain, desk)
+    service = WorkerService(front, files, draining, desk)
     add_to_server(service, server.grpc)
     beside = AsyncExitStack()
     try:
@@ -171,9 +169,9 @@ async def serve(
         if died.done():
             return EXIT_ENGINE_DIED
         log.info("worker stopping", choices=front.num_choices)
-        draining = asyncio.create_task(drain(None))
+        drained = asyncio.create_task(draining.drain())
         at_once = asyncio.create_task(signals.stop_now.wait())
-        await asyncio.wait({draining, died, at_once}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({drained, died, at_once}, return_when=asyncio.FIRST_COMPLETED)
         return EXIT_ENGINE_DIED if died.done() else 0
     finally:
         await server.stop(STOP_GRACE_S)

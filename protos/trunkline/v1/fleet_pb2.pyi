@@ -530,7 +530,7 @@ class ViewerRights(_message.Message):
     sees_requests: _builtins.bool
     """It sees requests, prefixes and tenants at all; false for callers without credentials."""
     can_drain: _builtins.bool
-    """It may drain workers."""
+    """It may drain workers, and end their drains."""
     def __init__(
         self,
         *,
@@ -1117,6 +1117,8 @@ class RequestSummary(_message.Message):
     CAUSE_FIELD_NUMBER: _builtins.int
     IS_RUNNING_FIELD_NUMBER: _builtins.int
     ROUTER_FIELD_NUMBER: _builtins.int
+    REFUSED_BY_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id. Clients may choose it, so requests may share one."""
     tenant: _builtins.str
@@ -1157,6 +1159,13 @@ class RequestSummary(_message.Message):
     """The request has not ended."""
     router: _builtins.str
     """The router process that has the request."""
+    refused_by: _builtins.str
+    """The stage that refused it, or in which it failed: "arrival" (the router was stopping), "checks" (of its parameters
+    and length), "model" (finding its model), "tokenizer", "quotas", "placement" (choosing a worker, or waiting for
+    one), "worker" (the last one that it was sent to) or "client" (it read too slowly). Empty unless is_failed.
+    """
+    refused_field: _builtins.str
+    """The field of the request that was refused, as the API names it. Empty if none is to blame."""
     def __init__(
         self,
         *,
@@ -1180,10 +1189,12 @@ class RequestSummary(_message.Message):
         cause: _builtins.str = ...,
         is_running: _builtins.bool = ...,
         router: _builtins.str = ...,
+        refused_by: _builtins.str = ...,
+        refused_field: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_ttft_s", b"_ttft_s", "cached_tokens", b"cached_tokens", "ttft_s", b"ttft_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_ttft_s", b"_ttft_s", "attempts", b"attempts", "cached_tokens", b"cached_tokens", "cause", b"cause", "choices", b"choices", "completion_tokens", b"completion_tokens", "e2e_s", b"e2e_s", "endpoint", b"endpoint", "is_failed", b"is_failed", "is_running", b"is_running", "lane", b"lane", "model", b"model", "outcome", b"outcome", "prompt_tokens", b"prompt_tokens", "protocol", b"protocol", "request_id", b"request_id", "router", b"router", "started_unix_ms", b"started_unix_ms", "tenant", b"tenant", "ttft_s", b"ttft_s", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_ttft_s", b"_ttft_s", "attempts", b"attempts", "cached_tokens", b"cached_tokens", "cause", b"cause", "choices", b"choices", "completion_tokens", b"completion_tokens", "e2e_s", b"e2e_s", "endpoint", b"endpoint", "is_failed", b"is_failed", "is_running", b"is_running", "lane", b"lane", "model", b"model", "outcome", b"outcome", "prompt_tokens", b"prompt_tokens", "protocol", b"protocol", "refused_by", b"refused_by", "refused_field", b"refused_field", "request_id", b"request_id", "router", b"router", "started_unix_ms", b"started_unix_ms", "tenant", b"tenant", "ttft_s", b"ttft_s", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cached_tokens: _TypeAlias = _typing.Literal["cached_tokens"]  # noqa: Y015
     _WhichOneofArgType__cached_tokens: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens"]  # noqa: Y015
@@ -1788,3 +1799,55 @@ class DrainWorkerResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainWorkerResponse: _TypeAlias = DrainWorkerResponse  # noqa: Y015
+
+@_typing.final
+class UndrainWorkerRequest(_message.Message):
+    """Whose drain ends."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    """Its name or host:port."""
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainWorkerRequest: _TypeAlias = UndrainWorkerRequest  # noqa: Y015
+
+@_typing.final
+class UndrainWorkerResponse(_message.Message):
+    """The worker takes requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """Its name."""
+    address: _builtins.str
+    """host:port."""
+    state: Global___WorkerState.ValueType
+    """Its state."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        address: _builtins.str = ...,
+        state: Global___WorkerState.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "state", b"state", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainWorkerResponse: _TypeAlias = UndrainWorkerResponse  # noqa: Y015

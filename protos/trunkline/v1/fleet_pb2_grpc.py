@@ -65,6 +65,11 @@ class FleetServiceStub(object):
                 request_serializer=trunkline_dot_v1_dot_fleet__pb2.DrainWorkerRequest.SerializeToString,
                 response_deserializer=trunkline_dot_v1_dot_fleet__pb2.DrainWorkerResponse.FromString,
                 _registered_method=True)
+        self.UndrainWorker = channel.unary_unary(
+                '/trunkline.v1.FleetService/UndrainWorker',
+                request_serializer=trunkline_dot_v1_dot_fleet__pb2.UndrainWorkerRequest.SerializeToString,
+                response_deserializer=trunkline_dot_v1_dot_fleet__pb2.UndrainWorkerResponse.FromString,
+                _registered_method=True)
 
 
 class FleetServiceServicer(object):
@@ -111,7 +116,15 @@ class FleetServiceServicer(object):
 
     def DrainWorker(self, request, context):
         """Drains a worker: it takes no new requests from any router, and its running ones finish or continue on other workers.
-        Answers as soon as the drain has begun. It lasts until the worker's process is restarted.
+        Answers as soon as the drain has begun. It lasts until UndrainWorker, or until the worker's process is restarted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UndrainWorker(self, request, context):
+        """Ends a drain, however it was begun: the worker takes requests again from all routers. Answers as soon as this router
+        sends it requests. Fails with UNAVAILABLE if the worker's process is stopping.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -149,6 +162,11 @@ def add_FleetServiceServicer_to_server(servicer, server):
                     servicer.DrainWorker,
                     request_deserializer=trunkline_dot_v1_dot_fleet__pb2.DrainWorkerRequest.FromString,
                     response_serializer=trunkline_dot_v1_dot_fleet__pb2.DrainWorkerResponse.SerializeToString,
+            ),
+            'UndrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndrainWorker,
+                    request_deserializer=trunkline_dot_v1_dot_fleet__pb2.UndrainWorkerRequest.FromString,
+                    response_serializer=trunkline_dot_v1_dot_fleet__pb2.UndrainWorkerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -314,6 +332,33 @@ class FleetService(object):
             '/trunkline.v1.FleetService/DrainWorker',
             trunkline_dot_v1_dot_fleet__pb2.DrainWorkerRequest.SerializeToString,
             trunkline_dot_v1_dot_fleet__pb2.DrainWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UndrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trunkline.v1.FleetService/UndrainWorker',
+            trunkline_dot_v1_dot_fleet__pb2.UndrainWorkerRequest.SerializeToString,
+            trunkline_dot_v1_dot_fleet__pb2.UndrainWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,7 +51,11 @@ class FleetServiceStub:
     """
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.DrainWorkerRequest, _fleet_pb2.DrainWorkerResponse]
     """Drains a worker: it takes no new requests from any router, and its running ones finish or continue on other workers.
-    Answers as soon as the drain has begun. It lasts until the worker's process is restarted.
+    Answers as soon as the drain has begun. It lasts until UndrainWorker, or until the worker's process is restarted.
+    """
+    UndrainWorker: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.UndrainWorkerRequest, _fleet_pb2.UndrainWorkerResponse]
+    """Ends a drain, however it was begun: the worker takes requests again from all routers. Answers as soon as this router
+    sends it requests. Fails with UNAVAILABLE if the worker's process is stopping.
     """
 
 @_typing.type_check_only
@@ -77,7 +81,11 @@ class FleetServiceAsyncStub(FleetServiceStub):
     """
     DrainWorker: _aio.UnaryUnaryMultiCallable[_fleet_pb2.DrainWorkerRequest, _fleet_pb2.DrainWorkerResponse]  # type: ignore[assignment]
     """Drains a worker: it takes no new requests from any router, and its running ones finish or continue on other workers.
-    Answers as soon as the drain has begun. It lasts until the worker's process is restarted.
+    Answers as soon as the drain has begun. It lasts until UndrainWorker, or until the worker's process is restarted.
+    """
+    UndrainWorker: _aio.UnaryUnaryMultiCallable[_fleet_pb2.UndrainWorkerRequest, _fleet_pb2.UndrainWorkerResponse]  # type: ignore[assignment]
+    """Ends a drain, however it was begun: the worker takes requests again from all routers. Answers as soon as this router
+    sends it requests. Fails with UNAVAILABLE if the worker's process is stopping.
     """
 
 class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -136,7 +144,17 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.DrainWorkerResponse, _abc.Awaitable[_fleet_pb2.DrainWorkerResponse]]:
         """Drains a worker: it takes no new requests from any router, and its running ones finish or continue on other workers.
-        Answers as soon as the drain has begun. It lasts until the worker's process is restarted.
+        Answers as soon as the drain has begun. It lasts until UndrainWorker, or until the worker's process is restarted.
+        """
+
+    @_abc_1.abstractmethod
+    def UndrainWorker(
+        self,
+        request: _fleet_pb2.UndrainWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.UndrainWorkerResponse, _abc.Awaitable[_fleet_pb2.UndrainWorkerResponse]]:
+        """Ends a drain, however it was begun: the worker takes requests again from all routers. Answers as soon as this router
+        sends it requests. Fails with UNAVAILABLE if the worker's process is stopping.
         """
 
 def add_FleetServiceServicer_to_server(servicer: FleetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

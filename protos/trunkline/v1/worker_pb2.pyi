@@ -1192,9 +1192,9 @@ class GetModelResponse(_message.Message):
     protocol_version: _builtins.int
     """The protocol version of the worker. 0: without suspects and without the step cost in load samples. 1: with both. 2:
     it also reports the state of grants, and if it has a grant key it demands proofs of the key. 3: it also sends
-    timelines. 4: it answers an abort with the choice's timeline. New fields and calls increase the version, and a
-    router does without those that a worker does not have yet. A router does not refuse a worker for a newer version,
-    only for min_router_protocol.
+    timelines. 4: it answers an abort with the choice's timeline. 5: it has Undrain. New fields and calls increase the
+    version, and a router does without those that a worker does not have yet. A router does not refuse a worker for a
+    newer version, only for min_router_protocol.
     """
     grant_key_id: _builtins.bytes
     """Identifies the key whose grants and proofs the worker accepts, without disclosing it; empty: it accepts no grants."""
@@ -1358,6 +1358,40 @@ class DrainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class UndrainRequest(_message.Message):
+    """Empty request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainRequest: _TypeAlias = UndrainRequest  # noqa: Y015
+
+@_typing.final
+class UndrainResponse(_message.Message):
+    """The worker admits requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndrainResponse: _TypeAlias = UndrainResponse  # noqa: Y015
 
 @_typing.final
 class GetStatsRequest(_message.Message):

@@ -65,6 +65,11 @@ class WorkerServiceStub(object):
                 request_serializer=trunkline_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
                 response_deserializer=trunkline_dot_v1_dot_worker__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Undrain = channel.unary_unary(
+                '/trunkline.v1.WorkerService/Undrain',
+                request_serializer=trunkline_dot_v1_dot_worker__pb2.UndrainRequest.SerializeToString,
+                response_deserializer=trunkline_dot_v1_dot_worker__pb2.UndrainResponse.FromString,
+                _registered_method=True)
         self.GetStats = channel.unary_unary(
                 '/trunkline.v1.WorkerService/GetStats',
                 request_serializer=trunkline_dot_v1_dot_worker__pb2.GetStatsRequest.SerializeToString,
@@ -120,6 +125,14 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Undrain(self, request, context):
+        """Ends a drain: the worker admits requests again, and running calls of Drain answer without cutting anything off.
+        Does nothing if the worker does not drain. Fails with UNAVAILABLE if its process is stopping.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStats(self, request, context):
         """Returns counters since the worker's start and its present speed.
         """
@@ -159,6 +172,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=trunkline_dot_v1_dot_worker__pb2.DrainRequest.FromString,
                     response_serializer=trunkline_dot_v1_dot_worker__pb2.DrainResponse.SerializeToString,
+            ),
+            'Undrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Undrain,
+                    request_deserializer=trunkline_dot_v1_dot_worker__pb2.UndrainRequest.FromString,
+                    response_serializer=trunkline_dot_v1_dot_worker__pb2.UndrainResponse.SerializeToString,
             ),
             'GetStats': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStats,
@@ -329,6 +347,33 @@ class WorkerService(object):
             '/trunkline.v1.WorkerService/Drain',
             trunkline_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
             trunkline_dot_v1_dot_worker__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Undrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trunkline.v1.WorkerService/Undrain',
+            trunkline_dot_v1_dot_worker__pb2.UndrainRequest.SerializeToString,
+            trunkline_dot_v1_dot_worker__pb2.UndrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,10 @@ class WorkerServiceStub:
     """Streams the tokenizer's files, in pieces."""
     Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]
     """Stops admission and lets running requests finish. Answers when none is left or the timeout has passed."""
+    Undrain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.UndrainRequest, _worker_pb2.UndrainResponse]
+    """Ends a drain: the worker admits requests again, and running calls of Drain answer without cutting anything off.
+    Does nothing if the worker does not drain. Fails with UNAVAILABLE if its process is stopping.
+    """
     GetStats: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetStatsRequest, _worker_pb2.GetStatsResponse]
     """Returns counters since the worker's start and its present speed."""
 
@@ -73,6 +77,10 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """Streams the tokenizer's files, in pieces."""
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
     """Stops admission and lets running requests finish. Answers when none is left or the timeout has passed."""
+    Undrain: _aio.UnaryUnaryMultiCallable[_worker_pb2.UndrainRequest, _worker_pb2.UndrainResponse]  # type: ignore[assignment]
+    """Ends a drain: the worker admits requests again, and running calls of Drain answer without cutting anything off.
+    Does nothing if the worker does not drain. Fails with UNAVAILABLE if its process is stopping.
+    """
     GetStats: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetStatsRequest, _worker_pb2.GetStatsResponse]  # type: ignore[assignment]
     """Returns counters since the worker's start and its present speed."""
 
@@ -130,6 +138,16 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DrainResponse, _abc.Awaitable[_worker_pb2.DrainResponse]]:
         """Stops admission and lets running requests finish. Answers when none is left or the timeout has passed."""
+
+    @_abc_1.abstractmethod
+    def Undrain(
+        self,
+        request: _worker_pb2.UndrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.UndrainResponse, _abc.Awaitable[_worker_pb2.UndrainResponse]]:
+        """Ends a drain: the worker admits requests again, and running calls of Drain answer without cutting anything off.
+        Does nothing if the worker does not drain. Fails with UNAVAILABLE if its process is stopping.
+        """
 
     @_abc_1.abstractmethod
     def GetStats(

@@ -23,6 +23,8 @@ from trunkline.v1.fleet_pb2 import (
     ListWorkersRequest,
     ListWorkersResponse,
     RouteCandidate,
+    UndrainWorkerRequest,
+    UndrainWorkerResponse,
     WatchFleetRequest,
     WatchFleetResponse,
     WorkerStatus,
@@ -54,7 +56,7 @@ class FleetService(FleetServiceServicer):
     """Answers with the functions that requests go through, and changes no state that routing depends on.
 
     If no worker is connected, ExplainRoute searches for one as requests do, which brings connection attempts forward.
-    DrainWorker alone changes anything.
+    DrainWorker and UndrainWorker alone change anything.
 
     unread_s: how long a message of WatchFleet may wait for its client
     """
@@ -128,6 +130,10 @@ class FleetService(FleetServiceServicer):
         caller = self._access.admitted(context, Role.OPERATOR)
         timeout_s = request.timeout.ToNanoseconds() / 1e9 if request.HasField("timeout") else None
         return await self._drain.drain(request.worker, timeout_s, caller.identity.name)
+
+    async def UndrainWorker(self, request: UndrainWorkerRequest, context: Context) -> UndrainWorkerResponse:
+        caller = self._access.admitted(context, Role.OPERATOR)
+        return await self._drain.undrain(request.worker, caller.identity.name)
 
 
 def worker_status(link: WorkerLink, now_s: float) -> WorkerStatus:

@@ -23,7 +23,7 @@ from trunkline_router.request.request_call import RequestCall
 from trunkline_router.request.steps import give_way
 from trunkline_router.shared_state.state import SharedState
 from trunkline_router.telemetry.request_observer import RequestObserver
-from trunkline_router.telemetry.request_record import Interval, RequestRecord
+from trunkline_router.telemetry.request_record import QUOTAS, Interval, RequestRecord
 from trunkline_router.workers.pool import Pool
 
 
@@ -70,7 +70,7 @@ class Inference:
     async def prepare(self, call: RequestCall) -> PreparedRequest:
         """Prepares a request, unless its tenant's quotas are known to be used up: to tokenize a prompt costs more than
         to refuse it. Raises RequestRefused."""
-        caller = call.caller
+        caller, call.record.stage = call.caller, QUOTAS
         likely = partial(self.preparer.likely_use, call)
         self.shared.check_left(caller.tenant, caller.terms.quotas, likely, is_listed=caller.is_listed)
         return await self.preparer.prepare(call)
@@ -93,6 +93,7 @@ class Inference:
         RequestRefused (QUOTA_EXCEEDED)."""
         sampling = prepared.sampling
         most_tokens = prepared.most_output_tokens
+        record.stage = QUOTAS
         begun_s = time.monotonic()
         try:
             return await self.shared.reserve(

@@ -7,7 +7,7 @@ from trunkline.status import NO_WORKER, RequestRefused, code_of
 from trunkline.v1.worker_pb2 import Timeline
 from trunkline_router.claims.decode_claims import believed_decode
 from trunkline_router.claims.timeline_claims import believed_timeline, clock_skew_s
-from trunkline_router.telemetry.request_record import UNKNOWN, AttemptRecord, RequestRecord
+from trunkline_router.telemetry.request_record import UNKNOWN, WORKER, AttemptRecord, RequestRecord
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_runtime.telemetry.trace_context import TraceContext, new_span_id
 
@@ -26,6 +26,7 @@ def begin_attempt(record: RequestRecord, worker: ConnectedWorker, answer: Answer
         price_per_hour=worker.model.price_per_hour,
     )
     record.note_attempt(noted)
+    record.stage = WORKER
     return noted, previous
 
 

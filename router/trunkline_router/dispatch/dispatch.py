@@ -35,7 +35,7 @@ from trunkline_router.routing.worker_state import InFlight
 from trunkline_router.streaming.backlog import Backlog
 from trunkline_router.streaming.fanout import Fanout
 from trunkline_router.streaming.request_stream import BrokenOff, RequestStream
-from trunkline_router.telemetry.request_record import COMPLETE, AttemptRecord, RequestRecord
+from trunkline_router.telemetry.request_record import COMPLETE, PLACEMENT, AttemptRecord, RequestRecord
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool import Pools
 from trunkline_runtime.log import get_logger
@@ -148,6 +148,7 @@ class DispatchedRequest:
     async def responses(self) -> AsyncGenerator[GenerateResponse, None]:
         stream, dispatcher = self.stream, self.dispatcher
         dispatcher.budget.on_request()
+        self.record.stage = PLACEMENT
         while True:
             self._check_quarantine()
             route = await self.placement.place()

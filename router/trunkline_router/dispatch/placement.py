@@ -18,7 +18,7 @@ from trunkline_router.failover.suspicion import Cells
 from trunkline_router.request.prepared_request import PreparedRequest
 from trunkline_router.request.request_call import TimeLeft
 from trunkline_router.routing.route import Route
-from trunkline_router.telemetry.request_record import Interval, PlacementRecord, RequestRecord
+from trunkline_router.telemetry.request_record import PLACEMENT, Interval, PlacementRecord, RequestRecord
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool import Pool, Pools
 
@@ -53,7 +53,7 @@ class Placement:
 
     async def place(self) -> Route[ConnectedWorker]:
         """Returns a route to a worker, as soon as one can take the request, and notes it. Raises RequestRefused."""
-        begun_s, plan = time.monotonic(), None
+        begun_s, plan, self.record.stage = time.monotonic(), None, PLACEMENT
         try:
             route = await self._placed()
             plan = route.plan

@@ -58,6 +58,7 @@ METHODS: Mapping[str, Needed] = {
     "/trunkline.v1.FleetService/ListRequests": WATCHERS,
     "/trunkline.v1.FleetService/GetRequest": WATCHERS,
     "/trunkline.v1.FleetService/DrainWorker": Role.OPERATOR,
+    "/trunkline.v1.FleetService/UndrainWorker": Role.OPERATOR,
     HEALTH_CHECK: Open.READINESS,  # but of the service "liveness", which is open
     HEALTH_WATCH: Open.READINESS,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Open.REFLECTION,
@@ -83,6 +84,7 @@ PATHS: Mapping[str, Needed | None] = {
     "GET /fleet/requests": WATCHERS,
     "GET /fleet/requests/{request:path}": WATCHERS,
     "POST /fleet/workers/{worker:path}/drain": Role.OPERATOR,
+    "POST /fleet/workers/{worker:path}/undrain": Role.OPERATOR,
     # A browser sends no credentials for a page and its files. They hold no data.
     "GET /": None,
     "GET /page/{file}": None,

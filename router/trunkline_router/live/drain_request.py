@@ -1,4 +1,6 @@
-"""What a drain can be asked for."""
+"""What a drain, and its end, can be asked for."""
+
+from typing import TypeVar
 
 from trunkline_router.edge.http_call import HttpCall
 from trunkline_router.edge.request_fields import Fields, validated
@@ -14,12 +16,19 @@ class DrainBody(Fields):
     timeout_s: float | None = None
 
 
-async def drain_body(call: HttpCall) -> DrainBody:
+class UndrainBody(Fields):
+    """The body of POST /fleet/workers/{worker}/undrain, which has no fields."""
+
+
+Body = TypeVar("Body", DrainBody, UndrainBody)
+
+
+async def body_of(call: HttpCall, kind: type[Body]) -> Body:
     """Returns the body of a call, which may be empty. Raises RequestRefused (INVALID_REQUEST)."""
     raw = await call.passage.read(lambda: read_body(call.receive))
     if not raw:
-        return DrainBody()
+        return kind()
     check_content_type(call.headers.content_type)
-    body: DrainBody = validated(DrainBody, await parse_object(raw))
+    body: Body = validated(kind, await parse_object(raw))
     call.check_unknown(body.unknown())
     return body

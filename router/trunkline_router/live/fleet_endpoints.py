@@ -11,7 +11,7 @@ from trunkline_router.edge.http_call import HttpCall, metadata_of
 from trunkline_router.http.errors import openai_body
 from trunkline_router.http.sse import event
 from trunkline_router.identity.endpoints import WATCHERS
-from trunkline_router.live.drain_request import drain_body
+from trunkline_router.live.drain_request import DrainBody, UndrainBody, body_of
 from trunkline_router.live.fleet_json import FleetViewJson, plain, story_json, summaries_json
 from trunkline_router.live.page_files import PageFiles
 from trunkline_router.live.same_origin import check_origin
@@ -57,6 +57,7 @@ class FleetEndpoints:
             "GET /fleet/requests": self._requests,
             "GET /fleet/requests/{request:path}": self._request,
             "POST /fleet/workers/{worker:path}/drain": self._drain_worker,
+            "POST /fleet/workers/{worker:path}/undrain": self._undrain_worker,
         }
 
     async def _events(self, call: HttpCall) -> None:
@@ -89,10 +90,17 @@ class FleetEndpoints:
     async def _drain_worker(self, call: HttpCall) -> None:
         check_page(call)
         query_of(call, ())
-        body = await drain_body(call)
+        body = await body_of(call, DrainBody)
         name = call.scope["path_params"]["worker"]
         drained = await self._drain.drain(name, body.timeout_s, call.caller.identity.name)
         await call.respond(orjson.dumps(plain(drained)))
+
+    async def _undrain_worker(self, call: HttpCall) -> None:
+        check_page(call)
+        query_of(call, ())
+        await body_of(call, UndrainBody)
+        undrained = await self._drain.undrain(call.scope["path_params"]["worker"], call.caller.identity.name)
+        await call.respond(orjson.dumps(plain(undrained)))
 
 
 def check_page(call: HttpCall) -> None:

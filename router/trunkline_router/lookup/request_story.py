@@ -43,6 +43,8 @@ def summary(told: ToldRequest, viewer: Viewer) -> RequestSummary:
         ttft_s=record.ttft_s,
         e2e_s=told.end_s - record.started_s,
         cause=told.cause,
+        refused_by="" if told.is_running else record.refused_by,
+        refused_field=record.refused_field,
     )
     if viewer.sees_cache:
         shown.worker_id, shown.cached_tokens = record.worker, record.cached_tokens

@@ -7,6 +7,7 @@ from trunkline.v1.fleet_pb2 import (
     GetRequestResponse,
     ListRequestsResponse,
     RequestSummary,
+    UndrainWorkerResponse,
     WatchFleetResponse,
 )
 from trunkline_router.live.fleet_json import words_of
@@ -37,7 +38,8 @@ _KINDS = {
 def _schemas() -> dict[str, Schema]:
     """The schema of each message, by its name."""
     found: dict[str, Descriptor] = {}
-    open_ = [message.DESCRIPTOR for message in (WatchFleetResponse, GetRequestResponse, DrainWorkerResponse)]
+    answers = WatchFleetResponse, GetRequestResponse, DrainWorkerResponse, UndrainWorkerResponse
+    open_ = [message.DESCRIPTOR for message in answers]
     while open_:
         descriptor = open_.pop()
         if descriptor.name not in found:

@@ -21,7 +21,7 @@ from trunkline.status import (
 from trunkline_router.anthropic.message_request import CountRequest, MessageRequest
 from trunkline_router.edge.request_fields import Fields
 from trunkline_router.http.errors import PAGE_FILE_NOT_FOUND, PREVIOUS_RESPONSE_NOT_FOUND, RESPONSE_NOT_FOUND
-from trunkline_router.live.drain_request import DrainBody
+from trunkline_router.live.drain_request import DrainBody, UndrainBody
 from trunkline_router.openai.chat_request import ChatRequest
 from trunkline_router.openai.completion_request import CompletionRequest
 from trunkline_router.openai.tokenization import DetokenizeBody, TokenizeBody
@@ -63,6 +63,7 @@ class Operation:
 
 
 _TENANT = {("query", "tenant"): ("only requests of this tenant", STRING)}
+_WORKER = {("path", "worker"): ("its name, or host:port", STRING)}
 _RESPONSE = {("path", "response"): ("the id of a stored response", STRING)}
 
 OPERATIONS: Mapping[str, Operation] = {
@@ -137,12 +138,20 @@ OPERATIONS: Mapping[str, Operation] = {
         parameters={("path", "request"): ("its id", STRING), **_TENANT},
     ),
     "POST /fleet/workers/{worker:path}/drain": Operation(
-        "Drains a worker: it takes no new requests until its process is restarted.",
+        "Drains a worker: it takes no new requests until it is undrained, or its process is restarted.",
         "DrainWorkerResponse",
         (*CALLER, WORKER_NOT_FOUND, NO_WORKER),
         DrainBody,
         needs_body=False,
-        parameters={("path", "worker"): ("its name, or host:port", STRING)},
+        parameters=_WORKER,
+    ),
+    "POST /fleet/workers/{worker:path}/undrain": Operation(
+        "Ends a worker's drain: it takes requests again.",
+        "UndrainWorkerResponse",
+        (*CALLER, WORKER_NOT_FOUND, NO_WORKER),
+        UndrainBody,
+        needs_body=False,
+        parameters=_WORKER,
     ),
     "GET /": Operation("The live page.", "", (PAGE_FILE_NOT_FOUND,), media_type="text/html"),
     "GET /page/{file}": Operation(

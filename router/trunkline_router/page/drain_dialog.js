@@ -1,10 +1,39 @@
-/** Asks before a worker is drained, and drains it. */
+/** Asks before a worker is drained, or before its drain ends, and does it. */
 
 import { Refused } from "./api.js";
 import { byId, setText } from "./dom.js";
 import { nameOf } from "./workers_panel.js";
 
 /** @typedef {import("./fleet_view").WorkerView} WorkerView */
+
+/**
+ * What can be asked for: the endpoint, the words of the dialog, and what is announced.
+ * @typedef {{endpoint: string, title: string, text: string, confirm: string, done: string, failed: string}} Action
+ */
+
+/** @param {WorkerView} worker @returns {Action} */
+function actionFor(worker) {
+  const name = nameOf(worker);
+  if (worker.state === "draining") {
+    return {
+      endpoint: "undrain",
+      title: `End the drain of ${name}?`,
+      text: `${name} takes new requests again, from all routers.`,
+      confirm: `Undrain ${name}`,
+      done: `The drain of ${name} has ended`,
+      failed: `The drain of ${name} has not ended`,
+    };
+  }
+  const open = worker.open_choices ? ` It has ${worker.open_choices} unfinished choices of this router.` : "";
+  return {
+    endpoint: "drain",
+    title: `Drain ${name}?`,
+    text: `${name} finishes its requests and takes no new ones, until its drain is ended here or its process is started again.${open}`,
+    confirm: `Drain ${name}`,
+    done: `${name} is being drained`,
+    failed: `${name} was not drained`,
+  };
+}
 
 export class DrainDialog {
   /** @param {import("./api.js").Api} api @param {(message: string) => void} announce */
@@ -14,51 +43,47 @@ export class DrainDialog {
     this.dialog = byId("drain-dialog");
     this.confirm = byId("drain-confirm");
     this.problem = byId("drain-problem");
-    /** @type {WorkerView | null} */
-    this.worker = null;
+    /** @type {{worker: WorkerView, action: Action} | null} */
+    this.asked = null;
     byId("drain-cancel").addEventListener("click", () => this.dialog.close());
     byId("drain-form").addEventListener("submit", (/** @type {Event} */ event) => {
       event.preventDefault();
-      this.#drain();
+      this.#act();
     });
   }
 
   /** @param {WorkerView} worker */
   ask(worker) {
-    this.worker = worker;
-    const name = nameOf(worker);
-    const open = worker.open_choices ? ` It has ${worker.open_choices} unfinished choices of this router.` : "";
-    setText(byId("drain-title"), `Drain ${name}?`);
-    setText(
-      byId("drain-text"),
-      `${name} finishes its requests and takes no new ones until its process is started again.${open}`,
-    );
-    setText(this.confirm, `Drain ${name}`);
+    const action = actionFor(worker);
+    this.asked = { worker, action };
+    setText(byId("drain-title"), action.title);
+    setText(byId("drain-text"), action.text);
+    setText(this.confirm, action.confirm);
     setText(this.problem, "");
     this.confirm.disabled = false;
     this.dialog.showModal();
     byId("drain-cancel").focus();
   }
 
-  /** Closes without draining, and forgets the worker. */
+  /** Closes without doing anything, and forgets the worker. */
   clear() {
     this.dialog.close();
-    this.worker = null;
+    this.asked = null;
     for (const id of ["drain-title", "drain-text", "drain-problem", "drain-confirm"]) setText(byId(id), "");
   }
 
-  async #drain() {
-    if (this.worker === null) return;
-    const name = nameOf(this.worker);
+  async #act() {
+    if (this.asked === null) return;
+    const { worker, action } = this.asked;
     this.confirm.disabled = true;
     try {
-      await this.api.post(`fleet/workers/${encodeURIComponent(this.worker.worker_id || this.worker.address)}/drain`, {});
-      this.announce(`${name} is being drained`);
+      await this.api.post(`fleet/workers/${encodeURIComponent(worker.worker_id || worker.address)}/${action.endpoint}`, {});
+      this.announce(action.done);
       this.dialog.close();
     } catch (error) {
       if (!(error instanceof Refused || error instanceof TypeError)) throw error;
       const why = error instanceof Refused ? error.message : "no connection to the router";
-      setText(this.problem, `${name} was not drained: ${why}.`);
+      setText(this.problem, `${action.failed}: ${why}.`);
       this.confirm.disabled = false;
     }
   }

@@ -144,6 +144,8 @@ export interface RequestSummary {
   e2e_s: Maybe<number>;
   cause: string;
   router: string;
+  refused_by: string;
+  refused_field: string;
 }
 
 /** Times are in seconds since the request's start. */

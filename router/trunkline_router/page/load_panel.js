@@ -1,7 +1,7 @@
 /** Plots of the last minutes: what the batches were made of, and what the KV blocks held. */
 
 import { fill, h, setText } from "./dom.js";
-import { count } from "./format.js";
+import { decimal } from "./format.js";
 import { loadScope } from "./scope.js";
 import { StackedPlot } from "./stacked_plot.js";
 
@@ -37,7 +37,7 @@ export class LoadPanel {
             { label: "decode", name: "decode" },
             { label: "padding", name: "padding", isHatched: true },
           ],
-          count,
+          decimal,
           "tokens computed per second",
         ),
         of: BATCH,
@@ -50,7 +50,7 @@ export class LoadPanel {
             { label: "cached", name: "cached", isHatched: true },
             { label: "free", name: "free" },
           ],
-          count,
+          decimal,
           "blocks",
         ),
         of: KV,
@@ -62,7 +62,7 @@ export class LoadPanel {
             { label: "running", name: "running" },
             { label: "waiting", name: "waiting", isHatched: true },
           ],
-          count,
+          decimal,
           "running and waiting",
         ),
         of: QUEUE,

@@ -3,11 +3,18 @@
 import { h, KeyedList, setAttribute, setText } from "./dom.js";
 import { count, duration, percent, timeOfDay } from "./format.js";
 import { requestsScope } from "./scope.js";
+import { isRefusedAtOnce } from "./refusal.js";
 import { CAUSES } from "./ttft_parts.js";
 
 /** @typedef {import("./fleet_view").FleetView} FleetView @typedef {import("./fleet_view").RequestSummary} RequestSummary */
 
 const NOTABLE_EVERY_MS = 5_000;
+/** What an empty list says. @type {Record<string, string>} */
+const NONE = {
+  newest: "No request has ended yet.",
+  running: "No request runs now.",
+  notable: "No request was slow, failed or ran on several workers.",
+};
 
 export class RequestsPanel {
   /**
@@ -82,6 +89,7 @@ export class RequestsPanel {
     this.list.show(requests);
     if (this.view !== null) setText(this.scope, requestsScope(this.view.router, others));
     this.none.hidden = requests.length > 0;
+    setText(this.none, NONE[this.filter.value]);
   }
 }
 
@@ -120,11 +128,11 @@ class Row {
     setText(this.tenant, request.tenant || "none");
     const others = request.attempts > 1 ? ` (${request.attempts} attempts)` : "";
     setText(this.worker, (request.worker_id ?? "–") + others);
-    setText(this.prompt, count(request.prompt_tokens));
-    setText(this.cached, percent(request.cached_tokens === null ? null : request.cached_tokens / (request.prompt_tokens || 1)));
+    setText(this.prompt, count(request.prompt_tokens || null)); // 0: it was refused before it was tokenized
+    setText(this.cached, percent(request.cached_tokens === null ? null : request.cached_tokens / request.prompt_tokens));
     setText(this.output, count(request.completion_tokens));
     setText(this.first, duration(request.ttft_s));
-    setText(this.cause, CAUSES[request.cause]?.short ?? request.cause);
+    setText(this.cause, isRefusedAtOnce(request) ? "" : (CAUSES[request.cause]?.short ?? request.cause));
     setText(this.total, duration(request.e2e_s));
     setText(this.outcome, outcomeOf(request));
     setAttribute(this.outcome, "class", request.is_failed ? "bad" : request.is_running ? "quiet" : null);

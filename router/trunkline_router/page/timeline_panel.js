@@ -6,7 +6,7 @@ import { fill, h } from "./dom.js";
 import { count, duration, percent, timeOfDay } from "./format.js";
 import { placementView } from "./placement_table.js";
 import { outcomeOf } from "./requests_panel.js";
-import { blamed, CAUSES, coveredS, longestPart, shownParts, verdict } from "./ttft_parts.js";
+import { advice, blamed, CAUSES, coveredS, shownParts, verdict } from "./ttft_parts.js";
 import { waterfall } from "./waterfall.js";
 
 /** @typedef {import("./fleet_view").RequestDetail} RequestDetail */
@@ -71,7 +71,7 @@ export class TimelinePanel {
   #showProblem(id, error) {
     const isUnknown = error instanceof Refused && error.status === 404;
     const message = isUnknown
-      ? `The request was not found: ${error.message}. It may be too old: the oldest ones are forgotten.`
+      ? `The request was not found: ${error.message}. It may be too old: the oldest ones are forgotten. Calls that were refused before they were read are in the log alone.`
       : `The request was not loaded: ${error instanceof Refused ? error.message : "no connection to the router"}.`;
     fill(this.element, this.#head(id, ""), h("p", {}, message));
     this.element.hidden = false;
@@ -79,7 +79,6 @@ export class TimelinePanel {
 
   /** @param {RequestDetail} request */
   #show(request) {
-    const advice = CAUSES[blamed(request)]?.advice ?? "";
     const whole = Math.max(request.e2e_s ?? 0, coveredS(request), ...request.attempts_made.map((made) => made.end_s ?? 0));
     // What is open, and focused, stays so when a running request is shown again.
     const open = new Set([...this.element.querySelectorAll("details[open]")].map((details) => details.dataset.name));
@@ -87,9 +86,9 @@ export class TimelinePanel {
     fill(
       this.element,
       this.#head(request.request_id, outcomeOf(request)),
-      h("p", { class: "verdict" }, h("strong", {}, verdict(request)), " ", advice),
+      h("p", { class: "verdict" }, h("strong", {}, verdict(request)), " ", advice(request)),
       facts(request),
-      h("h4", {}, "Until the first token"),
+      h("h4", {}, request.ttft_s === null && !request.is_running ? "Until its end" : "Until the first token"),
       waterfall(partRows(request), coveredS(request)),
       request.placements.length > 0 && h("h4", {}, "Workers that the router weighed"),
       ...request.placements.map((placement, index) => placementView(placement, index, request.placements.length)),
@@ -118,7 +117,7 @@ export class TimelinePanel {
 
 /** @param {RequestDetail} request */
 function partRows(request) {
-  const longest = longestPart(request)?.part;
+  const longest = blamed(request);
   return shownParts(request).map(({ part, start_s, duration_s, note }) => ({
     name: CAUSES[part]?.short ?? part,
     note,
@@ -143,7 +142,7 @@ function facts(request) {
     ["Lane", request.lane],
     ["Model", request.model],
     ["Endpoint", `${request.endpoint} (${request.protocol === "http" ? "HTTP" : "gRPC"})`],
-    ["Prompt", `${count(request.prompt_tokens)} tokens${cached}`],
+    ["Prompt", request.prompt_tokens === 0 ? "–" : `${count(request.prompt_tokens)} tokens${cached}`],
     ["Output", `${count(request.completion_tokens)} tokens${request.choices > 1 ? ` in ${request.choices} choices` : ""}${speed}`],
     ["Router", request.router],
     ["Total", duration(request.e2e_s)],

@@ -1,6 +1,7 @@
 /** The parts of a time to first token, in words. */
 
 import { duration, percent } from "./format.js";
+import { isRefusedAtOnce, refusal, refusalAdvice } from "./refusal.js";
 
 /** @typedef {import("./fleet_view").RequestDetail} RequestDetail */
 
@@ -48,7 +49,7 @@ export const CAUSES = {
   },
   failover: {
     short: "failover",
-    sentence: "waited because a worker was lost",
+    sentence: "waited because a worker was lost, or refused it",
     advice: "See which attempt ended, and how, below.",
   },
   stalled_client: {
@@ -58,8 +59,8 @@ export const CAUSES = {
   },
   worker: {
     short: "on a worker",
-    sentence: "was on a worker that does not tell what it did",
-    advice: "It was cancelled, or the worker is of an earlier version.",
+    sentence: "was on a worker that has not told what it did",
+    advice: "A worker tells it when the request has ended there.",
   },
   network: {
     short: "network, other",
@@ -87,8 +88,9 @@ export function coveredS(request) {
   return request.ttft_s ?? request.ttft_parts.reduce((sum, { duration_s }) => sum + duration_s, 0);
 }
 
-/** The part that the request's time is blamed on. @param {RequestDetail} request */
+/** The part that the request's time is blamed on; "" if none is. @param {RequestDetail} request */
 export function blamed(request) {
+  if (isRefusedAtOnce(request)) return "";
   return request.cause === "stalled_client" ? "stalled_client" : (longestPart(request)?.part ?? "");
 }
 
@@ -105,19 +107,33 @@ export function shownParts(request) {
   return [...request.ttft_parts.filter((part) => !isShort(part)), ...(short > 0 ? [rest] : [])];
 }
 
-/** Says where the time to first token went. @param {RequestDetail} request */
+/** What to do about it. @param {RequestDetail} request */
+export function advice(request) {
+  if (request.is_failed) return refusalAdvice(request);
+  const part = blamed(request);
+  const notes = part === "worker" ? [...(longestPart(request)?.notes ?? [])] : []; // why there is no timeline
+  return [CAUSES[part]?.advice ?? "", ...notes.map((note) => `${note}.`)].join(" ");
+}
+
+/** How far a request came. @param {RequestDetail} request @param {number} whole */
+function outcome(request, whole) {
+  const first = request.ttft_s === null ? "" : `First token after ${duration(request.ttft_s)}.`;
+  if (request.is_failed) return `${first} ${refusal(request)}`.trim();
+  if (first !== "") return first;
+  if (request.is_running) return `No token yet, ${duration(whole)} after the start.`;
+  const ended = request.outcome === "cancelled" ? "Its client cancelled it" : "It ended";
+  return `${ended} without a token, ${duration(request.e2e_s ?? whole)} after the start.`;
+}
+
+/** Says how far a request came, and where the time to first token went. @param {RequestDetail} request */
 export function verdict(request) {
   const longest = longestPart(request);
   const whole = coveredS(request);
-  const first =
-    request.ttft_s !== null
-      ? `First token after ${duration(request.ttft_s)}.`
-      : request.is_running
-        ? `No token yet, ${duration(whole)} after the start.`
-        : `It ended without a token, ${duration(request.e2e_s ?? whole)} after the start.`;
+  const first = outcome(request, whole);
   const stall = request.stalled_s > 0 ? ` Its client did not read for ${duration(request.stalled_s)} in all.` : "";
-  if (longest === null || whole <= 0 || request.cause === "stalled_client") return first + stall;
+  if (longest === null || whole <= 0 || request.cause === "stalled_client" || isRefusedAtOnce(request)) return first + stall;
   const words = CAUSES[longest.part]?.sentence ?? longest.part;
   const share = percent(longest.duration / whole);
-  return `${first} For ${duration(longest.duration)} of it (${share}) the request ${words}.${stall}`;
+  const until = request.is_failed && request.ttft_s !== null ? "the time to the first token" : "it";
+  return `${first} For ${duration(longest.duration)} of ${until} (${share}) the request ${words}.${stall}`;
 }

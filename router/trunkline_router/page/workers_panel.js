@@ -123,8 +123,10 @@ class Tile {
     if (worker.running !== null) this.#showNumbers(worker);
     this.#showLanes(worker);
     this.drain.hidden = !canDrain;
-    this.drain.disabled = worker.state !== "ready" && worker.state !== "broken" && worker.state !== "hung";
-    setAttribute(this.drain, "aria-label", `Drain ${nameOf(worker)} …`);
+    this.drain.disabled = worker.state === "connecting";
+    const action = worker.state === "draining" ? "Undrain" : "Drain";
+    setText(this.drain, `${action} …`);
+    setAttribute(this.drain, "aria-label", `${action} ${nameOf(worker)} …`);
   }
 
   /** @param {WorkerView} worker */

@@ -48,11 +48,12 @@ class RecentRequests:
         yield from sorted(both, key=_END_S, reverse=True)
 
     def refused_by_quota(self) -> Mapping[str, int]:
-        """Returns how many of the requests were refused because a quota was used up, by tenant."""
-        counts: dict[str, int] = {}
+        """Returns how many of the requests were refused because a quota was used up, by tenant. Each tenant that has
+        any request here is in it."""
+        counts = dict.fromkeys(chain(self._recent.tenants, self._notable.tenants), 0)
         for told in self._notable.newest_first():
             if told.record.outcome == QUOTA_EXCEEDED:
-                counts[told.record.tenant] = counts.get(told.record.tenant, 0) + 1
+                counts[told.record.tenant] += 1
         return counts
 
     def predicted(self) -> Mapping[str, PredictedTtft]:

@@ -1,7 +1,7 @@
 """The latest requests that have ended, in bounded memory, shared fairly among tenants."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from trunkline_router.recent.told_request import ToldRequest
@@ -73,6 +73,11 @@ class RecordRing:
 
     def __len__(self) -> int:
         return len(self._ended)
+
+    @property
+    def tenants(self) -> Collection[str]:
+        """The tenants that have requests here."""
+        return self._of_tenant
 
     def newest_first(self) -> Iterator[ToldRequest]:
         return reversed(self._ended.values())

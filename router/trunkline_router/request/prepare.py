@@ -24,7 +24,7 @@ from trunkline_router.request.request_call import RequestCall
 from trunkline_router.request.steps import give_way
 from trunkline_router.shared_state.admission import LikelyUse
 from trunkline_router.shared_state.state import SharedState
-from trunkline_router.telemetry.request_record import Interval
+from trunkline_router.telemetry.request_record import CHECKS, MODEL, TOKENIZER, Interval
 from trunkline_router.workers.pool import Pool, Pools
 
 MAX_CACHE_SALT_BYTES = 256
@@ -85,6 +85,7 @@ class Preparer:
         """Checks everything that the client sent, cheap checks first, and fills in every default. Raises
         RequestRefused."""
         request, caller, record = call.request, call.caller, call.record
+        record.stage = CHECKS
         call.check_request_id()
         if len(request.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
             raise invalid("cache_salt", f"must have at most {MAX_CACHE_SALT_BYTES} bytes")
@@ -94,8 +95,12 @@ class Preparer:
         served = self.served_name(request.model)
         if self.pools.search.knows(served):
             record.model = served  # also of a request that finds no worker; clients may send any other name
-        pool = await self.pool(request.model, caller, call.time_left())
-        record.model = pool.name
+        record.stage, begun_s = MODEL, time.monotonic()
+        try:
+            pool = await self.pool(request.model, caller, call.time_left())
+        finally:
+            record.searched = Interval(begun_s, time.monotonic())
+        record.model, record.stage = pool.name, CHECKS
         scheduling = scheduling.corrected(self.shared.weight_factor(tenant))
         affinity_key = call.affinity_key()
         limits = pool.limits
@@ -107,6 +112,7 @@ class Preparer:
             prompt = await prompt_tokens(call, pool.tokenizer, limits, scheduling)
         finally:
             record.tokenized = Interval(begun_s, time.monotonic())
+        record.stage = CHECKS
         room = max_total_tokens(limits) - len(prompt)
         has_limit = request.sampling.HasField("max_tokens") and not (request.fit_max_tokens and room > 0)
         check_length(
@@ -153,10 +159,12 @@ async def prompt_tokens(
         await give_way(len(text))
         tokenizer.check_fits(text, most_tokens)
         await give_way(len(text))
+        call.record.stage = TOKENIZER
         prompt = await tokenizer.encode(
             text, special_tokens=extras.special_tokens, tenant=scheduling.tenant, weight=scheduling.weight
         )
     else:
+        call.record.stage = TOKENIZER
         prompt = await tokenizer.encode_chat(
             request.chat, most_tokens, tenant=scheduling.tenant, weight=scheduling.weight
         )

@@ -11,6 +11,7 @@ from trunkline_runtime.log import LogContext, get_logger, log_context
 from trunkline_runtime.telemetry.head_sampler import HeadSampler
 from trunkline_runtime.telemetry.trace_context import new_span_id, new_trace_id, trace_context
 
+MOST_FIELD = 64  # characters of a field's name: some are a worker's words
 MOST_AWAITING = 4096  # ended requests of which a worker will still say what became of them
 
 
@@ -97,6 +98,6 @@ class RequestObserver:
 def note_refusal(record: RequestRecord, refused: RequestRefused) -> None:
     """The request ends with an error of the table."""
     record.outcome = refused.reason if code_of(refused.reason) is not None else UNKNOWN
-    record.code = refused.code
+    record.code, record.refused_field = refused.code, refused.field[:MOST_FIELD]
     if record.attempts and record.attempts[-1].ended == CANCELLED:
         record.attempts[-1].ended = record.outcome

@@ -20,6 +20,11 @@ UNKNOWN = "UNKNOWN"
 CANCELLED = "cancelled"  # RequestRecord.outcome, and AttemptRecord.ended
 COMPLETE = "complete"  # AttemptRecord.ended
 
+# RequestRecord.stage: what a request has come to, and RequestRecord.refused_by
+ARRIVAL, CHECKS, MODEL, TOKENIZER = "arrival", "checks", "model", "tokenizer"
+QUOTAS, PLACEMENT, WORKER = "quotas", "placement", "worker"
+SLOW_CLIENT = "client"  # RequestRecord.refused_by alone
+
 MOST_CANDIDATES = 8  # that are told of a placement: the chosen worker and the next best
 MOST_NOTED = 16  # placements and attempts that a record keeps; a request that has more of them keeps the latest
 MOST_TIMELINES = 16  # of an attempt that are kept once the listeners were told
@@ -111,6 +116,19 @@ class AttemptRecord:
         """Whether the worker was lost or refused the request."""
         return bool(self.problem)
 
+    @property
+    def untold(self) -> str:
+        """Why there is no timeline, in words. A worker sends that of a choice when the choice ends."""
+        if self.ended_s is None:
+            return "the request still runs there"
+        if self.is_lost:
+            return f"the worker was lost later ({self.ended}), before it told what it had done"
+        if self.ended == GRANTED:
+            return "it answers the client directly"
+        if self.ended == COMPLETE:
+            return "it is of an earlier version, which sends no timelines"
+        return "the request was ended there, and the worker did not answer within a second"
+
 
 @dataclass(slots=True)
 class RequestRecord:
@@ -135,6 +153,9 @@ class RequestRecord:
     outcome: the choices' finish reasons, without repetition, joined by commas; else CANCELLED, or a reason of the error
         table in capitals, UNKNOWN for one that a worker of a newer version has; of a grant GRANTED
     code: of the gRPC status; 0: OK
+    stage: what it has come to; of a request that has ended, the last one
+    refused_field: the field that the refusal blames, as the API names it; "" if none
+    searched: the search for its model, which takes time only if no worker of it is ready
     stalled_s: time in which output waited for a client that did not read
     awaited: choices that were aborted, of which their workers will still say what became of them
     when_known: called once none is awaited
@@ -167,6 +188,7 @@ class RequestRecord:
     cached_tokens: int = 0
     completion_tokens: int = 0
     longest_choice_tokens: int = 0
+    searched: Interval | None = None
     tokenized: Interval | None = None
     admitted: Interval | None = None  # by the tenant's quotas
     placements: list[PlacementRecord] = field(default_factory=list)
@@ -176,6 +198,8 @@ class RequestRecord:
     ended_s: float | None = None
     outcome: str = CANCELLED
     code: int = 0
+    stage: str = ARRIVAL
+    refused_field: str = ""
     stalled_s: float = 0.0
     awaited: int = 0
     when_known: "Callable[[RequestRecord], None] | None" = None
@@ -212,6 +236,13 @@ class RequestRecord:
     def is_failed(self) -> bool:
         """Whether the outcome is a reason of the error table."""
         return is_failure(self.outcome)
+
+    @property
+    def refused_by(self) -> str:
+        """The stage that refused the request, or in which it failed; "" unless it is failed."""
+        if not self.is_failed:
+            return ""
+        return SLOW_CLIENT if self.fell_behind else self.stage
 
     def unix_ns(self, time_s: float) -> int:
         """A time on the monotonic clock as nanoseconds since 1970."""

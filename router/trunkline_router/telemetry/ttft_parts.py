@@ -82,6 +82,9 @@ def _queue_cause(parts: Iterable[Part]) -> str:
 
 def _claims(record: RequestRecord, end_s: float) -> Iterator[Part]:
     zero_s = record.started_s
+    searched = record.searched
+    if searched is not None and searched.duration_s >= LEAST_CAUSE_S:
+        yield Part(PLACEMENT, searched.start_s - zero_s, searched.end_s - zero_s, "no worker of its model was ready")
     if record.admitted is not None:
         yield Part(ADMISSION, record.admitted.start_s - zero_s, record.admitted.end_s - zero_s)
     if record.tokenized is not None:
@@ -103,7 +106,7 @@ def _of_attempt(attempt: AttemptRecord, zero_s: float, end_s: float, *, waits_fo
         return
     first = first_timeline(attempt.timelines)
     if first is None:
-        yield Part(WORKER, start_s, end_s, attempt.worker)
+        yield Part(WORKER, start_s, end_s, f"{attempt.worker}: {attempt.untold}")
         return
     queue = Part(
         KV_PRESSURE if waits_for_kv else QUEUE,

@@ -16,7 +16,7 @@ def tenants_view(
 ) -> Sequence[TenantView]:
     """Returns the tenants that the viewer may see: those with the most running requests and refusals first.
 
-    refused: requests that were refused lately, by tenant
+    refused: requests that were refused lately, by tenant; 0 for other tenants that have sent requests lately
     """
     if not viewer.sees_requests:
         return []

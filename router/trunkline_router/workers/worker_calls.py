@@ -4,7 +4,14 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.duration_pb2 import Duration
 
-from trunkline.v1.worker_pb2 import DrainRequest, DrainResponse, GetModelResponse, GetStatsRequest, GetStatsResponse
+from trunkline.v1.worker_pb2 import (
+    DrainRequest,
+    DrainResponse,
+    GetModelResponse,
+    GetStatsRequest,
+    GetStatsResponse,
+    UndrainRequest,
+)
 from trunkline_router.workers.link_context import LinkContext
 
 if TYPE_CHECKING:
@@ -33,3 +40,8 @@ class WorkerCalls:
         if timeout_s is not None:
             request.timeout.CopyFrom(Duration(seconds=int(timeout_s), nanos=int(timeout_s % 1 * 1e9)))
         return await self._stub.Drain(request, metadata=self._context.proof("Drain", self._model))
+
+    async def undrain(self, timeout_s: float) -> None:
+        """Ends the worker's drain."""
+        proof = self._context.proof("Undrain", self._model)
+        await self._stub.Undrain(UndrainRequest(), timeout=timeout_s, metadata=proof)

@@ -110,8 +110,8 @@ ANSWERED: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-DRAIN = "/fleet/workers/{worker}/drain"
-ASKED = {**ANSWERED, "drain": ("POST", DRAIN, {"timeout_s": 5.5})}
+DRAIN, UNDRAIN = "/fleet/workers/{worker}/drain", "/fleet/workers/{worker}/undrain"
+ASKED = {**ANSWERED, "drain": ("POST", DRAIN, {"timeout_s": 5.5}), "undrain": ("POST", UNDRAIN, {})}
 
 
 async def answer(asks: OpenAiClient, method: str, url: str, path: str, body: Any, status: int) -> Any:
@@ -143,6 +143,8 @@ async def test_answers_are_as_the_page_says() -> None:
         await answer(asks, "GET", "/fleet/requests/unknown", path, None, 404)
         await answer(asks, "POST", "/fleet/workers/unknown/drain", DRAIN, {}, 404)
         await answer(asks, "POST", "/fleet/workers/w/drain", DRAIN, ASKED["drain"][2], 200)
+        await answer(asks, "POST", "/fleet/workers/unknown/undrain", UNDRAIN, {}, 404)
+        await answer(asks, "POST", "/fleet/workers/w/undrain", UNDRAIN, {}, 200)
 
 
 async def test_the_state_of_the_fleet_is_as_the_page_says() -> None:
@@ -161,7 +163,7 @@ async def test_refusals_are_as_the_page_says() -> None:
         for path, methods in PAGE["paths"].items():
             if "post" in methods:
                 await answer(asks, "POST", path, path, {"mood": "good"}, 400)
-                if path == DRAIN:
+                if path in (DRAIN, UNDRAIN):
                     continue
                 known = next(body for _, other, body in ANSWERED.values() if other == path)
                 await answer(asks, "POST", path, path, {**known, "model": "none"}, 404)

@@ -133,6 +133,25 @@ def test_a_request_without_a_first_token_is_explained_to_its_end() -> None:
     assert cause(made) == "placement", "no worker came"
 
 
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"ended": "complete"}, "w: it is of an earlier version, which sends no timelines"),
+        ({"ended": "cancelled"}, "w: the request was ended there, and the worker did not answer within a second"),
+        ({"ended": "granted"}, "w: it answers the client directly"),
+        (
+            {"ended": "NO_WORKER", "problem": "lost"},
+            "w: the worker was lost later (NO_WORKER), before it told what it had done",
+        ),
+        ({"ended_s": None}, "w: the request still runs there"),
+    ],
+)
+def test_a_worker_without_a_timeline_says_why_there_is_none(fields: dict[str, str], why: str) -> None:
+    made = record()
+    made.attempts = [attempt(0.05, 1.0, 2.0, **fields)]
+    assert ttft_parts(made, 2.0 + START_S)[-1].note == why
+
+
 def test_a_client_that_did_not_read_is_the_cause_of_a_slow_answer() -> None:
     made = record(first_token_s=0.06)
     made.stalled_s = 1.5

@@ -5,13 +5,14 @@ from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from tests.router.access.callers import Router
 from tests.router.cluster import PATIENCE_S, cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.watch.watch_rig import ACME, OPERATOR, KeyRing, tile, until_view, watch, watched_router
 from trunkline.v1 import fleet_pb2
-from trunkline.v1.fleet_pb2 import DrainWorkerRequest
+from trunkline.v1.fleet_pb2 import DrainWorkerRequest, UndrainWorkerRequest
 from trunkline_bench.servers.ports import free_port
 
 GRANT_KEY = b"the key of grants, of 32 bytes .."
@@ -22,9 +23,11 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> KeyRing:
     return KeyRing(tmp_path_factory.mktemp("keys"))
 
 
-async def over_http(router: Router, keys: KeyRing, worker: str, who: str = OPERATOR, **options: Any) -> Any:
+async def over_http(
+    router: Router, keys: KeyRing, worker: str, who: str = OPERATOR, action: str = "drain", **options: Any
+) -> Any:
     headers = {**keys.headers(who), **options.pop("headers", {})}
-    return await router.http.post(f"/fleet/workers/{worker}/drain", headers=headers, **options)
+    return await router.http.post(f"/fleet/workers/{worker}/{action}", headers=headers, **options)
 
 
 async def test_a_worker_that_is_drained_gets_no_requests_and_finishes_what_it_has(keys: KeyRing) -> None:
@@ -52,11 +55,49 @@ async def test_a_worker_that_is_drained_gets_no_requests_and_finishes_what_it_ha
         assert await answer, "what runs there is finished there"
 
 
+async def test_an_undrained_worker_gets_requests_again(keys: KeyRing) -> None:
+    a = FakeWorker("a", drains=True, grant_key=GRANT_KEY)
+    with capture_logs() as lines:
+        async with watched_router(keys, a, grant_key=GRANT_KEY) as router:
+            await drained_and_undrained(router, keys, a)
+    ends = [line for line in lines if line["event"] == "the end of a drain was asked for"]
+    assert [(line["worker"], bool(line["by"])) for line in ends] == [("a", True)] * 2
+
+
+async def drained_and_undrained(router: Router, keys: KeyRing, a: FakeWorker) -> None:
+    assert (await over_http(router, keys, "a")).json()["state"] == "draining"
+    with pytest.raises(grpc.aio.AioRpcError, match="no worker is ready"):
+        await router.generate(keys.headers(ACME), text="x")
+    response = await over_http(router, keys, "a", action="undrain")
+    assert (response.status_code, response.json()) == (
+        200,
+        {"worker_id": "a", "address": a.address, "state": "ready"},
+    )
+    assert await router.generate(keys.headers(ACME), text="x")
+    metadata = tuple(keys.headers(OPERATOR).items())
+    await router.fleet.DrainWorker(DrainWorkerRequest(worker="a"), metadata=metadata)
+    again = await router.fleet.UndrainWorker(UndrainWorkerRequest(worker="a"), metadata=metadata)
+    assert again.state == fleet_pb2.WORKER_STATE_READY
+
+
+async def test_a_worker_that_stops_or_has_no_undrain_stays_drained_and_the_refusal_says_why(keys: KeyRing) -> None:
+    stopping, old = FakeWorker("stopping", drains=True, is_stopping=True), FakeWorker("old")
+    async with watched_router(keys, stopping, old) as router:
+        await over_http(router, keys, "stopping")
+        for worker, why in (("stopping", "this fake worker is stopping"), ("old", "is of an earlier version")):
+            response = await over_http(router, keys, worker, action="undrain")
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "no_worker")
+            assert why in response.json()["error"]["message"]
+        assert (await over_http(router, keys, "none", action="undrain")).status_code == 404
+        assert (await over_http(router, keys, "old", action="undrain", json={"timeout_s": 1})).status_code == 400
+
+
 async def test_an_operator_alone_drains(keys: KeyRing) -> None:
     a = FakeWorker("a", drains=True)
     async with watched_router(keys, a) as router:
         for who, status in ((ACME, 403), ("", 401)):
-            assert (await over_http(router, keys, "a", who)).status_code == status
+            for action in ("drain", "undrain"):
+                assert (await over_http(router, keys, "a", who, action)).status_code == status
         metadata = tuple(keys.headers(ACME).items())
         refused = await refusal(router.fleet.DrainWorker(DrainWorkerRequest(worker="a"), metadata=metadata))
         assert refused.reason == "FORBIDDEN"
@@ -109,7 +150,8 @@ async def test_a_worker_that_is_not_connected_is_not_drained() -> None:
 async def test_a_page_of_another_origin_neither_drains_nor_watches(keys: KeyRing, headers: dict[str, str]) -> None:
     a = FakeWorker("a", drains=True)
     async with watched_router(keys, a) as router:
-        assert (await over_http(router, keys, "a", headers=headers)).status_code == 403
+        for action in ("drain", "undrain"):
+            assert (await over_http(router, keys, "a", action=action, headers=headers)).status_code == 403
         assert not a.drained
         for path in ("/fleet/events", "/fleet/requests", "/fleet/requests/x"):
             response = await router.http.get(path, headers={**keys.headers(OPERATOR), **headers})

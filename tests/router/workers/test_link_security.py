@@ -17,7 +17,14 @@ from trunkline.grant_keys import GrantKeys
 from trunkline.proof import proof_metadata
 from trunkline.status import INTERNAL, RequestRefused
 from trunkline.tls import ClientTls, open_channel
-from trunkline.v1.worker_pb2 import DrainRequest, GetModelRequest, GetStatsRequest, SessionRequest, WatchCacheRequest
+from trunkline.v1.worker_pb2 import (
+    DrainRequest,
+    GetModelRequest,
+    GetStatsRequest,
+    SessionRequest,
+    UndrainRequest,
+    WatchCacheRequest,
+)
 from trunkline.v1.worker_pb2 import WorkerServiceGenerateRequest as Generate
 from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer, WorkerServiceStub, add_WorkerServiceServicer_to_server
 from trunkline_router.prompts.render_pool import RenderPool
@@ -44,7 +51,7 @@ class Described(WorkerServiceServicer):
     async def refuse(self, request: Any, context: Any) -> Any:
         raise RequestRefused(CODE_UNIMPLEMENTED, INTERNAL, "passed the door")
 
-    GetStats = Drain = refuse
+    GetStats = Drain = Undrain = refuse
 
     async def refuse_stream(self, request: Any, context: Any) -> AsyncIterator[Any]:
         raise RequestRefused(CODE_UNIMPLEMENTED, INTERNAL, "passed the door")
@@ -101,6 +108,7 @@ async def codes(worker: Guarded, files: TlsDirectory, metadata: Any = ()) -> dic
             "GetModel": stub.GetModel(GetModelRequest(), timeout=20),
             "GetStats": stub.GetStats(GetStatsRequest(), timeout=20, metadata=metadata),
             "Drain": stub.Drain(DrainRequest(), timeout=20, metadata=metadata),
+            "Undrain": stub.Undrain(UndrainRequest(), timeout=20, metadata=metadata),
             "WatchCache": stub.WatchCache(WatchCacheRequest(), timeout=20, metadata=metadata),
             "Session": stub.Session(iter([SessionRequest()]), timeout=20, metadata=metadata),
             "Generate": stub.Generate(Generate(), timeout=20),
@@ -115,7 +123,7 @@ OPEN, REFUSED, NO_PROOF = (
     grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNAUTHENTICATED,
 )
-OF_ROUTERS = ("GetStats", "Drain", "WatchCache", "Session")
+OF_ROUTERS = ("GetStats", "Drain", "Undrain", "WatchCache", "Session")
 
 
 async def test_a_worker_that_knows_its_routers_names_serves_them_alone(tmp_path: Path) -> None:

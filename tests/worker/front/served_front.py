@@ -12,11 +12,12 @@ from tests.worker.engine_rig import DEMO_MODEL
 from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineStep
 from trunkline.grant_keys import GrantKeys
 from trunkline.v1.generation_pb2 import FinishReason
-from trunkline.v1.worker_pb2 import DrainResponse, GetModelResponse, GetStatsResponse, Submit
+from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsResponse, Submit
 from trunkline_runtime.server import GrpcServer
 from trunkline_worker.door.call_authorizer import CallAuthorizer
 from trunkline_worker.door.door import Door, most_message_bytes
 from trunkline_worker.front.cache_mirror import CacheMirror
+from trunkline_worker.front.draining import Draining
 from trunkline_worker.front.front import Front
 from trunkline_worker.front.grant_desk import GrantDesk
 from trunkline_worker.front.service import SERVICE, WorkerService, add_to_server
@@ -58,8 +59,8 @@ class PromptEngine(EngineLink):
 
 
 class ServedFront:
-    def __init__(self, address: str, service: WorkerService, door: Door) -> None:
-        self.address, self.door = address, door
+    def __init__(self, address: str, front: Front, service: WorkerService, door: Door) -> None:
+        self.address, self.front, self.door = address, front, door
         self.backlog = service.backlog
 
     def num_open(self, kind: str) -> int:
@@ -69,10 +70,6 @@ class ServedFront:
     @property
     def num_calls(self) -> int:
         return sum(places.num_taken for places in self.door._kinds.values())
-
-
-async def no_drain(timeout_s: float | None) -> DrainResponse:
-    return DrainResponse()
 
 
 @asynccontextmanager
@@ -87,12 +84,13 @@ async def served_front(key: bytes = b"", model: GetModelResponse = MODEL) -> Asy
     authorizer = CallAuthorizer(GrantKeys(key), model.worker_id, model.epoch, now_unix_ms)
     door = Door(authorizer, model)
     server = GrpcServer("127.0.0.1", 0, services=[SERVICE], max_request_bytes=most_message_bytes(model), gate=door)
+    draining = Draining(front, server.set_ready, lambda: False, 1.0)
     desk = GrantDesk(GrantKeys(key), model.epoch, now_unix_ms)
-    service = WorkerService(front, FILES, no_drain, desk)
+    service = WorkerService(front, FILES, draining, desk)
     add_to_server(service, server.grpc)
     await server.start()
     try:
-        yield ServedFront(f"127.0.0.1:{server.port}", service, door)
+        yield ServedFront(f"127.0.0.1:{server.port}", front, service, door)
     finally:
         await server.stop(0)
 

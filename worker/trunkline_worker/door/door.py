@@ -14,7 +14,7 @@ from trunkline_worker.front.session import MAX_ABORT_BYTES, MAX_SUBMITS
 from trunkline_worker.front.submit_size import check_generate, most_submit_bytes
 
 # Only routers and operators may call these, if the worker can tell callers apart.
-GATED = ("Session", "WatchCache", "GetStats", "Drain")
+GATED = ("Session", "WatchCache", "GetStats", "Drain", "Undrain")
 # Each kind of call has its own places, so that a flood of one kind does not block another. Health/Check has no limit:
 # orchestrators kill a worker that does not answer it.
 KINDS = {
@@ -22,6 +22,7 @@ KINDS = {
     "GetModel": Bounds(per_connection=64, per_host=256, in_all=1024),
     "GetStats": Bounds(per_connection=64, per_host=256, in_all=1024),
     "Drain": Bounds(per_connection=8, per_host=32, in_all=64),
+    "Undrain": Bounds(per_connection=8, per_host=32, in_all=64),
     # A router fetches a tokenizer once in its life. A call whose caller stops reading holds about 100 KiB.
     "GetTokenizer": Bounds(per_connection=4, per_host=32, in_all=64),
     # The method of grpc.health.v1.Health. Each call takes 20 to 30 KB.

@@ -287,7 +287,8 @@ def start(settings: EngineSettings, link: FrontLink, recorder: FlightRecorder) -
         sys.exit(2)
     recorder.steps = engine.executor.run_ahead + 1
     engine.before_launch = recorder.launch
-    link.send(EngineResponse(ready=EngineReady(model=description, notes=model.notes, gpu_uuid=gpu.uuid)))
+    ready = EngineReady(model=description, notes=model.notes, gpu_uuid=gpu.uuid, load=engine.load())
+    link.send(EngineResponse(ready=ready))
     gc.collect()
     gc.freeze()  # these objects stay, so the collector need not visit them again
     run(engine, link, Watchdog(settings.step_timeout_s))

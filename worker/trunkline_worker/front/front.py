@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
@@ -75,6 +75,7 @@ class Front:
         self._last_handle = 0  # the newest one that the engine has received
         self._idle = asyncio.Event()
         self._idle.set()
+        self._undrained = asyncio.Event()  # of the present drain; each has its own
         self._log = get_logger()
 
     def connect(self, link: EngineLink) -> None:
@@ -269,20 +270,36 @@ class Front:
             if choice.handle in in_flight or choice.handle > self._last_handle
         }
 
-    async def drain(self, timeout_s: float) -> Drained:
-        """Admits no more submits, waits up to `timeout_s` for running choices, and cuts off the rest. May be called
-        again."""
-        before = len(self._choices)
+    def drain(self, timeout_s: float) -> Awaitable[Drained]:
+        """Admits no more submits from now on. The result waits up to `timeout_s` for running choices, and cuts off the
+        rest; if undrain() is called meanwhile, it comes at once, and nothing is cut off. May be called again."""
+        if not self.draining:
+            self._undrained = asyncio.Event()
         self.draining = True
         self._publish_load(self.mirror.load)
+        return self._drained(timeout_s, set(self._choices), self._undrained)
+
+    async def _drained(self, timeout_s: float, begun: set[int], undrained: asyncio.Event) -> Drained:
+        over = [asyncio.create_task(event.wait()) for event in (self._idle, undrained)]
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
-        except TimeoutError:
-            self._log.warning("drain timed out", choices=len(self._choices))
-        left = list(self._choices.values())
-        for choice in left:
+            await asyncio.wait(over, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in over:
+                task.cancel()
+        left = begun & self._choices.keys()
+        if undrained.is_set():
+            return Drained(finished=len(begun - left), aborted=0)
+        if left:
+            self._log.warning("drain timed out", choices=len(left))
+        for choice in list(self._choices.values()):
             self._break_off(choice, no_worker("this worker is draining and ended the request"))
-        return Drained(finished=before - len(left), aborted=len(left))
+        return Drained(finished=len(begun - left), aborted=len(left))
+
+    def undrain(self) -> None:
+        """Admits submits again, and ends the drains in progress."""
+        self.draining = False
+        self._undrained.set()
+        self._publish_load(self.mirror.load)
 
     def _publish_load(self, load: LoadSample) -> None:
         load.draining = self.draining

@@ -1,7 +1,7 @@
 """WorkerService: the worker's RPCs, each a thin layer over the front."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -19,6 +19,8 @@ from trunkline.v1.worker_pb2 import (
     GetTokenizerResponse,
     SessionResponse,
     Submit,
+    UndrainRequest,
+    UndrainResponse,
     WatchCacheRequest,
     WatchCacheResponse,
     WorkerServiceGenerateRequest,
@@ -28,6 +30,7 @@ from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServic
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.tracing import trace_context_of
 from trunkline_worker.front.choice import Choice
+from trunkline_worker.front.draining import Draining
 from trunkline_worker.front.front import Front
 from trunkline_worker.front.grant_desk import GrantDesk
 from trunkline_worker.front.grant_reports import FollowedGrant, GrantReports
@@ -44,7 +47,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class WorkerService(WorkerServiceServicer):
-    """The RPCs of a worker. `drain` is called with a timeout in seconds, or None for the worker's own setting.
+    """The RPCs of a worker.
 
     Door checks callers and bounds their calls before they get here.
     """
@@ -53,7 +56,7 @@ class WorkerService(WorkerServiceServicer):
         self,
         front: Front,
         files: TokenizerFiles,
-        drain: Callable[[float | None], Awaitable[DrainResponse]],
+        draining: Draining,
         desk: GrantDesk,
     ) -> None:
         self._front = front
@@ -61,7 +64,7 @@ class WorkerService(WorkerServiceServicer):
         self._desk = desk
         self.backlog = Backlog()
         self._reports = GrantReports()
-        self._drain = drain
+        self._draining = draining
 
     async def Session(self, request_iterator: Any, context: Context) -> AsyncIterator[SessionResponse]:
         """Serves a router's stream. The requests arrive as bytes: see add_to_server()."""
@@ -172,7 +175,11 @@ class WorkerService(WorkerServiceServicer):
         if timeout_s is not None and timeout_s < 0:
             raise invalid("timeout", f"{timeout_s} s is negative")
         # A caller that disconnects does not stop a drain that has begun.
-        return await asyncio.shield(asyncio.ensure_future(self._drain(timeout_s)))
+        return await asyncio.shield(asyncio.ensure_future(self._draining.drain(timeout_s)))
+
+    async def Undrain(self, request: UndrainRequest, context: Context) -> UndrainResponse:
+        await self._draining.undrain()
+        return UndrainResponse()
 
 
 def add_to_server(service: WorkerService, server: grpc.aio.Server) -> None:

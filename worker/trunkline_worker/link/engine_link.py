@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from trunkline.engine.v1.engine_pb2 import EngineRequest, EngineResponse, EngineStep
 from trunkline.status import RequestRefused, no_worker
-from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsResponse, Submit
+from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsResponse, LoadSample, Submit
 from trunkline_runtime.log import get_logger
 from trunkline_worker.link.flight_recorder import FlightRecorder
 from trunkline_worker.link.frames import FrameReader, frame
@@ -47,6 +47,7 @@ class EngineLink:
         self._on_death = on_death
         self._command = tuple(command)
         self.gpu_uuid = ""  # of the engine's GPU, once it is ready; empty on a CPU
+        self.first_load = LoadSample()  # of the idle engine, once it is ready; steps tell the later ones
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -104,7 +105,7 @@ class EngineLink:
                     for note in response.ready.notes:
                         self._log.info("model note", note=note)
                     response.ready.model.start_up_s = time.monotonic() - started_s
-                    self.gpu_uuid = response.ready.gpu_uuid
+                    self.gpu_uuid, self.first_load = response.ready.gpu_uuid, response.ready.load
                     return response.ready.model
 
     def in_flight(self) -> set[int]:

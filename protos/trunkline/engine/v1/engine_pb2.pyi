@@ -143,6 +143,7 @@ class EngineReady(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
     GPU_UUID_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
     gpu_uuid: _builtins.str
     """UUID of the GPU that the engine computes on, or of its part of a divided one (MIG), without a prefix. Empty on a
     CPU.
@@ -155,16 +156,21 @@ class EngineReady(_message.Message):
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Notes for the operator, one line each: which defaults apply, for example."""
 
+    @_builtins.property
+    def load(self) -> _worker_pb2.LoadSample:
+        """The load of the idle engine: all of its KV blocks are empty."""
+
     def __init__(
         self,
         *,
         model: _worker_pb2.GetModelResponse | None = ...,
         notes: _abc.Iterable[_builtins.str] | None = ...,
         gpu_uuid: _builtins.str = ...,
+        load: _worker_pb2.LoadSample | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_uuid", b"gpu_uuid", "model", b"model", "notes", b"notes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_uuid", b"gpu_uuid", "load", b"load", "model", b"model", "notes", b"notes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
