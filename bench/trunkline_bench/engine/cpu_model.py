@@ -53,7 +53,8 @@ def weight_bytes_read(model: Path, dtype: str) -> int:
     head_dim = config.get("head_dim") or hidden // heads
     layer = hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * inter
     values: int = config["num_hidden_layers"] * layer + config["vocab_size"] * hidden
-    return values * getattr(torch, dtype).itemsize
+    kind: torch.dtype = getattr(torch, dtype)
+    return values * kind.itemsize
 
 
 def requests(count: int, vocab_size: int) -> list[BenchRequest]:

@@ -216,6 +216,9 @@ def test_what_fails_at_launch_is_raised_when_collected() -> None:
         def begin(self, plan: StepPlan) -> Callable[[], Any]:
             raise RuntimeError("no more memory")
 
+        def forget(self, sequence_ids: list[int]) -> None:
+            raise NotImplementedError
+
     executor = QueueingExecutor(Broken(), 1)
     executor.launch(StepPlan(1, []))
     with pytest.raises(RuntimeError, match="no more memory"):
@@ -229,6 +232,9 @@ def test_a_closed_executor_lets_go_of_its_runner() -> None:
         later_bytes = 0
 
         def begin(self, plan: StepPlan) -> Callable[[], Any]:
+            raise NotImplementedError
+
+        def forget(self, sequence_ids: list[int]) -> None:
             raise NotImplementedError
 
     runner = Idle()
