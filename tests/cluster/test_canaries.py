@@ -41,7 +41,7 @@ from trunkline_router.identity.key_record import ApiKey
 MODEL = "tiny-tales"
 REQUEST_ID = "a-request-id-may-be-written"
 SESSION = "x-trunkline-session"
-TELEMETRY_S = 20.0
+TELEMETRY_S = 60.0
 OF_ROUTER = "trunkline_router_event_loop_lag_seconds"
 
 Headers = dict[str, str]

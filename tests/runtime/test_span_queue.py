@@ -17,7 +17,7 @@ from trunkline_runtime.telemetry.span_queue import SpanQueue
 from trunkline_runtime.telemetry.span_transports import span_transport
 from trunkline_runtime.tracing import SCOPE
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 SOURCE = SpanSource(Resource.create(), SCOPE)
