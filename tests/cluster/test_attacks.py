@@ -1,6 +1,6 @@
-"""One attack of each kind on real processes, a second each: another tenant does not notice.
+"""One attack of each kind on real processes, a second each: no request of another tenant fails, and memory is bounded.
 
-`make bench-attacks` runs all of them. Its bounds hold here too, widened for a machine that is busy with other tests.
+`make bench-attacks` runs all of them, and bounds the other tenant's times and the lag of the router's loop too.
 """
 
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from tests.worker.engine_rig import DEMO_MODEL
-from trunkline_bench.attacks.attack_result import MAX_KEPT_MIB, MAX_OWN_LAG_MS, MAX_P99_MS, MAX_RSS_MIB
+from trunkline_bench.attacks.attack_result import MAX_KEPT_MIB, MAX_P99_MS, MAX_RSS_MIB
 from trunkline_bench.attacks.attacked_cluster import AttackedCluster, attacked_cluster
 from trunkline_bench.attacks.catalogue import Section, cases
 from trunkline_bench.attacks.vectors.attacker import ALL_OF_1_TO_5
@@ -22,8 +22,6 @@ SECONDS = 1.0
 # An attacker whose messages come to 400 MiB makes them first, and has a low priority.
 PREPARED_S, PREPARED_ON_A_BUSY_MACHINE_S = 4.0, 30.0
 STARVED_S = 3.0  # of a noisy tenant: longer than its neighbour may wait on the busiest machine
-BUSY = 8.0  # times the bounds in time: tests run side by side on the cores of the victims
-IDLE_MS = 25.0  # a request takes no longer on two cores that do nothing else: where it does, so may all others
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -34,17 +32,15 @@ async def victims() -> AsyncIterator[AttackedCluster]:
 
 
 async def nobody_notices(victims: AttackedCluster, attack: str, seconds: float = SECONDS) -> str:
-    """The attack meets a new router; returns what became of it. The innocent's requests, memory and the loop's lag stay
-    within their bounds."""
+    """The attack meets a new router; returns what became of it. The innocent's requests are answered, and memory stays
+    within its bounds."""
     case = next(case for case in cases() if case.section is victims.section and case.attack == attack)
     result = await victims.run(case, fixed(seconds), alone_ms=MAX_P99_MS)
-    slower = BUSY * max(1.0, result.warm_ms / IDLE_MS)
+    assert result.record.times_ms
     assert not result.record.errors
     assert not result.strange_statuses, result.outcomes
-    assert result.record.p99_ms < slower * MAX_P99_MS, result.markdown()
     assert result.rss_peak < MAX_RSS_MIB, result.markdown()
     assert result.rss_after - result.rss_before < MAX_KEPT_MIB, result.markdown()
-    assert result.lag.own_ms < slower * MAX_OWN_LAG_MS, result.markdown()
     return result.outcomes
 
 
