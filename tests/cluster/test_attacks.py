@@ -56,7 +56,9 @@ async def test_a_client_neither_stops_a_router_nor_fills_its_memory(victims: Att
     ), "the attacker did nothing"
 
 
-@pytest.mark.parametrize("attack", ["3 million empty stop strings", "rapid reset"])
+@pytest.mark.parametrize(
+    "attack", ["3 million empty stop strings", pytest.param("rapid reset", marks=pytest.mark.slow)]
+)
 async def test_neither_of_these_attacks_stops_a_router_or_fills_its_memory(
     victims: AttackedCluster, attack: str
 ) -> None:
@@ -67,12 +69,17 @@ async def test_neither_of_these_attacks_stops_a_router_or_fills_its_memory(
     )
 
 
-@pytest.mark.parametrize("attack", ["cancelled requests over HTTP", "bodies of 6 MiB over HTTP"])
+@pytest.mark.parametrize(
+    "attack", ["cancelled requests over HTTP", pytest.param("bodies of 6 MiB over HTTP", marks=pytest.mark.slow)]
+)
 async def test_a_client_over_http_disturbs_no_client_over_grpc(victims: AttackedCluster, attack: str) -> None:
     assert await nobody_notices(one_worker(victims, Section.HTTP), attack)
 
 
-@pytest.mark.parametrize("attack", ["64 requests of 16 choices of 900 tokens", "600 chats of 1 MiB at once"])
+@pytest.mark.parametrize(
+    "attack",
+    ["64 requests of 16 choices of 900 tokens", pytest.param("600 chats of 1 MiB at once", marks=pytest.mark.slow)],
+)
 async def test_a_noisy_tenant_does_not_starve_another_one(victims: AttackedCluster, attack: str) -> None:
     await nobody_notices(one_worker(victims, Section.TENANT), attack, STARVED_S)
 
@@ -87,6 +94,7 @@ async def test_false_entries_in_redis_cost_no_request_anything(victims: Attacked
     await nobody_notices(one_worker(victims, Section.REDIS), "3,000 false leases")
 
 
+@pytest.mark.slow
 async def test_what_a_client_sends_to_a_workers_own_port_does_not_stop_the_worker() -> None:
     async with attacked_cluster(Section.PORT, DEMO_MODEL) as victims:
         await nobody_notices(victims, "sessions with 8 MiB of empty submits")

@@ -117,14 +117,17 @@ def run(folder: Path, redis_server: RedisServer) -> Iterator[Rig]:
         stack.enter_context(watched(rig))
         router.wait_for("router listening")
         url, headers = f"http://127.0.0.1:{http_port}", rig.bearer
-        wait_until(lambda: httpx2.get(f"{url}/ready", headers=headers, trust_env=False).status_code == 200, "ready")
+        wait_until(
+            lambda: httpx2.get(f"{url}/ready", headers=headers, timeout=START_S, trust_env=False).status_code == 200,
+            "ready",
+        )
         yield rig
 
 
 def answer_of(rig: Rig, path: str) -> str:
     """What operators and scrapers are answered; of a stream, its first event."""
     url = f"http://127.0.0.1:{rig.http_port}{path}"
-    with httpx2.stream("GET", url, headers=rig.bearer, trust_env=False) as answer:
+    with httpx2.stream("GET", url, headers=rig.bearer, timeout=START_S, trust_env=False) as answer:
         assert answer.status_code == 200
         if path == EVENTS:
             return next(line for line in answer.iter_lines() if line.startswith("data: "))

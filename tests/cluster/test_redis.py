@@ -402,7 +402,7 @@ async def test_two_router_processes_keep_one_quota_and_a_killed_one_gives_its_to
     for worker in pair.workers:
         worker.answer = ANSWER
     async with asyncio.timeout(PATIENCE_S):
-        while await ended(generate(pair.stubs[1], metadata=held)) == "QUOTA_EXCEEDED":  # until its lease ends
+        while await ended(generate(pair.stubs[1], metadata=held)) == "QUOTA_EXCEEDED":  # noqa: ASYNC110  # until its lease ends
             await asyncio.sleep(0.05)
     said = "\n".join(line for process in pair.processes for line in process.lines)
     assert "hunter2secret" not in said

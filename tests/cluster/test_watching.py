@@ -116,7 +116,9 @@ async def test_each_of_several_processes_tells_of_the_requests_of_all(pair: Clus
         for name in names:  # each over a connection of its own
             async with Client(f"127.0.0.1:{port}") as client:
                 await client.complete("Once", max_tokens=1, request_id=name)
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{http_port}", trust_env=False) as http:
+        async with httpx2.AsyncClient(
+            base_url=f"http://127.0.0.1:{http_port}", timeout=WATCH_S, trust_env=False
+        ) as http:
             listed = (await http.get("/fleet/requests")).json()["requests"]
             assert sorted(entry["request_id"] for entry in listed) == sorted(names)
             for name in names:

@@ -287,7 +287,7 @@ async def until(status: int, ask: Callable[[], Awaitable[httpx.Response]]) -> ht
 
 
 async def test_http_is_answered_to_the_keys_in_the_secret_and_a_revocation_arrives_there(running: Cluster) -> None:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{running.http_port}") as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{running.http_port}", timeout=START_S) as client:
 
         async def completed(key: str) -> httpx.Response:
             body = {"model": POOL, "prompt": "Once upon a time", "max_tokens": 2}
