@@ -117,7 +117,7 @@ def test_other_cards_get_tilings_of_their_own(card: Card, options: dict[str, Any
         ({"quantization": "fp8"}, "bfloat16", {"_fp8_product"}),
         ({"quantization": "int8"}, "bfloat16", set()),
     ],
-    ids=str,
+    ids=lambda value: "-".join(sorted(value)) if isinstance(value, set) else str(value),
 )
 def test_an_own_product_keeps_the_rules_where_it_was_the_faster_one(
     options: dict[str, Any], dtype: str, expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
