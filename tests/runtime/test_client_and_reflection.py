@@ -63,7 +63,7 @@ async def test_a_deadline_that_passes_is_its_own_exception_and_cancels(served: t
     address, endless = served
     async with Client(address) as client:
         with pytest.raises(DeadlineExceeded):
-            await client.complete("x", timeout_s=5.0)
+            await client.complete("x", timeout_s=3.0)
         await asyncio.wait_for(endless.cancelled.wait(), 60)
 
 
