@@ -30,7 +30,9 @@ TYPESCRIPT ?= typescript@7.0.2
 # Processes of tests; logical: one for each processor, at most eight. More would mostly collect tests.
 TEST_PROCESSES ?= logical
 # Bytecode is kept whatever the environment says: hundreds of processes start, and each would compile all modules again.
-PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_PROCESSES) --maxprocesses 8 --dist loadgroup
+# A process runs all tests of a file, and the files in their order: tests of a folder share clusters.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_PROCESSES) --maxprocesses 8 \
+  --dist loadfile --no-loadscope-reorder
 INSTALL_LOG := $(VENV)/install.log
 
 BIN := $(VENV)/bin

@@ -36,9 +36,6 @@ structlog.configure(
     ]
 )
 
-# Fixtures with servers or a browser for the tests of several files.
-SHARED_BY_FILES = ("browser", "cluster", "standing_fleet", "edge", "target")
-
 PRINTED_LINES = 30  # of each process, shown when a test fails
 
 REPOSITORY = Path(__file__).parents[1]
@@ -51,16 +48,6 @@ def shared() -> Path:
     if not path.is_dir():
         pytest.skip(f"{path} is absent: it holds the real models, traces and texts that this test reads")
     return path
-
-
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist, which reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that run in the same process if several share the work: those of a file, whose fixtures they share, and
-    those of several files that share a cluster."""
-    for item in items:
-        assert isinstance(item, pytest.Function)
-        shared = [name for name in SHARED_BY_FILES if name in item.fixturenames]
-        item.add_marker(pytest.mark.xdist_group(shared[0] if shared else item.path.stem))
 
 
 def pytest_collection_finish() -> None:

@@ -137,7 +137,7 @@ def answer_of(rig: Rig, path: str) -> str:
 @contextmanager
 def watched(rig: Rig) -> Iterator[None]:
     """Keeps every command that Redis is sent, also by scripts: keys may expire."""
-    client: Any = redis.Redis.from_url(rig.redis.url)
+    client: Any = redis.Redis.from_url(rig.redis.url, socket_timeout=None)  # it may send no command for a while
     stopped = threading.Event()
     with client.monitor() as monitor:
 
