@@ -27,10 +27,12 @@ PEERS ?= peers
 BUF ?= @bufbuild/buf@1.75.0
 TYPESCRIPT ?= typescript@7.0.2
 
-# The two halves of the tests run at the same time on two cores, and take about equally long. This one computes
-# (interpreted kernels above all) and has the clients of others; the rest starts fleets of processes.
-HALF := tests/kernels tests/worker tests/bench tests/deploy tests/contract tests/runtime tests/clients tests/fuzz tests/cli tests/page
-HALF_LOG := $(VENV)/half-of-tests.log
+# Processes of tests; logical: one for each processor, at most eight. More would mostly collect tests.
+TEST_PROCESSES ?= logical
+# Bytecode is kept whatever the environment says: hundreds of processes start, and each would compile all modules again.
+# A process runs all tests of a file, and the files in their order: tests of a folder share clusters.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_PROCESSES) --maxprocesses 8 \
+  --dist loadfile --no-loadscope-reorder
 INSTALL_LOG := $(VENV)/install.log
 
 BIN := $(VENV)/bin
@@ -95,14 +97,10 @@ serve: $(SERVE_STAMP)
 	@exec $(BIN)/trunkline serve --model '$(MODEL)' --name '$(NAME)' --workers '$(WORKERS)' --port '$(PORT)' --worker-port '$(WORKER_PORT)' --http-port '$(HTTP_PORT)' $(ARGS)
 
 test: $(DEV_STAMP) $(CLIENTS_STAMP)
-	@$(BIN)/python -m pytest -m 'not slow' $(HALF) > $(HALF_LOG) 2>&1 & half=$$!; \
-	trap 'kill $$half 2> /dev/null || true' EXIT; failed=0; \
-	$(BIN)/python -m pytest -m 'not slow' $(addprefix --ignore=,$(HALF)) || failed=1; \
-	echo 'make: waiting for the tests of engine, kernels, simulation, chart, command line, clients and page, which run at the same time'; \
-	wait $$half || failed=1; cat $(HALF_LOG); exit $$failed
+	@$(PYTEST) -m 'not slow'
 
 test-slow: $(DEV_STAMP) $(CLIENTS_STAMP)
-	@$(BIN)/python -m pytest -m slow --timeout 1800
+	@$(PYTEST) -m slow --timeout 1800
 
 fuzz: $(DEV_STAMP)
 	@TRUNKLINE_FUZZ_CASES=$(CASES) TRUNKLINE_FUZZ_EXAMPLES=$(EXAMPLES) TRUNKLINE_FUZZ_SEED=$(SEED) \

@@ -55,6 +55,7 @@ MAY: dict[str, set[str]] = {
 # Parts that are pure, or that run where little is installed: module → what it must not reach, even indirectly
 PURE = {"torch", "grpc", "trunkline_runtime", "structlog", "opentelemetry"}
 ENGINE = {"grpc", "trunkline_runtime", "structlog", "opentelemetry", "redis", "uvloop", "transformers"}
+ROUTER = {"torch", "trunkline_worker", "triton", "transformers"}
 MUST_NOT_REACH: dict[str, set[str]] = {
     "trunkline.block_hash": {"grpc", "google", "torch"},
     "trunkline.validation": {"grpc", "torch"},
@@ -80,7 +81,8 @@ MUST_NOT_REACH: dict[str, set[str]] = {
     ),
     "trunkline_router.identity.keys_command": PURE | {"redis", "jwt", "cryptography"},  # for keys in a file
     "trunkline_router.stores.embedded_store": {"torch", "grpc", "redis"},
-    "trunkline_router.main": {"torch", "trunkline_worker", "triton", "transformers"},
+    "trunkline_router.main": ROUTER,
+    "trunkline_router.router": ROUTER,
     "trunkline_cli.main": {"torch", "trunkline_worker", "trunkline_router", "structlog", "opentelemetry"},
 }
 

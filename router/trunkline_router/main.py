@@ -3,12 +3,12 @@
 import secrets
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from trunkline.grant_keys import grant_key_problem
 from trunkline.tls_files import TlsFileError
-from trunkline_router.assembly import SharedPort
 from trunkline_router.gate.freed_memory import keep_freed_memory
 from trunkline_router.identity.authenticator import Authenticator, authenticator_of
 from trunkline_router.identity.endpoints import Open
@@ -18,7 +18,6 @@ from trunkline_router.processes import EXIT_CANNOT_START, supervise
 from trunkline_router.request.access import Access
 from trunkline_router.request.model_aliases import aliases_problem
 from trunkline_router.request.tenants import Tenants, TenantsError, read_tenants
-from trunkline_router.router import serve
 from trunkline_router.settings import (
     RouterSettings,
     address_problem,
@@ -28,6 +27,9 @@ from trunkline_runtime.log import configure_logging
 from trunkline_runtime.server import PortInUse
 from trunkline_runtime.settings import load_settings
 from trunkline_runtime.tracing import open_tracing
+
+if TYPE_CHECKING:
+    from trunkline_router.assembly import SharedPort
 
 SALT_PURPOSE = "cache salts"
 
@@ -84,7 +86,7 @@ def access_of(settings: RouterSettings, tenants: Tenants, authenticator: Authent
     )
 
 
-def run(settings: RouterSettings, shared_port: SharedPort | None = None) -> int:
+def run(settings: RouterSettings, shared_port: "SharedPort | None" = None) -> int:
     """Serves until a signal; returns the exit status."""
     configure_logging("router", router=settings.name)
     tracing = open_tracing("trunkline-router", settings.name)
@@ -96,6 +98,10 @@ def run(settings: RouterSettings, shared_port: SharedPort | None = None) -> int:
             raise TenantsError("--tenants has quotas, which several processes can only keep together with --redis-url")
         authenticator = authenticator_of(settings)
         check_files(settings)
+        # Most modules of the router. They are imported once all settings are known to be valid, so that an invalid one
+        # is reported soon; and a process that only supervises others never imports them.
+        from trunkline_router.router import serve
+
         uvloop.run(serve(settings, access_of(settings, tenants, authenticator), authenticator, tracing, shared_port))
     except (PortInUse, TenantsError, IdentityError, TlsFileError) as error:
         print(f"trunkline-router: {error}", file=sys.stderr)

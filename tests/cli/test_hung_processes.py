@@ -25,7 +25,7 @@ from trunkline_cli.plan import ClusterPlan
 OFTEN = Probe(period_s=0.2, timeout_s=2.0, failure_threshold=3, start_up_period_s=0.1)
 KNOWN_S = OFTEN.failure_threshold * (OFTEN.period_s + OFTEN.timeout_s)
 STOP_S = 1.0
-SLACK_S = 5.0  # for a machine that is busy with other tests
+SLACK_S = 60.0  # for a slow or busy machine: what waits for a hung process waits for good
 PROMPT = [5, *range(10, 900)]
 
 

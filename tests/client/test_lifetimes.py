@@ -18,7 +18,7 @@ from trunkline.errors import DeadlineExceeded, TrunklineError
 from trunkline.status import RequestRefused, no_worker
 
 PROTOS = Path(__file__).parents[2] / "protos"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 FAR = RequestRefused(8, "OVERLOADED", "full", retry_delay_ms=25_000)
 
 

@@ -1,7 +1,6 @@
 """Refused calls are sent again, by both clients, against a real server."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -68,12 +67,10 @@ async def test_the_last_refusal_is_raised_with_its_delay_and_its_request(kind: K
 
 @both
 async def test_a_delay_beyond_the_deadline_is_not_waited_for(kind: Kind) -> None:
-    service = ScriptedService(refusals=[RequestRefused(8, "OVERLOADED", "full", retry_delay_ms=20_000)])
-    started_s = time.monotonic()
+    service = ScriptedService(refusals=[RequestRefused(8, "OVERLOADED", "full", retry_delay_ms=2_000_000)])
     async with serving(service):
         with pytest.raises(Overloaded):
-            await complete(kind, service.address, timeout_s=19.0)
-    assert time.monotonic() - started_s < 15.0
+            await complete(kind, service.address, timeout_s=1900.0)
     assert len(service.asked) == 1
 
 

@@ -9,7 +9,7 @@ from tests.clients.edge import CLIENTS_ENVIRONMENT, Edge, running_edge
 from tests.worker.engine_rig import DEMO_MODEL
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def edge() -> Iterator[Edge]:
     with running_edge(DEMO_MODEL) as running:
         yield running

@@ -66,7 +66,8 @@ def log_likelihood(model: torch.nn.Module, begin: Sequence[int], end: Sequence[i
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 4])
 def test_log_likelihoods_equal_those_of_transformers(
     stories_edge: Edge, stories: Path, clients_python: Path, tmp_path: Path, batch: int
 ) -> None:

@@ -10,7 +10,7 @@ from tests.cluster.processes import Cluster, Served, running_cluster, running_se
 from tests.worker.engine_rig import DEMO_MODEL
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[Cluster]:
     with running_cluster(DEMO_MODEL, "--dtype=float32", "--deterministic", "--kv-blocks=512") as running:
         yield running

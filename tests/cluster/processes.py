@@ -24,8 +24,8 @@ from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 from trunkline_bench.servers.ports import free_port
 
-START_S = 60.0
-STOP_S = 10.0
+START_S = 60.0  # to start, and for all else that only a failing test waits for
+STOP_S = 10.0  # after SIGTERM; then a process is killed
 # open() of a file in /proc fails with FileNotFoundError once the process has ended. If the process ends between open()
 # and read(), read() fails with ESRCH, which is ProcessLookupError.
 ENDED = (FileNotFoundError, ProcessLookupError)
@@ -75,7 +75,7 @@ class Process:
         assert found is not None, f"never printed {pattern!r}:\n" + "\n".join(self.lines[-20:])
         return found
 
-    def wait(self, timeout_s: float = STOP_S) -> int:
+    def wait(self, timeout_s: float = START_S) -> int:
         """The exit status, everything printed read."""
         status = self.popen.wait(timeout_s)
         self._reader.join(STOP_S)
@@ -123,7 +123,7 @@ class Worker:
 
     def health(self, service: str) -> int:
         answer = health_pb2_grpc.HealthStub(self.channel).Check(
-            health_pb2.HealthCheckRequest(service=service), timeout=5
+            health_pb2.HealthCheckRequest(service=service), timeout=60
         )
         status: int = answer.status
         return status
@@ -132,7 +132,7 @@ class Worker:
         """The newest load sample."""
         from trunkline.v1.worker_pb2 import WatchCacheRequest
 
-        call = self.stub.WatchCache(WatchCacheRequest(), timeout=10)
+        call = self.stub.WatchCache(WatchCacheRequest(), timeout=60)
         try:
             return next(item.load for item in call if item.WhichOneof("item") == "load")
         finally:

@@ -1,6 +1,6 @@
-"""One attack of each kind on real processes, a second each: another tenant does not notice.
+"""One attack of each kind on real processes, a second each: no request of another tenant fails, and memory is bounded.
 
-`make bench-attacks` runs all of them. Its bounds hold here too, widened for a machine that is busy with other tests.
+`make bench-attacks` runs all of them, and bounds the other tenant's times and the lag of the router's loop too.
 """
 
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from tests.worker.engine_rig import DEMO_MODEL
-from trunkline_bench.attacks.attack_result import MAX_KEPT_MIB, MAX_OWN_LAG_MS, MAX_P99_MS, MAX_RSS_MIB
+from trunkline_bench.attacks.attack_result import MAX_KEPT_MIB, MAX_P99_MS, MAX_RSS_MIB
 from trunkline_bench.attacks.attacked_cluster import AttackedCluster, attacked_cluster
 from trunkline_bench.attacks.catalogue import Section, cases
 from trunkline_bench.attacks.host_faults import HOST_FAULTS
@@ -23,8 +23,6 @@ SECONDS = 1.0
 # An attacker whose messages come to 400 MiB makes them first, and has a low priority.
 PREPARED_S, PREPARED_ON_A_BUSY_MACHINE_S = 4.0, 30.0
 STARVED_S = 3.0  # of a noisy tenant: longer than its neighbour may wait on the busiest machine
-BUSY = 8.0  # times the bounds in time: tests run side by side on the cores of the victims
-IDLE_MS = 25.0  # a request takes no longer on two cores that do nothing else: where it does, so may all others
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -35,17 +33,15 @@ async def victims() -> AsyncIterator[AttackedCluster]:
 
 
 async def nobody_notices(victims: AttackedCluster, attack: str, seconds: float = SECONDS) -> str:
-    """The attack meets a new router; returns what became of it. The innocent's requests, memory and the loop's lag stay
-    within their bounds."""
+    """The attack meets a new router; returns what became of it. The innocent's requests are answered, and memory stays
+    within its bounds."""
     case = next(case for case in cases() if case.section is victims.section and case.attack == attack)
     result = await victims.run(case, fixed(seconds), alone_ms=MAX_P99_MS)
-    slower = BUSY * max(1.0, result.warm_ms / IDLE_MS)
+    assert result.record.times_ms
     assert not result.record.errors
     assert not result.strange_statuses, result.outcomes
-    assert result.record.p99_ms < slower * MAX_P99_MS, result.markdown()
     assert result.rss_peak < MAX_RSS_MIB, result.markdown()
     assert result.rss_after - result.rss_before < MAX_KEPT_MIB, result.markdown()
-    assert result.lag.own_ms < slower * MAX_OWN_LAG_MS, result.markdown()
     return result.outcomes
 
 
@@ -61,7 +57,9 @@ async def test_a_client_neither_stops_a_router_nor_fills_its_memory(victims: Att
     ), "the attacker did nothing"
 
 
-@pytest.mark.parametrize("attack", ["3 million empty stop strings", "rapid reset"])
+@pytest.mark.parametrize(
+    "attack", ["3 million empty stop strings", pytest.param("rapid reset", marks=pytest.mark.slow)]
+)
 async def test_neither_of_these_attacks_stops_a_router_or_fills_its_memory(
     victims: AttackedCluster, attack: str
 ) -> None:
@@ -72,12 +70,17 @@ async def test_neither_of_these_attacks_stops_a_router_or_fills_its_memory(
     )
 
 
-@pytest.mark.parametrize("attack", ["cancelled requests over HTTP", "bodies of 6 MiB over HTTP"])
+@pytest.mark.parametrize(
+    "attack", ["cancelled requests over HTTP", pytest.param("bodies of 6 MiB over HTTP", marks=pytest.mark.slow)]
+)
 async def test_a_client_over_http_disturbs_no_client_over_grpc(victims: AttackedCluster, attack: str) -> None:
     assert await nobody_notices(one_worker(victims, Section.HTTP), attack)
 
 
-@pytest.mark.parametrize("attack", ["64 requests of 16 choices of 900 tokens", "600 chats of 1 MiB at once"])
+@pytest.mark.parametrize(
+    "attack",
+    ["64 requests of 16 choices of 900 tokens", pytest.param("600 chats of 1 MiB at once", marks=pytest.mark.slow)],
+)
 async def test_a_noisy_tenant_does_not_starve_another_one(victims: AttackedCluster, attack: str) -> None:
     await nobody_notices(one_worker(victims, Section.TENANT), attack, STARVED_S)
 
@@ -97,6 +100,7 @@ async def test_a_fault_of_a_routers_host_costs_no_request_anything(victims: Atta
     assert await nobody_notices(one_worker(victims, Section.HOST), fault, STARVED_S)
 
 
+@pytest.mark.slow
 async def test_what_a_client_sends_to_a_workers_own_port_does_not_stop_the_worker() -> None:
     async with attacked_cluster(Section.PORT, DEMO_MODEL) as victims:
         await nobody_notices(victims, "sessions with 8 MiB of empty submits")

@@ -41,7 +41,7 @@ from trunkline_router.identity.key_record import ApiKey
 MODEL = "tiny-tales"
 REQUEST_ID = "a-request-id-may-be-written"
 SESSION = "x-trunkline-session"
-TELEMETRY_S = 20.0
+TELEMETRY_S = 60.0
 OF_ROUTER = "trunkline_router_event_loop_lag_seconds"
 
 Headers = dict[str, str]
@@ -117,14 +117,17 @@ def run(folder: Path, redis_server: RedisServer) -> Iterator[Rig]:
         stack.enter_context(watched(rig))
         router.wait_for("router listening")
         url, headers = f"http://127.0.0.1:{http_port}", rig.bearer
-        wait_until(lambda: httpx2.get(f"{url}/ready", headers=headers, trust_env=False).status_code == 200, "ready")
+        wait_until(
+            lambda: httpx2.get(f"{url}/ready", headers=headers, timeout=START_S, trust_env=False).status_code == 200,
+            "ready",
+        )
         yield rig
 
 
 def answer_of(rig: Rig, path: str) -> str:
     """What operators and scrapers are answered; of a stream, its first event."""
     url = f"http://127.0.0.1:{rig.http_port}{path}"
-    with httpx2.stream("GET", url, headers=rig.bearer, trust_env=False) as answer:
+    with httpx2.stream("GET", url, headers=rig.bearer, timeout=START_S, trust_env=False) as answer:
         assert answer.status_code == 200
         if path == EVENTS:
             return next(line for line in answer.iter_lines() if line.startswith("data: "))
@@ -134,7 +137,7 @@ def answer_of(rig: Rig, path: str) -> str:
 @contextmanager
 def watched(rig: Rig) -> Iterator[None]:
     """Keeps every command that Redis is sent, also by scripts: keys may expire."""
-    client: Any = redis.Redis.from_url(rig.redis.url)
+    client: Any = redis.Redis.from_url(rig.redis.url, socket_timeout=None)  # it may send no command for a while
     stopped = threading.Event()
     with client.monitor() as monitor:
 

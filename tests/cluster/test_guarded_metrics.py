@@ -126,6 +126,6 @@ def test_others_may_not(guarded: Guarded, job: str, credential: str) -> None:
     context = ssl.create_default_context(cafile=str(guarded.certificates / "ca.crt"))
     context.load_cert_chain(guarded.certificates / "client.crt", guarded.certificates / "client.key")
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(request, context=context, timeout=10)
+        urllib.request.urlopen(request, context=context, timeout=60)
     refused.value.close()
     assert refused.value.code in (401, 403)

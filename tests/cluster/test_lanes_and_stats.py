@@ -27,7 +27,7 @@ async def test_a_request_says_its_lane_and_is_told_which_it_ran_in(cluster: Clus
         assert done.prompt.lane == Lane.LANE_BATCH
         assert (await client.complete("Once upon a time", max_tokens=4)).prompt.lane == Lane.LANE_STANDARD
     worker = cluster.worker(done.prompt.worker_id)
-    stats = worker.stub.GetStats(GetStatsRequest(), timeout=10)
+    stats = worker.stub.GetStats(GetStatsRequest(), timeout=60)
     batch = stats.lanes[2]
     assert batch.lane == Lane.LANE_BATCH
     assert batch.accepted == batch.finished >= 1
@@ -41,7 +41,7 @@ async def test_a_request_says_its_lane_and_is_told_which_it_ran_in(cluster: Clus
 
 
 def test_get_model_shows_the_budgets(cluster: Cluster) -> None:
-    model = cluster.workers[0].stub.GetModel(GetModelRequest(), timeout=10)
+    model = cluster.workers[0].stub.GetModel(GetModelRequest(), timeout=60)
     assert (model.max_step_tokens, model.max_running_requests, model.max_waiting_requests) == (2048, 256, 1024)
     assert model.max_waiting_tokens == 1 << 22
     assert (model.itl_target_ms, model.interactive_reserve, model.aging_s) == (100.0, 0.0, 60.0)
@@ -55,7 +55,7 @@ async def test_a_lane_that_is_none_is_refused_by_name(cluster: Cluster) -> None:
             await client.complete("Once", lane="express")
     submit = Submit(prompt_token_ids=[5], sampling=SamplingParams(seed=1), lane=9)  # type: ignore[arg-type]
     with pytest.raises(grpc.RpcError) as caught:
-        list(cluster.workers[0].stub.Generate(WorkerServiceGenerateRequest(submit=submit), timeout=10))
+        list(cluster.workers[0].stub.Generate(WorkerServiceGenerateRequest(submit=submit), timeout=60))
     assert "lane: 9 is not a lane; allowed: LANE_INTERACTIVE" in (caught.value.details() or "")
 
 
@@ -98,7 +98,7 @@ def test_a_full_queue_refuses_at_once_disturbs_nobody_and_logs_its_statistics() 
         entry = json.loads(line) if line.startswith("{") else None
         if entry is not None:
             assert entry["steps"] > 0
-        stats = worker.stub.GetStats(GetStatsRequest(), timeout=10)
+        stats = worker.stub.GetStats(GetStatsRequest(), timeout=60)
         counts = stats.lanes[1]
         assert (counts.refused, counts.accepted, counts.finished) == (9, 3, 3)
         assert stats.output_tokens_per_s > 0
@@ -111,13 +111,13 @@ def test_a_full_queue_refuses_at_once_disturbs_nobody_and_logs_its_statistics() 
 
 async def test_a_stop_string_counts_as_finished_and_a_full_front_queue_as_refused(cluster: Cluster) -> None:
     worker = cluster.workers[0]
-    before = worker.stub.GetStats(GetStatsRequest(), timeout=10).lanes[1]
+    before = worker.stub.GetStats(GetStatsRequest(), timeout=60).lanes[1]
     sampling = SamplingParams(seed=1, temperature=0, max_tokens=60, stop=["."])
     for _ in range(3):
         submit = Submit(prompt_token_ids=[60, 61, 62], sampling=sampling)
-        chunks = list(worker.stub.Generate(WorkerServiceGenerateRequest(submit=submit), timeout=20))
+        chunks = list(worker.stub.Generate(WorkerServiceGenerateRequest(submit=submit), timeout=60))
         assert chunks[-1].chunk.finish_reason
-    after = worker.stub.GetStats(GetStatsRequest(), timeout=10).lanes[1]
+    after = worker.stub.GetStats(GetStatsRequest(), timeout=60).lanes[1]
     assert after.finished - before.finished == 3
     assert after.aborted == before.aborted
     assert after.e2e_s.count - before.e2e_s.count == 3

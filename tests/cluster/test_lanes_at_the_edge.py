@@ -48,7 +48,7 @@ async def test_a_request_runs_in_the_lane_it_asks_for_up_to_its_tenants_cap(tena
 
 async def test_the_worker_serves_a_tenant_with_the_weight_that_the_router_gives_it(tenants_cluster: Cluster) -> None:
     assert await lane_of(tenants_cluster, "acme", "batch") == "LANE_BATCH"
-    stats = tenants_cluster.workers[0].stub.GetStats(GetStatsRequest(), timeout=10)
+    stats = tenants_cluster.workers[0].stub.GetStats(GetStatsRequest(), timeout=60)
     weights = {(entry.tenant, entry.lane): entry.weight for entry in stats.tenants}
     assert weights["acme", Lane.LANE_BATCH] == 3.0
 
@@ -82,12 +82,12 @@ def test_a_message_can_be_continued_where_the_chat_template_would_end_it(tenants
     ]
     opened, closed = (
         tenants_cluster.stub.Tokenize(
-            TokenizeRequest(chat=ChatMessages(messages=turns, continue_final_message=go_on)), timeout=10
+            TokenizeRequest(chat=ChatMessages(messages=turns, continue_final_message=go_on)), timeout=60
         ).token_ids
         for go_on in (True, False)
     )
     text = tenants_cluster.stub.Detokenize(
-        DetokenizeRequest(token_ids=opened, keep_special_tokens=True), timeout=10
+        DetokenizeRequest(token_ids=opened, keep_special_tokens=True), timeout=60
     ).text
     assert text.endswith("Once upon a time")
     assert list(opened) == closed[: len(opened)]

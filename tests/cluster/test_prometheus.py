@@ -170,7 +170,7 @@ def test_an_autoscaler_gets_one_number_from_each_of_its_queries(scraped: Scraped
 def test_an_endpoint_picker_finds_in_each_worker_what_the_protocol_of_model_servers_names(scraped: Scraped) -> None:
     """docs/proposals/003-model-server-protocol of kubernetes-sigs/gateway-api-inference-extension."""
     for port in scraped.worker_ports:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             families = {one.name: one for one in text_string_to_metric_families(answer.read().decode())}
         for name in ("vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc"):
             (sample,) = families[name].samples
@@ -208,7 +208,7 @@ def test_requests_in_histograms_have_the_ids_of_their_traces(scraped: Scraped) -
 
 def test_promtool_has_nothing_to_say_against_the_metrics(scraped: Scraped) -> None:
     for url in (scraped.router_url, *(f"http://127.0.0.1:{port}" for port in scraped.worker_ports)):
-        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
             text = answer.read()
         done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
         said = done.stdout.decode() + done.stderr.decode()

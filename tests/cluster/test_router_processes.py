@@ -4,15 +4,16 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.processes import Cluster, Process, alive, descendants, script, wait_until
-from tests.router.fake_worker import FakeWorker
+from tests.router.fake_worker import FakeChoice, FakeWorker
 from trunkline import Client
+from trunkline.client import Piece
 from trunkline.errors import NoWorker, TrunklineError
 from trunkline_bench.servers.ports import free_port
 from trunkline_router.processes import FIRST_DELAY_S, MOST_DELAY_S, restart_delay_s
@@ -42,6 +43,22 @@ def two(cluster: Cluster) -> Iterator[tuple[Process, int]]:
         for number in range(2):
             wait_listening(process, port, number)
         yield process, port
+
+
+@pytest.fixture
+async def silent() -> AsyncIterator[FakeWorker]:
+    """A worker whose answers last until the test ends them."""
+    worker = await FakeWorker("a", answer=None).start()
+    yield worker
+    await worker.die()
+
+
+async def begun(worker: FakeWorker, pieces: AsyncGenerator[Piece, None]) -> tuple[FakeChoice, int]:
+    """The worker's end of a stream, and how many tokens the client has."""
+    first = asyncio.ensure_future(anext(pieces))
+    choice = await worker.arrived.get()
+    choice.tokens(1)
+    return choice, len((await first).token_ids)
 
 
 def workers_of(cluster: Cluster) -> str:
@@ -122,40 +139,42 @@ def test_one_that_keeps_dying_is_started_less_and_less_often() -> None:
     assert delays_s[-1] == MOST_DELAY_S
 
 
-async def test_a_running_stream_finishes_at_sigterm(cluster: Cluster) -> None:
+async def test_a_running_stream_finishes_at_sigterm(silent: FakeWorker) -> None:
     port = free_port()
-    with router(workers_of(cluster), "--stop-timeout-s=30", processes=2, port=port) as process:
+    with router(f"--workers={silent.address}", "--stop-timeout-s=300", processes=2, port=port) as process:
         for number in range(2):
-            wait_listening(process, port, number)
+            await asyncio.to_thread(wait_listening, process, port, number)
         everyone = descendants(process.popen.pid)
         assert len(everyone) == 3
         async with Client(f"127.0.0.1:{port}") as client:
             await client.ready()
-            pieces = client.generate("Once upon", max_tokens=64, ignore_eos=True)
-            tokens = len((await anext(pieces)).token_ids)
+            pieces = client.generate("x")
+            choice, tokens = await begun(silent, pieces)
             process.popen.terminate()
+            await asyncio.to_thread(process.wait_for, '"router stopping"')
+            choice.tokens(2, finish=True)
             async for piece in pieces:
                 tokens += len(piece.token_ids)
-        assert process.wait() == 0  # in the block: to leave it sends SIGTERM
-    assert tokens == 64
+        assert await asyncio.to_thread(process.wait) == 0  # in the block: to leave it sends SIGTERM
+    assert tokens == 3
     assert not alive(everyone)
     assert sum('"router stopped"' in line for line in process.lines) == 2
 
 
-async def test_a_second_signal_ends_a_running_stream_at_once(cluster: Cluster) -> None:
+async def test_a_second_signal_ends_a_running_stream_at_once(silent: FakeWorker) -> None:
     port = free_port()
-    with router(workers_of(cluster), "--stop-timeout-s=60", processes=2, port=port) as process:
+    with router(f"--workers={silent.address}", "--stop-timeout-s=300", processes=2, port=port) as process:
         async with Client(f"127.0.0.1:{port}") as client:
             await client.ready()
-            pieces = client.generate("Once upon", max_tokens=900, ignore_eos=True)
-            await anext(pieces)
+            pieces = client.generate("x")
+            await begun(silent, pieces)
             process.popen.terminate()
-            process.wait_for('"router stopping"')
+            await asyncio.to_thread(process.wait_for, '"router stopping"')
             process.popen.terminate()
             with pytest.raises(TrunklineError):
                 async for _ in pieces:
                     pass
-        assert process.wait() == 0  # in the block: to leave it sends SIGTERM
+        assert await asyncio.to_thread(process.wait) == 0  # in the block: to leave it sends SIGTERM
 
 
 def test_no_process_outlives_the_one_that_started_it() -> None:

@@ -116,7 +116,8 @@ def guarded(worker: Worker, folder: Path) -> Iterator[Guarded]:
         router.wait_for("router listening")
         url = f"http://127.0.0.1:{http_port}/ready"
         wait_until(
-            lambda: httpx2.get(url, headers=headers[VICTIM], trust_env=False).status_code == 200, "the router is ready"
+            lambda: httpx2.get(url, headers=headers[VICTIM], timeout=START_S, trust_env=False).status_code == 200,
+            "the router is ready",
         )
         channel = stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}"))
         yield Guarded(worker, http_port, headers, InferenceServiceStub(channel))

@@ -51,13 +51,13 @@ class Secured:
     def workers(self) -> list[Any]:
         with open_blocking_channel(self.address, ALONE, self.tls()) as channel:
             stub: Any = FleetServiceStub(channel)
-            return list(stub.ListWorkers(ListWorkersRequest(), timeout=20).workers)
+            return list(stub.ListWorkers(ListWorkersRequest(), timeout=60).workers)
 
     def wait_ready(self) -> None:
         def ready() -> bool:
             with open_blocking_channel(self.address, ALONE, self.tls()) as channel:
                 stub: Any = InferenceServiceStub(channel)
-                return bool(stub.ListModels(ListModelsRequest(), timeout=20, wait_for_ready=True).models)
+                return bool(stub.ListModels(ListModelsRequest(), timeout=60, wait_for_ready=True).models)
 
         wait_until(ready, "the worker is connected")
 
@@ -128,7 +128,7 @@ async def routed(secured: Secured, tls: ClientTls | None) -> int | str:
     """The tokens of a short answer through the router, or the error."""
     async with router_stub(secured, tls) as stub:
         try:
-            return sum([tokens_of(response) async for response in stub.Generate(SHORT, timeout=20)])
+            return sum([tokens_of(response) async for response in stub.Generate(SHORT, timeout=60)])
         except grpc.aio.AioRpcError as error:
             return error_of(error).__class__.__name__
 

@@ -52,7 +52,7 @@ async def test_figures_are_those_that_the_workers_report(pair: Cluster) -> None:
         async with Client(pair.address, tenant="acme") as client:
             done = [await client.complete(STORY * 4 + str(number), max_tokens=24) for number in range(4)]
         output = sum(answer.usage.completion_tokens for answer in done)
-        told = {worker.address: worker.stub.GetStats(GetStatsRequest(), timeout=10) for worker in pair.workers}
+        told = {worker.address: worker.stub.GetStats(GetStatsRequest(), timeout=60) for worker in pair.workers}
         ttfts_s = {name: stats.lanes[1].ttft_s.p50 for name, stats in told.items() if stats.lanes[1].ttft_s.p50}
         assert ttfts_s
 
@@ -84,7 +84,7 @@ async def test_the_way_of_a_request_is_told_to_the_chunk(pair: Cluster) -> None:
     async with Client(pair.address) as client:
         done = await client.complete("A prompt that has not been seen. " * 30, max_tokens=8, request_id="traced")
     stub: Any = FleetServiceStub(pair.channel)
-    told = stub.GetRequest(GetRequestRequest(request_id="traced"), timeout=10)
+    told = stub.GetRequest(GetRequestRequest(request_id="traced"), timeout=60)
     summary, (attempt,) = told.summary, told.attempts_made
     assert (summary.prompt_tokens, summary.completion_tokens) == (
         done.usage.prompt_tokens,
@@ -116,7 +116,9 @@ async def test_each_of_several_processes_tells_of_the_requests_of_all(pair: Clus
         for name in names:  # each over a connection of its own
             async with Client(f"127.0.0.1:{port}") as client:
                 await client.complete("Once", max_tokens=1, request_id=name)
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{http_port}", trust_env=False) as http:
+        async with httpx2.AsyncClient(
+            base_url=f"http://127.0.0.1:{http_port}", timeout=WATCH_S, trust_env=False
+        ) as http:
             listed = (await http.get("/fleet/requests")).json()["requests"]
             assert sorted(entry["request_id"] for entry in listed) == sorted(names)
             for name in names:
@@ -136,6 +138,6 @@ def test_tiles_follow_a_worker_that_is_killed_and_returns_and_one_that_drains(pa
         stack.callback(again.stop)
         assert any(state_of(view, again) != fleet_pb2.WORKER_STATE_CONNECTING for view in views)
         stub: Any = FleetServiceStub(pair.channel)
-        told = stub.DrainWorker(DrainWorkerRequest(worker=drained.address), timeout=10)
+        told = stub.DrainWorker(DrainWorkerRequest(worker=drained.address), timeout=60)
         assert told.state == fleet_pb2.WORKER_STATE_DRAINING
         until(views, drained, fleet_pb2.WORKER_STATE_DRAINING)

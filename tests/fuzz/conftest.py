@@ -7,7 +7,7 @@ import pytest
 from tests.fuzz.target import Target, running_target
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def target() -> Iterator[Target]:
     with running_target() as running:
         yield running

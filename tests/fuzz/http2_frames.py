@@ -97,25 +97,25 @@ def _generate(channel: grpc.Channel) -> None:
     stub: Any = InferenceServiceStub(channel)
     metadata = (("x-trunkline-tenant", "a"), ("x-trunkline-session", "s"))
     for _ in range(2):
-        assert list(stub.Generate(REQUEST, metadata=metadata, timeout=20))
+        assert list(stub.Generate(REQUEST, metadata=metadata, timeout=60))
 
 
 def _unary(channel: grpc.Channel) -> None:
     stub: Any = InferenceServiceStub(channel)
-    stub.Tokenize(TokenizeRequest(text="hi"), timeout=20)
-    stub.ListModels(ListModelsRequest(), timeout=20)
-    HealthStub(channel).Check(HealthCheckRequest(service="liveness"), timeout=20)
+    stub.Tokenize(TokenizeRequest(text="hi"), timeout=60)
+    stub.ListModels(ListModelsRequest(), timeout=60)
+    HealthStub(channel).Check(HealthCheckRequest(service="liveness"), timeout=60)
 
 
 def _grant(channel: grpc.Channel) -> None:
     stub: Any = InferenceServiceStub(channel)
     with suppress(grpc.RpcError):
-        list(stub.Grant(iter([GrantRequest(request=REQUEST)]), timeout=20))
+        list(stub.Grant(iter([GrantRequest(request=REQUEST)]), timeout=60))
 
 
 def _cancelled(channel: grpc.Channel) -> None:
     stub: Any = InferenceServiceStub(channel)
-    call = stub.Generate(REQUEST, timeout=20)
+    call = stub.Generate(REQUEST, timeout=60)
     next(iter(call))
     call.cancel()
 

@@ -18,8 +18,8 @@ from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 
 REPOSITORY = Path(__file__).parents[2]
-GOOD_S = 10.0  # for a request that takes milliseconds, on a busy machine
-QUIET_S = 20.0  # until nothing is left of requests whose clients have gone
+GOOD_S = 60.0  # for a request that takes milliseconds, on a busy machine
+QUIET_S = 60.0  # until nothing is left of requests whose clients have gone
 MORE_FILES = 2  # that a router may have open than before: pools of the event loop's threads come late
 BODY = b'{"model":"tiny","prompt":"hi","max_tokens":2}'
 HEAD = (

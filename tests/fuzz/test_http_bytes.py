@@ -12,7 +12,7 @@ from tests.fuzz.raw_connections import exchanged
 from tests.fuzz.target import Target
 
 CASES, ROUND = 600, 200
-MANY = int(os.environ.get("TRUNKLINE_FUZZ_CASES", "20000"))
+MANY = int(os.environ.get("TRUNKLINE_FUZZ_CASES", "3000"))
 FIRST_SEED = int(os.environ.get("TRUNKLINE_FUZZ_SEED", "0"))
 GROWN_MIB = 64.0
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")

@@ -19,7 +19,7 @@ from trunkline_router.api.grant_charge import GrantCharge
 
 KEY = b"a key of thirty-two bytes, or so"
 PROMPT = list(range(10, 30))
-CALL_TIMEOUT_S = 20.0
+CALL_TIMEOUT_S = 60.0
 
 
 def fakes(*names: str, **fields: Any) -> list[FakeWorker]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from tests.router.shared_state_rig import PREFIX, Clock, Router, keys_in, use
+from tests.router.shared_state_rig import PATIENCE_S, PREFIX, Clock, Router, keys_in, use
 from trunkline.status import RequestRefused
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.quota import Quotas
@@ -119,7 +119,7 @@ async def fleet(redis: RedisServer) -> AsyncIterator[Fleet]:
     clock = Clock()
     async with Redis.from_url(redis.url, decode_responses=True, encoding_errors="replace") as client:
         await client.flushall()
-        stores = [RedisStore(redis.url, "trunkline:", clock_ms=clock.now_ms) for _ in "ab"]
+        stores = [RedisStore(redis.url, "trunkline:", patience_s=PATIENCE_S, clock_ms=clock.now_ms) for _ in "ab"]
         routers = Router(stores[0], "a", clock), Router(stores[1], "b", clock)
         for router in routers:
             await router.start()

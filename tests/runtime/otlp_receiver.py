@@ -14,7 +14,7 @@ import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 GRPC, HTTP = "grpc", "http/protobuf"
 # The names of the spans of requests over gRPC
 GENERATE, GRANT = "trunkline.v1.InferenceService/Generate", "trunkline.v1.InferenceService/Grant"

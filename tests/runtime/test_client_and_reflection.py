@@ -56,15 +56,15 @@ async def test_closing_the_iterator_cancels_the_request(served: tuple[str, Endle
         assert (await anext(pieces)).text == "a"
         assert not endless.cancelled.is_set()
         await pieces.aclose()
-        await asyncio.wait_for(endless.cancelled.wait(), 10)
+        await asyncio.wait_for(endless.cancelled.wait(), 60)
 
 
 async def test_a_deadline_that_passes_is_its_own_exception_and_cancels(served: tuple[str, Endless]) -> None:
     address, endless = served
     async with Client(address) as client:
         with pytest.raises(DeadlineExceeded):
-            await client.complete("x", timeout_s=1.0)
-        await asyncio.wait_for(endless.cancelled.wait(), 10)
+            await client.complete("x", timeout_s=3.0)
+        await asyncio.wait_for(endless.cancelled.wait(), 60)
 
 
 async def test_a_prompt_is_text_tokens_or_a_conversation(served: tuple[str, Endless]) -> None:

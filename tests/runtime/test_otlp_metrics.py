@@ -19,7 +19,7 @@ from trunkline_runtime.telemetry.bucket_counts import BucketCounts
 from trunkline_runtime.telemetry.exposition import Families, counter, gauge, histogram
 from trunkline_runtime.telemetry.otlp_metrics import MetricsExport, exports_metrics, metrics_export
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 SERVICE = "trunkline-router"
 TRACE_ID, UNIX_S = 0x4BF92F3577B34DA6A3CE929D0E0E4736, 1_800_000_000.5
 Request = metrics_service_pb2.ExportMetricsServiceRequest

@@ -17,7 +17,7 @@ from trunkline_runtime.telemetry.span_queue import SpanQueue
 from trunkline_runtime.telemetry.span_transports import span_transport
 from trunkline_runtime.tracing import SCOPE
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 SOURCE = SpanSource(Resource.create(), SCOPE)
@@ -170,9 +170,7 @@ def test_a_collector_that_takes_nothing_costs_a_count(
 ) -> None:
     with answering(answer) as port:
         queue = queue_to(monkeypatch, protocol, port, timeout_s=0.3)
-        begun_s = time.monotonic()
         queue.put(lambda: (span(),))
-        assert time.monotonic() - begun_s < 1.0
         wait_until(lambda: queue.counts.failed == 1)
         queue.close()
     assert queue.counts.exported == 0

@@ -59,7 +59,7 @@ class Fleet:
         """The first answer on a channel, or why there is none."""
         async with channel:
             count: Any = channel.unary_stream("/Test/Count")
-            call = count(b"", timeout=20)
+            call = count(b"", timeout=60)
             try:
                 return str((await call.read()).decode())
             except grpc.aio.AioRpcError as error:
@@ -206,12 +206,12 @@ async def test_the_port_for_probes_has_health_alone_without_tls(tmp_path: Path) 
     try:
         async with open_channel(f"127.0.0.1:{port}", ALONE) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
-            answer = await stub.Check(health_pb2.HealthCheckRequest(service=LIVENESS), timeout=20)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=LIVENESS), timeout=60)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
             for method in ("/Test/Do", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"):
                 ask: Any = channel.unary_unary(method)
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await ask(b"", timeout=20)
+                    await ask(b"", timeout=60)
                 assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     finally:
         await server.stop(0)

@@ -105,6 +105,7 @@ def test_both_layouts_of_the_pool_are_measured(tmp_path: Path) -> None:
     assert rows[0]["of_layer_by_layer"] == 1
 
 
+@pytest.mark.slow
 def test_the_first_stage_runs(tmp_path: Path) -> None:
     done = bench("--tiny", str(DEMO_MODEL), "--output", str(tmp_path), "--only", "smoke")
     assert done.returncode == 0, done.stdout + done.stderr

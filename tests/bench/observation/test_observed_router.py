@@ -19,6 +19,7 @@ EXPORTED = 'outcome="exported"'
 ENDED = "trunkline_router_tenant_requests_total"
 
 
+@pytest.mark.slow
 async def test_one_router_exports_spans_and_is_scraped_and_watched() -> None:
     async with routers(None, on_first=True) as both:
         for number, work in enumerate(works(share=0.05)[1:4:2]):  # streams, and requests that may be traced

@@ -21,7 +21,7 @@ LONG_RUN_STEPS = 50_000
 MOST_PICTURE_BYTES = 150_000  # they are committed with the results
 
 
-@pytest.mark.parametrize("run_ahead", [0, 1])
+@pytest.mark.parametrize("run_ahead", [pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.parametrize("batching", Batching)
 def test_fast_forwarding_equals_stepping_whatever_the_batching(batching: Batching, run_ahead: int) -> None:
     requests = poisson(40, 10.0, mixed_lengths)

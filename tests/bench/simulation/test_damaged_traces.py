@@ -149,7 +149,11 @@ def test_lines_may_be_in_any_order(tmp_path: Path) -> None:
             b"TIMESTAMP,GeneratedTokens,ContextTokens\n2023-11-16 18:15:46,1,1\n",
             ":1: neither JSON lines nor a CSV",
         ),
-        ("t.gz", gzip.compress(b'{"timestamp": 1, "input": "a", "output": ""}\n' * 99)[:-20], "cannot be read"),
+        (
+            "t.gz",
+            gzip.compress(b'{"timestamp": 1, "input": "a", "output": ""}\n' * 99, mtime=0)[:-20],
+            "cannot be read",
+        ),
     ],
 )
 def test_a_file_without_requests_or_with_a_lost_rest_is_refused_even_with_skipping(

@@ -42,7 +42,7 @@ def everything(run: Replayed) -> object:
     )
 
 
-@pytest.mark.parametrize("run_ahead", [0, 1])
+@pytest.mark.parametrize("run_ahead", [pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.parametrize("rate", [2.0, 40.0])
 @pytest.mark.parametrize("cost", [PROFILE, FITTED], ids=["profile", "fitted"])
 @pytest.mark.parametrize("rule", AdmissionRule)

@@ -42,7 +42,7 @@ async def test_a_subscription_to_cache_events_is_answered_though_there_are_none(
     async with grpc.aio.insecure_channel(address) as channel:
         worker = vllm_engine_pb2_grpc.VllmEngineStub(channel)
         events = worker.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest())
-        await asyncio.wait_for(events.initial_metadata(), 5)
+        await asyncio.wait_for(events.initial_metadata(), 60)
         events.cancel()
 
 

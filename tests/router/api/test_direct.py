@@ -193,7 +193,7 @@ async def test_a_deadline_holds_at_the_worker_and_at_the_router() -> None:
     workers = fakes("a")
     async with cluster(*workers, grant_key=KEY) as router, direct(router) as client:
         with pytest.raises(DeadlineExceeded):
-            await client.complete(PROMPT, timeout_s=1.0)
+            await client.complete(PROMPT, timeout_s=3.0)
         await until(lambda: len(workers[0].aborted) == 1 and router.connected(0).open_choices == 0)
         await workers[0].die()
         await router.until_workers(False)

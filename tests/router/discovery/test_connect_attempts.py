@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.router.cluster import cluster, refusal, router_before, until
+from tests.router.cluster import PATIENCE_S, cluster, refusal, router_before, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.membership import membership, serving
 from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, TokenizeRequest
@@ -84,11 +84,11 @@ async def test_a_worker_that_is_mute_takes_no_request_its_refusal() -> None:
         mute.port = listening.getsockname()[1]
         there = await FakeWorker("a").start()
         async with router_before(there, mute, expected=(True, False)) as router:
-            refused = await refusal(router.generate("x", model="tinny", timeout_s=1.0))
+            refused = await refusal(router.generate("x", model="tinny", timeout_s=PATIENCE_S))
             assert refused.reason == "MODEL_NOT_FOUND"
         await there.die()
         async with router_before(mute, expected=(False,)) as router:
-            refused = await refusal(router.generate("x", timeout_s=1.0))
+            refused = await refusal(router.generate("x", timeout_s=PATIENCE_S))
             assert (refused.reason, refused.retry_s is not None) == ("NO_WORKER", True)
 
 

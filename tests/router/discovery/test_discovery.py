@@ -259,7 +259,7 @@ async def test_a_router_process_has_a_worker_of_two_names_once() -> None:
         ):
             await until_health(channel, "readiness", SERVING)
             stub: Any = FleetServiceStub(channel)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not any("the same worker" in status.problem for status in await known(stub)):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             states = sorted(status.state for status in await known(stub))

@@ -143,7 +143,7 @@ async def test_the_wait_for_a_worker_is_bounded_and_ends_with_unavailable() -> N
 async def test_the_wait_for_a_worker_keeps_the_deadline() -> None:
     worker = FakeWorker("a", answer=None)
     async with cluster(worker) as router:
-        call, choice = await begun(router, [worker], timeout_s=1.0)
+        call, choice = await begun(router, [worker], timeout_s=3.0)
         choice.tokens(2)
         await call.read()
         await worker.die()

@@ -13,7 +13,7 @@ from trunkline_router.http.wire.limits import HttpLimits
 from trunkline_router.http.wire.server import HttpServer
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
-WAIT_S = 20.0  # a promise that takes longer counts as broken
+WAIT_S = 60.0  # a promise that takes longer counts as broken
 SHORT = HttpLimits(head_s=0.2, body_s=0.2, keep_alive_s=0.2, linger_s=0.2, check_s=0.02)
 CHUNKED_END = b"0\r\n\r\n"
 

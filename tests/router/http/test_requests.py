@@ -190,7 +190,7 @@ async def test_what_is_sent_while_a_request_is_answered_is_bounded() -> None:
 async def test_refusal_reaches_a_client_that_reads_only_when_all_is_sent() -> None:
     """A connection that is closed with unread data is reset, and its client then loses what it has not read."""
     loop = asyncio.get_running_loop()
-    async with serving() as server, asyncio.timeout(20):
+    async with serving() as server, asyncio.timeout(60):
         with socket.socket() as client:
             client.setblocking(False)
             await loop.sock_connect(client, ("127.0.0.1", server.port))
@@ -224,7 +224,7 @@ async def test_http_1_0_gets_a_body_without_chunks_that_ends_with_the_connection
 async def test_head_has_the_headers_of_get_without_its_body() -> None:
     async with serving() as server, connected(server) as client:
         client.send(get().replace(b"GET", b"HEAD"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             head = await client.reader.readuntil(b"\r\n\r\n")
         assert b"content-length: 11" in head
         client.send(get())

@@ -253,7 +253,7 @@ async def test_an_answer_without_an_end_is_given_up_and_the_next_one_counts(
             for _ in range(2):
                 await source.refresh()
                 assert source._fetching is not None
-                await asyncio.wait((source._fetching,), timeout=20)
+                await asyncio.wait((source._fetching,), timeout=60)
                 assert source._fetching.done(), "it leaves no thread behind"
             server.reply = sends(jwks("ed25519"))
             monkeypatch.setattr(jwks_source, "FETCH_S", 20)

@@ -50,12 +50,22 @@ def server() -> Iterator[RedisServer]:
         yield running
 
 
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests in which every router answers, however long that takes."""
+    monkeypatch.setattr(router_lookup, "ANSWER_S", PATIENCE_S)
+
+
+PATIENT = pytest.mark.usefixtures("patience")
+
+
 async def told(router: Cluster, request_id: str) -> GetRequestResponse:
     found = await router.fleet.GetRequest(GetRequestRequest(request_id=request_id), timeout=PATIENCE_S)
     assert isinstance(found, GetRequestResponse)
     return found
 
 
+@PATIENT
 async def test_each_router_finds_and_lists_the_requests_of_all(redis_of_all: RedisServer) -> None:
     async with fleet(redis_of_all.url, count=3) as routers:
         for number, router in enumerate(routers, 1):
@@ -74,6 +84,7 @@ async def test_each_router_finds_and_lists_the_requests_of_all(redis_of_all: Red
             assert missing.message.endswith("known here, nor at the fleet's other router processes (2)")
 
 
+@PATIENT
 async def test_a_stream_shows_the_requests_of_all_and_asks_seldom(server: RedisServer) -> None:
     async with fleet(server.url) as (here, there):
         await there.answer([1, 2, 3], request_id="there")
@@ -89,6 +100,7 @@ async def test_a_stream_shows_the_requests_of_all_and_asks_seldom(server: RedisS
             call.cancel()
 
 
+@PATIENT
 async def test_nobody_sees_more_of_another_router_than_of_its_own(server: RedisServer, tmp_path: Path) -> None:
     keys, prefix = KeyRing(tmp_path), new_prefix()
     async with AsyncExitStack() as stack:
@@ -170,6 +182,7 @@ async def test_a_router_that_does_not_answer_is_told_of_and_the_others_count(ser
         assert missing.message.endswith("here; of the fleet's other router processes, 1 of 2 did not answer")
 
 
+@PATIENT
 async def test_while_the_secret_changes_routers_answer_each_other(server: RedisServer) -> None:
     prefix = new_prefix()
     async with (
@@ -203,6 +216,7 @@ async def test_while_the_grant_key_changes_routers_answer_each_other(server: Red
         assert (set(ids(listed.requests)), listed.others.answered) == ({"old", "both", "new"}, 2)
 
 
+@PATIENT
 async def test_processes_of_one_router_are_asked_but_once(server: RedisServer) -> None:
     async with fleet(server.url, house="a" * 32) as (here, there):
         await there.answer([1, 2, 3], request_id="there")
@@ -210,6 +224,7 @@ async def test_processes_of_one_router_are_asked_but_once(server: RedisServer) -
         assert (ids(listed.requests), listed.others) == ([], OtherRouters(alive=1, answered=1))
 
 
+@PATIENT
 async def test_a_viewer_that_asks_in_a_loop_costs_the_others_a_bounded_number_of_questions(server: RedisServer) -> None:
     now_s = 100.0
     async with fleet(server.url, steady_s=lambda: now_s) as (here, there):
@@ -275,6 +290,7 @@ async def test_a_tenant_that_asks_through_many_routers_leaves_operators_and_othe
             now_s += 1.0
 
 
+@PATIENT
 async def test_a_processes_own_siblings_cost_its_budget_nothing(server: RedisServer) -> None:
     now_s = 100.0
     lists = Question(ANY, kinds=tuple(Kind), most=500)  # the most that one may cost
@@ -321,6 +337,7 @@ async def test_a_router_looks_up_requests_only_with_a_secret_of_the_fleet(capsys
     assert said.count("set --fleet-secret-file or --grant-key, or a password in --redis-url") == 2
 
 
+@PATIENT
 async def test_while_nobody_asks_a_router_has_one_idle_connection(server: RedisServer) -> None:
     async with fleet(server.url) as (here, there):
         assert (here.lookup.channel.num_connections, there.lookup.channel.num_connections) == (1, 1)

@@ -1,7 +1,6 @@
 """Conversations of one tenant do not hold up those of another one: real processes, and the real router before them."""
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -16,7 +15,6 @@ from trunkline_router.prompts.render_pool import BOUNDS, PROCESSES, PROCESSES_OF
 
 LARGE = chat("x" * (1 << 20))
 FLOOD = 600
-MOST_WAIT_S = 0.25
 
 
 @pytest.fixture
@@ -39,17 +37,14 @@ async def test_a_flood_of_large_conversations_is_bounded_and_delays_no_other_ten
 
     flood = asyncio.gather(*(hog() for _ in range(FLOOD)), return_exceptions=True)
     await asyncio.sleep(0)
-    took_s = []
     while not flood.done():
-        before, started_s = rendered_of_hog, time.perf_counter()
+        before = rendered_of_hog
         assert (await pool.render(ECHO, chat("mine"), tenant="innocent")).text == "<s>mine"
-        took_s.append(time.perf_counter() - started_s)
         assert rendered_of_hog - before <= 2 * PROCESSES_OF_ONE, "a process is kept free"
     refused = [one for one in await flood if isinstance(one, RequestRefused)]
     assert rendered_of_hog + len(refused) == FLOOD
     assert BOUNDS.bytes_of_one - (1 << 20) <= rendered_of_hog << 20 <= BOUNDS.bytes_of_one
     assert all(one.reason == "OVERLOADED" and one.retry_delay_ms > 0 for one in refused)
-    assert sorted(took_s)[len(took_s) // 2] < MOST_WAIT_S
     assert pool._places.is_idle
 
 
@@ -60,13 +55,9 @@ async def test_conversations_that_take_seconds_leave_a_process_to_other_tenants(
         for n in range(2 * PROCESSES * tenants)
     ]
     await asyncio.sleep(0)
-    took_s = []
     for _ in range(20):
-        started_s = time.perf_counter()
         assert (await pool.render(SOMETIMES, chat("mine"), tenant="innocent")).text == "mine"
-        took_s.append(time.perf_counter() - started_s)
     assert not any(task.done() for task in hanging), "each takes its two seconds of a processor"
-    assert sorted(took_s)[10] < MOST_WAIT_S
     for task in hanging:
         task.cancel()
     await asyncio.gather(*hanging, return_exceptions=True)

@@ -140,7 +140,7 @@ async def test_processes_start_beside_a_busy_grpc_server() -> None:
     try:
         for _ in range(20):
             pool = RenderPool()
-            assert await asyncio.wait_for(rendered(pool, ECHO, chat("hello")), 20)
+            assert await asyncio.wait_for(rendered(pool, ECHO, chat("hello")), 60)
             await pool.close()
     finally:
         await server.stop(None)

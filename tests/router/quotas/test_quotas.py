@@ -80,7 +80,7 @@ async def test_who_gives_up_before_the_first_token_pays_for_the_prompt() -> None
 async def test_a_deadline_before_the_first_token_is_paid_for_too() -> None:
     worker = FakeWorker("a", answer=None)
     async with router_with_quotas(worker) as router:
-        call = generate(router, timeout_s=1.0)
+        call = generate(router, timeout_s=3.0)
         await worker.arrived.get()
         assert (await refusal(call)).code == grpc.StatusCode.DEADLINE_EXCEEDED
         await until_ended(router)

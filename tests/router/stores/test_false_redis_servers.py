@@ -163,7 +163,7 @@ async def false_redis(answer: Answer, *, is_redis_at_first: bool) -> AsyncIterat
 @pytest.mark.parametrize("name", ANSWERS)
 async def test_no_request_fails_before_a_server_that_is_no_redis(name: str, is_redis_at_first: bool) -> None:
     async with false_redis(ANSWERS[name], is_redis_at_first=is_redis_at_first) as false:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             async with running(false.url, "a") as (router,):
                 assert [await router.admits(QUOTAS) for _ in range(6)] == [True] * 5 + [False], "by its own book"
                 await until(lambda: false.struck >= 2)

@@ -35,10 +35,10 @@ async def tls_before(redis: RedisServer, files: TlsDirectory) -> AsyncIterator[i
 
 async def pong(port: int, tls: RedisTls, host: str = "localhost", query: str = "") -> str:
     """What Redis answers. Raises StoreDown."""
-    connection = RedisConnection(f"rediss://{host}:{port}/0{query}", (PING,), tls=tls, connect_timeout_s=20.0)
+    connection = RedisConnection(f"rediss://{host}:{port}/0{query}", (PING,), tls=tls, connect_timeout_s=60.0)
     try:
         await connection.connect()
-        return str(await asyncio.wait_for(connection.call(PING, (), ()), 20.0))
+        return str(await asyncio.wait_for(connection.call(PING, (), ()), 60))
     finally:
         await connection.close()
 

@@ -74,7 +74,7 @@ class Told:
 
 
 async def taken(news: RequestStream) -> AsyncIterator[GenerateResponse]:
-    while (response := await asyncio.wait_for(news.take(), 5)) is not None:
+    while (response := await asyncio.wait_for(news.take(), 60)) is not None:
         yield response
 
 
@@ -164,7 +164,7 @@ async def test_nothing_goes_out_before_the_first_choices_prompt_is_known() -> No
 async def test_a_choice_that_ends_before_its_first_token_ends_the_request() -> None:
     news = stream()
     news.put(SequenceOutput(chunk=OutputChunk(finish_reason=FinishReason.FINISH_REASON_ABORT)))
-    response = await asyncio.wait_for(news.take(), 5)
+    response = await asyncio.wait_for(news.take(), 60)
     assert response is not None
     assert response.HasField("usage")
     assert await news.take() is None

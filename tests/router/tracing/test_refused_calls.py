@@ -92,7 +92,7 @@ def span_of(receiver: Receiver, number: int) -> ReceivedSpan:
         return [span for span in receiver.spans if int(span.proto.trace_id.hex(), 16) == number]
 
     with receiver.arrived:
-        assert receiver.arrived.wait_for(found, timeout=20.0), number
+        assert receiver.arrived.wait_for(found, timeout=60), number
     (span,) = found()
     return span
 

@@ -105,13 +105,13 @@ async def codes(worker: Guarded, files: TlsDirectory, metadata: Any = ()) -> dic
     async with open_channel(worker.address, ALONE, client_of(files)) as channel:
         stub: Any = WorkerServiceStub(channel)
         calls = {
-            "GetModel": stub.GetModel(GetModelRequest(), timeout=20),
-            "GetStats": stub.GetStats(GetStatsRequest(), timeout=20, metadata=metadata),
-            "Drain": stub.Drain(DrainRequest(), timeout=20, metadata=metadata),
-            "Undrain": stub.Undrain(UndrainRequest(), timeout=20, metadata=metadata),
-            "WatchCache": stub.WatchCache(WatchCacheRequest(), timeout=20, metadata=metadata),
-            "Session": stub.Session(iter([SessionRequest()]), timeout=20, metadata=metadata),
-            "Generate": stub.Generate(Generate(), timeout=20),
+            "GetModel": stub.GetModel(GetModelRequest(), timeout=60),
+            "GetStats": stub.GetStats(GetStatsRequest(), timeout=60, metadata=metadata),
+            "Drain": stub.Drain(DrainRequest(), timeout=60, metadata=metadata),
+            "Undrain": stub.Undrain(UndrainRequest(), timeout=60, metadata=metadata),
+            "WatchCache": stub.WatchCache(WatchCacheRequest(), timeout=60, metadata=metadata),
+            "Session": stub.Session(iter([SessionRequest()]), timeout=60, metadata=metadata),
+            "Generate": stub.Generate(Generate(), timeout=60),
         }
         for method, call in calls.items():
             ended[method] = await call.code()

@@ -165,7 +165,9 @@ def starts_from_the_host(q: Tensor, keys: Tensor, values: Tensor, fresh: FreshPr
 
 
 @pytest.mark.parametrize(
-    ("fault", "mutant"), [(HostSync, knows_its_lengths), (MixedDevices, starts_from_the_host)], ids=str
+    ("fault", "mutant"),
+    [(HostSync, knows_its_lengths), (MixedDevices, starts_from_the_host)],
+    ids=["waits for the device", "mixes devices"],
 )
 def test_a_library_that_breaks_the_rules_is_noticed(
     fault: type[DeviceFault], mutant: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -140,7 +140,7 @@ async def test_health_checks_that_send_no_request_give_way_to_those_that_do() ->
         open_check: Any = slow.stream_unary(HEALTH_CHECK)
         calls = [open_check() for _ in range(300)]
         uploads = worker.door._uploads
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while len(uploads._reading) < uploads._most:
             assert time.monotonic() < deadline
             await asyncio.sleep(0)

@@ -15,7 +15,7 @@ from trunkline.engine.v1.engine_pb2 import EngineRequest
 from trunkline.v1.generation_pb2 import Lane
 from trunkline.v1.worker_pb2 import Submit
 
-MAX_TOKENS = 24
+MAX_TOKENS = 12
 NUM_REQUESTS = 64
 VOCAB = 500  # ids below this exist in the demo model's vocabulary
 

@@ -2,6 +2,7 @@
 that computes with them, and compares the others with what they get without it."""
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,9 +161,9 @@ def test_in_what_the_engine_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     "module",
     [pytest.param(row_table, id="parameters"), pytest.param(step_sampling, id="bias", marks=pytest.mark.slow)],
 )
-def test_on_the_device(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_the_device(module: Any, monkeypatch: pytest.MonkeyPatch, shallow_model: Path) -> None:
     def outputs() -> dict[int, list[EngineOutput]]:
-        engine = make_engine(kv_blocks=16, kernels="triton", max_step_tokens=16, max_running_requests=2)
+        engine = make_engine(shallow_model, kv_blocks=16, kernels="triton", max_step_tokens=16, max_running_requests=2)
         plain: dict[str, Any] = {"max_tokens": 2, "ignore_eos": True, "repetition_penalty": 1.2}
         marked = make_submit(VICTIM, [40, 41, 42], **plain, temperature=0.8, logit_bias={5: MARK})
         return run(engine, [make_submit(1, [60, 61], **plain, logit_bias={7: 1.0}), marked])

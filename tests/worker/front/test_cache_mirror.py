@@ -28,7 +28,7 @@ def numbers(joined: bytes) -> list[int]:
 
 
 async def next_item(items: AsyncIterator[WatchCacheResponse], kind: str) -> WatchCacheResponse:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while True:
             item = await anext(items)
             if item.WhichOneof("item") == kind:

@@ -53,7 +53,7 @@ async def test_a_choice_whose_deadline_passes_while_it_waits() -> None:
     submit = Submit(handle=7, prompt_token_ids=PROMPT, sampling=SamplingParams(seed=1))
     submit.timeout.FromMilliseconds(1)
     front.submit(submit, reader)
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(60):
         await broken.wait()
     timeline = reader.news[-1].timeline
     assert reader.reasons == ["DEADLINE_EXCEEDED"]

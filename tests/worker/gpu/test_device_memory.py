@@ -166,11 +166,12 @@ def test_captured_graphs_stay_within_their_allowance(name: str) -> None:
 
 
 SHARED = [
-    pytest.param("qwen3-8b", H200, {}, marks=pytest.mark.slow),
+    ("qwen3-8b", H200, {}),
     ("qwen3-0.6b", RTX_4090, {"context_length": 32768}),
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "card", "options"), SHARED, ids=["H200", "RTX 4090"])
 def test_two_workers_share_a_card_alike_in_whatever_order_they_start(
     name: str, card: Card, options: dict[str, Any]

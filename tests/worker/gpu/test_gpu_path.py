@@ -61,6 +61,7 @@ def test_tokens_are_those_of_the_twins(
     assert found == {handle: expected[handle] for handle in range(len(prompts))}
 
 
+@pytest.mark.slow
 def test_tokens_are_those_of_the_twins_through_an_own_product(
     expected: dict[int, list[int]], shallow_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

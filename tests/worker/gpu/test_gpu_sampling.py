@@ -28,9 +28,9 @@ def sampled(logits: torch.Tensor, rows: list[Row]) -> list[int]:
 @pytest.mark.parametrize(
     ("spread", "tile", "count"),
     [
-        (0.3, 256, 30),
+        (0.3, 256, 10),
         (12.0, 4, 10),
-        *(pytest.param(spread, tile, 30, marks=pytest.mark.slow) for spread, tile in ((3.0, 8), (12.0, 4))),
+        *(pytest.param(spread, tile, 30, marks=pytest.mark.slow) for spread, tile in ((0.3, 256), (3.0, 8), (12.0, 4))),
     ],
 )
 def test_the_same_tokens_as_on_the_host(spread: float, tile: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ class ForgedHashes(SchedulerLife):
 
 TestSchedulerLife = SchedulerLife.TestCase
 TestSchedulerLife.settings = settings(
-    max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestForgedHashes = ForgedHashes.TestCase
 TestForgedHashes.settings = TestSchedulerLife.settings
@@ -121,7 +121,7 @@ def test_long_lives(machine: type[SchedulerLife]) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=1500,
+            max_examples=400,
             stateful_step_count=120,
             deadline=None,
             derandomize=False,

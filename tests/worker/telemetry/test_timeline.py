@@ -93,7 +93,7 @@ def _close_to(value: object) -> object:
 
 TestTimelineLife = TimelineLife.TestCase
 TestTimelineLife.settings = settings(
-    max_examples=100,
+    max_examples=40,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
