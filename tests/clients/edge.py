@@ -31,7 +31,7 @@ class Edge:
 def running_edge(model: Path, *worker_arguments: str) -> Iterator[Edge]:
     """A router with gRPC and HTTP before a worker on the CPU, both ready."""
     with ExitStack() as stack:
-        worker = Worker(model, "--dtype=float32", "--deterministic", "--kv-blocks=512", *worker_arguments)
+        worker = Worker(model, "--dtype=float32", "--kv-blocks=512", *worker_arguments)
         stack.callback(worker.stop)
         port, http_port = free_port(), free_port()
         router = Process(
