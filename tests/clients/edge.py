@@ -28,28 +28,23 @@ class Edge:
 
 
 @contextmanager
-def running_edge(model: Path, *worker_arguments: str, workers: int = 2) -> Iterator[Edge]:
-    """A router with gRPC and HTTP before workers on the CPU, all ready."""
+def running_edge(model: Path, *worker_arguments: str) -> Iterator[Edge]:
+    """A router with gRPC and HTTP before a worker on the CPU, both ready."""
     with ExitStack() as stack:
-        started = [
-            Worker(model, "--dtype=float32", "--deterministic", "--kv-blocks=512", *worker_arguments)
-            for _ in range(workers)
-        ]
-        for worker in started:
-            stack.callback(worker.stop)
+        worker = Worker(model, "--dtype=float32", "--kv-blocks=512", *worker_arguments)
+        stack.callback(worker.stop)
         port, http_port = free_port(), free_port()
-        addresses = ",".join(worker.address for worker in started)
         router = Process(
             script("trunkline-router"),
-            f"--workers={addresses}",
+            f"--workers={worker.address}",
             f"--port={port}",
             f"--http-port={http_port}",
             "--max-stored-responses=64",
         )
         stack.callback(router.stop)
         router.wait_for("router listening")
-        cluster = Cluster(router, f"127.0.0.1:{port}", started)
+        cluster = Cluster(router, f"127.0.0.1:{port}", [worker])
         stack.callback(cluster.channel.close)
-        cluster.wait_ready(workers)
+        cluster.wait_ready(1)
         [served] = cluster.stub.ListModels(ListModelsRequest(), timeout=START_S).models
         yield Edge(f"http://127.0.0.1:{http_port}", served.name, served.context_length, cluster)

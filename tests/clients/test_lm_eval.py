@@ -33,7 +33,7 @@ def stories(shared: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def stories_edge(stories: Path) -> Iterator[Edge]:
-    with running_edge(stories, workers=1) as running:
+    with running_edge(stories) as running:
         yield running
 
 

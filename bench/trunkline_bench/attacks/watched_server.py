@@ -24,7 +24,11 @@ WRITTEN_EVERY_S = 0.1
 # Of this thread: time on a core, time waiting for a core, number of time slices.
 # https://docs.kernel.org/scheduler/sched-stats.html
 SCHEDULING = "/proc/thread-self/schedstat"
-SERVERS = {"router": "trunkline_router.main", "worker": "trunkline_worker.main"}
+# Of each server, the module of its command, and the one from which that takes serve().
+SERVERS = {
+    "router": ("trunkline_router.main", "trunkline_router.router"),
+    "worker": ("trunkline_worker.main", "trunkline_worker.main"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,8 @@ def _without_core_s(scheduling: int) -> float:
 
 def main() -> None:
     path, server, *flags = sys.argv[1:]
-    module: Any = importlib.import_module(SERVERS[server])
+    modules: list[Any] = [importlib.import_module(name) for name in SERVERS[server]]
+    command, module = modules
     serve = module.serve
 
     async def watched(*arguments: Any) -> Any:
@@ -95,7 +100,7 @@ def main() -> None:
 
     module.serve = watched
     sys.argv[1:] = flags
-    module.main()
+    command.main()
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def everything(run: Replayed) -> object:
 
 
 @pytest.mark.parametrize("run_ahead", [pytest.param(0, marks=pytest.mark.slow), 1])
-@pytest.mark.parametrize("rate", [2.0, 40.0])
+@pytest.mark.parametrize("rate", [pytest.param(2.0, marks=pytest.mark.slow), 40.0])
 @pytest.mark.parametrize("cost", [PROFILE, FITTED], ids=["profile", "fitted"])
 @pytest.mark.parametrize("rule", AdmissionRule)
 def test_fast_forwarding_equals_stepping_to_the_last_bit(

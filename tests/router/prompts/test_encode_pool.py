@@ -102,6 +102,7 @@ async def test_the_longest_text_holds_nobody_up_and_leaves_no_memory_behind() ->
             while not call.done():
                 await router.answer("x")
                 answers += 1
+                await asyncio.sleep(0.02)  # leaves the core to what encodes
         assert len((await call).token_ids) == MAX_TEXT_BYTES + 1
         assert answers > 5
         assert work.longest_s < MOST_WORK_S

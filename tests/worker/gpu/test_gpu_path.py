@@ -27,7 +27,7 @@ DRAW = random.Random(3)
 PROMPTS = [[DRAW.randrange(5, 400) for _ in range(length)] for length in (1, 16, 17, 33)]
 
 
-def tokens(prompts: list[list[int]], *, model: Path, max_tokens: int = 4, **options: object) -> dict[int, list[int]]:
+def tokens(prompts: list[list[int]], *, model: Path, max_tokens: int = 3, **options: object) -> dict[int, list[int]]:
     engine = make_engine(model, **options)
     submits = [
         make_submit(handle, prompt, max_tokens=max_tokens, ignore_eos=True) for handle, prompt in enumerate(prompts)
