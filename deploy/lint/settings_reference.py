@@ -55,14 +55,26 @@ def _default(item: Field[Any]) -> str:
 def flags_module() -> str:
     """A module with the flags of both servers."""
     about = f'"""The flags of routers and workers. Generated from their settings: {COMMAND}."""\n'
-    return f"{about}\n{_flags('ROUTER_FLAGS', RouterSettings)}\n{_flags('WORKER_FLAGS', WorkerSettings)}"
+    switches = {flag for cls in (RouterSettings, WorkerSettings) for flag in _switches(cls)}
+    sets = {
+        "ROUTER_FLAGS": _flags(RouterSettings), "WORKER_FLAGS": _flags(WorkerSettings), "SWITCHES": switches
+    }  # fmt: skip
+    return "\n".join([about, *(_set(name, flags) for name, flags in sets.items())])
 
 
-def _flags(name: str, cls: type) -> str:
-    flags = {"--config"}
-    for item, hint in flat_fields(cls):
-        shown = item.name.replace("_", "-")
-        flags |= {f"--{shown}", f"--no-{shown}"} if base_type(hint) is bool else {f"--{shown}"}
+def _flags(cls: type) -> set[str]:
+    """The flags of a server."""
+    values = {f"--{item.name.replace('_', '-')}" for item, hint in flat_fields(cls) if base_type(hint) is not bool}
+    return {"--config"} | values | _switches(cls)
+
+
+def _switches(cls: type) -> set[str]:
+    """The flags of a server that take no value."""
+    names = [item.name.replace("_", "-") for item, hint in flat_fields(cls) if base_type(hint) is bool]
+    return {flag for name in names for flag in (f"--{name}", f"--no-{name}")}
+
+
+def _set(name: str, flags: set[str]) -> str:
     return "\n".join([f"{name} = {{", *(f'    "{flag}",' for flag in sorted(flags)), "}"]) + "\n"
 
 

@@ -95,7 +95,7 @@ def speaks_tls(address: str) -> bool:
     try:
         with socket.create_connection((match[1].strip("[]"), int(match[2])), timeout=HANDSHAKE_S) as plain:
             context.wrap_socket(plain).close()
-    except OSError:  # an SSLError is one, too
+    except (OSError, UnicodeError):  # an SSLError is an OSError; UnicodeError: no name of a host
         return False
     return True
 

@@ -105,10 +105,12 @@ def print_without_waiting() -> None:
     def tell_dropped(num_lines: int) -> None:
         say(f"{num_lines} lines could not be printed and were dropped")
 
-    printers = [LogWriter(descriptor, tell_dropped) for descriptor in (1, 2)]
-    for printer in printers:
+    output = LogWriter(1, tell_dropped)
+    # If both lead to the same place, lines keep their order only in one queue.
+    errors = output if os.path.sameopenfile(1, 2) else LogWriter(2, tell_dropped)
+    for printer in {output, errors}:
         printer.start()
-    sys.stdout, sys.stderr = (printer.text() for printer in printers)
+    sys.stdout, sys.stderr = output.text(), errors.text()
 
 
 def say(text: str) -> None:

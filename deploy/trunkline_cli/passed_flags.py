@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from trunkline_cli.server_flags import ROUTER_FLAGS, WORKER_FLAGS
+from trunkline_cli.server_flags import ROUTER_FLAGS, SWITCHES, WORKER_FLAGS
 
 NO_TLS = "serve connects its processes without TLS"
 # Flags of servers that serve cannot pass on, and why.
@@ -44,6 +44,9 @@ class PassedFlags:
                 raise FlagError(f"{flag} cannot be passed on: {REFUSED[flag]}")
             if flag not in ROUTER_FLAGS | WORKER_FLAGS:
                 raise FlagError(f"unrecognized arguments: {' '.join(words)}")
+            most_words = 1 if "=" in words[0] or flag in SWITCHES else 2
+            if len(words) > most_words:
+                raise FlagError(f"unrecognized arguments: {' '.join(words[most_words:])}")
             router += words if flag in ROUTER_FLAGS else ()
             workers += words if flag in WORKER_FLAGS else ()
         return cls(tuple(router), tuple(workers))

@@ -127,9 +127,11 @@ class ClusterPlan:
 
     def _stored_responses(self) -> dict[str, str]:
         """A variable, because the user's flags must win. Several processes cannot store responses."""
-        has_processes = any(word.partition("=")[0] == "--processes" for word in self.flags.router)
-        chosen = {*STORED_RESPONSES, "TRUNKLINE_PROCESSES"} & set(os.environ)
-        return {} if has_processes or chosen else STORED_RESPONSES
+        words = " ".join(self.flags.router).replace("=", " ").split()
+        processes = os.environ.get("TRUNKLINE_PROCESSES", "1")
+        if "--processes" in words[:-1]:
+            processes = words[words.index("--processes") + 1]
+        return {} if processes != "1" or set(STORED_RESPONSES) & set(os.environ) else STORED_RESPONSES
 
     def router_command(self) -> list[str]:
         addresses = ",".join(self.worker_address(index) for index in range(self.workers))

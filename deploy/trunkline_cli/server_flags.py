@@ -131,3 +131,22 @@ WORKER_FLAGS = {
     "--tls-router-names",
     "--worker-id",
 }
+
+SWITCHES = {
+    "--allow-anonymous",
+    "--allow-non-finite-weights",
+    "--allow-plaintext",
+    "--allow-unknown-fields",
+    "--api-keys-in-redis",
+    "--deterministic",
+    "--follow-leases",
+    "--metrics-anonymous",
+    "--no-allow-anonymous",
+    "--no-allow-non-finite-weights",
+    "--no-allow-plaintext",
+    "--no-allow-unknown-fields",
+    "--no-api-keys-in-redis",
+    "--no-deterministic",
+    "--no-follow-leases",
+    "--no-metrics-anonymous",
+}

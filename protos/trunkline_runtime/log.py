@@ -49,7 +49,7 @@ def configure_logging(service: str, **bound: Any) -> None:
             else structlog.processors.JSONRenderer(_to_json),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(_STREAM),
+        logger_factory=_LineLogger,
         cache_logger_on_first_use=True,
     )
 
@@ -57,6 +57,17 @@ def configure_logging(service: str, **bound: Any) -> None:
 def get_logger() -> structlog.typing.FilteringBoundLogger:
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger()
     return logger
+
+
+class _LineLogger:
+    """What structlog hands finished lines to. Without a lock, unlike structlog's own: a destructor may log too."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def msg(self, line: str) -> None:
+        _STREAM.write(line + "\n")
+
+    log = debug = info = warning = error = critical = exception = msg
 
 
 def num_dropped_lines() -> int:

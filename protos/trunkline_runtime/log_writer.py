@@ -7,12 +7,13 @@ import atexit
 import io
 import os
 import queue
+import select
 import threading
 from collections.abc import Callable
 from typing import Any, BinaryIO, cast
 
 MOST_WAITING_BYTES = 1 << 20  # some 2,000 lines
-GATHER_S = 0.01  # lines of this time are written together, so that a busy process wakes the thread less often
+GATHER_S = 0.01  # between two writes, so that a busy process wakes the thread less often
 LAST_LINES_S = 1.0  # time for what waits when the process ends
 
 
@@ -30,6 +31,7 @@ class LogWriter(io.RawIOBase):
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # put() is safe in destructors too
         self._waiting_bytes = 0  # with what is being written
         self._counting = threading.RLock()  # a destructor that prints may interrupt a thread that holds it
+        self._streams: list[io.TextIOWrapper] = []
         self._is_ending = threading.Event()
         self._is_torn = False  # whether the last line was written in part
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
@@ -42,13 +44,18 @@ class LogWriter(io.RawIOBase):
 
     def end(self, within_s: float = LAST_LINES_S) -> None:
         """Returns when what waits is written, or after this time. Later lines are lost."""
+        for stream in self._streams:
+            stream.flush()  # a text without a line's end
         self._is_ending.set()
         self._lines.put(b"")
         self._thread.join(within_s)
 
     def text(self) -> io.TextIOWrapper:
         """Returns a stream to print to. Each of its lines is queued as a whole."""
-        return io.TextIOWrapper(cast(BinaryIO, self), encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        raw = cast(BinaryIO, self)
+        stream = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        self._streams.append(stream)
+        return stream
 
     def write(self, data: Any, /) -> int:
         """See RawIOBase: queues bytes, or drops them. Never raises OSError."""
@@ -78,7 +85,6 @@ class LogWriter(io.RawIOBase):
     def _run(self) -> None:
         while not (self._is_ending.is_set() and self._lines.empty()):
             first = self._lines.get()
-            self._is_ending.wait(GATHER_S)
             lines = first + b"".join(self._lines.get() for _ in range(self._lines.qsize()))
             left = self._write_now(lines)
             with self._counting:
@@ -87,6 +93,7 @@ class LogWriter(io.RawIOBase):
             if lines and not left and self.num_dropped > self._num_told:
                 num_untold, self._num_told = self.num_dropped - self._num_told, self.num_dropped
                 self._on_resumed(num_untold)
+            self._is_ending.wait(GATHER_S)
 
     def _write_now(self, lines: bytes) -> bytes:
         """Writes as much as it can. Returns the rest."""
@@ -96,7 +103,12 @@ class LogWriter(io.RawIOBase):
                 os.write(self._descriptor, b"\n")
                 self._is_torn = False
             while written < len(lines):
-                written += os.write(self._descriptor, lines[written:])
+                try:
+                    written += os.write(self._descriptor, lines[written:])
+                except BlockingIOError:  # another program has made the pipe that they share non-blocking
+                    writable = select.poll()
+                    writable.register(self._descriptor, select.POLLOUT)
+                    writable.poll()
         except OSError:
             self._is_torn |= written > 0 and not lines[:written].endswith(b"\n")
         return lines[written:]

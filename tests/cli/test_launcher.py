@@ -142,7 +142,7 @@ def test_a_model_that_is_nowhere_or_a_file_is_one_line(monkeypatch: pytest.Monke
         find_model("./nowhere")
     file = tmp_path / "model.gguf"
     file.touch()
-    with pytest.raises(LaunchError, match=r"model\.gguf is a file: .*; GGUF and other single files are not served"):
+    with pytest.raises(LaunchError, match=r"model\.gguf is a file: .*; GGUF is not supported"):
         find_model(str(file))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(LaunchError, match="could not be downloaded") as caught:

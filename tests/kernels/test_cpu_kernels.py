@@ -147,7 +147,7 @@ def test_rotation_and_writing_equal_their_twins(dtype: torch.dtype, with_norm: b
 
 
 # Widths around the sizes of panels and pairs; numbers of rows around the sizes of tiles.
-SHAPES = [(1, 1), (17, 33), (35, 64), (96, 40), (200, 577)]
+SHAPES = [(1, 1), (17, 33), (35, 64), (96, 40), (200, 577), (5, 9001)]
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 25, 49, 130)
 
 
@@ -203,6 +203,34 @@ def test_without_a_compiler_one_warning_says_so_and_the_twins_serve(
         assert library(torch.float16) is None
     finally:
         built.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("march", "problem"),
+    [("x86-64-v9", "the compiler refuses it"), ("sapphirerapids", "this CPU lacks AVX512")],
+)
+def test_a_build_that_this_cpu_cannot_run_is_refused_by_name(
+    march: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if problem.startswith("this CPU lacks") and (
+        platform.machine() != "x86_64" or "avx512_fp16" in library_module._cpu_flags().split()
+    ):
+        pytest.skip("this CPU can run the build")
+    monkeypatch.setenv("TRUNKLINE_MARCH", march)
+    with pytest.raises(ValueError, match=f"TRUNKLINE_MARCH={march}: {problem}"):
+        library(torch.float32)
+
+
+def test_an_empty_choice_of_a_build_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRUNKLINE_MARCH", "")
+    assert library(torch.float32) is built(torch.float32, "native")
+
+
+def test_what_the_kernel_cannot_read_is_refused() -> None:
+    product = PackedLinear(kernels_of(torch.float32, "native"), torch.ones(3, 8), None)
+    for x in (torch.ones(2, 8, dtype=torch.bfloat16), torch.ones(8, 2).T, torch.ones(2, 9)):
+        with pytest.raises(AssertionError):
+            product(x)
 
 
 def test_code_that_others_could_have_put_there_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

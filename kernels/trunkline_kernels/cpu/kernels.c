@@ -36,23 +36,45 @@ static inline float fast_exp(float x) {
     return x < -87.0f ? 0.0f : p * power.f;
 }
 
+/* Queries and keys as dot() takes them: bfloat16 is widened before, once for all products, unless AVX-512 has an
+ * instruction for it. */
+#if defined(BF16) && !defined(__AVX512BF16__)
+#define WIDENS
+typedef float factor;
+#else
+typedef elem factor;
+#endif
+
 /* The dot product of a query row and a key. */
-static inline float dot(const elem *restrict q, const elem *restrict k, int dim) {
+static inline float dot(const factor *restrict q, const factor *restrict k, int dim) {
     int i = 0;
     float sum = 0.0f;
-#if defined(BF16) && defined(__AVX512BF16__)
+#if defined(BF16) && !defined(WIDENS)
     if (dim >= 32) {
         __m512 acc = _mm512_setzero_ps();
         for (; i + 32 <= dim; i += 32)
             acc = _mm512_dpbf16_ps(acc, (__m512bh)_mm512_loadu_si512(q + i), (__m512bh)_mm512_loadu_si512(k + i));
         sum = _mm512_reduce_add_ps(acc);
     }
-#endif
     float rest = 0.0f;
 #pragma omp simd reduction(+ : rest)
     for (int j = i; j < dim; j++) rest += load(q[j]) * load(k[j]);
     return sum + rest;
+#else
+#pragma omp simd reduction(+ : sum)
+    for (int j = i; j < dim; j++) sum += q[j] * k[j];
+    return sum;
+#endif
 }
+
+#ifdef WIDENS
+/* Widens the first `dim` elements of each of `count` rows. to: [count, dim] */
+static inline void widen_rows(const elem *from, int64_t stride, float *to, int count, int dim) {
+    for (int t = 0; t < count; t++)
+#pragma omp simd
+        for (int i = 0; i < dim; i++) to[t * dim + i] = load(from[t * stride + i]);
+}
+#endif
 
 /* Attention of `rows` queries of one sequence, at consecutive positions from `first`, for the query heads of one KV head.
  * Softmax is computed online, segment by segment (Milakov and Gimelshein, 2018). */
@@ -63,6 +85,14 @@ static void attend(const elem *q, const elem *keys, const elem *values, const in
     float peak[ROWS_AT_ONCE * MAX_GROUP], total[ROWS_AT_ONCE * MAX_GROUP];
     float p[ROWS_AT_ONCE * MAX_GROUP][SEGMENT];
     int heads = rows * group;
+#ifdef WIDENS
+    float queries[ROWS_AT_ONCE * MAX_GROUP * MAX_HEAD_DIM], widened[SEGMENT * MAX_HEAD_DIM];
+    for (int row = 0; row < rows; row++) widen_rows(q + row * row_stride, dim, queries + row * group * dim, group, dim);
+    int64_t query_stride = (int64_t)group * dim, key_stride = dim;
+#else
+    const elem *queries = q;
+    int64_t query_stride = row_stride, key_stride = token_stride;
+#endif
     for (int h = 0; h < heads; h++) {
         peak[h] = -INFINITY;
         total[h] = 0.0f;
@@ -75,7 +105,14 @@ static void attend(const elem *q, const elem *keys, const elem *values, const in
         int count = block_size - offset < SEGMENT ? (int)(block_size - offset) : SEGMENT;
         if (count > end - at) count = (int)(end - at);
         int64_t slot = table[at / block_size] * block_size + offset;
-        const elem *k = keys + slot * token_stride, *v = values + slot * token_stride;
+        const elem *v = values + slot * token_stride;
+        const factor *k;
+#ifdef WIDENS
+        widen_rows(keys + slot * token_stride, token_stride, widened, count, dim);
+        k = widened;
+#else
+        k = keys + slot * token_stride;
+#endif
         for (int row = 0; row < rows; row++) {
             int64_t position = first + row;
             int64_t oldest = window > 0 ? position - window + 1 : 0;
@@ -86,10 +123,10 @@ static void attend(const elem *q, const elem *keys, const elem *values, const in
                 float *s = p[h];
                 for (int t = 0; t < SEGMENT; t++) s[t] = 0.0f;
                 if (low >= high) continue;
-                const elem *query = q + row * row_stride + g * dim;
+                const factor *query = queries + row * query_stride + g * dim;
                 float best = peak[h];
                 for (int t = low; t < high; t++) {
-                    s[t] = dot(query, k + t * token_stride, dim) * scale;
+                    s[t] = dot(query, k + t * key_stride, dim) * scale;
                     best = s[t] > best || s[t] != s[t] ? s[t] : best;
                 }
                 float shrink = peak[h] == -INFINITY ? 0.0f : fast_exp(peak[h] - best);

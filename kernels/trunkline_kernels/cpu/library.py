@@ -37,6 +37,11 @@ FLAGS = (
 COMPILE_TIMEOUT_S = 120
 DEFINES: dict[torch.dtype, tuple[str, ...]] = {torch.float32: (), torch.bfloat16: ("-DBF16",)}
 
+MARCH = "TRUNKLINE_MARCH"
+# Instruction sets of x86-64 that compilers use for these kernels.
+INSTRUCTIONS = ("SSE4_2", "AVX", "AVX2", "FMA", "BMI2", "F16C", "AVX512F", "AVX512BW", "AVX512DQ", "AVX512VL",
+                "AVX512VNNI", "AVX512BF16", "AVX512FP16")  # fmt: skip
+
 P, I32, I64, F32 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 SIGNATURES: dict[str, tuple[type, ...]] = {
     "attention": (P, P, P, P, P, P, P, I64, I32, I32, I32, I32, I64, F32),
@@ -50,8 +55,26 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
 
 
 def library(dtype: torch.dtype) -> ctypes.CDLL | None:
-    """Returns the kernels for elements of this dtype, or None if there are none on this machine."""
-    return built(dtype, os.environ.get("TRUNKLINE_MARCH", "native"))
+    """Returns the kernels for elements of this dtype, or None if there are none on this machine. Raises ValueError if
+    TRUNKLINE_MARCH names a build that cannot be compiled, or that this CPU cannot run."""
+    march = os.environ.get(MARCH)
+    if dtype not in DEFINES or not march:
+        return built(dtype, "native")
+    try:
+        missing = instructions(march) - instructions("native")
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ValueError(f"{MARCH}={march}: the compiler refuses it: {_end_of(error)}") from None
+    if missing:
+        raise ValueError(f"{MARCH}={march}: this CPU lacks {', '.join(sorted(missing))}")
+    return built(dtype, march)
+
+
+def instructions(march: str) -> frozenset[str]:
+    """Returns which of INSTRUCTIONS the compiler uses for a -march. Raises SubprocessError if it does not know it."""
+    command = [_compiler(), f"-march={march}", "-dM", "-E", "-x", "c", os.devnull]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=COMPILE_TIMEOUT_S).stdout
+    macros = {line.split()[1] for line in printed.splitlines() if line.startswith("#define ")}
+    return frozenset(name for name in INSTRUCTIONS if f"__{name}__" in macros)
 
 
 @cache
@@ -68,8 +91,7 @@ def built(dtype: torch.dtype, march: str, *flags: str) -> ctypes.CDLL | None:
             with tempfile.TemporaryDirectory(prefix="trunkline-") as scratch:
                 loaded = _load(Path(scratch), flags)
     except (OSError, subprocess.SubprocessError) as error:
-        detail = getattr(error, "stderr", None) or str(error)
-        warnings.warn(f"cannot compile the C kernels, using PyTorch instead: {detail.strip()[-300:]}", stacklevel=2)
+        warnings.warn(f"cannot compile the C kernels, using PyTorch instead: {_end_of(error)}", stacklevel=2)
         return None
     for name, arguments in SIGNATURES.items():
         function = getattr(loaded, name)
@@ -77,6 +99,15 @@ def built(dtype: torch.dtype, march: str, *flags: str) -> ctypes.CDLL | None:
     loaded.packed_bytes.argtypes, loaded.packed_bytes.restype = (I64, I64), I64
     loaded.has_bfloat16_products.argtypes, loaded.has_bfloat16_products.restype = (), ctypes.c_bool
     return loaded
+
+
+def _compiler() -> str:
+    return os.environ.get("CC", "cc")
+
+
+def _end_of(error: OSError | subprocess.SubprocessError) -> str:
+    """The end of what a compiler says, in one line."""
+    return " ".join((getattr(error, "stderr", None) or str(error)).split())[-300:]
 
 
 def _share_openmp() -> None:
@@ -105,7 +136,7 @@ def _load(folder: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
 
 def _compiled(folder: Path, flags: tuple[str, ...]) -> Path:
     """Returns the path of the library, and compiles it if it does not exist."""
-    compiler = os.environ.get("CC", "cc")
+    compiler = _compiler()
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
     texts = [(FOLDER / name).read_text() for name in (*SOURCES, *HEADERS)]
     facts = "\0".join((*texts, *flags, version, _cpu_flags(), torch.__version__))

@@ -5,8 +5,8 @@
  * of inputs: one 32-bit word of an output has the even input in its low half and the odd one in its high half, so that
  * a shift and a mask widen them to float32. This is also the order that VNNI instructions take.
  *
- * Each element of the result is one chain of additions in the order of the inputs. It depends neither on the number of
- * rows nor on the number of threads.
+ * The additions of each element of the result have one order, whatever the numbers of rows and threads are. They run in
+ * chains of some hundred inputs, whose sums are added: one long chain would round more.
  */
 #include "element.h"
 
@@ -28,6 +28,7 @@
 #define TILE 6
 #endif
 #define PANEL (2 * LANES)
+#define STEPS_AT_ONCE 256 /* steps of a chain of additions */
 #define TILES_PER_ITEM 8 /* tiles of rows in an item of parallel work */
 
 typedef float floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -77,22 +78,27 @@ INLINE floats widened(const uint32_t *from, int part) {
 /* Multiplies a tile of `rows` rows by `width` panels.  x: [steps][STEP][rows]; sums: [rows][width * PANEL] */
 INLINE void multiply_tile(const float *restrict x, const uint32_t *restrict panels, int64_t steps, float *restrict sums,
                           const int rows, const int width) {
-    floats acc[TILE][8];
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < 2 * width; v++) acc[r][v] = (floats){0};
-    for (int64_t s = 0; s < steps; s++)
+    memset(sums, 0, (size_t)rows * width * PANEL * sizeof(float));
+    for (int64_t begin = 0; begin < steps; begin += STEPS_AT_ONCE) {
+        int64_t end = begin + STEPS_AT_ONCE < steps ? begin + STEPS_AT_ONCE : steps;
+        floats acc[TILE][8];
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < 2 * width; v++) acc[r][v] = (floats){0};
+        for (int64_t s = begin; s < end; s++)
 #pragma GCC unroll 2
-        for (int part = 0; part < STEP; part++) {
-            floats w[8];
+            for (int part = 0; part < STEP; part++) {
+                floats w[8];
 #pragma GCC unroll 8
-            for (int v = 0; v < 2 * width; v++) w[v] = widened(panels + (v / 2 * steps + s) * PANEL + v % 2 * LANES, part);
+                for (int v = 0; v < 2 * width; v++)
+                    w[v] = widened(panels + (v / 2 * steps + s) * PANEL + v % 2 * LANES, part);
 #pragma GCC unroll 12
-            for (int r = 0; r < rows; r++)
+                for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
-                for (int v = 0; v < 2 * width; v++) acc[r][v] += w[v] * x[(s * STEP + part) * rows + r];
-        }
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < 2 * width; v++) *(floats *)(sums + (r * 2 * width + v) * LANES) = acc[r][v];
+                    for (int v = 0; v < 2 * width; v++) acc[r][v] += w[v] * x[(s * STEP + part) * rows + r];
+            }
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < 2 * width; v++) *(floats *)(sums + (r * 2 * width + v) * LANES) += acc[r][v];
+    }
 }
 
 /* Calls multiply_tile with constants, so that the compiler keeps all sums in registers. Few rows take several panels at

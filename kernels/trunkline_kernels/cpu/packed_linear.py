@@ -20,16 +20,19 @@ class PackedLinear:
     A row's result is the same to the bit whatever the other rows are. Reference: torch.nn.functional.linear.
     """
 
-    __slots__ = ("_bias", "_in", "_kernels", "_out", "_packed")
+    __slots__ = ("_bias", "_dtype", "_in", "_kernels", "_out", "_packed")
 
     def __init__(self, kernels: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> None:
-        self._kernels, self._bias = kernels, bias
+        self._kernels, self._bias = kernels, None if bias is None else bias.contiguous()
+        self._dtype = weight.dtype
         self._out, self._in = weight.shape
         self._packed = torch.empty(kernels.packed_bytes(self._out, self._in), dtype=torch.uint8)
         kernels.pack(weight.contiguous().data_ptr(), self._packed.data_ptr(), self._out, self._in)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_rows, in], contiguous → [num_rows, out] in x's dtype"""
+        assert x.is_contiguous(), "the kernel reads rows that lie side by side"
+        assert (x.dtype, x.shape[1]) == (self._dtype, self._in), "the kernel reads other rows"
         num_rows = len(x)
         result = x.new_empty(num_rows, self._out)
         arranged = torch.empty(num_rows * (self._in + 1), dtype=torch.float32)
@@ -59,7 +62,7 @@ Linear = PackedLinear | OneDnnLinear
 
 
 def pack_linear(kernels: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> Linear:
-    """Returns the product with a weight [out, in] and a bias [out], as fast as this CPU has it."""
+    """Returns this CPU's fastest product for a weight [out, in] and a bias [out]."""
     if weight.dtype is torch.bfloat16 and kernels.has_bfloat16_products() and _has_onednn():
         return OneDnnLinear(weight, bias)
     return PackedLinear(kernels, weight, bias)

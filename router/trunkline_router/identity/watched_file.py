@@ -70,7 +70,10 @@ class WatchedFile:
         """Returns what is wrong with the file; "" if nothing is. A look that hangs is waited for again, in place of
         another one."""
         if self._looking is None or self._looking.done():
-            self._looking = in_own_thread(self._update, "watched file")
+            try:
+                self._looking = in_own_thread(self._update, "watched file")
+            except RuntimeError:  # at the host's limit of threads; the next look may find one
+                return "cannot be read: no thread can be started"
         await asyncio.wait((self._looking,), timeout=READ_S)  # does not cancel what it waits for
         return self._looking.result() if self._looking.done() else f"it cannot be read within {READ_S:g} s"
 

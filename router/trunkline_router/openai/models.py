@@ -17,7 +17,8 @@ CREATED_S = 0  # workers do not tell when a model was made
 async def list_models(call: HttpCall) -> None:
     """GET /v1/models: the models, then their aliases, without those that stand for many names."""
     preparer, found = call.edge.inference.preparer, await call.edge.inference.models(call.caller)
-    models = {name: preparer.served_name(name) for name in sorted(preparer.aliases.exact) if name not in found}
+    names = [name for name in sorted(preparer.aliases.exact) if name not in found]
+    models = {name: preparer.served_name(name, call.caller) for name in names}
     aliases = {name: found[model] for name, model in models.items() if model in found}
     data = [_model(name, pool) for name, pool in [*found.items(), *aliases.items()]]
     ids = [model["id"] for model in data]
@@ -35,7 +36,7 @@ async def retrieve_model(call: HttpCall) -> None:
     """GET /v1/models/{id}."""
     name = call.scope["path_params"]["model"]
     inference = call.edge.inference
-    pool = (await inference.models(call.caller)).get(inference.preparer.served_name(name))
+    pool = (await inference.models(call.caller)).get(inference.preparer.served_name(name, call.caller))
     if pool is None:
         raise RequestRefused(CODE_NOT_FOUND, MODEL_NOT_FOUND, f"no model {name[:128]!r}", field="model")
     await call.respond(orjson.dumps(_model(name, pool)))

@@ -43,10 +43,14 @@ class Caller:
     is_listed: bool  # the tenant has terms of its own
     salt_key: bytes = field(repr=False)
 
+    def may_use(self, model: str) -> bool:
+        """Whether the identity may use a served model of this name."""
+        return self.identity.models is None or model in self.identity.models
+
     def check_model(self, model: str, asked: str) -> None:
         """Raises RequestRefused (FORBIDDEN) if the identity may not use the model, for which the client used the name
         `asked`."""
-        if self.identity.models is not None and model not in self.identity.models:
+        if not self.may_use(model):
             raise forbidden(f"model {asked!r} is not among those that these credentials may use", field="model")
 
     def scheduling(self, asked: "Lane.ValueType", salt: str = "") -> Scheduling:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-ALLOWED = "allowed: NAME=MODEL with different names, where only the last character of NAME may be *"
+ALLOWED = "allowed: NAME=MODEL, where only the last character of NAME may be *"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,13 @@ class ModelAliases:
 
 def aliases_problem(entries: Sequence[str]) -> str | None:
     """Returns what is wrong with --model-aliases, in one line; None if it is valid."""
-    seen: set[str] = set()
-    for entry in entries:
-        name, _, model = entry.partition("=")
-        if not name or not model or "*" in name[:-1] + model:
+    pairs = [(name, model) for name, _, model in (entry.partition("=") for entry in entries)]
+    names = [name for name, _ in pairs]
+    for entry, (name, model) in zip(entries, pairs, strict=True):
+        if not name or not model or "*" in name[:-1] + model or name.strip() != name or model.strip() != model:
             return f"--model-aliases: {entry!r} is no alias; {ALLOWED}"
-        if name in seen:
-            return f"--model-aliases: {name!r} is there twice; {ALLOWED}"
-        seen.add(name)
+        if names.count(name) > 1:
+            return f"--model-aliases: {name!r} is there twice; each NAME may be there once"
+        if model in names:
+            return f"--model-aliases: {entry!r}: {model!r} is an alias itself; MODEL must be a served name"
     return None

@@ -42,16 +42,17 @@ class Preparer:
     max_choices: int
     aliases: ModelAliases
 
-    def served_name(self, model: str) -> str:
+    def served_name(self, model: str, caller: Caller) -> str:
         """Returns the name of the model that a client means: itself, unless it is an alias. A name that a worker has
-        served is no alias."""
+        served is no alias to callers who may use that model; others must not learn that it is served."""
         target = self.aliases.model_of(model)
-        return model if target is None or self.pools.search.knows(model) else target
+        is_model = self.pools.search.knows(model) and caller.may_use(model)
+        return model if target is None or is_model else target
 
     async def pool(self, model: str, caller: Caller, time_left_s: float | None) -> Pool:
         """Returns the pool of a model, by its name or an alias; an empty name means the only one that the caller may
         use. Raises RequestRefused (FORBIDDEN, MODEL_NOT_FOUND, NO_WORKER)."""
-        served = self.served_name(model)
+        served = self.served_name(model, caller)
         if model:
             caller.check_model(served, model)  # without a look for it: the answer must not tell whether it is served
         try:
@@ -71,9 +72,8 @@ class Preparer:
         """Returns what a request will probably count for, without a look at its prompt."""
         request, sampling = call.request, call.request.sampling
         prompt_tokens = call.likely_prompt_tokens()
-        allowed = call.caller.identity.models
-        model = self.served_name(request.model)
-        pool = self.pools.models().get(model) if allowed is None or model in allowed else None
+        model = self.served_name(request.model, call.caller)
+        pool = self.pools.models().get(model) if call.caller.may_use(model) else None
         room = MOST_TOKENS if pool is None else max(1, max_total_tokens(pool.limits) - prompt_tokens)
         max_tokens = sampling.max_tokens if sampling.HasField("max_tokens") else None
         if max_tokens is not None and request.fit_max_tokens:
@@ -92,7 +92,7 @@ class Preparer:
         tenant = caller.tenant
         scheduling = caller.scheduling(request.lane, request.cache_salt)
         record.lane = scheduling.lane_name
-        served = self.served_name(request.model)
+        served = self.served_name(request.model, caller)
         if self.pools.search.knows(served):
             record.model = served  # also of a request that finds no worker; clients may send any other name
         record.stage, begun_s = MODEL, time.monotonic()

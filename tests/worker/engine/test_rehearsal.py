@@ -32,6 +32,10 @@ def first_step_tokens(engine: Engine) -> int:
 def test_the_first_request_is_not_computed_in_the_least_chunks() -> None:
     engine, stages = rehearsed_engine()
     assert "measuring what steps cost" in stages
+    # A pair is a query and a key of a prompt: decodes alone tell nothing of their speed.
+    most_tokens, most_pairs = engine.scheduler.cost.experience.room(1.0, pairs_per_token=0.0)
+    assert most_tokens > 0
+    assert most_pairs > 0
     assert first_step_tokens(make_engine()) == LEAST_CHUNK
     assert first_step_tokens(engine) > LEAST_CHUNK
 

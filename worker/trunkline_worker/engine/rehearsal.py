@@ -1,4 +1,4 @@
-"""Steps that an engine computes before its first request, so that its scheduler knows what steps cost.
+"""Steps that an engine computes before its first request, so that its scheduler knows how fast steps are.
 
 Without them the first requests would be computed in small steps, because nothing is known of larger ones, and would
 wait for all that is initialised with the first use.
@@ -13,7 +13,7 @@ from trunkline_worker.step.plan import Sampling, SequenceStart, SequenceStep, St
 
 LEAST_TOKENS = 16
 GROWTH = 4  # of a step relative to the one before it
-DEFAULT_TARGET_S = 0.1  # if steps have no target time
+LONGEST_S = 0.1  # no larger step follows one that took so long
 GREEDY = Sampling(max_tokens=1, temperature=0.0)
 
 
@@ -27,22 +27,28 @@ def rehearse(
     block_size: int,
 ) -> None:
     """Computes batches of decodes and then prompts, each GROWTH times as large as the one before, until one takes the
-    target time. Tells the cost model of each. Writes to blocks from 0 on, which no sequence has yet."""
-    target_s = limits.itl_target_s or DEFAULT_TARGET_S
+    target time of a step or LONGEST_S. Tells the cost model of each. Writes to blocks from 0 on, which no sequence has
+    yet."""
+    longest_s = min(limits.itl_target_s or LONGEST_S, LONGEST_S)
     most_sequences = min(limits.max_running_requests, limits.max_step_tokens, num_blocks)
     most_tokens = min(limits.max_step_tokens, context_length - 1, num_blocks * block_size)
-    timed_step(runner, _plan(1, 1, block_size))  # what is initialised with the first use is not a cost of steps
+    _step_s(runner, _plan(1, 1, block_size))  # what is initialised with the first use is not a cost of steps
     runner.forget([0])
     for sizes in (
         [(count, 1) for count in _growing(1, most_sequences)],
         [(1, length) for length in _growing(LEAST_TOKENS, most_tokens)],
     ):
         for count, length in sizes:
-            time_s = timed_step(runner, _plan(count, length, block_size)).device_time_s
+            time_s = _step_s(runner, _plan(count, length, block_size))
             runner.forget(list(range(count)))
             cost.observe(_load(count, length), time_s)
-            if time_s > target_s:
+            if time_s > longest_s:
                 break
+
+
+def _step_s(runner: StepRunner, plan: StepPlan) -> float:
+    """Computes a step, and returns its time as the runner's executor measures it."""
+    return (runner.begin(plan)() if runner.queues else timed_step(runner, plan)).device_time_s
 
 
 def _growing(first: int, most: int) -> Iterator[int]:

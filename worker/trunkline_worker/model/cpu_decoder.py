@@ -14,6 +14,7 @@ from trunkline_kernels.cpu.library import library
 from trunkline_kernels.cpu.packed_linear import pack_linear
 from trunkline_kernels.cpu.paged_batch import PagedBatch
 from trunkline_kernels.ragged_batch import KVLayer
+from trunkline_worker.checkpoint.errors import ModelError
 from trunkline_worker.checkpoint.spec import DecoderSpec
 from trunkline_worker.model.decoder import DecoderWeights, LayerWeights
 from trunkline_worker.model.rotary_tables import rotary_tables
@@ -37,13 +38,17 @@ class _Layer:
 
 
 def cpu_decoder(spec: DecoderSpec, weights: DecoderWeights, *, context_length: int) -> "CpuDecoder | None":
-    """Returns the decoder for these weights, or None if the kernels do not support them. Empties weights.layers."""
+    """Returns the decoder for these weights, or None if the kernels do not support them. Empties weights.layers. Raises
+    ModelError if TRUNKLINE_MARCH names a build that this CPU cannot run."""
     dtype = weights.embedding.dtype
     fits = spec.head_dim <= MAX_HEAD_DIM and spec.num_heads // spec.num_kv_heads <= MAX_GROUP
     fits = fits and spec.hidden_size <= MAX_HIDDEN
     if weights.embedding.device.type != "cpu" or not fits:
         return None
-    kernels = library(dtype)
+    try:
+        kernels = library(dtype)
+    except ValueError as error:
+        raise ModelError(str(error)) from None
     return None if kernels is None else CpuDecoder(spec, weights, kernels, context_length)
 
 
