@@ -115,10 +115,11 @@ async def load(
 @pytest.mark.parametrize(
     ("quotas", "cost"),
     [
-        pytest.param(Quotas(requests_per_minute=100), 1, id="requests", marks=pytest.mark.slow),
+        pytest.param(Quotas(requests_per_minute=100), 1, id="requests"),
         pytest.param(Quotas(tokens_per_minute=100 * (len(PROMPT) + ANSWER)), 0, id="tokens"),
     ],
 )
+@pytest.mark.slow
 async def test_quotas_hold_within_two_percent_over_two_routers_under_load(
     redis: RedisServer, quotas: Quotas, cost: int
 ) -> None:

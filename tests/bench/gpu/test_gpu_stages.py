@@ -197,6 +197,7 @@ NOT_ON_A_GPU_MACHINE = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_stages_need_only_the_packages_of_a_gpu_machine() -> None:
     modules = ", ".join(sorted({stage.function.partition(":")[0] for stage in STAGES}))
     done = subprocess.run(
@@ -205,6 +206,7 @@ def test_the_stages_need_only_the_packages_of_a_gpu_machine() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_kernels_are_measured_without_protobuf_too() -> None:
     absent = (*NOT_ON_A_GPU_MACHINE, "google.protobuf")
     modules = (

@@ -123,7 +123,7 @@ def test_while_neighbours_are_aborted(how: dict[str, Any], alone: Alone) -> None
     check(collected, alone)
 
 
-@pytest.mark.parametrize("run_ahead", [0, 1])
+@pytest.mark.parametrize("run_ahead", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_with_every_feature_of_the_scheduler_on(how: dict[str, Any], alone: Alone, run_ahead: int) -> None:
     engine = make_engine(
         deterministic=True,
