@@ -16,8 +16,9 @@ class TextOffsets:
 
     The offset of a token is the number of characters before it. A token within a character has the offset of that
     character, and a token without text, such as a special token that is left out, that of the text after it. Offsets
-    are told as tokens come: a byte that no text has there turns its whole run of byte tokens into U+FFFD, one for each,
-    which is right from that byte on. Text that a stop string cuts off counts.
+    are computed as tokens come: a byte that makes its run of byte tokens invalid UTF-8 turns the whole run into U+FFFD,
+    one for each byte. Offsets are right from that byte on, and earlier ones are not corrected. Text that a stop string
+    cuts off counts.
     """
 
     def __init__(self, names: TokenNames, *, keeps_special: bool) -> None:
