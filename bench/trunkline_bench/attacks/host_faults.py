@@ -1,4 +1,4 @@
-"""Faults of a router's host: the reader of its log stalls, or a FIFO is in the place of its API keys."""
+"""Faults of a router's host: the reader of its log stalls, or a FIFO replaces its file of API keys."""
 
 import asyncio
 import os
@@ -46,7 +46,8 @@ async def unread_log(router: Server, _: Path, model: str) -> AsyncIterator[Outco
 
 @asynccontextmanager
 async def blocking_keys(router: Server, keys: Path, model: str) -> AsyncIterator[Outcomes]:
-    """A FIFO is in the place of the key file. A key that comes with the file counts afterwards, or it is a failure."""
+    """A FIFO replaces the key file. Then the file is written again with a new key, which must be accepted within
+    FOLLOWED_S, or FleetError is raised."""
     outcomes: Outcomes = {}
     os.unlink(keys)
     os.mkfifo(keys)

@@ -19,7 +19,7 @@ from trunkline_router.openai.answer import (
     usage_json,
 )
 from trunkline_router.openai.chat_request import ChatRequest
-from trunkline_router.openai.logprobs import chat_logprobs, prompt_logprobs
+from trunkline_router.openai.logprobs import chat_logprobs
 from trunkline_router.openai.told_prompt import ToldPrompt
 
 
@@ -55,8 +55,8 @@ def chat_completion(
             usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens if answer_id.sees_cache else None
         ),
     }
-    if request.prompt_logprobs is not None and names is not None:
-        body["prompt_logprobs"] = prompt_logprobs(names, answer.prompt.logprobs)
+    if request.prompt_logprobs is not None:
+        body["prompt_logprobs"] = told.logprobs
     if request.return_token_ids:
         body["prompt_token_ids"] = told.ids_json
     return orjson.dumps(body)
@@ -117,8 +117,8 @@ class ChatStream:
         for index in range(self._num_choices):
             delta = {"role": "assistant", "content": "", "refusal": None}
             body = self._object([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
-            if index == 0 and self._request.prompt_logprobs is not None and self._told.names is not None:
-                body["prompt_logprobs"] = prompt_logprobs(self._told.names, response.prompt.logprobs)
+            if index == 0 and self._request.prompt_logprobs is not None:
+                body["prompt_logprobs"] = self._told.logprobs
             if index == 0 and self._request.return_token_ids:
                 body["prompt_token_ids"] = self._told.ids_json
             if self._request.includes_usage:

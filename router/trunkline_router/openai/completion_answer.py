@@ -1,6 +1,8 @@
 """The answers of POST /v1/completions."""
 
+import asyncio
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import orjson
@@ -20,12 +22,12 @@ from trunkline_router.openai.answer import (
     stop_reason,
 )
 from trunkline_router.openai.completion_request import CompletionRequest
-from trunkline_router.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs
+from trunkline_router.openai.logprobs import completion_logprobs
 from trunkline_router.openai.text_offsets import TextOffsets
 from trunkline_router.openai.told_prompt import ToldPrompt
 
 
-def completion(
+async def completion(
     request: CompletionRequest,
     answer_id: AnswerId,
     answers: Sequence[CollectedAnswer],
@@ -39,7 +41,8 @@ def completion(
         usage.cached_tokens += answer.usage.cached_tokens
         usage.completion_tokens += 0 if request.max_tokens == 0 else answer.usage.completion_tokens
         for collected in answer.choices:
-            choices.append(_choice(request, len(choices), answer, collected, prompt))
+            await asyncio.sleep(0)  # the log-probabilities of a choice may take long
+            choices.append(_choice(request, len(choices), collected, prompt))
     body = {
         "id": answer_id.id,
         "object": "text_completion",
@@ -54,11 +57,10 @@ def completion(
 def _choice(
     request: CompletionRequest,
     index: int,
-    answer: CollectedAnswer,
     collected: CollectedChoice,
     told: ToldPrompt,
 ) -> Json:
-    only_echo, names = request.max_tokens == 0, told.names
+    only_echo, offsets = request.max_tokens == 0, told.output_offsets
     text = "" if only_echo else collected.text
     ids: list[int] = [] if only_echo else collected.token_ids
     entries: list[TokenLogprobs] = [] if only_echo else collected.logprobs
@@ -69,29 +71,18 @@ def _choice(
         "finish_reason": "length" if only_echo else collected.finish_reason,
         "stop_reason": None if only_echo else stop_reason(collected.last),
     }
-    if request.logprobs is not None and names is not None:
-        offsets, prompt_at = _offsets(request, told, names)
-        at = [*prompt_at, *offsets.of_output(ids)]
-        if request.echo:
-            ids, entries = [*told.token_ids, *ids], [*answer.prompt.logprobs, *entries]
-        choice["logprobs"] = completion_logprobs(names, ids, entries, num_top=request.logprobs, offsets=at)
-    if request.prompt_logprobs is not None and names is not None:
-        choice["prompt_logprobs"] = prompt_logprobs(names, answer.prompt.logprobs)
+    if request.logprobs is not None and told.names is not None and offsets is not None:
+        at = copy(offsets).of_output(ids)
+        columns = completion_logprobs(told.names, ids, entries, num_top=request.logprobs, offsets=at)
+        choice["logprobs"] = {name: [*told.columns.get(name, ()), *column] for name, column in columns.items()}
+    if request.prompt_logprobs is not None:
+        choice["prompt_logprobs"] = told.logprobs
     if request.return_token_ids:
         choice |= {
             "prompt_token_ids": told.ids_json,
             "token_ids": [] if only_echo else collected.token_ids,
         }
     return choice
-
-
-def _offsets(request: CompletionRequest, told: ToldPrompt, names: TokenNames) -> tuple[TextOffsets, list[int]]:
-    """Returns the offsets of a choice's output, and those of the prompt's tokens if the text begins with the prompt."""
-    offsets = TextOffsets(names, keeps_special=request.skip_special_tokens is False)
-    if request.echo:
-        return offsets, offsets.of_prompt(told.token_ids, told.text)
-    offsets.pass_prompt(told.token_ids)
-    return offsets, []
 
 
 class CompletionStream:
@@ -149,22 +140,16 @@ class CompletionStream:
         request, told = self._request, self._told[prompt]
         events = []
         for index in range(prompt * self._num_choices, (prompt + 1) * self._num_choices):
-            logprobs: Json | None = None
-            if request.logprobs is not None and told.names is not None:
-                self._offsets[index], at = _offsets(request, told, told.names)
-                if request.echo:
-                    entries = response.prompt.logprobs
-                    logprobs = completion_logprobs(
-                        told.names, told.token_ids, entries, num_top=request.logprobs, offsets=at
-                    )
+            if told.output_offsets is not None:
+                self._offsets[index] = copy(told.output_offsets)
             if not (request.echo or request.return_token_ids or request.prompt_logprobs is not None):
                 continue
-            choice: Json = {"index": index, "text": told.text if request.echo else "", "logprobs": logprobs}
+            choice: Json = {"index": index, "text": told.text if request.echo else "", "logprobs": told.columns or None}
             choice["finish_reason"] = None
             if request.return_token_ids:
                 choice["prompt_token_ids"] = told.ids_json
-            if request.prompt_logprobs is not None and told.names is not None:
-                choice["prompt_logprobs"] = prompt_logprobs(told.names, response.prompt.logprobs)
+            if request.prompt_logprobs is not None:
+                choice["prompt_logprobs"] = told.logprobs
             events.append(self._event(choice))
         return b"".join(events)
 

@@ -34,6 +34,8 @@ async def chat_completions(call: HttpCall) -> None:
     extras = Extras(on_admission=wishes.on_admission(call, told, bound))
     answer_id = AnswerId(f"chatcmpl-{call.request_id}", call.created, call.caller.identity.sees_cache)
     responses = answer_of(call, generate, request.field_names, extras)
+    if scores_prompt:
+        responses = told.scored(responses, columns_top=None, has_logprobs=True)
     if request.stream:
         await call.stream(responses, ChatStream(request, answer_id, told))
         return
@@ -60,14 +62,15 @@ async def completions(call: HttpCall) -> None:
     parts = []
     for prompt, name, tells in zip(prompts, ids, told, strict=True):
         extras = _extras(call, request, prompt, tells, _bound(request) if request.stream else bound)
-        parts.append(partial(_answer, call, request, partial(request.generate_request, prompt, name, sampling), extras))
+        generate = partial(request.generate_request, prompt, name, sampling)
+        parts.append(partial(_answer, call, request, generate, extras, tells))
     responses = merged(parts)
     if request.stream:
         await call.stream(responses, CompletionStream(request, answer_id, told))
         return
     answers = [CollectedAnswer() for _ in prompts]
     await call.collect(responses, lambda item: answers[item[0]].take(item[1]))
-    await call.respond(completion(request, answer_id, answers, told))
+    await call.respond(await completion(request, answer_id, answers, told))
 
 
 async def _prompts(call: HttpCall, request: CompletionRequest) -> list[Prompt]:
@@ -85,11 +88,19 @@ async def _prompts(call: HttpCall, request: CompletionRequest) -> list[Prompt]:
 
 
 def _answer(
-    call: HttpCall, request: CompletionRequest, generate: Callable[[], GenerateRequest], extras: Extras
+    call: HttpCall,
+    request: CompletionRequest,
+    generate: Callable[[], GenerateRequest],
+    extras: Extras,
+    told: ToldPrompt,
 ) -> AsyncGenerator[GenerateResponse, None]:
     """Returns the answer to one of the prompts, whose message is made only when its turn comes: 256 copies of large
     sampling parameters would hold the event loop."""
-    return answer_of(call, generate(), request.field_names, extras)
+    responses = answer_of(call, generate(), request.field_names, extras)
+    if not request.scores_prompt:
+        return responses
+    columns_top = request.logprobs if request.echo else None
+    return told.scored(responses, columns_top=columns_top, has_logprobs=request.prompt_logprobs is not None)
 
 
 def _bound(request: CompletionRequest) -> LogprobsBound | None:
@@ -109,9 +120,13 @@ def _extras(
         names=request.logprobs is not None or request.scores_prompt,
         token_ids=bool(request.return_token_ids),
         decoded=bool(request.echo) and not isinstance(prompt, str),
+        offsets=request.logprobs is not None,
+        echo=bool(request.echo),
+        adds_special=request.add_special_tokens is not False,
+        keeps_special=request.skip_special_tokens is False,
     )
     return Extras(
         token_ids=None if isinstance(prompt, str) else prompt,
-        special_tokens=request.add_special_tokens is not False,
+        special_tokens=wishes.adds_special,
         on_admission=wishes.on_admission(call, told, bound),
     )

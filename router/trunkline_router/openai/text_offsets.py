@@ -1,23 +1,25 @@
 """Where the tokens of a completion begin in its text."""
 
+import asyncio
 import codecs
-import re
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable
 
+from trunkline_router.edge.long_lists import PIECE
 from trunkline_router.openai.logprobs import TokenNames
 
 REPLACEMENT = "\ufffd"  # stands for bytes that are not valid UTF-8
-WHITE_SPACE = re.compile(r"\s*")
 CHARACTER_BYTES = 4  # most bytes of a character in UTF-8
 
 
 class TextOffsets:
-    """The offsets of the tokens of one choice in the text that the client sees, in characters.
+    """The offsets of tokens in the text that a decoder makes of them, in characters.
 
     The offset of a token is the number of characters before it. A token within a character has the offset of that
     character, and a token without text, such as a special token that is left out, that of the text after it. Offsets
-    are told as tokens come: a byte that no text has there turns its whole run of byte tokens into U+FFFD, one for each,
-    which is right from that byte on. Text that a stop string cuts off counts.
+    are computed as tokens come: a byte that makes its run of byte tokens invalid UTF-8 turns the whole run into U+FFFD,
+    one for each byte. Offsets are right from that byte on, and earlier ones are not corrected. Text that a stop string
+    cuts off counts.
     """
 
     def __init__(self, names: TokenNames, *, keeps_special: bool) -> None:
@@ -30,56 +32,26 @@ class TextOffsets:
         self._run_length = 0  # their number
         self._is_text = True  # whether they may be valid UTF-8
 
-    def of_prompt(self, token_ids: Sequence[int], text: str) -> list[int]:
-        """Returns the offsets of the prompt's tokens in its text, with which the choice's text begins."""
-        names, offsets = self._names, []
-        for token_id in token_ids:
-            piece = names.text(token_id)
-            if not self._incomplete and token_id not in names.single_bytes:
-                self._align(piece, text)
-            is_told = text.startswith(piece, self._offset)
-            offsets.append(min(self._next(token_id, is_left_out=not is_told), len(text)))
-        self._restart(len(text))
-        return offsets
-
-    def _align(self, piece: str, text: str) -> None:
-        """Finds the piece in the prompt's text behind other blanks: tokenizers add a blank at the text's beginning and
-        after a special token, and drop white space beside special tokens."""
-        if text.startswith(piece, self._offset):
-            return
-        core, blanks = piece.lstrip(" "), WHITE_SPACE.match(text, self._offset)
-        assert blanks is not None
-        if text.startswith(core, blanks.end()):
-            self._blanks = len(piece) - len(core)
-            self._offset = blanks.end() if core else self._offset
-
-    def pass_prompt(self, token_ids: Sequence[int]) -> None:
-        """Takes a prompt that is no part of the choice's text."""
+    async def pass_prompt(self, token_ids: "array[int]", offset: int) -> None:
+        """Takes a prompt. The output begins at this offset, and may complete a character that the prompt has begun."""
         beginning = 0
         while self._blanks and beginning < len(token_ids):
-            self._output(token_ids[beginning])
+            self._next(token_ids[beginning])
             beginning += 1
-        for token_id in token_ids[max(beginning, len(token_ids) - CHARACTER_BYTES) :]:
-            self._output(token_id)
-        self._restart(0)
-
-    def of_output(self, token_ids: Iterable[int]) -> list[int]:
-        """Returns the offsets of the next output tokens."""
-        return [self._output(token_id) for token_id in token_ids]
-
-    def _output(self, token_id: int) -> int:
-        return self._next(token_id, is_left_out=not self._keeps_special)
-
-    def _restart(self, offset: int) -> None:
-        """The output begins at this offset. It may complete a character that the prompt has begun."""
+            if beginning % PIECE == 0:
+                await asyncio.sleep(0)
+        self.of_output(token_ids[max(beginning, len(token_ids) - CHARACTER_BYTES) :])
         self._offset = offset
         self._run_length = len(self._incomplete) if self._names.single_bytes else 0
         self._run_start, self._is_text = offset - self._run_length, True
 
-    def _next(self, token_id: int, *, is_left_out: bool) -> int:
-        """Returns the token's offset. `is_left_out`: the text is without it if it is a special token."""
+    def of_output(self, token_ids: Iterable[int]) -> list[int]:
+        """Returns the offsets of the next tokens."""
+        return [self._next(token_id) for token_id in token_ids]
+
+    def _next(self, token_id: int) -> int:
         names = self._names
-        if is_left_out and token_id in names.special:
+        if not self._keeps_special and token_id in names.special:
             return self._offset
         data = names[token_id]
         if self._blanks and data:

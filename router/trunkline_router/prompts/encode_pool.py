@@ -18,6 +18,8 @@ from trunkline.v1.generation_pb2 import RequestError
 from trunkline_router.prompts.encode_process import (
     INSPECT,
     KEEPING,
+    OFFSETS_PLAIN,
+    OFFSETS_WITH_SPECIAL,
     PLAIN,
     SKIPPING,
     TOKEN_BYTES,
@@ -86,11 +88,23 @@ class EncodePool:
         Raises RequestRefused if the queue is full or the text cannot be encoded.
         """
         kind = WITH_SPECIAL if special_tokens else PLAIN
-        ids = array("i")
         utf8 = text.encode() if isinstance(text, str) else text
+        return await self._encoded(source, kind, utf8, tenant, weight)
+
+    async def offsets(
+        self, source: EncoderSource, text: str, *, special_tokens: bool, tenant: str, weight: float = 1.0
+    ) -> "array[int]":
+        """Returns where the tokens that encode() returns begin in the text, in characters. Raises like encode()."""
+        kind = OFFSETS_WITH_SPECIAL if special_tokens else OFFSETS_PLAIN
+        return await self._encoded(source, kind, text.encode(), tenant, weight)
+
+    async def _encoded(
+        self, source: EncoderSource, kind: int, utf8: bytes | memoryview, tenant: str, weight: float
+    ) -> "array[int]":
+        numbers = array("i")
         work = partial(self._answer, source, kind, utf8, "text")
-        ids.frombytes(await self._places.run(tenant, work, num_bytes=len(utf8), weight=weight))
-        return ids
+        numbers.frombytes(await self._places.run(tenant, work, num_bytes=len(utf8), weight=weight))
+        return numbers
 
     async def decode(
         self, source: EncoderSource, ids: "array[int]", *, keep_special: bool, tenant: str, weight: float = 1.0

@@ -4,6 +4,7 @@ It reads frames from standard input and answers on standard output (frames.py):
 
 - TOKENIZER loads a tokenizer.json in place of the previous one; answer: LOADED.
 - WITH_SPECIAL and PLAIN encode a UTF-8 text with and without special tokens; answer: IDS (int32 in native byte order).
+- OFFSETS_WITH_SPECIAL and OFFSETS_PLAIN do the same; answer: OFFSETS, where each token begins in the text (int32).
 - KEEPING and SKIPPING decode such ids with and without the text of special tokens; answer: TEXT.
 - TOKEN_BYTES makes the table of all tokens' bytes; answer: TABLE (TokenBytes.to_wire()).
 - INSPECT carries all tokenizer files of a worker (packed); answer: TRAITS (TokenizerTraits as JSON).
@@ -20,9 +21,10 @@ import resource
 import signal
 import sys
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import cast
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from trunkline.status import invalid
 from trunkline_router.prompts.frames import HEADER, READY, REFUSED, write_frame
@@ -32,6 +34,8 @@ from trunkline_router.prompts.tokenizer_traits import described
 TOKENIZER, WITH_SPECIAL, PLAIN, KEEPING, SKIPPING, IDS, TEXT, LOADED = 1, 2, 6, 7, 8, 4, 9, 10
 INSPECT, TRAITS = 11, 12
 TOKEN_BYTES, TABLE = 13, 14
+OFFSETS_WITH_SPECIAL, OFFSETS_PLAIN, OFFSETS = 15, 16, 17
+ENCODES = (WITH_SPECIAL, PLAIN, OFFSETS_WITH_SPECIAL, OFFSETS_PLAIN)
 TOKENIZER_FIELD = "tokenizer"  # the field that a refusal of tokenizer files names
 MAX_MEMORY_BYTES = 4 << 30  # the largest text takes up to 1.2 GiB
 NICENESS = 10  # the router's event loop goes first
@@ -70,9 +74,19 @@ def _loaded(file: bytes) -> tuple[Tokenizer | None, tuple[int, bytes]]:
         tokenizer = Tokenizer.from_buffer(file)
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        _keep_blanks(tokenizer.post_processor)
         return tokenizer, (LOADED, b"")
     except BaseException as error:  # the library's panics are not an Exception
         return None, _refused("model", f"its tokenizer cannot be loaded: {' '.join(str(error).split())}")
+
+
+def _keep_blanks(processor: processors.PostProcessor | None) -> None:
+    """Lets tokens begin at their blanks, which offsets may leave out otherwise."""
+    if isinstance(processor, processors.Sequence):
+        for part in cast(Iterable[processors.PostProcessor], processor):  # the library's types leave __iter__ out
+            _keep_blanks(part)
+    elif isinstance(processor, processors.ByteLevel | processors.RobertaProcessing):
+        processor.trim_offsets = False
 
 
 def _inspected(body: bytes) -> tuple[int, bytes]:
@@ -113,12 +127,24 @@ def _answer(tokenizer: Tokenizer | None, kind: int, body: bytes) -> tuple[int, b
         if kind in (WITH_SPECIAL, PLAIN):
             (encoding,) = tokenizer.encode_batch_fast([body.decode()], add_special_tokens=kind == WITH_SPECIAL)
             return IDS, array("i", encoding.ids).tobytes()
+        if kind in (OFFSETS_WITH_SPECIAL, OFFSETS_PLAIN):
+            (encoding,) = tokenizer.encode_batch([body.decode()], add_special_tokens=kind == OFFSETS_WITH_SPECIAL)
+            return OFFSETS, _starts(encoding.offsets).tobytes()
         ids = array("i")
         ids.frombytes(body)
         return TEXT, tokenizer.decode(ids.tolist(), skip_special_tokens=kind == SKIPPING).encode()
     except BaseException as error:
-        field, verb = ("text", "encode it") if kind in (WITH_SPECIAL, PLAIN) else ("token_ids", "decode them")
+        field, verb = ("text", "encode it") if kind in ENCODES else ("token_ids", "decode them")
         return _refused(field, f"the model's tokenizer cannot {verb}: {' '.join(str(error).split())}")
+
+
+def _starts(offsets: Iterable[tuple[int, int]]) -> "array[int]":
+    """Returns where tokens begin. Those that are not in the text, such as BOS, begin where the token before ends."""
+    starts, previous_end = array("i"), 0
+    for start, end in offsets:
+        starts.append(start if start < end else previous_end)
+        previous_end = max(previous_end, end)
+    return starts
 
 
 def _refused(field: str, problem: str) -> tuple[int, bytes]:

@@ -86,6 +86,18 @@ class PromptTokenizer:
             ids = await asyncio.to_thread(_ids, lambda: encode()[0])
         return [*self._prefix, *ids, *self._suffix] if special_tokens else ids
 
+    async def offsets(
+        self, text: str, *, special_tokens: bool = True, tenant: str = "", weight: float = 1.0
+    ) -> "array[int]":
+        """Returns where the tokens that encode() returns begin in the text, in characters. Always runs in a helper
+        process. Raises RequestRefused."""
+        starts = await self._encoders(len(text) > THREAD_CHARACTERS).offsets(
+            self._source, text, special_tokens=special_tokens, tenant=tenant, weight=weight
+        )
+        if not special_tokens:
+            return starts
+        return array("i", [0] * len(self._prefix)) + starts + array("i", [len(text)] * len(self._suffix))
+
     def check_fits(self, text: str, most_tokens: int | None = None) -> None:
         """Raises RequestRefused if it is clear without tokenizing that the text exceeds `most_tokens` or the size
         limit for all texts."""

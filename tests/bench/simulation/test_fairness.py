@@ -78,12 +78,14 @@ def observe(spec: WorkerSpec, tenants: list[Tenant], run_s: float) -> Observed:
     return Neighbours(spec, [*WARM_UP, *tenants]).run(WARM_UP_S + run_s)
 
 
-def assert_first_tokens_in_time(scene: Scene) -> None:
-    """Checks every request of the innocent tenants, not only most."""
+def assert_first_tokens_in_time(scene: Scene, *, more_targets: int = 0) -> None:
+    """Checks every request of the innocent tenants, not only most. `more_targets`: target times of a step beyond the
+    bound, which is one on the 99th percentile."""
     together = observe(scene.spec, [*scene.floods, *scene.innocents], FLOODED_S)
     for innocent in scene.innocents:
         unloaded_s = max(observe(scene.spec, [innocent], 1.0).tenants[innocent.name].ttft_s)
-        bound_s = allowed_s(unloaded_s, scene.spec.limits.itl_target_s)
+        target_s = scene.spec.limits.itl_target_s
+        bound_s = allowed_s(unloaded_s, target_s) + more_targets * target_s
         times_s = together.tenants[innocent.name].latest_s(together.duration_s)
         assert max(times_s) <= bound_s, innocent
 
@@ -119,7 +121,8 @@ def test_whatever_is_submitted_ends_and_preemptions_are_bounded_by_arrivals(scen
 @given(scene=scenes())
 @settings(max_examples=60, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 def test_every_request_of_many_more_tenants_has_its_first_token_in_time(scene: Scene) -> None:
-    assert_first_tokens_in_time(scene)
+    # A request may wait for two whole steps of a flood's long prompt: see docs/fairness.md.
+    assert_first_tokens_in_time(scene, more_targets=1)
 
 
 @pytest.mark.slow

@@ -1,19 +1,22 @@
 """The offset of a token is where its text begins in the text that the client sees."""
 
+import asyncio
 import codecs
 import random
 import re
+from array import array
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers, processors
 
 from tests.router.fake_worker import FakeWorker
 from tests.router.openai.openai_rig import client
-from tests.router.tokenizer_files import DEMO_MODEL
+from tests.router.tokenizer_files import DEMO_MODEL, byte_tokenizer, tokenizer_files
 from trunkline_router.openai.text_offsets import TextOffsets
+from trunkline_router.openai.told_prompt import PIECE
 from trunkline_router.prompts.token_bytes import TokenBytes, token_bytes
 
 SENTENCE_PIECE = ("tokenizers/tinyllama", "tokenizers/phi-3-mini", "models/stories260k")
@@ -100,7 +103,6 @@ def test_offsets_of_any_tokens_are_those_of_the_librarys_text(shared: Path, name
             if places:
                 tokens.insert(draw.choice(places), draw.choice(special))
         offsets = TextOffsets(names, keeps_special=keeps_special)
-        offsets.pass_prompt([])
         pairs = zip(offsets.of_output(tokens), expected(tokenizer, tokens, keeps_special=keeps_special), strict=True)
         for told, right in pairs:
             assert right is None or told == right, (tokens, keeps_special)
@@ -128,7 +130,7 @@ def test_offsets_of_any_tokens_of_bytes_are_those_of_their_text() -> None:
 def test_a_token_within_a_character_has_its_offset(shared: Path, name: str) -> None:
     tokenizer, names = load(DEMO_MODEL if name == "demo" else shared / name)
     ids = tokenizer.encode(TEXT).ids
-    at = TextOffsets(names, keeps_special=False).of_prompt(ids, TEXT)
+    at = TextOffsets(names, keeps_special=False).of_output(ids)
     for index, token_id in enumerate(ids):
         if token_id in names.special:
             continue
@@ -139,18 +141,18 @@ def test_a_token_within_a_character_has_its_offset(shared: Path, name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["demo", *SENTENCE_PIECE])
-def test_a_prompt_that_is_not_in_the_text_is_where_its_output_continues(shared: Path, name: str) -> None:
+async def test_a_prompt_that_is_not_in_the_text_is_where_its_output_continues(shared: Path, name: str) -> None:
     tokenizer, names = load(DEMO_MODEL if name == "demo" else shared / name)
     ids = tokenizer.encode(TEXT).ids
-    at = TextOffsets(names, keeps_special=False).of_prompt(ids, TEXT)
+    at = TextOffsets(names, keeps_special=False).of_output(ids)
     for cut in range(1, len(ids)):
         prompt = tokenizer.decode(ids[:cut])
         offsets = TextOffsets(names, keeps_special=False)
-        offsets.pass_prompt(ids[:cut])
+        await offsets.pass_prompt(array("i", ids[:cut]), 0)
         if not prompt.endswith("\ufffd"):
             assert offsets.of_output(ids[cut:]) == [one - len(prompt) for one in at[cut:]]
     offsets = TextOffsets(names, keeps_special=False)
-    offsets.pass_prompt(ids[:-1])
+    await offsets.pass_prompt(array("i", ids[:-1]), 0)
     assert offsets.of_output(ids[-1:]) == [0]
 
 
@@ -162,7 +164,7 @@ async def test_an_echoed_prompt_has_offsets_in_its_text(shared: Path) -> None:
     given: dict[str, tuple[object, str, list[int]]] = {
         "a text": ("Once upon a time", "Once upon a time", [0, 0, 4, 9, 11]),
         "tokens, with the special one": (ids, "<s> Once upon a time", [0, 3, 8, 13, 15]),
-        "a text with special tokens": ("Once<s> upon</s>a", "Once<s> upon</s>a", [0, 0, 4, 7, 8, 12, 16]),
+        "a text with special tokens": ("Once<s> upon</s>a", "Once<s> upon</s>a", [0, 0, 4, 7, 7, 12, 16]),
     }
     async with client(worker) as asks:
         for prompt, text, at in given.values():
@@ -186,10 +188,56 @@ async def test_the_offsets_of_an_output_follow_its_prompt_if_that_is_echoed(shar
 
 
 @pytest.mark.parametrize("text", ["<|user|>\nHi there<|end|>\n<|assistant|> Well,\n\nyes", "  two <|end|>  more", TEXT])
-def test_the_white_space_that_special_tokens_add_or_take_moves_no_offset(shared: Path, text: str) -> None:
-    tokenizer, names = load(shared / "tokenizers/phi-3-mini")
-    encoding = tokenizer.encode(text)
-    at = TextOffsets(names, keeps_special=False).of_prompt(encoding.ids, text)
-    for index, token_id in enumerate(encoding.ids):
-        if (piece := names.text(token_id).strip()) and not piece.startswith("bytes:"):
-            assert text.startswith(piece, at[index]) or text.startswith(f" {piece}", at[index])
+async def test_the_white_space_that_special_tokens_add_or_take_moves_no_offset(shared: Path, text: str) -> None:
+    files = {path.name: path.read_bytes() for path in (shared / "tokenizers/phi-3-mini").glob("tokenizer*")}
+    async with client(FakeWorker("w", files=files, vocab_size=32064, answer=1)) as asks:
+        [choice] = (await asks.complete(text, echo=True, logprobs=0, max_tokens=0))["choices"]
+    columns = choice["logprobs"]
+    for name, at in zip(columns["tokens"], columns["text_offset"], strict=True):
+        if (piece := name.strip()) and not name.startswith("bytes:"):
+            assert text.startswith(piece, at) or text.startswith(f" {piece}", at)
+
+
+async def test_the_offsets_of_an_echoed_text_count_its_characters_before_they_are_normalized() -> None:
+    tokenizer = byte_tokenizer()  # a token for each byte, after NFC
+    tokenizer.normalizer = normalizers.NFC()
+    special = tokenizer.post_processor
+    for trims in (False, True):
+        trimming = processors.ByteLevel(trim_offsets=trims)
+        tokenizer.post_processor = processors.Sequence([trimming, special])
+        worker = FakeWorker("w", files=tokenizer_files(tokenizer, add_eos_token=True), vocab_size=512, answer=1)
+        async with client(worker) as asks:
+            [choice] = (await asks.complete("cafe\u0301 is good", echo=True, logprobs=0, max_tokens=0))["choices"]
+        assert choice["logprobs"]["tokens"][:8] == ["<s>", "c", "a", "f", "bytes:\\xc3", "bytes:\\xa9", " ", "i"]
+        assert choice["logprobs"]["text_offset"] == [0, 0, 1, 2, 3, 3, 5, 6, 7, 8, 9, 10, 11, 12, 13]
+
+
+@pytest.mark.parametrize("is_text", [True, False])
+async def test_an_echo_looks_at_each_token_once_for_all_choices_and_gives_way(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, is_text: bool
+) -> None:
+    folder = shared / "models/stories260k"
+    files = {path.name: path.read_bytes() for path in folder.glob("tokenizer*")}
+    text = "\u2581" + " " * 1000 + "c" + "zq" * 500  # its first token has one blank more than the text
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+    lookups = [0]  # in each turn of the event loop
+    text_of = TokenBytes.text
+
+    def counted(names: TokenBytes, token_id: int) -> str:
+        if lookups[-1] == 0:
+            asyncio.get_running_loop().call_soon(lookups.append, 0)
+        lookups[-1] += 1
+        return text_of(names, token_id)
+
+    worker = FakeWorker("w", files=files, vocab_size=512, answer=1)
+    monkeypatch.setattr(TokenBytes, "text", counted)
+    async with client(worker) as asks:
+        prompt = text if is_text else ids
+        choices = (await asks.complete(prompt, echo=True, logprobs=0, max_tokens=0, n=4))["choices"]
+    assert len(ids) > 4 * PIECE
+    assert sum(lookups) <= 2 * len(ids)  # as a token, and as the likeliest one
+    assert max(lookups) <= 2 * PIECE
+    told = choices[0]["logprobs"]["text_offset"]
+    assert all(choice["logprobs"]["text_offset"] == told for choice in choices)
+    length = len(choices[0]["text"])
+    assert told[-1000:] == list(range(length - 1000, length))

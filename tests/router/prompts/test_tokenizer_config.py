@@ -97,20 +97,30 @@ def test_a_digest_covers_every_file_that_is_sent(tmp_path: Path) -> None:
     assert len(digests) == 1 + 2 * len(added)
 
 
-def test_a_given_chat_template_replaces_the_models_own_and_keeps_its_named_ones(tmp_path: Path) -> None:
+def test_a_given_chat_template_replaces_all_templates_of_the_model(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(byte_tokenizer().to_str())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "own", "bos_token": "<s>"}))
     (tmp_path / "additional_chat_templates").mkdir()
-    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    (tmp_path / "additional_chat_templates" / "default.jinja").write_text("named")
     given = tmp_path / "given.jinja"
     given.write_text("{% generation %}{{ messages[0].content }}{% endgeneration %}")
     own, files = read_tokenizer_files(tmp_path), read_tokenizer_files(tmp_path, given)
     assert read_tokenizer_config(files.contents).template == given.read_text()
     assert read_tokenizer_config(files.contents).special_tokens == {"bos_token": "<s>"}
-    assert files.contents["additional_chat_templates/tool_use.jinja"] == b"tools"
     assert files.digest != own.digest
+
+
+def test_damaged_templates_of_the_model_do_not_matter_beside_a_given_one(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(byte_tokenizer().to_str())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": 3}))
-    assert not read_tokenizer_files(tmp_path, given).template_problem
+    (tmp_path / "chat_template.jinja").mkdir()
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_bytes(b"\xff")
+    given = tmp_path / "given.jinja"
+    given.write_text("given")
+    files = read_tokenizer_files(tmp_path, given)
+    assert not files.template_problem
+    assert read_tokenizer_config(files.contents).template == "given"
 
 
 @pytest.mark.parametrize(

@@ -179,9 +179,19 @@ def test_random_configs_give_the_logits_of_transformers_or_are_refused(
     assert results.count("equal") > count // 8
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_value_that_transformers_config_class_refuses_is_refused_by_name(architecture: str, tmp_path: Path) -> None:
-    base = base_config(architecture)
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        *((architecture, {}) for architecture in ARCHITECTURES),
+        # Without windows, other keys of windows have no effect.
+        ("Qwen2ForCausalLM", {"use_sliding_window": False}),
+        ("Qwen3ForCausalLM", {"use_sliding_window": False}),
+    ],
+)
+def test_a_value_that_transformers_config_class_refuses_is_refused_by_name(
+    architecture: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    base = base_config(architecture) | changes
     write_config(tmp_path, base)
     values = [value for value in ODD_VALUES[1:] if not isinstance(value, int) or value < 10**13]  # it lists all layers
     refused = 0

@@ -96,8 +96,11 @@ def test_gguf_is_refused_by_name_as_a_file_and_in_a_directory(checkpoint: Path, 
     folder.mkdir()
     file = folder / "model-Q4_K_M.gguf"
     file.write_bytes(b"GGUF")
-    for path in (file, folder, tmp_path / "other" / "absent.gguf"):
+    for path in (file, folder):
         assert ".gguf is GGUF, which is not supported: serve the directory of the checkpoint" in problem(path)
+    file = file.rename(folder / "MODEL.GGUF")
+    for path in (file, folder):
+        assert "MODEL.GGUF is GGUF" in problem(path)
     (checkpoint / "model.gguf").write_bytes(b"GGUF")
     load(checkpoint)  # with safetensors beside it
     (checkpoint / "model.safetensors").unlink()
@@ -145,9 +148,26 @@ def test_pickled_weights_are_refused_by_name(checkpoint: Path) -> None:
     assert "refusing pickled weights" in problem(checkpoint)
 
 
+@pytest.mark.parametrize("name", ["training_args.bin", "optimizer.pt", "model.gguf"])
+def test_a_missing_file_is_named_whatever_lies_beside_the_safetensors(checkpoint: Path, name: str) -> None:
+    (checkpoint / name).write_bytes(b"")
+    (checkpoint / "model.safetensors").rename(checkpoint / "other.safetensors")
+    assert "holds no model.safetensors" in problem(checkpoint)
+    (checkpoint / "config.json").unlink()
+    assert "config.json is missing" in problem(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["x.bin", "Foo.gguf"])
+def test_a_directory_is_not_judged_by_its_name_or_its_folders(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    assert f"{name}/config.json is missing" in problem(tmp_path / name)
+    assert "config.json is missing" in problem(tmp_path)
+
+
 def test_a_directory_without_weights_or_config_is_named(tmp_path: Path) -> None:
     assert "config.json is missing" in problem(tmp_path)
-    assert "is not a directory" in problem(tmp_path / "nowhere")
+    for name in ("nowhere", "absent.gguf", "absent.pt"):
+        assert f"{name} is not a directory" in problem(tmp_path / name)
     write_checkpoint("llama2", tmp_path)
     (tmp_path / "model.safetensors").unlink()
     assert "holds no model.safetensors" in problem(tmp_path)

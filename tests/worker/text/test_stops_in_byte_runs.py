@@ -1,4 +1,4 @@
-"""A stop string ends the output at the token that completes it, also within a run of byte tokens.
+"""A stop string ends the output at the token that completes it, also within a run of byte tokens of usual decoders.
 
 The reference decodes everything so far after each token, with the library, and searches the whole text.
 """
@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models
 
 from tests.worker.front.text_oracle import TEXTS, added_text
 from trunkline.engine.v1.engine_pb2 import EngineOutput
@@ -209,6 +209,24 @@ def test_newlines_end_the_output_as_they_come(shared: Path) -> None:
         sampling = SamplingParams(seed=1, stop=["\n\n"], min_tokens=min_tokens)
         answer = streamed(texts, Case([1], [newline] * 300, sampling))
         assert answer == Answer("\n" * (num_tokens - 2), num_tokens, "\n\n", STOP)
+
+
+@pytest.mark.parametrize(
+    ("steps", "num_tokens"),
+    [
+        ([decoders.ByteFallback()], 2),
+        ([decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " ")], 2),
+        ([decoders.ByteFallback(), decoders.Replace("▁", " "), decoders.Fuse()], 5),
+        ([decoders.ByteFallback(), decoders.Metaspace()], 5),
+    ],
+)
+def test_a_stop_string_in_a_byte_run_waits_for_its_end_if_another_step_than_fuse_follows_byte_fallback(
+    steps: list[decoders.Decoder], num_tokens: int
+) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "<0x0A>": 1}, "a"))
+    tokenizer.decoder = decoders.Sequence(steps)
+    case = Case([0], [1, 1, 1, 1, 0, 0], SamplingParams(seed=1, stop=["\n\n"]))
+    assert streamed(TokenTexts(tokenizer), case) == Answer("", num_tokens, "\n\n", STOP)
 
 
 @pytest.mark.parametrize("name", NAMES)

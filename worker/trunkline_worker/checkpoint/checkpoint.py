@@ -162,8 +162,11 @@ def _named(name: str) -> str:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Returns the safetensors files: as in transformers, the single file, whatever an index beside it says, else the
-    shards of the index. Raises ModelError if there are none, or if a shard is missing."""
+    """Returns the safetensors files: the single file if it exists, or the shards that the index lists. As in
+    transformers, the index is not read if the single file exists.
+
+    Raises ModelError if there are none, or if a shard is missing.
+    """
     if os.path.isfile(directory / SINGLE):
         return [directory / SINGLE]
     files = _shards(directory / INDEX) if os.path.lexists(directory / INDEX) else []

@@ -1,9 +1,11 @@
 """The keys of config.json: keys that are read, keys without effect, and keys without effect for certain values.
 
-A value that transformers refuses is refused here too, even if its key has no effect: such a file is damaged.
-
 Every other key is refused by name. A key that is silently ignored might change what the model computes, and the only
 sign of it would be worse text.
+
+The config classes of transformers for these architectures declare the types of their own fields, such as use_cache. A
+value of another type is refused here too, even if its key has no effect: such a file is damaged. The values of other
+keys without effect, such as id2label of the base class, are not checked.
 """
 
 import json
@@ -105,25 +107,26 @@ class _Kind:
         return type(value) in self.types
 
 
-_TOKEN = _Kind((int, NoneType), "an integer or null")
-# Keys whose values have no effect here, or are read only if another file lacks them.
+_INTEGER_OR_NULL = _Kind((int, NoneType), "an integer or null")
+# Keys whose values are never read here, or are not read beside other files or keys.
 _KINDS: dict[str, _Kind] = {
     "attention_dropout": _Kind((float, int), "a number in [0, 1]"),
     "initializer_range": _Kind((float,), "a number in [0, 1] with a decimal point"),
     "rms_norm_eps": _Kind((float,), "a number in [0, 1] with a decimal point"),
     "use_cache": _Kind((bool,), "true or false"),
-    "bos_token_id": _TOKEN,
-    "pad_token_id": _TOKEN,
+    "bos_token_id": _INTEGER_OR_NULL,
+    "pad_token_id": _INTEGER_OR_NULL,
     "eos_token_id": _Kind((int, list, NoneType), "an integer, a list of integers or null"),
 }
+_WINDOWS = {"sliding_window": _INTEGER_OR_NULL, "max_window_layers": _Kind((int,), "an integer")}
 _KINDS_IN: dict[str, dict[str, _Kind]] = {
     LLAMA: {
         "attention_dropout": _Kind((float, int, NoneType), "a number in [0, 1] or null"),
-        "pretraining_tp": _Kind((int, NoneType), "an integer or null"),
+        "pretraining_tp": _INTEGER_OR_NULL,
     },
     MISTRAL: {},
-    QWEN2: {},
-    QWEN3: {},
+    QWEN2: _WINDOWS,
+    QWEN3: _WINDOWS,
 }
 
 MOST_NAMED = 20  # unknown keys in one error

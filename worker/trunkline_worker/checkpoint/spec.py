@@ -120,7 +120,10 @@ def parse_spec(config: dict[str, Any]) -> DecoderSpec:
 
 
 def _architecture(config: Entries) -> str:
-    """Returns the architecture of `architectures`, else of `model_type`, which transformers needs. They must agree."""
+    """Returns the architecture that `architectures` names, or that of `model_type` if `architectures` is absent.
+
+    `model_type` is always required, as in transformers. The two keys must agree.
+    """
     model_type = config.text("model_type") if config.has("model_type") else None
     if config.has("architectures"):
         names = config.values["architectures"]

@@ -1,4 +1,4 @@
-"""Stops and resumes admission: the front's, and the health status that tells of it."""
+"""Stops and resumes the front's admission of requests, and sets the worker's health status accordingly."""
 
 from collections.abc import Awaitable, Callable
 

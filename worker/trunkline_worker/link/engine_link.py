@@ -47,7 +47,7 @@ class EngineLink:
         self._on_death = on_death
         self._command = tuple(command)
         self.gpu_uuid = ""  # of the engine's GPU, once it is ready; empty on a CPU
-        self.first_load = LoadSample()  # of the idle engine, once it is ready; steps tell the later ones
+        self.first_load = LoadSample()  # of the idle engine, once it is ready; each step brings a newer sample
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None

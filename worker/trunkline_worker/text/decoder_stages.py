@@ -60,7 +60,7 @@ class ByteRun:
     """ByteFallback: a run of consecutive one-byte tokens is text if the whole run is valid UTF-8; else each token is
     one U+FFFD.
 
-    The text of a run is undecided until the run ends, or contains a byte that no text has there.
+    The text of a run is undecided until the run ends, or a byte makes it invalid UTF-8.
     """
 
     __slots__ = ("_bytes", "_incomplete", "is_text")

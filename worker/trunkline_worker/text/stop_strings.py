@@ -23,6 +23,9 @@ class StopSearch:
     would do to the text does not matter: newlines in a run of byte tokens stop the output as they come, although an
     invalid byte after them would turn the whole run into U+FFFD. The token after which a match is first there decides
     whether the match counts (min_tokens). The match that ends first wins; of several with one end, the longest.
+
+    Exception: text that the tokenizer's decoder holds back is searched when the decoder releases it. If a step other
+    than Fuse directly follows ByteFallback, the decoder releases a run of byte tokens only when the run ends.
     """
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool) -> None:

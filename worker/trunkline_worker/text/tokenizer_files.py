@@ -19,7 +19,6 @@ CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
 TEMPLATE = "chat_template.jinja"
 NAMED_TEMPLATES = "additional_chat_templates"  # a folder
-NAMES = (REQUIRED, CONFIG, SPECIAL_TOKENS, TEMPLATE)
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -54,13 +53,15 @@ def read_tokenizer_files(directory: Path, template: Path | None = None) -> Token
     """Reads and checks the files. Raises ModelError (one line with the file's name) if tokenizer.json is missing or a
     file is damaged. If only a chat template is damaged, sets `template_problem` instead, and text is still served.
 
-    template: a file with the chat template to use instead of the model's own; ModelError if it cannot be parsed
+    template: a file with the chat template to use instead of all of the model's own; ModelError if it cannot be parsed
     """
     if not os.path.lexists(directory / REQUIRED):
         raise ModelError(f"{directory / REQUIRED} is missing: Trunkline reads tokenizers in this format only")
-    contents = {name: read_file(directory / name) for name in NAMES if os.path.lexists(directory / name)}
-    for path in sorted((directory / NAMED_TEMPLATES).glob("*.jinja")):
-        contents[f"{NAMED_TEMPLATES}/{path.name}"] = read_file(path)
+    names = [REQUIRED, CONFIG, SPECIAL_TOKENS]
+    if template is None:
+        named = sorted((directory / NAMED_TEMPLATES).glob("*.jinja"))
+        names += [TEMPLATE, *(f"{NAMED_TEMPLATES}/{path.name}" for path in named)]
+    contents = {name: read_file(directory / name) for name in names if os.path.lexists(directory / name)}
     if template is not None:
         contents[TEMPLATE] = _parsed(template)
     config = read_json(directory / CONFIG) if CONFIG in contents else {}
