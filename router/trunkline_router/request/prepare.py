@@ -43,8 +43,8 @@ class Preparer:
     aliases: ModelAliases
 
     def served_name(self, model: str, caller: Caller) -> str:
-        """Returns the name of the model that a client means: itself, unless it is an alias. A name that a worker has
-        served is no alias to callers who may use that model; others must not learn that it is served."""
+        """Returns the name of the model that a client means: itself, unless it is an alias. A served model that the
+        caller may use precedes an alias of the same name. Other callers must not learn that it is served."""
         target = self.aliases.model_of(model)
         is_model = self.pools.search.knows(model) and caller.may_use(model)
         return model if target is None or is_model else target
