@@ -1,12 +1,13 @@
 """A launcher whose output cannot be written serves on, restarts its processes, and stops them when asked."""
 
+import fcntl
 import os
 import signal
 from pathlib import Path
 
 import pytest
 
-from tests.broken_logs import BROKEN_LOGS, STALLED, start
+from tests.broken_logs import PIPE_BYTES, start
 from tests.cluster.processes import alive, descendants, script, wait_until
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline.errors import TrunklineError
@@ -17,15 +18,22 @@ STOP_S = 60.0  # for failures only
 REQUESTS = 40  # their lines fill the pipe
 
 
-@pytest.mark.parametrize("kind", [STALLED, "broken pipe"])
-def test_a_launcher_outlives_its_output(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_closed", [False, True], ids=["stalled reader", "broken pipe"])
+def test_a_launcher_outlives_its_output(is_closed: bool) -> None:
     port = free_port()
-    with BROKEN_LOGS[kind](tmp_path) as output:
-        launcher = start(
-            script("trunkline"), "serve", f"--model={DEMO_MODEL}", f"--port={port}", f"--worker-port={free_port()}",
-            "--http-port=-1", "--workers=1", "--threads=1", "--kv-blocks=64", stdout=output, stderr=output,
-        )  # fmt: skip
-        try:
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    launcher = start(
+        script("trunkline"), "serve", f"--model={DEMO_MODEL}", f"--port={port}", f"--worker-port={free_port()}",
+        "--http-port=-1", "--workers=1", "--threads=1", "--kv-blocks=64", stdout=writer, stderr=writer,
+    )  # fmt: skip
+    os.close(writer)
+    try:
+        with os.fdopen(reader) as output:
+            # What dies before is a process that did not start, and ends the launcher.
+            assert any("Serving " in line for line in output)
+            if is_closed:
+                output.close()
             generate(port, REQUESTS)
             family = descendants(launcher.pid)
             (engine,) = (pid for pid in family if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes())
@@ -36,9 +44,9 @@ def test_a_launcher_outlives_its_output(kind: str, tmp_path: Path) -> None:
             launcher.send_signal(signal.SIGTERM)
             assert launcher.wait(STOP_S) == 0
             assert not alive(family)
-        finally:
-            launcher.kill()
-            launcher.wait()
+    finally:
+        launcher.kill()
+        launcher.wait()
 
 
 def generate(port: int, count: int) -> None:

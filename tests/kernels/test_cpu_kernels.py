@@ -195,6 +195,7 @@ def test_without_a_compiler_one_warning_says_so_and_the_twins_serve(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.delenv("TRUNKLINE_MARCH", raising=False)
     monkeypatch.setenv("TRUNKLINE_CACHE_DIR", str(tmp_path))
     built.cache_clear()
     try:

@@ -26,7 +26,7 @@ from trunkline_bench.reports.provenance import commit, facts, make_command
 REPOSITORY = Path(__file__).parents[3]
 PACKAGES = ("protos", "kernels", "worker", "bench")
 AT_ONCE = (1, 16, 64)
-PROMPT, OUTPUT = 32, 96  # tokens
+PROMPT, OUTPUT = 32, 48  # tokens
 DTYPES = ("bfloat16", "float32")
 READ_BYTES = 1 << 30  # far more than any cache
 READS = 5
