@@ -52,7 +52,7 @@ async def answered(asks: OpenAiClient, path: str, body: dict[str, Any]) -> dict[
     return whole
 
 
-def test_long_bodies_let_other_tasks_run() -> None:
+def test_the_long_bodies_of_these_tests_are_longer_than_a_step() -> None:
     for body in (conversation(PATHS["chat"], STEP_BYTES), {"prompt": LONG_TEXT}, {"prompt": LONG_IDS}):
         assert len(json.dumps(body)) > STEP_BYTES
 
