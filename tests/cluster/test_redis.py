@@ -202,7 +202,7 @@ async def test_no_request_fails_when_redis_is(redis: RedisServer, way: str) -> N
         assert not refused
         # The machine may stall some requests. Redis's own time-outs would meet each one that asks it.
         assert len(times) > 2 * REQUESTS_WITHOUT
-        assert median(times) < CONNECT_TIMEOUT_S / 2, "nobody waited for Redis's own time-outs"
+        assert median(times) < CONNECT_TIMEOUT_S / 2, "requests do not wait for Redis's own time-outs"
         if way == "restarted empty":
             assert [router.shared.times_entered for router in routers] == [2, 2]
             answered = sum(len(worker.submits) for worker in workers)
