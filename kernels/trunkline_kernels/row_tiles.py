@@ -1,4 +1,4 @@
-"""Runs a token-wise function on tiles with a fixed number of rows, for --deterministic.
+"""Runs a token-wise function on tiles with a fixed number of rows, for --deterministic without the C kernels.
 
 Matrix products choose their blocking, and element-wise loops their vector tails and thread splits, by shape. A fixed
 shape means a fixed choice, so a row's result does not depend on the number of other rows. It may still depend on the

@@ -100,6 +100,7 @@ static void attend(const elem *q, const elem *keys, const elem *values, const in
     }
     int64_t end = first + rows; /* keys before this position are visible to at least one query */
     int64_t begin = window > 0 && first - window + 1 > 0 ? first - window + 1 : 0;
+    begin -= begin % block_size % SEGMENT; /* so that a query's segments are the same whichever rows are beside it */
     for (int64_t at = begin; at < end;) {
         int64_t offset = at % block_size;
         int count = block_size - offset < SEGMENT ? (int)(block_size - offset) : SEGMENT;

@@ -10,7 +10,6 @@ from tests.worker.engine_rig import drive, make_engine, make_submit
 from tests.worker.model.checkpoints import VARIANTS, VOCAB, write_checkpoint
 from tests.worker.model.forward import ragged_logits
 from tests.worker.model.oracle import base_config, their_model
-from trunkline_worker.model import loading
 from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.loading import load_model
 
@@ -22,31 +21,43 @@ def prompts() -> list[list[int]]:
     return [[draw.randrange(3, VOCAB) for _ in range(length)] for length in (1, 3, 16, 17, 40, 55)]
 
 
-@pytest.mark.parametrize("how", ["c-kernels", "torch", "deterministic"])
+@pytest.mark.parametrize(
+    ("kernels", "deterministic"), [("auto", False), ("torch", False), ("torch", True)], ids=["c", "torch", "tiles"]
+)
 @pytest.mark.parametrize("name", VARIANTS)
 @torch.inference_mode()
 def test_logits_equal_transformers_in_a_ragged_batch_of_chunks(
-    name: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, kernels: str, deterministic: bool, tmp_path: Path
 ) -> None:
     truth = write_checkpoint(name, tmp_path)
-    if how == "torch":
-        monkeypatch.setattr(loading, "cpu_decoder", lambda *_, **__: None)
-    model = load_model(tmp_path, device=torch.device("cpu"), deterministic=how == "deterministic")
-    assert isinstance(model.decoder, CpuDecoder) == (how == "c-kernels")
+    model = load_model(tmp_path, device=torch.device("cpu"), kernels=kernels, deterministic=deterministic)
+    assert isinstance(model.decoder, CpuDecoder) == (kernels == "auto")
     for tokens, logits in zip(prompts(), ragged_logits(model, prompts()), strict=True):
         expected = truth(torch.tensor([tokens])).logits[0]
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
-def test_deterministic_bits_of_odd_widths_do_not_depend_on_other_sequences(tmp_path: Path) -> None:
-    # Products of 13 with 8 columns compute the last rows of a tile with another kernel on CPUs with AVX2.
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("block_size", [4, 40])
+def test_deterministic_bits_depend_neither_on_other_sequences_nor_on_chunks(
+    kernels: str, dtype: str, block_size: int, tmp_path: Path
+) -> None:
+    # Products of 13 with 8 columns compute the last rows of a tile with another kernel on CPUs with AVX2. Every second
+    # layer has a window: where it begins must not decide how sums are grouped.
     their_model(
-        tmp_path, base_config("LlamaForCausalLM") | {"vocab_size": VOCAB, "hidden_size": 8, "intermediate_size": 13}
+        tmp_path,
+        base_config("Qwen3ForCausalLM")
+        | {"vocab_size": VOCAB, "hidden_size": 8, "intermediate_size": 13, "sliding_window": 19}
+        | {"use_sliding_window": True, "max_window_layers": 1, "num_hidden_layers": 3},
     )
-    model = load_model(tmp_path, device=torch.device("cpu"), deterministic=True)
-    together = ragged_logits(model, prompts())
+    model = load_model(tmp_path, device=torch.device("cpu"), dtype=dtype, kernels=kernels, deterministic=True)
+    assert any(model.spec.windows)
+    together = ragged_logits(model, prompts(), block_size=block_size)
     for tokens, logits in zip(prompts(), together, strict=True):
-        assert torch.equal(ragged_logits(model, [tokens])[0], logits)
+        for chunk in (1, 7, len(tokens)):
+            alone = ragged_logits(model, [tokens], block_size=block_size, chunks=(chunk,))
+            assert torch.equal(alone[0], logits)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

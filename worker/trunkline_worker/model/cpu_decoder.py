@@ -1,17 +1,22 @@
 """The decoder on a CPU: packed matrix products, and C kernels for everything between them.
 
 It computes the same function as decoder.Decoder, which is its reference. decoder.Decoder is used where these kernels do
-not apply: on a GPU, under --deterministic, in float16, and where there is no C compiler.
+not apply: on a GPU, in float16, and where there is no C compiler.
+
+Except in oneDNN's products, a row's result depends neither on the other rows nor on how its prompt was cut into steps.
+So --deterministic uses the packed products everywhere.
 """
 
 import ctypes
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from trunkline_kernels.cpu.library import library
-from trunkline_kernels.cpu.packed_linear import pack_linear
+from trunkline_kernels.cpu.packed_linear import Linear, PackedLinear, pack_linear
 from trunkline_kernels.cpu.paged_batch import PagedBatch
 from trunkline_kernels.ragged_batch import KVLayer
 from trunkline_worker.checkpoint.errors import ModelError
@@ -22,22 +27,26 @@ from trunkline_worker.model.rotary_tables import rotary_tables
 MAX_HEAD_DIM, MAX_GROUP = 256, 16  # sizes of the C kernels' buffers
 MAX_HIDDEN = 1 << 16  # values of the row that the C kernels keep on a thread's stack
 
+Pack = Callable[[Tensor, Tensor | None], Linear]  # returns the product for a weight [out, in] and a bias [out]
+
 
 class _Layer:
     """A layer's weights in the form that the kernels take."""
 
     __slots__ = ("down", "gate_up", "input_norm", "key_norm", "output", "post_norm", "qkv", "query_norm")
 
-    def __init__(self, kernels: ctypes.CDLL, w: LayerWeights) -> None:
+    def __init__(self, pack: Pack, w: LayerWeights) -> None:
         self.input_norm, self.post_norm = w.input_norm, w.post_norm
         self.query_norm, self.key_norm = w.query_norm, w.key_norm
-        self.qkv = pack_linear(kernels, w.qkv, w.qkv_bias)
-        self.output = pack_linear(kernels, w.output, w.output_bias)
-        self.gate_up = pack_linear(kernels, w.gate_up, w.gate_up_bias)
-        self.down = pack_linear(kernels, w.down, w.down_bias)
+        self.qkv = pack(w.qkv, w.qkv_bias)
+        self.output = pack(w.output, w.output_bias)
+        self.gate_up = pack(w.gate_up, w.gate_up_bias)
+        self.down = pack(w.down, w.down_bias)
 
 
-def cpu_decoder(spec: DecoderSpec, weights: DecoderWeights, *, context_length: int) -> "CpuDecoder | None":
+def cpu_decoder(
+    spec: DecoderSpec, weights: DecoderWeights, *, context_length: int, deterministic: bool
+) -> "CpuDecoder | None":
     """Returns the decoder for these weights, or None if the kernels do not support them. Empties weights.layers. Raises
     ModelError if TRUNKLINE_MARCH names a build that this CPU cannot run."""
     dtype = weights.embedding.dtype
@@ -49,21 +58,26 @@ def cpu_decoder(spec: DecoderSpec, weights: DecoderWeights, *, context_length: i
         kernels = library(dtype)
     except ValueError as error:
         raise ModelError(str(error)) from None
-    return None if kernels is None else CpuDecoder(spec, weights, kernels, context_length)
+    if kernels is None:
+        return None
+    pack = partial(PackedLinear if deterministic else pack_linear, kernels)
+    return CpuDecoder(spec, weights, kernels, pack, context_length)
 
 
 class CpuDecoder:
     """Computes hidden states of new tokens, reading and writing the KV pool, and logits, with the C kernels."""
 
-    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, kernels: ctypes.CDLL, context_length: int) -> None:
+    def __init__(
+        self, spec: DecoderSpec, weights: DecoderWeights, kernels: ctypes.CDLL, pack: Pack, context_length: int
+    ) -> None:
         self.spec = spec
         self._kernels = kernels
         self._embedding = weights.embedding
         self._final_norm = weights.final_norm
-        self._head = pack_linear(kernels, weights.head, None)
+        self._head = pack(weights.head, None)
         self._layers: list[_Layer] = []
         while weights.layers:  # one at a time, so that at most one layer is in memory twice
-            self._layers.append(_Layer(kernels, weights.layers.pop(0)))
+            self._layers.append(_Layer(pack, weights.layers.pop(0)))
         cos, sin = rotary_tables(spec.rope, spec.head_dim, context_length)
         self._cos, self._sin = cos.contiguous(), sin.contiguous()
         self._scale = 1 / math.sqrt(spec.head_dim)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trunkline_worker.model.gpu_decoder import GpuDecoder
 
 # Part of the fingerprint. Raise it when a change of kernels or model code changes the bits of results.
-KERNEL_BUILD = "6"
+KERNEL_BUILD = "7"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 KV_DTYPES = {"fp8": torch.float8_e4m3fn}
 DUMMY_SEED = 0
@@ -89,7 +89,7 @@ def load_model(
     check_rotary(spec.rope, spec.head_dim, context)
     eos, defaults = read_generation_defaults(directory, spec.vocab_size, ignore_config_keys)
     if kernels == "auto":
-        kernels = "triton" if device.type == "cuda" else "torch" if deterministic else "c"
+        kernels = "triton" if device.type == "cuda" else "c"
     for option, value, plain in (("quantization", quantization, "none"), ("kv_dtype", kv_dtype, "auto")):
         if value != plain and kernels != "triton":
             raise ModelError(f"{option}={value} needs the Triton kernels: use a GPU, or leave it out")
@@ -127,7 +127,9 @@ def load_model(
             spec, weights, context_length=context, deterministic=deterministic, kv_dtype=KV_DTYPES.get(kv_dtype, kind),
         )  # fmt: skip
     else:
-        decoder = cpu_decoder(spec, weights, context_length=context) if kernels == "c" else None
+        decoder = (
+            cpu_decoder(spec, weights, context_length=context, deterministic=deterministic) if kernels == "c" else None
+        )
     decoder = decoder or Decoder(spec, weights, context_length=context, deterministic=deterministic)
     return LoadedModel(
         decoder=decoder,
