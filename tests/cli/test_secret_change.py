@@ -61,7 +61,8 @@ def commands(heading: str) -> list[str]:
     return re.findall(r"^ +(\(umask .*)$", part, re.MULTILINE)
 
 
-@pytest.mark.parametrize("end", ["", pytest.param("\n", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["", "\n"])
 async def test_with_the_commands_of_the_page_a_secret_is_changed_and_keys_stay_valid(
     server: RedisServer, tmp_path: Path, end: str
 ) -> None:

@@ -13,8 +13,7 @@ from tests.clients.edge import ANY_KEY, Edge
 PROGRAM = Path(__file__).parent / "programs" / "call_litellm.py"
 ALLOWED_S = 280.0
 
-
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]  # it imports for seconds
 
 
 @pytest.fixture(scope="module")

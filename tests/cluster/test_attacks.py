@@ -57,9 +57,8 @@ async def test_a_client_neither_stops_a_router_nor_fills_its_memory(victims: Att
     ), "the attacker did nothing"
 
 
-@pytest.mark.parametrize(
-    "attack", ["3 million empty stop strings", pytest.param("rapid reset", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", ["3 million empty stop strings", "rapid reset"])
 async def test_neither_of_these_attacks_stops_a_router_or_fills_its_memory(
     victims: AttackedCluster, attack: str
 ) -> None:
@@ -70,9 +69,8 @@ async def test_neither_of_these_attacks_stops_a_router_or_fills_its_memory(
     )
 
 
-@pytest.mark.parametrize(
-    "attack", ["cancelled requests over HTTP", pytest.param("bodies of 6 MiB over HTTP", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", ["cancelled requests over HTTP", "bodies of 6 MiB over HTTP"])
 async def test_a_client_over_http_disturbs_no_client_over_grpc(victims: AttackedCluster, attack: str) -> None:
     assert await nobody_notices(one_worker(victims, Section.HTTP), attack)
 

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.cluster.harmed_fleet import FEW, INTER_TOKEN_TIMEOUT, KEY, SILENCE_S, STREAMS, HarmedFleet
+from tests.cluster.harmed_fleet import FEWEST, INTER_TOKEN_TIMEOUT, KEY, SILENCE_S, STREAMS, HarmedFleet
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline.client import Client
 from trunkline.errors import error_of
@@ -81,14 +81,14 @@ async def test_direct_answers_are_the_routers_to_the_bit(fleet: HarmedFleet) -> 
 async def test_no_token_of_a_direct_answer_is_lost_repeated_or_changed_by_an_accident(
     fleet: HarmedFleet, accident: str
 ) -> None:
-    wanted, expected = fleet.longest(FEW)
+    wanted, expected = fleet.longest(FEWEST)
     outcome = await struck(fleet.direct, wanted, expected, ACCIDENTS[accident])
     assert outcome.is_clean, (outcome.errors, outcome.differing, outcome.seams)
     assert outcome.resumed > 0, "no stream was hit"
 
 
 async def test_no_direct_answer_that_has_begun_needs_its_router(fleet: HarmedFleet) -> None:
-    wanted, expected = fleet.longest(FEW)
+    wanted, expected = fleet.longest(FEWEST)
     outcome = compare(await router_killed(fleet.direct, wanted), expected, 0.0)
     assert outcome.is_clean, (outcome.errors, outcome.differing, outcome.seams)
 

@@ -5,7 +5,7 @@ Every stream is compared, to the bit, with what it was without the accident; see
 
 import pytest
 
-from tests.cluster.harmed_fleet import FEW, FEWEST, INTER_TOKEN_TIMEOUT, MANY, STREAMS, TOKENS, HarmedFleet
+from tests.cluster.harmed_fleet import FEWEST, INTER_TOKEN_TIMEOUT, MANY, STREAMS, TOKENS, HarmedFleet
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline_bench.faults.fleet import running_fleet
 from trunkline_bench.faults.main import poison_environment, worker_flags
@@ -19,14 +19,16 @@ SICK = Order([*POISON, 5, 6, 7], {"max_tokens": 20, "seed": 1})
 
 
 @pytest.mark.parametrize(
-    ("accident", "streams"),
-    [("kill -9 of a front", FEW), ("link reset", FEWEST), ("drain that hands over after 0.2 s", FEWEST)],
+    "accident",
+    [
+        "kill -9 of a front",
+        "link reset",
+        pytest.param("drain that hands over after 0.2 s", marks=pytest.mark.slow),
+    ],
 )
-async def test_no_token_is_lost_repeated_or_changed_by_an_accident(
-    fleet: HarmedFleet, accident: str, streams: int
-) -> None:
+async def test_no_token_is_lost_repeated_or_changed_by_an_accident(fleet: HarmedFleet, accident: str) -> None:
     """The slow test has the others. A request that kills engines comes below."""
-    wanted, expected = fleet.longest(streams)
+    wanted, expected = fleet.longest(FEWEST)
     outcome = await struck(fleet.routed, wanted, expected, ACCIDENTS[accident])
     assert outcome.is_clean, (outcome.errors, outcome.differing, outcome.seams)
     assert outcome.resumed > 0, "no stream was hit"
@@ -48,7 +50,7 @@ async def test_no_token_is_lost_repeated_or_changed_by_any_accident() -> None:
 async def test_a_request_that_kills_engines_costs_two_workers_at_most_and_nobody_else_anything(
     fleet: HarmedFleet,
 ) -> None:
-    wanted, expected = fleet.longest(FEW)
+    wanted, expected = fleet.longest(FEWEST)
     outcome, sick, lost = await poisoned(fleet.routed, wanted, expected, SICK)
     assert (sick.error, sick.asked_again) == ("Quarantined", "Quarantined")
     assert lost <= 2

@@ -6,7 +6,7 @@ See test_faults.py, whose streams these are.
 import pytest
 from redis import Redis
 
-from tests.cluster.harmed_fleet import FEW, FEWEST, HarmedFleet, SharingPair
+from tests.cluster.harmed_fleet import FEWEST, HarmedFleet, SharingPair
 from trunkline_bench.faults.fleet import until
 from trunkline_bench.faults.scenarios import redis_lost, router_killed
 
@@ -16,10 +16,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 async def test_only_streams_of_the_router_that_is_killed_see_unavailable_and_asked_again_they_succeed(
     fleet: HarmedFleet, pair: SharingPair
 ) -> None:
-    wanted, expected = fleet.longest(FEW)
+    wanted, expected = fleet.longest(FEWEST)
     outcome, loss = await router_killed(pair.routed, wanted, expected)
     assert loss.is_contained, loss
-    assert (loss.own, loss.others) == (FEW // 2, FEW // 2)
+    assert (loss.own, loss.others) == (FEWEST // 2, FEWEST // 2)
     assert outcome.is_clean, (outcome.errors, outcome.differing, outcome.seams)
 
 

@@ -198,7 +198,7 @@ def test_plots_and_prefixes_show_what_the_fleet_did(page: Browser, cluster: Page
     "look",
     [
         pytest.param({"colorScheme": "light"}, id="light"),
-        pytest.param({"colorScheme": "dark"}, id="dark"),
+        pytest.param({"colorScheme": "dark"}, id="dark", marks=pytest.mark.slow),
         pytest.param({"colorScheme": "dark", **PHONE}, id="phone", marks=pytest.mark.slow),
     ],
 )
