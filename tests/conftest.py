@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import structlog
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from tests.cluster.processes import Process
 
@@ -36,6 +38,7 @@ structlog.configure(
     ]
 )
 
+SHARING = ("tests/cluster", "tests/page")  # folders whose files share clusters of servers
 PRINTED_LINES = 30  # of each process, shown when a test fails
 
 REPOSITORY = Path(__file__).parents[1]
@@ -48,6 +51,18 @@ def shared() -> Path:
     if not path.is_dir():
         pytest.skip(f"{path} is absent: it holds the real models, traces and texts that this test reads")
     return path
+
+
+class FolderScheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """Runs the files of a folder that shares clusters in one process: each process would start them again."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        folder, _, _ = nodeid.split("::")[0].rpartition("/")
+        return folder if folder in SHARING else str(super()._split_scope(nodeid))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FolderScheduling:
+    return FolderScheduling(config, log)
 
 
 def pytest_collection_finish() -> None:
