@@ -1,29 +1,34 @@
 """Anthropic's own Python client, as it comes, against /v1/messages."""
 
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
 import pytest_asyncio
-from anthropic import Anthropic, AsyncAnthropic
-from anthropic.types import MessageParam, TextBlock
 
 from tests.clients.edge import ANY_KEY, Edge
 from trunkline import Client
 
-QUESTION: list[MessageParam] = [{"role": "user", "content": "Tell me a story about a fox."}]
+if TYPE_CHECKING:  # imported by the tests that use it: collecting tests must not take seconds
+    from anthropic import Anthropic, AsyncAnthropic
+    from anthropic.types import Message, MessageParam
+
+QUESTION: list["MessageParam"] = [{"role": "user", "content": "Tell me a story about a fox."}]
 GREEDY: dict[str, Any] = {"max_tokens": 24, "extra_body": {"temperature": 0.0}}
 
 
 @pytest.fixture(scope="module")
-def client(edge: Edge) -> Iterator[Anthropic]:
+def client(edge: Edge) -> Iterator["Anthropic"]:
+    from anthropic import Anthropic
+
     with Anthropic(base_url=edge.root, api_key=ANY_KEY, max_retries=0, timeout=60) as made:
         yield made
 
 
 @pytest_asyncio.fixture
-async def async_client(edge: Edge) -> AsyncIterator[AsyncAnthropic]:
+async def async_client(edge: Edge) -> AsyncIterator["AsyncAnthropic"]:
+    from anthropic import AsyncAnthropic
+
     async with AsyncAnthropic(base_url=edge.root, api_key=ANY_KEY, max_retries=0, timeout=60) as made:
         yield made
 
@@ -33,14 +38,14 @@ def assert_as_declared(answer: Any) -> None:
     type(answer).model_validate(answer.to_dict())
 
 
-def text_of(message: anthropic.types.Message) -> str:
+def text_of(message: "Message") -> str:
     [block] = message.content
-    assert isinstance(block, TextBlock)
+    assert block.type == "text"
     return block.text
 
 
 async def test_a_message_is_the_text_that_grpc_gives(
-    client: Anthropic, async_client: AsyncAnthropic, edge: Edge
+    client: "Anthropic", async_client: "AsyncAnthropic", edge: Edge
 ) -> None:
     message = client.messages.create(model=edge.model, messages=QUESTION, **GREEDY)
     assert_as_declared(message)
@@ -55,7 +60,9 @@ async def test_a_message_is_the_text_that_grpc_gives(
     assert text_of(alike) == same.text
 
 
-async def test_a_stream_gives_its_events_in_order(client: Anthropic, async_client: AsyncAnthropic, edge: Edge) -> None:
+async def test_a_stream_gives_its_events_in_order(
+    client: "Anthropic", async_client: "AsyncAnthropic", edge: Edge
+) -> None:
     whole = client.messages.create(model=edge.model, messages=QUESTION, **GREEDY)
     events = list(client.messages.create(model=edge.model, messages=QUESTION, stream=True, **GREEDY))
     for event in events:
@@ -82,7 +89,7 @@ async def test_a_stream_gives_its_events_in_order(client: Anthropic, async_clien
         assert await async_stream.get_final_text() == text_of(whole)
 
 
-def test_an_answer_ends_its_turn_or_at_a_stop_sequence(client: Anthropic, edge: Edge) -> None:
+def test_an_answer_ends_its_turn_or_at_a_stop_sequence(client: "Anthropic", edge: Edge) -> None:
     # Coding assistants always ask for tens of thousands of tokens: more than the context is no error.
     asked: dict[str, Any] = {"max_tokens": 20_000, "extra_body": {"temperature": 0.0}}
     whole = client.messages.create(model=edge.model, messages=QUESTION, **asked)
@@ -93,7 +100,7 @@ def test_an_answer_ends_its_turn_or_at_a_stop_sequence(client: Anthropic, edge: 
     assert text_of(cut) == text_of(whole)[: text_of(whole).index(" the")]
 
 
-def test_system_texts_blocks_and_a_begun_answer_are_rendered(client: Anthropic, edge: Edge) -> None:
+def test_system_texts_blocks_and_a_begun_answer_are_rendered(client: "Anthropic", edge: Edge) -> None:
     def answer(**options: Any) -> str:
         return text_of(client.messages.create(model=edge.model, **GREEDY, **options))
 
@@ -109,7 +116,7 @@ def test_system_texts_blocks_and_a_begun_answer_are_rendered(client: Anthropic, 
 
 
 async def test_counted_tokens_are_those_of_the_answer(
-    client: Anthropic, async_client: AsyncAnthropic, edge: Edge
+    client: "Anthropic", async_client: "AsyncAnthropic", edge: Edge
 ) -> None:
     message = client.messages.create(model=edge.model, messages=QUESTION, system="Be kind.", **GREEDY)
     counted = client.messages.count_tokens(model=edge.model, messages=QUESTION, system="Be kind.")
@@ -121,7 +128,9 @@ async def test_counted_tokens_are_those_of_the_answer(
     assert alike.input_tokens == counted.input_tokens
 
 
-def test_errors_have_the_type_and_shape_that_the_client_knows(client: Anthropic, edge: Edge) -> None:
+def test_errors_have_the_type_and_shape_that_the_client_knows(client: "Anthropic", edge: Edge) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError) as unknown:
         client.messages.create(model="no-such-model", messages=QUESTION, max_tokens=8)
     assert unknown.value.type == "not_found_error"
@@ -143,13 +152,15 @@ def test_errors_have_the_type_and_shape_that_the_client_knows(client: Anthropic,
         client.messages.create(model=edge.model, messages=QUESTION, max_tokens=-1, stream=True)
 
 
-def test_raw_answers_carry_the_request_id(client: Anthropic, edge: Edge) -> None:
+def test_raw_answers_carry_the_request_id(client: "Anthropic", edge: Edge) -> None:
     raw = client.messages.with_raw_response.create(model=edge.model, messages=QUESTION, **GREEDY)
     assert raw.headers["request-id"]
     assert raw.parse()._request_id == raw.headers["request-id"]
 
 
-def test_a_client_that_gives_up_gets_its_own_time_out(client: Anthropic, edge: Edge) -> None:
+def test_a_client_that_gives_up_gets_its_own_time_out(client: "Anthropic", edge: Edge) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.APITimeoutError):
         client.with_options(timeout=0.05).messages.create(
             model=edge.model, messages=QUESTION, max_tokens=900, extra_body={"ignore_eos": True, "temperature": 1.0}

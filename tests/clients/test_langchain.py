@@ -1,30 +1,33 @@
 """langchain-openai against chat, completions and responses."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
-from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import SecretStr
 
 from tests.clients.edge import ANY_KEY, Edge
 
+if TYPE_CHECKING:  # imported by the tests that use it: collecting tests must not take seconds
+    from langchain_openai import ChatOpenAI
+
 MAX_TOKENS = 12  # fewer than the answer has
 HISTORY = [
-    SystemMessage("Be kind."),
-    HumanMessage("Tell me a story about a fox."),
-    AIMessage("Once upon a time there was a fox."),
-    HumanMessage("Go on."),
+    ("system", "Be kind."),
+    ("user", "Tell me a story about a fox."),
+    ("assistant", "Once upon a time there was a fox."),
+    ("user", "Go on."),
 ]
 
 
 @pytest.fixture
-def chat(edge: Edge) -> ChatOpenAI:
+def chat(edge: Edge) -> "ChatOpenAI":
+    from langchain_openai import ChatOpenAI
+
     options: dict[str, Any] = {"temperature": 0, "max_tokens": MAX_TOKENS, "max_retries": 0, "stream_usage": True}
     return ChatOpenAI(model=edge.model, base_url=edge.url, api_key=SecretStr(ANY_KEY), **options)
 
 
-async def test_invoked_streamed_batched_and_asynchronous_chats_are_equal(chat: ChatOpenAI) -> None:
+async def test_invoked_streamed_batched_and_asynchronous_chats_are_equal(chat: "ChatOpenAI") -> None:
     answer = chat.invoke(HISTORY)
     assert isinstance(answer.content, str)
     assert answer.content
@@ -39,7 +42,9 @@ async def test_invoked_streamed_batched_and_asynchronous_chats_are_equal(chat: C
     assert [one.content for one in chat.batch([HISTORY, HISTORY])] == [answer.content] * 2
 
 
-def test_the_responses_api_gives_the_same_answer(edge: Edge, chat: ChatOpenAI) -> None:
+def test_the_responses_api_gives_the_same_answer(edge: Edge, chat: "ChatOpenAI") -> None:
+    from langchain_openai import ChatOpenAI
+
     options: dict[str, Any] = {"temperature": 0, "max_tokens": MAX_TOKENS, "max_retries": 0, "use_responses_api": True}
     by_responses = ChatOpenAI(model=edge.model, base_url=edge.url, api_key=SecretStr(ANY_KEY), **options)
     text = chat.invoke(HISTORY).content
@@ -48,6 +53,8 @@ def test_the_responses_api_gives_the_same_answer(edge: Edge, chat: ChatOpenAI) -
 
 
 def test_many_prompts_in_one_request_are_told_apart(edge: Edge) -> None:
+    from langchain_openai import OpenAI
+
     complete = OpenAI(
         model=edge.model,
         base_url=edge.url,

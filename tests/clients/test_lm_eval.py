@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.clients.edge import Edge, running_edge
 
@@ -101,6 +100,8 @@ def test_log_likelihoods_equal_those_of_transformers(
     [samples] = (tmp_path / "report").rglob("samples_tales_*.jsonl")
     scored = [json.loads(line) for line in samples.read_text().splitlines()]
     assert len(scored) == len(TALES)
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(stories)
     reference = AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32)

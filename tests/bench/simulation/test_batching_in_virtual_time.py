@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from trunkline_bench.reports.statistics import percentile
-from trunkline_bench.simulation import plots
 from trunkline_bench.simulation.costs.device_profile import PROFILES
 from trunkline_bench.simulation.traces.workload import mixed_lengths, poisson
 from trunkline_bench.simulation.worker.replay import replay
@@ -41,6 +40,8 @@ def walk(draw: np.random.Generator, most: int) -> list[int]:
 
 
 def test_pictures_of_a_long_run_stay_small(tmp_path: Path) -> None:
+    from trunkline_bench.simulation import plots  # matplotlib, which takes a second
+
     draw = np.random.default_rng(0)
     series = StepSeries(
         time_s=[step * 0.02 for step in range(LONG_RUN_STEPS)],

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trunkline_bench.simulation.fleet import goals, sweep, sweep_report
+from trunkline_bench.simulation.fleet import goals, sweep
 from trunkline_bench.simulation.fleet.sweep import Point
 from trunkline_bench.simulation.fleet.workloads import BASE, BESIDE, OURS
 
@@ -16,6 +16,12 @@ FIGURES = {
     "output_tokens_per_s": 100.0, "busy_share": 1.0, "busy_cv": 0.01, "prefill_cv": 0.02, "refused": 0,
     "preemptions": 0, "given_up": False, "copies": 5.0, "meets_goal": True, "took_s": 60.0,
 }  # fmt: skip
+
+
+def write_report(runs: Path, output: Path, head: str) -> None:
+    from trunkline_bench.simulation.fleet import sweep_report  # matplotlib, which takes a second
+
+    sweep_report.write(runs, output, head)
 
 
 def run(policy: str, load: float, workload: str = "agent", **figures: Any) -> goals.Run:
@@ -105,7 +111,7 @@ def test_a_policy_whose_median_is_lower_is_a_miss_at_the_median() -> None:
 def test_other_seeds_are_in_the_table_but_decide_no_goal(tmp_path: Path) -> None:
     runs = [run(OURS, 0.5), run(OURS, 0.5, seed=1, hit_rate=0.1, ttft_s=[9.0, 9.0, 9.0])]
     assert told(runs, "hits") == told(runs[:1], "hits")
-    sweep_report.write(keep(tmp_path / "runs", runs), tmp_path / "out", "- date: then")
+    write_report(keep(tmp_path / "runs", runs), tmp_path / "out", "- date: then")
     rows = [line.split(" | ")[0] for line in (tmp_path / "out" / "fleet.md").read_text().splitlines()]
     assert rows.count("| predicted-ttft, seed 1") == 1
 
@@ -127,7 +133,7 @@ def test_uneven_work_is_a_miss_from_eighty_percent_load_on() -> None:
 
 def test_the_table_of_a_load_compares_each_policy_with_ours(tmp_path: Path) -> None:
     runs = [run(BASE, 0.5, ttft_s=[0.2, 2.0, 10.0]), run(OURS, 0.5)]
-    sweep_report.write(keep(tmp_path / "runs", runs), tmp_path / "out", "- date: then")
+    write_report(keep(tmp_path / "runs", runs), tmp_path / "out", "- date: then")
     lines = (tmp_path / "out" / "fleet.md").read_text().splitlines()
     head = next(number for number, line in enumerate(lines) if line.startswith("| 50%, 10 requests/s"))
     names = lines[head].split(" | ")
@@ -141,7 +147,7 @@ def test_the_report_can_be_rewritten_from_its_own_files_with_the_same_head(tmp_p
     runs = keep(tmp_path / "runs", [run(OURS, 0.5), run(BASE, 0.5)])
     (runs / "capacity-agent.json").write_text('{"copies_per_worker": 2.0, "requests_per_s": 3.0}\n')
     output = tmp_path / "out"
-    sweep_report.write(runs, output, "- date: then\n- command: `this\n  and that`\n- code: commit 1234567")
+    write_report(runs, output, "- date: then\n- command: `this\n  and that`\n- code: commit 1234567")
     written = {path.name: path.read_text() for path in output.iterdir()}
     assert "100 % is 3 requests/s" in written["fleet.md"]
     assert sweep.main(["--report-only", "--runs", str(output), "--output", str(output)]) == 0

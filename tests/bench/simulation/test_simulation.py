@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trunkline_bench.reports.statistics import jain
-from trunkline_bench.simulation import main, plots, report
+from trunkline_bench.simulation import main, report
 from trunkline_bench.simulation.costs.device_profile import PROFILES, Profile
 from trunkline_bench.simulation.costs.fitted_cost import FittedCost, fit
 from trunkline_bench.simulation.costs.step_work import StepWork
@@ -117,6 +117,8 @@ def test_static_batching_pays_for_its_padding_and_continuous_batching_does_not()
 
 
 def test_pictures_are_drawn(tmp_path: Path) -> None:
+    from trunkline_bench.simulation import plots  # matplotlib, which takes a second
+
     run = replay(workload(20.0), WorkerSpec(PROFILE, 4000, 16, LIMITS))
     main.draw({"continuous": run}, tmp_path)
     plots.bars({"a": 1.0, "b": 2.0}, "things", tmp_path / "bars.png")

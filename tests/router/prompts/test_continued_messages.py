@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from trunkline.status import RequestRefused
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages
@@ -63,6 +62,8 @@ FINAL = st.lists(st.tuples(BLANKS, WORDS, BLANKS), max_size=3).map(lambda parts:
 
 
 def check(source: str, said: str, final: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     turns = [("user", said), ("assistant", final)]
     messages = [{"role": role, "content": content} for role, content in turns]
     chat = ChatMessages(messages=[ChatMessage(**message) for message in messages], continue_final_message=True)

@@ -5,8 +5,6 @@ from array import array
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerFast
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from tests.router.tokenizer_files import DEMO_MODEL
 from trunkline.status import RequestRefused
@@ -31,6 +29,8 @@ TEXTS = ["Hello", " leading space", "Once upon a time\n\nthere was 🦊", "", "a
 
 
 async def check_like_transformers(directory: Path, renderers: RenderPool) -> None:
+    from transformers import PreTrainedTokenizerFast
+
     # The class that takes tokenizer.json as it is written; AutoTokenizer may rebuild parts of it by its own rules.
     ours, theirs = tokenizer_of(directory, renderers), PreTrainedTokenizerFast.from_pretrained(directory)
     for text in TEXTS:
@@ -138,6 +138,8 @@ def test_the_final_message_is_continued_where_it_ends(source: str, final: str, e
 @pytest.mark.parametrize("source", [PLAIN, TRIMMED])
 @pytest.mark.parametrize("final", ["Well, ", "Well,", " a b\n"])
 def test_a_continued_message_is_rendered_as_transformers_renders_it(source: str, final: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     turns = [("user", "a"), ("assistant", final)]
     messages = [{"role": role, "content": content} for role, content in turns]
     theirs = render_jinja_template([messages], chat_template=source, continue_final_message=True)[0]
@@ -171,6 +173,8 @@ GENERATION = {
 
 @pytest.mark.parametrize("name", GENERATION)
 def test_a_generation_block_is_a_scope_as_in_transformers(name: str) -> None:
+    from transformers import PreTrainedTokenizerFast
+
     turns = [("user", "a"), ("assistant", "b")]
     messages = [{"role": role, "content": content} for role, content in turns]
     tokenizer = PreTrainedTokenizerFast.from_pretrained(DEMO_MODEL)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 
 from tests.router.tokenizer_files import byte_tokenizer
 from trunkline_router.prompts.tokenizer_config import NAMED_TOKENS, read_tokenizer_config
@@ -54,6 +53,8 @@ def model_files(draw: st.DrawFn) -> dict[str, bytes]:
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(model_files())
 def test_special_tokens_and_the_template_are_those_of_transformers(files: dict[str, bytes]) -> None:
+    from transformers import PreTrainedTokenizerFast
+
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         (directory / "additional_chat_templates").mkdir()

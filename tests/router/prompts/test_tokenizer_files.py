@@ -2,23 +2,27 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
 
 from tests.router.tokenizer_files import BOS, EOS, byte_tokenizer, tokenizer_files
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.prompts.tokenizer import PromptTokenizer
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
 TURNS = [("system", "Be brief."), ("user", "Hi {{ there }}"), ("assistant", "Yo"), ("user", "Grüße\n🦊 <s>")]
 
 
 def both(
     directory: Path, files: dict[str, bytes], renderers: RenderPool
-) -> tuple[PromptTokenizer, PreTrainedTokenizerFast]:
+) -> tuple[PromptTokenizer, "PreTrainedTokenizerFast"]:
+    from transformers import PreTrainedTokenizerFast
+
     for name, data in files.items():
         (directory / name).write_bytes(data)
     return PromptTokenizer(files, renderers), PreTrainedTokenizerFast.from_pretrained(directory)

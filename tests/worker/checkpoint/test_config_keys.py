@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
 
 from tests.worker.model.forward import ragged_logits
 from tests.worker.model.oracle import (
@@ -191,6 +190,8 @@ def test_random_configs_give_the_logits_of_transformers_or_are_refused(
 def test_a_value_that_transformers_config_class_refuses_is_refused_by_name(
     architecture: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
+    from transformers import AutoConfig
+
     base = base_config(architecture) | changes
     write_config(tmp_path, base)
     values = [value for value in ODD_VALUES[1:] if not isinstance(value, int) or value < 10**13]  # it lists all layers
@@ -277,6 +278,8 @@ def test_keys_that_are_ignored_are_part_of_the_fingerprint(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_fields_of_transformers_own_config_classes_are_all_known(architecture: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
     # A config.json that transformers writes with everything in it, defaults included.
     write_config(tmp_path, base_config(architecture))
     config = json.loads(AutoConfig.from_pretrained(tmp_path).to_json_string(use_diff=False))

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tests.worker.model.forward import ragged_logits
 from tests.worker.model.oracle import (
@@ -116,6 +114,9 @@ def contexts(config: dict[str, Any]) -> set[int]:
 
 @pytest.mark.parametrize("kind", ROPE_KINDS)
 def test_tables_are_those_of_transformers_for_a_sequence_of_the_served_context(kind: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
     draw = random.Random(kind)
     compared = 0
     for _ in range(40):

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from tests.worker.model.forward import ragged_logits
 from tests.worker.model.oracle import base_config, silence, their_logits, their_model, weights_of, write_config
@@ -111,6 +110,8 @@ def tied() -> dict[str, object]:
 
 
 def from_pretrained(directory: Path) -> torch.Tensor:
+    from transformers import AutoModelForCausalLM
+
     with silence():
         model: Any = AutoModelForCausalLM.from_pretrained(directory)
         return their_logits(model.float(), TOKENS)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from trunkline_worker.checkpoint.errors import ModelError
 from trunkline_worker.checkpoint.spec import parse_spec
@@ -84,6 +83,8 @@ def their_model(directory: Path, config: dict[str, Any]) -> Any:
 
     Raises whatever transformers raises.
     """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     write_config(directory, config)
     with silence():
         make: Any = AutoModelForCausalLM.from_config
