@@ -3,7 +3,9 @@
 import gc
 import os
 import signal
+import sys
 from collections.abc import Generator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import structlog
 from hypothesis import settings
 
 from tests.cluster.processes import Process
+from tests.quick_interpreter import quicken
 
 # Several torch processes share few cores; each with a pool of threads of its own would mostly wait for the others.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -53,6 +56,8 @@ def shared() -> Path:
 def pytest_collection_finish() -> None:
     """Excludes modules and tests, which stay, from garbage collection. A full collection of them took 0.3 s and stopped
     the event loops of tests for that long. No test may call gc.unfreeze(), which would undo this for those after it."""
+    if (interpreter := sys.modules.get("triton.runtime.interpreter")) and version("triton").startswith("3.7."):
+        quicken(interpreter)
     gc.collect()
     gc.freeze()
 
