@@ -137,7 +137,7 @@ class Rendered:
             found
             for name, text in sorted(files.items())
             if not name.endswith(".txt")
-            for found in yaml.safe_load_all(text)
+            for found in yaml.load_all(text, Loader=yaml.CSafeLoader)
             if found
         ]
 

@@ -1,5 +1,6 @@
 """The chart renders with a real Helm, is valid, and its objects agree with one another and with the processes."""
 
+import functools
 import json
 import re
 import tomllib
@@ -62,9 +63,23 @@ def revision(name: str) -> Values:
     return {"workers": {"a": {"model": {"hub": {"id": "org/model", "revision": name, "size": "9Gi"}}}}}
 
 
-@pytest.fixture(params=list(ALL_VALUES.values()), ids=list(ALL_VALUES))
+@functools.cache
+def rendered_once(name: str) -> Rendered:
+    return Rendered(ALL_VALUES[name])
+
+
+@pytest.fixture(params=list(ALL_VALUES))
 def rendered(request: pytest.FixtureRequest) -> Rendered:
-    return Rendered(request.param)
+    return rendered_once(request.param)
+
+
+@pytest.fixture
+def schemas_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checker would read 2 MB of JSON for every object."""
+    monkeypatch.setattr("kubernetes_validate.utils.schema_contents", schema_contents)
+
+
+schema_contents = functools.cache(kubernetes_validate.utils.schema_contents)
 
 
 @pytest.mark.parametrize("values", ALL_VALUES.values(), ids=ALL_VALUES.keys())
@@ -74,6 +89,7 @@ def test_helm_has_nothing_to_say_against_the_chart(values: Values) -> None:
     assert [found["error"] for found in report["messages"]] == ["icon is recommended"]
 
 
+@pytest.mark.usefixtures("schemas_read_once")
 @pytest.mark.parametrize("version", KUBERNETES)
 def test_every_object_is_what_the_api_knows(rendered: Rendered, version: str) -> None:
     assert len(rendered.objects) >= 7
@@ -318,8 +334,9 @@ def refusal(values: Values) -> str:
 def test_a_chart_that_would_be_readable_or_open_without_being_told_so_does_not_render(
     values: Values, said: str
 ) -> None:
-    assert said in refusal(values)
-    assert "\n" not in refusal(values).strip()
+    found = refusal(values)
+    assert said in found
+    assert "\n" not in found.strip()
 
 
 def test_workers_with_a_grant_key_need_no_other_identity() -> None:

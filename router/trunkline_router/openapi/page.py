@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -28,6 +29,7 @@ _SEPARATORS = re.compile(r"[^A-Za-z0-9]+")
 _CONVERTER = re.compile(r":path(?=})")
 
 
+@cache
 def openapi_page(*, allows_unknown_fields: bool = False) -> bytes:
     """Returns the page as JSON, with each endpoint of identity/endpoints.py.
 

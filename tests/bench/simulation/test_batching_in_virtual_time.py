@@ -23,7 +23,7 @@ MOST_PICTURE_BYTES = 150_000  # they are committed with the results
 @pytest.mark.parametrize("run_ahead", [pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.parametrize("batching", Batching)
 def test_fast_forwarding_equals_stepping_whatever_the_batching(batching: Batching, run_ahead: int) -> None:
-    requests = poisson(40, 10.0, mixed_lengths)
+    requests = poisson(24, 10.0, mixed_lengths)
     limits = replace(LIMITS, batching=batching)
     worker = WorkerSpec(PROFILE, 4000, 16, limits, context_length=16_000, run_ahead=run_ahead, host_s=0.0005)
     fast, slow = (replay(requests, replace(worker, fast_forward=forward)) for forward in (True, False))

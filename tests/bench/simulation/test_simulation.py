@@ -44,8 +44,14 @@ def everything(run: Replayed) -> object:
 
 @pytest.mark.parametrize("run_ahead", [pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.parametrize("rate", [pytest.param(2.0, marks=pytest.mark.slow), 40.0])
-@pytest.mark.parametrize("cost", [PROFILE, FITTED], ids=["profile", "fitted"])
-@pytest.mark.parametrize("rule", AdmissionRule)
+@pytest.mark.parametrize(
+    ("rule", "cost"),
+    [
+        pytest.param(rule, cost, id=f"{rule}-{name}", marks=() if row % 2 == column else pytest.mark.slow)
+        for row, rule in enumerate(AdmissionRule)
+        for column, (name, cost) in enumerate((("profile", PROFILE), ("fitted", FITTED)))
+    ],
+)
 def test_fast_forwarding_equals_stepping_to_the_last_bit(
     run_ahead: int, rate: float, cost: Profile | FittedCost, rule: AdmissionRule
 ) -> None:
@@ -105,7 +111,7 @@ def test_a_fit_finds_the_cost_that_made_the_samples() -> None:
 
 
 def test_static_batching_pays_for_its_padding_and_continuous_batching_does_not() -> None:
-    requests = at_once(workload(10.0))
+    requests = at_once(workload(10.0)[:24])
     runs = {
         kind: replay(requests, WorkerSpec(PROFILE, 4000, 16, replace(LIMITS, batching=kind, batch_size=8)))
         for kind in Batching

@@ -109,7 +109,7 @@ async def test_the_longest_text_holds_nobody_up_and_leaves_no_memory_behind() ->
         assert rss_mib() - before < 150
 
 
-@pytest.mark.parametrize("num_hostile", [1, 2, 5])
+@pytest.mark.parametrize("num_hostile", [1, 2, pytest.param(5, marks=pytest.mark.slow)])
 async def test_hostile_tenants_with_long_texts_hold_up_another_ones_for_a_slice_or_two(
     num_hostile: int, pool: EncodePool
 ) -> None:

@@ -30,14 +30,13 @@ def test_a_mixture_is_expected_to_be_as_long_as_the_answer_that_a_token_is_in() 
 
 def test_to_talk_an_estimate_down_costs_its_tokens_and_one_long_answer_raises_it() -> None:
     estimates = OutputEstimates()
-    spent = 0
-    while estimates.tokens("t", QUOTA, MOST) > 100:
-        estimates.learn("t", QUOTA, 1, is_whole=True)
+    quota, spent = QUOTA // 8, 0
+    while estimates.tokens("t", quota, MOST) > 100:
+        estimates.learn("t", quota, 1, is_whole=True)
         spent += 1
-    assert spent > QUOTA
-    for _ in range(8):
-        estimates.learn("t", QUOTA, MOST, is_whole=True)
-    assert estimates.tokens("t", QUOTA, MOST) > MOST / 2
+    assert spent > quota
+    estimates.learn("t", quota, MOST, is_whole=True)
+    assert estimates.tokens("t", quota, MOST) > MOST / 2
 
 
 def test_an_answer_that_was_broken_off_can_only_raise_the_estimate() -> None:

@@ -99,7 +99,9 @@ LENGTHS: dict[str, Callable[[Random], int]] = {
 }
 
 
-@pytest.mark.parametrize("kind", LENGTHS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param("equal", marks=pytest.mark.slow), *(kind for kind in LENGTHS if kind != "equal")]
+)
 async def test_a_tenant_far_over_its_quota_has_it_and_no_more(redis: RedisServer, kind: str) -> None:
     draw = Random(4)
     had = await demand(redis, f"lengths-{kind.replace(' ', '-')}", lambda: LENGTHS[kind](draw))

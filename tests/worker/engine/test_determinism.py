@@ -91,7 +91,10 @@ def test_in_a_batch_of_64_with_the_cache_cold_then_warm(how: dict[str, Any], alo
 @pytest.mark.parametrize("chunk", [1, pytest.param(16, marks=pytest.mark.slow), 512])
 def test_with_any_chunk_size(how: dict[str, Any], alone: Alone, chunk: int) -> None:
     engine = make_engine(deterministic=True, kv_blocks=256, max_step_tokens=chunk)
-    check(drive(engine, [submit(index, how) for index in PICKED]), alone)
+    # One by one, the long ones would take a hundred steps each.
+    picked = {index: expected for index, expected in alone.items() if chunk > 1 or len(prompts()[index]) < 80}
+    assert len(picked) >= 4
+    check(drive(engine, [submit(index, how) for index in picked]), picked)
 
 
 def test_when_the_pool_is_so_small_that_requests_are_preempted(how: dict[str, Any], alone: Alone) -> None:
@@ -111,15 +114,16 @@ def test_resumed_from_a_ledger_at_any_token(how: dict[str, Any], alone: Alone) -
 
 def test_while_neighbours_are_aborted(how: dict[str, Any], alone: Alone) -> None:
     engine = make_engine(deterministic=True, kv_blocks=1024, max_step_tokens=128)
-    neighbours = iter([index for index in range(NUM_REQUESTS) if index not in alone])
+    neighbours = iter([index for index in range(NUM_REQUESTS // 2) if index not in alone])
 
     def abort_one(step: int, collected: Collected) -> None:
         handle = next(neighbours, None)
         if handle is not None:
             engine.accept(EngineRequest(abort_handles=[handle + 1]))
 
-    collected = drive(engine, [submit(index, how) for index in range(NUM_REQUESTS)], each_step=abort_one)
-    assert len(collected.finished) < NUM_REQUESTS
+    together = NUM_REQUESTS // 2
+    collected = drive(engine, [submit(index, how) for index in range(together)], each_step=abort_one)
+    assert len(collected.finished) < together
     check(collected, alone)
 
 

@@ -20,7 +20,8 @@ LONG_MODEL.vocab_size = 150_000
 
 
 def choices(count: int, prompt_tokens: int) -> list[Submit]:
-    prompt = [100_000] * prompt_tokens  # three bytes each
+    # Three bytes each. The last one has text, "!": without any, each choice would look for text in all of its prompt.
+    prompt = [*[100_000] * (prompt_tokens - 1), 6]
     sampling = SamplingParams(max_tokens=5, seed=1)
     return [
         Submit(handle=index + 1, choice=index, prompt_token_ids=prompt, sampling=sampling) for index in range(count)

@@ -136,7 +136,7 @@ class Paced(Rig):
         return super().commit(plan, result)
 
 
-@pytest.mark.parametrize("run_ahead", [0, 1])
+@pytest.mark.parametrize("run_ahead", [pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.parametrize(("standard", "token_s"), [(60, 0.0025), pytest.param(150, 0.0008, marks=pytest.mark.slow)])
 def test_interactive_requests_before_a_slow_standard_lane_preempt_none(
     standard: int, token_s: float, run_ahead: int
