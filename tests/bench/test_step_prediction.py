@@ -120,6 +120,7 @@ for step in (decode_step(spec, chip, batch=8, context=100), prompt_step(spec, ch
 """
 
 
+@pytest.mark.slow
 def test_a_step_is_recorded_as_the_decoder_launches_it() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(

@@ -98,6 +98,7 @@ def test_a_worker_that_dies_comes_back_and_kill_9_of_the_launcher_leaves_nothing
         process.stop()
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_told_to_stop_has_stopped_and_not_died() -> None:
     process, _ = serve("--kv-blocks=64")
     try:

@@ -75,10 +75,8 @@ async def test_a_client_over_http_disturbs_no_client_over_grpc(victims: Attacked
     assert await nobody_notices(one_worker(victims, Section.HTTP), attack)
 
 
-@pytest.mark.parametrize(
-    "attack",
-    ["64 requests of 16 choices of 900 tokens", pytest.param("600 chats of 1 MiB at once", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", ["64 requests of 16 choices of 900 tokens", "600 chats of 1 MiB at once"])
 async def test_a_noisy_tenant_does_not_starve_another_one(victims: AttackedCluster, attack: str) -> None:
     await nobody_notices(one_worker(victims, Section.TENANT), attack, STARVED_S)
 

@@ -117,6 +117,7 @@ async def test_a_process_that_is_killed_is_started_again_and_no_request_meets_it
     assert len(after - before) == 1
 
 
+@pytest.mark.slow
 async def test_without_a_worker_one_process_says_so_and_the_other_waits() -> None:
     worker, port = await FakeWorker("a").start(), free_port()
     await worker.die()  # its address is known, nobody listens there yet

@@ -13,6 +13,7 @@ from trunkline_bench.faults.scenarios import redis_lost, router_killed
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 
+@pytest.mark.slow
 async def test_only_streams_of_the_router_that_is_killed_see_unavailable_and_asked_again_they_succeed(
     fleet: HarmedFleet, pair: SharingPair
 ) -> None:

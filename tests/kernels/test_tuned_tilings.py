@@ -115,7 +115,8 @@ def test_the_shipped_table_is_one() -> None:
 
 
 # The compiler takes some ten seconds for each.
-@pytest.mark.parametrize("which", [["--few"], pytest.param([], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [["--few"], []], ids=["few", "all"])
 def test_tilings_compile_without_spills(which: list[str]) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "trunkline_bench.kernels.tiling_resources", *which]

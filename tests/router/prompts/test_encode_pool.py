@@ -88,6 +88,7 @@ async def test_many_tokens_become_the_same_text_as_few(
             assert text == await tokenizer.decode(ids, keep_special=keep_special)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HERE.exists(), reason="memory is looked up in /proc")
 async def test_the_longest_text_holds_nobody_up_and_leaves_no_memory_behind() -> None:
     text = "! " * (MAX_TEXT_BYTES // 2)

@@ -53,7 +53,11 @@ async def test_long_conversations_come_back_whole(pool: RenderPool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "said"), [(SOMETIMES, "hang"), (HANGS_COMPILING, "x")], ids=["rendering", "compiling"]
+    ("template", "said"),
+    [
+        pytest.param(SOMETIMES, "hang", id="rendering"),
+        pytest.param(HANGS_COMPILING, "x", id="compiling", marks=pytest.mark.slow),
+    ],
 )
 async def test_a_template_that_hangs_is_stopped_and_named_and_others_go_on(
     pool: RenderPool, template: TemplateSource, said: str

@@ -21,7 +21,6 @@ from trunkline.v1.worker_pb2 import (
     DrainRequest,
     GetModelRequest,
     GetStatsRequest,
-    SessionRequest,
     UndrainRequest,
     WatchCacheRequest,
 )
@@ -110,7 +109,8 @@ async def codes(worker: Guarded, files: TlsDirectory, metadata: Any = ()) -> dic
             "Drain": stub.Drain(DrainRequest(), timeout=60, metadata=metadata),
             "Undrain": stub.Undrain(UndrainRequest(), timeout=60, metadata=metadata),
             "WatchCache": stub.WatchCache(WatchCacheRequest(), timeout=60, metadata=metadata),
-            "Session": stub.Session(iter([SessionRequest()]), timeout=60, metadata=metadata),
+            # Sends nothing: a message that comes after the refusal is an error of its own.
+            "Session": stub.Session(timeout=60, metadata=metadata),
             "Generate": stub.Generate(Generate(), timeout=60),
         }
         for method, call in calls.items():

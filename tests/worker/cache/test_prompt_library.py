@@ -84,7 +84,9 @@ def test_tokens_are_those_of_the_twins(shallow_model: Path, chosen: list[FreshPr
     assert second.first_row > 5, "a token and the rest of a cached prompt come first"
 
 
-@pytest.mark.parametrize("options", [{"deterministic": True}, {"max_step_tokens": 20}], ids=str)
+@pytest.mark.parametrize(
+    "options", [pytest.param({"deterministic": True}, marks=pytest.mark.slow), {"max_step_tokens": 20}], ids=str
+)
 def test_some_steps_never_go_there(options: dict[str, Any], shallow_model: Path, chosen: list[FreshPrompts]) -> None:
     """Those whose bits may not depend on how a prompt is cut, and those that a graph computes."""
     engine = make_engine(shallow_model, kernels="triton", kv_blocks=64, itl_target_ms=0.0, **options)

@@ -61,6 +61,7 @@ def problem(directory: Path) -> str:
     return result
 
 
+@pytest.mark.slow
 def test_every_key_of_every_json_file_may_hold_anything(directory: Path) -> None:
     right = load(directory)
     seen = 0

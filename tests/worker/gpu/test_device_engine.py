@@ -46,7 +46,9 @@ class LaunchingExecutor:
     [
         pytest.param({}, marks=pytest.mark.slow),
         {"kv_blocks": 160, "admission": "optimistic"},  # preemptions
-        {"batching": "static", "batch_size": 8, "max_step_tokens": 256},  # padding
+        pytest.param(
+            {"batching": "static", "batch_size": 8, "max_step_tokens": 256}, marks=pytest.mark.slow
+        ),  # padding
         pytest.param({"batching": "dynamic", "batch_size": 8}, marks=pytest.mark.slow),
         pytest.param({"deterministic": True, "max_running_requests": 300, "kv_blocks": 400}, marks=pytest.mark.slow),
         pytest.param({"run_ahead": 0, "kv_dtype": "fp8", "quantization": "int8"}, marks=pytest.mark.slow),

@@ -45,7 +45,7 @@ def expected(shallow_model: Path) -> dict[int, list[int]]:
     [
         pytest.param({}, marks=pytest.mark.slow),
         {"max_step_tokens": 7, "max_running_requests": 3},  # chunks beside decodes
-        {"kv_blocks": 5},  # preemptions
+        pytest.param({"kv_blocks": 5}, marks=pytest.mark.slow),  # preemptions
         pytest.param({"deterministic": True}, marks=pytest.mark.slow),
         pytest.param({"batching": "static", "batch_size": 3}, marks=pytest.mark.slow),  # padding rows
         pytest.param({"deterministic": True, "max_step_tokens": 9, "max_running_requests": 3}, marks=pytest.mark.slow),
