@@ -1,18 +1,40 @@
 """One cluster for all clients: none of them breaks it."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+import pytest_asyncio
 
-from tests.clients.edge import CLIENTS_ENVIRONMENT, Edge, running_edge
+from tests.clients.edge import ANY_KEY, CLIENTS_ENVIRONMENT, Edge, running_edge
 from tests.worker.engine_rig import DEMO_MODEL
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, OpenAI
 
 
 @pytest.fixture(scope="package")
 def edge() -> Iterator[Edge]:
     with running_edge(DEMO_MODEL) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def client(edge: Edge) -> Iterator["OpenAI"]:
+    """OpenAI's own."""
+    from openai import OpenAI  # takes a second, and collecting must not
+
+    with OpenAI(base_url=edge.url, api_key=ANY_KEY, max_retries=0, timeout=60) as made:
+        yield made
+
+
+@pytest_asyncio.fixture
+async def async_client(edge: Edge) -> AsyncIterator["AsyncOpenAI"]:
+    from openai import AsyncOpenAI
+
+    async with AsyncOpenAI(base_url=edge.url, api_key=ANY_KEY, max_retries=0, timeout=60) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

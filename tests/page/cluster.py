@@ -6,17 +6,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.request import Request, urlopen
 
 import pytest
-from openai import BadRequestError, OpenAI
 
 from tests.cluster.processes import START_S, Process, Worker, script, wait_until
 from tests.router.identity import key_rig
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline_bench.servers.ports import free_port
 from trunkline_router.identity.key_record import ApiKey
+
+if TYPE_CHECKING:
+    from openai import OpenAI
 
 MODEL = "tiny-tales"
 TENANTS = ("acme", "zeta")
@@ -59,7 +61,9 @@ class PageCluster:
         router.wait_for("router listening")
         return router
 
-    def client(self, caller: str) -> OpenAI:
+    def client(self, caller: str) -> "OpenAI":
+        from openai import OpenAI  # takes a second, and collecting must not
+
         return OpenAI(base_url=f"{self.url}v1", api_key=self.keys[caller], max_retries=0)
 
     def complete(self, caller: str, prompt: str, **options: Any) -> str:
@@ -71,6 +75,8 @@ class PageCluster:
 
     def refused(self, caller: str, prompt: str) -> str:
         """As complete(), for a prompt that must be refused."""
+        from openai import BadRequestError
+
         with self.client(caller) as client, pytest.raises(BadRequestError) as caught:
             client.completions.create(model=MODEL, prompt=prompt)
         return str(caught.value.response.headers["x-request-id"])
