@@ -17,7 +17,7 @@ from trunkline_bench.attacks.host_faults import HOST_FAULTS
 from trunkline_bench.attacks.vectors.attacker import ALL_OF_1_TO_5
 from trunkline_bench.attacks.window import fixed
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 SECONDS = 1.0
 # An attacker whose messages come to 400 MiB makes them first, and has a low priority.
@@ -49,7 +49,6 @@ def one_worker(victims: AttackedCluster, section: Section) -> AttackedCluster:
     return replace(victims, section=section, workers=victims.workers[:1])
 
 
-@pytest.mark.slow
 async def test_a_client_neither_stops_a_router_nor_fills_its_memory(victims: AttackedCluster) -> None:
     attacked = one_worker(victims, Section.CLIENT)
     assert await nobody_notices(attacked, ALL_OF_1_TO_5, PREPARED_S) or await nobody_notices(
@@ -57,7 +56,6 @@ async def test_a_client_neither_stops_a_router_nor_fills_its_memory(victims: Att
     ), "the attacker did nothing"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("attack", ["3 million empty stop strings", "rapid reset"])
 async def test_neither_of_these_attacks_stops_a_router_or_fills_its_memory(
     victims: AttackedCluster, attack: str
@@ -69,13 +67,11 @@ async def test_neither_of_these_attacks_stops_a_router_or_fills_its_memory(
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("attack", ["cancelled requests over HTTP", "bodies of 6 MiB over HTTP"])
 async def test_a_client_over_http_disturbs_no_client_over_grpc(victims: AttackedCluster, attack: str) -> None:
     assert await nobody_notices(one_worker(victims, Section.HTTP), attack)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("attack", ["64 requests of 16 choices of 900 tokens", "600 chats of 1 MiB at once"])
 async def test_a_noisy_tenant_does_not_starve_another_one(victims: AttackedCluster, attack: str) -> None:
     await nobody_notices(one_worker(victims, Section.TENANT), attack, STARVED_S)
@@ -96,7 +92,6 @@ async def test_a_fault_of_a_routers_host_costs_no_request_anything(victims: Atta
     assert await nobody_notices(one_worker(victims, Section.HOST), fault, STARVED_S)
 
 
-@pytest.mark.slow
 async def test_what_a_client_sends_to_a_workers_own_port_does_not_stop_the_worker() -> None:
     async with attacked_cluster(Section.PORT, DEMO_MODEL) as victims:
         await nobody_notices(victims, "sessions with 8 MiB of empty submits")

@@ -152,6 +152,7 @@ def test_an_undrained_worker_serves_again_but_not_one_that_was_told_to_stop(work
     assert worker.process.wait() == 0
 
 
+@pytest.mark.slow
 def test_a_ledger_from_another_worker_goes_on_exactly(cluster: Cluster) -> None:
     worker, other = cluster.workers
     submit = submit_of(max_tokens=24, logprobs=0)

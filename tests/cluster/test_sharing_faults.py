@@ -10,10 +10,9 @@ from tests.cluster.harmed_fleet import FEWEST, HarmedFleet, SharingPair
 from trunkline_bench.faults.fleet import until
 from trunkline_bench.faults.scenarios import redis_lost, router_killed
 
-pytestmark = pytest.mark.asyncio(loop_scope="package")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="package")]
 
 
-@pytest.mark.slow
 async def test_only_streams_of_the_router_that_is_killed_see_unavailable_and_asked_again_they_succeed(
     fleet: HarmedFleet, pair: SharingPair
 ) -> None:
@@ -24,7 +23,7 @@ async def test_only_streams_of_the_router_that_is_killed_see_unavailable_and_ask
     assert outcome.is_clean, (outcome.errors, outcome.differing, outcome.seams)
 
 
-@pytest.mark.parametrize("way", ["killed, back empty", pytest.param("hung, continued later", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["killed, back empty", "hung, continued later"])
 async def test_no_request_notices_that_redis_is_lost_and_routers_use_it_again(
     fleet: HarmedFleet, pair: SharingPair, way: str
 ) -> None:

@@ -133,6 +133,7 @@ async def routed(secured: Secured, tls: ClientTls | None) -> int | str:
             return error_of(error).__class__.__name__
 
 
+@pytest.mark.slow
 async def test_clients_stream_through_the_router_and_directly_and_rotation_cuts_no_stream(secured: Secured) -> None:
     tls = secured.tls()
     assert await routed(secured, tls) == 3

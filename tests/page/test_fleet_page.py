@@ -12,6 +12,8 @@ from tests.page.cluster import PageCluster
 from trunkline_bench.servers.ports import free_port
 from trunkline_bench.servers.redis_server import RedisServer
 
+pytestmark = pytest.mark.slow
+
 SECRET = "a secret of the fleet, 32 bytes!"
 
 
