@@ -14,9 +14,6 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.cluster.processes import Process
 
-# Collecting the tests makes a million objects, which stay: to look through them again and again takes seconds.
-gc.disable()
-
 # Several torch processes share few cores; each with a pool of threads of its own would mostly wait for the others.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Routers that tests start serve no HTTP unless a test asks for it: several cannot share the default port.
@@ -41,7 +38,7 @@ structlog.configure(
     ]
 )
 
-SHARING = ("tests/cluster", "tests/page")  # folders whose files share clusters of servers
+SHARING = ("tests/clients", "tests/cluster", "tests/page")  # folders whose files share clusters of servers
 PRINTED_LINES = 30  # of each process, shown when a test fails
 
 REPOSITORY = Path(__file__).parents[1]
@@ -68,10 +65,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FolderS
     return FolderScheduling(config, log)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collecting makes a million objects, which stay. Repeated garbage collections of them would take seconds."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """Excludes modules and tests, which stay, from garbage collection. A full collection of them took 0.3 s and stopped
     the event loops of tests for that long. No test may call gc.unfreeze(), which would undo this for those after it."""
-    gc.enable()
     gc.collect()
     gc.freeze()
 

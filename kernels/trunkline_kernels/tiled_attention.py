@@ -1,4 +1,4 @@
-"""Paged attention whose bits do not depend on the batch, for --deterministic: the CPU's batch-invariant reference.
+"""Paged attention whose bits do not depend on the batch, for --deterministic without the C kernels.
 
 Every product has one fixed shape: 16 query rows, starting at multiples of 16 positions, and 64 keys, starting at
 multiples of 64. A query at position p is always row p % 16 of its tile, and processes the key tiles in the same order,

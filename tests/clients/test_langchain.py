@@ -10,7 +10,7 @@ from tests.clients.edge import ANY_KEY, Edge
 if TYPE_CHECKING:  # imported by the tests that use it: collecting tests must not take seconds
     from langchain_openai import ChatOpenAI
 
-pytestmark = pytest.mark.slow  # it imports for seconds
+pytestmark = pytest.mark.slow  # the import takes seconds
 
 MAX_TOKENS = 12  # fewer than the answer has
 HISTORY = [

@@ -60,7 +60,7 @@ async def test_a_client_neither_stops_a_router_nor_fills_its_memory(victims: Att
 async def test_neither_of_these_attacks_stops_a_router_or_fills_its_memory(
     victims: AttackedCluster, attack: str
 ) -> None:
-    """They have done harm once, and their messages are soon made; the slow test has all attacks at the same time."""
+    """They have done harm once, and their messages are soon made; the test above has all attacks at the same time."""
     attacked = one_worker(victims, Section.CLIENT)
     assert await nobody_notices(attacked, attack) or await nobody_notices(attacked, attack, STARVED_S), (
         "the attacker did nothing"

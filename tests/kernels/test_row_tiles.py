@@ -1,4 +1,4 @@
-"""Tiles of rows, for --deterministic: a row's bits depend neither on its place nor on the other rows."""
+"""Tiles of rows, for --deterministic without the C kernels: a row's place and the other rows do not count."""
 
 from functools import partial
 from itertools import product

@@ -100,7 +100,7 @@ class HttpCall:
         check_content_type(self.headers.content_type)
         body, passage = lambda: read_body(self.receive), self.passage
         raw = await (passage.read_arrived(body) if has_body(self.scope) else passage.read(body))
-        value = await parse_object(raw)
+        value = await parse_object(raw, passage.parsed)
         del raw
         try:
             yield value

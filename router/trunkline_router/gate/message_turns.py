@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 TURN_BYTES = 1 << 20  # a single message may be larger
 LARGE_BYTES = 256 << 10  # a smaller message costs little more than its call
-# Large messages of one account: a third of what the event loop could read, and many times what can be tokenized.
-ACCOUNT_BYTES_PER_S = 64 << 20
+LOOP_BYTES_PER_S = 192 << 20  # what the event loop could read
+# Large messages of one account: a third of the loop's time, and many times what can be tokenized.
+ACCOUNT_BYTES_PER_S = LOOP_BYTES_PER_S // 3
 MAX_AHEAD_S = 0.1  # how far an account may be ahead of its rate
 MAX_ACCOUNTS = 1024  # beyond this, accounts within their rate are forgotten
 

@@ -204,10 +204,10 @@ async def test_a_client_that_paused_and_sets_nothing_of_grpc_gets_everything() -
                 call = InferenceServiceStub(channel).Generate(request, timeout=60)
                 mine = await worker.arrived.get()
                 text, tokens = "y" * 100_000, 0
-                while backlog.waiting_bytes < 6 << 20:  # what does not fit into the transport
+                while backlog.waiting_bytes < 4 << 20:  # what does not fit into the transport
                     mine.tokens(1, text=text)
                     tokens += 1
-                    await asyncio.sleep(0.001)
+                    await asyncio.sleep(0.005)  # what is on its way must stay below what is cut off
                 mine.tokens(1, finish=True, text="")
                 responses = [response async for response in call]
             chunks = [chunk for response in responses for chunk in response.chunks]

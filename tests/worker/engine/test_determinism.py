@@ -156,3 +156,13 @@ def test_with_every_baseline(how: dict[str, Any], alone: Alone, batching: str) -
     check(drive(engine, [submit(index, how) for index in PICKED]), alone)
     padding = engine.scheduler.stats.total.padding_tokens
     assert (padding > 0) == (batching == "static")
+
+
+def test_without_the_c_kernels() -> None:
+    """Half precision, large heads and hosts without a compiler go this way."""
+    options: dict[str, Any] = {"kernels": "torch", "deterministic": True, "kv_blocks": 64}
+    picked = PICKED[:3]
+    alone = {index: bits(drive(make_engine(**options), [submit(index, SEEDED)]), index) for index in picked}
+    engine = make_engine(**options, max_step_tokens=16)
+    for _ in range(2):  # the cache cold, then warm
+        check(drive(engine, [submit(index, SEEDED) for index in picked]), alone)

@@ -52,6 +52,7 @@ def test_deterministic_bits_depend_neither_on_other_sequences_nor_on_chunks(
         | {"use_sliding_window": True, "max_window_layers": 1, "num_hidden_layers": 3},
     )
     model = load_model(tmp_path, device=torch.device("cpu"), dtype=dtype, kernels=kernels, deterministic=True)
+    assert isinstance(model.decoder, CpuDecoder) == (kernels == "auto")
     assert any(model.spec.windows)
     together = ragged_logits(model, prompts(), block_size=block_size)
     for tokens, logits in zip(prompts(), together, strict=True):

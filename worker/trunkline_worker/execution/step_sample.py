@@ -19,14 +19,14 @@ def step_sample(model: LoadedModel) -> StepSample:
     """Returns the sampling function for the model's decoder."""
     decoder = model.decoder
     if isinstance(decoder, CpuDecoder):
-        return partial(sample_isolated, decoder.logits, partial(_with_c_kernels, decoder))
+        return partial(sample_isolated, decoder.logits, partial(_with_c_kernels, decoder, model.deterministic))
     assert isinstance(decoder, Decoder), "the Triton kernels have a runner of their own"
     return partial(sample_isolated, decoder.logits, partial(_on_the_host, model.deterministic))
 
 
-def _with_c_kernels(decoder: CpuDecoder, logits: Tensor, rows: list[Row]) -> Sampled:
+def _with_c_kernels(decoder: CpuDecoder, deterministic: bool, logits: Tensor, rows: list[Row]) -> Sampled:
     if not all(map(is_plain_greedy, rows)):
-        return sample(logits.float(), rows, row_by_row=False)
+        return sample(logits.float(), rows, row_by_row=deterministic)
     ids = decoder.greedy(logits)
     return Sampled(
         [None if token_id < 0 else token_id for token_id in ids],

@@ -1,7 +1,7 @@
 """The decoder on a CPU: packed matrix products, and C kernels for everything between them.
 
 It computes the same function as decoder.Decoder, which is its reference. decoder.Decoder is used where these kernels do
-not apply: on a GPU, in float16, and where there is no C compiler.
+not apply: in float16, with very large heads or rows, and where there is no C compiler.
 
 Except in oneDNN's products, a row's result depends neither on the other rows nor on how its prompt was cut into steps.
 So --deterministic uses the packed products everywhere.

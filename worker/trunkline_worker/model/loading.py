@@ -114,12 +114,7 @@ def load_model(
         weights = _read_weights(
             spec, kind, device, checkpoint, finish, context=context, allow_non_finite=allow_non_finite_weights
         )
-        facts = (
-            _name(kind), KERNEL_BUILD, device.type, kernels, quantization, kv_dtype,
-            "deterministic" if deterministic else "", load_format, str(DUMMY_SEED) if checkpoint is None else "",
-            spec.rope.depends_on(context), *sorted(set(ignore_config_keys)),
-        )  # fmt: skip
-        identity = fingerprint(directory, [] if digests is None else digests.digests(), *facts)
+        weight_digests = [] if digests is None else digests.digests()
     read_bytes = weight_bytes(weights)
     decoder: Decoder | CpuDecoder | GpuDecoder | None
     if kernels == "triton":
@@ -130,11 +125,18 @@ def load_model(
         decoder = (
             cpu_decoder(spec, weights, context_length=context, deterministic=deterministic) if kernels == "c" else None
         )
-    decoder = decoder or Decoder(spec, weights, context_length=context, deterministic=deterministic)
+    if decoder is None:
+        kernels = "torch"
+        decoder = Decoder(spec, weights, context_length=context, deterministic=deterministic)
+    facts = (
+        _name(kind), KERNEL_BUILD, device.type, kernels, quantization, kv_dtype,
+        "deterministic" if deterministic else "", load_format, str(DUMMY_SEED) if load_format == "dummy" else "",
+        spec.rope.depends_on(context), *sorted(set(ignore_config_keys)),
+    )  # fmt: skip
     return LoadedModel(
         decoder=decoder,
         spec=spec,
-        fingerprint=identity,
+        fingerprint=fingerprint(directory, weight_digests, *facts),
         dtype=kind,
         kv_dtype=KV_DTYPES.get(kv_dtype, kind),
         device=device,
