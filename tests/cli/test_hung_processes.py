@@ -90,6 +90,7 @@ class Launched:
             await running
 
 
+@pytest.mark.slow
 async def test_what_loads_or_computes_is_left_alone_and_what_hangs_is_started_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -18,10 +18,8 @@ STOP_S = 60.0  # for failures only
 REQUESTS = 40  # their lines fill the pipe
 
 
-@pytest.mark.parametrize(
-    "is_closed",
-    [pytest.param(False, id="stalled reader"), pytest.param(True, id="broken pipe", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("is_closed", [False, True], ids=["stalled reader", "broken pipe"])
 def test_a_launcher_outlives_its_output(is_closed: bool) -> None:
     port = free_port()
     reader, writer = os.pipe()

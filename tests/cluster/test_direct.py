@@ -128,6 +128,7 @@ async def test_direct_answers_survive_any_accident() -> None:
             assert outcome.is_clean, (name, outcome.errors, outcome.differing, outcome.seams)
 
 
+@pytest.mark.slow
 async def test_a_router_that_is_told_to_stop_is_gone_before_a_direct_answer_that_has_begun(fleet: HarmedFleet) -> None:
     (client,), (router,) = fleet.direct.clients, fleet.routed.routers
     pieces = client.generate([5, 6, 7], max_tokens=300, ignore_eos=True)

@@ -187,6 +187,7 @@ def test_no_process_outlives_the_one_that_started_it() -> None:
         wait_until(lambda: not alive(everyone), "all have ended")
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_stop_in_time_is_killed() -> None:
     port = free_port()
     with router("--workers=127.0.0.1:1", "--stop-timeout-s=0", processes=2, port=port) as process:

@@ -24,12 +24,7 @@ TOKENS = 3
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [
-        "full disk",
-        STALLED,
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("file at its limit", "broken pipe")),
-    ],
+    "kind", [STALLED, *(pytest.param(kind, marks=pytest.mark.slow) for kind in BROKEN_LOGS if kind != STALLED)]
 )
 def test_requests_are_answered_and_lost_lines_counted(kind: str, tmp_path: Path) -> None:
     port, http_port, worker_port, metrics_port = (free_port() for _ in range(4))

@@ -214,6 +214,7 @@ def test_axe_finds_nothing_and_nothing_sticks_out(page: Browser, cluster: PageCl
     assert page.violations() == []
 
 
+@pytest.mark.slow
 def test_a_worker_is_drained_and_undrained_after_questions_and_its_tile_follows_its_death_and_return(
     page: Browser, cluster: PageCluster
 ) -> None:

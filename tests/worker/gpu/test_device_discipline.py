@@ -112,10 +112,10 @@ def test_other_cards_get_tilings_of_their_own(card: Card, options: dict[str, Any
     ("options", "dtype", "expected"),
     [
         ({}, "bfloat16", {"_gated_matmul", "_persistent_matmul"}),
-        ({"deterministic": True}, "bfloat16", set()),
+        pytest.param({"deterministic": True}, "bfloat16", set(), marks=pytest.mark.slow),
         ({"quantization": "fp8"}, "float8_e4m3fn", {"_fp8_product", "_persistent_matmul"}),
-        ({"quantization": "fp8"}, "bfloat16", {"_fp8_product"}),
-        ({"quantization": "int8"}, "bfloat16", set()),
+        pytest.param({"quantization": "fp8"}, "bfloat16", {"_fp8_product"}, marks=pytest.mark.slow),
+        pytest.param({"quantization": "int8"}, "bfloat16", set(), marks=pytest.mark.slow),
     ],
     ids=lambda value: "-".join(sorted(value)) if isinstance(value, set) else str(value),
 )
