@@ -27,8 +27,8 @@ PEERS ?= peers
 BUF ?= @bufbuild/buf@1.75.0
 TYPESCRIPT ?= typescript@7.0.2
 
-# Processes of tests: one more than there are processors, because tests wait for servers a third of their time.
-TEST_PROCESSES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# Processes of tests: two more than there are processors, because tests wait for servers a third of their time.
+TEST_PROCESSES ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 # Bytecode is kept whatever the environment says: hundreds of processes start, and each would compile all modules again.
 # A process runs all tests of a file, or of a folder whose tests share clusters (tests/conftest.py), in their order.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_PROCESSES) --maxprocesses 8 \

@@ -57,7 +57,10 @@ def test_ragged_attention_equals_the_naive_truth(name: str, heads: int, kv_heads
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "window"), heads_and_windows(None, 5, 300))
-@pytest.mark.parametrize("contexts", [[1], [15, 16, 17, 31, 32, 33], [700], [600, 3, 1, 290, 64]])
+@pytest.mark.parametrize(
+    "contexts",
+    [[1], [15, 16, 17, 31, 32, 33], pytest.param([700], marks=pytest.mark.slow), [600, 3, 1, 290, 64]],
+)
 def test_decode_attention_equals_the_naive_truth(
     contexts: list[int], heads: int, kv_heads: int, window: int | None
 ) -> None:
