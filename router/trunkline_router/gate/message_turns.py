@@ -34,6 +34,7 @@ class MessageTurns:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # by account, the next one first
         self._within_rate_at_s: dict[str, float] = {}  # when an account is back within its rate
         self._next: asyncio.Handle | None = None  # begins the next turn
+        self._is_delayed = False  # it begins only when an account is within its rate
         self._resuming: asyncio.Future[None] | None = None  # of the call that was woken, until it runs
 
     async def turn(self, account: str) -> None:
@@ -76,8 +77,9 @@ class MessageTurns:
     def _schedule(self, in_s: float) -> None:
         if self._next is None:
             loop = asyncio.get_running_loop()
+            self._is_delayed = in_s > 0
             self._next = loop.call_later(in_s, self._begin) if in_s > 0 else loop.call_soon(self._begin)
-        elif in_s <= 0 and isinstance(self._next, asyncio.TimerHandle):
+        elif in_s <= 0 and self._is_delayed:
             self._next.cancel()
             self._next = None
             self._schedule(0.0)

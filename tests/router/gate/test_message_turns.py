@@ -2,9 +2,12 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
+import uvloop
 
 from trunkline_router.gate.message_turns import (
     ACCOUNT_BYTES_PER_S,
@@ -112,3 +115,20 @@ async def test_an_account_ahead_of_its_pace_waits_and_others_do_not() -> None:
     await take("other", TURN_BYTES)  # whatever comes next looks at the clock
     await asyncio.wait_for(asyncio.gather(*waiting), 60)
     assert LARGEST / ACCOUNT_BYTES_PER_S > MAX_AHEAD_S, "two of the largest messages are not read at once"
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_an_account_within_its_rate_does_not_wait_for_one_that_is_ahead(run: Callable[[Any], None]) -> None:
+    async def scene() -> None:
+        turns = MessageTurns(lambda: 0.0)
+        await turns.turn("flood")
+        turns.took("flood", 3600 * ACCOUNT_BYTES_PER_S)
+        waiting = asyncio.create_task(turns.turn("flood"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            await turns.turn("other")
+        assert not waiting.done()
+        waiting.cancel()
+
+    run(scene())
