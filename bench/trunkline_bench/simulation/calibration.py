@@ -29,6 +29,7 @@ from trunkline_bench.reports.statistics import percentile
 from trunkline_bench.simulation import report
 from trunkline_bench.simulation.costs.fitted_cost import FittedCost, fit
 from trunkline_bench.simulation.costs.recording import RecordingExecutor
+from trunkline_bench.simulation.places import AZURE, RESULTS
 from trunkline_bench.simulation.traces.trace_request import TraceRequest, random_prompt
 from trunkline_bench.simulation.traces.workload import at_once, at_rate, read_trace
 from trunkline_bench.simulation.worker.replay import Replayed, replay
@@ -38,10 +39,6 @@ from trunkline_worker.engine.engine_process import build_engine, scheduler_limit
 from trunkline_worker.model.loading import load_model
 from trunkline_worker.pace.limits import SchedulerLimits
 from trunkline_worker.settings import EngineSettings
-
-REPOSITORY = Path(__file__).parents[3]
-RESULTS = REPOSITORY / "bench" / "results" / "scheduler"
-AZURE = REPOSITORY.parent / "shared" / "traces" / "azure_2023_conversation.csv"
 
 LENGTH_SCALE = 0.25  # of the trace's lengths, for a small model on a CPU
 CONTEXT = 2048

@@ -18,16 +18,13 @@ from trunkline_bench.reports.provenance import facts, make_command
 from trunkline_bench.reports.statistics import jain, percentile
 from trunkline_bench.simulation import plots, report
 from trunkline_bench.simulation.costs.device_profile import PROFILES
+from trunkline_bench.simulation.places import AZURE, RESULTS, TRACES
 from trunkline_bench.simulation.traces.workload import at_once, at_rate, mixed_lengths, poisson, read_trace
 from trunkline_bench.simulation.worker.replay import Replayed, replay
 from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
 from trunkline_worker.lanes.fair_share import INPUT_COST, OUTPUT_COST
 from trunkline_worker.pace.limits import AdmissionRule, Batching, SchedulerLimits
 
-REPOSITORY = Path(__file__).parents[3]
-RESULTS = REPOSITORY / "bench" / "results" / "scheduler"
-TRACES = REPOSITORY.parent / "shared" / "traces"
-AZURE = TRACES / "azure_2023_conversation.csv"
 MOONCAKE = TRACES / "mooncake_conversation.jsonl"
 
 PROFILE = PROFILES["h200-8b"]
