@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 from collections.abc import Generator
 from pathlib import Path
 
@@ -61,6 +62,7 @@ class FolderScheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist has n
         return folder if folder in SHARING else str(super()._split_scope(nodeid))
 
 
+@pytest.hookimpl(optionalhook=True)  # absent with `-p no:xdist`
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FolderScheduling:
     return FolderScheduling(config, log)
 
@@ -80,6 +82,10 @@ def pytest_collection_finish() -> None:
     the event loops of tests for that long. No test may call gc.unfreeze(), which would undo this for those after it."""
     gc.collect()
     gc.freeze()
+    if "triton" in sys.modules:
+        from tests.interpreter import lighten  # imports Triton, which takes a second
+
+        lighten()
 
 
 @pytest.hookimpl(wrapper=True)

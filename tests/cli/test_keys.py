@@ -65,6 +65,7 @@ async def test_a_key_in_a_file_is_created_listed_and_revoked(tmp_path: Path) -> 
     assert answer(authenticator, key.credential) == "the API key has been revoked"
 
 
+@pytest.mark.slow
 async def test_a_key_in_redis_is_created_listed_and_revoked(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(SECRET + "\n")

@@ -44,6 +44,7 @@ async def test_the_routers_file_of_settings_says_where_its_keys_are(server: Redi
     assert plain.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_redis_that_refuses_is_one_line_without_its_password(server: RedisServer) -> None:
     environment = {"TRUNKLINE_FLEET_SECRET": SECRET}
     wrong = server.url.replace("canary-of-redis", "canary-wrong")

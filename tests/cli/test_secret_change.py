@@ -96,6 +96,7 @@ async def test_with_the_commands_of_the_page_a_secret_is_changed_and_keys_stay_v
     assert await answers(fleet.settings, *made) == [WAS_REVOKED, "acme", "acme"]
 
 
+@pytest.mark.slow
 async def test_after_a_leak_the_commands_of_the_page_leave_nothing_of_the_old_secret(
     server: RedisServer, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PROGRAM = Path(__file__).parent / "programs" / "call_litellm.py"
 ALLOWED_S = 280.0
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]  # the import takes seconds
+pytestmark = pytest.mark.slow  # the import takes seconds
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,6 @@ def log_likelihood(model: torch.nn.Module, begin: Sequence[int], end: Sequence[i
     return float(chosen.sum()), bool((rows.argmax(-1) == torch.tensor(end)).all())
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 4])
 def test_log_likelihoods_equal_those_of_transformers(

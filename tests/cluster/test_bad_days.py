@@ -111,6 +111,7 @@ def test_drain_finishes_what_runs_and_admits_nothing_more(worker: Worker) -> Non
     assert (drained[0].finished, drained[0].aborted) == (1, 0)
 
 
+@pytest.mark.slow
 def test_a_drain_that_runs_out_of_time_cuts_off_with_unavailable(worker: Worker) -> None:
     call = generate(worker, submit_of(max_tokens=900), timeout=60)
     next(call)
@@ -274,6 +275,7 @@ def test_a_setting_that_makes_no_sense_is_named(
     assert said in told
 
 
+@pytest.mark.slow
 def test_a_setting_that_the_model_or_the_machine_does_not_allow_is_named() -> None:
     """The first is found by the process itself, and the others by its engine."""
     asked = ["--port=99999", "--context-length=5000", "--device=cuda"]

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.cluster.harmed_fleet import FEWEST, INTER_TOKEN_TIMEOUT, KEY, SILENCE_S, STREAMS, HarmedFleet
+from tests.cluster.harmed_fleet import FEWEST, INTER_TOKEN_TIMEOUT, KEY, LONG, SILENCE_S, STREAMS, HarmedFleet
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline.client import Client
 from trunkline.errors import error_of
@@ -120,7 +120,7 @@ async def router_killed(fleet: Fleet, wanted: Sequence[Order]) -> Sequence[Recor
 
 @pytest.mark.slow
 async def test_direct_answers_survive_any_accident() -> None:
-    wanted = orders(STREAMS, tokens=(100, 250))
+    wanted = orders(STREAMS, tokens=LONG)
     async with direct_fleet() as (routed, direct):
         expected = await undisturbed(routed, wanted)
         for name, accident in ACCIDENTS.items():

@@ -5,7 +5,7 @@ Every stream is compared, to the bit, with what it was without the accident; see
 
 import pytest
 
-from tests.cluster.harmed_fleet import FEWEST, INTER_TOKEN_TIMEOUT, MANY, STREAMS, TOKENS, HarmedFleet
+from tests.cluster.harmed_fleet import FEWEST, INTER_TOKEN_TIMEOUT, LONG, MANY, STREAMS, TOKENS, HarmedFleet
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline_bench.faults.fleet import running_fleet
 from trunkline_bench.faults.main import poison_environment, worker_flags
@@ -18,14 +18,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 SICK = Order([*POISON, 5, 6, 7], {"max_tokens": 20, "seed": 1})
 
 
-@pytest.mark.parametrize(
-    "accident",
-    [
-        "kill -9 of a front",
-        "link reset",
-        pytest.param("drain that hands over after 0.2 s", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("accident", ["kill -9 of a front", "link reset", "drain that hands over after 0.2 s"])
 async def test_no_token_is_lost_repeated_or_changed_by_an_accident(fleet: HarmedFleet, accident: str) -> None:
     """The slow test has the others. A request that kills engines comes below."""
     wanted, expected = fleet.longest(FEWEST)
@@ -36,7 +30,7 @@ async def test_no_token_is_lost_repeated_or_changed_by_an_accident(fleet: Harmed
 
 @pytest.mark.slow
 async def test_no_token_is_lost_repeated_or_changed_by_any_accident() -> None:
-    wanted = orders(STREAMS, tokens=(100, 250))
+    wanted = orders(STREAMS, tokens=LONG)
     flags = worker_flags(deterministic=True)
     async with running_fleet(DEMO_MODEL, *flags, router_arguments=(INTER_TOKEN_TIMEOUT,)) as fleet:
         expected = await undisturbed(fleet, wanted)

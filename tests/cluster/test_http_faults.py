@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.cluster.harmed_fleet import MANY, STREAMS, TOKENS, HarmedFleet
+from tests.cluster.harmed_fleet import LONG, MANY, STREAMS, TOKENS, HarmedFleet
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline_bench.faults.fleet import Fleet
 from trunkline_bench.faults.http_accidents import running_http_fleet, struck_over_http, undisturbed_over_http
@@ -36,4 +36,4 @@ async def test_no_stream_over_http_breaks_or_changes_when_its_worker_is_killed(f
 @pytest.mark.slow
 async def test_long_streams_over_http_survive_every_kill() -> None:
     async with running_http_fleet(DEMO_MODEL, *worker_flags(deterministic=True)) as (fleet, port):
-        await check_that_no_stream_breaks(fleet, port, STREAMS, (100, 250), [KILLED, "kill -9 of an engine"])
+        await check_that_no_stream_breaks(fleet, port, STREAMS, LONG, [KILLED, "kill -9 of an engine"])

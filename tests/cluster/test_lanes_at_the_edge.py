@@ -14,6 +14,8 @@ from trunkline.v1.generation_pb2 import Lane
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, DetokenizeRequest, TokenizeRequest
 from trunkline.v1.worker_pb2 import GetStatsRequest
 
+pytestmark = pytest.mark.slow
+
 TERMS = {
     "acme": {"weight": 3, "lane": "standard"},
     "left": {"cache_group": "pair"},

@@ -162,6 +162,7 @@ async def test_a_running_stream_finishes_at_sigterm(silent: FakeWorker) -> None:
     assert sum('"router stopped"' in line for line in process.lines) == 2
 
 
+@pytest.mark.slow
 async def test_a_second_signal_ends_a_running_stream_at_once(silent: FakeWorker) -> None:
     port = free_port()
     with router(f"--workers={silent.address}", "--stop-timeout-s=300", processes=2, port=port) as process:
@@ -210,7 +211,7 @@ def test_what_keeps_it_from_starting_is_said_once(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_port_of_a_router_of_several_processes_is_refused_to_another_router(
     two: tuple[Process, int], processes: int
 ) -> None:

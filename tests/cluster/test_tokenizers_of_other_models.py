@@ -4,6 +4,8 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.processes import Process, script
 from tests.worker.engine_rig import DEMO_MODEL
 
@@ -14,6 +16,7 @@ def worker(model: Path) -> Process:
     return Process(script("trunkline-worker"), "--model", str(model), "--port", "0", "--threads", "1")
 
 
+@pytest.mark.slow
 def test_a_tokenizer_of_more_tokens_than_the_model_is_one_line_and_no_chat_is_another(tmp_path: Path) -> None:
     larger, chatless = tmp_path / "larger", tmp_path / "chatless"
     for directory in (larger, chatless):

@@ -102,6 +102,7 @@ async def test_a_direct_answer_is_in_the_trace_of_its_grant(traced: TracedCluste
     assert traced.line("direct")["grants"] == 1
 
 
+@pytest.mark.slow
 async def test_a_preempted_answer_says_how_often_and_what_was_computed_again(traced: TracedCluster) -> None:
     names = [f"long-{number}" for number in range(8)]
     async with Client(traced.cluster.address) as client:
@@ -122,6 +123,7 @@ async def test_a_preempted_answer_says_how_often_and_what_was_computed_again(tra
         assert line["recomputed_tokens"] == decode["trunkline.recomputed_tokens"] > 0
 
 
+@pytest.mark.slow
 async def test_a_request_that_is_cancelled_in_the_queue_of_its_worker_says_so(traced: TracedCluster) -> None:
     """In its trace, in the log and on the page: it waited for a place, and computed nothing."""
     with running_cluster(

@@ -17,6 +17,8 @@ from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
 from trunkline.v1.worker_pb2 import GetStatsRequest
 from trunkline_bench.servers.ports import free_port
 
+pytestmark = pytest.mark.slow
+
 STORY = "Once upon a time, in a house at the edge of a wood, there lived a fox and a hare. "
 WATCH_S = 60.0
 

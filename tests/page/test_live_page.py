@@ -82,6 +82,7 @@ def test_a_key_is_entered_once_and_kept_out_of_the_document_and_addresses(page: 
     page.check_behaviour("401 (Unauthorized)")
 
 
+@pytest.mark.slow
 def test_the_first_screen_of_a_new_fleet_is_true(page: Browser, tmp_path: Path) -> None:
     with running_cluster(tmp_path, "--kv-blocks=512", workers=1) as new:
         opened(page, new)

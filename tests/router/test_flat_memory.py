@@ -30,9 +30,9 @@ from trunkline_runtime.telemetry.span_queue import span_queue
 from trunkline_runtime.tracing import SCOPE
 
 NUM_PROMPTS = 300  # so that the fake worker's own memory is bounded
-BEFORE, AFTER = 1500, 3000  # requests: the first fill all rings
+BEFORE, AFTER = 1500, 1500  # requests: the first fill all rings
 MOST_FILLED = 64 << 20  # bytes: of the rings, with timelines as large as they may be, and of what is loaded once
-MOST_GROWN = 8 << 20  # bytes: less than 3 kB a request
+MOST_GROWN = 4 << 20  # bytes: less than 3 kB a request
 HUGE = Timeline(ended_s=1.0, chunks=[PrefillChunk()] * 31_000, gaps=[Gap()] * 100)
 
 

@@ -98,7 +98,7 @@ def shown(requests: list[TraceRequest]) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 2**32), share=st.sampled_from([0.1, 0.5, 0.9]), compressed=st.booleans())
 def test_skipping_damaged_lines_keeps_exactly_the_undamaged_ones(
     kind: str, tmp_path_factory: pytest.TempPathFactory, seed: int, share: float, compressed: bool
@@ -170,7 +170,12 @@ def test_a_file_without_requests_or_with_a_lost_rest_is_refused_even_with_skippi
     ("module", "prog", "needed"),
     [
         (simulate, "simulate", ()),
-        (simulate_fleet, "simulate-fleet", ("--copies", 2, "--duration-s", 5, "--ramp-s", 0, "--workers", 1)),
+        pytest.param(
+            simulate_fleet,
+            "simulate-fleet",
+            ("--copies", 2, "--duration-s", 5, "--ramp-s", 0, "--workers", 1),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_command_refuses_a_damaged_trace_or_reports_the_skipped_lines_below_its_table(

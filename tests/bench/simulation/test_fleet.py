@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from tests.parameters import some
 from trunkline.block_hash import prompt_hashes, root_hash
 from trunkline.status import CONTEXT_LENGTH_EXCEEDED, OVERLOADED
 from trunkline_bench.simulation.costs.device_profile import PROFILES
@@ -56,7 +57,7 @@ def figures(run: FleetRun) -> list[tuple[object, ...]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", some(POLICIES))
 def test_every_request_ends_once_and_in_the_end_routers_know_what_workers_hold(policy: str) -> None:
     requests = conversations(30, 4)
     run = simulate(Fleet(3, SPEC, policy, routers=2), requests)
@@ -132,6 +133,7 @@ def test_routers_that_exchange_credits_do_not_herd_in_a_burst() -> None:
     assert told.ttft_s[2] < 0.8 * alone.ttft_s[2]
 
 
+@pytest.mark.slow
 def test_under_lasting_load_first_tokens_come_sooner_if_routers_exchange_credits() -> None:
     draw, at_s = Random(0), 1.0
     requests = []

@@ -110,6 +110,7 @@ def test_a_fit_finds_the_cost_that_made_the_samples() -> None:
         assert found.step_time_s(work) == pytest.approx(time_s, rel=0.08)
 
 
+@pytest.mark.slow
 def test_static_batching_pays_for_its_padding_and_continuous_batching_does_not() -> None:
     requests = at_once(workload(10.0)[:24])
     runs = {

@@ -39,6 +39,7 @@ async def test_ages_of_paced_tokens_are_read_from_events() -> None:
     assert 0 < seen.age_p50_ms <= seen.age_p99_ms < 5000
 
 
+@pytest.mark.slow
 async def test_a_router_has_a_hop_per_protocol_and_both_answer() -> None:
     async with hops(0.0, None, None) as found:
         assert found[HTTP].pid == found[ROUTER].pid

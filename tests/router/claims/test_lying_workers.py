@@ -177,7 +177,7 @@ async def test_innocents_are_served_beside_a_worker_that_lies_as_it_opens_a_sess
     ],
     ids=["output", "error", "grant"],
 )
-@pytest.mark.parametrize("one_of", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("one_of", [8, pytest.param(1, marks=pytest.mark.slow)])
 async def test_innocents_are_served_beside_a_worker_whose_answers_are_lies(honest: SequenceOutput, one_of: int) -> None:
     await serve_beside(distinct(honest)[::one_of])
 

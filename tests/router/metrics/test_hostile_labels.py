@@ -4,6 +4,8 @@ import gc
 import tracemalloc
 from collections import Counter
 
+import pytest
+
 from tests.router.metrics.records import answered, attempt, counts, refused, values
 from trunkline.status import NO_WORKER
 from trunkline_router.metrics.request_counts import RequestCounts
@@ -53,6 +55,7 @@ def test_workers_that_come_and_go_are_forgotten() -> None:
     assert (f"pod-{2 * MAX_WORKERS - 1}",) in found
 
 
+@pytest.mark.slow
 def test_two_hours_of_traffic_leave_the_memory_flat() -> None:
     counted = counts()
 

@@ -37,7 +37,7 @@ def bounded_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("prompt", PROMPTS)
 async def test_completions_refuse_any_number_of_choices_at_once(prompt: str, *, stream: bool) -> None:
     async with client(FakeWorker("w")) as asks:

@@ -99,9 +99,8 @@ LENGTHS: dict[str, Callable[[Random], int]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.slow) for kind in ("equal", "log-normal")] + ["many short, few long"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["equal", "log-normal", "many short, few long"])
 async def test_a_tenant_far_over_its_quota_has_it_and_no_more(redis: RedisServer, kind: str) -> None:
     draw = Random(4)
     had = await demand(redis, f"lengths-{kind.replace(' ', '-')}", lambda: LENGTHS[kind](draw))

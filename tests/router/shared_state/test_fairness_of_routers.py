@@ -98,12 +98,14 @@ async def served(redis: RedisServer, *users: tuple[str, str, int], models: tuple
     return had
 
 
+@pytest.mark.slow
 async def test_tenants_that_enter_by_different_routers_share_all_workers_equally(redis: RedisServer) -> None:
     """A tenant that asks for more does not get more."""
     had = await served(redis, ("a", "m", 60), ("b", "m", 20), models=("m", "m"))
     assert jain(had.values()) >= 0.95, had
 
 
+@pytest.mark.slow
 async def test_a_tenant_that_uses_one_of_the_workers_gets_as_much_as_one_that_uses_both(redis: RedisServer) -> None:
     """At each worker by itself it would be half of that one against one and a half, an index of 0.8."""
     had = await served(redis, ("a", "one", 10), ("a", "two", 10), ("b", "one", 10), models=("one", "two"))

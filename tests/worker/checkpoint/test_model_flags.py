@@ -52,6 +52,7 @@ def test_a_chat_template_that_cannot_be_parsed_ends_the_worker_with_one_line(tmp
         worker.stop()
 
 
+@pytest.mark.slow
 def test_a_model_without_an_end_of_sequence_token_is_warned_of(directory: Path) -> None:
     worker = Worker(directory, "--ignore-config-keys=secret_sauce,other", "--kv-blocks=64")
     try:

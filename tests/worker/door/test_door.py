@@ -160,7 +160,7 @@ async def turns(count: int) -> None:
 
 @pytest.mark.parametrize("most", [8, 28])
 @pytest.mark.parametrize("num_hosts", [1, 3])
-@pytest.mark.parametrize("num_connections", [1, 4, 12])
+@pytest.mark.parametrize("num_connections", [1, 4, pytest.param(12, marks=pytest.mark.slow)])
 async def test_slow_uploads_of_hosts_with_many_give_way_and_those_of_others_arrive(
     most: int, num_hosts: int, num_connections: int
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 
+from tests.parameters import some
 from tests.router.cluster import Refusal, refusal, until
 from tests.worker.front.served_front import MODEL, ServedFront, raw_call, served_front
 from trunkline.proof import proof_metadata
@@ -131,7 +132,7 @@ NO_MESSAGE: dict[str, tuple[bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", NO_MESSAGE)
+@pytest.mark.parametrize("name", some(NO_MESSAGE))
 async def test_a_session_message_of_any_kind_is_worked_on_in_pieces_and_its_session_alone_ends(name: str) -> None:
     raw, reason = NO_MESSAGE[name]
     async with served_front() as worker, innocent_at(worker), open_channel(worker.address) as channel:

@@ -120,6 +120,7 @@ def check_fits(found: Worker, card: Card) -> None:
     assert found.all <= card.memory
 
 
+@pytest.mark.slow
 def test_a_worker_fits_a_large_card() -> None:
     found = worker_on(H200, "qwen3-8b")
     check_fits(found, H200)

@@ -52,7 +52,7 @@ def streamed(texts: TokenTexts, prompt: list[int], output: list[int], *, keep_sp
 def test_any_tokens_give_the_text_that_they_add(real: tuple[Tokenizer, TokenTexts]) -> None:
     tokenizer, texts = real
 
-    @settings(max_examples=200, deadline=None, derandomize=True)
+    @settings(max_examples=100, deadline=None, derandomize=True)
     @given(token_ids(tokenizer), token_ids(tokenizer), st.booleans())
     def check(prompt: list[int], output: list[int], keep: bool) -> None:
         expected = added_text(tokenizer, prompt, output, keep_special=keep)
