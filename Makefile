@@ -240,6 +240,8 @@ $(SERVE_STAMP): $(BIN)/python pyproject.toml constraints.txt
 
 $(DEV_STAMP): $(BIN)/python pyproject.toml constraints.txt
 	$(call install,dev)
+	@echo 'make: compiling the tests; each of their processes would do it again'
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only -q > /dev/null || true  # the tests name what fails
 	@touch $(SERVE_STAMP)
 
 # Node is optional: without it the tests of its clients say that they were left out.
