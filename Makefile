@@ -39,6 +39,7 @@ BIN := $(VENV)/bin
 SERVE_STAMP := $(VENV)/.installed-serve
 DEV_STAMP := $(VENV)/.installed-dev
 CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
+TESTS_STAMP := $(VENV)/.compiled-tests
 AIPERF_STAMP := $(AIPERF_VENV)/.installed
 # npm packages of the tests: clients, and what drives a browser. Each has its lock file beside the tests.
 NODE_CLIENTS := tests/clients/node
@@ -54,7 +55,7 @@ help:
 	@echo 'make serve        runs a router and workers on this machine; options:'
 	@echo '                  MODEL=directory-or-hub-id NAME=served-name WORKERS=2 PORT=50051 HTTP_PORT=8000 WORKER_PORT=50061'
 	@echo '                  ARGS="flags", such as --verbose, or flags of the router and the workers'
-	@echo 'make test         runs the test suite (test-slow: the tests that take minutes)'
+	@echo 'make test         runs the quick tests (test-slow: the others)'
 	@echo 'make fuzz         damaged and extreme requests over gRPC and HTTP; CASES=20000 EXAMPLES=3000 SEED=0'
 	@echo 'make clients      installs the clients that the tests run besides, of Python and of Node where there is one'
 	@echo 'make lint         checks style, types, generated files and the wire contract'
@@ -96,10 +97,10 @@ help-bench:
 serve: $(SERVE_STAMP)
 	@exec $(BIN)/trunkline serve --model '$(MODEL)' --name '$(NAME)' --workers '$(WORKERS)' --port '$(PORT)' --worker-port '$(WORKER_PORT)' --http-port '$(HTTP_PORT)' $(ARGS)
 
-test: $(DEV_STAMP) $(CLIENTS_STAMP)
+test: $(DEV_STAMP) $(CLIENTS_STAMP) $(TESTS_STAMP)
 	@$(PYTEST) -m 'not slow'
 
-test-slow: $(DEV_STAMP) $(CLIENTS_STAMP)
+test-slow: $(DEV_STAMP) $(CLIENTS_STAMP) $(TESTS_STAMP)
 	@$(PYTEST) -m slow --timeout 1800
 
 fuzz: $(DEV_STAMP)
@@ -240,9 +241,13 @@ $(SERVE_STAMP): $(BIN)/python pyproject.toml constraints.txt
 
 $(DEV_STAMP): $(BIN)/python pyproject.toml constraints.txt
 	$(call install,dev)
-	@echo 'make: compiling the tests; each of their processes would do it again'
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only -q > /dev/null || true  # the tests name what fails
 	@touch $(SERVE_STAMP)
+
+# Otherwise each of the processes compiles all test files in the first run. A failure is not fatal here: the run shows it.
+$(TESTS_STAMP): $(DEV_STAMP)
+	@echo 'make: compiling the tests'
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --collect-only -q > /dev/null || true
+	@touch $@
 
 # Node is optional: without it the tests of its clients say that they were left out.
 $(CLIENTS_STAMP): constraints-clients.txt pyproject.toml $(wildcard $(addsuffix /package*.json,$(NODE_CLIENTS) $(NODE_PAGE)))

@@ -82,8 +82,13 @@ def pytest_collection_finish() -> None:
     the event loops of tests for that long. No test may call gc.unfreeze(), which would undo this for those after it."""
     gc.collect()
     gc.freeze()
+    _lighten_interpreter()
+
+
+def _lighten_interpreter() -> None:
+    """Importing Triton takes a second: only if a test uses it."""
     if "triton" in sys.modules:
-        from tests.interpreter import lighten  # imports Triton, which takes a second
+        from tests.interpreter import lighten
 
         lighten()
 

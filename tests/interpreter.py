@@ -22,9 +22,10 @@ def _patch_builtin(package: Any, builder: Any, scope: Any) -> None:
 def lighten() -> None:
     """Takes 40 % off the time of kernels in the interpreter.
 
-    Each call of a kernel replaces the built-in functions of `triton.language` for its duration and looks for them
-    anew; here they are looked for once. Each addition and multiplication of integers is computed again in 64 bits to
-    find overflows, which a GPU does only in debug builds; here it is not."""
+    Each call of a kernel replaces the built-in functions of `triton.language` for its duration and looks for them anew.
+    Here they are looked for once. A function that a kernel calls replaces them again, by equal ones; the end of the
+    kernel restores the originals. The interpreter also repeats integer arithmetic in 64 bits to find overflows, and
+    discards the result unless its option `debug` is set. Here it does not repeat it."""
     interpreter._patch_builtin = _patch_builtin
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 
-def some(values: Iterable[Any], of: int = 3) -> list[Any]:
-    """The first of each `of` values; the others are marked as slow, so that `make test-slow` has them."""
-    return [pytest.param(value, marks=pytest.mark.slow) if at % of else value for at, value in enumerate(values)]
+def one_in(number: int, values: Iterable[Any]) -> list[Any]:
+    """The values as parameters of a test. `make test` runs the first one and every `number`-th after it; the others are
+    marked as slow."""
+    return [pytest.param(value, marks=pytest.mark.slow) if at % number else value for at, value in enumerate(values)]

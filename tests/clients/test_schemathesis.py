@@ -10,7 +10,6 @@ import pytest
 from tests.clients.edge import ANY_KEY, Edge
 from tests.cluster.processes import script
 
-ALLOWED_S = 280.0
 CONFIGURATION = Path(__file__).parent / "programs" / "schemathesis.toml"
 SERVER_ERRORS = "not_a_server_error"
 # The vendors document no errors, or only some; what they do document has to fit.
@@ -40,7 +39,7 @@ LEFT_OUT = {
 }
 
 
-def run(edge: Edge, *arguments: str, examples: int, allowed_s: float = ALLOWED_S) -> None:
+def run(edge: Edge, *arguments: str, examples: int) -> None:
     done = subprocess.run(
         [
             script("schemathesis"),
@@ -59,7 +58,6 @@ def run(edge: Edge, *arguments: str, examples: int, allowed_s: float = ALLOWED_S
         ],
         capture_output=True,
         text=True,
-        timeout=allowed_s,
         env={
             **os.environ,
             "SCHEMATHESIS_HOOKS": "tests.clients.programs.schemathesis_hooks",
@@ -84,7 +82,6 @@ def test_the_server_answers_as_its_published_page_says_in_every_corner(edge: Edg
         f"--checks={AS_PUBLISHED}",
         "--phases=examples,coverage,fuzzing,stateful",
         examples=40,
-        allowed_s=1700,
     )
 
 

@@ -156,7 +156,6 @@ def watched(rig: Rig) -> Iterator[None]:
     client.close()
 
 
-@pytest.mark.slow
 async def test_no_canary_is_written_anywhere(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()

@@ -126,6 +126,7 @@ async def test_direct_answers_survive_any_accident() -> None:
         for name, accident in ACCIDENTS.items():
             outcome = await struck(direct, wanted, expected, accident)
             assert outcome.is_clean, (name, outcome.errors, outcome.differing, outcome.seams)
+            assert outcome.resumed > 0 or not name.startswith("kill"), f"{name}: no stream was hit"
 
 
 @pytest.mark.slow

@@ -23,8 +23,9 @@ REQUESTS = 20  # of each kind: their lines fill the pipe several times
 TOKENS = 3
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", BROKEN_LOGS)
+@pytest.mark.parametrize(
+    "kind", [STALLED, *(pytest.param(kind, marks=pytest.mark.slow) for kind in BROKEN_LOGS if kind != STALLED)]
+)
 def test_requests_are_answered_and_lost_lines_counted(kind: str, tmp_path: Path) -> None:
     port, http_port, worker_port, metrics_port = (free_port() for _ in range(4))
     with ExitStack() as stack:

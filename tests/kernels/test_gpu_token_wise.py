@@ -40,7 +40,9 @@ def test_fixed_linear(rows: int, columns: int, inner: int, biased: bool) -> None
 
 
 @pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (4, 4), (14, 2), (9, 9)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads"), [(1, 1), (14, 2), *(pytest.param(n, n, marks=pytest.mark.slow) for n in (4, 9))]
+)
 @pytest.mark.parametrize("head_dim", [16, 24, 64, 80])
 def test_rotary_and_kv_write(heads: int, kv_heads: int, head_dim: int, normed: bool) -> None:
     num_tokens, blocks, block_size = 7, 3, 5

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.broken_logs import BROKEN_LOGS, MOST_FILE_BYTES, start
-from tests.parameters import some
+from tests.parameters import one_in
 from trunkline_runtime.log_writer import MOST_WAITING_BYTES, LogWriter
 
 LINE = "x" * 99
@@ -132,7 +132,7 @@ def test_a_line_that_a_full_file_took_in_part_does_not_spoil_the_next_one(tmp_pa
         assert file.read() == b"one\n\nok\n"
 
 
-@pytest.mark.parametrize("kind", some(BROKEN_LOGS))
+@pytest.mark.parametrize("kind", one_in(3, BROKEN_LOGS))
 def test_a_process_runs_to_its_end_and_the_metric_counts_what_was_lost(kind: str, tmp_path: Path) -> None:
     with BROKEN_LOGS[kind](tmp_path) as stderr, (tmp_path / "out").open("w+b") as out:
         process = start(sys.executable, "-c", PROGRAM, stderr=stderr, stdout=out.fileno())

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.parameters import some
+from tests.parameters import one_in
 from trunkline_bench.reports.statistics import percentile
 from trunkline_bench.simulation.costs.device_profile import PROFILES
 from trunkline_bench.simulation.traces.workload import mixed_lengths, poisson
@@ -22,7 +22,7 @@ MOST_PICTURE_BYTES = 150_000  # they are committed with the results
 
 
 @pytest.mark.parametrize("run_ahead", [pytest.param(0, marks=pytest.mark.slow), 1])
-@pytest.mark.parametrize("batching", some(Batching, of=4))
+@pytest.mark.parametrize("batching", one_in(4, Batching))
 def test_fast_forwarding_equals_stepping_whatever_the_batching(batching: Batching, run_ahead: int) -> None:
     requests = poisson(24, 10.0, mixed_lengths)
     limits = replace(LIMITS, batching=batching)

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from tests.parameters import some
+from tests.parameters import one_in
 from trunkline.block_hash import prompt_hashes, root_hash
 from trunkline.status import CONTEXT_LENGTH_EXCEEDED, OVERLOADED
 from trunkline_bench.simulation.costs.device_profile import PROFILES
@@ -57,7 +57,7 @@ def figures(run: FleetRun) -> list[tuple[object, ...]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("policy", some(POLICIES))
+@pytest.mark.parametrize("policy", one_in(3, POLICIES))
 def test_every_request_ends_once_and_in_the_end_routers_know_what_workers_hold(policy: str) -> None:
     requests = conversations(30, 4)
     run = simulate(Fleet(3, SPEC, policy, routers=2), requests)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.parameters import some
+from tests.parameters import one_in
 from tests.router.cluster import cluster, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.tokenizer_files import CHAT_TEMPLATE, VOCAB_SIZE, tokenizer_files
@@ -132,7 +132,7 @@ async def check(files: dict[str, bytes], renderers: RenderPool) -> str:
     return "text alone" if sent.template_problem or prompts.template_problem else "served"
 
 
-@pytest.mark.parametrize("seed", some(range(4), of=4))
+@pytest.mark.parametrize("seed", one_in(4, range(4)))
 async def test_a_worker_refuses_in_one_line_or_sends_what_a_router_reads(seed: int, renderers: RenderPool) -> None:
     rng = random.Random(seed)
     outcomes = set()

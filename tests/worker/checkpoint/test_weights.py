@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.parameters import some
+from tests.parameters import one_in
 from tests.worker.model.forward import ragged_logits
 from tests.worker.model.oracle import base_config, silence, their_logits, their_model, weights_of, write_config
 from trunkline_worker.checkpoint.checkpoint import INDEX, SINGLE, Checkpoint
@@ -43,7 +43,7 @@ def change(directory: Path, **tensors: torch.Tensor | None) -> None:
     save_file(present, directory / SINGLE)
 
 
-@pytest.mark.parametrize("value", some([float("nan"), float("inf"), float("-inf")]))
+@pytest.mark.parametrize("value", one_in(3, [float("nan"), float("inf"), float("-inf")]))
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
 def test_one_value_that_is_not_finite_is_found_in_every_tensor(
     value: float, stored: torch.dtype, directory: Path

@@ -58,8 +58,8 @@ def run(name: str, options: dict[str, Any], *, count: int, seed: int, card: Card
 @pytest.mark.parametrize(
     ("name", "options"),
     [
+        ("qwen3-8b", {}),
         ("qwen3-0.6b", {"kv_dtype": "fp8", "quantization": "int4", "block_size": 32}),
-        pytest.param("qwen3-8b", {}, marks=pytest.mark.slow),
         pytest.param("llama-3.1-8b", {"deterministic": True}, marks=pytest.mark.slow),
     ],
     ids=str,
