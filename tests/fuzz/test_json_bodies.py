@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.fuzz.json_bodies import ENDPOINTS, bodies_of, damaged, json_bytes, with_large_numbers
 from tests.fuzz.target import GOOD_S, Target
 
-FEW, MANY = 25, int(os.environ.get("TRUNKLINE_FUZZ_EXAMPLES", "300"))
+FEW, MANY = 25, int(os.environ.get("TRUNKLINE_FUZZ_EXAMPLES", "150"))
 ANSWERED, REFUSED = (200,), (400, 404, 422, 429)
 GROWN_MIB = 64.0  # by thousands of requests
 INTERNAL = (b'"internal"', b'"api_error"', b"internal error")

@@ -10,7 +10,7 @@ from trunkline_router.prompts.chat_template import MAX_MESSAGES
 
 MAX_CONTAINERS = 8 * MAX_MESSAGES  # lists and objects; a message may have several parts and tool calls
 MAX_STRINGS = 16 * MAX_MESSAGES  # names and values
-MAX_VALUES = 5 << 18  # a prompt of a million token ids, and a quarter more
+MAX_VALUES = 1 << 20  # a prompt of a million token ids, and 48,000 other values
 ALWAYS_WITHIN_BYTES = 2 * MAX_CONTAINERS  # a body up to this size is within all limits
 
 

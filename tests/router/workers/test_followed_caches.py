@@ -405,4 +405,4 @@ class FollowedForLong(FollowedCaches):
 
 
 TestFollowedForLong = pytest.mark.slow(FollowedForLong.TestCase)
-TestFollowedForLong.settings = settings(max_examples=400, stateful_step_count=120, deadline=None)
+TestFollowedForLong.settings = settings(max_examples=200, stateful_step_count=120, deadline=None)

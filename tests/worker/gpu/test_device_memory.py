@@ -158,7 +158,7 @@ def test_a_context_that_does_not_fit_is_refused_in_one_line() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["qwen3-0.6b", "llama-3.1-8b"])
 def test_captured_graphs_stay_within_their_allowance(name: str) -> None:
     """The graphs' tensors. The rest of the allowance is for what the driver keeps of a graph's nodes."""
     plain, warm = worker_on(H200, name), worker_on(H200, name, warm=True)

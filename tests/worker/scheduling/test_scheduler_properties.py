@@ -117,14 +117,13 @@ TestForgedHashes.settings = TestSchedulerLife.settings
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", [SchedulerLife, ForgedHashes])
 def test_long_lives(machine: type[SchedulerLife]) -> None:
-    """The same, in other random lives each time, and longer ones."""
+    """The same in more lives, and longer ones."""
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=400,
+            max_examples=200,
             stateful_step_count=120,
             deadline=None,
-            derandomize=False,
             suppress_health_check=[HealthCheck.too_slow],
         ),
     )
