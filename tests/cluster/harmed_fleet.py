@@ -14,7 +14,7 @@ from trunkline_bench.faults.streams import Order, Record, orders
 from trunkline_bench.servers.ports import free_port
 from trunkline_bench.servers.redis_server import RedisServer
 
-STREAMS, MANY, FEWEST = 50, 16, 8
+STREAMS, MANY, FEWEST = 32, 16, 8
 TOKENS, LONG = (40, 80), (60, 120)
 INTER_TOKEN_TIMEOUT = "--inter-token-timeout-s=3"  # a worker that waits for a core must not be taken for hung
 DRAIN_S = 0.2  # of workers that are told to stop: shorter than streams are

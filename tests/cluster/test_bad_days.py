@@ -112,6 +112,7 @@ def test_drain_finishes_what_runs_and_admits_nothing_more(worker: Worker) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_drain_that_runs_out_of_time_cuts_off_with_unavailable(worker: Worker) -> None:
     call = generate(worker, submit_of(max_tokens=900), timeout=60)
     next(call)
@@ -131,6 +132,7 @@ def test_a_ready_worker_tells_its_empty_blocks_before_its_first_step(worker: Wor
     assert (load.kv_free_blocks, load.kv_live_blocks, load.kv_cached_blocks) == (128, 0, 0)
 
 
+@pytest.mark.slow
 def test_an_undrained_worker_serves_again_but_not_one_that_was_told_to_stop(worker: Worker) -> None:
     call = generate(worker, submit_of(max_tokens=900), timeout=60)
     next(call)

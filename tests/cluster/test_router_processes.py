@@ -89,6 +89,7 @@ def answered_by(process: Process, port: int) -> set[int]:
     return {number for number in range(8) if any(f':{port}/{number}"' in line for line in ended)}
 
 
+@pytest.mark.slow
 async def test_requests_over_several_connections_are_answered_by_all_processes(two: tuple[Process, int]) -> None:
     process, port = two
     async with Client(f"127.0.0.1:{port}", connections=CONNECTIONS) as client:

@@ -124,6 +124,7 @@ async def test_a_preempted_answer_says_how_often_and_what_was_computed_again(tra
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 async def test_a_request_that_is_cancelled_in_the_queue_of_its_worker_says_so(traced: TracedCluster) -> None:
     """In its trace, in the log and on the page: it waited for a place, and computed nothing."""
     with running_cluster(

@@ -129,6 +129,7 @@ async def test_each_of_several_processes_tells_of_the_requests_of_all(pair: Clus
         process.stop()
 
 
+@pytest.mark.slow
 def test_tiles_follow_a_worker_that_is_killed_and_returns_and_one_that_drains(pair: Cluster) -> None:
     killed, drained = pair.workers
     with ExitStack() as stack:

@@ -313,6 +313,7 @@ async def test_the_charts_own_test_passes(running: Cluster) -> None:
     assert out.startswith("Hello")
 
 
+@pytest.mark.slow
 async def test_pods_end_as_the_hooks_say_and_no_stream_notices(running: Cluster) -> None:
     name = f"worker-{POOL}"
     worker, process = running.pods[name], running.processes[name]

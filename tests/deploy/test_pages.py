@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -42,15 +41,6 @@ def test_the_pages_promise_nothing_to_a_role_that_no_call_needs() -> None:
 
 def test_the_first_page_is_read_to_its_end() -> None:
     assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 120
-
-
-@pytest.mark.parametrize(
-    "script", ["house", "settings_reference", "chart_schema", "metrics_reference", "plain_words", "observability"]
-)
-def test_what_is_generated_or_linted_is_as_committed(script: str) -> None:
-    command = [sys.executable, "-m", f"deploy.lint.{script}", "--check"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_arrow_that_follows_from_others_is_not_drawn() -> None:

@@ -11,6 +11,7 @@ from tests.kernels.attention_cases import BLOCK, make_case
 from tests.kernels.attention_rig import decode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_bits_do_not_depend_on_which_program_is_last(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     q, kv, batch, _ = make_case([(1, context) for context in (300, 40, 200, 150)], 6, 2)

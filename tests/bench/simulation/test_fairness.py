@@ -119,7 +119,7 @@ def test_whatever_is_submitted_ends_and_preemptions_are_bounded_by_arrivals(scen
 
 @pytest.mark.slow
 @given(scene=scenes())
-@settings(max_examples=20, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 def test_every_request_of_many_more_tenants_has_its_first_token_in_time(scene: Scene) -> None:
     # A request may wait for two whole steps of a flood's long prompt: see docs/fairness.md.
     assert_first_tokens_in_time(scene, more_targets=1)
@@ -127,7 +127,7 @@ def test_every_request_of_many_more_tenants_has_its_first_token_in_time(scene: S
 
 @pytest.mark.slow
 @given(scene=scenes())
-@settings(max_examples=20, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 def test_whatever_many_more_tenants_submit_ends(scene: Scene) -> None:
     assert_all_end(scene)
 

@@ -56,6 +56,7 @@ def test_workers_that_come_and_go_are_forgotten() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_two_hours_of_traffic_leave_the_memory_flat() -> None:
     counted = counts()
 

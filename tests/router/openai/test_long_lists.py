@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.parameters import one_in
 from tests.router.cluster import PATIENCE_S
 from tests.router.fake_worker import FakeWorker
 from tests.router.loop_work import watched_loop
@@ -171,7 +172,7 @@ async def post(port: int, path: str, body: bytes) -> tuple[int, dict[str, str]]:
     return int(told.split()[1]), json.loads(content)["error"]
 
 
-@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("name", one_in(3, LISTS))
 async def test_a_long_list_is_refused_without_holding_the_loop(name: str) -> None:
     path, made, code, param = LISTS[name]
     body = made()

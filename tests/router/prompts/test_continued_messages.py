@@ -81,7 +81,7 @@ def check(source: str, said: str, final: str) -> None:
     assert ours == theirs, (source, final)
 
 
-@pytest.mark.parametrize("name", one_in(2, TEMPLATES))
+@pytest.mark.parametrize("name", one_in(4, TEMPLATES))
 def test_a_continued_message_ends_where_transformers_ends_it(name: str) -> None:
     @settings(max_examples=60, deadline=None, derandomize=True)
     @given(FINAL, FINAL)

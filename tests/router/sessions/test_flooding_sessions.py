@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from tests.parameters import one_in
 from trunkline.status import no_worker
 from trunkline.v1.generation_pb2 import OutputChunk, SamplingParams
 from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, SessionResponse, SessionWelcome, Submit
@@ -120,7 +121,7 @@ def test_a_response_in_parts_is_the_same_response_and_each_part_is_small(most_by
             assert len(part) <= most_bytes or count == 1
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", one_in(4, range(20)))
 async def test_a_worker_that_hears_late_of_every_abort_is_never_left(seed: int) -> None:
     """Its outputs come in a message for each step, or, after a while, in one for many. Each choice ends, or is aborted
     and told of until its last token."""

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
+from tests.parameters import one_in
 from tests.router.garbled_fleet import Fleet, fleet
 from tests.router.shared_state_rig import PREFIX, Clock, Router, keys_in, use
 from trunkline.status import RequestRefused
@@ -95,7 +96,7 @@ ATTACKS = {
 }
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", one_in(3, ATTACKS))
 async def test_what_is_read_in_one_turn_is_bounded_and_sharing_goes_on(
     redis: RedisServer, attack: str, answers: list[list[str]]
 ) -> None:

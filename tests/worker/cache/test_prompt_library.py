@@ -127,6 +127,7 @@ def test_fresh_prompts_come_last_in_a_step_that_has_no_graph(library: bool) -> N
     assert small.fresh is None
 
 
+@pytest.mark.slow
 def test_steps_with_the_library_keep_the_devices_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_of("qwen3-8b", layers=2)
     choose_library(tmp_path, monkeypatch, spec, H200.name, torch.bfloat16)

@@ -129,13 +129,9 @@ def test_tokens_are_those_of_the_twins_through_persistent_products(
     assert launched == set(PERSISTENT)
 
 
-@pytest.mark.parametrize("options", [{}, {"max_step_tokens": 9, "max_running_requests": 3}], ids=str)
 @pytest.mark.slow
 def test_contexts_that_are_cut_at_fixed_places(
-    expected: dict[int, list[int]],
-    options: dict[str, Any],
-    shallow_model: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    expected: dict[int, list[int]], shallow_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ragged_attention, "SPLIT", 32)
     seen = []
@@ -147,6 +143,7 @@ def test_contexts_that_are_cut_at_fixed_places(
             return merged[grid]
 
     monkeypatch.setattr(ragged_attention, "_merge_split", Counted())
+    options: dict[str, Any] = {"max_step_tokens": 9, "max_running_requests": 3}  # chunks beside decodes
     found = tokens(PROMPTS, model=shallow_model, kernels="triton", kv_blocks=64, deterministic=True, **options)
     assert found == expected
     assert seen, "no decode came in pieces"
