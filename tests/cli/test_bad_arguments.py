@@ -133,6 +133,7 @@ WORDS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(flag=st.sampled_from(FLAGS), value=WORDS)
 def test_whatever_stands_behind_a_flag_is_taken_or_refused_in_one_line(flag: tuple[str, str], value: str) -> None:

@@ -111,6 +111,7 @@ def test_the_marker_of_types_is_in_the_wheel() -> None:
     assert "exclude" not in wheel
 
 
+@pytest.mark.slow
 def test_mypy_sees_the_types_in_a_users_program(tmp_path: Path) -> None:
     """The package is found as an installed one, in a virtual environment: there mypy demands the marker."""
     home = tmp_path / "environment"

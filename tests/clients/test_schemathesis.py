@@ -67,6 +67,7 @@ def run(edge: Edge, *arguments: str, examples: int) -> None:
     assert done.returncode == 0, done.stdout[-12_000:] + done.stderr[-2_000:]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_server_answers_as_its_published_page_says(edge: Edge) -> None:
     page = f"{edge.root}/openapi.json"

@@ -168,7 +168,6 @@ async def test_clients_stream_through_the_router_and_directly_and_rotation_cuts_
     assert await routed(secured, secured.tls()) == 3
 
 
-@pytest.mark.slow
 def test_the_worker_is_drained_by_a_router_or_an_operator_and_not_by_a_client(secured: Secured) -> None:
     def drained(name: str) -> tuple[int, str]:
         tls = secured.tls(name)

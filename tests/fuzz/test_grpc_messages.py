@@ -13,7 +13,7 @@ from tests.fuzz.grpc_messages import RPCS, damaged, requests_of
 from tests.fuzz.target import GOOD_S, Target
 from trunkline_router.identity.endpoints import METHODS
 
-FEW, MANY = 40, int(os.environ.get("TRUNKLINE_FUZZ_EXAMPLES", "150"))
+FEW, MANY = 20, int(os.environ.get("TRUNKLINE_FUZZ_EXAMPLES", "150"))
 GROWN_MIB = 64.0
 REFUSED = {"INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "DEADLINE_EXCEEDED"}
 # Clients of this call may say that they have lost a worker, and there is no other one.

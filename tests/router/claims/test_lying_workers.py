@@ -158,6 +158,7 @@ async def test_innocents_are_served_beside_a_worker_that_lies_of_its_model() -> 
     assert sum("worker's" in problem for problem in problems.values()) > 5
 
 
+@pytest.mark.slow
 async def test_innocents_are_served_beside_a_worker_that_lies_of_its_load() -> None:
     problems = await serve_beside(distinct(HONEST_LOAD))
     assert sum("allowed" in problem for problem in problems.values()) > 20

@@ -1,5 +1,7 @@
 """A viewer that asks too often is refused, and is answered again as soon as its share allows."""
 
+import pytest
+
 from trunkline_router.lookup.question import MOST_LISTED, Question
 from trunkline_router.lookup.question_budget import LIMITS, QuestionBudget
 from trunkline_router.lookup.request_book import Kind
@@ -24,6 +26,7 @@ def test_a_page_that_asks_in_a_loop_is_answered_for_as_long_as_it_does() -> None
     assert asks(budget, lists("acme", 100), 60, since_s=60) >= 60 * LIMITS.account_per_s / 2
 
 
+@pytest.mark.slow
 def test_the_longest_lists_are_answered_while_many_viewers_ask_in_a_loop() -> None:
     """At once, and seldom after that: they are paid for with the viewer's share."""
     budget, answered_at_s = QuestionBudget(0.0), []

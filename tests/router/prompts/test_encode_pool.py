@@ -127,6 +127,7 @@ async def test_hostile_tenants_with_long_texts_hold_up_another_ones_for_a_slice_
     await asyncio.gather(*hogging, return_exceptions=True)
 
 
+@pytest.mark.slow
 async def test_a_text_that_gave_way_is_encoded_all_the_same(pool: EncodePool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool._places, "_slice_s", 0.01)
     tenants = [f"hostile {number}" for number in range(PROCESSES)]

@@ -136,6 +136,7 @@ async def test_a_process_ends_with_whoever_started_it(pool: RenderPool) -> None:
     assert await asyncio.to_thread(renderer._process.wait, 10) == 0
 
 
+@pytest.mark.slow
 async def test_processes_start_beside_a_busy_grpc_server() -> None:
     """gRPC's fork handlers once left a started process standing still before its program began."""
     server = grpc.aio.server()

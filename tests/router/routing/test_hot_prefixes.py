@@ -81,6 +81,7 @@ def test_of_a_flood_the_latest_stand_for_all() -> None:
     assert root.hits_at(0.0) == pytest.approx(4 * MOST_NOTED)
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_whatever_the_prompts_and_the_hottest_stay() -> None:
     rng, hot = Random(1), HotPrefixes()
     for now_s in range(60):

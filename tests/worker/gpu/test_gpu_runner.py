@@ -241,6 +241,7 @@ def test_a_closed_executor_lets_go_of_its_runner() -> None:
     assert forgotten() is None
 
 
+@pytest.mark.slow
 def test_padding_of_shapes_is_counted(shallow_model: Path) -> None:
     engine = make_engine(shallow_model, kv_blocks=96, block_size=4, itl_target_ms=0.0, kernels="triton")
     drive(engine, [make_submit(n, [60 + n] * 3, max_tokens=4, ignore_eos=True) for n in range(3)])

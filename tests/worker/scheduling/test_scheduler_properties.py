@@ -108,7 +108,7 @@ class ForgedHashes(SchedulerLife):
 
 TestSchedulerLife = SchedulerLife.TestCase
 TestSchedulerLife.settings = settings(
-    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=40, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestForgedHashes = ForgedHashes.TestCase
 TestForgedHashes.settings = TestSchedulerLife.settings
