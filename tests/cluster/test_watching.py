@@ -50,7 +50,7 @@ def until(views: Iterator[WatchFleetResponse], worker: Worker, state: int) -> No
 
 async def test_figures_are_those_that_the_workers_report(pair: Cluster) -> None:
     with watching(pair) as views:
-        next(views)
+        before_ms = next(views).at_unix_ms
         async with Client(pair.address, tenant="acme") as client:
             done = [await client.complete(STORY * 4 + str(number), max_tokens=24) for number in range(4)]
         output = sum(answer.usage.completion_tokens for answer in done)
@@ -65,12 +65,14 @@ async def test_figures_are_those_that_the_workers_report(pair: Cluster) -> None:
                 tree.roots and tree.roots[0].hits == pytest.approx(4, rel=0.2) for tree in view.prefixes.by_tenant
             )
 
-        rates = 0.0
+        rates, shortest_s = 0.0, 1.0  # between two samples: on a busy machine they are not a second apart
         for view in views:
             rates = max(rates, sum(tile.output_tokens_per_s for tile in view.workers))
+            shortest_s = min(shortest_s, (view.at_unix_ms - before_ms) / 1e3)
+            before_ms = view.at_unix_ms
             if rates and is_of_all_requests(view):
                 break
-    assert 0 < rates <= output / 0.5, "samples are a second apart"
+    assert 0 < rates <= 2 * output / shortest_s, "a worker takes its samples at other moments"
     for tile in view.workers:
         if tile.worker_id in ttfts_s:
             assert tile.kv.live_blocks + tile.kv.cached_blocks + tile.kv.free_blocks == 512
@@ -129,7 +131,6 @@ async def test_each_of_several_processes_tells_of_the_requests_of_all(pair: Clus
         process.stop()
 
 
-@pytest.mark.slow
 def test_tiles_follow_a_worker_that_is_killed_and_returns_and_one_that_drains(pair: Cluster) -> None:
     killed, drained = pair.workers
     with ExitStack() as stack:
