@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deploy.lint.generated_part import update
-from trunkline_router.identity.endpoints import (
+from trunkline_router.access.identity.needed_roles import (
     HEALTH_CHECK,
     HEALTH_WATCH,
     METHODS,

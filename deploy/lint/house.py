@@ -4,6 +4,8 @@ An arrow that follows from others is left out: where a → b → c is drawn, a �
 """
 
 import ast
+from collections.abc import Container
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from deploy.lint.generated_part import update
@@ -15,18 +17,30 @@ PACKAGES = ("router/trunkline_router", "worker/trunkline_worker")
 Arrows = dict[str, set[str]]  # room → rooms that it imports
 
 
-def arrows(package: Path) -> Arrows:
-    """Which rooms of a package import which. The modules beside the rooms are left out: they put the parts together."""
-    rooms = {file.parent.name for file in package.glob("*/__init__.py")}
+def arrows(package: Path, *, inner: bool = False) -> Arrows:
+    """Which rooms of a package import which. The modules beside the rooms are left out: they put the parts together.
+
+    inner: of the rooms within rooms too, with dotted names; a room's own modules count apart from those
+    Raises CycleError if a room imports itself through others.
+    """
+    folders = [file.parent.relative_to(package) for file in package.glob("*/**/__init__.py")]
+    rooms = {".".join(folder.parts) for folder in folders if inner or len(folder.parts) == 1}
     found: Arrows = {room: set() for room in sorted(rooms)}
-    for room in rooms:
-        for file in (package / room).rglob("*.py"):
-            for node in ast.walk(ast.parse(file.read_text())):
-                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(package.name + "."):
-                    other = (node.module or "").split(".")[1]
-                    if other in rooms and other != room:
-                        found[room].add(other)
+    for file in package.glob("*/**/*.py"):
+        room = _room(".".join(file.relative_to(package).parts), rooms)
+        for node in ast.walk(ast.parse(file.read_text())):
+            if room and isinstance(node, ast.ImportFrom) and (node.module or "").startswith(package.name + "."):
+                found[room].add(_room((node.module or "").removeprefix(package.name + "."), rooms))
+    found = {room: others - {room, ""} for room, others in found.items()}
+    TopologicalSorter(found).prepare()
     return found
+
+
+def _room(name: str, rooms: Container[str]) -> str:
+    """The innermost room that holds a module; "" if none does."""
+    while name and name not in rooms:
+        name = name.rpartition(".")[0]
+    return name
 
 
 def reachable(found: Arrows, room: str) -> set[str]:
@@ -52,10 +66,7 @@ def reduced(found: Arrows) -> Arrows:
 def drawing(package: Path) -> str:
     """A Mermaid flow chart."""
     found = arrows(package)
-    for room in found:
-        if room in reachable(found, room):
-            raise SystemExit(f"{package.name}: {room} imports itself through other rooms")
-    lines = [f"    {room} --> {other}" for room, others in reduced(found).items() for other in sorted(others)]
+    lines = [f"    {room} --> {' & '.join(sorted(others))}" for room, others in reduced(found).items() if others]
     alone = [
         f"    {room}" for room in found if not found[room] and not any(room in others for others in found.values())
     ]

@@ -9,17 +9,17 @@ from prometheus_client.core import Metric
 
 from deploy.lint.generated_part import update
 from trunkline.v1.worker_pb2 import GetModelResponse
+from trunkline_router.access.access import Access
 from trunkline_router.assembly import build
 from trunkline_router.http_settings import HttpSettings
-from trunkline_router.request.access import Access
-from trunkline_router.scraping.merging import HIGHEST, LOWEST
-from trunkline_router.scraping.scrape import restarts_family
+from trunkline_router.observe.scraping.merged_snapshots import HIGHEST, LOWEST
+from trunkline_router.observe.scraping.scrape import restarts_family
 from trunkline_router.settings import RouterSettings
 from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.tracing import open_tracing
 from trunkline_worker.front.metrics_port import MetricsSources
 from trunkline_worker.front.outbox import Backlog
-from trunkline_worker.telemetry.worker_metrics import WorkerMetrics
+from trunkline_worker.front.telemetry.worker_metrics import WorkerMetrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 

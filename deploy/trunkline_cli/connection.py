@@ -7,8 +7,8 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-from trunkline.api_key import leaves_in_plaintext
-from trunkline.client import Client
+from trunkline.client.api_key import leaves_in_plaintext
+from trunkline.client.client import Client
 from trunkline.tls import ClientTls
 from trunkline_cli.arguments import HOST_AND_PORT, server, text
 

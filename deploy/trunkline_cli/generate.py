@@ -11,7 +11,7 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
-from trunkline.client import Prompt
+from trunkline.client.client import Prompt
 from trunkline.errors import NoWorker, TrunklineError
 from trunkline.names import lane_name
 from trunkline.v1.inference_pb2 import PromptInfo

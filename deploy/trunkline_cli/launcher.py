@@ -11,7 +11,7 @@ from random import Random
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from trunkline.client import Client
+from trunkline.client.client import Client
 from trunkline.errors import NotAllowed, TrunklineError
 from trunkline_cli.backoff import Backoff
 from trunkline_cli.child import Child, describe_status, print_log_line

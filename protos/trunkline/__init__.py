@@ -6,9 +6,9 @@ The clients and the errors are imported on first use, so that `trunkline.block_h
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trunkline.client import Client as Client
+    from trunkline.client.client import Client as Client
+    from trunkline.client.sync_client import SyncClient as SyncClient
     from trunkline.errors import TrunklineError as TrunklineError
-    from trunkline.sync_client import SyncClient as SyncClient
     from trunkline.tls import ClientTls as ClientTls
 
 __all__ = ["Client", "ClientTls", "SyncClient", "TrunklineError"]
@@ -16,11 +16,11 @@ __all__ = ["Client", "ClientTls", "SyncClient", "TrunklineError"]
 
 def __getattr__(name: str) -> Any:
     if name == "Client":
-        from trunkline.client import Client
+        from trunkline.client.client import Client
 
         return Client
     if name == "SyncClient":
-        from trunkline.sync_client import SyncClient
+        from trunkline.client.sync_client import SyncClient
 
         return SyncClient
     if name == "ClientTls":

@@ -11,59 +11,59 @@ from starlette.types import ASGIApp
 
 from trunkline.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
-from trunkline_router.api.fleet_service import FleetService
-from trunkline_router.api.inference import Inference
-from trunkline_router.api.service import InferenceService
-from trunkline_router.discovery.membership import Membership
-from trunkline_router.discovery.sources import sources_of
-from trunkline_router.dispatch.dispatch import Dispatcher
+from trunkline_router.access.access import Access
+from trunkline_router.access.gate.freed_memory import return_freed_memory
+from trunkline_router.access.gate.open_calls import request_bounds
+from trunkline_router.access.gate.request_gate import RequestGate
+from trunkline_router.access.gate.request_size import MAX_REQUEST_BYTES
+from trunkline_router.access.identity.fleet_secret import read_fleet_secret
+from trunkline_router.edge.fleet_service import FleetService
+from trunkline_router.edge.http.local_hosts import LocalHosts
+from trunkline_router.edge.http.wire.server import LIMITS, HttpServer
 from trunkline_router.edge.http_call import Edge
-from trunkline_router.failover.failover import FailoverLimits
-from trunkline_router.failover.quarantine import Quarantine
-from trunkline_router.gate.freed_memory import return_freed_memory
-from trunkline_router.gate.open_calls import request_bounds
-from trunkline_router.gate.request_gate import RequestGate
-from trunkline_router.gate.request_size import MAX_REQUEST_BYTES
-from trunkline_router.http.local_hosts import LocalHosts
-from trunkline_router.http.wire.server import LIMITS, HttpServer
+from trunkline_router.edge.inference_service import InferenceService
+from trunkline_router.edge.live.fleet_endpoints import FleetEndpoints
+from trunkline_router.edge.live.page_files import PageFiles
+from trunkline_router.edge.responses.response_store import ResponseStore, StoreLimits
 from trunkline_router.http_app import http_app
-from trunkline_router.identity.fleet_secret import read_fleet_secret
-from trunkline_router.live.fleet_endpoints import FleetEndpoints
-from trunkline_router.live.page_files import PageFiles
-from trunkline_router.lookup.fleet_requests import FleetRequests
-from trunkline_router.lookup.request_book import RequestBook
-from trunkline_router.lookup.router_lookup import RouterLookup, house_of
-from trunkline_router.lookup.sealed_messages import message_seal
-from trunkline_router.lookup.sibling_requests import SiblingRequests
-from trunkline_router.metrics.request_counts import RequestCounts
+from trunkline_router.observe.lookup.fleet_requests import FleetRequests
+from trunkline_router.observe.lookup.request_book import RequestBook
+from trunkline_router.observe.lookup.router_lookup import RouterLookup, house_of
+from trunkline_router.observe.lookup.sealed_messages import message_seal
+from trunkline_router.observe.lookup.sibling_requests import SiblingRequests
+from trunkline_router.observe.metrics.request_counts import RequestCounts
+from trunkline_router.observe.recent.recent_requests import SLOW_S, RecentRequests
+from trunkline_router.observe.scraping.metric_sources import certificates_of, label_rules, sources_of_metrics
+from trunkline_router.observe.scraping.process_gauges import ProcessGauges
+from trunkline_router.observe.scraping.scrape import Scrape
+from trunkline_router.observe.scraping.snapshot_files import SnapshotPlace
+from trunkline_router.observe.tracing.request_traces import RequestTraces
+from trunkline_router.observe.watch.fleet_watch import FleetWatch, RouterFacts
+from trunkline_router.observe.watch.worker_drain import WorkerDrain
 from trunkline_router.prompts.render_pool import RenderPool
-from trunkline_router.prompts.tokenizer_pool import Tokenizers
-from trunkline_router.recent.recent_requests import SLOW_S, RecentRequests
-from trunkline_router.request.access import Access
+from trunkline_router.quotas.shared_state.fleet import Fleet
+from trunkline_router.quotas.shared_state.pool_fleet import PoolFleet
+from trunkline_router.quotas.shared_state.state import SharedState
+from trunkline_router.quotas.stores.conviction_key import conviction_key
+from trunkline_router.quotas.stores.embedded_store import EmbeddedStore
+from trunkline_router.quotas.stores.redis_store import RedisStore
+from trunkline_router.quotas.stores.store import Store
+from trunkline_router.record.refused_calls import RefusedCalls
+from trunkline_router.record.request_observer import RequestObserver
+from trunkline_router.record.request_record import RequestListener
+from trunkline_router.request.api.inference import Inference
+from trunkline_router.request.dispatch.dispatch import Dispatcher
+from trunkline_router.request.failover.failover import FailoverLimits
+from trunkline_router.request.failover.quarantine import Quarantine
 from trunkline_router.request.model_aliases import ModelAliases
-from trunkline_router.responses.response_store import ResponseStore, StoreLimits
+from trunkline_router.request.streaming.backlog import Backlog
 from trunkline_router.routing.routing_policy import RoutingPolicy
-from trunkline_router.scraping.process_gauges import ProcessGauges
-from trunkline_router.scraping.scrape import Scrape
-from trunkline_router.scraping.snapshot_files import SnapshotPlace
-from trunkline_router.scraping.sources import certificates_of, label_rules, sources_of_metrics
 from trunkline_router.settings import RouterSettings
-from trunkline_router.shared_state.fleet import Fleet
-from trunkline_router.shared_state.pool_fleet import PoolFleet
-from trunkline_router.shared_state.state import SharedState
-from trunkline_router.stores.conviction_key import conviction_key
-from trunkline_router.stores.embedded_store import EmbeddedStore
-from trunkline_router.stores.redis_store import RedisStore
-from trunkline_router.stores.store import Store
-from trunkline_router.streaming.backlog import Backlog
-from trunkline_router.telemetry.refused_calls import RefusedCalls
-from trunkline_router.telemetry.request_observer import RequestObserver
-from trunkline_router.telemetry.request_record import RequestListener
-from trunkline_router.tracing.request_traces import RequestTraces
-from trunkline_router.watch.fleet_watch import FleetWatch, RouterFacts
-from trunkline_router.watch.worker_drain import WorkerDrain
+from trunkline_router.workers.discovery.address_sources import sources_of
+from trunkline_router.workers.discovery.membership import Membership
 from trunkline_router.workers.link_context import LinkContext, LinkLimits, LinkSecurity
 from trunkline_router.workers.pool import Pools
+from trunkline_router.workers.tokenizer_pool import Tokenizers
 from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.loop_lag import LoopLag

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from trunkline_router.identity.endpoints import Open
+from trunkline_router.access.identity.needed_roles import Open
 from trunkline_runtime.settings import setting
 from trunkline_runtime.tls_settings import is_loopback
 

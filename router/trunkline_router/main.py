@@ -9,15 +9,15 @@ import uvloop
 
 from trunkline.grant_keys import grant_key_problem
 from trunkline.tls_files import TlsFileError
-from trunkline_router.gate.freed_memory import keep_freed_memory
-from trunkline_router.identity.authenticator import Authenticator, authenticator_of
-from trunkline_router.identity.endpoints import Open
-from trunkline_router.identity.fleet_secret import LEAST_SECRET_BYTES, derived_key, read_fleet_secret
-from trunkline_router.identity.identity import IdentityError
+from trunkline_router.access.access import Access
+from trunkline_router.access.gate.freed_memory import keep_freed_memory
+from trunkline_router.access.identity.authenticator import Authenticator, authenticator_of
+from trunkline_router.access.identity.fleet_secret import LEAST_SECRET_BYTES, derived_key, read_fleet_secret
+from trunkline_router.access.identity.identity import IdentityError
+from trunkline_router.access.identity.needed_roles import Open
+from trunkline_router.access.tenants import Tenants, TenantsError, read_tenants
 from trunkline_router.processes import EXIT_CANNOT_START, supervise
-from trunkline_router.request.access import Access
 from trunkline_router.request.model_aliases import aliases_problem
-from trunkline_router.request.tenants import Tenants, TenantsError, read_tenants
 from trunkline_router.settings import (
     RouterSettings,
     address_problem,

@@ -15,9 +15,9 @@ from pathlib import Path
 from random import Random
 from typing import IO
 
-from trunkline_router.identity.fleet_secret import secret_of_one_router
-from trunkline_router.scraping.snapshot_directory import snapshot_directory
-from trunkline_router.scraping.snapshot_files import SnapshotPlace, bury
+from trunkline_router.access.identity.fleet_secret import secret_of_one_router
+from trunkline_router.observe.scraping.snapshot_directory import snapshot_directory
+from trunkline_router.observe.scraping.snapshot_files import SnapshotPlace, bury
 from trunkline_router.settings import RouterSettings
 from trunkline_runtime.instance_name import instance_name
 from trunkline_runtime.log import configure_logging, get_logger

@@ -5,9 +5,9 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+from trunkline_router.access.access import Access
+from trunkline_router.access.identity.authenticator import Authenticator
 from trunkline_router.assembly import Router, SharedPort, build
-from trunkline_router.identity.authenticator import Authenticator
-from trunkline_router.request.access import Access
 from trunkline_router.settings import RouterSettings
 from trunkline_router.workers.pool import Pools
 from trunkline_runtime.garbage import keep_collecting, spare_what_stays

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trunkline.grant_keys import GrantKeys
+from trunkline_router.access.gate.open_calls import MAX_CALLS, MAX_TENANT_CALLS
 from trunkline_router.address import DNS_PREFIX, is_address
-from trunkline_router.gate.open_calls import MAX_CALLS, MAX_TENANT_CALLS
 from trunkline_router.http_settings import HttpSettings
 from trunkline_router.identity_settings import IdentitySettings
+from trunkline_router.quotas.stores.redis_pool import redis_url_problem
 from trunkline_router.routing.routing_policy import PolicyName
-from trunkline_router.stores.redis_pool import redis_url_problem
 from trunkline_router.tls_settings import RedisTlsSettings, WorkerTlsSettings
 from trunkline_runtime.instance_name import instance_name
 from trunkline_runtime.settings import setting

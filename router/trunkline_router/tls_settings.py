@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from trunkline.tls import ClientTls
 from trunkline_router.address import DNS_PREFIX
-from trunkline_router.stores.redis_pool import RedisTls
+from trunkline_router.quotas.stores.redis_pool import RedisTls
 from trunkline_runtime.settings import setting
 from trunkline_runtime.tls_settings import is_loopback, needs_problem, pair_problem
 

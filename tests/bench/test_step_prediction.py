@@ -109,7 +109,7 @@ RECORD = """
 from pathlib import Path
 from trunkline_bench.kernels.recorded_step import decode_step, prompt_step, Operation
 from trunkline_worker.model.gpu_decoder import Chip
-from trunkline_worker.checkpoint.spec import read_spec
+from trunkline_worker.model.checkpoint.spec import read_spec
 spec, chip = read_spec(Path("bench/configs/qwen3-0.6b")), Chip(132, 227 << 10, (9, 0))
 for step in (decode_step(spec, chip, batch=8, context=100), prompt_step(spec, chip, tokens=64, prompt=32)):
     names = [item.name if isinstance(item, Operation) else item.kernel.__name__ for item in step.launches]

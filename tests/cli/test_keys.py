@@ -17,11 +17,11 @@ from tests.router.identity.key_rig import answer
 from trunkline.v1.generation_pb2 import Lane
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_cli.main import KEYS
-from trunkline_router.identity import key_file, keys_command, watched_file
-from trunkline_router.identity.authenticator import Authenticator, authenticator_of
-from trunkline_router.identity.identity import Identity, IdentityError, Role
-from trunkline_router.identity.key_file import FileRecords, changing
-from trunkline_router.identity.key_record import ApiKey
+from trunkline_router.access.identity import key_file, keys_command, watched_file
+from trunkline_router.access.identity.authenticator import Authenticator, authenticator_of
+from trunkline_router.access.identity.identity import Identity, IdentityError, Role
+from trunkline_router.access.identity.key_file import FileRecords, changing
+from trunkline_router.access.identity.key_record import ApiKey
 from trunkline_router.identity_settings import IdentitySettings
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.settings import RouterSettings

@@ -10,8 +10,8 @@ import pytest
 from tests.broken_logs import PIPE_BYTES, start
 from tests.cluster.processes import alive, descendants, script, wait_until
 from tests.worker.engine_rig import DEMO_MODEL
+from trunkline.client.sync_client import SyncClient
 from trunkline.errors import TrunklineError
-from trunkline.sync_client import SyncClient
 from trunkline_bench.servers.ports import free_port
 
 STOP_S = 60.0  # for failures only

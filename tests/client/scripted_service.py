@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.runtime.unimplemented_service import UnimplementedService
 from trunkline import Client, SyncClient
-from trunkline.completion import Completion
+from trunkline.client.completion import Completion
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk
 from trunkline.v1.inference_pb2 import GenerateResponse, ListModelsResponse, Model

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trunkline import Client, SyncClient
-from trunkline.client_requests import GenerateOptions, Sampling
+from trunkline.client.client_requests import GenerateOptions, Sampling
 from trunkline.v1.generation_pb2 import SamplingParams
 
 REPOSITORY = Path(__file__).parents[2]

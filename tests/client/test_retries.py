@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+from trunkline.client.retries import FIRST_DELAY_S, MOST_DELAY_S, MOST_JITTER, Tries
 from trunkline.errors import (
     DeadlineExceeded,
     InternalError,
@@ -14,7 +15,6 @@ from trunkline.errors import (
     Overloaded,
     TrunklineError,
 )
-from trunkline.retries import FIRST_DELAY_S, MOST_DELAY_S, MOST_JITTER, Tries
 
 
 class NoJitter(Random):

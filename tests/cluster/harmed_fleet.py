@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from tests.worker.engine_rig import DEMO_MODEL
-from trunkline.client import Client
+from trunkline.client.client import Client
 from trunkline_bench.faults.fleet import START_S, Fleet, routers_before, running_fleet
 from trunkline_bench.faults.main import poison_environment, quotas_of_all, worker_flags
 from trunkline_bench.faults.scenarios import recover, undisturbed

@@ -25,24 +25,24 @@ from trunkline.validation import (
     MAX_STOP_TOKEN_IDS,
     MAX_TOP_LOGPROBS,
 )
-from trunkline_router.edge.merging import AT_ONCE
+from trunkline_router.edge.http.json_body import MAX_DEPTH
+from trunkline_router.edge.http.json_limits import MAX_CONTAINERS, MAX_STRINGS, MAX_VALUES
+from trunkline_router.edge.http.wire.handshake import HANDSHAKE_SHARE
+from trunkline_router.edge.http.wire.limits import HttpLimits
+from trunkline_router.edge.merged_answers import AT_ONCE
+from trunkline_router.edge.openai.completion_request import MAX_PROMPTS
+from trunkline_router.edge.openai.told_prompt import MAX_PROMPT_LOGPROBS
 from trunkline_router.edge.request_fields import MAX_ITEMS, MAX_TEMPLATE_KWARGS_BYTES
-from trunkline_router.http.errors import (
+from trunkline_router.edge.responses.response_request import MAX_METADATA_KEY, MAX_METADATA_PAIRS, MAX_METADATA_VALUE
+from trunkline_router.prompts.chat_template import MAX_MESSAGES
+from trunkline_router.prompts.tokenizer import MAX_CHAT_BYTES, MAX_TEXT_BYTES
+from trunkline_router.record.error_statuses import (
     PAGE_FILE_NOT_FOUND,
     PREVIOUS_RESPONSE_NOT_FOUND,
     PROTOCOL,
     RESPONSE_NOT_FOUND,
     TABLE,
 )
-from trunkline_router.http.json_body import MAX_DEPTH
-from trunkline_router.http.json_limits import MAX_CONTAINERS, MAX_STRINGS, MAX_VALUES
-from trunkline_router.http.wire.handshake import HANDSHAKE_SHARE
-from trunkline_router.http.wire.limits import HttpLimits
-from trunkline_router.openai.completion_request import MAX_PROMPTS
-from trunkline_router.openai.told_prompt import MAX_PROMPT_LOGPROBS
-from trunkline_router.prompts.chat_template import MAX_MESSAGES
-from trunkline_router.prompts.tokenizer import MAX_CHAT_BYTES, MAX_TEXT_BYTES
-from trunkline_router.responses.response_request import MAX_METADATA_KEY, MAX_METADATA_PAIRS, MAX_METADATA_VALUE
 
 PAGE = Path(__file__).parents[2] / "docs" / "http.md"
 

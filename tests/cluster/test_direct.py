@@ -19,7 +19,7 @@ import pytest
 
 from tests.cluster.harmed_fleet import FEWEST, INTER_TOKEN_TIMEOUT, KEY, LONG, SILENCE_S, STREAMS, HarmedFleet
 from tests.worker.engine_rig import DEMO_MODEL
-from trunkline.client import Client
+from trunkline.client.client import Client
 from trunkline.errors import error_of
 from trunkline.grant import sign_grant
 from trunkline.v1.generation_pb2 import SamplingParams

@@ -30,15 +30,15 @@ from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, Token
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline_bench.servers.ports import free_port
 from trunkline_bench.servers.redis_server import RedisServer
+from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.main import router_settings
 from trunkline_router.quotas.accounts import Accounts
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.request.tenants import Tenant, Tenants
+from trunkline_router.quotas.shared_state.pool_fleet import PoolFleet
+from trunkline_router.quotas.shared_state.state import SharedState
+from trunkline_router.quotas.stores.redis_pool import CONNECT_TIMEOUT_S
+from trunkline_router.quotas.stores.redis_store import RedisStore
 from trunkline_router.routing.credit import NO_CREDIT, Credit
-from trunkline_router.shared_state.pool_fleet import PoolFleet
-from trunkline_router.shared_state.state import SharedState
-from trunkline_router.stores.redis_pool import CONNECT_TIMEOUT_S
-from trunkline_router.stores.redis_store import RedisStore
 from trunkline_router.workers.pool import Pools
 from trunkline_runtime.channel import open_channel
 

@@ -10,7 +10,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from tests.cluster.processes import Cluster, wait_until
 from trunkline import Client
-from trunkline.client_requests import GenerateOptions
+from trunkline.client.client_requests import GenerateOptions
 from trunkline.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,

@@ -13,7 +13,7 @@ import pytest
 from tests.cluster.processes import Cluster, Process, alive, descendants, script, wait_until
 from tests.router.fake_worker import FakeChoice, FakeWorker
 from trunkline import Client
-from trunkline.client import Piece
+from trunkline.client.client import Piece
 from trunkline.errors import NoWorker, TrunklineError
 from trunkline_bench.servers.ports import free_port
 from trunkline_router.processes import FIRST_DELAY_S, MOST_DELAY_S, restart_delay_s

@@ -18,11 +18,11 @@ from trunkline.v1.inference_pb2 import GenerateRequest, TokenizeRequest
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline.v1.worker_pb2 import GetModelRequest, GetStatsRequest, WatchCacheRequest
 from trunkline_bench.servers.ports import free_port
-from trunkline_router.identity.fleet_secret import derived_key
-from trunkline_router.identity.identity import Identity
+from trunkline_router.access.caller import Caller
+from trunkline_router.access.identity.fleet_secret import derived_key
+from trunkline_router.access.identity.identity import Identity
+from trunkline_router.access.tenants import Tenant
 from trunkline_router.main import SALT_PURPOSE
-from trunkline_router.request.caller import Caller
-from trunkline_router.request.tenants import Tenant
 
 MODEL = "tiny-tales"
 SECRET = "a fleet's secret that no tenant knows"

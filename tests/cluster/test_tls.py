@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster.processes import Process, script, wait_until
 from tests.worker.engine_rig import DEMO_MODEL
-from trunkline.direct import DirectPath
+from trunkline.client.direct import DirectPath
 from trunkline.errors import error_of
 from trunkline.tls import ClientTls, open_blocking_channel, open_channel
 from trunkline.v1.fleet_pb2 import ListWorkersRequest

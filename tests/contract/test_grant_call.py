@@ -5,7 +5,7 @@ from concurrent import futures
 import grpc
 import pytest
 
-from trunkline.grant_call import GrantCall, NotOffered
+from trunkline.client.grant_call import GrantCall, NotOffered
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 

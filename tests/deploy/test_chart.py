@@ -39,8 +39,8 @@ from tests.deploy.chart import (
     port_of,
     selected,
 )
+from trunkline_router.access.tenants import read_tenants
 from trunkline_router.quotas.quota import QUOTA_NAMES
-from trunkline_router.request.tenants import read_tenants
 from trunkline_router.settings import (
     RouterSettings,
     address_problem,

@@ -11,7 +11,7 @@ import yaml
 
 from tests.deploy.chart import CHART, HOST_PATH, KUBERNETES, PLAIN, SECURED, Object, Rendered, Values, pod_of, port_of
 from tests.deploy.observability import DASHBOARDS, RULES
-from trunkline_router.identity.endpoints import PATHS
+from trunkline_router.access.identity.needed_roles import PATHS
 from trunkline_runtime.settings import parse_settings
 from trunkline_runtime.telemetry.metrics_server import PATH
 from trunkline_worker.front_settings import WorkerSettings

@@ -12,7 +12,7 @@ import yaml
 from tests.deploy.chart import HOST_PATH, Object, Rendered, Values
 from tests.deploy.observability import RULES, alerts, promtool
 from tests.router.metrics.records import answered, counts, values
-from trunkline_router.metrics.request_metrics import LATENCY_BUCKETS
+from trunkline_router.observe.metrics.request_metrics import LATENCY_BUCKETS
 
 
 def rules_of(**given: Any) -> Object:

@@ -31,8 +31,8 @@ from tests.deploy.observability import (
 from tests.metrics_page import Row, documented, rows
 from trunkline_cli import launcher, main
 from trunkline_cli.plan import ClusterPlan
-from trunkline_router.telemetry.request_outcomes import FAILED
-from trunkline_router.tracing.request_traces import RESUMED, SLOW
+from trunkline_router.observe.tracing.request_traces import RESUMED, SLOW
+from trunkline_router.record.request_outcomes import FAILED
 
 RUNBOOKS = REPOSITORY / "docs" / "runbooks.md"
 RULE_TESTS = OBSERVABILITY / "rules_test.yaml"
@@ -216,7 +216,7 @@ def test_attributes_that_the_collector_reads_are_those_that_routers_write() -> N
     text = (OBSERVABILITY / "otel-collector.yaml").read_text()
     written = "\n".join(
         file.read_text()
-        for folder in ("router/trunkline_router/tracing", "protos/trunkline_runtime/telemetry")
+        for folder in ("router/trunkline_router/observe/tracing", "protos/trunkline_runtime/telemetry")
         for file in (REPOSITORY / folder).glob("*.py")
     )
     ours = set(re.findall(r"trunkline\.(\w+)[,\"}]", text))

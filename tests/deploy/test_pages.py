@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from deploy.lint import house, plain_words
-from trunkline_router.identity.endpoints import METHODS, PATHS, role_of
-from trunkline_router.identity.identity import Role
+from trunkline_router.access.identity.identity import Role
+from trunkline_router.access.identity.needed_roles import METHODS, PATHS, role_of
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "bench" / "log.md"]

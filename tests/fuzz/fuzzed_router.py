@@ -23,7 +23,7 @@ import structlog
 from tests.fuzz.scoring_worker import ScoringWorker
 from tests.router.cluster import Cluster, cluster
 from trunkline_router.edge.http_call import Edge
-from trunkline_router.responses.response_store import ResponseStore, StoreLimits
+from trunkline_router.edge.responses.response_store import ResponseStore, StoreLimits
 
 STORED, STORED_BYTES = 50, 1 << 20
 GRANT_KEY = b"a key for tests, of thirty-two bytes"

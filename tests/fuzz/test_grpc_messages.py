@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz.grpc_messages import RPCS, damaged, requests_of
 from tests.fuzz.target import GOOD_S, Target
-from trunkline_router.identity.endpoints import METHODS
+from trunkline_router.access.identity.needed_roles import METHODS
 
 FEW, MANY = 20, int(os.environ.get("TRUNKLINE_FUZZ_EXAMPLES", "150"))
 GROWN_MIB = 64.0

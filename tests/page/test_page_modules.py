@@ -117,7 +117,7 @@ def test_the_verdict_names_the_longest_part_of_the_time_to_first_token(modules: 
 
 
 def test_each_part_that_the_router_names_has_words(modules: Modules) -> None:
-    from trunkline_router.telemetry import ttft_parts
+    from trunkline_router.record import ttft_parts
 
     names = [value for name, value in vars(ttft_parts).items() if name.isupper() and isinstance(value, str)]
     assert len(names) > 5
@@ -132,7 +132,7 @@ def test_the_advice_says_why_a_worker_has_told_nothing(modules: Modules) -> None
 
 
 def test_each_stage_that_can_refuse_has_words(modules: Modules) -> None:
-    from trunkline_router.telemetry import request_record as stages
+    from trunkline_router.record import request_record as stages
 
     names = {stages.ARRIVAL, stages.CHECKS, stages.MODEL, stages.TOKENIZER, stages.QUOTAS, stages.PLACEMENT}
     names |= {stages.WORKER, stages.SLOW_CLIENT}

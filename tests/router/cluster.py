@@ -17,45 +17,45 @@ from trunkline.grant_keys import GrantKeys
 from trunkline.v1.fleet_pb2_grpc import FleetServiceStub, add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
-from trunkline_router.api.fleet_service import FleetService
-from trunkline_router.api.inference import Inference
-from trunkline_router.api.service import InferenceService
-from trunkline_router.dispatch.dispatch import Dispatcher
+from trunkline_router.access.access import Access
+from trunkline_router.access.gate.request_gate import RequestGate
+from trunkline_router.access.gate.request_size import MAX_REQUEST_BYTES
+from trunkline_router.access.tenants import Tenants
+from trunkline_router.edge.fleet_service import FleetService
+from trunkline_router.edge.http.wire.server import HttpServer
 from trunkline_router.edge.http_call import Edge
-from trunkline_router.failover.failover import FailoverLimits
-from trunkline_router.gate.request_gate import RequestGate
-from trunkline_router.gate.request_size import MAX_REQUEST_BYTES
-from trunkline_router.http.wire.server import HttpServer
+from trunkline_router.edge.inference_service import InferenceService
+from trunkline_router.edge.live.fleet_endpoints import FleetEndpoints
+from trunkline_router.edge.live.page_files import PageFiles
+from trunkline_router.edge.responses.response_store import ResponseStore
 from trunkline_router.http_app import http_app
-from trunkline_router.live.fleet_endpoints import FleetEndpoints
-from trunkline_router.live.page_files import PageFiles
-from trunkline_router.lookup.fleet_requests import FleetRequests
-from trunkline_router.lookup.request_book import RequestBook
-from trunkline_router.lookup.router_lookup import RouterLookup
-from trunkline_router.metrics.request_counts import RequestCounts
+from trunkline_router.observe.lookup.fleet_requests import FleetRequests
+from trunkline_router.observe.lookup.request_book import RequestBook
+from trunkline_router.observe.lookup.router_lookup import RouterLookup
+from trunkline_router.observe.metrics.request_counts import RequestCounts
+from trunkline_router.observe.recent.recent_requests import RecentRequests
+from trunkline_router.observe.scraping.metric_sources import label_rules, sources_of_metrics
+from trunkline_router.observe.scraping.process_gauges import ProcessGauges
+from trunkline_router.observe.scraping.scrape import Scrape
+from trunkline_router.observe.watch.fleet_sampler import Periods
+from trunkline_router.observe.watch.fleet_watch import FleetWatch, RouterFacts
+from trunkline_router.observe.watch.worker_drain import WorkerDrain
 from trunkline_router.prompts.render_pool import TIME_LIMIT_S, RenderPool
-from trunkline_router.prompts.tokenizer_pool import Tokenizers
-from trunkline_router.recent.recent_requests import RecentRequests
-from trunkline_router.request.access import Access
+from trunkline_router.quotas.shared_state.pool_fleet import PoolFleet
+from trunkline_router.quotas.shared_state.state import SharedState
+from trunkline_router.quotas.stores.embedded_store import EmbeddedStore
+from trunkline_router.record.refused_calls import RefusedCalls
+from trunkline_router.record.request_observer import RequestObserver
+from trunkline_router.request.api.inference import Inference
+from trunkline_router.request.dispatch.dispatch import Dispatcher
+from trunkline_router.request.failover.failover import FailoverLimits
 from trunkline_router.request.model_aliases import ModelAliases
-from trunkline_router.request.tenants import Tenants
-from trunkline_router.responses.response_store import ResponseStore
+from trunkline_router.request.streaming.backlog import Backlog
 from trunkline_router.routing.routing_policy import PolicyName, RoutingPolicy
-from trunkline_router.scraping.process_gauges import ProcessGauges
-from trunkline_router.scraping.scrape import Scrape
-from trunkline_router.scraping.sources import label_rules, sources_of_metrics
-from trunkline_router.shared_state.pool_fleet import PoolFleet
-from trunkline_router.shared_state.state import SharedState
-from trunkline_router.stores.embedded_store import EmbeddedStore
-from trunkline_router.streaming.backlog import Backlog
-from trunkline_router.telemetry.refused_calls import RefusedCalls
-from trunkline_router.telemetry.request_observer import RequestObserver
-from trunkline_router.watch.fleet_sampler import Periods
-from trunkline_router.watch.fleet_watch import FleetWatch, RouterFacts
-from trunkline_router.watch.worker_drain import WorkerDrain
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext, LinkLimits
 from trunkline_router.workers.pool import Pools
+from trunkline_router.workers.tokenizer_pool import Tokenizers
 from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.channel import open_channel
 from trunkline_runtime.loop_lag import LoopLag

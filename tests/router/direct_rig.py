@@ -12,10 +12,10 @@ import pytest
 from tests.router.cluster import Cluster, refusal, until
 from tests.router.fake_worker import FakeChoice, FakeWorker
 from trunkline import Client
-from trunkline.client import Piece
+from trunkline.client.client import Piece
 from trunkline.v1.inference_pb2 import ChoiceLedger, DirectLost, GenerateRequest, GrantRequest, GrantResponse, TokenIds
 from trunkline.v1.worker_pb2 import Resume
-from trunkline_router.api.grant_charge import GrantCharge
+from trunkline_router.request.api.grant_charge import GrantCharge
 
 KEY = b"a key of thirty-two bytes, or so"
 PROMPT = list(range(10, 30))
@@ -88,7 +88,8 @@ class Timers:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._set: list[_Timer] = []
-        monkeypatch.setattr("trunkline_router.api.service.GrantCharge", partial(GrantCharge, later=self._later))
+        later = partial(GrantCharge, later=self._later)
+        monkeypatch.setattr("trunkline_router.edge.inference_service.GrantCharge", later)
 
     def _later(self, delay_s: float, call: Callable[[], None]) -> "_Timer":
         self._set.append(_Timer(delay_s, call))

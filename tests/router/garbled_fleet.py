@@ -10,10 +10,10 @@ from tests.router.shared_state_rig import PATIENCE_S, PREFIX, Clock, Router, key
 from trunkline.status import RequestRefused
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.quota import Quotas
+from trunkline_router.quotas.stores.convictions import CONVICTION_MS
+from trunkline_router.quotas.stores.redis_store import KEYS_OF_ALL_LIVES, RedisStore
+from trunkline_router.quotas.stores.store import KEEP_MS, Lease, WorkerKey
 from trunkline_router.routing.credit import Credit
-from trunkline_router.stores.convictions import CONVICTION_MS
-from trunkline_router.stores.redis_store import KEYS_OF_ALL_LIVES, RedisStore
-from trunkline_router.stores.store import KEEP_MS, Lease, WorkerKey
 
 QUOTAS = Quotas(requests_per_minute=1_000, tokens_per_minute=100_000, tokens_in_flight=50_000)
 

@@ -9,16 +9,16 @@ from typing import Any
 
 from tests.router.cluster import share_with_nobody
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
-from trunkline_router.api.inference import Inference
-from trunkline_router.api.service import InferenceService
-from trunkline_router.discovery.membership import Membership
-from trunkline_router.discovery.sources import Addresses, Source, watch_name
-from trunkline_router.dispatch.dispatch import Dispatcher
+from trunkline_router.access.access import Access
+from trunkline_router.edge.inference_service import InferenceService
 from trunkline_router.prompts.render_pool import RenderPool
-from trunkline_router.prompts.tokenizer_pool import Tokenizers
-from trunkline_router.request.access import Access
+from trunkline_router.request.api.inference import Inference
+from trunkline_router.request.dispatch.dispatch import Dispatcher
+from trunkline_router.workers.discovery.address_sources import Addresses, Source, watch_name
+from trunkline_router.workers.discovery.membership import Membership
 from trunkline_router.workers.link_context import LinkContext
 from trunkline_router.workers.pool import Pools
+from trunkline_router.workers.tokenizer_pool import Tokenizers
 from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.channel import open_channel
 from trunkline_runtime.server import GrpcServer

@@ -9,7 +9,7 @@ from tests.router.shared_state_rig import Convicting, FakeFleet, use
 from trunkline.status import RequestRefused
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.reservation import Reservation
-from trunkline_router.stores.redis_store import RedisStore
+from trunkline_router.quotas.stores.redis_store import RedisStore
 
 
 class RunningRouter(Convicting):

@@ -8,11 +8,11 @@ from redis.asyncio import Redis
 
 from trunkline_router.quotas.quota import WINDOW_MS, Quotas
 from trunkline_router.quotas.reservation import Reservation
+from trunkline_router.quotas.shared_state.state import SharedState
+from trunkline_router.quotas.stores.convictions import CONVICTION_MS
+from trunkline_router.quotas.stores.redis_entries import FORMAT
+from trunkline_router.quotas.stores.store import Lease, Store, WorkerKey
 from trunkline_router.routing.credit import Credit
-from trunkline_router.shared_state.state import SharedState
-from trunkline_router.stores.convictions import CONVICTION_MS
-from trunkline_router.stores.redis_entries import FORMAT
-from trunkline_router.stores.store import Lease, Store, WorkerKey
 
 PREFIX = f"{{trunkline}}:{FORMAT}:"
 PATIENCE_S = 5.0  # of requests, where it is not their patience that is tested: a machine can be busy

@@ -18,14 +18,14 @@ from trunkline.status import no_worker
 from trunkline.v1.fleet_pb2 import WatchFleetRequest
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline.v1.worker_pb2 import Gap, PrefillChunk, Timeline
+from trunkline_router.access.tenants import Tenants
 from trunkline_router.edge.http_call import Edge
-from trunkline_router.failover.failover import FailoverLimits
-from trunkline_router.metrics.request_counts import RequestCounts
-from trunkline_router.recent.recent_requests import RecentRequests
-from trunkline_router.request.tenants import Tenants
-from trunkline_router.scraping.sources import label_rules
-from trunkline_router.telemetry.request_observer import RequestObserver
-from trunkline_router.tracing.request_traces import RequestTraces
+from trunkline_router.observe.metrics.request_counts import RequestCounts
+from trunkline_router.observe.recent.recent_requests import RecentRequests
+from trunkline_router.observe.scraping.metric_sources import label_rules
+from trunkline_router.observe.tracing.request_traces import RequestTraces
+from trunkline_router.record.request_observer import RequestObserver
+from trunkline_router.request.failover.failover import FailoverLimits
 from trunkline_runtime.telemetry.otlp_spans import SpanSource
 from trunkline_runtime.telemetry.span_queue import span_queue
 from trunkline_runtime.tracing import SCOPE

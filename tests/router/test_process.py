@@ -25,8 +25,8 @@ from trunkline_runtime.channel import open_channel
 FREEZE_COUNT = """
 import asyncio, gc, os, signal, sys
 from trunkline_router.main import router_settings
-from trunkline_router.identity.authenticator import Authenticator
-from trunkline_router.request.access import Access
+from trunkline_router.access.identity.authenticator import Authenticator
+from trunkline_router.access.access import Access
 from trunkline_router.assembly import SharedPort
 from trunkline_router.router import serve
 from trunkline_runtime.tracing import open_tracing

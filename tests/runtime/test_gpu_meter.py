@@ -28,7 +28,7 @@ from trunkline_runtime.telemetry.exposition import content_type_of, exposition
 from trunkline_runtime.telemetry.gpu_meter import GpuMeter
 from trunkline_worker.front.metrics_port import MetricsSources
 from trunkline_worker.front.outbox import Backlog
-from trunkline_worker.telemetry.worker_metrics import WorkerMetrics
+from trunkline_worker.front.telemetry.worker_metrics import WorkerMetrics
 
 async def scrape(sources):
     print((await exposition(await sources.collect(), content_type_of(""))).decode(), end="\\0")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.runtime.unimplemented_service import UnimplementedService
-from trunkline.client import Client
+from trunkline.client.client import Client
 from trunkline.errors import TrunklineError
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, ListModelsResponse
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server

@@ -11,7 +11,7 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.runtime.unimplemented_service import UnimplementedService
-from trunkline.client import Client
+from trunkline.client.client import Client
 from trunkline.errors import InternalError, InvalidRequest, Overloaded, TrunklineError
 from trunkline.status import ERROR_DOMAIN, RequestRefused, invalid, no_worker
 from trunkline.v1.generation_pb2 import OutputChunk

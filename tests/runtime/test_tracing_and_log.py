@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from trunkline_router.telemetry.request_record import RequestRecord
+from trunkline_router.record.request_record import RequestRecord
 from trunkline_runtime import log
 from trunkline_runtime.log import configure_logging, get_logger, log_context
 from trunkline_runtime.telemetry.console_span_transport import ConsoleSpanTransport

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from trunkline_worker.execution.batch_rows import Row
+from trunkline_worker.runner.batch_rows import Row
 from trunkline_worker.step.sampling_key import position_key, race_noise
 
 Floats = NDArray[np.float64]

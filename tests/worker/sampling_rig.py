@@ -5,9 +5,9 @@ from typing import Any
 import torch
 
 from trunkline_kernels.gpu.device_rows import DeviceRows
-from trunkline_worker.execution.batch_rows import Row
-from trunkline_worker.execution.sampler import Sampled, sample
-from trunkline_worker.gpu.row_table import TableRow, sampling_columns
+from trunkline_worker.runner.batch_rows import Row
+from trunkline_worker.runner.gpu.row_table import TableRow, sampling_columns
+from trunkline_worker.runner.sampler import Sampled, sample
 from trunkline_worker.step.plan import Sampling, SequenceStart
 
 VOCAB = 211

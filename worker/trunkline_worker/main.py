@@ -26,22 +26,22 @@ from trunkline_runtime.telemetry.span_queue import ExportCounts
 from trunkline_runtime.tls import ServerTls
 from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
 from trunkline_runtime.wake_ups import read_wake_ups_at_once
-from trunkline_worker.checkpoint.errors import ModelError
-from trunkline_worker.checkpoint.spec import read_spec
-from trunkline_worker.door.call_authorizer import CallAuthorizer
-from trunkline_worker.door.door import Door, most_message_bytes
 from trunkline_worker.front.cache_mirror import CacheMirror
+from trunkline_worker.front.door.call_authorizer import CallAuthorizer
+from trunkline_worker.front.door.door import Door, most_message_bytes
 from trunkline_worker.front.draining import Draining
 from trunkline_worker.front.front import Front
 from trunkline_worker.front.grant_desk import GrantDesk
 from trunkline_worker.front.metrics_port import metrics_served
 from trunkline_worker.front.service import SERVICE, WorkerService, add_to_server
 from trunkline_worker.front.stats_log import log_stats
+from trunkline_worker.front.telemetry.worker_metrics import WorkerMetrics
+from trunkline_worker.front.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 from trunkline_worker.front_settings import WorkerSettings
 from trunkline_worker.link.engine_link import EngineLink, EngineStartError
 from trunkline_worker.link.silence import Silence
-from trunkline_worker.telemetry.worker_metrics import WorkerMetrics
-from trunkline_worker.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
+from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.checkpoint.spec import read_spec
 
 STOP_GRACE_S = 1.0  # after draining, for the last messages to be sent
 

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from trunkline.client import Client
+from trunkline.client.client import Client
 from trunkline_bench.attacks.attack_result import AttackResult, bound_beside_others
 from trunkline_bench.attacks.catalogue import Case, Section
 from trunkline_bench.attacks.host_faults import BLOCKING_KEYS, add_key

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from trunkline.client import Client
+from trunkline.client.client import Client
 from trunkline.errors import TrunklineError
 from trunkline_bench.attacks.innocent import Innocent, Record
 from trunkline_bench.attacks.server import Server
 from trunkline_bench.faults.fleet import FleetError
-from trunkline_router.identity.key_file import changing
-from trunkline_router.identity.key_record import ApiKey, new_record
+from trunkline_router.access.identity.key_file import changing
+from trunkline_router.access.identity.key_record import ApiKey, new_record
 
 BLOCKING_KEYS = "API keys replaced by a FIFO"
 NUM_OTHERS = 4  # tenants that send requests besides, so that the router writes more than pipes and buffers take

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-from trunkline.client import Client, Prompt
+from trunkline.client.client import Client, Prompt
 from trunkline.errors import TrunklineError
 from trunkline_bench.attacks.window import Window
 from trunkline_bench.reports.statistics import percentile

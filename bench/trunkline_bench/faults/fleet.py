@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from trunkline.client import Client
+from trunkline.client.client import Client
 from trunkline.proof import Metadata, proof_metadata
 from trunkline.v1.worker_pb2 import DrainRequest, GetModelRequest, LoadSample, WatchCacheRequest
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub

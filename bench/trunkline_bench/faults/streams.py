@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trunkline.client import Client
+from trunkline.client.client import Client
 from trunkline.errors import TrunklineError
 
 VOCABULARY = 2000  # of the demo model, without special tokens

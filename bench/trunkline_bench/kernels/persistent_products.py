@@ -20,7 +20,7 @@ from trunkline_kernels.gpu import tuned_tilings
 from trunkline_kernels.gpu.persistent_linear import NEVER, PersistentTiling, division_of
 from trunkline_kernels.gpu.product_choice import ProductTiling
 from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, ProductKey, name_of
-from trunkline_worker.checkpoint.spec import DecoderSpec
+from trunkline_worker.model.checkpoint.spec import DecoderSpec
 
 DTYPE = torch.bfloat16
 OTHER_TILE = 0.6  # relative speed of tiles that PRODUCT_TILES lacks

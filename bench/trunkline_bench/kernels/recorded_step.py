@@ -14,11 +14,11 @@ from trunkline_bench.kernels.launches import META, Launch, recorded
 from trunkline_kernels.gpu import sampling
 from trunkline_kernels.gpu.device_batch import DeviceBatch
 from trunkline_kernels.ragged_batch import KVLayer, allocate_kv
-from trunkline_worker.checkpoint.spec import DecoderSpec
-from trunkline_worker.gpu.row_table import RowTable
-from trunkline_worker.gpu.step_inputs import StepInputs, StepShape
+from trunkline_worker.model.checkpoint.spec import DecoderSpec
 from trunkline_worker.model.decoder import DecoderWeights, LayerWeights
 from trunkline_worker.model.gpu_decoder import Chip, GpuDecoder
+from trunkline_worker.runner.gpu.row_table import RowTable
+from trunkline_worker.runner.gpu.step_inputs import StepInputs, StepShape
 
 BLOCK_SIZE = 16
 POOL_BLOCKS = 64  # of the recorded pool; reads of it are counted by contexts, not by its size

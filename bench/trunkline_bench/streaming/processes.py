@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from json import dumps, loads
 from pathlib import Path
 
-from trunkline.client import Client
+from trunkline.client.client import Client
 from trunkline_bench.servers.cpu_time import cpu_s
 from trunkline_bench.servers.ports import free_port
 from trunkline_bench.streaming.client import Load, Seen

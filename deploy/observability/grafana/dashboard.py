@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.utils import floatToGoString
 
 from deploy.observability.grafana.promql import MODEL, quantile
-from trunkline_router.metrics.request_metrics import LATENCY_BUCKETS
+from trunkline_router.observe.metrics.request_metrics import LATENCY_BUCKETS
 
 Json = dict[str, Any]
 

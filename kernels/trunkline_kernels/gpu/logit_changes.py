@@ -1,4 +1,4 @@
-"""Bias and penalties on the device. Reference: trunkline_worker.execution.penalties."""
+"""Bias and penalties on the device. Reference: trunkline_worker.runner.penalties."""
 
 import torch
 import triton

@@ -13,7 +13,7 @@ of them until their mass suffices. For rows without top_k and top_p, many progra
 The row's highest logit is subtracted before scaling. The highest is then 0 and the others are negative, so an overflow
 never changes a value that is compared or drawn, and the most likely token always stays.
 
-Reference: trunkline_worker.execution.sampler and trunkline_worker.step.sampling_key, which define the parameters.
+Reference: trunkline_worker.runner.sampler and trunkline_worker.step.sampling_key, which define the parameters.
 """
 
 import torch

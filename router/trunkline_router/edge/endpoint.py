@@ -7,11 +7,16 @@ from collections.abc import Awaitable, Callable
 from starlette.types import Receive, Scope, Send
 
 from trunkline.status import RequestRefused, internal
+from trunkline_router.access.access import VISITOR, NoCredentials, refused_tenant
+from trunkline_router.access.gate.http_passage import HttpPassage, StatusPassage
+from trunkline_router.access.identity.identity import Role
+from trunkline_router.access.identity.needed_roles import Needed, role_of
+from trunkline_router.edge.http.disconnect import ClientGone
+from trunkline_router.edge.http.headers import RequestHeaders, parse_headers, request_id_of, response_headers
+from trunkline_router.edge.http.refusal import http_refusal
 from trunkline_router.edge.http_call import Edge, HttpCall, given_up, metadata_of
 from trunkline_router.edge.request_fields import known_part
-from trunkline_router.gate.http_passage import HttpPassage, StatusPassage
-from trunkline_router.http.disconnect import ClientGone
-from trunkline_router.http.errors import (
+from trunkline_router.record.error_statuses import (
     JSON_TYPE,
     Header,
     anthropic_body,
@@ -19,11 +24,6 @@ from trunkline_router.http.errors import (
     refusal_headers,
     status_of,
 )
-from trunkline_router.http.headers import RequestHeaders, parse_headers, request_id_of, response_headers
-from trunkline_router.http.refusal import http_refusal
-from trunkline_router.identity.endpoints import Needed, role_of
-from trunkline_router.identity.identity import Role
-from trunkline_router.request.access import VISITOR, NoCredentials, refused_tenant
 from trunkline_runtime.log import get_logger
 
 Handler = Callable[[HttpCall], Awaitable[None]]

@@ -12,20 +12,20 @@ from starlette.types import Receive, Scope, Send
 from trunkline.metadata import SESSION_KEY, TENANT_KEY
 from trunkline.status import RequestRefused, internal, invalid
 from trunkline.v1.inference_pb2 import GenerateRequest, PromptInfo
-from trunkline_router.api.inference import Inference
+from trunkline_router.access.access import CREDENTIAL_KEY, Access
+from trunkline_router.access.caller import Caller
+from trunkline_router.access.gate.http_passage import HttpPassage
+from trunkline_router.access.gate.request_gate import RequestGate
+from trunkline_router.edge.http.disconnect import ClientGone, ends_with_client
+from trunkline_router.edge.http.headers import RequestHeaders, response_headers
+from trunkline_router.edge.http.json_body import check_content_type, has_body, parse_object, read_body
+from trunkline_router.edge.http.sse import EventStream
 from trunkline_router.edge.rate_limit_headers import rate_limit_headers
-from trunkline_router.gate.http_passage import HttpPassage
-from trunkline_router.gate.request_gate import RequestGate
-from trunkline_router.http.disconnect import ClientGone, ends_with_client
-from trunkline_router.http.errors import JSON_TYPE, Header
-from trunkline_router.http.headers import RequestHeaders, response_headers
-from trunkline_router.http.json_body import check_content_type, has_body, parse_object, read_body
-from trunkline_router.http.sse import EventStream
-from trunkline_router.request.access import CREDENTIAL_KEY, Access
-from trunkline_router.request.caller import Caller
+from trunkline_router.record.error_statuses import JSON_TYPE, Header
+from trunkline_router.record.request_observer import new_record
+from trunkline_router.record.request_record import HTTP
+from trunkline_router.request.api.inference import Inference
 from trunkline_router.request.request_call import NO_EXTRAS, Extras, RequestCall
-from trunkline_router.telemetry.request_observer import new_record
-from trunkline_router.telemetry.request_record import HTTP
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.telemetry.trace_context import new_trace_id
 

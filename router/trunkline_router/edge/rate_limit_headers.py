@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from trunkline_router.http.errors import ANTHROPIC_PATH, Header
 from trunkline_router.quotas.quota import RateLimit
+from trunkline_router.record.error_statuses import ANTHROPIC_PATH, Header
 
 
 def rate_limit_headers(limits: Iterable[RateLimit], path: str, now_unix_s: float) -> list[Header]:

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from trunkline.status import RequestRefused
+from trunkline_router.access.caller import Caller
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.request.caller import Caller
-from trunkline_router.shared_state.state import SharedState
+from trunkline_router.quotas.shared_state.state import SharedState
 
 
 @asynccontextmanager

@@ -15,16 +15,16 @@ from trunkline.validation import (
     max_total_tokens,
     validate_sampling,
 )
+from trunkline_router.access.caller import Caller, Scheduling
 from trunkline_router.prompts.token_ids import read_ids
 from trunkline_router.prompts.tokenizer import PromptTokenizer
-from trunkline_router.request.caller import Caller, Scheduling
+from trunkline_router.quotas.shared_state.admission import LikelyUse
+from trunkline_router.quotas.shared_state.state import SharedState
+from trunkline_router.record.long_work import give_way
+from trunkline_router.record.request_record import CHECKS, MODEL, TOKENIZER, Interval
 from trunkline_router.request.model_aliases import ModelAliases
 from trunkline_router.request.prepared_request import PreparedRequest
 from trunkline_router.request.request_call import RequestCall
-from trunkline_router.request.steps import give_way
-from trunkline_router.shared_state.admission import LikelyUse
-from trunkline_router.shared_state.state import SharedState
-from trunkline_router.telemetry.request_record import CHECKS, MODEL, TOKENIZER, Interval
 from trunkline_router.workers.pool import Pool, Pools
 
 MAX_CACHE_SALT_BYTES = 256

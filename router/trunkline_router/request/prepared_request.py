@@ -8,7 +8,7 @@ from trunkline.ledger import Ledger
 from trunkline.v1.generation_pb2 import Lane, SamplingParams
 from trunkline.v1.inference_pb2 import PromptInfo
 from trunkline.v1.worker_pb2 import Submit
-from trunkline_router.request.caller import Scheduling
+from trunkline_router.access.caller import Scheduling
 from trunkline_router.routing.route_request import RouteRequest
 from trunkline_runtime.telemetry.trace_context import TraceContext
 

@@ -10,12 +10,12 @@ from trunkline.metadata import SESSION_KEY, only_value
 from trunkline.status import invalid
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline.validation import session_problem
-from trunkline_router.identity.identity import Role
-from trunkline_router.request.access import Access, Context, Metadata
-from trunkline_router.request.caller import Caller
+from trunkline_router.access.access import Access, Context, Metadata
+from trunkline_router.access.caller import Caller
+from trunkline_router.access.identity.identity import Role
+from trunkline_router.record.request_observer import new_record
+from trunkline_router.record.request_record import GRPC, RequestRecord
 from trunkline_router.request.prepared_request import PreparedRequest
-from trunkline_router.telemetry.request_observer import new_record
-from trunkline_router.telemetry.request_record import GRPC, RequestRecord
 
 MAX_REQUEST_ID = 128
 BYTES_PER_TOKEN = 4  # of English text; other text has more tokens

@@ -3,11 +3,11 @@
 from math import inf
 
 from trunkline.v1.worker_pb2 import GetModelResponse
-from trunkline_router.claims.pool_terms import Terms
 from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.routing.worker_blocks import WorkerBlocks
 from trunkline_router.routing.worker_state import WorkerState
-from trunkline_router.sessions.session import WorkerSession
+from trunkline_router.workers.claims.pool_terms import Terms
+from trunkline_router.workers.sessions.session import WorkerSession
 from trunkline_router.workers.worker_breaker import WorkerBreaker
 from trunkline_runtime.log import get_logger
 

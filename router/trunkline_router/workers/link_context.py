@@ -9,8 +9,8 @@ from trunkline.grant_keys import GrantKeys
 from trunkline.proof import Metadata, proof_metadata
 from trunkline.tls import ClientTls
 from trunkline.v1.worker_pb2 import GetModelResponse
-from trunkline_router.prompts.tokenizer_pool import Tokenizers
 from trunkline_router.routing.prefix_index import PrefixIndex
+from trunkline_router.workers.tokenizer_pool import Tokenizers
 from trunkline_router.workers.worker_names import WorkerNames
 from trunkline_runtime.tls_settings import is_loopback
 

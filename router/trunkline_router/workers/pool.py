@@ -9,13 +9,13 @@ from random import Random
 
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, no_worker
 from trunkline.v1.worker_pb2 import GetModelResponse
-from trunkline_router.claims.pool_terms import Terms, agreed, deviation, limits_of, most_common
 from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.routing.hot_prefixes import HotPrefixes
 from trunkline_router.routing.prefix_index import PrefixIndex
 from trunkline_router.routing.route import Route, route
 from trunkline_router.routing.route_request import RouteRequest
 from trunkline_router.routing.routing_policy import RoutingPolicy
+from trunkline_router.workers.claims.pool_terms import Terms, agreed, deviation, limits_of, most_common
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool_search import PoolSearch
 from trunkline_router.workers.worker_link import WorkerLink

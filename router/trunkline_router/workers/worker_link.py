@@ -10,16 +10,16 @@ from trunkline.tls_files import TlsFileError
 from trunkline.v1.worker_pb2 import GetModelRequest, GetModelResponse, SessionWelcome
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 from trunkline.validation import max_total_tokens
-from trunkline_router.claims.model_check import FalseClaim, WorkerUnusable, check_model
-from trunkline_router.claims.worker_claims import welcome_problem
 from trunkline_router.prompts.tokenizer import TokenizerError
 from trunkline_router.routing.worker_blocks import WorkerBlocks
-from trunkline_router.sessions.session import WorkerSession
 from trunkline_router.workers.cache_follower import WatchBroken
 from trunkline_router.workers.cache_watch import follow_cache
+from trunkline_router.workers.claims.model_check import FalseClaim, WorkerUnusable, check_model
+from trunkline_router.workers.claims.worker_claims import welcome_problem
 from trunkline_router.workers.connect_attempts import ConnectAttempts
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext
+from trunkline_router.workers.sessions.session import WorkerSession
 from trunkline_router.workers.worker_breaker import WorkerBreaker
 from trunkline_router.workers.worker_calls import WorkerCalls
 from trunkline_router.workers.worker_health import WorkerHealth

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from trunkline_bench.simulation.noisy_neighbours import WORKERS, allowed_s
 from trunkline_bench.simulation.worker.neighbours import Neighbours, Observed, Tenant
 from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
-from trunkline_worker.scheduling.lane_sharing import LaneSharing
+from trunkline_worker.scheduler.lane_sharing import LaneSharing
 
 WARM_UP_S = 8.0  # longer than a worker needs to learn the cost of its steps
 WARM_UP = [

@@ -18,10 +18,10 @@ from trunkline_bench.simulation.fleet.summary import COLUMNS, Summary, row, summ
 from trunkline_bench.simulation.traces.trace_request import TraceRequest
 from trunkline_bench.simulation.worker.replay import replay
 from trunkline_bench.simulation.worker.simulated_worker import FINGERPRINT, WorkerSpec
+from trunkline_router.quotas.shared_state.sync import LEAST_REST_S
 from trunkline_router.routing.credit import NO_CREDIT
 from trunkline_router.routing.prefix_index import keys_of
-from trunkline_router.shared_state.sync import LEAST_REST_S
-from trunkline_worker.pace.limits import SchedulerLimits
+from trunkline_worker.scheduler.pace.limits import SchedulerLimits
 
 BLOCK = 16
 SPEC = WorkerSpec(PROFILES["h200-8b"], 400, BLOCK, SchedulerLimits(max_step_tokens=512, itl_target_s=0.1))

@@ -20,18 +20,26 @@ from tests.router.cluster import PATIENCE_S, Refusal
 from tests.router.fake_worker import FakeWorker
 from tests.router.identity import issuer
 from trunkline.v1.inference_pb2 import GenerateRequest, GrantRequest
+from trunkline_router.access.access import Access
+from trunkline_router.access.identity.identity import Role
+from trunkline_router.access.identity.key_record import ApiKey
+from trunkline_router.access.identity.needed_roles import (
+    METHODS,
+    PATHS,
+    SHOW_CACHE,
+    Needed,
+    Open,
+    RoleUnlessOpen,
+    role_of,
+)
 from trunkline_router.assembly import build
 from trunkline_router.edge.http_call import Edge
+from trunkline_router.edge.live.fleet_endpoints import FleetEndpoints
+from trunkline_router.edge.live.page_files import PageFiles
 from trunkline_router.http_app import UNSERVED, http_app
 from trunkline_router.http_settings import HttpSettings
-from trunkline_router.identity.endpoints import METHODS, PATHS, SHOW_CACHE, Needed, Open, RoleUnlessOpen, role_of
-from trunkline_router.identity.identity import Role
-from trunkline_router.identity.key_record import ApiKey
-from trunkline_router.live.fleet_endpoints import FleetEndpoints
-from trunkline_router.live.page_files import PageFiles
-from trunkline_router.request.access import Access
+from trunkline_router.observe.watch.worker_drain import WorkerDrain
 from trunkline_router.settings import RouterSettings
-from trunkline_router.watch.worker_drain import WorkerDrain
 from trunkline_runtime.server import LIVENESS
 from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
 from trunkline_runtime.tracing import open_tracing

@@ -24,11 +24,11 @@ async def test_only_callers_that_see_the_cache_use_the_direct_path(
         router_of(keys, FakeWorker(WORKER, grant_key=KEY), grant_key=KEY, allows_anonymous=True) as router,
         direct(router.inner, api_key=credentials[caller]) as client,
     ):
-        with caplog.at_level(logging.WARNING, "trunkline.direct"):
+        with caplog.at_level(logging.WARNING, "trunkline.client.direct"):
             answers = [await client.complete(PROMPT, max_tokens=4) for _ in range(2)]
     is_direct = caller == CALLERS[0]
     assert all(answer.choices[0].token_ids for answer in answers), "each is served"
     assert [answer.prompt.worker_id for answer in answers] == [WORKER if is_direct else ""] * 2
-    said = [record.getMessage() for record in caplog.records if record.name == "trunkline.direct"]
+    said = [record.getMessage() for record in caplog.records if record.name == "trunkline.client.direct"]
     refused = "not direct, through the router: these credentials may not use the direct path"
     assert [line.startswith(refused) for line in said] == ([] if is_direct else [True]), said

@@ -14,10 +14,10 @@ from tests.router.identity import issuer
 from trunkline.block_hash import prompt_hashes, root_hash
 from trunkline.v1.fleet_pb2 import ExplainRouteRequest
 from trunkline.v1.inference_pb2 import GenerateRequest, GrantRequest
-from trunkline_router.identity.fleet_secret import derived_key
+from trunkline_router.access.caller import Caller
+from trunkline_router.access.identity.fleet_secret import derived_key
+from trunkline_router.access.tenants import Tenant
 from trunkline_router.main import SALT_PURPOSE
-from trunkline_router.request.caller import Caller
-from trunkline_router.request.tenants import Tenant
 
 GRANT_KEY = b"the key of grants, of 32 bytes .."
 MODEL, PROMPT = "tiny", "what one tenant asks, and another guesses"

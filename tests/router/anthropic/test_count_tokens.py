@@ -4,8 +4,8 @@ import pytest
 
 from tests.router.anthropic.messages_client import HI, Json, client, error_of
 from tests.router.fake_worker import FakeWorker
+from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.request.tenants import Tenant, Tenants
 
 CONVERSATIONS: list[Json] = [
     {},

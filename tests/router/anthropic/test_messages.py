@@ -10,9 +10,9 @@ from tests.router.cluster import until
 from tests.router.fake_worker import FakeWorker
 from trunkline.status import CODE_UNAUTHENTICATED, UNAUTHENTICATED, RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, Lane
+from trunkline_router.access.access import Access
+from trunkline_router.access.identity.identity import Identity, Role
 from trunkline_router.edge.http_call import Edge
-from trunkline_router.identity.identity import Identity, Role
-from trunkline_router.request.access import Access
 
 STOP = FinishReason.FINISH_REASON_STOP
 PROMPT = "<s>user:hi</s><s>assistant:"  # that HI makes

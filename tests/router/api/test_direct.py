@@ -21,9 +21,9 @@ from trunkline.errors import (
 )
 from trunkline.status import CODE_INTERNAL, CODE_RESOURCE_EXHAUSTED, INTERNAL, OVERLOADED, RequestRefused
 from trunkline.v1.generation_pb2 import Lane, SamplingParams
-from trunkline_router.failover.failover import FailoverLimits
-from trunkline_router.request.access import Access
-from trunkline_router.request.tenants import Tenant, Tenants
+from trunkline_router.access.access import Access
+from trunkline_router.access.tenants import Tenant, Tenants
+from trunkline_router.request.failover.failover import FailoverLimits
 
 
 async def test_an_answer_streams_from_the_worker_and_reads_as_the_routers_would() -> None:

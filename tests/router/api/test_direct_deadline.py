@@ -47,8 +47,8 @@ async def test_the_time_that_asking_for_a_grant_has_taken_is_not_given_again(
     takes_s: float, left_s: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     router = GrantsNothing(takes_s)
-    monkeypatch.setattr("trunkline.client.time", SimpleNamespace(monotonic=router.monotonic))
-    monkeypatch.setattr("trunkline.worker_streams.time", SimpleNamespace(monotonic=router.monotonic))
+    monkeypatch.setattr("trunkline.client.client.time", SimpleNamespace(monotonic=router.monotonic))
+    monkeypatch.setattr("trunkline.client.worker_streams.time", SimpleNamespace(monotonic=router.monotonic))
     server = GrpcServer("127.0.0.1", 0, services=[SERVICE])
     add_InferenceServiceServicer_to_server(router, server.grpc)
     await server.start()

@@ -9,10 +9,10 @@ import pytest
 from tests.router.cluster import Cluster, cluster, until
 from tests.router.direct_rig import KEY, PROMPT, Stream, arrival, direct, fakes
 from tests.router.fake_worker import WORKER_DRAINS, FakeWorker
+from trunkline.client.grant_call import GrantCall
 from trunkline.errors import NoWorker, TrunklineError
-from trunkline.grant_call import GrantCall
 from trunkline.v1.inference_pb2 import GrantRequest
-from trunkline_router.api.granting import _Granting
+from trunkline_router.request.api.granting import _Granting
 from trunkline_router.routing.worker_state import InFlight
 from trunkline_router.workers.link_context import LinkLimits
 
@@ -143,7 +143,7 @@ async def test_a_worker_that_was_granted_too_late_is_gone_to_when_the_first_one_
 async def test_where_neither_worker_nor_router_says_anything_the_answer_ends(
     on_question: Callable[[OnQuestion], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trunkline.grant_call.UNANSWERED_S", 0.05)
+    monkeypatch.setattr("trunkline.client.grant_call.UNANSWERED_S", 0.05)
     workers = fakes("a")
 
     async def stand_still() -> None:

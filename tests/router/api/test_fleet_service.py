@@ -14,7 +14,7 @@ from trunkline.v1.fleet_pb2 import ExplainRouteRequest, ExplainRouteResponse, Li
 from trunkline.v1.generation_pb2 import Lane
 from trunkline.v1.inference_pb2 import GenerateRequest, GrantRequest, TokenIds
 from trunkline.v1.worker_pb2 import LoadSample
-from trunkline_router.api.fleet_service import about, shown_load
+from trunkline_router.edge.fleet_service import about, shown_load
 from trunkline_router.routing.routing_policy import PolicyName
 
 PROMPT = list(range(64))

@@ -12,9 +12,9 @@ from trunkline.status import INVALID_REQUEST, OVERLOADED, invalid
 from trunkline.v1.generation_pb2 import FinishReason, SamplingParams
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenIds, TokenizeRequest
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
-from trunkline_router.failover.failover import FailoverLimits
-from trunkline_router.streaming import client_buffer
-from trunkline_router.streaming.backlog import Backlog, Waiting
+from trunkline_router.request.failover.failover import FailoverLimits
+from trunkline_router.request.streaming import client_buffer
+from trunkline_router.request.streaming.backlog import Backlog, Waiting
 from trunkline_runtime.channel import open_channel
 
 PROMPT = list(range(10, 30))

@@ -17,7 +17,7 @@ async def test_where_no_grants_are_given_or_taken_answers_come_through_the_route
             for _ in range(2):
                 assert (await client.complete(PROMPT)).choices[0].token_ids == [0, 1]
             assert [record.getMessage() for record in caplog.records if "--grant-key" in record.getMessage()] != []
-            assert len([record for record in caplog.records if record.name == "trunkline.direct"]) == 1
+            assert len([record for record in caplog.records if record.name == "trunkline.client.direct"]) == 1
             assert len([message for message in worker.messages if message.submits]) == 2
         assert KEY.decode() not in caplog.text
 

@@ -12,11 +12,11 @@ from trunkline.grant_keys import GrantKeys
 from trunkline.status import OVERLOADED
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import ChoiceLedger, DirectLost, DirectStarted, GenerateRequest, GrantRequest, TokenIds
-from trunkline_router.api.grant_charge import CLOCK_MARGIN_S
-from trunkline_router.api.granting import MAX_GRANTS
-from trunkline_router.failover.failover import MAX_WITHOUT_PROGRESS
-from trunkline_router.gate.held_bytes import ByteBounds
-from trunkline_router.gate.sender import sender_of
+from trunkline_router.access.gate.held_bytes import ByteBounds
+from trunkline_router.access.gate.sender import sender_of
+from trunkline_router.request.api.grant_charge import CLOCK_MARGIN_S
+from trunkline_router.request.api.granting import MAX_GRANTS
+from trunkline_router.request.failover.failover import MAX_WITHOUT_PROGRESS
 from trunkline_router.workers.link_context import LinkLimits
 from trunkline_router.workers.liveness import Liveness
 
@@ -75,11 +75,11 @@ async def test_grants_that_nobody_uses_hold_nothing_once_they_have_expired(monke
 async def test_what_grants_hold_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = fakes("a", "b", answer=2)
     async with cluster(*workers, grant_key=KEY) as router, direct(router) as client:
-        monkeypatch.setattr("trunkline_router.api.granting.MAX_ALL_BYTES", 300)
+        monkeypatch.setattr("trunkline_router.request.api.granting.MAX_ALL_BYTES", 300)
         call = Call(router, n=3)
         assert (await call.begin()).ByteSize() > 300
         assert (await call.refused(lost(1))).reason == "NO_WORKER"
-        monkeypatch.setattr("trunkline_router.api.granting.MAX_FIRST_BYTES", 300)
+        monkeypatch.setattr("trunkline_router.request.api.granting.MAX_FIRST_BYTES", 300)
         await client.complete(PROMPT, n=3)
         routed = [message for worker in workers for message in worker.messages if message.submits]
         assert len(routed) == 1, "what is too long to be granted goes through the router"
@@ -163,7 +163,7 @@ async def test_a_call_begins_with_a_request() -> None:
 
 
 async def test_a_call_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trunkline_router.api.service.FIRST_MESSAGE_S", 0.5)
+    monkeypatch.setattr("trunkline_router.edge.inference_service.FIRST_MESSAGE_S", 0.5)
     workers = fakes("a", "b")
     async with cluster(*workers, grant_key=KEY) as router:
         slow = Call(router)
@@ -174,7 +174,7 @@ async def test_a_call_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_so_is_one_at_a_router_that_gives_no_grants(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trunkline_router.api.service.FIRST_MESSAGE_S", 0.5)
+    monkeypatch.setattr("trunkline_router.edge.inference_service.FIRST_MESSAGE_S", 0.5)
     async with cluster(*fakes("a", grant_key=b""), grant_key=b"") as router:
         assert (await refusal(Reads(router.stub.Grant()))).reason == "FORBIDDEN"
 

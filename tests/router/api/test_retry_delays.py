@@ -9,11 +9,11 @@ import pytest
 from tests.router.fake_worker import FakeWorker
 from tests.router.openai.openai_rig import CHAT, OpenAiClient, client
 from tests.router.shared_state_rig import Clock
+from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.request.tenants import Tenant, Tenants
-from trunkline_router.shared_state.pool_fleet import PoolFleet
-from trunkline_router.shared_state.state import SharedState
-from trunkline_router.stores.embedded_store import EmbeddedStore
+from trunkline_router.quotas.shared_state.pool_fleet import PoolFleet
+from trunkline_router.quotas.shared_state.state import SharedState
+from trunkline_router.quotas.stores.embedded_store import EmbeddedStore
 from trunkline_router.workers.pool import Pools
 
 QUOTAS = Quotas(tokens_per_minute=10_000)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trunkline.v1.worker_pb2 import SampledStep, Timeline
-from trunkline_router.claims.decode_claims import MAX_SAMPLED_STEPS, believed_decode
+from trunkline_router.workers.claims.decode_claims import MAX_SAMPLED_STEPS, believed_decode
 
 END_S = 3.0
 

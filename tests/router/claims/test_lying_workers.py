@@ -24,8 +24,6 @@ from trunkline.v1.worker_pb2 import (
     SessionWelcome,
     StepCostModel,
 )
-from trunkline_router.claims.model_check import WorkerUnusable, check_model
-from trunkline_router.claims.worker_claims import MAX_PRICE_PER_HOUR, load_problem, model_problem
 from trunkline_router.routing.policy import choose
 from trunkline_router.routing.prefix_index import PrefixIndex
 from trunkline_router.routing.route_request import RouteRequest
@@ -33,6 +31,8 @@ from trunkline_router.routing.routing_policy import PolicyName, RoutingPolicy
 from trunkline_router.routing.worker_blocks import WorkerBlocks
 from trunkline_router.routing.worker_facts import WorkerTable
 from trunkline_router.routing.worker_state import WorkerState
+from trunkline_router.workers.claims.model_check import WorkerUnusable, check_model
+from trunkline_router.workers.claims.worker_claims import MAX_PRICE_PER_HOUR, load_problem, model_problem
 from trunkline_router.workers.link_context import LinkLimits
 
 PAIRS = 16  # of a good worker and a liar, before one router: as many models

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trunkline.v1.worker_pb2 import Gap, PrefillChunk, Timeline
-from trunkline_router.claims.timeline_claims import MAX_BYTES, MAX_CHUNKS, MAX_COUNT, MAX_GAPS, believed_timeline
+from trunkline_router.workers.claims.timeline_claims import (
+    MAX_BYTES,
+    MAX_CHUNKS,
+    MAX_COUNT,
+    MAX_GAPS,
+    believed_timeline,
+)
 
 MOST_S, PROMPT_TOKENS = 3.0, 20
 

@@ -13,7 +13,7 @@ from trunkline.grant_keys import key_id
 from trunkline.protocol import PROTOCOL_VERSION
 from trunkline.v1.generation_pb2 import Lane
 from trunkline.v1.worker_pb2 import GetModelResponse
-from trunkline_router.claims.model_check import WorkerUnusable, check_model
+from trunkline_router.workers.claims.model_check import WorkerUnusable, check_model
 
 PROMPT = list(range(5, 30))
 

@@ -14,10 +14,10 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.membership import membership, serving
 from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, TokenizeRequest
 from trunkline.v1.worker_pb2 import SessionResponse
-from trunkline_router.discovery.sources import Addresses, watch_name
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.workers import pool_search
 from trunkline_router.workers.connect_attempts import ConnectAttempts
+from trunkline_router.workers.discovery.address_sources import Addresses, watch_name
 from trunkline_router.workers.pool import Pools
 
 LONG_S = 3600.0

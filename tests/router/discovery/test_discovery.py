@@ -17,12 +17,18 @@ from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline_bench.servers.ports import free_port
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_router.discovery.sources import LOOKUP_EVERY_S, Addresses, fixed, resolve_name, sources_of
 from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.quotas.shared_state.pool_fleet import PoolFleet
+from trunkline_router.quotas.shared_state.state import SharedState
+from trunkline_router.quotas.stores.redis_store import RedisStore
 from trunkline_router.settings import address_problem
-from trunkline_router.shared_state.pool_fleet import PoolFleet
-from trunkline_router.shared_state.state import SharedState
-from trunkline_router.stores.redis_store import RedisStore
+from trunkline_router.workers.discovery.address_sources import (
+    LOOKUP_EVERY_S,
+    Addresses,
+    fixed,
+    resolve_name,
+    sources_of,
+)
 from trunkline_router.workers.pool import Pools
 from trunkline_runtime.channel import open_channel
 

@@ -14,10 +14,10 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.liar import Liar
 from tests.router.membership import connected, membership
 from trunkline.v1.worker_pb2 import GetModelResponse
-from trunkline_router.discovery.lease_queue import ASIDE_FIRST_S, ASIDE_MOST_S, MOST_REMEMBERED, LeaseQueue
-from trunkline_router.discovery.membership import MOST_SHOWN_ASIDE, MOST_TRIED
-from trunkline_router.discovery.sources import Addresses
 from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.workers.discovery.address_sources import Addresses
+from trunkline_router.workers.discovery.lease_queue import ASIDE_FIRST_S, ASIDE_MOST_S, MOST_REMEMBERED, LeaseQueue
+from trunkline_router.workers.discovery.membership import MOST_SHOWN_ASIDE, MOST_TRIED
 from trunkline_router.workers.link_context import LinkSecurity
 
 FALSE_LEASES = 3_000

@@ -10,9 +10,9 @@ from tests.router.cluster import Cluster, cluster, until
 from tests.router.fake_worker import FakeWorker
 from trunkline.v1.fleet_pb2 import GetRequestRequest, ListRequestsRequest
 from trunkline.v1.worker_pb2 import Timeline
-from trunkline_router.telemetry.request_observer import RequestObserver
-from trunkline_router.telemetry.request_record import RequestRecord
-from trunkline_router.telemetry.ttft_parts import QUEUE
+from trunkline_router.record.request_observer import RequestObserver
+from trunkline_router.record.request_record import RequestRecord
+from trunkline_router.record.ttft_parts import QUEUE
 
 PROMPT = list(range(5, 25))
 WAITED_S = 0.25  # in the worker's queue: longer than anything else takes, on a busy machine too

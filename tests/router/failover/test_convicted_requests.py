@@ -8,7 +8,7 @@ from tests.router.cluster import cluster
 from tests.router.fake_worker import FakeWorker
 from trunkline.status import QUARANTINED, RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline_router.failover.quarantine import Quarantine
+from trunkline_router.request.failover.quarantine import Quarantine
 from trunkline_router.request.prepare import resolve_sampling
 
 PROMPT = array("i", [1, 2, 3])

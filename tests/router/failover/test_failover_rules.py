@@ -19,12 +19,18 @@ from trunkline.status import (
 )
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import GetModelResponse, StepCostModel
-from trunkline_router.failover.failover import MAX_FULL, MAX_WITHOUT_PROGRESS, FailoverLimits, Recovery
-from trunkline_router.failover.quarantine import NOT_COUNTED, Quarantine, fingerprint_of
-from trunkline_router.failover.retry_budget import LEAST_PER_S, MOST_AT_ONCE, MOST_WAIT_S, RETRY_SHARE, RetryBudget
-from trunkline_router.failover.suspicion import CLEARING_STEPS_AGAIN, Cells, Suspicion
-from trunkline_router.stores.convictions import CONVICTION_MS, Convictions
-from trunkline_router.stores.store import MAX_CONVICTIONS
+from trunkline_router.quotas.stores.convictions import CONVICTION_MS, Convictions
+from trunkline_router.quotas.stores.store import MAX_CONVICTIONS
+from trunkline_router.request.failover.failover import MAX_FULL, MAX_WITHOUT_PROGRESS, FailoverLimits, Recovery
+from trunkline_router.request.failover.quarantine import NOT_COUNTED, Quarantine, fingerprint_of
+from trunkline_router.request.failover.retry_budget import (
+    LEAST_PER_S,
+    MOST_AT_ONCE,
+    MOST_WAIT_S,
+    RETRY_SHARE,
+    RetryBudget,
+)
+from trunkline_router.request.failover.suspicion import CLEARING_STEPS_AGAIN, Cells, Suspicion
 from trunkline_router.workers.liveness import Liveness
 from trunkline_router.workers.worker_breaker import (
     FAILURES_TO_OPEN,

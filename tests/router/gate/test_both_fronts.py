@@ -12,11 +12,11 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.virtual_time import in_virtual_time
 from trunkline.metadata import TENANT_KEY
 from trunkline.v1.inference_pb2 import GenerateRequest
+from trunkline_router.access.gate.http_passage import reader_of
+from trunkline_router.access.gate.open_calls import CallBounds, OpenCalls
+from trunkline_router.access.gate.reading import ReadBounds, Reading
+from trunkline_router.access.gate.sender import Sender
 from trunkline_router.edge.http_call import Edge
-from trunkline_router.gate.http_passage import reader_of
-from trunkline_router.gate.open_calls import CallBounds, OpenCalls
-from trunkline_router.gate.reading import ReadBounds, Reading
-from trunkline_router.gate.sender import Sender
 
 OF_TENANT = 4
 SLOW = 500  # connections of one tenant, whose bodies never end

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trunkline_router.gate import freed_memory
-from trunkline_router.gate.freed_memory import (
+from trunkline_router.access.gate import freed_memory
+from trunkline_router.access.gate.freed_memory import (
     MAX_GROWTH_BYTES,
     MIN_CHECKS_APART,
     MIN_GAIN_BYTES,
@@ -76,7 +76,7 @@ def test_without_large_requests_nothing_goes_back(seen: list[int]) -> None:
 
 BURST = """
 import asyncio
-from trunkline_router.gate import freed_memory as memory
+from trunkline_router.access.gate import freed_memory as memory
 
 async def main():
     memory.keep_freed_memory()

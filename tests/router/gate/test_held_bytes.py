@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trunkline.status import RequestRefused
-from trunkline_router.gate.held_bytes import ByteBounds, HeldBytes
-from trunkline_router.gate.sender import Sender
+from trunkline_router.access.gate.held_bytes import ByteBounds, HeldBytes
+from trunkline_router.access.gate.sender import Sender
 
 BOUNDS = ByteBounds(in_all=1000, of_host=800, of_account=400)
 

@@ -5,12 +5,12 @@ from random import Random
 
 import pytest
 
-from trunkline_router.gate.http_passage import HttpPassage
-from trunkline_router.gate.message_turns import MessageTurns
-from trunkline_router.gate.reading import ReadBounds, Reading
-from trunkline_router.gate.request_gate import RequestGate
-from trunkline_router.gate.request_size import UNSEEN_BYTES
-from trunkline_router.request.access import Access
+from trunkline_router.access.access import Access
+from trunkline_router.access.gate.http_passage import HttpPassage
+from trunkline_router.access.gate.message_turns import MessageTurns
+from trunkline_router.access.gate.reading import ReadBounds, Reading
+from trunkline_router.access.gate.request_gate import RequestGate
+from trunkline_router.access.gate.request_size import UNSEEN_BYTES
 from trunkline_router.workers.pool import Pools
 
 LARGE = b" " * (UNSEEN_BYTES + 1)

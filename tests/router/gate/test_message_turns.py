@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from trunkline_router.gate.message_turns import (
+from trunkline_router.access.gate.message_turns import (
     ACCOUNT_BYTES_PER_S,
     LARGE_BYTES,
     MAX_AHEAD_S,

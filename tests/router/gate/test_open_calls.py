@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trunkline.status import RequestRefused
-from trunkline_router.gate.open_calls import CallBounds, OpenCall, OpenCalls, request_bounds
-from trunkline_router.gate.ranking import Ranking
-from trunkline_router.gate.sender import Sender, sender_of
+from trunkline_router.access.gate.open_calls import CallBounds, OpenCall, OpenCalls, request_bounds
+from trunkline_router.access.gate.ranking import Ranking
+from trunkline_router.access.gate.sender import Sender, sender_of
 
 BOUNDS = CallBounds(in_all=12, of_host=9, of_connection=6, of_tenant=5)
 

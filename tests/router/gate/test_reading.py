@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.router.virtual_time import virtual_time
 from trunkline.status import RequestRefused
-from trunkline_router.gate import reading as module
-from trunkline_router.gate.reading import ReadBounds, Reading
-from trunkline_router.gate.rotation import Path
-from trunkline_router.gate.sender import Sender
+from trunkline_router.access.gate import reading as module
+from trunkline_router.access.gate.reading import ReadBounds, Reading
+from trunkline_router.access.gate.rotation import Path
+from trunkline_router.access.gate.sender import Sender
 
 BOUNDS = ReadBounds(in_all=7, of_host=5, of_connection=4, of_sender=2, last=2)
 LONG_S = 3600.0

@@ -15,10 +15,10 @@ from tests.router.fake_worker import FakeWorker
 from trunkline.metadata import TENANT_KEY
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenizeRequest
 from trunkline_bench.attacks.vectors.frames import Connection, grpc_message, request_headers
-from trunkline_router.gate import open_calls, reading, request_gate
-from trunkline_router.gate.held_bytes import ByteBounds
-from trunkline_router.gate.open_calls import CallBounds, request_bounds
-from trunkline_router.gate.reading import ReadBounds
+from trunkline_router.access.gate import open_calls, reading, request_gate
+from trunkline_router.access.gate.held_bytes import ByteBounds
+from trunkline_router.access.gate.open_calls import CallBounds, request_bounds
+from trunkline_router.access.gate.reading import ReadBounds
 from trunkline_runtime import server
 
 GENERATE = "/trunkline.v1.InferenceService/Generate"

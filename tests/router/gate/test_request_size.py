@@ -20,7 +20,7 @@ from tests.router.cluster import Cluster, Refusal, cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.loop_work import watched_loop
 from tests.router.tokenizer_files import VOCAB_SIZE
-from trunkline.client import Client
+from trunkline.client.client import Client
 from trunkline.errors import InvalidRequest
 from trunkline.metadata import TENANT_KEY
 from trunkline.status import RequestRefused
@@ -37,9 +37,9 @@ from trunkline.v1.inference_pb2 import (
 )
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline.validation import MAX_LOGIT_BIAS, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
-from trunkline_router.gate import request_gate
-from trunkline_router.gate.held_bytes import ByteBounds
-from trunkline_router.gate.request_size import (
+from trunkline_router.access.gate import request_gate
+from trunkline_router.access.gate.held_bytes import ByteBounds
+from trunkline_router.access.gate.request_size import (
     FIELDS_PER_STEP,
     MAX_DETOKENIZED_IDS,
     MAX_FIELDS,

@@ -6,8 +6,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trunkline_router.gate.rotation import Path, Rotation
-from trunkline_router.gate.sender import Sender
+from trunkline_router.access.gate.rotation import Path, Rotation
+from trunkline_router.access.gate.sender import Sender
 
 
 def always(_: Path) -> bool:

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from trunkline.status import RequestRefused
-from trunkline_router.http.errors import JSON_TYPE, openai_body, status_of
-from trunkline_router.http.json_body import read_object
-from trunkline_router.http.wire.limits import HttpLimits
-from trunkline_router.http.wire.server import HttpServer
+from trunkline_router.edge.http.json_body import read_object
+from trunkline_router.edge.http.wire.limits import HttpLimits
+from trunkline_router.edge.http.wire.server import HttpServer
+from trunkline_router.record.error_statuses import JSON_TYPE, openai_body, status_of
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 WAIT_S = 60.0  # a promise that takes longer counts as broken

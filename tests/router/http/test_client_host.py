@@ -7,8 +7,8 @@ import pytest
 
 from tests.router.http.http_rig import serving
 from trunkline_router.address import network_of
-from trunkline_router.http.wire.connection import Connection
-from trunkline_router.http.wire.handshake import Handshake
+from trunkline_router.edge.http.wire.connection import Connection
+from trunkline_router.edge.http.wire.handshake import Handshake
 
 
 class Closed(asyncio.Transport):

@@ -11,10 +11,10 @@ from starlette.routing import Route
 from tests.router.http.http_rig import connected, error_of, get, serving
 from trunkline import status
 from trunkline.status import RequestRefused, internal, invalid, no_worker
-from trunkline_router.http.errors import anthropic_body, openai_body, refusal_headers, status_of
-from trunkline_router.http.headers import parse_headers, response_headers
-from trunkline_router.http.starlette_errors import error_handlers
-from trunkline_router.telemetry.refused_calls import RefusedCalls
+from trunkline_router.edge.http.headers import parse_headers, response_headers
+from trunkline_router.edge.http.starlette_errors import error_handlers
+from trunkline_router.record.error_statuses import anthropic_body, openai_body, refusal_headers, status_of
+from trunkline_router.record.refused_calls import RefusedCalls
 
 ERROR_HANDLERS = dict(error_handlers(RefusedCalls()))
 TRACE = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

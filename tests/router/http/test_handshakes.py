@@ -1,6 +1,6 @@
 """Which handshake makes room for a new one."""
 
-from trunkline_router.http.wire.handshakes import Handshakes
+from trunkline_router.edge.http.wire.handshakes import Handshakes
 
 
 class Counted:

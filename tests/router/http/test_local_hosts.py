@@ -3,8 +3,8 @@
 import pytest
 
 from tests.router.http.http_rig import connected, echo, get, serving
-from trunkline_router.http.local_hosts import LocalHosts, is_local
-from trunkline_router.telemetry.refused_calls import RefusedCalls
+from trunkline_router.edge.http.local_hosts import LocalHosts, is_local
+from trunkline_router.record.refused_calls import RefusedCalls
 
 
 @pytest.mark.parametrize(

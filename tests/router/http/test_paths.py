@@ -9,10 +9,10 @@ import pytest
 from tests.router.cluster import cluster
 from tests.router.fake_worker import FakeWorker
 from tests.router.http.http_rig import Client, connected_to, error_of, get, post
+from trunkline_router.access.gate.open_calls import OpenCalls, request_bounds
 from trunkline_router.edge.http_call import Edge
-from trunkline_router.gate.open_calls import OpenCalls, request_bounds
-from trunkline_router.http.errors import is_anthropic
 from trunkline_router.http_app import HANDLERS_BY_PATH
+from trunkline_router.record.error_statuses import is_anthropic
 
 POSTS = [name.removeprefix("POST ") for name in HANDLERS_BY_PATH if name.startswith("POST ") and "{" not in name]
 

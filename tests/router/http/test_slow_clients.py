@@ -11,11 +11,11 @@ import pytest
 
 from tests.router.http.http_rig import SHORT, WAIT_S, connected, error_of, get, post, serving
 from tests.router.http.unread_pages import PAGE_BYTES, Pages, paused, unreading
-from trunkline_router.http.disconnect import ClientGone, ends_with_client
-from trunkline_router.http.json_body import read_body
-from trunkline_router.http.sse import EventStream, event
-from trunkline_router.http.wire.connection import HIGH_WATER_BYTES, Connection, Phase
-from trunkline_router.http.wire.unread_output import UnreadOutput
+from trunkline_router.edge.http.disconnect import ClientGone, ends_with_client
+from trunkline_router.edge.http.json_body import read_body
+from trunkline_router.edge.http.sse import EventStream, event
+from trunkline_router.edge.http.wire.connection import HIGH_WATER_BYTES, Connection, Phase
+from trunkline_router.edge.http.wire.unread_output import UnreadOutput
 
 LONG = replace(SHORT, head_s=60.0, body_s=60.0, keep_alive_s=60.0, linger_s=60.0)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.router.http.http_rig import WAIT_S, connected, get, serving
 from tests.router.virtual_time import in_virtual_time
-from trunkline_router.http.sse import DONE, KEEP_ALIVE, EventStream, event
+from trunkline_router.edge.http.sse import DONE, KEEP_ALIVE, EventStream, event
 
 
 def test_events_have_the_shape_of_the_standard() -> None:

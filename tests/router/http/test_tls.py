@@ -16,7 +16,7 @@ import pytest
 import uvloop
 
 from tests.router.http.http_rig import SHORT, WAIT_S, Client, connected, echo, get, post, serving
-from trunkline_router.http.wire.server import HttpServer
+from trunkline_router.edge.http.wire.server import HttpServer
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}  # tests and routers
 SILENT = 2000

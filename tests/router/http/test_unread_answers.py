@@ -13,8 +13,8 @@ import uvloop
 
 from tests.router.http.http_rig import SHORT, WAIT_S, connected, get, serving
 from tests.router.http.unread_pages import PAGE_BYTES, Pages, all_paused, paused, unreading
-from trunkline_router.http.wire.connection import Connection
-from trunkline_router.http.wire.server import HttpServer
+from trunkline_router.edge.http.wire.connection import Connection
+from trunkline_router.edge.http.wire.server import HttpServer
 
 LIMITS = replace(SHORT, head_s=60.0, body_s=60.0, keep_alive_s=60.0, linger_s=60.0, unread_s=60.0, check_s=3600.0)
 

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tests.router.http.http_rig import WAIT_S
-from trunkline_router.http.disconnect import ends_with_client
-from trunkline_router.http.wire.connection import Connection
-from trunkline_router.http.wire.server import HttpServer
+from trunkline_router.edge.http.disconnect import ends_with_client
+from trunkline_router.edge.http.wire.connection import Connection
+from trunkline_router.edge.http.wire.server import HttpServer
 
 PAGE_BYTES = 8 << 20  # more than the kernels take
 

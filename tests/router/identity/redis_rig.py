@@ -7,8 +7,8 @@ from typing import Any
 import redis.asyncio
 
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_router.identity.fleet_secret import FleetSecret, Seal
-from trunkline_router.identity.redis_keys import SEAL_PURPOSE, RedisKeys
+from trunkline_router.access.identity.fleet_secret import FleetSecret, Seal
+from trunkline_router.access.identity.redis_keys import SEAL_PURPOSE, RedisKeys
 
 FIRST, SECOND = b"a fleet secret of thirty-two bytes", b"another secret of thirty-two bytes"
 RECORDS, VERSION = "{trunkline}:api-keys:1", "{trunkline}:api-keys:1:version"

@@ -15,11 +15,11 @@ from structlog.testing import capture_logs
 from tests.router.identity.key_rig import NOW_UNIX_S, answer, content, put, record, write
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import Lane
-from trunkline_router.identity import key_record
-from trunkline_router.identity.authenticator import Authenticator, KeyFileSource
-from trunkline_router.identity.identity import Identity, Role
-from trunkline_router.identity.identity_fields import TERMS, FieldError
-from trunkline_router.identity.key_record import ALPHABET, ApiKey, new_record, read_record
+from trunkline_router.access.identity import key_record
+from trunkline_router.access.identity.authenticator import Authenticator, KeyFileSource
+from trunkline_router.access.identity.identity import Identity, Role
+from trunkline_router.access.identity.identity_fields import TERMS, FieldError
+from trunkline_router.access.identity.key_record import ALPHABET, ApiKey, new_record, read_record
 from trunkline_router.quotas.quota import Quotas
 
 WRONG = "the API key is not valid"

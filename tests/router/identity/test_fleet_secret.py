@@ -7,13 +7,19 @@ from pathlib import Path
 import pytest
 
 from tests.router.identity.key_rig import put
-from trunkline_router.identity import fleet_secret
-from trunkline_router.identity.authenticator import Authenticator
-from trunkline_router.identity.fleet_secret import MOST_SECRETS, FleetSecret, Seal, derived_key, read_fleet_secret
-from trunkline_router.identity.identity import IdentityError
+from trunkline_router.access.identity import fleet_secret
+from trunkline_router.access.identity.authenticator import Authenticator
+from trunkline_router.access.identity.fleet_secret import (
+    MOST_SECRETS,
+    FleetSecret,
+    Seal,
+    derived_key,
+    read_fleet_secret,
+)
+from trunkline_router.access.identity.identity import IdentityError
+from trunkline_router.access.tenants import Tenants
 from trunkline_router.identity_settings import IdentitySettings
 from trunkline_router.main import access_of
-from trunkline_router.request.tenants import Tenants
 from trunkline_router.settings import RouterSettings
 
 SECRET = "a fleet secret of thirty-two bytes"

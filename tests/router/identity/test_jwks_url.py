@@ -19,9 +19,15 @@ from structlog.testing import capture_logs
 from tests.router.cluster import until
 from tests.router.identity.issuer import NOW_UNIX_S, RULES, jwks, private_key, token
 from trunkline.status import NO_WORKER, RequestRefused
-from trunkline_router.identity import jwks_source
-from trunkline_router.identity.bearer_token import BearerTokens
-from trunkline_router.identity.jwks_source import LEAST_REFRESH_S, MOST_ANSWER_BYTES, REFRESH_S, JwksUrl, place_of
+from trunkline_router.access.identity import jwks_source
+from trunkline_router.access.identity.bearer_token import BearerTokens
+from trunkline_router.access.identity.jwks_source import (
+    LEAST_REFRESH_S,
+    MOST_ANSWER_BYTES,
+    REFRESH_S,
+    JwksUrl,
+    place_of,
+)
 
 MOST_AGE_S = 3600.0
 

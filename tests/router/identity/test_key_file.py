@@ -12,12 +12,12 @@ from structlog.testing import capture_logs
 
 from tests.router.cluster import PATIENCE_S, until
 from tests.router.identity.key_rig import answer, content, put, record, write
-from trunkline_router.identity import watched_file
-from trunkline_router.identity.authenticator import Authenticator, KeyFileSource
-from trunkline_router.identity.identity import IdentityError
-from trunkline_router.identity.key_file import KeyFile, changing, present
-from trunkline_router.identity.key_record import ApiKey
-from trunkline_router.identity.watched_file import POLL_S, WatchedFile
+from trunkline_router.access.identity import watched_file
+from trunkline_router.access.identity.authenticator import Authenticator, KeyFileSource
+from trunkline_router.access.identity.identity import IdentityError
+from trunkline_router.access.identity.key_file import KeyFile, changing, present
+from trunkline_router.access.identity.key_record import ApiKey
+from trunkline_router.access.identity.watched_file import POLL_S, WatchedFile
 
 OLD = 1_000_000_000  # seconds since 1970: a file of that time has settled
 WRONG = "the API key is not valid"
@@ -270,7 +270,7 @@ def test_a_process_ends_while_a_poll_of_its_files_hangs(path: Path) -> None:
     put(path, b"1")
     program = f"""
 import asyncio, threading
-from trunkline_router.identity.watched_file import WatchedFile
+from trunkline_router.access.identity.watched_file import WatchedFile
 
 begun = threading.Event()
 

@@ -29,11 +29,11 @@ from tests.router.identity.redis_rig import (
 )
 from trunkline.status import NO_WORKER, RequestRefused
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_router.identity import redis_keys
-from trunkline_router.identity.authenticator import Authenticator
-from trunkline_router.identity.key_record import ApiKey
-from trunkline_router.identity.redis_keys import PAGE_KEYS, POLL_S, RedisKeys
-from trunkline_router.stores.store import StoreDown
+from trunkline_router.access.identity import redis_keys
+from trunkline_router.access.identity.authenticator import Authenticator
+from trunkline_router.access.identity.key_record import ApiKey
+from trunkline_router.access.identity.redis_keys import PAGE_KEYS, POLL_S, RedisKeys
+from trunkline_router.quotas.stores.store import StoreDown
 
 SEAL, OTHER = seal_of(FIRST), seal_of(SECOND)
 REVOKED = {"revoked": "2026-01-01T00:00:00Z"}

@@ -11,11 +11,11 @@ from tests.parameters import one_in
 from tests.router.identity.key_rig import answer, record
 from tests.router.identity.redis_rig import FIRST, RECORDS, SECOND, VERSION, Opened, emptied, running_redis, views
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_router.identity.authenticator import Authenticator
-from trunkline_router.identity.identity import IdentityError, Role
-from trunkline_router.identity.key_record import ApiKey
-from trunkline_router.identity.redis_keys import ANSWER_TIMEOUT_S, PAGE_KEYS, POLL_S, READ_ALL_S, RedisKeys
-from trunkline_router.stores.store import StoreDown
+from trunkline_router.access.identity.authenticator import Authenticator
+from trunkline_router.access.identity.identity import IdentityError, Role
+from trunkline_router.access.identity.key_record import ApiKey
+from trunkline_router.access.identity.redis_keys import ANSWER_TIMEOUT_S, PAGE_KEYS, POLL_S, READ_ALL_S, RedisKeys
+from trunkline_router.quotas.stores.store import StoreDown
 
 REVOKED = {"revoked": "2026-01-01T00:00:00Z"}
 WAS_REVOKED = "the API key has been revoked"

@@ -18,12 +18,12 @@ from tests.router.identity.issuer import KINDS, NOW_UNIX_S, RULES, claims, jwk, 
 from tests.router.identity.token_rig import TOKENS, Clock, part, refusal, tokens_of
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import Lane
-from trunkline_router.identity import bearer_token
-from trunkline_router.identity.bearer_token import LONGEST_TOKEN, BearerTokens
-from trunkline_router.identity.identity import Identity, IdentityError, Role
-from trunkline_router.identity.jwks import MOST_KEYS, read_jwks
-from trunkline_router.identity.jwks_source import JwksFile
-from trunkline_router.identity.token_claims import ClaimRules, identity_of
+from trunkline_router.access.identity import bearer_token
+from trunkline_router.access.identity.bearer_token import LONGEST_TOKEN, BearerTokens
+from trunkline_router.access.identity.identity import Identity, IdentityError, Role
+from trunkline_router.access.identity.jwks import MOST_KEYS, read_jwks
+from trunkline_router.access.identity.jwks_source import JwksFile
+from trunkline_router.access.identity.token_claims import ClaimRules, identity_of
 from trunkline_router.quotas.quota import Quotas
 
 

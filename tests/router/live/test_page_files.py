@@ -9,7 +9,7 @@ import pytest
 from tests.router.cluster import PATIENCE_S, cluster
 from tests.router.fake_worker import FakeWorker
 from trunkline_router.edge.http_call import Edge
-from trunkline_router.live.page_files import PageFiles, read_files
+from trunkline_router.edge.live.page_files import PageFiles, read_files
 
 HTML = b"<!doctype html><title>placeholder</title>"
 

@@ -9,13 +9,13 @@ from typing import Any
 from tests.router.cluster import PATIENCE_S, Cluster, cluster, until
 from tests.router.fake_worker import FakeWorker
 from trunkline.grant_keys import GrantKeys
-from trunkline_router.identity.fleet_secret import FleetSecret
-from trunkline_router.lookup.request_book import RequestBook
-from trunkline_router.lookup.router_lookup import RouterLookup
-from trunkline_router.lookup.sealed_messages import MessageSeal, message_seal
-from trunkline_router.shared_state.pool_fleet import PoolFleet
-from trunkline_router.shared_state.state import SharedState
-from trunkline_router.stores.redis_store import RedisStore
+from trunkline_router.access.identity.fleet_secret import FleetSecret
+from trunkline_router.observe.lookup.request_book import RequestBook
+from trunkline_router.observe.lookup.router_lookup import RouterLookup
+from trunkline_router.observe.lookup.sealed_messages import MessageSeal, message_seal
+from trunkline_router.quotas.shared_state.pool_fleet import PoolFleet
+from trunkline_router.quotas.shared_state.state import SharedState
+from trunkline_router.quotas.stores.redis_store import RedisStore
 from trunkline_router.workers.pool import Pools
 
 SECRET, OTHER_SECRET = b"a fleet secret of thirty-two bytes", b"another secret of thirty-two bytes"

@@ -22,20 +22,27 @@ from trunkline.v1.fleet_pb2 import (
     RequestSummary,
 )
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_router.identity.fleet_secret import FleetSecret, derived_key, secret_of_one_router
-from trunkline_router.lookup.fleet_channel import MOST_QUEUED, FleetChannel
-from trunkline_router.lookup.question import Question
-from trunkline_router.lookup.question_budget import LIMITS
-from trunkline_router.lookup.request_book import Kind
-from trunkline_router.lookup.router_lookup import (
+from trunkline_router.access.access import Access
+from trunkline_router.access.identity.fleet_secret import FleetSecret, derived_key, secret_of_one_router
+from trunkline_router.observe.lookup.fleet_channel import MOST_QUEUED, FleetChannel
+from trunkline_router.observe.lookup.question import Question
+from trunkline_router.observe.lookup.question_budget import LIMITS
+from trunkline_router.observe.lookup.request_book import Kind
+from trunkline_router.observe.lookup.router_lookup import (
     MOST_AGE_S,
     MOST_ANSWER_BYTES,
     MOST_QUESTION_BYTES,
     shortened,
 )
-from trunkline_router.lookup.sealed_messages import ANSWER, PURPOSE, QUESTION, FleetMessage, MessageSeal, message_seal
-from trunkline_router.lookup.viewer import Viewer
-from trunkline_router.request.access import Access
+from trunkline_router.observe.lookup.sealed_messages import (
+    ANSWER,
+    PURPOSE,
+    QUESTION,
+    FleetMessage,
+    MessageSeal,
+    message_seal,
+)
+from trunkline_router.observe.lookup.viewer import Viewer
 
 ANY = Viewer.of(Access().caller(()))
 NOW_UNIX_S = 1_800_000_000.0

@@ -11,7 +11,7 @@ import redis.asyncio
 from tests.router.cluster import PATIENCE_S, until
 from tests.router.relay import Relay
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_router.lookup.fleet_channel import BACKOFF_MOST_S, LISTENER_AGE_S, FleetChannel
+from trunkline_router.observe.lookup.fleet_channel import BACKOFF_MOST_S, LISTENER_AGE_S, FleetChannel
 
 HEARD = b"heard"
 

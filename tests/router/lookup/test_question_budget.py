@@ -2,11 +2,11 @@
 
 import pytest
 
-from trunkline_router.lookup.question import MOST_LISTED, Question
-from trunkline_router.lookup.question_budget import LIMITS, QuestionBudget
-from trunkline_router.lookup.request_book import Kind
-from trunkline_router.lookup.viewer import Viewer
-from trunkline_router.request.tenants import Tenant
+from trunkline_router.access.tenants import Tenant
+from trunkline_router.observe.lookup.question import MOST_LISTED, Question
+from trunkline_router.observe.lookup.question_budget import LIMITS, QuestionBudget
+from trunkline_router.observe.lookup.request_book import Kind
+from trunkline_router.observe.lookup.viewer import Viewer
 
 
 def asks(budget: QuestionBudget, question: Question, seconds: int, since_s: int = 0) -> int:

@@ -13,16 +13,16 @@ from tests.router.watch.watch_rig import ACME, BLIND, OPERATOR, OTHER, SCRAPER, 
 from trunkline.v1.fleet_pb2 import GetRequestRequest, ListRequestsRequest
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import TokenIds
-from trunkline_router.lookup import request_book
-from trunkline_router.lookup.viewer import Viewer
+from trunkline_router.access.access import Access
+from trunkline_router.access.tenants import Tenant, Tenants
+from trunkline_router.observe.lookup import request_book
+from trunkline_router.observe.lookup.viewer import Viewer
+from trunkline_router.observe.recent.recent_requests import RecentRequests
+from trunkline_router.observe.recent.record_ring import BURST, PER_S, RecordRing
+from trunkline_router.observe.recent.told_request import ToldRequest
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.recent.recent_requests import RecentRequests
-from trunkline_router.recent.record_ring import BURST, PER_S, RecordRing
-from trunkline_router.recent.told_request import ToldRequest
-from trunkline_router.request.access import Access
-from trunkline_router.request.tenants import Tenant, Tenants
-from trunkline_router.telemetry.request_observer import RequestObserver
-from trunkline_router.telemetry.request_record import CANCELLED, RequestRecord
+from trunkline_router.record.request_observer import RequestObserver
+from trunkline_router.record.request_record import CANCELLED, RequestRecord
 
 PROMPT = "a prompt that no list may show"
 

@@ -12,10 +12,10 @@ from trunkline.status import invalid
 from trunkline.v1.fleet_pb2 import GetRequestRequest, GetRequestResponse
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import ChatMessages, GenerateRequest, TokenIds
-from trunkline_router.failover.failover import FailoverLimits
+from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.request.tenants import Tenant, Tenants
-from trunkline_router.telemetry.request_record import CHECKS, MODEL, PLACEMENT, QUOTAS, TOKENIZER, WORKER
+from trunkline_router.record.request_record import CHECKS, MODEL, PLACEMENT, QUOTAS, TOKENIZER, WORKER
+from trunkline_router.request.failover.failover import FailoverLimits
 
 LIMITED = Tenants({"limited": Tenant(quotas=Quotas(requests_per_minute=1))})
 

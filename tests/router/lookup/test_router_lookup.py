@@ -26,17 +26,17 @@ from tests.router.lookup.lookup_rig import (
 from tests.router.watch.watch_rig import ACME, BLIND, OPERATOR, OTHER, KeyRing, ids, until_view, watch, watched_router
 from trunkline.v1.fleet_pb2 import GetRequestRequest, GetRequestResponse, ListRequestsRequest, OtherRouters
 from trunkline_bench.servers.redis_server import RedisServer
+from trunkline_router.access.access import Access
+from trunkline_router.access.identity.fleet_secret import secret_of_one_router
 from trunkline_router.assembly import lookup_of
-from trunkline_router.identity.fleet_secret import secret_of_one_router
 from trunkline_router.identity_settings import IdentitySettings
-from trunkline_router.lookup import router_lookup
-from trunkline_router.lookup.question import Question
-from trunkline_router.lookup.question_budget import LIMITS
-from trunkline_router.lookup.request_book import Kind, RequestBook
-from trunkline_router.lookup.router_lookup import RouterLookup
-from trunkline_router.lookup.viewer import Viewer
-from trunkline_router.recent.recent_requests import RecentRequests
-from trunkline_router.request.access import Access
+from trunkline_router.observe.lookup import router_lookup
+from trunkline_router.observe.lookup.question import Question
+from trunkline_router.observe.lookup.question_budget import LIMITS
+from trunkline_router.observe.lookup.request_book import Kind, RequestBook
+from trunkline_router.observe.lookup.router_lookup import RouterLookup
+from trunkline_router.observe.lookup.viewer import Viewer
+from trunkline_router.observe.recent.recent_requests import RecentRequests
 from trunkline_router.settings import RouterSettings
 from trunkline_router.workers.pool import Pools
 

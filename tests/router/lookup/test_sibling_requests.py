@@ -13,12 +13,12 @@ from tests.router.cluster import Cluster, cluster, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.watch.watch_rig import ids
 from trunkline.status import RequestRefused
-from trunkline_router.lookup.fleet_requests import FleetRequests
-from trunkline_router.lookup.question import Question
-from trunkline_router.lookup.request_book import Kind
-from trunkline_router.lookup.sibling_requests import SUFFIX, SiblingRequests
-from trunkline_router.lookup.viewer import Viewer
-from trunkline_router.request.access import Access
+from trunkline_router.access.access import Access
+from trunkline_router.observe.lookup.fleet_requests import FleetRequests
+from trunkline_router.observe.lookup.question import Question
+from trunkline_router.observe.lookup.request_book import Kind
+from trunkline_router.observe.lookup.sibling_requests import SUFFIX, SiblingRequests
+from trunkline_router.observe.lookup.viewer import Viewer
 
 OPERATOR = Viewer.of(Access().caller(()))
 ACME = replace(OPERATOR, tenant="acme", is_operator=False)

@@ -8,11 +8,10 @@ from prometheus_client.core import Metric
 
 from tests.router.fleet_of_states import Fleet, prompt_of
 from trunkline.v1.worker_pb2 import Timeline
-from trunkline_router.metrics.request_counts import RequestCounts
-from trunkline_router.request.tenants import Tenant, Tenants
-from trunkline_router.routing.policy import RoutePlan
-from trunkline_router.scraping.sources import label_rules
-from trunkline_router.telemetry.request_record import (
+from trunkline_router.access.tenants import Tenant, Tenants
+from trunkline_router.observe.metrics.request_counts import RequestCounts
+from trunkline_router.observe.scraping.metric_sources import label_rules
+from trunkline_router.record.request_record import (
     COMPLETE,
     HTTP,
     AttemptRecord,
@@ -20,6 +19,7 @@ from trunkline_router.telemetry.request_record import (
     PlacementRecord,
     RequestRecord,
 )
+from trunkline_router.routing.policy import RoutePlan
 
 NOW_UNIX_S = 1_800_000_000.0
 CHAT = "/v1/chat/completions"

@@ -18,10 +18,10 @@ from tests.router.metrics.records import (
     values,
 )
 from trunkline.status import DEADLINE_EXCEEDED, INTERNAL, NO_WORKER, OVERLOADED, QUOTA_EXCEEDED
-from trunkline_router.metrics.attempt_metrics import predicted_first_token_s
-from trunkline_router.metrics.first_token_phases import phases_of
-from trunkline_router.telemetry.request_observer import RequestObserver
-from trunkline_router.telemetry.request_record import (
+from trunkline_router.observe.metrics.attempt_metrics import predicted_first_token_s
+from trunkline_router.observe.metrics.first_token_phases import phases_of
+from trunkline_router.record.request_observer import RequestObserver
+from trunkline_router.record.request_record import (
     CANCELLED,
     MOST_TIMELINES,
     AttemptRecord,

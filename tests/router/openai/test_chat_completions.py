@@ -12,10 +12,10 @@ from tests.router.openai.openai_rig import CHAT, client
 from tests.router.tokenizer_files import byte_tokenizer, tokenizer_files
 from trunkline.status import RequestRefused, no_worker
 from trunkline.v1.generation_pb2 import FinishReason, Lane
+from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.edge.http_call import Edge
-from trunkline_router.failover.failover import FailoverLimits
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.request.tenants import Tenant, Tenants
+from trunkline_router.request.failover.failover import FailoverLimits
 from trunkline_router.workers.link_context import LinkLimits
 
 PATH = "/v1/chat/completions"

@@ -10,14 +10,14 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.http.http_rig import serving
 from tests.router.openai.openai_rig import CHAT, OpenAiClient, client
 from tests.router.tokenizer_files import BOS, byte_tokenizer, tokenizer_files
-from trunkline_router.api.inference import Inference
+from trunkline_router.access.access import Access
+from trunkline_router.access.gate.request_gate import RequestGate
+from trunkline_router.access.identity.identity import Role
 from trunkline_router.edge.endpoint import Endpoint
 from trunkline_router.edge.http_call import Edge, HttpCall
 from trunkline_router.edge.request_fields import MAX_TEMPLATE_KWARGS_BYTES
-from trunkline_router.gate.request_gate import RequestGate
-from trunkline_router.identity.identity import Role
-from trunkline_router.request.access import Access
-from trunkline_router.request.steps import STEP_BYTES
+from trunkline_router.record.long_work import STEP_BYTES
+from trunkline_router.request.api.inference import Inference
 
 TOKENIZER = byte_tokenizer()
 ROOM = 2 * STEP_BYTES  # tokens of a byte each

@@ -14,9 +14,9 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.openai.openai_rig import CHAT, OpenAiClient, client
 from trunkline.metadata import TENANT_KEY
 from trunkline.v1.inference_pb2 import GenerateRequest
+from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.request.tenants import Tenant, Tenants
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 TELLING: dict[str, tuple[str, dict[str, Any]]] = {

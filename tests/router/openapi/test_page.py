@@ -12,11 +12,11 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.openai.openai_rig import CHAT, OpenAiClient, client
 from tests.router.responses.responses_client import new_store
 from trunkline.status import INVALID_REQUEST
-from trunkline_router.http.errors import TABLE
+from trunkline_router.access.identity.needed_roles import PATHS, Open, RoleUnlessOpen
+from trunkline_router.edge.openapi.operations import OPERATIONS
+from trunkline_router.edge.openapi.page import openapi_page
 from trunkline_router.http_app import ERROR_BODIES, UNSERVED
-from trunkline_router.identity.endpoints import PATHS, Open, RoleUnlessOpen
-from trunkline_router.openapi.operations import OPERATIONS
-from trunkline_router.openapi.page import openapi_page
+from trunkline_router.record.error_statuses import TABLE
 
 PAGE: dict[str, Any] = orjson.loads(openapi_page())
 HI = {"model": "tiny", "messages": CHAT}

@@ -20,9 +20,9 @@ from tests.router.tokenizer_files import CHAT_TEMPLATE, VOCAB_SIZE, tokenizer_fi
 from trunkline.status import RequestRefused
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.prompts.tokenizer import PromptTokenizer, TokenizerError
-from trunkline_worker.checkpoint.errors import ModelError
-from trunkline_worker.checkpoint.model_file import MOST_BYTES
-from trunkline_worker.text.tokenizer_files import read_tokenizer_files
+from trunkline_worker.front.text.tokenizer_files import read_tokenizer_files
+from trunkline_worker.model.checkpoint.model_file import MOST_BYTES
+from trunkline_worker.model.checkpoint.refusals import ModelError
 
 FILES = {
     **tokenizer_files(

@@ -12,9 +12,9 @@ from tests.router.liar import Liar, TokenizerLiar, innocents
 from tests.router.tokenizer_files import tokenizer_files
 from trunkline.tokenizer_digest import tokenizer_digest
 from trunkline.v1.worker_pb2 import GetTokenizerResponse
-from trunkline_router.prompts import tokenizer_pool
 from trunkline_router.prompts.tokenizer import TokenizerError
-from trunkline_router.prompts.tokenizer_pool import MAX_FILES, TURN_S, fetched
+from trunkline_router.workers import tokenizer_pool
+from trunkline_router.workers.tokenizer_pool import MAX_FILES, TURN_S, fetched
 
 PIECE = b"x" * (1 << 20)
 

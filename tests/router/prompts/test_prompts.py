@@ -13,7 +13,7 @@ from trunkline_router.prompts import chat_template
 from trunkline_router.prompts.chat_template import ChatTemplate
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.prompts.tokenizer import PromptTokenizer, TokenizerError
-from trunkline_worker.text.tokenizer_files import read_tokenizer_files
+from trunkline_worker.front.text.tokenizer_files import read_tokenizer_files
 
 
 def chat(*turns: tuple[str, str], go_on: bool = False) -> ChatMessages:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.router.tokenizer_files import byte_tokenizer
 from trunkline_router.prompts.tokenizer_config import NAMED_TOKENS, read_tokenizer_config
-from trunkline_worker.checkpoint.errors import ModelError
-from trunkline_worker.text.tokenizer_files import read_tokenizer_files
+from trunkline_worker.front.text.tokenizer_files import read_tokenizer_files
+from trunkline_worker.model.checkpoint.refusals import ModelError
 
 NAMES = st.sampled_from([*NAMED_TOKENS, "image_token", "add_bos_token"])
 TEXTS = st.sampled_from(["<s>", "</s>", "<unk>", "<image>", "<pad>"])

@@ -2,7 +2,7 @@
 
 from trunkline_router.quotas.accounts import SHARED_ACCOUNT, Accounts
 from trunkline_router.quotas.fairness import MAX_TENANTS
-from trunkline_router.shared_state.served import Served
+from trunkline_router.quotas.shared_state.served import Served
 
 
 def test_so_many_unlisted_tenants_have_accounts_of_their_own_and_the_others_share_one() -> None:

@@ -13,7 +13,7 @@ from trunkline.status import RequestRefused
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.reservation import Reservation
-from trunkline_router.stores.redis_store import RedisStore
+from trunkline_router.quotas.stores.redis_store import RedisStore
 
 TICK_S = 0.5  # 25 times a router's and more: what is generated between two looks is more
 PACE = 25  # output tokens of a request in a tick

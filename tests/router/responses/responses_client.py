@@ -14,9 +14,9 @@ from tests.router.tokenizer_files import byte_tokenizer
 from trunkline.status import CODE_UNAUTHENTICATED, UNAUTHENTICATED, RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason
 from trunkline.v1.worker_pb2 import Submit
+from trunkline_router.access.identity.identity import Identity, Role
 from trunkline_router.edge.http_call import Edge
-from trunkline_router.identity.identity import Identity, Role
-from trunkline_router.responses.response_store import ResponseStore, StoreLimits
+from trunkline_router.edge.responses.response_store import ResponseStore, StoreLimits
 
 Json = dict[str, Any]
 

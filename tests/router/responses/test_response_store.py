@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from tests.router.responses.responses_client import Clock, new_store
-from trunkline_router.responses.response_store import ENTRY_BYTES, TENANT_PART, StoredResponse, Turn
+from trunkline_router.edge.responses.response_store import ENTRY_BYTES, TENANT_PART, StoredResponse, Turn
 
 TENANTS = ("acme", "globex", "")
 MAX_RESPONSES, TTL_S = 3, 10.0

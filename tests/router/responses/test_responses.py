@@ -11,8 +11,8 @@ from tests.router.cluster import until
 from tests.router.fake_worker import FakeWorker
 from tests.router.responses.responses_client import STOP, Json, Keys, client, prompt_of, text_of
 from trunkline.v1.generation_pb2 import Lane, SamplingParams
+from trunkline_router.access.access import Access
 from trunkline_router.edge.http_call import Edge
-from trunkline_router.request.access import Access
 
 PROMPT = "<s>user:hi</s><s>assistant:"  # that the input "hi" makes
 

@@ -21,8 +21,8 @@ from tests.router.responses.responses_client import (
 )
 from tests.router.router_process import SERVING, start, until_health
 from trunkline_bench.servers.ports import free_port
-from trunkline_router.request.access import Access
-from trunkline_router.responses.response_store import ENTRY_BYTES, TENANT_PART
+from trunkline_router.access.access import Access
+from trunkline_router.edge.responses.response_store import ENTRY_BYTES, TENANT_PART
 from trunkline_runtime.channel import open_channel
 
 

@@ -17,9 +17,9 @@ from trunkline.v1.worker_pb2 import (
 )
 from trunkline_router.routing.prefix_index import SHIFT, PrefixIndex
 from trunkline_router.routing.worker_blocks import WorkerBlocks
-from trunkline_router.sessions import session_message
-from trunkline_router.sessions.session_message import split_request
 from trunkline_router.workers.cache_follower import CacheFollower, WatchBroken
+from trunkline_router.workers.sessions import session_message
+from trunkline_router.workers.sessions.session_message import split_request
 
 
 def digest(n: int) -> bytes:

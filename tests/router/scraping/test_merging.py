@@ -10,9 +10,9 @@ import pytest
 from prometheus_client.core import Metric
 from prometheus_client.samples import Exemplar
 
-from trunkline_router.scraping.merging import family_snapshot, merged
-from trunkline_router.scraping.shared_names import SharedNames
-from trunkline_router.scraping.snapshot_files import NAMES, PAST, SILENT_S, SnapshotPlace, bury, read_all
+from trunkline_router.observe.scraping.merged_snapshots import family_snapshot, merged
+from trunkline_router.observe.scraping.shared_names import SharedNames
+from trunkline_router.observe.scraping.snapshot_files import NAMES, PAST, SILENT_S, SnapshotPlace, bury, read_all
 from trunkline_runtime.telemetry.bounded_names import OTHER
 from trunkline_runtime.telemetry.bucket_counts import BucketCounts
 from trunkline_runtime.telemetry.exposition import counter, gauge, histogram
@@ -132,7 +132,7 @@ def test_processes_agree_on_the_names_that_have_labels(tmp_path: Path) -> None:
 def test_names_do_not_depend_on_the_locale(tmp_path: Path) -> None:
     names = ["größe", "会社"]
     script = (
-        "import sys; from pathlib import Path; from trunkline_router.scraping.shared_names import SharedNames; "
+        "import sys; from pathlib import Path; from trunkline_router.observe.scraping.shared_names import SharedNames; "
         "shared = SharedNames(Path(sys.argv[1]), 4); "
         f"assert [shared.label(name) for name in {names!a}] == {names!a}"
     )

@@ -20,13 +20,13 @@ from tests.router.metrics.records import answered, value
 from tests.router.scraping.scrape_rig import OPENMETRICS, TEXT, check_with_promtool, samples, scrape
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
+from trunkline_router.access.identity.needed_roles import Open
+from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.edge.status_endpoints import MAX_SCRAPES_OF_HOST
-from trunkline_router.identity.endpoints import Open
+from trunkline_router.observe.scraping.merged_snapshots import HIGHEST, LOWEST
+from trunkline_router.observe.scraping.worker_gauges import KEPT_S, WorkerGauges
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.request.tenants import Tenant, Tenants
-from trunkline_router.scraping.merging import HIGHEST, LOWEST
-from trunkline_router.scraping.worker_gauges import KEPT_S, WorkerGauges
 
 TERMS = Tenants({"acme": Tenant(quotas=Quotas(requests_per_minute=2, tokens_in_flight=10_000))})
 SECRET = "a prompt that nobody else may read"

@@ -6,8 +6,8 @@ from tests.router.cluster import until
 from tests.router.metrics.records import value, values
 from tests.router.running_routers import running
 from trunkline_bench.servers.redis_server import RedisServer
+from trunkline_router.observe.scraping.shared_state_gauges import SharedStateGauges
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.scraping.shared_state_gauges import SharedStateGauges
 from trunkline_runtime.telemetry.bounded_names import BoundedNames
 
 QUOTAS = Quotas(requests_per_minute=2, tokens_in_flight=1000)

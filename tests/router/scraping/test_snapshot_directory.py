@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from trunkline_router.scraping.snapshot_directory import PREFIX, remove_forgotten, snapshot_directory
+from trunkline_router.observe.scraping.snapshot_directory import PREFIX, remove_forgotten, snapshot_directory
 
 HOLD = """
 import sys
-from trunkline_router.scraping.snapshot_directory import snapshot_directory
+from trunkline_router.observe.scraping.snapshot_directory import snapshot_directory
 with snapshot_directory() as directory:
     (directory / "0.0.snapshot").touch()
     print(directory, flush=True)

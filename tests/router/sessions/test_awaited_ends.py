@@ -7,10 +7,10 @@ import pytest
 from trunkline.protocol import ENDS_TOLD_SINCE
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import SequenceOutput, SessionResponse, SessionWelcome, Submit, Timeline
-from trunkline_router.claims.model_check import FalseClaim
-from trunkline_router.sessions.awaited_ends import MOST_AWAITED, AwaitedEnds
-from trunkline_router.sessions.session import WorkerSession
-from trunkline_router.sessions.session_outputs import EMPTY_PER_HANDLE
+from trunkline_router.workers.claims.model_check import FalseClaim
+from trunkline_router.workers.sessions.awaited_ends import MOST_AWAITED, AwaitedEnds
+from trunkline_router.workers.sessions.session import WorkerSession
+from trunkline_router.workers.sessions.session_outputs import EMPTY_PER_HANDLE
 
 
 def welcome(_: SessionWelcome) -> None:

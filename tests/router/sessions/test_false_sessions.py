@@ -18,10 +18,10 @@ from trunkline.v1.generation_pb2 import (
     TokenLogprobs,
 )
 from trunkline.v1.worker_pb2 import SequenceOutput, SessionResponse, SessionWelcome, Submit
-from trunkline_router.claims.model_check import FalseClaim
-from trunkline_router.claims.worker_claims import MOST_OUTPUT_BYTES
-from trunkline_router.sessions.session import WorkerSession
-from trunkline_router.sessions.session_outputs import FALSE_ANSWERS, FEW_OUTPUTS, PART_BYTES
+from trunkline_router.workers.claims.model_check import FalseClaim
+from trunkline_router.workers.claims.worker_claims import MOST_OUTPUT_BYTES
+from trunkline_router.workers.sessions.session import WorkerSession
+from trunkline_router.workers.sessions.session_outputs import FALSE_ANSWERS, FEW_OUTPUTS, PART_BYTES
 from trunkline_runtime.wire import NotAMessage
 
 

@@ -10,10 +10,10 @@ from tests.parameters import one_in
 from trunkline.status import no_worker
 from trunkline.v1.generation_pb2 import OutputChunk, SamplingParams
 from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, SessionResponse, SessionWelcome, Submit
-from trunkline_router.claims.model_check import FalseClaim
-from trunkline_router.sessions.session import WorkerSession
-from trunkline_router.sessions.session_message import MAX_UNKNOWN_BYTES, split_response
-from trunkline_router.sessions.session_outputs import EMPTY_PER_HANDLE, PART_BYTES
+from trunkline_router.workers.claims.model_check import FalseClaim
+from trunkline_router.workers.sessions.session import WorkerSession
+from trunkline_router.workers.sessions.session_message import MAX_UNKNOWN_BYTES, split_response
+from trunkline_router.workers.sessions.session_outputs import EMPTY_PER_HANDLE, PART_BYTES
 from trunkline_runtime.wire import fields
 
 MESSAGE_BYTES = 8 << 20

@@ -9,10 +9,10 @@ from google.protobuf.message import DecodeError
 from trunkline.status import no_worker
 from trunkline.v1.generation_pb2 import OutputChunk, PromptReport, SamplingParams, TokenLogprob, TokenLogprobs
 from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, SessionResponse, SessionWelcome, Submit
-from trunkline_router.claims.model_check import FalseClaim
-from trunkline_router.sessions.outputs_summary import outputs_summary
-from trunkline_router.sessions.session import WorkerSession
-from trunkline_router.sessions.session_outputs import FEW_OUTPUTS
+from trunkline_router.workers.claims.model_check import FalseClaim
+from trunkline_router.workers.sessions.outputs_summary import outputs_summary
+from trunkline_router.workers.sessions.session import WorkerSession
+from trunkline_router.workers.sessions.session_outputs import FEW_OUTPUTS
 
 VOCAB_SIZE = 50
 MAX_TOKENS = 6

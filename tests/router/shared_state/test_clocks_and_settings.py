@@ -15,14 +15,14 @@ from tests.router.shared_state_rig import PREFIX, Clock, Router, keys_in, use
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_router.failover.quarantine import Quarantine
-from trunkline_router.failover.retry_budget import RetryBudget
 from trunkline_router.quotas.quota import Quotas
+from trunkline_router.quotas.stores.conviction_key import conviction_key
+from trunkline_router.quotas.stores.convictions import CONVICTION_MS, Convictions
+from trunkline_router.quotas.stores.redis_store import RedisStore
+from trunkline_router.quotas.stores.store import Lease, WorkerKey
+from trunkline_router.request.failover.quarantine import Quarantine
+from trunkline_router.request.failover.retry_budget import RetryBudget
 from trunkline_router.routing.credit import Credit
-from trunkline_router.stores.conviction_key import conviction_key
-from trunkline_router.stores.convictions import CONVICTION_MS, Convictions
-from trunkline_router.stores.redis_store import RedisStore
-from trunkline_router.stores.store import Lease, WorkerKey
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 QUOTAS = Quotas(requests_per_minute=10, tokens_in_flight=1_000)

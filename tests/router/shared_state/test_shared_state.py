@@ -13,14 +13,14 @@ from tests.router.shared_state_rig import Clock, Output, Router, use
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_router.failover.quarantine import Quarantine
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.reservation import Reservation
+from trunkline_router.quotas.shared_state.sync import rest_s
+from trunkline_router.quotas.stores.embedded_store import EmbeddedStore
+from trunkline_router.quotas.stores.redis_store import RedisStore
+from trunkline_router.quotas.stores.store import Lease, Store, WorkerKey
+from trunkline_router.request.failover.quarantine import Quarantine
 from trunkline_router.routing.credit import Credit
-from trunkline_router.shared_state.sync import rest_s
-from trunkline_router.stores.embedded_store import EmbeddedStore
-from trunkline_router.stores.redis_store import RedisStore
-from trunkline_router.stores.store import Lease, Store, WorkerKey
 
 REQUESTS = Quotas(requests_per_minute=10)
 TOKENS = Quotas(tokens_per_minute=1000)

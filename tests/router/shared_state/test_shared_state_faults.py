@@ -19,11 +19,11 @@ from trunkline.status import RequestRefused
 from trunkline_bench.servers.ports import free_port, lowest_outgoing
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.quota import Quotas
+from trunkline_router.quotas.stores.breaker import Breaker
+from trunkline_router.quotas.stores.redis_connection import RedisConnection, Script
+from trunkline_router.quotas.stores.redis_pool import place_of, redis_url_problem
+from trunkline_router.quotas.stores.store import Lease, WorkerKey
 from trunkline_router.routing.credit import Credit
-from trunkline_router.stores.breaker import Breaker
-from trunkline_router.stores.redis_connection import RedisConnection, Script
-from trunkline_router.stores.redis_pool import place_of, redis_url_problem
-from trunkline_router.stores.store import Lease, WorkerKey
 
 WORKER = WorkerKey("w", 5)
 LEASE = Lease("10.0.0.1:50061", "w", 5, "tiny")

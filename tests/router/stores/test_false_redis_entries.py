@@ -23,13 +23,13 @@ from trunkline.status import RequestRefused
 from trunkline_bench.attacks.vectors import redis_entries
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.quota import WINDOW_MS, Quotas
+from trunkline_router.quotas.shared_state.neighbours import MOST_CREDITS, MOST_TENANTS, Neighbours
+from trunkline_router.quotas.shared_state.quota_book import MOST_OTHERS, TenantBook
+from trunkline_router.quotas.stores.convictions import CONVICTION_MS, Convictions
+from trunkline_router.quotas.stores.redis_entries import MOST_CREDIT_BYTES, written_credits
+from trunkline_router.quotas.stores.redis_store import RedisStore
+from trunkline_router.quotas.stores.store import MAX_CONVICTIONS, NeighbourReport, SyncReply, WorkerKey
 from trunkline_router.routing.credit import NO_CREDIT, Credit, summed
-from trunkline_router.shared_state.neighbours import MOST_CREDITS, MOST_TENANTS, Neighbours
-from trunkline_router.shared_state.quota_book import MOST_OTHERS, TenantBook
-from trunkline_router.stores.convictions import CONVICTION_MS, Convictions
-from trunkline_router.stores.redis_entries import MOST_CREDIT_BYTES, written_credits
-from trunkline_router.stores.redis_store import RedisStore
-from trunkline_router.stores.store import MAX_CONVICTIONS, NeighbourReport, SyncReply, WorkerKey
 
 MOST_PIECE_BYTES = 2 * MOST_CREDIT_BYTES  # one router's credits, with the backslashes of JSON in JSON
 MOST_ANSWER_BYTES = 4 << 20

@@ -13,7 +13,7 @@ from tests.router.running_routers import RunningRouter, running
 from tests.router.shared_state_rig import PREFIX, keys_in
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.stores.redis_pool import MOST_REPLY_BYTES
+from trunkline_router.quotas.stores.redis_pool import MOST_REPLY_BYTES
 
 QUOTAS = Quotas(requests_per_minute=5)
 HUGE_BYTES = 512 << 20

@@ -17,11 +17,11 @@ from tests.parameters import one_in
 from tests.router.garbled_fleet import fleet
 from tests.router.shared_state_rig import PREFIX
 from trunkline_bench.servers.redis_server import RedisServer
+from trunkline_router.quotas.stores.convictions import CONVICTION_MS
+from trunkline_router.quotas.stores.redis_entries import MAX_REPORTED, EntryReader
+from trunkline_router.quotas.stores.redis_store import KEYS_OF_A_LIFE, KEYS_OF_ALL_LIVES
+from trunkline_router.quotas.stores.store import TTL_MS, WorkerKey
 from trunkline_router.routing.credit import Credit
-from trunkline_router.stores.convictions import CONVICTION_MS
-from trunkline_router.stores.redis_entries import MAX_REPORTED, EntryReader
-from trunkline_router.stores.redis_store import KEYS_OF_A_LIFE, KEYS_OF_ALL_LIVES
-from trunkline_router.stores.store import TTL_MS, WorkerKey
 
 KEYS = (*KEYS_OF_ALL_LIVES, *KEYS_OF_A_LIFE, "window:t", "flight:t")
 TYPES = ("string", "list", "set", "hash", "zset", "stream")

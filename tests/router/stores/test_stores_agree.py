@@ -7,10 +7,10 @@ import pytest
 from tests.router.shared_state_rig import Clock
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.quota import Quotas
+from trunkline_router.quotas.stores.embedded_store import EmbeddedStore
+from trunkline_router.quotas.stores.redis_store import RedisStore
+from trunkline_router.quotas.stores.store import Ask, Lease, Report, Store, SyncReply, WindowChange, WorkerKey
 from trunkline_router.routing.credit import Credit
-from trunkline_router.stores.embedded_store import EmbeddedStore
-from trunkline_router.stores.redis_store import RedisStore
-from trunkline_router.stores.store import Ask, Lease, Report, Store, SyncReply, WindowChange, WorkerKey
 
 ROUTERS, TENANTS = ("a", "b", "c"), ("t", "u")
 WINDOW_MS = 12_000

@@ -9,10 +9,10 @@ import pytest
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport
 from trunkline.v1.inference_pb2 import PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput
-from trunkline_router.streaming import fanout
-from trunkline_router.streaming.fanout import Fanout
-from trunkline_router.streaming.request_stream import RequestStream
-from trunkline_router.telemetry.request_record import RequestRecord
+from trunkline_router.record.request_record import RequestRecord
+from trunkline_router.request.streaming import fanout
+from trunkline_router.request.streaming.fanout import Fanout
+from trunkline_router.request.streaming.request_stream import RequestStream
 
 
 def record(name: str) -> RequestRecord:

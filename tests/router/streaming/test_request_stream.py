@@ -13,11 +13,11 @@ from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport,
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput, Timeline
 from trunkline_router.quotas.meter import OutputMeter
-from trunkline_router.streaming import backlog as backlog_module
-from trunkline_router.streaming import client_buffer
-from trunkline_router.streaming.backlog import Backlog
-from trunkline_router.streaming.request_stream import BrokenOff, RequestStream
-from trunkline_router.telemetry.request_record import RequestRecord
+from trunkline_router.record.request_record import RequestRecord
+from trunkline_router.request.streaming import backlog as backlog_module
+from trunkline_router.request.streaming import client_buffer
+from trunkline_router.request.streaming.backlog import Backlog
+from trunkline_router.request.streaming.request_stream import BrokenOff, RequestStream
 
 STOP = FinishReason.FINISH_REASON_STOP
 REPORT = PromptReport(prompt_tokens=9, cached_tokens=4)

@@ -12,9 +12,9 @@ from trunkline.answer_ledger import AnswerLedger
 from trunkline.status import INTERNAL, RequestRefused
 from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, Submit
 from trunkline_router.quotas.meter import OutputMeter
-from trunkline_router.sessions.session import WorkerSession
-from trunkline_router.streaming.client_buffer import ClientBuffer
-from trunkline_router.streaming.request_stream import RequestStream
+from trunkline_router.request.streaming.client_buffer import ClientBuffer
+from trunkline_router.request.streaming.request_stream import RequestStream
+from trunkline_router.workers.sessions.session import WorkerSession
 
 
 def broken(*_: Any, **__: Any) -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from trunkline_router.telemetry.fair_budget import IDLE_S, MOST_ACCOUNTS, BudgetLimits, FairBudget
+from trunkline_router.record.fair_budget import IDLE_S, MOST_ACCOUNTS, BudgetLimits, FairBudget
 
 LIMITS = BudgetLimits(per_s=100.0, at_once=400.0, reserve=200.0, account_per_s=20.0, account_at_once=40.0)
 

@@ -3,8 +3,8 @@
 import pytest
 
 from trunkline.v1.worker_pb2 import PrefillChunk, Timeline
-from trunkline_router.telemetry.request_record import AttemptRecord, Interval, PlacementRecord, RequestRecord
-from trunkline_router.telemetry.ttft_parts import cause_of, causes_of, ttft_parts
+from trunkline_router.record.request_record import AttemptRecord, Interval, PlacementRecord, RequestRecord
+from trunkline_router.record.ttft_parts import cause_of, causes_of, ttft_parts
 
 START_S = 100.0
 

@@ -18,14 +18,14 @@ from tests.router.http.http_rig import connected, get
 from tests.runtime.otlp_receiver import GENERATE, ReceivedSpan, Receiver, read, receiving
 from trunkline.metadata import TENANT_KEY
 from trunkline.v1.inference_pb2 import GenerateRequest
+from trunkline_router.access.access import UNCHECKED, Access
+from trunkline_router.access.gate.open_calls import CallBounds, OpenCalls
+from trunkline_router.access.gate.request_size import MAX_REQUEST_BYTES
+from trunkline_router.access.identity.identity import Identity, Role, unauthenticated
 from trunkline_router.edge.http_call import Edge
-from trunkline_router.gate.open_calls import CallBounds, OpenCalls
-from trunkline_router.gate.request_size import MAX_REQUEST_BYTES
-from trunkline_router.identity.identity import Identity, Role, unauthenticated
-from trunkline_router.request.access import UNCHECKED, Access
-from trunkline_router.telemetry.fair_budget import BudgetLimits
-from trunkline_router.telemetry.refused_calls import LINE_LIMITS, RefusedCall, RefusedCalls
-from trunkline_router.tracing.request_traces import REFUSED_LIMITS, TRACE_LIMITS, RequestTraces
+from trunkline_router.observe.tracing.request_traces import REFUSED_LIMITS, TRACE_LIMITS, RequestTraces
+from trunkline_router.record.fair_budget import BudgetLimits
+from trunkline_router.record.refused_calls import LINE_LIMITS, RefusedCall, RefusedCalls
 from trunkline_runtime.telemetry.span_queue import SpanQueue, Spans
 from trunkline_runtime.tracing import open_tracing
 

@@ -20,16 +20,16 @@ from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline.v1.worker_pb2 import Gap, PrefillChunk, SampledStep, Timeline
+from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.edge.http_call import Edge
-from trunkline_router.failover.failover import FailoverLimits
+from trunkline_router.observe.recent.record_ring import RecordRing
+from trunkline_router.observe.tracing.request_traces import TRACE_LIMITS, RequestTraces, TraceLimits, why_kept
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.recent.record_ring import RecordRing
-from trunkline_router.request.tenants import Tenant, Tenants
-from trunkline_router.telemetry.fair_budget import BudgetLimits
-from trunkline_router.telemetry.refused_calls import RefusedCall
-from trunkline_router.telemetry.request_observer import RequestObserver
-from trunkline_router.telemetry.request_record import AttemptRecord, RequestRecord
-from trunkline_router.tracing.request_traces import TRACE_LIMITS, RequestTraces, TraceLimits, why_kept
+from trunkline_router.record.fair_budget import BudgetLimits
+from trunkline_router.record.refused_calls import RefusedCall
+from trunkline_router.record.request_observer import RequestObserver
+from trunkline_router.record.request_record import AttemptRecord, RequestRecord
+from trunkline_router.request.failover.failover import FailoverLimits
 from trunkline_runtime.telemetry import genai
 from trunkline_runtime.tracing import open_tracing
 

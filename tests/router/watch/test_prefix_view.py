@@ -8,7 +8,7 @@ from tests.router.fake_worker import BLOCK, FakeWorker
 from tests.router.watch.watch_rig import ACME, OPERATOR, OTHER, KeyRing, until_view, watch, watched_router
 from trunkline.v1.fleet_pb2 import WatchFleetResponse
 from trunkline.v1.inference_pb2 import TokenIds
-from trunkline_router.watch.prefix_view import MOST_CHILDREN, MOST_DEPTH, MOST_NODES
+from trunkline_router.observe.watch.prefix_view import MOST_CHILDREN, MOST_DEPTH, MOST_NODES
 
 SYSTEM = list(range(5 * BLOCK))
 

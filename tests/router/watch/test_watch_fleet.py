@@ -26,11 +26,11 @@ from tests.router.watch.watch_rig import (
 from trunkline.v1 import fleet_pb2
 from trunkline.v1.fleet_pb2 import HistoryPoint, ListRequestsRequest, ListWorkersRequest, WatchFleetRequest, WorkerTile
 from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
+from trunkline_router.access.access import Access
+from trunkline_router.access.tenants import Tenant, Tenants
+from trunkline_router.observe.watch.fleet_sample import MOST_POINTS, FleetSample, Point
+from trunkline_router.observe.watch.watchers import MOST_OF_CALLER
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.request.access import Access
-from trunkline_router.request.tenants import Tenant, Tenants
-from trunkline_router.watch.fleet_sample import MOST_POINTS, FleetSample, Point
-from trunkline_router.watch.watchers import MOST_OF_CALLER
 
 
 def latest(router: Cluster) -> FleetSample:

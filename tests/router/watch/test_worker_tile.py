@@ -5,9 +5,9 @@ import time
 from tests.router.cluster import Cluster, cluster, until
 from tests.router.fake_worker import FakeWorker
 from trunkline.v1 import fleet_pb2
-from trunkline_router.scraping.worker_gauges import WorkerGauges
-from trunkline_router.watch.worker_tile import SHOWN, shown_state
-from trunkline_router.workers.worker_state import ASIDE, CONNECTING, DRAINING, READY, STATES
+from trunkline_router.observe.scraping.worker_gauges import WorkerGauges
+from trunkline_router.observe.watch.worker_tile import SHOWN, shown_state
+from trunkline_router.workers.state_names import ASIDE, CONNECTING, DRAINING, READY, STATES
 
 
 def measured(router: Cluster) -> list[str]:

@@ -27,14 +27,14 @@ from trunkline.v1.worker_pb2 import (
 from trunkline.v1.worker_pb2 import WorkerServiceGenerateRequest as Generate
 from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer, WorkerServiceStub, add_WorkerServiceServicer_to_server
 from trunkline_router.prompts.render_pool import RenderPool
-from trunkline_router.prompts.tokenizer_pool import Tokenizers
 from trunkline_router.routing.prefix_index import PrefixIndex
 from trunkline_router.workers.link_context import LinkContext, LinkSecurity
+from trunkline_router.workers.tokenizer_pool import Tokenizers
 from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.server import GrpcServer
 from trunkline_runtime.tls import ServerTls, TlsFiles
-from trunkline_worker.door.call_authorizer import CallAuthorizer
-from trunkline_worker.door.door import Door
+from trunkline_worker.front.door.call_authorizer import CallAuthorizer
+from trunkline_worker.front.door.door import Door
 
 KEY = b"k" * 32
 ROUTER, WORKER = "router.test", "worker.test"

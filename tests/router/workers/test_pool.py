@@ -14,14 +14,14 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.membership import Names, connected, membership
 from trunkline.status import NO_WORKER, RequestRefused
 from trunkline.v1.worker_pb2 import GetModelResponse
-from trunkline_router.discovery.sources import Addresses
 from trunkline_router.prompts.render_pool import RenderPool
 from trunkline_router.routing.route_request import RouteRequest
 from trunkline_router.routing.worker_blocks import WorkerBlocks
-from trunkline_router.sessions.session import WorkerSession
 from trunkline_router.workers.connected_worker import ConnectedWorker
+from trunkline_router.workers.discovery.address_sources import Addresses
 from trunkline_router.workers.link_context import LinkContext, LinkLimits
 from trunkline_router.workers.pool import Pools
+from trunkline_router.workers.sessions.session import WorkerSession
 from trunkline_router.workers.worker_breaker import FAILURES_TO_OPEN, OPEN_FIRST_S, WorkerBreaker
 from trunkline_router.workers.worker_health import LEAST_SHARE
 from trunkline_router.workers.worker_link import WorkerLink

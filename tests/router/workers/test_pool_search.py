@@ -11,7 +11,6 @@ import pytest
 from tests.router.virtual_time import in_virtual_time
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_router.routing.worker_blocks import WorkerBlocks
-from trunkline_router.sessions.session import WorkerSession
 from trunkline_router.workers.connect_attempts import ANSWERED_AT_MOST_S, SILENT_AT_MOST_S, ConnectAttempts
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext
@@ -25,6 +24,7 @@ from trunkline_router.workers.pool_search import (
     UNKNOWN_APART_S,
     PoolSearch,
 )
+from trunkline_router.workers.sessions.session import WorkerSession
 from trunkline_router.workers.worker_link import UNARY_TIMEOUT_S, WorkerLink
 
 LONG_S = 3600.0

@@ -19,13 +19,13 @@ from tests.worker.engine_rig import make_engine, make_submit
 from trunkline_kernels.gpu import prompt_attention, tuned_tilings
 from trunkline_kernels.gpu.prompt_attention import FreshPrompts
 from trunkline_kernels.gpu.ragged_attention import tiles_of
-from trunkline_worker.checkpoint.spec import DecoderSpec, read_spec
-from trunkline_worker.gpu.gpu_runner import GpuRunner
-from trunkline_worker.gpu.prefix_groups import PrefixGroups
-from trunkline_worker.gpu.row_table import TableRow
-from trunkline_worker.gpu.step_inputs import StepLayouts
-from trunkline_worker.gpu.step_programs import MIXED_SIZES
 from trunkline_worker.model import gpu_decoder
+from trunkline_worker.model.checkpoint.spec import DecoderSpec, read_spec
+from trunkline_worker.runner.gpu.gpu_runner import GpuRunner
+from trunkline_worker.runner.gpu.prefix_groups import PrefixGroups
+from trunkline_worker.runner.gpu.row_table import TableRow
+from trunkline_worker.runner.gpu.step_inputs import StepLayouts
+from trunkline_worker.runner.gpu.step_programs import MIXED_SIZES
 from trunkline_worker.settings import EngineSettings
 from trunkline_worker.step.plan import Sampling, SequenceStep
 

@@ -16,9 +16,9 @@ import torch
 
 from tests.worker.model.forward import ragged_logits
 from tests.worker.model.oracle import base_config, checked, their_model
-from trunkline_worker.checkpoint.checkpoint import INDEX, SINGLE
-from trunkline_worker.checkpoint.errors import ModelError
-from trunkline_worker.checkpoint.model_file import MOST_BYTES
+from trunkline_worker.model.checkpoint.checkpoint import INDEX, SINGLE
+from trunkline_worker.model.checkpoint.model_file import MOST_BYTES
+from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.loading import load_model
 
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from tests.worker.model.oracle import (
     their_model,
     write_config,
 )
-from trunkline_worker.checkpoint.config_keys import (
+from trunkline_worker.model.checkpoint.config_keys import (
     _KINDS,
     _KINDS_IN,
     _NEUTRAL,
@@ -31,9 +31,9 @@ from trunkline_worker.checkpoint.config_keys import (
     _WITHOUT_EFFECT,
     without,
 )
-from trunkline_worker.checkpoint.errors import ModelError
-from trunkline_worker.checkpoint.generation_defaults import read_generation_defaults
-from trunkline_worker.checkpoint.spec import parse_spec
+from trunkline_worker.model.checkpoint.generation_defaults import read_generation_defaults
+from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.checkpoint.spec import parse_spec
 from trunkline_worker.model.loading import load_model
 
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from trunkline_worker.checkpoint.errors import ModelError
-from trunkline_worker.checkpoint.weight_digest import CHUNK_BYTES, WeightDigests
+from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.checkpoint.weight_digest import CHUNK_BYTES, WeightDigests
 
 SIZES = [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 7]
 

@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 from tests.parameters import one_in
 from tests.worker.model.forward import ragged_logits
 from tests.worker.model.oracle import base_config, silence, their_logits, their_model, weights_of, write_config
-from trunkline_worker.checkpoint.checkpoint import INDEX, SINGLE, Checkpoint
-from trunkline_worker.checkpoint.errors import ModelError
-from trunkline_worker.checkpoint.weight_check import WeightCheck
-from trunkline_worker.checkpoint.weight_stream import WeightStream
 from trunkline_worker.model import loading
+from trunkline_worker.model.checkpoint.checkpoint import INDEX, SINGLE, Checkpoint
+from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.checkpoint.weight_check import WeightCheck
+from trunkline_worker.model.checkpoint.weight_stream import WeightStream
 from trunkline_worker.model.loading import LoadedModel, load_model
 
 CPU = torch.device("cpu")

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline_worker.checkpoint.checkpoint import EMBEDDING, HEAD
-from trunkline_worker.checkpoint.spec import DecoderSpec, read_spec
 from trunkline_worker.model import gpu_decoder, gpu_products
+from trunkline_worker.model.checkpoint.checkpoint import EMBEDDING, HEAD
+from trunkline_worker.model.checkpoint.spec import DecoderSpec, read_spec
 from trunkline_worker.model.gpu_decoder import GpuDecoder
 from trunkline_worker.model.loading import KV_DTYPES, LoadedModel, build_weights
 from trunkline_worker.model.weight_bytes import weight_bytes

@@ -10,10 +10,10 @@ from tests.worker.device.device import FakeDevice
 from tests.worker.device.faults import GraphFault
 from tests.worker.device.models import inventions, model_of
 from tests.worker.device.plans import RandomPlans
-from trunkline_worker.checkpoint.spec import DecoderSpec
-from trunkline_worker.execution.sampler import NOT_FINITE
-from trunkline_worker.gpu.gpu_runner import GpuRunner
-from trunkline_worker.gpu.step_inputs import StepLayout, StepShape
+from trunkline_worker.model.checkpoint.spec import DecoderSpec
+from trunkline_worker.runner.gpu.gpu_runner import GpuRunner
+from trunkline_worker.runner.gpu.step_inputs import StepLayout, StepShape
+from trunkline_worker.runner.sampler import NOT_FINITE
 from trunkline_worker.settings import EngineSettings
 from trunkline_worker.step.plan import RowError, StepPlan, StepResult
 

@@ -28,10 +28,10 @@ from trunkline.v1.worker_pb2 import (
     WorkerServiceGenerateRequest,
 )
 from trunkline_runtime.channel import open_channel
-from trunkline_worker.door.door import BY_ROUTERS, GATED, KINDS, OF_STRANGERS, most_message_bytes
-from trunkline_worker.door.places import Bounds, Places, host_of
-from trunkline_worker.door.uploads import PER_CONNECTION
 from trunkline_worker.front import session as session_module
+from trunkline_worker.front.door.door import BY_ROUTERS, GATED, KINDS, OF_STRANGERS, most_message_bytes
+from trunkline_worker.front.door.places import Bounds, Places, host_of
+from trunkline_worker.front.door.uploads import PER_CONNECTION
 from trunkline_worker.front.outbox import ROOM_BYTES
 from trunkline_worker.front.service import SERVICE
 from trunkline_worker.front.session import MAX_ABORT_BYTES, MAX_SUBMITS

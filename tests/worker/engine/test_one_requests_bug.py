@@ -15,9 +15,9 @@ from trunkline_worker.engine import engine as engine_module
 from trunkline_worker.engine.engine import Engine
 from trunkline_worker.engine.step_messages import sequence_output
 from trunkline_worker.engine.submission import sequence_of
-from trunkline_worker.execution import penalties, sampler, torch_runner
-from trunkline_worker.gpu import row_table, step_sampling
 from trunkline_worker.model.cpu_decoder import CpuDecoder
+from trunkline_worker.runner import penalties, sampler, torch_runner
+from trunkline_worker.runner.gpu import row_table, step_sampling
 from trunkline_worker.step.sampling_key import position_key
 
 PROMPTS = {1: list(range(60, 100)), 2: list(range(40, 75)), 3: list(range(100, 160)), 4: [70, 71, 72]}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.worker.sampling_rig import VOCAB, draw, logits_of, row_of
-from trunkline_worker.execution.batch_rows import Row
+from trunkline_worker.runner.batch_rows import Row
 from trunkline_worker.step.plan import Sampling
 from trunkline_worker.step.sampling_key import choice_seed, position_key, race_noise, token_bits
 

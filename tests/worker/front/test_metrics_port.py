@@ -12,8 +12,8 @@ from trunkline_runtime.settings import parse_settings
 from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokens
 from trunkline_worker.front.metrics_port import metrics_served
 from trunkline_worker.front.outbox import Backlog
+from trunkline_worker.front.telemetry.worker_metrics import WorkerMetrics
 from trunkline_worker.front_settings import WorkerSettings
-from trunkline_worker.telemetry.worker_metrics import WorkerMetrics
 
 
 async def scrape(port: int) -> str:

@@ -6,7 +6,7 @@ from trunkline.v1.generation_pb2 import FinishReason, PromptReport, SamplingPara
 from trunkline.v1.worker_pb2 import Submit, Timeline
 from trunkline_worker.front.cache_mirror import CacheMirror
 from trunkline_worker.front.front import Front
-from trunkline_worker.telemetry.worker_metrics import WorkerMetrics
+from trunkline_worker.front.telemetry.worker_metrics import WorkerMetrics
 
 LENGTH = FinishReason.FINISH_REASON_LENGTH
 START_S = 1000.0

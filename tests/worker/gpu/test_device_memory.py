@@ -16,10 +16,10 @@ from trunkline_cli.gpus import memory_share
 from trunkline_worker.engine import engine_process
 from trunkline_worker.engine.engine_process import build_engine
 from trunkline_worker.engine.largest_step import activation_bytes, largest_step
-from trunkline_worker.execution.step_thread import WaitingExecutor
-from trunkline_worker.gpu.gpu_runner import GRAPH_POOL_BYTES, GpuRunner
 from trunkline_worker.model.kv_budget import OutOfMemory
 from trunkline_worker.model.loading import LoadedModel
+from trunkline_worker.runner.gpu.gpu_runner import GRAPH_POOL_BYTES, GpuRunner
+from trunkline_worker.runner.step_thread import WaitingExecutor
 from trunkline_worker.settings import EngineSettings
 from trunkline_worker.step.plan import Sampling, SequenceStart, SequenceStep, StepPlan
 

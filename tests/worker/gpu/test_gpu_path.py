@@ -14,10 +14,10 @@ from trunkline_kernels.gpu import ragged_attention, tuned_tilings
 from trunkline_kernels.gpu.gated_linear import gated_linear
 from trunkline_kernels.gpu.quantized_linear import dequantize
 from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, ProductKey
-from trunkline_worker.checkpoint.errors import ModelError
-from trunkline_worker.checkpoint.spec import read_spec
 from trunkline_worker.engine.engine_process import build_engine
 from trunkline_worker.model import gpu_products
+from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.checkpoint.spec import read_spec
 from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.gpu_decoder import Chip, GpuDecoder
 from trunkline_worker.model.loading import load_model

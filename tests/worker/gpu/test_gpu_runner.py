@@ -15,14 +15,14 @@ import torch
 from tests.worker.engine_rig import drive, make_engine, make_submit
 from trunkline_kernels.gpu.device_rows import DeviceRows, gather_rows, step_inputs, write_segments
 from trunkline_kernels.gpu.shared_prefix import shared_prefix
-from trunkline_worker.execution.step_thread import QueueingExecutor, ThreadedExecutor
-from trunkline_worker.gpu import prefix_groups
-from trunkline_worker.gpu.gpu_runner import GpuRunner
-from trunkline_worker.gpu.prefix_groups import PrefixGroup, PrefixGroups, prefix_tiles
-from trunkline_worker.gpu.row_table import RowTable, TableRow
-from trunkline_worker.gpu.step_programs import decode_sizes
 from trunkline_worker.model import gpu_decoder
 from trunkline_worker.model.loading import load_model
+from trunkline_worker.runner.gpu import prefix_groups
+from trunkline_worker.runner.gpu.gpu_runner import GpuRunner
+from trunkline_worker.runner.gpu.prefix_groups import PrefixGroup, PrefixGroups, prefix_tiles
+from trunkline_worker.runner.gpu.row_table import RowTable, TableRow
+from trunkline_worker.runner.gpu.step_programs import decode_sizes
+from trunkline_worker.runner.step_thread import QueueingExecutor, ThreadedExecutor
 from trunkline_worker.settings import EngineSettings
 from trunkline_worker.step.plan import Sampling, SequenceStart, SequenceStep, StepPlan
 

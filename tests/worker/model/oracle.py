@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from trunkline_worker.checkpoint.errors import ModelError
-from trunkline_worker.checkpoint.spec import parse_spec
+from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.checkpoint.spec import parse_spec
 from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.decoder import DecoderWeights
 from trunkline_worker.model.loading import LoadedModel

@@ -9,10 +9,10 @@ import torch
 from tests.worker.engine_rig import DEMO_MODEL
 from tests.worker.model.checkpoints import write_checkpoint
 from tests.worker.model.oracle import weights_of
-from trunkline_worker.checkpoint.checkpoint import Checkpoint
-from trunkline_worker.checkpoint.errors import ModelError
-from trunkline_worker.checkpoint.spec import parse_spec
-from trunkline_worker.checkpoint.weight_stream import WeightStream
+from trunkline_worker.model.checkpoint.checkpoint import Checkpoint
+from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.checkpoint.spec import parse_spec
+from trunkline_worker.model.checkpoint.weight_stream import WeightStream
 from trunkline_worker.model.loading import LoadedModel, load_model
 
 

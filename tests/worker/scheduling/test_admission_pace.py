@@ -6,8 +6,8 @@ import pytest
 
 from tests.parameters import one_in
 from tests.worker.rig import Rig
-from trunkline_worker.pace.experience import Experience, Size
-from trunkline_worker.pace.step_cost import STEPS_PER_FIT
+from trunkline_worker.scheduler.pace.experience import Experience, Size
+from trunkline_worker.scheduler.pace.step_cost import STEPS_PER_FIT
 
 PROMPT_TOKENS = 1000
 

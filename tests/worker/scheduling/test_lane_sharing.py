@@ -10,10 +10,10 @@ from tests.worker.rig import Rig
 from trunkline_worker.lanes.fair_share import NEWCOMERS_FIRST, Accounts
 from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.lanes.queue_bounds import QueueBounds
-from trunkline_worker.pace.experience import Experience, Size
-from trunkline_worker.pace.limits import AdmissionRule
-from trunkline_worker.pace.step_cost import STEPS_PER_FIT
-from trunkline_worker.scheduling.shares import may_take
+from trunkline_worker.scheduler.pace.experience import Experience, Size
+from trunkline_worker.scheduler.pace.limits import AdmissionRule
+from trunkline_worker.scheduler.pace.step_cost import STEPS_PER_FIT
+from trunkline_worker.scheduler.shares import may_take
 
 INTERACTIVE, STANDARD, BATCH = Lane
 PLENTY = 1024  # blocks

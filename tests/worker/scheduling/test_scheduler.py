@@ -6,8 +6,8 @@ import pytest
 
 from tests.worker.rig import BLOCK_SIZE, Rig
 from trunkline_worker.cache.sequence import Finish
-from trunkline_worker.pace.limits import AdmissionRule
-from trunkline_worker.scheduling.prompts import MAX_DEFERRED
+from trunkline_worker.scheduler.pace.limits import AdmissionRule
+from trunkline_worker.scheduler.prompts import MAX_DEFERRED
 
 OPTIMISTIC = AdmissionRule.OPTIMISTIC
 

@@ -8,10 +8,10 @@ import pytest
 from trunkline_worker.cache.kv_forecast import SAFETY_DEVIATIONS, peak_blocks
 from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.lanes.queue_bounds import QueueBounds
-from trunkline_worker.pace.output_lengths import OutputLengths
-from trunkline_worker.pace.step_cost import STEPS_PER_FIT, StepCost, StepLoad, chunk_pairs
-from trunkline_worker.queue.drain_rate import UNKNOWN_RETRY_S, DrainRate
-from trunkline_worker.scheduling.histogram import Histogram
+from trunkline_worker.scheduler.histogram import Histogram
+from trunkline_worker.scheduler.pace.output_lengths import OutputLengths
+from trunkline_worker.scheduler.pace.step_cost import STEPS_PER_FIT, StepCost, StepLoad, chunk_pairs
+from trunkline_worker.scheduler.queue.drain_rate import UNKNOWN_RETRY_S, DrainRate
 
 
 def test_quantiles_are_within_half_a_bucket_and_forget_what_is_old() -> None:

@@ -7,11 +7,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.worker.telemetry.timeline_rig import TARGET_S, TimelineRig, expected, told
 from trunkline.engine.v1.engine_pb2 import StepRecord
+from trunkline_worker.front.telemetry import step_times
+from trunkline_worker.front.telemetry.choice_timeline import MAX_CHUNKS, MAX_GAPS, ChoiceTimeline
+from trunkline_worker.front.telemetry.step_times import StepTimes
 from trunkline_worker.lanes.lanes import Lane
-from trunkline_worker.pace.limits import AdmissionRule, Batching
-from trunkline_worker.telemetry import step_times
-from trunkline_worker.telemetry.choice_timeline import MAX_CHUNKS, MAX_GAPS, ChoiceTimeline
-from trunkline_worker.telemetry.step_times import StepTimes
+from trunkline_worker.scheduler.pace.limits import AdmissionRule, Batching
 
 
 class TimelineLife(RuleBasedStateMachine):

@@ -8,11 +8,11 @@ from tests.worker.rig import Rig
 from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.v1.worker_pb2 import Timeline
 from trunkline_worker.engine.step_messages import fill_record
-from trunkline_worker.scheduling.stats import StepCounts
-from trunkline_worker.scheduling.step_outputs import StepOutput
+from trunkline_worker.front.telemetry.choice_timeline import MAX_CHUNKS, MAX_GAPS, ChoiceTimeline, take_step
+from trunkline_worker.front.telemetry.step_times import StepTimes
+from trunkline_worker.scheduler.stats import StepCounts
+from trunkline_worker.scheduler.step_outputs import StepOutput
 from trunkline_worker.step.plan import StepPlan, StepResult
-from trunkline_worker.telemetry.choice_timeline import MAX_CHUNKS, MAX_GAPS, ChoiceTimeline, take_step
-from trunkline_worker.telemetry.step_times import StepTimes
 
 TARGET_S = 1.2
 STEP_S = (1.0, 1.0, 1.0, 1.5, 1.0, 2.0, 1.0)  # in turn

@@ -18,10 +18,10 @@ from trunkline.engine.v1.engine_pb2 import EngineOutput
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, SamplingParams
 from trunkline.v1.worker_pb2 import Resume, Submit
-from trunkline_worker.text.decoder_stages import ByteRun
-from trunkline_worker.text.detokenizer import Detokenizer, NewText
-from trunkline_worker.text.output_stream import OutputStream
-from trunkline_worker.text.token_texts import TokenTexts
+from trunkline_worker.front.text.decoder_stages import ByteRun
+from trunkline_worker.front.text.detokenizer import Detokenizer, NewText
+from trunkline_worker.front.text.output_stream import OutputStream
+from trunkline_worker.front.text.token_texts import TokenTexts
 
 NAMES = ("demo", "tokenizers/tinyllama", "tokenizers/phi-3-mini", "models/stories260k")
 NO_END = FinishReason.FINISH_REASON_UNSPECIFIED

@@ -18,8 +18,8 @@ from tests.worker.front.text_oracle import TEXTS, added_text
 from trunkline.engine.v1.engine_pb2 import EngineOutput
 from trunkline.v1.generation_pb2 import FinishReason, SamplingParams
 from trunkline.v1.worker_pb2 import Resume, Submit
-from trunkline_worker.text.output_stream import OutputStream
-from trunkline_worker.text.token_texts import TokenTexts
+from trunkline_worker.front.text.output_stream import OutputStream
+from trunkline_worker.front.text.token_texts import TokenTexts
 
 NAMES = ("tokenizers/tinyllama", "tokenizers/phi-3-mini", "models/stories260k")
 STOP = FinishReason.FINISH_REASON_STOP

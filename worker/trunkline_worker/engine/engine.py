@@ -29,10 +29,10 @@ from trunkline_worker.engine.step_messages import broken_off, cache_events, fill
 from trunkline_worker.engine.submission import Prompt, sequence_of
 from trunkline_worker.lanes.lanes import LANES, Lane, lane_of
 from trunkline_worker.lanes.queue_bounds import QueueBounds, queue_full
-from trunkline_worker.pace.deadlines import too_late
-from trunkline_worker.scheduling.scheduler import Scheduler
-from trunkline_worker.scheduling.stats import StepCounts
-from trunkline_worker.scheduling.step_outputs import StepOutput, StepOutputs
+from trunkline_worker.scheduler.pace.deadlines import too_late
+from trunkline_worker.scheduler.scheduler import Scheduler
+from trunkline_worker.scheduler.stats import StepCounts
+from trunkline_worker.scheduler.step_outputs import StepOutput, StepOutputs
 from trunkline_worker.step.executor import Executor, RepeatingExecutor
 from trunkline_worker.step.plan import StepPlan, StepResult
 

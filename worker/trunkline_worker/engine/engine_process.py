@@ -27,7 +27,6 @@ from trunkline.engine.v1.engine_pb2 import (
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.prefix_tree import PrefixTree
-from trunkline_worker.checkpoint.errors import ModelError
 from trunkline_worker.engine.engine import Engine, ModelLimits
 from trunkline_worker.engine.largest_step import activation_bytes
 from trunkline_worker.engine.model_floor import step_floor
@@ -35,14 +34,15 @@ from trunkline_worker.engine.own_gpu import own_gpu
 from trunkline_worker.engine.rehearsal import rehearse
 from trunkline_worker.engine.step_runner import step_runner
 from trunkline_worker.engine.watchdog import Watchdog
-from trunkline_worker.execution.step_thread import InlineExecutor, QueueingExecutor, ThreadedExecutor, WaitingExecutor
 from trunkline_worker.link.flight_recorder import FlightRecorder
 from trunkline_worker.link.frames import FrameReader, frame
+from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.kv_budget import OutOfMemory, check_block_count, kv_block_count, usable_bytes
 from trunkline_worker.model.loading import LoadedModel, load_model
-from trunkline_worker.pace.limits import AdmissionRule, Batching, SchedulerLimits
-from trunkline_worker.scheduling.scheduler import Scheduler
-from trunkline_worker.scheduling.stats import EngineStats
+from trunkline_worker.runner.step_thread import InlineExecutor, QueueingExecutor, ThreadedExecutor, WaitingExecutor
+from trunkline_worker.scheduler.pace.limits import AdmissionRule, Batching, SchedulerLimits
+from trunkline_worker.scheduler.scheduler import Scheduler
+from trunkline_worker.scheduler.stats import EngineStats
 from trunkline_worker.settings import EngineSettings
 
 PR_SET_PDEATHSIG = 1  # prctl(2)

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from trunkline_worker.execution.step_thread import StepRunner
-from trunkline_worker.execution.torch_runner import TorchRunner
 from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.loading import LoadedModel
+from trunkline_worker.runner.step_thread import StepRunner
+from trunkline_worker.runner.torch_runner import TorchRunner
 from trunkline_worker.settings import EngineSettings
 
 
@@ -23,7 +23,7 @@ def step_runner(
     """
     if isinstance(model.decoder, CpuDecoder | Decoder):
         return TorchRunner(model, num_blocks=num_blocks, block_size=settings.block_size)
-    from trunkline_worker.gpu.gpu_runner import GpuRunner  # Triton is not available on every system
+    from trunkline_worker.runner.gpu.gpu_runner import GpuRunner  # Triton is not available on every system
 
     runner = GpuRunner(model, settings, num_blocks=num_blocks)
     if report is not None:

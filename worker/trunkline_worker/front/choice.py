@@ -9,10 +9,10 @@ from opentelemetry.trace import Span
 from trunkline.engine.v1.engine_pb2 import EngineOutput
 from trunkline.protocol import CLEARING_STEPS
 from trunkline.v1.worker_pb2 import SequenceOutput, Timeline
+from trunkline_worker.front.telemetry.choice_timeline import TEXT_STRIDE, ChoiceTimeline
+from trunkline_worker.front.telemetry.step_times import StepTimes
+from trunkline_worker.front.text.output_stream import OutputStream
 from trunkline_worker.lanes.lanes import Lane
-from trunkline_worker.telemetry.choice_timeline import TEXT_STRIDE, ChoiceTimeline
-from trunkline_worker.telemetry.step_times import StepTimes
-from trunkline_worker.text.output_stream import OutputStream
 
 Deliver = Callable[[SequenceOutput], None]
 

@@ -19,16 +19,16 @@ from trunkline_worker.front.cache_mirror import CacheMirror
 from trunkline_worker.front.choice import Choice, Deliver, are_of_one_request
 from trunkline_worker.front.front_queue import FrontQueue
 from trunkline_worker.front.submit_validation import validate_submit
+from trunkline_worker.front.telemetry.choice_end import ChoiceEnd
+from trunkline_worker.front.telemetry.choice_spans import end_spans
+from trunkline_worker.front.telemetry.choice_timeline import ChoiceTimeline, take_step
+from trunkline_worker.front.telemetry.step_times import StepTimes
+from trunkline_worker.front.telemetry.worker_metrics import WorkerMetrics
+from trunkline_worker.front.text.output_stream import OutputStream
+from trunkline_worker.front.text.token_texts import TokenTexts
 from trunkline_worker.lanes.lanes import Lane, lane_of
 from trunkline_worker.lanes.queue_bounds import queue_full
 from trunkline_worker.link.engine_link import EngineLink
-from trunkline_worker.telemetry.choice_end import ChoiceEnd
-from trunkline_worker.telemetry.choice_spans import end_spans
-from trunkline_worker.telemetry.choice_timeline import ChoiceTimeline, take_step
-from trunkline_worker.telemetry.step_times import StepTimes
-from trunkline_worker.telemetry.worker_metrics import WorkerMetrics
-from trunkline_worker.text.output_stream import OutputStream
-from trunkline_worker.text.token_texts import TokenTexts
 
 # Retry delay of a refusal before the engine has first reported its own.
 UNKNOWN_RETRY_DELAY_MS = 1000

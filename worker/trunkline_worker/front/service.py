@@ -36,7 +36,7 @@ from trunkline_worker.front.grant_desk import GrantDesk
 from trunkline_worker.front.grant_reports import FollowedGrant, GrantReports
 from trunkline_worker.front.outbox import Backlog, Outbox
 from trunkline_worker.front.session import Session
-from trunkline_worker.text.tokenizer_files import TokenizerFiles
+from trunkline_worker.front.text.tokenizer_files import TokenizerFiles
 
 # Small, so that a call whose caller stops reading holds little memory.
 TOKENIZER_CHUNK_BYTES = 128 << 10

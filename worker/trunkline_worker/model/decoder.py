@@ -16,7 +16,7 @@ from trunkline_kernels.rotary import apply_rotary
 from trunkline_kernels.row_tiles import map_row_tiles, tile_rows
 from trunkline_kernels.silu_and_mul import silu_and_mul
 from trunkline_kernels.tiled_attention import tiled_attention
-from trunkline_worker.checkpoint.spec import DecoderSpec
+from trunkline_worker.model.checkpoint.spec import DecoderSpec
 from trunkline_worker.model.rotary_tables import rotary_tables
 
 

@@ -35,8 +35,8 @@ from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.gpu.shared_prefix import shared_prefix
 from trunkline_kernels.gpu.tuned_tilings import chosen_table
 from trunkline_kernels.ragged_batch import KVLayer
-from trunkline_worker.checkpoint.errors import ModelError
-from trunkline_worker.checkpoint.spec import DecoderSpec
+from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.checkpoint.spec import DecoderSpec
 from trunkline_worker.model.decoder import DecoderWeights
 from trunkline_worker.model.gpu_products import LayerProducts, Products, QuantizedLayer
 from trunkline_worker.model.rotary_tables import rotary_tables

@@ -29,8 +29,8 @@ from trunkline_kernels.gpu.quantized_linear import (
 )
 from trunkline_kernels.gpu.silu_and_mul import silu_and_mul
 from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR
-from trunkline_worker.checkpoint.errors import ModelError
-from trunkline_worker.checkpoint.spec import DecoderSpec
+from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.checkpoint.spec import DecoderSpec
 from trunkline_worker.model.decoder import LayerWeights
 
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline_worker.checkpoint.checkpoint import EMBEDDING, HEAD, Checkpoint, fingerprint
-from trunkline_worker.checkpoint.errors import ModelError
-from trunkline_worker.checkpoint.generation_defaults import read_generation_defaults
-from trunkline_worker.checkpoint.spec import DecoderSpec, read_spec
-from trunkline_worker.checkpoint.weight_digest import WeightDigests
-from trunkline_worker.checkpoint.weight_stream import WeightStream
+from trunkline_worker.model.checkpoint.checkpoint import EMBEDDING, HEAD, Checkpoint, fingerprint
+from trunkline_worker.model.checkpoint.generation_defaults import read_generation_defaults
+from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.checkpoint.spec import DecoderSpec, read_spec
+from trunkline_worker.model.checkpoint.weight_digest import WeightDigests
+from trunkline_worker.model.checkpoint.weight_stream import WeightStream
 from trunkline_worker.model.cpu_decoder import CpuDecoder, cpu_decoder
 from trunkline_worker.model.decoder import Decoder, DecoderWeights, LayerWeights
 from trunkline_worker.model.kv_budget import GIB, free_bytes

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from trunkline_worker.checkpoint.errors import ModelError
-from trunkline_worker.checkpoint.rope_scaling import RopeSpec
+from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.checkpoint.rope_scaling import RopeSpec
 
 
 def rotary_tables(rope: RopeSpec, head_dim: int, context_length: int) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ HANGS = bool(os.environ.get("TRUNKLINE_DEADLY_HANG"))  # the engine hangs instea
 POISON = [1999, 1998, 1997, 1996]  # no other prompt begins with these tokens
 
 if "trunkline_worker.engine.engine_process" in sys.orig_argv:
-    from trunkline_worker.execution.step_thread import InlineExecutor
+    from trunkline_worker.runner.step_thread import InlineExecutor
 
     sick: dict[int, int] = {}  # steps survived, by sequence
     launch = InlineExecutor.launch

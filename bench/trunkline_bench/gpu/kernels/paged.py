@@ -23,10 +23,10 @@ from trunkline_kernels.gpu.ragged_attention import (
 )
 from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes, shared_prefix
 from trunkline_kernels.ragged_batch import KVLayer, allocate_kv
-from trunkline_worker.gpu.prefix_groups import PrefixGroup, prefix_tiles
-from trunkline_worker.gpu.row_table import TableRow
-from trunkline_worker.gpu.step_inputs import PREFIX_ALIGNMENT
 from trunkline_worker.model.gpu_decoder import Chip
+from trunkline_worker.runner.gpu.prefix_groups import PrefixGroup, prefix_tiles
+from trunkline_worker.runner.gpu.row_table import TableRow
+from trunkline_worker.runner.gpu.step_inputs import PREFIX_ALIGNMENT
 from trunkline_worker.step.plan import Sampling
 
 

@@ -21,7 +21,7 @@ from trunkline_kernels.gpu.persistent_linear import NEVER, PersistentTiling, Pro
 from trunkline_kernels.gpu.product_choice import LEAST_GAIN, ProductChoice, ProductTiling
 from trunkline_kernels.gpu.quantized_linear import FP8, Fp8Tiling, QuantizedWeight, fp8_tiling, quantize
 from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, ProductKey, name_of
-from trunkline_worker.checkpoint.spec import read_spec
+from trunkline_worker.model.checkpoint.spec import read_spec
 from trunkline_worker.model.gpu_decoder import FP8_CAPABILITY, Chip
 from trunkline_worker.model.gpu_products import LayerProducts
 

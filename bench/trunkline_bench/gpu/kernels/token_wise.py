@@ -31,10 +31,10 @@ from trunkline_kernels.gpu.quantized_linear import (
 )
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.ragged_batch import KVLayer
-from trunkline_worker.execution.batch_rows import Row
-from trunkline_worker.execution.sampler import sample
-from trunkline_worker.gpu.row_table import TableRow, sampling_columns
 from trunkline_worker.model.gpu_decoder import FP8_CAPABILITY, Chip
+from trunkline_worker.runner.batch_rows import Row
+from trunkline_worker.runner.gpu.row_table import TableRow, sampling_columns
+from trunkline_worker.runner.sampler import sample
 from trunkline_worker.step.plan import Sampling, SequenceStart
 
 EPS = 1e-6

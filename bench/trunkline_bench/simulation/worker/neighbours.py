@@ -19,7 +19,7 @@ from trunkline_worker.cache.prefix_tree import PrefixTree
 from trunkline_worker.engine.engine import Engine, ModelLimits
 from trunkline_worker.engine.submission import Prompt
 from trunkline_worker.lanes.lanes import Lane, lane_number
-from trunkline_worker.scheduling.scheduler import Scheduler
+from trunkline_worker.scheduler.scheduler import Scheduler
 
 REFUSED_S = 0.1  # pause of a client after a refusal
 

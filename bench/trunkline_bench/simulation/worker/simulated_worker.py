@@ -21,9 +21,9 @@ from trunkline_worker.engine.engine import Engine, ModelLimits
 from trunkline_worker.engine.submission import Prompt
 from trunkline_worker.front.cache_mirror import LOAD_INTERVAL_S
 from trunkline_worker.lanes.lanes import Lane, lane_number
-from trunkline_worker.pace.limits import SchedulerLimits
-from trunkline_worker.scheduling.scheduler import Scheduler
-from trunkline_worker.scheduling.stats import EngineStats
+from trunkline_worker.scheduler.pace.limits import SchedulerLimits
+from trunkline_worker.scheduler.scheduler import Scheduler
+from trunkline_worker.scheduler.stats import EngineStats
 
 FINGERPRINT = "simulated"  # of the model, for block hashes
 NEVER_S = float("inf")

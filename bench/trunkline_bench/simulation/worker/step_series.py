@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from trunkline.v1.worker_pb2 import LoadSample
-from trunkline_worker.scheduling.stats import StepCounts
+from trunkline_worker.scheduler.stats import StepCounts
 
 
 @dataclass(slots=True)

@@ -1,0 +1,1 @@
+"""The Python client: asynchronous, synchronous, and directly to workers."""

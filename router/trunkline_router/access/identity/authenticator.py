@@ -1,0 +1,161 @@
+"""From a credential to an identity."""
+
+import asyncio
+import hmac
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from trunkline.status import no_worker
+from trunkline_router.access.identity.bearer_token import BearerTokens
+from trunkline_router.access.identity.fleet_secret import read_fleet_secret
+from trunkline_router.access.identity.identity import Identity, unauthenticated
+from trunkline_router.access.identity.jwks_source import JwksFile, JwksUrl
+from trunkline_router.access.identity.key_file import KeyFile
+from trunkline_router.access.identity.key_record import ApiKey, KeyRecord
+from trunkline_router.access.identity.redis_keys import SEAL_PURPOSE, RedisKeys
+from trunkline_router.access.identity.token_claims import ClaimRules
+from trunkline_router.access.identity.watched_file import WatchedFile
+from trunkline_router.settings import RouterSettings
+
+_WRONG_KEY = "the API key is not valid"  # also if its id is not known: ids must not be found by trying
+_NO_DIGEST = bytes(32)
+
+
+class KeySource(Protocol):
+    """Where records of API keys come from."""
+
+    @property
+    def records(self) -> Mapping[str, KeyRecord]:
+        """Records by key id."""
+
+    @property
+    def has_loaded(self) -> bool:
+        """Whether the records have been read at least once."""
+
+    async def start(self) -> None:
+        """Reads the records. Raises IdentityError if they cannot be used."""
+
+    async def run(self) -> None:
+        """Follows the records until it is cancelled."""
+
+
+class KeyFileSource:
+    """API keys in a file."""
+
+    has_loaded = True  # from start() on
+
+    def __init__(self, path: str) -> None:
+        self._keys = KeyFile()
+        self.file = WatchedFile(f"--api-keys={path}", path, self._keys.read)
+
+    @property
+    def records(self) -> Mapping[str, KeyRecord]:
+        return self._keys.records
+
+    async def start(self) -> None:
+        """See KeySource."""
+        await self.file.start()
+
+    async def run(self) -> None:
+        """See KeySource."""
+        await self.file.run()
+
+
+class Authenticator:
+    """Tells the identities of credentials, from API keys and tokens."""
+
+    def __init__(
+        self,
+        key_sources: Sequence[KeySource] = (),
+        tokens: BearerTokens | None = None,
+        *,
+        now_unix_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._key_sources = key_sources
+        self._tokens = tokens
+        self._now_unix_s = now_unix_s
+
+    @property
+    def is_configured(self) -> bool:
+        """Whether there is any source of identities."""
+        return bool(self._key_sources) or self._tokens is not None
+
+    async def start(self) -> None:
+        """Reads all sources. Raises IdentityError if a file cannot be used; Redis and URLs may follow later."""
+        for source in self._sources():
+            await source.start()
+
+    async def run(self) -> None:
+        """Follows all sources until it is cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for source in self._sources():
+                tasks.create_task(source.run())
+            tasks.create_task(asyncio.Event().wait())  # also without sources it ends only when cancelled
+
+    def identify(self, credential: str, host: str = "") -> Identity:
+        """The identity that an API key or a token proves.  host: where it came from, as gRPC writes it
+
+        Raises RequestRefused: UNAUTHENTICATED, UNAVAILABLE while the sources have never been reached, or OVERLOADED if
+        the host has sent too many invalid tokens.
+        """
+        key = ApiKey.parse(credential)
+        if key is not None and self._key_sources:
+            return self._identity_of(key)
+        if key is None and self._tokens is not None and "." in credential:
+            return self._tokens.identify(credential, host)
+        raise unauthenticated("the credential is not valid")
+
+    def _identity_of(self, key: ApiKey) -> Identity:
+        """Looks the key up each time, so that a revocation counts at once. That costs about as much as a cache."""
+        records = [source.records[key.key_id] for source in self._key_sources if key.key_id in source.records]
+        matching = [record for record in records if record.is_of(key)]
+        if not records:
+            hmac.compare_digest(_NO_DIGEST, key.digest)  # takes as long as if the id were known
+            if not all(source.has_loaded for source in self._key_sources):
+                raise no_worker("API keys cannot be checked yet: their store has not answered")
+        if not matching:
+            raise unauthenticated(_WRONG_KEY)
+        # Only the bearer of the secret learns the following.
+        if any(record.revoked_unix_s is not None for record in matching):
+            raise unauthenticated("the API key has been revoked")
+        now_unix_s = self._now_unix_s()
+        if any(record.expires_unix_s is not None and now_unix_s >= record.expires_unix_s for record in matching):
+            raise unauthenticated("the API key has expired")
+        return matching[0].identity
+
+    def _sources(self) -> Sequence[KeySource | JwksFile | JwksUrl]:
+        return [*self._key_sources, *(() if self._tokens is None else (self._tokens.source,))]
+
+
+def authenticator_of(settings: RouterSettings, now_unix_s: Callable[[], float] = time.time) -> Authenticator:
+    """The authenticator that the settings describe. Raises IdentityError if the fleet's secret cannot be read."""
+    secret = read_fleet_secret(settings.identity.fleet_secret, settings.identity.fleet_secret_file)
+    sources: list[KeySource] = []
+    if settings.identity.api_keys:
+        sources.append(KeyFileSource(settings.identity.api_keys))
+    if settings.identity.api_keys_in_redis:
+        sources.append(
+            RedisKeys(
+                settings.redis_url,
+                settings.key_prefix,
+                secret.seal(SEAL_PURPOSE),
+                tls=settings.redis_tls.redis_tls(),
+            )
+        )
+    tokens = None
+    if settings.identity.jwt_jwks:
+        jwks = settings.identity.jwt_jwks
+        rules = ClaimRules(
+            settings.identity.jwt_issuer,
+            frozenset(settings.identity.jwt_audience),
+            settings.identity.jwt_clock_skew_s,
+            settings.identity.jwt_tenant_claim,
+            settings.identity.jwt_roles_claim,
+            settings.identity.jwt_claim_prefix,
+        )
+        source = (
+            JwksUrl(jwks, settings.identity.jwt_jwks_max_age_s) if settings.identity.has_jwks_url else JwksFile(jwks)
+        )
+        tokens = BearerTokens(source, rules, now_unix_s)
+    return Authenticator(sources, tokens, now_unix_s=now_unix_s)

@@ -1,0 +1,191 @@
+"""API keys and their records. Pure.
+
+A key is `tl-<id>-<secret>`: an id of 12 and a secret of 43 characters out of 62. Secret scanners find it with the
+regular expression `\\btl-[0-9A-Za-z]{12}-[0-9A-Za-z]{43}\\b`. The id finds the record, which has the SHA-256 of the
+secret. A slow hash is not needed: it protects secrets that can be guessed, and this one is 256 random bits.
+"""
+
+import hashlib
+import hmac
+import json
+import re
+import secrets
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeGuard
+
+from trunkline_router.access.identity.identity import Identity
+from trunkline_router.access.identity.identity_fields import TERMS, FieldError, identity_from, terms_of
+
+PREFIX = "tl-"
+ID_CHARACTERS, SECRET_CHARACTERS = 12, 43  # 62 ** 43 > 2 ** 256
+ALPHABET = string.digits + string.ascii_letters
+LONGEST_NOTE = 200
+MOST_RECORD_BYTES = 1 << 14  # as JSON
+MOST_PADDED = 40  # characters of a cell in a list: a key may have a thousand models
+FIELDS = ("id", "hash", *TERMS, "created", "expires", "revoked", "note")
+
+_KEY = re.compile(rf"{PREFIX}([0-9A-Za-z]{{{ID_CHARACTERS}}})-([0-9A-Za-z]{{{SECRET_CHARACTERS}}})", re.ASCII)
+_ID = re.compile(rf"[0-9A-Za-z]{{{ID_CHARACTERS}}}", re.ASCII)
+_PLAIN = re.compile(r"[0-9A-Za-z*._:/@+-]+", re.ASCII)  # others are quoted, so that no name looks like two cells
+_HASH = re.compile(r"sha256:([0-9a-f]{64})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """An API key in the clear. Its repr hides the secret."""
+
+    key_id: str
+    secret: str
+
+    @classmethod
+    def new(cls) -> "ApiKey":
+        return cls(_random_text(ID_CHARACTERS), _random_text(SECRET_CHARACTERS))
+
+    @classmethod
+    def parse(cls, credential: str) -> "ApiKey | None":
+        """The key; None if the credential does not have the form of one."""
+        found = _KEY.fullmatch(credential)
+        return None if found is None else cls(found[1], found[2])
+
+    @property
+    def credential(self) -> str:
+        return f"{PREFIX}{self.key_id}-{self.secret}"
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256(self.secret.encode()).digest()
+
+    def __repr__(self) -> str:
+        return f"ApiKey({self.key_id})"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """What is stored of an API key. Times are in Unix seconds."""
+
+    key_id: str
+    digest: bytes  # SHA-256 of the secret
+    identity: Identity
+    created_unix_s: float
+    revoked_unix_s: float | None
+    note: str
+
+    @property
+    def expires_unix_s(self) -> float | None:
+        return self.identity.expires_unix_s
+
+    def is_of(self, key: ApiKey) -> bool:
+        """Whether the record is this key's; takes as long for each wrong secret."""
+        return hmac.compare_digest(self.digest, key.digest)
+
+
+def new_record(
+    key: ApiKey, terms: Mapping[str, Any], now_unix_s: float, expires_unix_s: float | None
+) -> dict[str, Any]:
+    """A key's record as JSON; `terms` has TERMS and `note`. Raises FieldError."""
+    fields = {
+        "id": key.key_id,
+        "hash": f"sha256:{key.digest.hex()}",
+        **{name: value for name, value in terms.items() if value is not None},
+        "created": written_time(now_unix_s),
+    }
+    if expires_unix_s is not None:
+        fields["expires"] = written_time(expires_unix_s)
+    read_record(fields)
+    if len(json.dumps(fields)) > MOST_RECORD_BYTES:
+        raise FieldError("the record", f"has more than {MOST_RECORD_BYTES} bytes: too many or too long names")
+    return fields
+
+
+def read_record(fields: Any) -> KeyRecord:
+    """The record in a JSON object. Raises FieldError.
+
+    Unknown fields are refused: one that is misspelt, or that only a later version knows, may restrict the key.
+    """
+    if not isinstance(fields, dict):
+        raise FieldError("the record", "must be an object")
+    if not fields.keys() <= set(FIELDS):
+        raise FieldError("the record", f"has an unknown field; allowed: {', '.join(FIELDS)}")
+    key_id, digest = fields.get("id"), fields.get("hash")
+    if not is_key_id(key_id):
+        raise FieldError("id", f"must be {ID_CHARACTERS} digits and letters")
+    found = _HASH.fullmatch(digest) if isinstance(digest, str) else None
+    if found is None:
+        raise FieldError("hash", "must be sha256: and 64 hexadecimal digits")
+    created = _time(fields, "created")
+    if created is None:
+        raise FieldError("created", "is missing")
+    note = fields.get("note", "")
+    if not isinstance(note, str) or len(note) > LONGEST_NOTE or not note.isprintable():
+        raise FieldError("note", f"must be one line of at most {LONGEST_NOTE} characters")
+    identity = identity_from(f"key:{key_id}", fields, _time(fields, "expires"))
+    return KeyRecord(key_id, bytes.fromhex(found[1]), identity, created, _time(fields, "revoked"), note)
+
+
+def is_key_id(value: Any) -> TypeGuard[str]:
+    return isinstance(value, str) and _ID.fullmatch(value) is not None
+
+
+def written_time(unix_s: float) -> str:
+    """A time as in records, such as 2026-01-31T12:00:00Z."""
+    return datetime.fromtimestamp(int(unix_s), UTC).isoformat().replace("+00:00", "Z")
+
+
+def table(listed: Iterable[tuple[KeyRecord, str]], now_unix_s: float) -> list[str]:
+    """One line for each key, oldest first, without secrets and hashes, below a line of titles.
+
+    listed: records, each with the name of the secret that sealed it; a record in a file has none
+    """
+    rows = [("ID", "TENANT", "ROLES", "STATE", "SEAL", "CREATED", "EXPIRES", "TERMS", "NOTE")]
+    for record, seal in sorted(listed, key=lambda one: (one[0].created_unix_s, one[0].key_id)):
+        expires_unix_s = record.expires_unix_s
+        rows.append((
+            record.key_id,
+            _shown(record.identity.tenant),
+            ",".join(sorted(record.identity.roles)),
+            _state(record, now_unix_s),
+            seal or "none",
+            written_time(record.created_unix_s),
+            "never" if expires_unix_s is None else written_time(expires_unix_s),
+            " ".join(f"{name}={_shown(value)}" for name, value in terms_of(record.identity).items()) or "default",
+            record.note and json.dumps(record.note, ensure_ascii=False),
+        ))  # fmt: skip
+    widths = [min(max(map(len, column)), MOST_PADDED) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _shown(value: Any) -> str:
+    """A term's value, without a space outside of quotation marks."""
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}:{_shown(part)}" for name, part in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ",".join(map(_shown, value)) or "[]"
+    if isinstance(value, str) and _PLAIN.fullmatch(value):
+        return value
+    return json.dumps(value)
+
+
+def _state(record: KeyRecord, now_unix_s: float) -> str:
+    if record.revoked_unix_s is not None:
+        return "revoked"
+    return "expired" if record.expires_unix_s is not None and now_unix_s >= record.expires_unix_s else "active"
+
+
+def _time(fields: Mapping[str, Any], name: str) -> float | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    try:
+        time = datetime.fromisoformat(value)
+        if time.tzinfo is None:
+            raise ValueError
+        return time.timestamp()
+    except (ValueError, TypeError, OverflowError):
+        raise FieldError(name, "must be a time such as 2026-01-31T12:00:00Z") from None
+
+
+def _random_text(length: int) -> str:
+    return "".join(secrets.choice(ALPHABET) for _ in range(length))

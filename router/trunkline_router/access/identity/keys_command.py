@@ -1,0 +1,330 @@
+"""`trunkline keys`: creates, lists and revokes API keys, in a file or in Redis, and seals those in Redis anew.
+
+A new key is printed once, alone on standard output. All other messages go to standard error. A failure is one line, and
+the exit status is 2.
+"""
+
+import argparse
+import asyncio
+import os
+import re
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trunkline.validation import LANES
+from trunkline_router.access.identity.fleet_secret import read_fleet_secret
+from trunkline_router.access.identity.identity import IdentityError, Role
+from trunkline_router.access.identity.identity_fields import FieldError
+from trunkline_router.access.identity.key_file import FileRecords
+from trunkline_router.access.identity.key_record import ApiKey, KeyRecord, is_key_id, new_record, table, written_time
+from trunkline_router.quotas.quota import MOST_QUOTA, QUOTA_NAMES
+from trunkline_router.quotas.stores.store import StoreDown
+
+PROG = "trunkline keys"
+EXIT_FAILED, EXIT_INTERRUPTED = 2, 130
+UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+LONGEST_S = 36500 * 86400
+CONNECT_TIMEOUT_S = 5.0
+RESEAL_PAUSE_S = 3.0  # in which every router polls
+INSTALL = "pip install 'trunkline[router]'"
+REDIS_URL, SECRET = "TRUNKLINE_REDIS_URL", "TRUNKLINE_FLEET_SECRET"
+# Flags that are the router's, with values as there. They are for keys in Redis.
+ROUTER_FLAGS = ("config", "key_prefix", "fleet_secret_file", "redis_tls_ca", "redis_tls_cert", "redis_tls_key")
+# A field of a record → its flag, where that has another name.
+FLAGS = {"tenant": "--tenant", "acts_for": "--acts-for", "models": "--model", "note": "--note"}
+
+Fields = dict[str, Any]
+T = TypeVar("T")
+
+
+class RedisRecords:
+    """Records in the Redis of routers with these settings.  arguments: flags of the router"""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        try:
+            from trunkline.tls_files import TlsFileError
+            from trunkline_router.access.identity import redis_keys
+            from trunkline_router.settings import RouterSettings, sharing_problem
+            from trunkline_runtime.log import configure_logging
+            from trunkline_runtime.settings import SettingError, parse_settings
+        except ImportError as error:
+            raise IdentityError(f"keys in Redis need the router's packages ({error.name}): {INSTALL}") from None
+        environment = dict(os.environ)
+        if any(argument.startswith("--fleet-secret-file=") for argument in arguments):
+            environment.pop(SECRET, None)
+        try:
+            # The command serves no requests, so it needs no workers.
+            settings = parse_settings(RouterSettings, ["--workers=none", *arguments], environment, prog=PROG)
+        except SettingError as error:
+            raise IdentityError(str(error)) from None
+        url, tls = settings.redis_url, settings.redis_tls
+        if not url:
+            raise IdentityError(f"--redis-url has no URL, and neither {REDIS_URL} nor --config has one")
+        allow_plaintext = settings.tls.allow_plaintext
+        problem = sharing_problem(url, settings.key_prefix) or tls.problem(url, allow_plaintext=allow_plaintext)
+        if problem is not None:
+            raise IdentityError(problem)
+        try:
+            tls.redis_tls().check()
+        except TlsFileError as error:
+            raise IdentityError(str(error)) from None
+        secret = read_fleet_secret(settings.identity.fleet_secret, settings.identity.fleet_secret_file)
+        if not secret:
+            raise IdentityError(f"keys in Redis need the fleet's secret: set {SECRET} or --fleet-secret-file")
+        configure_logging("keys")  # about records that are not this fleet's: to standard error
+        seal = secret.seal(redis_keys.SEAL_PURPOSE)
+        self._connect: Callable[[], Any] = lambda: redis_keys.RedisKeys(
+            url, settings.key_prefix, seal, tls=tls.redis_tls(), connect_timeout_s=CONNECT_TIMEOUT_S
+        )
+
+    def create(self, fields: Fields) -> None:
+        async def created(keys: Any) -> None:
+            await keys.update()
+            await keys.put(fields)
+
+        self._with_keys(created)
+
+    def listed(self) -> list[tuple[KeyRecord, str]]:
+        async def read(keys: Any) -> list[tuple[KeyRecord, str]]:
+            await keys.update()
+            if number := len(keys.sealed_before):
+                verb = "has" if number == 1 else "have"
+                _say(f"{number} of them {verb} an earlier secret's seal, and will not count once that is dropped")
+            return [(record, _seal_name(keys.seal_of(key_id))) for key_id, record in keys.records.items()]
+
+        return self._with_keys(read)
+
+    def revoke(self, key_id: str, now: str) -> None:
+        async def revoked(keys: Any) -> None:
+            await keys.update()
+            if key_id not in keys.records:
+                raise IdentityError(f"Redis has no key {key_id} of this fleet")
+            await keys.put({"revoked": now, **keys.fields_of(key_id)})
+
+        self._with_keys(revoked)
+
+    def reseal(self) -> int:
+        """Seals all records with the current secret. Returns how many it sealed anew."""
+
+        async def resealed(keys: Any) -> int:
+            number: int = await keys.reseal(lambda: asyncio.sleep(RESEAL_PAUSE_S))
+            return number
+
+        return self._with_keys(resealed)
+
+    def _with_keys(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        """What `work` returns with a view of the keys. Raises IdentityError."""
+
+        async def run() -> T:
+            keys = self._connect()
+            try:
+                return await work(keys)
+            finally:
+                await keys.close()
+
+        try:
+            return asyncio.run(run())
+        except StoreDown as error:
+            raise IdentityError(f"Redis: {error}") from None
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    try:
+        _run(arguments)
+    except FieldError as error:
+        sys.exit(_failed(f"{FLAGS.get(error.field, error.field)} {error.problem}"))
+    except IdentityError as error:
+        sys.exit(_failed(str(error)))
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    now_unix_s = time.time()
+    if arguments.command == "create":
+        _create(arguments, now_unix_s)
+    elif arguments.command == "list":
+        _print("\n".join(table(_store(arguments).listed(), now_unix_s)), "the list")
+    elif arguments.command == "reseal":
+        _say(_resealed(RedisRecords(_router_flags(arguments)).reseal()))
+    elif not is_key_id(arguments.id):  # the message does not repeat it: it may be a whole key
+        raise IdentityError("the argument is not the id of a key: the 12 characters after tl-")
+    else:
+        _store(arguments).revoke(arguments.id, written_time(now_unix_s))
+        _say(f"revoked {arguments.id}; a router refuses it within 5 s after it can read this")
+
+
+def _resealed(number: int) -> str:
+    noun = "key" if number == 1 else "keys"
+    return (
+        f"sealed {number} {noun} with the current secret, and for {RESEAL_PAUSE_S:g} s no router wrote an earlier seal "
+        "back. A router that could not reach Redis in that time was not seen: before you drop an earlier secret, check "
+        "that all routers were started with this file and that trunkline keys list shows no earlier seal"
+    )
+
+
+def _seal_name(number: int) -> str:
+    return f"earlier {number}" if number else "current"
+
+
+def _create(arguments: argparse.Namespace, now_unix_s: float) -> None:
+    key, store = ApiKey.new(), _store(arguments)
+    expires_unix_s = None if arguments.expires_in is None else now_unix_s + arguments.expires_in
+    store.create(new_record(key, _terms(arguments), now_unix_s, expires_unix_s))
+    _print(key.credential, f"the key, so revoke {key.key_id} and create another one")
+    until = "without an end" if expires_unix_s is None else f"until {written_time(expires_unix_s)}"
+    _say(f"created {key.key_id} for tenant {arguments.tenant}, {until}; the key is shown only this once")
+
+
+def _store(arguments: argparse.Namespace) -> FileRecords | RedisRecords:
+    if arguments.file is None:
+        return RedisRecords(_router_flags(arguments))
+    given = [name for name in (*ROUTER_FLAGS, "allow_plaintext") if getattr(arguments, name)]
+    if given:
+        raise IdentityError(f"--{given[0].replace('_', '-')} is for keys in Redis, and --file is given")
+    return FileRecords(Path(arguments.file))
+
+
+def _router_flags(arguments: argparse.Namespace) -> list[str]:
+    """The arguments that are flags of the router too."""
+    names = [name for name in (*ROUTER_FLAGS, "redis_url") if getattr(arguments, name)]
+    flags = [f"--{name.replace('_', '-')}={getattr(arguments, name)}" for name in names]
+    return [*flags, "--allow-plaintext"] if arguments.allow_plaintext else flags
+
+
+def _terms(arguments: argparse.Namespace) -> dict[str, Any]:
+    quotas = {name: getattr(arguments, name) for name in QUOTA_NAMES if getattr(arguments, name) is not None}
+    return {
+        "tenant": arguments.tenant,
+        "roles": arguments.role,
+        "acts_for": arguments.acts_for,
+        "lane": arguments.lane,
+        "models": arguments.model,
+        "quotas": quotas or None,
+        "may_salt": True if arguments.may_salt else None,
+        "sees_cache": False if arguments.hide_cache else None,
+        "note": arguments.note,
+    }
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports an invalid argument in one line."""
+
+    def error(self, message: str) -> Any:
+        print(f"{self.prog}: {message}", file=sys.stderr)
+        sys.exit(EXIT_FAILED)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog=PROG, description="Manages API keys.", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    create = commands.add_parser("create", help="create a key and print it once", allow_abbrev=False)
+    _add_terms(create)
+    listing = commands.add_parser("list", help="list keys, without secrets", allow_abbrev=False)
+    revoke = commands.add_parser("revoke", help="revoke a key", allow_abbrev=False)
+    revoke.add_argument("id", metavar="ID", help="the 12 characters after tl-")
+    reseal = commands.add_parser(
+        "reseal",
+        help="seal the keys in Redis with the current secret of the fleet; not after a leak: it seals forged ones too",
+        allow_abbrev=False,
+    )
+    for command in (create, listing, revoke, reseal):
+        place: Any = command  # of which one is required
+        if command is not reseal:
+            place = command.add_mutually_exclusive_group(required=True)
+            place.add_argument("--file", metavar="FILE", type=_path, help="the router's --api-keys")
+        place.add_argument(
+            "--redis-url", nargs="?", const="", metavar="URL",
+            help=f"the router's; without URL: {REDIS_URL} or that of --config, because other users of the host can "
+            "see arguments",
+        )  # fmt: skip
+        _add_redis(command)
+    return parser
+
+
+def _add_terms(create: argparse.ArgumentParser) -> None:
+    create.add_argument("--tenant", required=True, help="the tenant of requests with this key")
+    create.add_argument(
+        "--role", action="append", choices=tuple(Role),
+        help="user: inference; operator: FleetService; scraper: metrics; may be given several times (default: user)",
+    )  # fmt: skip
+    create.add_argument(
+        "--acts-for", action="append", metavar="TENANT",
+        help="another tenant that a request may name; * stands for any; may be given several times",
+    )  # fmt: skip
+    create.add_argument("--lane", choices=tuple(LANES), help="the highest lane (default: as the tenant's terms say)")
+    create.add_argument(
+        "--model", action="append", help="a model that it may use; may be given several times (default: all)"
+    )
+    for quota in QUOTA_NAMES:
+        create.add_argument(
+            "--" + quota.replace("_", "-"), type=_limit, metavar="NUMBER",
+            help="a limit of the key's own, below that of the tenant (default: as the tenant's terms say)",
+        )  # fmt: skip
+    create.add_argument("--may-salt", action="store_true", help="requests may set cache_salt")
+    create.add_argument("--hide-cache", action="store_true", help="answers do not tell cached tokens and the worker")
+    create.add_argument("--expires-in", type=_duration_s, metavar="TIME", help="such as 12h or 90d (default: never)")
+    create.add_argument("--note", help="what the key is for; not a secret")
+
+
+def _add_redis(command: argparse.ArgumentParser) -> None:
+    """Flags of the router, whose values it has too."""
+    options = command.add_argument_group("for keys in Redis: settings of the router, also as TRUNKLINE_NAME")
+    options.add_argument("--config", metavar="FILE", help="the router's file of settings, which has all the following")
+    options.add_argument(
+        "--key-prefix", metavar="PREFIX", help="must be the router's, or no router finds the key (default: trunkline:)"
+    )
+    options.add_argument(
+        "--fleet-secret-file", metavar="FILE", help=f"the fleet's secret, current one first (default: {SECRET})"
+    )
+    for name, what in (("ca", "authorities of Redis's certificate"), ("cert", "certificate"), ("key", "its key")):
+        options.add_argument(f"--redis-tls-{name}", metavar="FILE", help=f"{what}, in PEM, for rediss://")
+    options.add_argument(
+        "--allow-plaintext", action="store_true", help="connect to a Redis on another machine without TLS"
+    )
+
+
+def _limit(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,13}", text, re.ASCII) or not 1 <= int(text) <= MOST_QUOTA:
+        raise argparse.ArgumentTypeError(f"must be a whole number of 1 to {MOST_QUOTA}")
+    return int(text)
+
+
+def _duration_s(text: str) -> float:
+    found = re.fullmatch(r"([0-9]{1,10})([smhd])", text, re.ASCII)
+    seconds = int(found[1]) * UNIT_S[found[2]] if found else 0
+    if not 0 < seconds <= LONGEST_S:
+        raise argparse.ArgumentTypeError("must be a number and s, m, h or d, such as 90d; at most 36500d")
+    return float(seconds)
+
+
+def _path(text: str) -> str:
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError("must be the path of a file")
+    return text
+
+
+def _print(text: str, what: str) -> None:
+    """Raises IdentityError if standard output cannot be written, as by a pipe whose reader has ended."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the end of the process would try again
+        raise IdentityError(f"standard output: {error.strerror}: it did not get {what}") from None
+
+
+def _say(text: str) -> None:
+    print(f"{PROG}: {text}", file=sys.stderr)
+
+
+def _failed(text: str) -> int:
+    _say(" ".join(text.split()))
+    return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,290 @@
+"""API keys in Redis.
+
+| key | type | holds |
+|---|---|---|
+| `{prefix}:api-keys:1` | hash | key id → record, with the fleet's seal (fleet_secret.py) |
+| `{prefix}:api-keys:1:version` | string | a random text, another one after each write |
+
+A process that can write to Redis, but does not have the fleet's secret, cannot make or change a record: one that is not
+sealed is ignored. It can hide records, or put an old one back. So nothing but a sealed record that says `revoked`
+revokes a key: routers keep what they know if Redis is lost, emptied or overwritten, they do not take a revoked record
+back, and they write what is missing into Redis again, for routers that start later.
+
+Routers write sealed records as they have read them, and only if no program has written since they read Redis: else they
+could overwrite a revocation that they have not seen. Only `trunkline keys` seals, so that while the fleet's secret is
+changed routers with different files do not seal against each other. Of two records the one with the newer seal counts.
+"""
+
+import asyncio
+import json
+import math
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trunkline_router.access.identity.fleet_secret import Seal
+from trunkline_router.access.identity.identity import IdentityError
+from trunkline_router.access.identity.identity_fields import JSON_ERRORS, FieldError, loaded
+from trunkline_router.access.identity.key_record import MOST_RECORD_BYTES, KeyRecord, is_key_id, read_record
+from trunkline_router.quotas.stores.redis_connection import RedisConnection, Script
+from trunkline_router.quotas.stores.redis_pool import CONNECT_TIMEOUT_S, PUBLIC_AUTHORITIES, RedisTls
+from trunkline_router.quotas.stores.store import StoreDown
+from trunkline_runtime.log import get_logger
+
+FORMAT = 1
+SEAL_PURPOSE = "API keys in Redis"
+POLL_S = 1.0  # a revocation counts within 5 s
+READ_ALL_S = 60.0  # also without a new version: a process that writes past this program sets none
+ANSWER_TIMEOUT_S = 1.0
+MOST_KEYS = 100_000
+PAGE_KEYS = 64  # reading a page must not hold the event loop for more than about a millisecond
+# Twice as many as the keys need: a hash returns some of them twice while it grows.
+MOST_PAGES = 2 * MOST_KEYS // PAGE_KEYS
+MOST_SEALED_BYTES = MOST_RECORD_BYTES + 65  # with the code and the colon before it
+MOST_REPORTED = 1024  # logged problems that are remembered
+RESEAL_ROUNDS = 8  # each for records that others wrote meanwhile
+ANY_VERSION = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    value: str  # the sealed record
+    seal: int  # the number of the key that sealed it, 0 for the current secret's
+    record: KeyRecord
+
+    @property
+    def rank(self) -> tuple[bool, int, str]:
+        """A revoked record comes before any other, then one with a newer seal. The order of the rest is arbitrary, but
+        the same for all routers, so that they do not overwrite each other's."""
+        return self.record.revoked_unix_s is not None, -self.seal, self.value
+
+
+class RedisKeys:
+    """The records of API keys in Redis. Requests read `records`, and never wait for Redis."""
+
+    def __init__(
+        self,
+        url: str,
+        prefix: str,
+        seal: Seal,
+        *,
+        tls: RedisTls = PUBLIC_AUTHORITIES,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        steady_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read, self._write, self._replace = scripts = tuple(
+            Script(name, Path(__file__).with_name(f"{name}_keys.lua").read_text())
+            for name in ("read", "write", "replace")
+        )
+        self._redis = RedisConnection(url, scripts, tls=tls, connect_timeout_s=connect_timeout_s)
+        self._names = tuple(f"{{{prefix.rstrip(':')}}}:api-keys:{FORMAT}{end}" for end in ("", ":version"))
+        self._seal = seal
+        self._steady_s = steady_s
+        self.has_loaded = False
+        self._known: dict[str, _Known] = {}
+        self._records: dict[str, KeyRecord] = {}
+        self.records: Mapping[str, KeyRecord] = self._records
+        self._version = ""
+        self._read_all_s = -math.inf
+        self._reported: set[tuple[str, str]] = set()
+        self._problem = ""
+        self._log = get_logger()
+
+    async def start(self) -> None:
+        """Reads the records. If Redis cannot be reached, that is logged, and run() tries again."""
+        await self.poll()
+
+    async def run(self) -> None:
+        """Follows the records until it is cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(POLL_S)
+                await self.poll()
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        await self._redis.close()
+
+    async def poll(self) -> None:
+        """Looks for new records once. If that fails, the known ones stay valid, and it is logged once."""
+        try:
+            await self.update()
+        except Exception as error:  # whatever Redis contains, the router goes on
+            problem = str(error) if isinstance(error, StoreDown) else f"unexpected {type(error).__name__}"
+            if problem != self._problem and not isinstance(error, StoreDown):
+                self._log.error("unexpected error", exc_info=error)
+            if not self._problem:
+                self._log.warning("API keys in Redis cannot be read: the known ones stay valid", problem=problem)
+            self._problem = problem
+            return
+        if self._problem:
+            self._log.info("API keys in Redis can be read again")
+            self._problem = ""
+
+    async def update(self) -> None:
+        """Reads the records if they may have changed. Raises StoreDown."""
+        number = await self._write_back(await self._missing())
+        if number:
+            self._log.warning(
+                "API keys were missing or changed in Redis: their records were written back", num_keys=number
+            )
+
+    async def _write_back(self, missing: Sequence[str]) -> int:
+        """Writes known records, up to where another program has written since they were read: the next update() reads
+        what it wrote. Returns the number of written records. Raises StoreDown."""
+        version = self._version
+        for at in range(0, len(missing), PAGE_KEYS):
+            values = {key_id: self._known[key_id].value for key_id in missing[at : at + PAGE_KEYS]}
+            written = await self._put(values, version)
+            if written is None:
+                return at
+            version = written
+        return len(missing)
+
+    async def _missing(self) -> list[str]:
+        """Reads as update(), and writes nothing. Returns the ids of known keys that Redis should have and does not.
+        Raises StoreDown."""
+        if not self._redis.is_connected:
+            await self._redis.connect()
+        try:
+            return await self._read_changes()
+        except (TypeError, LookupError, *JSON_ERRORS) as error:
+            raise StoreDown(f"an invalid answer: {type(error).__name__}") from None
+
+    async def _read_changes(self) -> list[str]:
+        """Takes all records if they may have changed. Returns the ids of known keys that Redis should have and does
+        not."""
+        now_s = self._steady_s()
+        known_version = "" if now_s >= self._read_all_s else self._version
+        reply = await self._ask(self._read, known_version, "0", PAGE_KEYS, MOST_SEALED_BYTES)
+        if len(reply) == 1:
+            return []
+        version, cursor, page = reply
+        present = self._take(page)
+        for _ in range(MOST_PAGES):
+            if cursor == "0":
+                break
+            _, cursor, page = await self._ask(self._read, "", cursor, PAGE_KEYS, MOST_SEALED_BYTES)
+            present |= self._take(page)
+        self._version, self._read_all_s = str(version), now_s + READ_ALL_S
+        self.has_loaded = True
+        return [key_id for key_id in self._known if key_id not in present]
+
+    async def put(self, fields: Mapping[str, Any]) -> None:
+        """Writes a record, which is valid. Raises StoreDown."""
+        if not self._redis.is_connected:
+            await self._redis.connect()
+        await self._put({fields["id"]: self._seal.sealed(json.dumps(fields))}, ANY_VERSION)
+
+    def fields_of(self, key_id: str) -> dict[str, Any]:
+        """The record of a known key, as JSON."""
+        fields: dict[str, Any] = loaded(self._text_of(key_id))
+        return fields
+
+    def seal_of(self, key_id: str) -> int:
+        """The number of the secret that has sealed a known key's record, 0 for the current one."""
+        return self._known[key_id].seal
+
+    @property
+    def sealed_before(self) -> list[str]:
+        """The ids of known keys whose records an earlier secret has sealed."""
+        return [key_id for key_id, known in self._known.items() if known.seal]
+
+    async def reseal(self, pause: Callable[[], Awaitable[None]]) -> int:
+        """Seals the records that an earlier secret has sealed with the current one. Returns their number. A record that
+        is revoked meanwhile stays revoked. One that was forged with an earlier secret is sealed like any other.
+
+        pause: lets routers poll. Those without the current secret in the first place then write back what they know;
+        that raises IdentityError. A router that cannot reach Redis meanwhile is not noticed. Raises StoreDown if Redis
+        does not answer, or if the records do not stop changing.
+        """
+        resealed = await self._reseal()
+        await pause()
+        if await self._missing():
+            raise IdentityError(
+                "a router wrote records with an earlier seal back, so it was not started with this file yet: restart "
+                "all routers with it, then seal again"
+            )
+        return resealed
+
+    async def _reseal(self) -> int:
+        resealed = 0
+        for _ in range(RESEAL_ROUNDS):
+            await self.update()
+            left = self.sealed_before
+            if not left:
+                return resealed
+            for at in range(0, len(left), PAGE_KEYS):
+                changes = ((key_id, self._known[key_id].value) for key_id in left[at : at + PAGE_KEYS])
+                flat = [part for key_id, old in changes for part in (key_id, old, self._resealed(key_id))]
+                resealed += await self._ask(self._replace, secrets.token_hex(8), *flat)
+        raise StoreDown("other programs change the records all the time: try again")
+
+    def _resealed(self, key_id: str) -> str:
+        return self._seal.sealed(self._text_of(key_id))
+
+    def _text_of(self, key_id: str) -> str:
+        return self._known[key_id].value.partition(":")[2]
+
+    def _take(self, page: Any) -> set[str]:
+        """Takes the records of a page. Returns the ids of keys about which Redis knows what this router knows."""
+        values = loaded(page)
+        present = set()
+        for key_id, value in zip(values[::2], values[1::2], strict=True):
+            if not self._knows(key_id, value):
+                self._take_one(key_id, value)
+            if self._knows(key_id, value):
+                present.add(key_id)
+        return present
+
+    def _knows(self, key_id: Any, value: Any) -> bool:
+        known = self._known.get(key_id)
+        return known is not None and known.value == value
+
+    def _take_one(self, key_id: Any, value: Any) -> None:
+        opened = self._seal.opened(value) if isinstance(value, str) and is_key_id(key_id) else None
+        if opened is None:
+            self._report(key_id, "it is not sealed with this fleet's secret")
+            return
+        text, seal = opened
+        try:
+            record = read_record(loaded(text))
+        except (FieldError, *JSON_ERRORS) as error:
+            self._report(key_id, str(error) if isinstance(error, FieldError) else "it is not JSON")
+            return
+        if record.key_id != key_id:
+            self._report(key_id, "it is the record of another key")
+            return
+        if key_id not in self._known and len(self._known) >= MOST_KEYS:
+            self._report("", f"there are more than {MOST_KEYS} keys")
+            return
+        read, known = _Known(value, seal, record), self._known.get(key_id)
+        if known is None or read.rank > known.rank:
+            self._known[key_id], self._records[key_id] = read, record
+
+    async def _put(self, values: Mapping[str, str], version: str) -> str | None:
+        """Writes sealed records and returns their new version; None, and writes nothing, if Redis has another version
+        than this one."""
+        flat = (part for pair in values.items() for part in pair)
+        new = secrets.token_hex(8)
+        return new if await self._ask(self._write, new, version, *flat) == 1 else None
+
+    async def _ask(self, script: Script, *arguments: str | int) -> Any:
+        """The script's reply. Raises StoreDown."""
+        reply = self._redis.call(script, self._names, arguments)
+        await asyncio.wait((reply,), timeout=ANSWER_TIMEOUT_S)
+        if reply.done():
+            return reply.result()
+        await self._redis.close()  # replies on this connection are now too late
+        raise StoreDown(f"no answer within {ANSWER_TIMEOUT_S:g} s")
+
+    def _report(self, key_id: Any, problem: str) -> None:
+        """Logs once per id. An invalid id is not repeated: it could be a whole key."""
+        shown = key_id if is_key_id(key_id) else ""
+        if len(self._reported) < MOST_REPORTED and (shown, problem) not in self._reported:
+            self._reported.add((shown, problem))
+            self._log.warning("an API key's record in Redis is ignored", key_id=shown, problem=problem)

@@ -1,1 +1,0 @@
-"""The RPCs that clients and operators call."""

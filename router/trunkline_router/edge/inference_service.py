@@ -1,0 +1,132 @@
+"""InferenceService: a router's RPCs for clients."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Any
+
+from trunkline.grant_keys import GrantKeys
+from trunkline.status import invalid
+from trunkline.v1.inference_pb2 import (
+    DetokenizeRequest,
+    GenerateRequest,
+    GenerateResponse,
+    GrantRequest,
+    GrantResponse,
+    ListModelsRequest,
+    ListModelsResponse,
+    Model,
+    TokenizeRequest,
+)
+from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer
+from trunkline_router.access.access import Access, Context
+from trunkline_router.access.caller import Caller, forbidden
+from trunkline_router.prompts.token_ids import detokenize_response, tokenize_response
+from trunkline_router.record.request_record import GRANT, GRANTED, RequestRecord
+from trunkline_router.request.api.grant_charge import GrantCharge
+from trunkline_router.request.api.granting import Granter
+from trunkline_router.request.api.inference import Inference
+from trunkline_router.request.prepared_request import PreparedRequest
+from trunkline_router.request.request_call import RequestCall
+
+GENERATE_RPC, GRANT_RPC = (f"trunkline.v1.InferenceService/{method}" for method in ("Generate", "Grant"))
+FIRST_MESSAGE_S = 10.0  # a Grant call that sends nothing for this long is ended: otherwise it would stay open forever
+
+
+class InferenceService(InferenceServiceServicer):
+    """Translates RPCs. A call that fails raises RequestRefused, which becomes the call's gRPC status."""
+
+    def __init__(self, inference: Inference, access: Access, *, grant_keys: GrantKeys | None = None) -> None:
+        self._inference = inference
+        self._access = access
+        keys = grant_keys or GrantKeys()
+        self._granter = Granter(inference.dispatcher, keys, lambda: int(time.time() * 1e3), inference.running)
+
+    async def stop_admission(self) -> None:
+        """Refuses new requests from now on. Returns when the last running request has ended."""
+        await self._inference.running.stop()
+
+    def Generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateResponse, None]:
+        return self._inference.generate(RequestCall.of(request, context, self._access, GENERATE_RPC))
+
+    async def Grant(
+        self, request_iterator: AsyncIterator[GrantRequest], context: Context
+    ) -> AsyncGenerator[GrantResponse, None]:
+        first = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_MESSAGE_S):
+                first = await anext(request_iterator, None)
+        # Only now: if a call ends while its client is still writing, grpc.aio can hide the status from the client.
+        self._granter.check_offered()
+        if first is None or first.WhichOneof("news") != "request":
+            raise invalid("request", f"must be in the first message, within {FIRST_MESSAGE_S:g} s")
+        call, inference = RequestCall.of(first.request, context, self._access, GRANT_RPC), self._inference
+        record = call.record
+        record.method = GRANT
+        if not call.caller.identity.sees_cache:
+            raise forbidden("these credentials may not use the direct path, which tells the worker and its cache")
+        with inference.observed(call), inference.running.admitted():
+            prepared = await inference.prepare(call)
+            self._granter.check_taken(prepared.model)
+            check_reservable(call.caller, prepared)
+            reserve = partial(self._charge, call.caller, prepared, record)
+            async with aclosing(
+                self._granter.answers(prepared, request_iterator, call.time_left, reserve, record)
+            ) as answers:
+                async for answer in answers:
+                    yield answer
+            record.outcome = GRANTED
+
+    async def _charge(self, caller: Caller, prepared: PreparedRequest, record: RequestRecord) -> GrantCharge:
+        """Reserves the most that a granted request can use. Raises RequestRefused (QUOTA_EXCEEDED)."""
+        reservation = await self._inference.reserve(caller, prepared, record, in_full=True)
+        return GrantCharge(reservation, len(prepared.prompt), prepared.choices * prepared.most_output_tokens)
+
+    async def Tokenize(self, request: TokenizeRequest, context: Context) -> Any:  # serialized
+        caller = self._access.admitted(context)
+        return await tokenize_response(await self._inference.tokenize(request, caller, context.time_remaining()))
+
+    async def Detokenize(self, request: DetokenizeRequest, context: Context) -> Any:  # serialized
+        caller = self._access.admitted(context)
+        utf8 = await self._inference.detokenize(
+            request.model,
+            request.token_ids,
+            caller,
+            context.time_remaining(),
+            keep_special=request.keep_special_tokens,
+        )
+        return detokenize_response(utf8)
+
+    async def ListModels(self, request: ListModelsRequest, context: Context) -> ListModelsResponse:
+        found = await self._inference.models(self._access.admitted(context))
+        return ListModelsResponse(
+            models=[
+                Model(
+                    name=name,
+                    context_length=pool.limits.context_length,
+                    vocab_size=pool.limits.vocab_size,
+                    has_chat_template=pool.tokenizer.has_chat_template,
+                    ready_workers=len(pool.workers),
+                )
+                for name, pool in found.items()
+            ]
+        )
+
+
+def check_reservable(caller: Caller, prepared: PreparedRequest) -> None:
+    """Raises RequestRefused (FORBIDDEN) if the most that the request can use is more than its tenant's quotas ever
+    allow. Generate would serve such a request by an estimate."""
+    bound = caller.terms.quotas.largest_request()
+    if bound is None or prepared.sampling.HasField("max_tokens"):
+        return
+    name, most_tokens = bound
+    prompt_tokens = len(prepared.prompt)
+    tokens = prompt_tokens + prepared.choices * prepared.most_output_tokens
+    if prompt_tokens <= most_tokens < tokens:
+        words = name.replace("_", " ")
+        raise forbidden(
+            f"without max_tokens the request may use {tokens} tokens, more than can ever be granted to its tenant: "
+            f"{most_tokens} {words}"
+        )

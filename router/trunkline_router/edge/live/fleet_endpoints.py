@@ -1,0 +1,127 @@
+"""The endpoints of the live page: FleetService over HTTP."""
+
+from collections.abc import AsyncGenerator, Mapping
+from urllib.parse import parse_qsl
+
+import orjson
+
+from trunkline.status import RequestRefused, invalid
+from trunkline_router.access.caller import Caller
+from trunkline_router.access.identity.needed_roles import WATCHERS
+from trunkline_router.edge.endpoint import Handler, peer_of
+from trunkline_router.edge.http.sse import event
+from trunkline_router.edge.http_call import HttpCall, metadata_of
+from trunkline_router.edge.live.drain_request import DrainBody, UndrainBody, body_of
+from trunkline_router.edge.live.fleet_json import FleetViewJson, plain, story_json, summaries_json
+from trunkline_router.edge.live.page_files import PageFiles
+from trunkline_router.edge.live.same_origin import check_origin
+from trunkline_router.observe.lookup.request_book import Kind
+from trunkline_router.observe.watch.fleet_watch import FleetView, FleetWatch
+from trunkline_router.observe.watch.worker_drain import WorkerDrain
+from trunkline_router.record.error_statuses import openai_body
+
+KINDS = {"": Kind.ENDED, "notable": Kind.NOTABLE, "running": Kind.RUNNING}  # by the parameter `only`
+
+
+class ViewEvents:
+    """Writes views as server-sent events; a StreamWriter."""
+
+    def __init__(self, writer: FleetViewJson) -> None:
+        self._writer = writer
+
+    def events(self, response: FleetView) -> bytes:
+        return event(self._writer.written(response), b"snapshot" if response.is_first else b"update")
+
+    def end(self) -> bytes:
+        return b""
+
+    def failed(self, refused: RequestRefused) -> bytes:
+        return event(openai_body(refused), b"error")
+
+
+class FleetEndpoints:
+    """Handlers, by method and path."""
+
+    def __init__(self, watch: FleetWatch, drain: WorkerDrain, files: PageFiles) -> None:
+        self._watch = watch
+        self._drain = drain
+        self._files = files
+        self._writer = FleetViewJson()
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        return {
+            "GET /": self._files.index,
+            "GET /page/{file}": self._files.file,
+            "GET /fleet/events": self._events,
+            "GET /fleet/requests": self._requests,
+            "GET /fleet/requests/{request:path}": self._request,
+            "POST /fleet/workers/{worker:path}/drain": self._drain_worker,
+            "POST /fleet/workers/{worker:path}/undrain": self._undrain_worker,
+        }
+
+    async def _events(self, call: HttpCall) -> None:
+        check_page(call)
+        query_of(call, ())
+
+        def caller() -> Caller:
+            return call.edge.access.caller(metadata_of(call.headers), WATCHERS, peer_of(call.scope))
+
+        views = _nothing() if call.scope["method"] == "HEAD" else self._watch.views(caller)
+        await call.stream(views, ViewEvents(self._writer))
+
+    async def _requests(self, call: HttpCall) -> None:
+        check_page(call)
+        query = query_of(call, ("limit", "only", "tenant"))
+        limit, only = query.get("limit", "0"), query.get("only", "")
+        if not limit.isascii() or not limit.isdigit() or len(limit) > 6:
+            raise invalid("limit", "must be a whole number")
+        if only not in KINDS:
+            raise invalid("only", "must be notable, running, or absent")
+        listed = await self._watch.list_requests(call.caller, int(limit), query.get("tenant", ""), KINDS[only])
+        await call.respond(summaries_json(listed))
+
+    async def _request(self, call: HttpCall) -> None:
+        check_page(call)
+        query = query_of(call, ("tenant",))
+        story = await self._watch.request(call.caller, call.scope["path_params"]["request"], query.get("tenant", ""))
+        await call.respond(story_json(story))
+
+    async def _drain_worker(self, call: HttpCall) -> None:
+        check_page(call)
+        query_of(call, ())
+        body = await body_of(call, DrainBody)
+        name = call.scope["path_params"]["worker"]
+        drained = await self._drain.drain(name, body.timeout_s, call.caller.identity.name)
+        await call.respond(orjson.dumps(plain(drained)))
+
+    async def _undrain_worker(self, call: HttpCall) -> None:
+        check_page(call)
+        query_of(call, ())
+        await body_of(call, UndrainBody)
+        undrained = await self._drain.undrain(call.scope["path_params"]["worker"], call.caller.identity.name)
+        await call.respond(orjson.dumps(plain(undrained)))
+
+
+def check_page(call: HttpCall) -> None:
+    """Raises RequestRefused (FORBIDDEN) for a request of another page than the router's own."""
+    check_origin(call.scope["headers"], needs_local_host=not call.edge.access.is_checked)
+
+
+async def _nothing() -> AsyncGenerator[FleetView, None]:
+    """The answer to HEAD, which has no body to wait for."""
+    views: list[FleetView] = []
+    for view in views:
+        yield view
+
+
+def query_of(call: HttpCall, known: tuple[str, ...]) -> dict[str, str]:
+    """Returns the query. Raises RequestRefused (INVALID_REQUEST) for a parameter that is unknown or given twice."""
+    found: dict[str, str] = {}
+    for name, value in parse_qsl(call.scope["query_string"].decode("latin-1"), keep_blank_values=True):
+        if name in found:
+            raise invalid(name[:64], "is given more than once")
+        if name not in known:
+            raise invalid(name[:64], "is not a known parameter")
+        found[name] = value
+    return found

@@ -1,0 +1,115 @@
+"""Puts the page together."""
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.metadata import version
+from typing import Any
+
+import orjson
+
+from trunkline_router.access.identity.needed_roles import PATHS, Open, RoleUnlessOpen
+from trunkline_router.edge.openapi import fleet_schemas, message_schemas, openai_schemas, response_schemas
+from trunkline_router.edge.openapi.operations import JSON, OPERATIONS, Operation
+from trunkline_router.edge.openapi.request_schemas import request_schemas
+from trunkline_router.edge.openapi.schema_parts import STRING, Schema, component, record
+from trunkline_router.edge.request_fields import Fields
+from trunkline_router.record.error_statuses import PROTOCOL, TABLE, is_anthropic
+
+EVENTS = "text/event-stream"
+EVENT = record({"data": STRING}, {"event": STRING}, description="one of the server-sent events, with stream: true")
+# An API key or a token: OpenAI's clients send it in the first way, Anthropic's in either.
+CREDENTIALS = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "an API key or a JWT"},
+    "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+# Statuses of HTTP itself that no operation answers: they are for paths and methods that there are not.
+NO_OPERATION = (404, 405)
+_SEPARATORS = re.compile(r"[^A-Za-z0-9]+")
+_CONVERTER = re.compile(r":path(?=})")
+
+
+@cache
+def openapi_page(*, allows_unknown_fields: bool = False) -> bytes:
+    """Returns the page as JSON, with each endpoint of identity/endpoints.py.
+
+    allows_unknown_fields: the server ignores unknown fields of requests instead of refusing them
+    """
+    kinds = [operation.request for operation in OPERATIONS.values() if operation.request is not None]
+    bodies, components = request_schemas(kinds, allows_unknown_fields=allows_unknown_fields)
+    paths: dict[str, dict[str, Any]] = {}
+    for name, needed in PATHS.items():
+        method, path = name.split(" ")
+        described = _operation(name, OPERATIONS[name], bodies)
+        if needed is not None:
+            # What may be opened is open to callers without credentials where it is.
+            described["security"] = [{way: []} for way in CREDENTIALS] + (
+                [{}] if isinstance(needed, Open | RoleUnlessOpen) else []
+            )
+        paths.setdefault(_CONVERTER.sub("", path), {})[method.lower()] = described
+    page = {
+        "openapi": "3.1.0",
+        "info": {"title": "Trunkline", "version": version("trunkline")},
+        "paths": paths,
+        "components": {
+            "securitySchemes": CREDENTIALS,
+            "schemas": {
+                **components,
+                **openai_schemas.SCHEMAS,
+                **response_schemas.SCHEMAS,
+                **message_schemas.SCHEMAS,
+                **fleet_schemas.SCHEMAS,
+            },
+        },
+    }
+    return orjson.dumps(page)
+
+
+def _operation(name: str, operation: Operation, bodies: Mapping[type[Fields], Schema]) -> dict[str, Any]:
+    path = name.split(" ")[1]
+    other = {"type": "object"} if operation.media_type == JSON else STRING
+    answer = component(operation.answer) if operation.answer else other
+    if operation.media_type == EVENTS:
+        answer = record({"event": STRING, "data": {**STRING, "contentMediaType": JSON, "contentSchema": answer}})
+    content: dict[str, Schema] = {operation.media_type: {"schema": answer}}
+    if operation.streams:
+        content[EVENTS] = {"schema": EVENT}
+    made: dict[str, Any] = {
+        "operationId": _SEPARATORS.sub("_", _CONVERTER.sub("", name)).strip("_").lower(),
+        "summary": operation.summary,
+        "responses": {"200": {"description": "The answer.", "content": content}, **_refusals(path, operation)},
+    }
+    if operation.request is not None:
+        made["requestBody"] = {
+            "required": operation.needs_body,
+            "content": {JSON: {"schema": bodies[operation.request]}},
+        }
+    if operation.parameters:
+        made["parameters"] = [
+            {"name": named, "in": place, "required": place == "path", "description": described, "schema": schema}
+            for (place, named), (described, schema) in operation.parameters.items()
+        ]
+    return made
+
+
+def _refusals(path: str, operation: Operation) -> dict[str, Any]:
+    """The responses with errors, by status: those of the endpoint, and those of HTTP itself."""
+    codes: dict[int, list[str]] = {}
+    rows = [TABLE[reason] for reason in operation.refuses]
+    rows += [row for status, row in PROTOCOL.items() if status not in NO_OPERATION]
+    for row in rows:
+        if row.code not in codes.setdefault(row.status, []):
+            codes[row.status].append(row.code)
+    error = "MessagesError" if is_anthropic(path) else "Error"
+    made: dict[str, Any] = {}
+    for status in sorted(codes):
+        schemas = [component(schema) for schema in _unique(operation.others.get(status), error)]
+        made[str(status)] = {
+            "description": "Refused: " + ", ".join(codes[status]),
+            "content": {JSON: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}},
+        }
+    return made
+
+
+def _unique(*names: str | None) -> Iterable[str]:
+    return dict.fromkeys(name for name in names if name)

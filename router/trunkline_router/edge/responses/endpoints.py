@@ -1,0 +1,159 @@
+"""POST /v1/responses, and GET and DELETE /v1/responses/{id}."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from urllib.parse import parse_qsl
+
+import orjson
+
+from trunkline.status import CODE_INVALID_ARGUMENT, CODE_NOT_FOUND, RequestRefused, invalid
+from trunkline_router.edge.answering import answer_of
+from trunkline_router.edge.http_call import HttpCall
+from trunkline_router.edge.openai.answer import CollectedAnswer, Json
+from trunkline_router.edge.request_fields import validated
+from trunkline_router.edge.responses.response_object import ResponseObject
+from trunkline_router.edge.responses.response_request import FIELD_NAMES, ResponseRequest
+from trunkline_router.edge.responses.response_store import ResponseStore, StoredResponse, Turn
+from trunkline_router.edge.responses.response_stream import ResponseStream
+from trunkline_router.record.error_statuses import PREVIOUS_RESPONSE_NOT_FOUND, RESPONSE_NOT_FOUND
+from trunkline_router.request.prepared_request import PreparedRequest
+from trunkline_router.request.request_call import Extras
+
+NO_STORE = "this server stores no responses"
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A response that is being made.
+
+    conversation: what it answers, without instructions
+    store: where it is stored; None: it is not
+    """
+
+    call: HttpCall
+    response: ResponseObject
+    conversation: tuple[Turn, ...]
+    store: ResponseStore | None
+
+    async def admitted(self, prepared: PreparedRequest) -> None:
+        """Completes the response once its request is admitted. Raises RequestRefused."""
+        names = None
+        if self.response.has_logprobs:
+            pool = await self.call.edge.inference.found(prepared.model, self.call.caller, None)
+            names = await pool.tokenizer.token_bytes()
+        self.response.admitted(prepared, names)
+
+    def finish(self, answer: CollectedAnswer, item: Json) -> bytes:
+        """Returns the whole response as JSON, and stores it if it is to be stored and fits."""
+        response = self.response
+        completed = self.call.created
+        if self.store is not None:
+            body = orjson.dumps(response.ended(item, answer.usage, completed, is_stored=True))
+            turns = (*self.conversation, Turn("assistant", item["content"][0]["text"]))
+            if self.store.put(self.call.caller.tenant, response.id, StoredResponse(body, turns)):
+                return body
+        return orjson.dumps(response.ended(item, answer.usage, completed, is_stored=False))
+
+
+class Responses:
+    """The endpoints.  store: None if the server stores no responses"""
+
+    def __init__(self, store: ResponseStore | None) -> None:
+        self._store = store
+
+    @property
+    def handlers(self) -> Mapping[str, Callable[[HttpCall], Awaitable[None]]]:
+        """What answers each path, as identity/endpoints.py names them."""
+        return {
+            "POST /v1/responses": self.create,
+            "GET /v1/responses/{response}": self.retrieve,
+            "DELETE /v1/responses/{response}": self.delete,
+        }
+
+    async def create(self, call: HttpCall) -> None:
+        """POST /v1/responses. A response is stored once it is whole: not if it fails or its client goes before."""
+        async with call.json() as body:
+            request: ResponseRequest = validated(ResponseRequest, body)
+            call.check_unknown(request.unknown())
+            request.check()
+            if request.store and self._store is None:
+                raise invalid("store", f"must not be true: {NO_STORE}")
+            conversation = (*self._earlier(call, request), *request.turns())
+            generate = request.generate_request(call.request_id, conversation)
+        store = None if request.store is False else self._store
+        response = ResponseObject(
+            request,
+            created=call.created,
+            is_stored=store is not None,
+            sees_cache=call.caller.identity.sees_cache,
+        )
+        draft = Draft(call, response, conversation, store)
+        responses = answer_of(call, generate, FIELD_NAMES, Extras(on_admission=draft.admitted))
+        if request.stream:
+            await call.stream(responses, ResponseStream(response, draft.finish))
+            return
+        answer = CollectedAnswer()
+        await call.collect(responses, answer.take)
+        await call.respond(draft.finish(answer, response.item(answer)))
+
+    async def retrieve(self, call: HttpCall) -> None:
+        """GET /v1/responses/{id}."""
+        check_query(call)
+        body = self._stored(call).body
+        await call.respond(body if call.caller.identity.sees_cache else without_cache(body))
+
+    async def delete(self, call: HttpCall) -> None:
+        """DELETE /v1/responses/{id}. Later responses that continue it keep their conversations."""
+        name = call.scope["path_params"]["response"]
+        if self._store is None or not self._store.delete(call.caller.tenant, name):
+            raise self._not_found(name)
+        await call.respond(orjson.dumps({"id": name, "object": "response", "deleted": True}))
+
+    def _earlier(self, call: HttpCall, request: ResponseRequest) -> tuple[Turn, ...]:
+        """The conversation that the request continues. Raises RequestRefused."""
+        name = request.previous_response_id
+        if name is None:
+            return ()
+        stored = None if self._store is None else self._store.get(call.caller.tenant, name)
+        if stored is None:
+            why = f" ({NO_STORE})" if self._store is None else ""
+            raise RequestRefused(
+                CODE_INVALID_ARGUMENT,
+                PREVIOUS_RESPONSE_NOT_FOUND,
+                f"previous_response_id: there is no response {name[:128]!r}{why}",
+                field="previous_response_id",
+            )
+        return stored.conversation
+
+    def _stored(self, call: HttpCall) -> StoredResponse:
+        name = call.scope["path_params"]["response"]
+        stored = None if self._store is None else self._store.get(call.caller.tenant, name)
+        if stored is None:
+            raise self._not_found(name)
+        return stored
+
+    def _not_found(self, name: str) -> RequestRefused:
+        why = f" ({NO_STORE})" if self._store is None else ""
+        return RequestRefused(CODE_NOT_FOUND, RESPONSE_NOT_FOUND, f"there is no response {name[:128]!r}{why}")
+
+
+def without_cache(body: bytes) -> bytes:
+    """Returns a stored response as a caller that may not see cached tokens would have got it."""
+    response = orjson.loads(body)
+    if response["usage"] is not None:
+        response["usage"]["input_tokens_details"]["cached_tokens"] = 0
+    return orjson.dumps(response)
+
+
+def check_query(call: HttpCall) -> None:
+    """Raises RequestRefused (INVALID_REQUEST) for what a retrieved response cannot be asked for."""
+    query = call.scope["query_string"].decode("latin-1")
+    unknown = []
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name == "stream" and value.lower() in ("false", "0"):
+            continue
+        if name in ("stream", "starting_after"):
+            raise invalid(name, "is not supported: a stored response is returned whole")
+        if name not in ("stream", "include", "include[]", "include_obfuscation"):
+            unknown.append(name[:64])
+    call.check_unknown(unknown)

@@ -1,0 +1,243 @@
+"""The body of POST /v1/responses."""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from trunkline.status import invalid
+from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest
+from trunkline_router.edge.openai.chat_request import MAX_TOP_LOGPROBS, ROLES, TOOLS, Part, plain_text
+from trunkline_router.edge.request_fields import (
+    GUIDED,
+    NOT_YET,
+    Fields,
+    GenerationFields,
+    Strings,
+    template_variables,
+)
+from trunkline_router.edge.responses.response_store import Turn
+from trunkline_router.prompts.chat_template import MAX_MESSAGES
+
+MAX_METADATA_PAIRS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512  # OpenAI's limits, in characters
+MAX_ID_CHARACTERS = 256
+
+LOGPROBS = "message.output_text.logprobs"
+# The second one is for reasoning, which no answer has: clients ask for it in every request.
+INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
+TEXT_PARTS = ("input_text", "output_text", "text")
+
+# What refusals name.
+FIELD_NAMES = {
+    "prompt": "input",
+    "text": "input",
+    "chat": "input",
+    "chat.messages": "input",
+    "template_variables": "chat_template_kwargs",
+    "max_tokens": "max_output_tokens",
+}
+
+
+def text_or_list(value: object) -> str:
+    """The tag of a text or of a list. Errors leave it out of the names of fields."""
+    return "str" if isinstance(value, str) else "list[]"
+
+
+class InputPart(Part):
+    """A part of a message's content."""
+
+    def unknown(self, prefix: str = "") -> list[str]:
+        if self.type in TEXT_PARTS and self.text is None:
+            raise invalid(f"{prefix}text", "is missing")
+        self.plain(prefix.removesuffix("."))  # other kinds have other fields: the kind is what is not served
+        return super().unknown(prefix)
+
+
+class InputItem(Fields):
+    """A message, with or without a type. Messages of earlier answers come back as they were sent to the client."""
+
+    type: str | None = None
+    role: Literal["developer", "system", "user", "assistant"] | None = None
+    content: (
+        Annotated[
+            Annotated[str, Tag("str")]
+            | Annotated[list[InputPart], Field(fail_fast=True, max_length=MAX_MESSAGES), Tag("list[]")],
+            Discriminator(text_or_list),
+        ]
+        | None
+    ) = None
+
+    ignored: ClassVar[frozenset[str]] = frozenset({"id", "status", "phase"})
+
+    def unknown(self, prefix: str = "") -> list[str]:
+        self._check_kind(prefix)
+        return super().unknown(prefix)
+
+    def turn(self, where: str) -> Turn:
+        """Returns the message."""
+        role = self.role or "user"
+        return Turn(ROLES.get(role, role), plain_text(list_of_parts(self.content), f"{where}.content"))
+
+    def _check_kind(self, prefix: str) -> None:
+        """Raises RequestRefused (INVALID_REQUEST) for items that are not messages, or lack something."""
+        kind = self.type
+        if kind == "item_reference":
+            raise invalid(f"{prefix}type", f"{kind!r} {NOT_YET}: send the item itself, or previous_response_id")
+        if kind not in (None, "message"):
+            reason = TOOLS if "call" in kind or "mcp" in kind else NOT_YET
+            raise invalid(f"{prefix}type", f"{kind[:32]!r} {reason}")
+        if self.role is None or self.content is None:
+            raise invalid(f"{prefix}{'content' if self.role else 'role'}", "is missing")
+
+
+def list_of_parts(content: str | list[InputPart] | None) -> str | list[Part] | None:
+    """The same content, as plain_text() takes it: lists of subclasses are another type."""
+    return [*content] if isinstance(content, list) else content
+
+
+class TextFormat(Fields):
+    """The form of the output."""
+
+    type: str
+    ignored: ClassVar[frozenset[str]] = frozenset({"schema", "name", "strict", "description"})  # the type is refused
+
+
+class TextOptions(Fields):
+    """What the output text is like."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class Reasoning(Fields):
+    """How much a model reasons. The models that are served do not: only what asks for none is accepted."""
+
+    effort: str | None = None
+    unserved: ClassVar[Mapping[str, str]] = {"summary": NOT_YET, "generate_summary": NOT_YET}
+
+
+class ResponseRequest(GenerationFields):
+    """A text or a conversation to answer."""
+
+    model: Annotated[str, Field(min_length=1)]
+    input: (
+        Annotated[
+            Annotated[str, Tag("str")]
+            | Annotated[list[InputItem], Field(fail_fast=True, max_length=MAX_MESSAGES), Tag("list[]")],
+            Discriminator(text_or_list),
+        ]
+        | None
+    ) = None
+    instructions: str | None = None
+    previous_response_id: Annotated[str, Field(max_length=MAX_ID_CHARACTERS)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    include: Strings | None = None
+    store: bool | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    truncation: str | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    # Repeated in the response.
+    metadata: (
+        Annotated[
+            dict[
+                Annotated[str, Field(max_length=MAX_METADATA_KEY)], Annotated[str, Field(max_length=MAX_METADATA_VALUE)]
+            ],
+            Field(max_length=MAX_METADATA_PAIRS),
+        ]
+        | None
+    ) = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    unserved: ClassVar[Mapping[str, str]] = {
+        **GenerationFields.unserved,
+        "tools": TOOLS,
+        "max_tool_calls": TOOLS,
+        "background": NOT_YET,
+        "conversation": f"{NOT_YET}: use previous_response_id",
+        "prompt": f"{NOT_YET}: prompt templates are not served",
+        "context_management": NOT_YET,
+        "moderation": NOT_YET,
+        "messages": "is not a field of responses: use input",
+        "max_tokens": "is not a field of responses: use max_output_tokens",
+        "max_completion_tokens": "is not a field of responses: use max_output_tokens",
+    }
+
+    def check(self) -> None:
+        super().check()
+        if not self.input and self.previous_response_id is None:
+            raise invalid("input", "is missing or empty")
+        for name in self.include or ():
+            if name not in INCLUDED:
+                raise invalid("include", f"{name[:64]!r} {NOT_YET}")
+        if self.top_logprobs and not self.has_logprobs:
+            raise invalid("top_logprobs", f"needs include: [{LOGPROBS!r}]")
+        if self.truncation not in (None, "disabled"):
+            raise invalid(
+                "truncation", f"{self.truncation[:32]!r} {NOT_YET}: a conversation that is too long is refused"
+            )
+        if self.tool_choice not in (None, "none", "auto"):
+            raise invalid("tool_choice", TOOLS)
+        self._check_choice()
+        self._check_text()
+        if self.reasoning is not None and self.reasoning.effort not in (None, "none"):
+            raise invalid("reasoning.effort", "is not supported: the models that are served do not reason")
+
+    def _check_choice(self) -> None:
+        """Refuses what chat completions have and this API has no place for."""
+        if self.prompt_logprobs is not None:
+            raise invalid("prompt_logprobs", "is not supported for responses")
+        if self.return_token_ids:
+            raise invalid("return_token_ids", "is not supported for responses")
+        if self.n not in (None, 1):
+            raise invalid("n", "is not supported for responses, which have one choice")
+        if self.has_continuous_usage:
+            raise invalid("stream_options.continuous_usage_stats", "is not supported for responses")
+
+    def _check_text(self) -> None:
+        text = self.text
+        if text is None:
+            return
+        if text.format is not None and text.format.type != "text":
+            raise invalid("text.format", GUIDED)
+        if text.verbosity not in (None, "medium"):
+            raise invalid("text.verbosity", NOT_YET)
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether the response has the output's log-probabilities."""
+        return LOGPROBS in (self.include or ())
+
+    def turns(self) -> list[Turn]:
+        """Returns the messages of the input. Raises RequestRefused (INVALID_REQUEST)."""
+        if isinstance(self.input, str):
+            return [Turn("user", self.input)]
+        return [item.turn(f"input[{index}]") for index, item in enumerate(self.input or ())]
+
+    def generate_request(self, request_id: str, conversation: Iterable[Turn]) -> GenerateRequest:
+        """Returns the request to continue a conversation, after the instructions. Raises RequestRefused
+        (INVALID_REQUEST)."""
+        sampling = self.sampling(self.max_output_tokens)
+        if self.has_logprobs:
+            sampling.logprobs = self.top_logprobs or 0
+        messages = [ChatMessage(role=turn.role, content=turn.text) for turn in conversation]
+        if self.instructions:
+            messages.insert(0, ChatMessage(role="system", content=self.instructions))
+        chat = ChatMessages(
+            messages=messages,
+            template_variables=template_variables(self.chat_template_kwargs),
+        )
+        return GenerateRequest(
+            model=self.model,
+            chat=chat,
+            sampling=sampling,
+            n=1,
+            request_id=request_id,
+            lane=self.lane,
+            cache_salt=self.cache_salt or "",
+        )

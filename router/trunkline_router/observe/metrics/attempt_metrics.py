@@ -1,0 +1,153 @@
+"""Metrics of routing and of attempts at workers: was the prediction right, which attempts were lost, and for how long
+did clients hear nothing."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+
+from prometheus_client.core import Metric
+
+from trunkline_router.observe.metrics.request_labels import RequestLabels, reason_label
+from trunkline_router.observe.metrics.worker_counts import WorkerCounts
+from trunkline_router.record.request_record import (
+    CANCELLED,
+    COMPLETE,
+    GRANTED,
+    AttemptRecord,
+    PlacementRecord,
+    RequestRecord,
+)
+from trunkline_runtime.telemetry.exposition import counter, gauge, histogram
+from trunkline_runtime.telemetry.series_counts import SeriesBuckets, SeriesCounts
+
+RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
+ENDS = frozenset({COMPLETE, CANCELLED, GRANTED})
+SILENCE_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class AttemptMetrics:
+    """Counted at the ends of requests.
+
+    unix_s: the time, for examples
+    """
+
+    def __init__(self, unix_s: Callable[[], float]) -> None:
+        self._unix_s = unix_s
+        self._decisions = SeriesCounts(2)
+        self._matched_tokens = SeriesCounts(1)
+        self._prompt_tokens = SeriesCounts(1)
+        self._ratio = SeriesBuckets(1, RATIO_BUCKETS)
+        self._retries = SeriesCounts(2)
+        self._failovers = SeriesCounts(2)
+        self._silence = SeriesBuckets(1, SILENCE_BUCKETS)
+        self._workers = WorkerCounts()
+
+    def request_ended(self, record: RequestRecord, labels: RequestLabels) -> None:
+        """Counts a request."""
+        model = (labels.model,)
+        for placement in record.placements:
+            if placement.plan is not None:
+                self._decisions.add((placement.policy, placement.plan.why))
+                self._matched_tokens.add(model, placement.matched_tokens)
+                self._prompt_tokens.add(model, record.prompt_tokens)
+        for attempt, decision in pairs_of(record):
+            self._count(attempt, decision, model)
+        for lost, following in pairwise(record.attempts):
+            counts = self._retries if following.resumed_at_tokens is None else self._failovers
+            counts.add((labels.model, reason_label(lost.ended)))
+        for silence in record.silences.values():
+            self._silence.of(model).add_traced(silence.duration_s, labels.trace_id, self._unix_s())
+
+    def _count(self, attempt: AttemptRecord, placement: PlacementRecord | None, model: tuple[str]) -> None:
+        worker = self._workers.of(attempt.worker)
+        ended = attempt.ended
+        worker.ended[ended if ended in ENDS else reason_label(ended)] += 1
+        if attempt.clock_skew_s is not None:
+            worker.clock_skew_s = attempt.clock_skew_s
+        predicted_s = None if placement is None else predicted_first_token_s(placement)
+        if predicted_s is None or attempt.first_output_s is None:
+            return
+        real_s = attempt.first_output_s - attempt.started_s
+        worker.first_tokens += 1
+        worker.first_token_s += real_s
+        worker.predicted_s += predicted_s
+        worker.error_s += abs(real_s - predicted_s)
+        if predicted_s > 0:
+            self._ratio.of(model).add(real_s / predicted_s)
+
+    def families(self) -> Iterable[Metric]:
+        """All families."""
+        yield from self._of_routing()
+        for name, documentation, counts in (
+            ("retries", "Attempts at another worker before there was any output.", self._retries),
+            ("failovers", "Attempts that continued an answer at another worker.", self._failovers),
+        ):
+            yield counter(f"trunkline_router_{name}", documentation, ("model_name", "reason"), counts.items())
+        yield histogram(
+            "trunkline_router_failover_silence_seconds",
+            "Time from the last output of a lost attempt to the first output of the one that continued it.",
+            ("model_name",),
+            self._silence.items(),
+        )
+        yield from self._of_workers()
+
+    def _of_routing(self) -> Iterable[Metric]:
+        yield counter(
+            "trunkline_router_route_decisions",
+            "Decisions for a worker, by policy and reason.",
+            ("policy", "reason"),
+            self._decisions.items(),
+        )
+        for name, documentation, counts in (
+            ("matched", "Prompt tokens that the index promised at the chosen worker.", self._matched_tokens),
+            ("prompt", "Prompt tokens of routed requests.", self._prompt_tokens),
+        ):
+            yield counter(f"trunkline_router_route_{name}_tokens", documentation, ("model_name",), counts.items())
+        yield histogram(
+            "trunkline_router_first_token_prediction_ratio",
+            "Time to the first output of an attempt, divided by the prediction.",
+            ("model_name",),
+            self._ratio.items(),
+        )
+
+    def _of_workers(self) -> Iterable[Metric]:
+        known = self._workers.items()
+        for name, documentation, field in (
+            ("first_tokens", "Attempts with a first output and a prediction of it.", "first_tokens"),
+            ("first_token_seconds", "Times to their first outputs, summed.", "first_token_s"),
+            ("predicted_first_token_seconds", "Predictions of these times, summed.", "predicted_s"),
+            ("first_token_error_seconds", "Differences between the two, without sign, summed.", "error_s"),
+        ):
+            samples = [((name,), float(getattr(counts, field))) for name, counts in known]
+            yield counter(f"trunkline_router_worker_{name}", documentation, ("worker",), samples)
+        yield counter(
+            "trunkline_router_worker_attempts",
+            "Attempts that ended: complete, cancelled, or the reason of an error.",
+            ("worker", "outcome"),
+            [((name, ended), float(count)) for name, counts in known for ended, count in counts.ended.items()],
+        )
+        yield gauge(
+            "trunkline_router_worker_clock_skew_seconds",
+            "The worker's clock minus the router's, by the latest answer.",
+            ("worker",),
+            [((name,), counts.clock_skew_s) for name, counts in known if counts.clock_skew_s is not None],
+        )
+
+
+def predicted_first_token_s(placement: PlacementRecord) -> float | None:
+    """The predicted time, without what the policy adds to it to compare workers; None if it predicts nothing."""
+    plan = placement.plan
+    if plan is None or plan.prediction is None:
+        return None
+    terms = plan.prediction.terms_of(plan.chosen)
+    return terms.queue_s + terms.prefill_s + terms.decode_s + terms.kv_wait_s
+
+
+def pairs_of(record: RequestRecord) -> Iterator[tuple[AttemptRecord, PlacementRecord | None]]:
+    """Each attempt with the decision that led to it: the latest one for its worker that was made before it."""
+    for attempt in record.attempts:
+        made = [
+            placement
+            for placement in record.placements
+            if placement.worker == attempt.worker and placement.time.end_s <= attempt.started_s
+        ]
+        yield attempt, made[-1] if made else None

@@ -1,0 +1,165 @@
+"""Samples the fleet: one sampler in a router process, whatever the number of watchers."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import grpc
+
+from trunkline.v1 import fleet_pb2
+from trunkline.v1.fleet_pb2 import PredictedTtft, WorkerTile
+from trunkline_router.observe.watch.fleet_sample import FleetSample, History, Point, totals
+from trunkline_router.observe.watch.worker_rates import WorkerRates
+from trunkline_router.observe.watch.worker_tile import worker_tile
+from trunkline_router.workers.connected_worker import ConnectedWorker
+from trunkline_router.workers.pool import Pools
+from trunkline_router.workers.worker_calls import WorkerCalls
+from trunkline_router.workers.worker_link import WorkerLink
+from trunkline_runtime.log import get_logger
+
+STATS_TIMEOUT_S = 10.0  # an engine answers between two steps
+MOST_ASKED = 64  # workers that are asked for statistics at one time; the others have their turns
+
+
+@dataclass(frozen=True, slots=True)
+class Periods:
+    """Times between two samples.
+
+    watched_s: while there is a watcher
+    idle_s: otherwise, for the history
+    answers_s: how long a sample waits for answers of workers; later ones count for the next sample
+    """
+
+    watched_s: float = 1.0
+    idle_s: float = 5.0
+    answers_s: float = 0.25
+
+
+class FleetSampler:
+    """Makes the samples while run() runs. `predicted` returns how well TTFTs were predicted, by worker."""
+
+    def __init__(
+        self,
+        pools: Pools,
+        predicted: Callable[[], Mapping[str, PredictedTtft]] = dict,
+        *,
+        periods: Periods | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pools = pools
+        self._predicted = predicted
+        self._periods = periods or Periods()
+        self._clock_s = clock_s
+        self._unix_less_clock_s = time.time() - clock_s()
+        self._rates: dict[ConnectedWorker, WorkerRates] = {}
+        self._asked: dict[ConnectedWorker, asyncio.Task[None]] = {}
+        self._first_asked = 0
+        self._states: dict[str, tuple[int, int]] = {}  # of workers, and since when in Unix milliseconds, by address
+        self.latest: FleetSample | None = None
+        self._next = asyncio.Event()  # set by the next sample
+        self._wanted = asyncio.Event()  # set while there is a watcher
+        self.num_watchers = 0
+        self.history = History()
+
+    async def run(self) -> None:
+        """Samples until it is cancelled. A failure is logged once; it must not end the router."""
+        problem = ""
+        try:
+            while True:
+                await self._rest()
+                try:
+                    await self._take()
+                    problem = ""
+                except Exception as error:
+                    if repr(error) != problem:
+                        problem = repr(error)
+                        get_logger().error("the fleet cannot be sampled", exc_info=error)
+                    await asyncio.sleep(self._periods.watched_s)
+        finally:
+            for task in self._asked.values():
+                task.cancel()
+            await asyncio.gather(*self._asked.values(), return_exceptions=True)
+
+    def watched(self, watchers: int) -> None:
+        """So many watch now. The first one does not wait for the end of an idle period."""
+        self.num_watchers = watchers
+        if watchers:
+            self._wanted.set()
+        else:
+            self._wanted.clear()
+
+    async def after(self, number: int) -> FleetSample:
+        """Returns the latest sample, as soon as there is one after this number."""
+        while self.latest is None or self.latest.number <= number:
+            await self._next.wait()
+        return self.latest
+
+    async def _rest(self) -> None:
+        if self.latest is None or not self.num_watchers:
+            try:
+                async with asyncio.timeout(self._periods.idle_s):
+                    await self._wanted.wait()
+            except TimeoutError:
+                return
+        if self.latest is not None:
+            since_s = self._clock_s() - self.latest.now_s
+            await asyncio.sleep(max(0.0, self._periods.watched_s - since_s))
+
+    async def _take(self) -> None:
+        now_s = self._clock_s()
+        links = list(self._pools.links)
+        await self._ask(links)
+        self._pools.hot_prefixes.fold(now_s)
+        predicted, number = self._predicted(), 1 if self.latest is None else self.latest.number + 1
+        at_unix_ms = self._unix_ms(now_s)
+        tiles = []
+        for link in links:
+            name = "" if link.model is None else link.model.worker_id
+            rates = WorkerRates() if link.worker is None else self._rates.get(link.worker, WorkerRates())
+            tiles.append(worker_tile(link, rates, predicted.get(name), now_s, self._unix_ms))
+        shown = {tile.address for tile in tiles}
+        tiles += [
+            WorkerTile(address=address, state=fleet_pb2.WORKER_STATE_CONNECTING, reason=problem)
+            for address, problem in self._pools.set_aside.items()
+            if address not in shown
+        ]
+        self._add_since(tiles, at_unix_ms)
+        tokens = [rates.hit_tokens() for rates in self._rates.values()]
+        point = totals(at_unix_ms, tiles, sum(hits for hits, _ in tokens), sum(computed for _, computed in tokens))
+        self.history.add(Point(number, now_s, point))
+        self.latest = FleetSample(number, at_unix_ms, now_s, tiles)
+        self._next.set()
+        self._next = asyncio.Event()
+
+    def _add_since(self, tiles: list[WorkerTile], at_unix_ms: int) -> None:
+        """Adds since when each worker is in its state."""
+        before, self._states = self._states, {}
+        for tile in tiles:
+            state, since_unix_ms = before.get(tile.address, (tile.state, at_unix_ms))
+            tile.state_since_unix_ms = since_unix_ms if state == tile.state else at_unix_ms
+            self._states[tile.address] = tile.state, tile.state_since_unix_ms
+
+    async def _ask(self, links: list[WorkerLink]) -> None:
+        """Asks workers for their statistics, each one once at a time, and waits shortly for their answers."""
+        connected = {link.worker: link.calls for link in links if link.worker is not None and link.calls is not None}
+        self._rates = {worker: rates for worker, rates in self._rates.items() if worker in connected}
+        turn = list(connected)
+        first = self._first_asked % len(turn) if turn else 0
+        self._first_asked = first + MOST_ASKED
+        for worker in (turn[first:] + turn[:first])[:MOST_ASKED]:
+            if worker not in self._asked and (calls := connected[worker]) is not None:
+                task = self._asked[worker] = asyncio.create_task(self._ask_one(worker, calls))
+                task.add_done_callback(lambda _, worker=worker: self._asked.pop(worker))  # type: ignore[misc]
+        if self._asked:
+            await asyncio.wait(self._asked.values(), timeout=self._periods.answers_s)
+
+    async def _ask_one(self, worker: ConnectedWorker, calls: WorkerCalls) -> None:
+        try:
+            stats = await calls.stats(STATS_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return  # a worker that is lost or hangs is found by its link; its tile keeps the report before
+        self._rates.setdefault(worker, WorkerRates()).take(stats, self._clock_s())
+
+    def _unix_ms(self, time_s: float) -> int:
+        return int((time_s + self._unix_less_clock_s) * 1e3)

@@ -1,0 +1,178 @@
+"""What watchers of the fleet are told, over gRPC and HTTP alike."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from trunkline.status import invalid
+from trunkline.v1.fleet_pb2 import (
+    FleetHistory,
+    GetRequestResponse,
+    HistoryPoint,
+    ListRequestsResponse,
+    PredictedTtft,
+    RouterView,
+    WatchFleetResponse,
+    WorkerTile,
+)
+from trunkline_router.access.caller import Caller
+from trunkline_router.access.tenants import Tenants
+from trunkline_router.observe.lookup.fleet_requests import FleetRequests
+from trunkline_router.observe.lookup.question import MOST_LISTED, Question
+from trunkline_router.observe.lookup.request_book import Kind, first_of
+from trunkline_router.observe.lookup.viewer import Viewer
+from trunkline_router.observe.watch.fleet_sample import KEEPS_S, FleetSample
+from trunkline_router.observe.watch.fleet_sampler import FleetSampler, Periods
+from trunkline_router.observe.watch.others_lists import OthersLists
+from trunkline_router.observe.watch.prefix_view import prefixes_view
+from trunkline_router.observe.watch.tenant_use import tenants_view
+from trunkline_router.observe.watch.watchers import Watchers
+from trunkline_router.observe.watch.worker_tile import public_tile, without_cache
+from trunkline_router.quotas.shared_state.state import SharedState
+from trunkline_router.workers.pool import Pools
+
+SHOWN_REQUESTS, SHOWN_RUNNING = 30, 10  # in each message
+LISTED_REQUESTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class RouterFacts:
+    """What a router tells of itself.  has_store: it shares state with other routers"""
+
+    name: str = ""
+    has_store: bool = False
+
+
+@dataclass(slots=True)
+class FleetView:
+    """One message to one watcher. `shown` is made once for all viewers with the same rights, and has no points of the
+    history: those are the watcher's own."""
+
+    shown: WatchFleetResponse
+    points: list[HistoryPoint]
+    is_first: bool
+
+    def message(self) -> WatchFleetResponse:
+        """Returns the whole message."""
+        whole = WatchFleetResponse()
+        whole.CopyFrom(self.shown)
+        whole.history.points.extend(self.points)
+        return whole
+
+
+class FleetWatch:
+    """The state of the fleet and of recent requests."""
+
+    def __init__(
+        self,
+        pools: Pools,
+        shared: SharedState,
+        tenants: Tenants,
+        requests: FleetRequests,
+        facts: RouterFacts,
+        *,
+        periods: Periods | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pools = pools
+        self._shared = shared
+        self._tenants = tenants
+        self.requests = requests
+        self._facts = facts
+        self._started_s = clock_s()
+        self._version = version("trunkline")
+        self.sampler = FleetSampler(pools, self._predicted, periods=periods, clock_s=clock_s)
+        self.run = self.sampler.run
+        self.watchers = Watchers(self.sampler.watched)
+        self._others = OthersLists(requests.ask_routers, clock_s)
+        self._views: dict[Viewer, asyncio.Task[WatchFleetResponse]] = {}  # of the sample with this number:
+        self._views_of = 0
+
+    async def views(self, caller_of: Callable[[], Caller]) -> AsyncGenerator[FleetView, None]:
+        """Yields the state now and after each later sample. A slow reader misses samples: nothing is kept for it.
+
+        caller_of: checks the caller's credentials again; called for each view. What it raises ends the watch
+
+        Raises RequestRefused (OVERLOADED) if too many watch.
+        """
+        caller = caller_of()
+        viewer = Viewer.of(caller)
+        with self.watchers.watching(caller.identity.name, is_operator=viewer.is_operator):
+            number = 0
+            while True:
+                sample = await self.sampler.after(number)
+                viewer = Viewer.of(caller_of())
+                points = self.sampler.history.since(number) if viewer.is_operator else []
+                yield FleetView(await self._view(viewer, sample), points, is_first=not number)
+                number = sample.number
+
+    async def list_requests(
+        self, caller: Caller, limit: int, tenant: str, kind: Kind = Kind.ENDED
+    ) -> ListRequestsResponse:
+        """Returns recent requests that the caller may see. Raises RequestRefused (INVALID_REQUEST)."""
+        if limit > MOST_LISTED:
+            raise invalid("limit", f"must be at most {MOST_LISTED}")
+        return await self.requests.list(Viewer.of(caller), kind, limit or LISTED_REQUESTS, tenant)
+
+    async def request(self, caller: Caller, request_id: str, tenant: str) -> GetRequestResponse:
+        """Returns the timeline of a recent request. Raises RequestRefused (REQUEST_NOT_FOUND) if there is none that the
+        caller may see."""
+        return await self.requests.find(Viewer.of(caller), request_id, tenant)
+
+    async def _view(self, viewer: Viewer, sample: FleetSample) -> WatchFleetResponse:
+        """Everything but the history's points; made once for viewers with equal rights."""
+        if self._views_of != sample.number:
+            self._views, self._views_of = {}, sample.number
+        made = self._views.get(viewer)
+        if made is None:
+            made = self._views[viewer] = asyncio.create_task(self._make_view(viewer, sample))
+        return await asyncio.shield(made)  # if one watcher leaves, the others still wait for it
+
+    async def _make_view(self, viewer: Viewer, sample: FleetSample) -> WatchFleetResponse:
+        question = Question(viewer, kinds=(Kind.ENDED, Kind.RUNNING), most=SHOWN_REQUESTS)
+        listed, others = await self.requests.near(question), self._others.latest(question)
+        if others is not None:
+            listed += others.requests
+        refused = self.requests.book.recent.refused_by_quota()
+        return WatchFleetResponse(
+            at_unix_ms=sample.at_unix_ms,
+            router=self._router(sample.now_s),
+            you=viewer.rights,
+            workers=[shown for tile in sample.workers if (shown := tile_for(viewer, tile)) is not None],
+            history=FleetHistory(keeps_s=KEEPS_S),
+            prefixes=prefixes_view(self._pools, viewer, sample.now_s),
+            requests=first_of(Kind.ENDED, listed, SHOWN_REQUESTS),
+            running=first_of(Kind.RUNNING, listed, SHOWN_RUNNING),
+            others=None if others is None else others.routers,
+            tenants=tenants_view(self._shared, self._tenants, refused, viewer),
+        )
+
+    def _router(self, now_s: float) -> RouterView:
+        redis = "none"
+        if self._facts.has_store:
+            redis = "ok" if self._shared.is_reachable else "lost"
+        return RouterView(
+            name=self._facts.name,
+            version=self._version,
+            uptime_s=now_s - self._started_s,
+            policy=self._pools.policy.name,
+            redis=redis,
+            open_requests=sum(self._shared.running.values()),
+            watchers=self.watchers.num_open,
+            asks_routers=self.requests.asks_routers,
+        )
+
+    def _predicted(self) -> Mapping[str, PredictedTtft]:
+        names = {link.model.worker_id for link in self._pools.links if link.model is not None}
+        recent = self.requests.book.recent
+        recent.forget_workers(names)
+        return recent.predicted()
+
+
+def tile_for(viewer: Viewer, tile: WorkerTile) -> WorkerTile | None:
+    """Returns a worker as the viewer may see it; None if it may not."""
+    if viewer.is_operator:
+        return tile if viewer.sees_cache else without_cache(tile)
+    return public_tile(tile, sees_workers=viewer.sees_cache) if viewer.may_see_model(tile.model) else None

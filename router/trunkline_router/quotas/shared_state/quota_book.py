@@ -1,0 +1,195 @@
+"""What one router has admitted for each tenant: enough to decide without the store, and to enter it there again. Pure:
+time is passed in.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from trunkline_router.quotas.quota import Quotas, Refusal, Used, Window, judge
+from trunkline_router.quotas.stores.store import Answer, WindowChange
+
+# Most other routers that count while the store does not answer. Their number comes from Redis, where others may write:
+# a router still admits at least one part in 32 of what is left of a quota.
+MOST_OTHERS = 31
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """A bucket of time by this router's clock and, if the store counted the request itself, by the store's. The clocks
+    differ, and a correction must lie in the bucket of what it corrects, so that both leave the window together."""
+
+    bucket: int
+    stores: int | None = None
+
+
+class TenantBook:
+    """One tenant's requests at this router."""
+
+    def __init__(self, window_ms: int) -> None:
+        self.window = Window(window_ms)
+        self.quotas = Quotas()  # those of its last request
+        self.in_flight = 0  # tokens that its running requests may use, including requests that wait for the store
+        # (requests, tokens) by bucket, since the last report.
+        self._unreported: dict[When, tuple[int, int]] = {}
+        # What other routers had admitted when the store last answered.
+        self._others_requests = self._others_tokens = self._others_in_flight = 0.0
+        self._others_as_of_ms = 0.0
+        self._requests_since = self._tokens_since = 0  # admitted here since then
+        self._asking = self._refused = 0  # requests that wait for the store; see Ask.refused
+        # The store's value; None: a reserve() has changed it since the last report.
+        self.reported_in_flight: int | None = 0
+
+    def ask(self) -> int | None:
+        """Counts a request that waits for the store. Returns what to tell the store: see Ask.refused."""
+        self._asking += 1
+        if self._asking > 1:
+            return self._refused
+        self._refused = 0
+        return None
+
+    def answered(self, refused_tokens: int) -> None:
+        """The store has answered a request, or never will."""
+        self._asking -= 1
+        self._refused += refused_tokens
+
+    def hear(self, answer: Answer, now_ms: float) -> None:
+        """Takes the store's numbers for the whole fleet, after the request has been counted here."""
+        self.window.expire(now_ms)
+        self._others_requests = max(0.0, answer.used.requests - self.window.requests)
+        self._others_tokens = max(0.0, answer.used.tokens - self.window.tokens)
+        self._others_in_flight = max(0.0, answer.used.in_flight - self.in_flight)
+        self._others_as_of_ms = now_ms
+        self._requests_since = self._tokens_since = 0
+
+    def judge_alone(self, quotas: Quotas, tokens: int, others: int, now_ms: float) -> Refusal | None:
+        """Returns why a request is refused, judged without the store; None if it is admitted.
+
+        Counts this router's requests; what others had used at the store's last answer, as it leaves the window; and for
+        each other router that is known to be alive as much as this one has admitted since. So a short silence changes
+        little; in a long one, when no other router is known to be alive, R routers admit at most R times the quota.
+        `tokens` are already in flight. At most MOST_OTHERS others count.
+        """
+        others = min(others, MOST_OTHERS)
+        self.window.expire(now_ms)
+        left = max(0.0, 1 - (now_ms - self._others_as_of_ms) / self.window.window_ms)
+        used = Used(
+            self.window.requests + left * self._others_requests + others * self._requests_since,
+            self.window.tokens + left * self._others_tokens + others * self._tokens_since,
+            self.in_flight - tokens + left * self._others_in_flight + others * self._tokens_since,
+        )
+        return judge(quotas, used, tokens, self.window, now_ms)
+
+    def used(self, now_ms: float) -> Used:
+        """Returns what the fleet has used, as far as this router knows."""
+        self.window.expire(now_ms)
+        left = max(0.0, 1 - (now_ms - self._others_as_of_ms) / self.window.window_ms)
+        return Used(
+            self.window.requests + left * self._others_requests,
+            self.window.tokens + left * self._others_tokens,
+            self.in_flight + left * self._others_in_flight,
+        )
+
+    def used_here(self, now_ms: float) -> Used:
+        """Returns the part of that which is certain: what this router has admitted. What waits for the store may be
+        refused, so nothing counts as in flight meanwhile."""
+        self.window.expire(now_ms)
+        return Used(self.window.requests, self.window.tokens, 0 if self._asking else self.in_flight)
+
+    def admit(self, tokens: int, now_ms: float) -> None:
+        """Counts an admitted request."""
+        self.window.expire(now_ms)
+        self.window.add(self.window.bucket(now_ms), 1, tokens)
+        self._requests_since += 1
+        self._tokens_since += tokens
+
+    def correct(self, when: When, requests: int, tokens: int, now_ms: float) -> None:
+        """Corrects what was admitted in a bucket, here and with the next report in the store."""
+        self.window.expire(now_ms)
+        if (requests or tokens) and self.window.holds(when.bucket, now_ms):
+            self.window.add(when.bucket, requests, tokens)
+            self.report(when, requests, tokens)
+
+    def report(self, when: When, requests: int, tokens: int) -> None:
+        """Adds to what the next report tells the store."""
+        before = self._unreported.get(when, (0, 0))
+        self._unreported[when] = before[0] + requests, before[1] + tokens
+
+    def changes(self, now_ms: float) -> list[WindowChange]:
+        """Returns what the store does not know yet, and marks it as reported."""
+        unreported, self._unreported = self._unreported, {}
+        return [self._change(when, *counts, now_ms) for when, counts in unreported.items() if any(counts)]
+
+    def everything(self, now_ms: float) -> list[WindowChange]:
+        """Returns all that counts, for a store that knows nothing, and marks it as reported."""
+        self.window.expire(now_ms)
+        self._unreported = {}
+        return [
+            self._change(When(bucket), requests, tokens, now_ms) for bucket, requests, tokens in self.window.contents()
+        ]
+
+    def _change(self, when: When, requests: int, tokens: int, now_ms: float) -> WindowChange:
+        middle_ms = (when.bucket + 0.5) * self.window.width_ms
+        return WindowChange(max(0, int(now_ms - middle_ms)), requests, tokens, when.stores)
+
+    @property
+    def has_changes(self) -> bool:
+        return bool(self._unreported) or self.in_flight != self.reported_in_flight
+
+    def is_empty(self, now_ms: float) -> bool:
+        self.window.expire(now_ms)
+        return not (self.window or self.in_flight or self.has_changes or self._asking)
+
+
+class QuotaBook:
+    """All tenants with quotas."""
+
+    def __init__(self, window_ms: int) -> None:
+        self._window_ms = window_ms
+        self._tenants: dict[str, TenantBook] = {}
+        self._touched: set[str] = set()  # tenants with changes that the store may not know
+
+    def tenant(self, name: str) -> TenantBook:
+        """Returns a tenant's book, which the caller may change."""
+        if name not in self._tenants:
+            self._tenants[name] = TenantBook(self._window_ms)
+        self._touched.add(name)
+        return self._tenants[name]
+
+    def names(self) -> Iterable[str]:
+        """Returns the tenants of which anything counts."""
+        return self._tenants.keys()
+
+    def used(self, name: str, now_ms: float) -> Used:
+        """Returns what the fleet has used of a tenant's quotas, as far as this router knows."""
+        book = self._tenants.get(name)
+        return Used(0, 0, 0) if book is None else book.used(now_ms)
+
+    @property
+    def has_changes(self) -> bool:
+        return any(self._tenants[name].has_changes for name in self._touched)
+
+    def changes(self, now_ms: float) -> dict[str, list[WindowChange]]:
+        return {name: changes for name in self._touched if (changes := self._tenants[name].changes(now_ms))}
+
+    def everything(self, now_ms: float) -> dict[str, list[WindowChange]]:
+        return {name: changes for name, book in self._tenants.items() if (changes := book.everything(now_ms))}
+
+    def in_flight(self, *, all_of_them: bool) -> dict[str, int]:
+        """Returns tokens by tenant, those that changed or all that are not 0, and marks them as reported."""
+        names = self._tenants if all_of_them else self._touched
+        told = {}
+        for name in names:
+            book = self._tenants[name]
+            if book.in_flight != book.reported_in_flight or (all_of_them and book.in_flight):
+                told[name] = book.reported_in_flight = book.in_flight
+        self._touched.clear()
+        return told
+
+    def use(self, now_ms: float) -> list[tuple[str, Quotas, Used]]:
+        """Returns each tenant with quotas, and what the fleet has used of them as far as this router knows."""
+        return [(name, book.quotas, book.used(now_ms)) for name, book in self._tenants.items()]
+
+    def forget_idle(self, now_ms: float) -> None:
+        """Drops tenants without anything that counts, so that names do not accumulate."""
+        self._tenants = {name: book for name, book in self._tenants.items() if not book.is_empty(now_ms)}
+        self._touched &= self._tenants.keys()

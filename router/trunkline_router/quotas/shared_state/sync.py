@@ -1,0 +1,186 @@
+"""The exchange between a router and the store: what the router reports, when, and how it uses the replies.
+
+A router syncs every 5 to 20 ms while something changes, else once a second (a beat). A store that turns out to be empty
+or new is told everything, once.
+
+Other routers' credits are worth most in the milliseconds before workers report the requests themselves, and cost more
+with each worker and router: so a router rests for ten times as long as a sync took. bench/log.md has the measurements.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+
+from trunkline_router.quotas.shared_state.fleet import Fleet
+from trunkline_router.quotas.shared_state.neighbours import Neighbours
+from trunkline_router.quotas.shared_state.quota_book import QuotaBook
+from trunkline_router.quotas.shared_state.served import Served
+from trunkline_router.quotas.stores.convictions import Convictions
+from trunkline_router.quotas.stores.store import MAX_CONVICTIONS, TTL_MS, Report, StoreDown, SyncReply, WorkerKey
+from trunkline_router.quotas.stores.store_link import StoreLink
+from trunkline_router.routing.credit import Credit
+
+LEAST_REST_S, MOST_REST_S = 0.005, 0.020
+REST_TIMES = 10  # the rest after a tick, in multiples of its duration
+BEAT_S = 1.0
+
+Own = tuple[Mapping[WorkerKey, Credit], Sequence[str]]  # credits, and tenants with open requests
+
+
+def rest_s(took_s: float) -> float:
+    """Returns how long to wait after a tick that took `took_s`."""
+    return min(MOST_REST_S, max(LEAST_REST_S, REST_TIMES * took_s))
+
+
+class Sync:
+    """Syncs a router with the store.
+
+    open_tenants: tenants with running requests here
+    on_entry: called before a store is told everything
+    steady_s: returns the time of a monotonic clock
+    """
+
+    def __init__(
+        self,
+        link: StoreLink,
+        fleet: Fleet,
+        book: QuotaBook,
+        *,
+        open_tenants: Collection[str],
+        on_entry: Callable[[], None],
+        steady_s: Callable[[], float],
+    ) -> None:
+        self._link = link
+        self._fleet = fleet
+        self._book = book
+        self._open_tenants = open_tenants
+        self._on_entry = on_entry
+        self._steady_s = steady_s
+        self.neighbours = Neighbours()
+        self.convictions = Convictions()  # on the clock of steady_s
+        self.served = Served()
+        self._pending: Report | None = None  # sent, and possibly counted
+        self._pending_as_of_ms = 0.0
+        self._number = 0
+        self._told: Own = {}, ()
+        self._versions: tuple[int | None, int | None] = (None, None)  # of leases and convictions
+        self._beat_at_s = 0.0
+        self._heard_at_s = 0.0
+        self._read_s = 0.0  # time on reading the last reply
+        self.rest_s = MOST_REST_S  # until the next tick
+        self.times = 0  # successful syncs
+
+    async def tick(self) -> None:
+        """Syncs if there is something to report, or a beat is due."""
+        began_s = self._steady_s()
+        is_beat = began_s >= self._beat_at_s
+        own = self._own(is_beat)
+        has_changes = self._pending is not None or self._book.has_changes or self.convictions.has_changes
+        if is_beat or has_changes or own != self._told:
+            await self._link.use(partial(self._exchange, own, is_beat))
+        self.rest_s = rest_s(self._steady_s() - began_s) if len(self.neighbours) else MOST_REST_S
+        # Whatever the store holds, reading it takes at most this share of the loop's time.
+        self.rest_s = max(self.rest_s, min(BEAT_S, REST_TIMES * self._read_s))
+        self._read_s = 0.0
+
+    async def beat(self) -> None:
+        """Syncs at once. Raises StoreDown."""
+        await self._exchange(self._own(is_beat=True), is_beat=True)
+
+    def beat_next(self) -> None:
+        """Makes the next tick a beat, which tells a store that has lost its state everything."""
+        self._beat_at_s = 0.0
+
+    def forget_silent(self) -> None:
+        """Drops the other routers' reports once the store has been silent for too long."""
+        if len(self.neighbours) and self._is_forgotten:
+            self._forget_others()
+
+    async def _exchange(self, own: Own, is_beat: bool) -> None:
+        """Raises StoreDown."""
+        now_ms = self._now_ms()
+        if self._pending is None:
+            self._pending = self._report(own, self._link.life, is_beat=is_beat)
+        else:  # it may have been counted; if not, its changes are older now
+            self._pending = self._pending.aged(int(now_ms - self._pending_as_of_ms))
+        self._pending_as_of_ms = now_ms
+        report = self._pending
+        reply = await self._link.store.sync(report)
+        if reply.life != report.life:
+            self._link.life = ""  # the store is not asked for requests until it knows everything
+            self._forget_others()
+            self._versions = None, None
+            self._on_entry()
+            self._pending = report = self._report(self._own(is_beat=True), reply.life, is_beat=True, everything=True)
+            reply = await self._link.store.sync(report)
+            if reply.life != report.life:
+                raise StoreDown("the store was lost again while it was told everything")
+        self._pending = None
+        self._link.life = reply.life
+        self.times += 1
+        self._heard_at_s = self._steady_s()
+        self._take(reply)
+
+    def _report(self, own: Own, life: str, *, is_beat: bool, everything: bool = False) -> Report:
+        """Returns what to report, and marks it as reported. `everything`: the store knows nothing of this router."""
+        now_ms = self._now_ms()
+        self._number += 1
+        if is_beat:
+            self._beat_at_s = self._steady_s() + BEAT_S
+            self._book.forget_idle(now_ms)
+        if everything:
+            windows, served = self._book.everything(now_ms), self.served.everything(now_ms)
+            convictions = self.convictions.everything(now_ms)
+        else:
+            windows, served = self._book.changes(now_ms), self.served.changes(now_ms)
+            convictions = self.convictions.changes()
+        before, self._told = self._told, own
+        is_unsaid = everything or own != before or self._is_forgotten
+        return Report(
+            router=self._link.name,
+            life=life,
+            number=self._number,
+            windows=windows,
+            in_flight=self._book.in_flight(all_of_them=is_beat),
+            served=served,
+            credits=own[0] if is_unsaid else None,
+            competing=own[1],
+            leases=self._fleet.leases() if is_beat else None,
+            convictions=convictions,
+            known=self.neighbours.versions,
+            known_leases=self._versions[0],
+            known_convictions=self._versions[1],
+            wants_served=is_beat,
+        )
+
+    def _take(self, reply: SyncReply) -> None:
+        if self.neighbours.hear(reply):
+            self._fleet.take_credits(self.neighbours.credits())
+        if reply.leases is not None:
+            self._fleet.take_leases(reply.leases)
+        if reply.convictions is not None:
+            self.convictions.hear(reply.convictions, self._now_ms())
+        if reply.served is not None:
+            self.served.fleet = reply.served
+        self._read_s = reply.read_s
+        self._versions = reply.leases_version, reply.convictions_version
+        is_beat = reply.served is not None
+        if is_beat and reply.convictions_count < min(self.convictions.count(self._now_ms()), MAX_CONVICTIONS):
+            self._versions = reply.leases_version, None  # the store has lost some: the next reply has the full list
+
+    def _forget_others(self) -> None:
+        self.neighbours.forget()
+        self._fleet.take_credits({})
+
+    @property
+    def _is_forgotten(self) -> bool:
+        """Whether this router was silent for so long that others take it for dead."""
+        return self._steady_s() - self._heard_at_s > TTL_MS / 1e3
+
+    def _own(self, is_beat: bool) -> Own:
+        """Returns what it has open now. Without other routers it is computed for beats only."""
+        if not is_beat and not len(self.neighbours):
+            return self._told
+        return self._fleet.credits(), sorted(self._open_tenants)
+
+    def _now_ms(self) -> float:
+        return self._steady_s() * 1e3

@@ -1,0 +1,198 @@
+"""Shared state in process memory, for a router without Redis. It gives the same answers as redis_store.py."""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from trunkline_router.quotas.fairness import HALF_LIFE_MS, MAX_TENANTS, decayed
+from trunkline_router.quotas.quota import WINDOW_MS, Used, Window, judge
+from trunkline_router.quotas.stores.store import (
+    KEEP_MS,
+    MAX_CONVICTIONS,
+    TTL_MS,
+    Answer,
+    Ask,
+    Lease,
+    LifeEnded,
+    NeighbourReport,
+    Report,
+    SyncReply,
+)
+
+
+@dataclass(slots=True)
+class _Router:
+    expires_ms: float = 0.0
+    counted: int = 0  # number of its last counted report
+    said: NeighbourReport | None = None
+
+
+@dataclass(slots=True)
+class _Tenant:
+    window: Window
+    in_flight: dict[str, int] = field(default_factory=dict)  # tokens by router
+    refused: dict[str, int] = field(default_factory=dict)  # tokens by router while it has reservations under way
+
+
+class EmbeddedStore:
+    """A store that lives as long as the process. `clock_ms` is any monotonic clock."""
+
+    def __init__(self, clock_ms: Callable[[], float], *, window_ms: int = WINDOW_MS, ttl_ms: int = TTL_MS) -> None:
+        self._clock_ms = clock_ms
+        self._window_ms = window_ms
+        self._ttl_ms = ttl_ms
+        self._life = secrets.token_hex(8)
+        self._routers: dict[str, _Router] = {}
+        self._tenants: dict[str, _Tenant] = {}
+        self._leases: dict[str, tuple[float, Lease]] = {}  # (expiry in ms, lease) by address
+        self._leases_version = 0
+        self._convictions: dict[bytes, float] = {}  # expiry in ms by fingerprint
+        self._convictions_version = 0
+        self._served: dict[str, tuple[float, float]] = {}  # (cost units over weight, time in ms) by tenant
+
+    async def connect(self) -> None:
+        """Does nothing."""
+
+    async def close(self) -> None:
+        """Does nothing."""
+
+    def reserve(self, ask: Ask) -> "asyncio.Future[Answer]":
+        """See Store. The future is done on return."""
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        if ask.life != self._life:
+            future.set_exception(LifeEnded("the store has lost its state"))
+            future.exception()
+            return future
+        now_ms = self._clock_ms()
+        tenant = self._tenant(ask.tenant)
+        tenant.window.expire(now_ms)
+        # Tokens in flight of a dead router do not count. If it comes back, it reports them again.
+        tenant.in_flight = {
+            router: tokens for router, tokens in tenant.in_flight.items() if router == ask.router or self._lives(router)
+        }
+        tenant.refused = {
+            router: tokens for router, tokens in tenant.refused.items() if router == ask.router or self._lives(router)
+        }
+        others = sum(tokens for router, tokens in tenant.in_flight.items() if router != ask.router)
+        if ask.refused is None:
+            tenant.refused.pop(ask.router, None)
+        known = ask.refused or 0
+        refused = tenant.refused.get(ask.router, known)
+        mine = max(0, ask.in_flight - max(0, refused - known))
+        used = Used(tenant.window.requests, tenant.window.tokens, others + mine)
+        refusal = judge(ask.quotas, used, ask.tokens, tenant.window, now_ms)
+        if refusal is None:
+            tenant.window.add(tenant.window.bucket(now_ms), 1, ask.tokens)
+            tenant.in_flight[ask.router] = mine + ask.tokens
+            used = Used(used.requests + 1, used.tokens + ask.tokens, used.in_flight + ask.tokens)
+        else:
+            tenant.refused[ask.router] = refused + ask.tokens
+        future.set_result(Answer(refusal, used, tenant.window.bucket(now_ms)))
+        return future
+
+    async def sync(self, report: Report) -> SyncReply:
+        """See Store."""
+        if report.life != self._life:
+            return SyncReply(self._life)
+        now_ms = self._clock_ms()
+        mine = self._routers.setdefault(report.router, _Router())
+        mine.expires_ms = now_ms + self._ttl_ms
+        if report.number > mine.counted:
+            mine.counted = report.number
+            self._count(report, now_ms)
+        for name, tokens in report.in_flight.items():
+            self._tenant(name).in_flight[report.router] = tokens
+        if report.credits is not None:
+            mine.said = NeighbourReport(report.number, dict(report.credits), list(report.competing))
+        if report.leases is not None:
+            self._renew(report, now_ms)
+        if report.convictions:
+            self._convict(report, now_ms)
+        self._forget(now_ms)
+        return self._sync_reply(report, now_ms)
+
+    def _count(self, report: Report, now_ms: float) -> None:
+        for name, changes in report.windows.items():
+            window = self._tenant(name).window
+            window.expire(now_ms)
+            for change in changes:
+                bucket = window.bucket(now_ms - change.age_ms) if change.bucket is None else change.bucket
+                if window.holds(bucket, now_ms):
+                    window.add(bucket, change.requests, change.tokens)
+        for name, amount in report.served.items():
+            self._served[name] = (amount + self._served_now(name, now_ms), now_ms)
+
+    def _renew(self, report: Report, now_ms: float) -> None:
+        before = {address: lease for address, (_, lease) in self._leases.items()}
+        for lease in report.leases or ():
+            self._leases[lease.address] = (now_ms + self._ttl_ms, lease)
+        self._leases = {address: held for address, held in self._leases.items() if held[0] > now_ms}
+        if {address: lease for address, (_, lease) in self._leases.items()} != before:
+            self._leases_version += 1
+
+    def _convict(self, report: Report, now_ms: float) -> None:
+        for fingerprint, ttl_ms in report.convictions.items():
+            self._convictions[fingerprint] = now_ms + ttl_ms
+        by_end = sorted(self._convictions.items(), key=lambda item: item[1], reverse=True)
+        self._convictions = dict(by_end[:MAX_CONVICTIONS])
+        self._convictions_version += 1
+
+    def _sync_reply(self, report: Report, now_ms: float) -> SyncReply:
+        others = {
+            name: router
+            for name, router in self._routers.items()
+            if name != report.router and router.expires_ms > now_ms
+        }
+        changed = {
+            name: router.said
+            for name, router in others.items()
+            if router.said is not None and report.known.get(name) != router.said.version
+        }
+        leases = convictions = served = None
+        if report.known_leases != self._leases_version:
+            leases = [lease for _, lease in self._leases.values()]
+        if report.known_convictions != self._convictions_version:
+            ends = self._convictions.items()
+            convictions = {fingerprint: int(end_ms - now_ms) for fingerprint, end_ms in ends if end_ms > now_ms}
+        if report.wants_served:
+            now = {name: self._served_now(name, now_ms) for name in self._served}
+            most = sorted(now.items(), key=lambda item: item[1], reverse=True)[:MAX_TENANTS]
+            served = {name: amount for name, amount in most if amount >= 1}
+            self._served = {name: (amount, now_ms) for name, amount in served.items()}
+        return SyncReply(
+            life=self._life,
+            routers=tuple(others),
+            changed=changed,
+            leases=leases,
+            leases_version=self._leases_version,
+            convictions=convictions,
+            convictions_version=self._convictions_version,
+            convictions_count=len(self._convictions),
+            served=served,
+        )
+
+    def _forget(self, now_ms: float) -> None:
+        """Drops expired entries, so that memory use stays bounded."""
+        for name, router in list(self._routers.items()):
+            if router.expires_ms <= now_ms:
+                router.said = None
+            if router.expires_ms + KEEP_MS < now_ms:
+                del self._routers[name]
+        if len(self._tenants) > 2 * MAX_TENANTS:
+            for name, tenant in list(self._tenants.items()):
+                tenant.window.expire(now_ms)
+                if not tenant.window and not any(tenant.in_flight.values()):
+                    del self._tenants[name]
+
+    def _tenant(self, name: str) -> _Tenant:
+        if name not in self._tenants:
+            self._tenants[name] = _Tenant(Window(self._window_ms))
+        return self._tenants[name]
+
+    def _lives(self, router: str) -> bool:
+        return router in self._routers and self._routers[router].expires_ms > self._clock_ms()
+
+    def _served_now(self, name: str, now_ms: float) -> float:
+        amount, as_of_ms = self._served.get(name, (0.0, now_ms))
+        return decayed(amount, now_ms - as_of_ms, HALF_LIFE_MS)

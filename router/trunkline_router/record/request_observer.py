@@ -1,0 +1,103 @@
+"""Begins the record of a request, and tells the listeners of its end."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextvars import Token
+
+from trunkline.status import RequestRefused, code_of
+from trunkline_router.record.request_line import log_end
+from trunkline_router.record.request_record import CANCELLED, UNKNOWN, RequestListener, RequestRecord
+from trunkline_runtime.log import LogContext, get_logger, log_context
+from trunkline_runtime.telemetry.head_sampler import HeadSampler
+from trunkline_runtime.telemetry.trace_context import new_span_id, new_trace_id, trace_context
+
+MOST_FIELD = 64  # characters of a field's name: some are a worker's words
+MOST_AWAITING = 4096  # ended requests of which a worker will still say what became of them
+
+
+def new_record(request_id: str, protocol: str, endpoint: str) -> RequestRecord:
+    """The record of a request that begins now."""
+    return RequestRecord(request_id, time.monotonic(), time.time_ns(), protocol=protocol, endpoint=endpoint)
+
+
+class RequestObserver:
+    """Observes the requests of a router. The log has a line for each; `listeners` are told, too. `running` has the
+    records of requests that were not told of yet, the oldest first. `may_export` is asked whether a request that the
+    sampler chooses may be exported: if not, its workers must not export it either.
+
+    A request that was aborted is told of when its workers have said what became of it. That takes milliseconds, and
+    the stage that ends the request limits it. Nothing but the log and the listeners waits for it.
+    """
+
+    def __init__(
+        self,
+        sampler: HeadSampler | None = None,
+        listeners: Sequence[RequestListener] = (),
+        may_export: Callable[[RequestRecord], bool] | None = None,
+    ) -> None:
+        self._sampler = sampler or HeadSampler()
+        self._listeners = listeners
+        self._may_export = may_export
+        self.running: dict[int, RequestRecord] = {}  # by their identities in memory
+        self._num_awaiting = 0
+
+    def begin(self, record: RequestRecord, traceparent: str = "", tracestate: str = "") -> "Token[LogContext | None]":
+        """Gives the request a place in its caller's trace; without one, in the trace that the record names, or in a new
+        one. Until end(), lines of the log name the request. Returns what end() needs."""
+        self._trace(record, traceparent, tracestate)
+        self.running[id(record)] = record
+        return log_context.set(record)
+
+    def end(self, record: RequestRecord, begun: "Token[LogContext | None]") -> None:
+        """Ends the record, and tells the listeners."""
+        record.ended_s = time.monotonic()
+        try:
+            log_context.reset(begun)
+        except ValueError:  # closed by another task than the one that began it: an abandoned generator
+            log_context.set(None)
+        if record.awaited and self._num_awaiting < MOST_AWAITING:
+            self._num_awaiting += 1
+            record.when_known = self._tell_late
+        else:
+            self._tell(record)
+
+    def _trace(self, record: RequestRecord, traceparent: str, tracestate: str) -> None:
+        caller = trace_context(traceparent, tracestate)
+        if caller is None:
+            record.trace_id = record.trace_id or new_trace_id()
+        else:
+            record.trace_id, record.parent_span_id, _, record.tracestate = caller
+        record.span_id = new_span_id()
+        is_sampled = self._sampler.samples(record.trace_id, None if caller is None else caller.is_sampled)
+        record.is_sampled = is_sampled and (self._may_export is None or self._may_export(record))
+
+    def _tell_late(self, record: RequestRecord) -> None:
+        self._num_awaiting -= 1
+        token = log_context.set(None)  # that of another request, if its task has brought the news
+        try:
+            self._tell(record)
+        finally:
+            log_context.reset(token)
+
+    def _tell(self, record: RequestRecord) -> None:
+        del self.running[id(record)]
+        record.awaited, record.when_known = 0, None  # what comes later is not noted
+        log_end(record)
+        for listener in self._listeners:
+            try:
+                listener.request_ended(record)
+            except Exception as error:
+                get_logger().error("a request's end cannot be told", **record.log_fields(), exc_info=error)
+        record.sampling = None
+        for placement in record.placements:
+            placement.plan = None
+        for attempt in record.attempts:
+            attempt.cut()
+
+
+def note_refusal(record: RequestRecord, refused: RequestRefused) -> None:
+    """The request ends with an error of the table."""
+    record.outcome = refused.reason if code_of(refused.reason) is not None else UNKNOWN
+    record.code, record.refused_field = refused.code, refused.field[:MOST_FIELD]
+    if record.attempts and record.attempts[-1].ended == CANCELLED:
+        record.attempts[-1].ended = record.outcome

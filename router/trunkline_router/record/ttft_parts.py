@@ -1,0 +1,189 @@
+"""Where a request's time to first token went. Pure: made from its record alone.
+
+Each stage claims its interval. What is left is "network": the ways between client, router and worker, and their event
+loops.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+from trunkline.v1.worker_pb2 import PrefillChunk, Timeline
+from trunkline_router.record.request_record import AttemptRecord, RequestRecord
+
+ADMISSION, TOKENIZER, PLACEMENT, QUEUE, KV_PRESSURE = "admission", "tokenizer", "placement", "queue", "kv_pressure"
+PREFILL, DECODE_INTERFERENCE, FAILOVER = "prefill", "decode_interference", "failover"
+STALLED_CLIENT, WORKER, NETWORK = "stalled_client", "worker", "network"
+LEAST_CAUSE_S = 1e-3  # a shorter part is no cause
+
+
+class Part(NamedTuple):
+    """A part of the time, in seconds since the request's arrival."""
+
+    part: str
+    start_s: float
+    end_s: float
+    note: str = ""
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+_BY_START = attrgetter("start_s")
+
+
+def ttft_parts(record: RequestRecord, end_s: float) -> list[Part]:
+    """Returns the parts of the time to first token; of the whole time if there was no first token. In order, without
+    overlaps or holes.
+
+    end_s: when the request ended, or the time now
+    """
+    return _joined(_parts(record, end_s))
+
+
+def cause_of(record: RequestRecord, end_s: float) -> str:
+    """Returns the kind of part that took the most of the time to first token, "" if none took a millisecond."""
+    return _main_cause(record, _parts(record, end_s))
+
+
+def causes_of(record: RequestRecord, end_s: float) -> tuple[str, str]:
+    """Returns what cause_of() does, and what the request waited for in a worker's queue before its first token:
+    KV_PRESSURE for KV blocks, QUEUE for requests before it, "" if it did not wait for a millisecond."""
+    parts = list(_parts(record, end_s))
+    return _main_cause(record, parts), _queue_cause(parts)
+
+
+def _parts(record: RequestRecord, end_s: float) -> Iterator[Part]:
+    until_s = end_s if record.first_token_s is None else record.first_token_s
+    claims = sorted(_claims(record, end_s), key=_BY_START)
+    return _without_holes(claims, until_s - record.started_s)
+
+
+def _main_cause(record: RequestRecord, parts: Iterable[Part]) -> str:
+    if record.stalled_s > max(LEAST_CAUSE_S, record.ttft_s or 0.0):
+        return STALLED_CLIENT
+    times_s: dict[str, float] = {}
+    for part in parts:
+        times_s[part.part] = times_s.get(part.part, 0.0) + part.duration_s
+    longest_s = max(times_s.values(), default=0.0)
+    return "" if longest_s < LEAST_CAUSE_S else next(cause for cause, time_s in times_s.items() if time_s == longest_s)
+
+
+def _queue_cause(parts: Iterable[Part]) -> str:
+    queue_s = kv_s = 0.0
+    for part in parts:
+        if part.part == QUEUE:
+            queue_s += part.duration_s
+        elif part.part == KV_PRESSURE:
+            kv_s += part.duration_s
+    return "" if max(queue_s, kv_s) < LEAST_CAUSE_S else QUEUE if queue_s >= kv_s else KV_PRESSURE
+
+
+def _claims(record: RequestRecord, end_s: float) -> Iterator[Part]:
+    zero_s = record.started_s
+    searched = record.searched
+    if searched is not None and searched.duration_s >= LEAST_CAUSE_S:
+        yield Part(PLACEMENT, searched.start_s - zero_s, searched.end_s - zero_s, "no worker of its model was ready")
+    if record.admitted is not None:
+        yield Part(ADMISSION, record.admitted.start_s - zero_s, record.admitted.end_s - zero_s)
+    if record.tokenized is not None:
+        yield Part(TOKENIZER, record.tokenized.start_s - zero_s, record.tokenized.end_s - zero_s)
+    for placement in record.placements:
+        yield Part(PLACEMENT, placement.time.start_s - zero_s, placement.time.end_s - zero_s)
+    for attempt in record.attempts:
+        attempt_end_s = _first_of(attempt.first_output_s, attempt.ended_s, end_s) - zero_s
+        yield from _of_attempt(attempt, zero_s, attempt_end_s, waits_for_kv=_waited_for_kv(record, attempt))
+        if attempt.first_output_s is not None:
+            break
+
+
+def _of_attempt(attempt: AttemptRecord, zero_s: float, end_s: float, *, waits_for_kv: bool) -> Iterator[Part]:
+    """The parts of the time on one worker, up to the first output."""
+    start_s = attempt.started_s - zero_s
+    if attempt.first_output_s is None and attempt.is_lost:
+        yield Part(FAILOVER, start_s, end_s, f"{attempt.worker}: {attempt.ended}")
+        return
+    first = first_timeline(attempt.timelines)
+    if first is None:
+        yield Part(WORKER, start_s, end_s, f"{attempt.worker}: {attempt.untold}")
+        return
+    queue = Part(
+        KV_PRESSURE if waits_for_kv else QUEUE,
+        start_s,
+        start_s + (first.admitted_s if first.HasField("admitted_s") else first.ended_s),
+        attempt.worker + (": the KV pool was predicted to be full" if waits_for_kv else ""),
+    )
+    yield queue
+    yield from _of_prompt(first, start_s, queue.end_s)
+
+
+def _of_prompt(first: Timeline, start_s: float, admitted_s: float) -> Iterator[Part]:
+    """The time from the admission to the first token, by kind: chunks of many requests alternate in it, so the parts
+    are sums. Those of the choice's own tokens come first."""
+    end_s = start_s + (first.first_token_s if first.HasField("first_token_s") else first.ended_s)
+    chunks = [chunk for chunk in first.chunks if start_s + chunk.started_s < end_s]
+    if not chunks:
+        return
+    own_s = sum(chunk.duration_s * own_share(chunk) for chunk in chunks)
+    others_s = sum(chunk.duration_s for chunk in chunks) - own_s
+    prefill_s = min(admitted_s + own_s, end_s)
+    yield Part(PREFILL, admitted_s, prefill_s, f"{sum(chunk.tokens for chunk in chunks)} tokens, {len(chunks)} chunks")
+    if first.preemptions and first.recomputed_tokens:
+        shared_s = min(prefill_s + others_s, end_s)
+        yield Part(DECODE_INTERFERENCE, prefill_s, shared_s, "tokens of others in its steps")
+        yield Part(KV_PRESSURE, shared_s, end_s, f"preempted {first.preemptions} times")
+    else:
+        yield Part(DECODE_INTERFERENCE, prefill_s, end_s, "tokens of others in its steps, and steps without it")
+
+
+def own_share(chunk: PrefillChunk) -> float:
+    """Returns the choice's share of the tokens in a step."""
+    tokens = chunk.step_prefill_tokens + chunk.step_decode_tokens
+    return min(1.0, chunk.tokens / tokens) if tokens else 1.0
+
+
+def first_timeline(timelines: Sequence[Timeline]) -> Timeline | None:
+    """Returns the timeline of the choice that had the first token; None if there is no timeline."""
+    return min(
+        timelines,
+        key=lambda line: line.first_token_s if line.HasField("first_token_s") else float("inf"),
+        default=None,
+    )
+
+
+def _waited_for_kv(record: RequestRecord, attempt: AttemptRecord) -> bool:
+    """Whether the router expected most of the wait on this worker to be for KV blocks."""
+    before = [placement for placement in record.placements if placement.time.end_s <= attempt.started_s]
+    return bool(before) and before[-1].waits_for_kv
+
+
+def _first_of(*times_s: float | None) -> float:
+    """Returns the first time that is known."""
+    return next(time_s for time_s in times_s if time_s is not None)
+
+
+def _without_holes(claims: Sequence[Part], end_s: float) -> Iterator[Part]:
+    at_s = 0.0
+    for claim in claims:
+        start_s, claim_end_s = max(at_s, claim.start_s), min(end_s, claim.end_s)
+        if claim_end_s <= start_s:
+            continue
+        if start_s > at_s:
+            yield Part(NETWORK, at_s, start_s)
+        is_whole = start_s == claim.start_s and claim_end_s == claim.end_s
+        yield claim if is_whole else Part(claim.part, start_s, claim_end_s, claim.note)
+        at_s = claim_end_s
+    if end_s > at_s:
+        yield Part(NETWORK, at_s, end_s)
+
+
+def _joined(parts: Iterable[Part]) -> list[Part]:
+    """Joins neighbours of a kind."""
+    joined: list[Part] = []
+    for part in parts:
+        if joined and joined[-1].part == part.part:
+            joined[-1] = Part(part.part, joined[-1].start_s, part.end_s, joined[-1].note or part.note)
+        else:
+            joined.append(part)
+    return joined

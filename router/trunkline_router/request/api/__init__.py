@@ -1,0 +1,1 @@
+"""The life of a call: prepared, charged, dispatched or granted, and observed."""

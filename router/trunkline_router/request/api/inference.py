@@ -1,0 +1,178 @@
+"""What a router does for its clients, over any protocol: generate, tokenize, detokenize, list models."""
+
+import time
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+
+from trunkline.status import invalid
+from trunkline.v1.inference_pb2 import GenerateResponse, TokenizeRequest
+from trunkline.validation import check_length, max_total_tokens
+from trunkline_router.access.caller import Caller
+from trunkline_router.access.gate.request_size import MAX_DETOKENIZED_IDS
+from trunkline_router.prompts.token_ids import read_ids
+from trunkline_router.quotas.reservation import Reservation
+from trunkline_router.quotas.shared_state.state import SharedState
+from trunkline_router.record.long_work import give_way
+from trunkline_router.record.request_observer import RequestObserver
+from trunkline_router.record.request_record import QUOTAS, Interval, RequestRecord
+from trunkline_router.request.api.observed_call import ObservedCall
+from trunkline_router.request.call_charge import charged_call
+from trunkline_router.request.dispatch.dispatch import Dispatcher
+from trunkline_router.request.dispatch.running import Running
+from trunkline_router.request.model_aliases import ModelAliases
+from trunkline_router.request.prepare import Preparer
+from trunkline_router.request.prepared_request import PreparedRequest
+from trunkline_router.request.request_call import RequestCall
+from trunkline_router.workers.pool import Pool
+
+
+class Inference:
+    """Serves clients' requests. A request that fails raises RequestRefused."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        max_choices: int,
+        shared: SharedState,
+        observer: RequestObserver | None = None,
+        aliases: ModelAliases | None = None,
+    ) -> None:
+        self.observer = observer or RequestObserver()
+        self.dispatcher = dispatcher
+        self.pools = dispatcher.pools
+        self.shared = shared
+        self.preparer = Preparer(self.pools, shared, max_choices, aliases or ModelAliases())
+        self.running = Running()
+
+    async def generate(self, call: RequestCall) -> AsyncGenerator[GenerateResponse, None]:
+        """Yields the responses to a request: the first one has its prompt, the last one its usage."""
+        sees_cache = call.caller.identity.sees_cache
+        record = call.record
+        with self.observed(call), self.running.admitted():
+            prepared = await self.prepare(call)
+            with await self.reserve(call.caller, prepared, record) as reservation:
+                if call.extras.on_admission is not None:
+                    await call.extras.on_admission(prepared)
+                async with aclosing(
+                    self.dispatcher.dispatch(prepared, call.time_left, record, reservation.meter)
+                ) as responses:
+                    reservation.follow(responses.stream)
+                    async for response in responses:
+                        reservation.took(response)
+                        yield response if sees_cache else without_cache(response)
+
+    def observed(self, call: RequestCall) -> ObservedCall:
+        """Returns a context that keeps the request's record until it closes."""
+        return ObservedCall(self.observer, call)
+
+    async def prepare(self, call: RequestCall) -> PreparedRequest:
+        """Prepares a request, unless its tenant's quotas are known to be used up: to tokenize a prompt costs more than
+        to refuse it. Raises RequestRefused."""
+        caller, call.record.stage = call.caller, QUOTAS
+        likely = partial(self.preparer.likely_use, call)
+        self.shared.check_left(caller.tenant, caller.terms.quotas, likely, is_listed=caller.is_listed)
+        return await self.preparer.prepare(call)
+
+    def check_choices(self, choices: int) -> None:
+        """As Preparer.check_choices(): for protocols that prepare an answer for each choice."""
+        self.preparer.check_choices(choices)
+
+    async def check_lengths(self, model: str, caller: Caller, lengths: Iterable[int]) -> None:
+        """Refuses prompts of so many tokens as prepare() would, before a token is looked at. Raises RequestRefused: as
+        found(), and CONTEXT_LENGTH_EXCEEDED."""
+        limits = (await self.found(model, caller, None)).limits
+        for num_prompt in lengths:
+            check_length(num_prompt, None, context_length=limits.context_length, capacity=limits.kv_token_capacity)
+
+    async def reserve(
+        self, caller: Caller, prepared: PreparedRequest, record: RequestRecord, *, in_full: bool = False
+    ) -> Reservation:
+        """Reserves the request's tokens in its tenant's quotas; `in_full`: the most that it can use. Raises
+        RequestRefused (QUOTA_EXCEEDED)."""
+        sampling = prepared.sampling
+        most_tokens = prepared.most_output_tokens
+        record.stage = QUOTAS
+        begun_s = time.monotonic()
+        try:
+            return await self.shared.reserve(
+                caller.tenant,
+                caller.terms.quotas,
+                is_listed=caller.is_listed,
+                weight=caller.terms.weight,
+                prompt_tokens=len(prepared.prompt),
+                max_tokens=most_tokens if in_full or sampling.HasField("max_tokens") else None,
+                most_tokens=most_tokens,
+                choices=prepared.choices,
+            )
+        finally:
+            record.admitted = Interval(begun_s, time.monotonic())
+
+    async def tokenize(self, request: TokenizeRequest, caller: Caller, time_left_s: float | None) -> Sequence[int]:
+        """Returns the token ids of a text or conversation. Raises RequestRefused."""
+        pool = await self.found(request.model, caller, time_left_s)
+        tokenizer = pool.tokenizer
+        kind = request.WhichOneof("input")
+        if kind is None:
+            raise invalid("input", "one of text and chat must be set")
+        tenant, weight = caller.tenant, caller.terms.weight
+        if kind == "chat":
+            chat = request.chat
+            tokenizer.check_chat(chat)
+            async with charged_call(self.shared, caller):
+                return await tokenizer.encode_chat(chat, tenant=tenant, weight=weight)
+        text = request.text  # each access makes a copy
+        await give_way(len(text))
+        tokenizer.check_fits(text)
+        await give_way(len(text))
+        special_tokens = not request.omit_special_tokens
+        async with charged_call(self.shared, caller):
+            return await tokenizer.encode(text, special_tokens=special_tokens, tenant=tenant, weight=weight)
+
+    async def detokenize(
+        self,
+        model: str,
+        token_ids: Sequence[int],
+        caller: Caller,
+        time_left_s: float | None,
+        *,
+        keep_special: bool = False,
+    ) -> bytes:
+        """Returns the text of token ids, in UTF-8. Raises RequestRefused."""
+        pool = await self.detokenizing_pool(model, len(token_ids), caller, time_left_s)
+        ids = await read_ids(token_ids, vocab_size=pool.limits.vocab_size, field="token_ids")
+        tenant, weight = caller.tenant, caller.terms.weight
+        async with charged_call(self.shared, caller):
+            return await pool.tokenizer.decode(ids, keep_special=keep_special, tenant=tenant, weight=weight)
+
+    async def detokenizing_pool(
+        self, model: str, num_ids: int, caller: Caller, time_left_s: float | None = None
+    ) -> Pool:
+        """Returns the pool that detokenizes so many ids. Raises RequestRefused: as found(), and INVALID_REQUEST if they
+        are too many."""
+        pool = await self.found(model, caller, time_left_s)
+        most = max(MAX_DETOKENIZED_IDS, max_total_tokens(pool.limits))
+        if num_ids > most:
+            raise invalid("token_ids", f"{num_ids} ids are more than the {most} that are detokenized")
+        return pool
+
+    async def models(self, caller: Caller) -> Mapping[str, Pool]:
+        """Returns the models with a ready worker that the caller may use, by name."""
+        found = await self.pools.found_models(caller.tenant)
+        allowed = caller.identity.models
+        return {name: pool for name, pool in sorted(found.items()) if allowed is None or name in allowed}
+
+    async def found(self, model: str, caller: Caller, time_left_s: float | None) -> Pool:
+        """As Preparer.pool()."""
+        return await self.preparer.pool(model, caller, time_left_s)
+
+
+def without_cache(response: GenerateResponse) -> GenerateResponse:
+    """Takes out of a response what tells the state of caches: the worker, and the cached tokens. Returns it."""
+    if response.HasField("prompt"):
+        response.prompt.ClearField("worker_id")
+        response.prompt.ClearField("cached_tokens")
+    if response.HasField("usage"):
+        response.usage.ClearField("cached_tokens")
+    return response

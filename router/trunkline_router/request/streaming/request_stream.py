@@ -1,0 +1,260 @@
+"""The stream of one request's output from its workers to the client.
+
+Output that the client has not read is merged, so a slow client never blocks a session; neither does an overloaded
+router (see Fanout). Responses stay within the size limit of gRPC clients. Merged output is bounded: a client that falls
+too far behind loses its request.
+
+If a worker fails, only the attempt ends, not the stream. The ledgers contain all output so far, and the next attempt
+continues after it.
+"""
+
+import asyncio
+import time
+from typing import Protocol
+
+from trunkline.answer_ledger import AnswerLedger
+from trunkline.ledger import OutOfOrder
+from trunkline.status import (
+    CODE_RESOURCE_EXHAUSTED,
+    DEADLINE_EXCEEDED,
+    OVERLOADED,
+    RequestRefused,
+    internal,
+    no_worker,
+)
+from trunkline.v1.generation_pb2 import PromptReport
+from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
+from trunkline.v1.worker_pb2 import SequenceOutput, Timeline
+from trunkline_router.quotas.meter import OutputMeter
+from trunkline_router.record.request_record import RequestRecord
+from trunkline_router.request.streaming.backlog import Backlog
+from trunkline_router.request.streaming.client_buffer import ClientBuffer
+from trunkline_router.request.streaming.fanout import Fanout
+from trunkline_runtime.log import get_logger
+
+MAX_PROMPT_BYTES = 512 << 10  # a larger prompt report is sent as a response of its own
+MAX_LEDGER_BYTES = 4 << 20  # of all choices: a million tokens. Beyond it, the request cannot change its worker.
+COME_BACK_MS = 1000
+STALL_S = 0.1  # a response that takes longer to write, while output waits, has a slow client
+
+
+class BrokenOff(Exception):
+    """A worker ended an attempt before its answer was complete. `refused` is the reason, an entry of the error table.
+
+    `suspect` and `sole_suspect` are true if they are set in the SequenceOutput of any choice.
+    """
+
+    def __init__(self, refused: RequestRefused, *, suspect: bool = False, sole_suspect: bool = False) -> None:
+        super().__init__(refused.message)
+        self.refused = refused
+        self.suspect = suspect
+        self.sole_suspect = sole_suspect
+
+
+class AttemptListener(Protocol):
+    """The callbacks of one attempt of a worker to answer the request."""
+
+    is_watched: bool  # whether progressed() is called
+
+    def gave_up(self) -> None:
+        """The client has fallen too far behind. Called at once, so that the worker stops now and not only when the
+        client reads again."""
+        ...
+
+    def broke_off(self) -> None:
+        """The worker has ended the attempt. Called at once, before the client reads again."""
+        ...
+
+    def progressed(self, steps: int) -> None:
+        """The attempt has produced `steps` tokens per choice on average."""
+        ...
+
+    def choice_ended(self, timeline: Timeline) -> None:
+        """A choice has ended at the worker, which says this of it, unchecked."""
+        ...
+
+
+class RequestStream:
+    """The stream of one request. The first choice's report completes `prompt`; no response is sent before that."""
+
+    def __init__(
+        self,
+        record: RequestRecord,
+        choices: int,
+        prompt: PromptInfo,
+        fanout: Fanout | None = None,
+        backlog: Backlog | None = None,
+        meter: OutputMeter | None = None,
+        *,
+        max_ledger_bytes: int = MAX_LEDGER_BYTES,
+    ) -> None:
+        self._record = record
+        self._prompt = prompt
+        self._prompt_sent = False
+        self._client_buffer = ClientBuffer(backlog or Backlog(), self.fall_behind)
+        self._refused: RequestRefused | None = None
+        self._broken: BrokenOff | None = None
+        self._fanout = fanout or Fanout()
+        self._meter = meter or OutputMeter()
+        self._due = asyncio.Event()  # set when the next response may be taken
+        self.answer = AnswerLedger(choices, max_ledger_bytes)
+        self._attempt: AttemptListener | None = None  # the current or last one
+        self._is_watched = False
+        self._attempt_tokens = 0  # of a watched attempt
+        self._attempt_choices = choices
+        self._is_at_worker = False  # whether an attempt was begun and neither lost nor refused
+        self.resumptions = 0
+        self.handed_s = 0.0  # when the last response was handed on
+        self._num_open = choices
+
+    @property
+    def cached_tokens(self) -> int:
+        return self._prompt.cached_tokens
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether a worker is known to compute or to have computed any part of the request, including the prompt. A
+        request that all workers lost or refused before the first token is not charged; one that its client cancelled
+        is."""
+        return self._is_at_worker or self.answer.has_output
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every choice has ended."""
+        return not self.answer.num_unfinished
+
+    def begin(self, worker_id: str, attempt: AttemptListener) -> None:
+        """Begins another attempt, at this worker."""
+        self._attempt, self._is_watched = attempt, attempt.is_watched
+        if not self._prompt_sent:
+            self._prompt.worker_id = worker_id
+        self._broken = None
+        self._is_at_worker = True
+        self._attempt_tokens = 0
+        self._attempt_choices = self.answer.num_unfinished
+
+    def put(self, output: SequenceOutput) -> bool:
+        """Takes output of one choice. Returns False if it does not continue the previous output. Never raises, because
+        the caller delivers other requests' output too."""
+        if self._refused is not None:
+            return True
+        try:
+            if output.HasField("error"):
+                self._break_off(RequestRefused.from_proto(output.error), output)
+                return True
+            if self._broken is not None:
+                return True  # another choice has ended the attempt: the next one computes this output again
+            chunk = output.chunk
+            index = chunk.index
+            answer = self.answer
+            try:
+                num_tokens = answer.add(chunk)
+            except OutOfOrder as error:
+                self._break_off(no_worker(f"the worker lost its place: {error}"), SequenceOutput())
+                return False
+            if answer.num_unfinished != self._num_open:
+                self._num_open = answer.num_unfinished
+                self._take_timeline(output)
+            if not answer.prompt_known and index == 0:
+                self._take_prompt(output.prompt)  # an empty one if the choice ended before it began
+            self._meter.add(num_tokens)
+            self._client_buffer.add(index, chunk)
+            if self._is_watched and self._attempt is not None:
+                self._attempt_tokens += num_tokens
+                self._attempt.progressed(self._attempt_tokens // self._attempt_choices)
+            if not self._due.is_set():
+                self._announce()
+        except Exception as error:  # a bug must fail only this request, not all requests of the worker's session
+            get_logger().error("unexpected error", **self._record.log_fields(), exc_info=error)
+            self._refuse(internal(self._record.request_id))
+            if self._attempt is not None:
+                self._attempt.broke_off()
+        return True
+
+    async def take(self) -> GenerateResponse | None:
+        """Waits for new output and returns the next response, or None after the last one. Calling it again means that
+        the previous response has been written.
+
+        Raises BrokenOff if the attempt has ended and all of its output was taken, and RequestRefused if the request is
+        over.
+        """
+        answer, client_buffer, due = self.answer, self._client_buffer, self._due
+        client_buffer.mark_sent()
+        if client_buffer.holds_any and self.handed_s:
+            self._note_stall()
+        while not ((has_output := answer.prompt_known and client_buffer.holds_any) and due.is_set()):
+            if not has_output:
+                if self._refused is not None:
+                    raise self._refused
+                if self._broken is not None:
+                    raise self._broken
+                if not (answer.num_unfinished or client_buffer.holds_any):
+                    return None
+            due.clear()
+            await due.wait()
+        self.handed_s = time.monotonic()
+        response = GenerateResponse(request_id=self._record.request_id)
+        if not self._prompt_sent:
+            self._prompt_sent = True
+            self._record.first_token_s = self.handed_s
+            response.prompt.CopyFrom(self._prompt)
+            if self._prompt.logprobs and self._prompt.ByteSize() > MAX_PROMPT_BYTES:
+                return response
+        response.chunks.extend(client_buffer.take())
+        if client_buffer.holds_any:
+            return response
+        due.clear()
+        if not answer.num_unfinished:
+            response.usage.CopyFrom(answer.usage(self._prompt, self.resumptions))
+        return response
+
+    def _break_off(self, refused: RequestRefused, output: SequenceOutput) -> None:
+        """Ends the attempt with the first error of its choices. Any choice's error may make the request a suspect."""
+        if self._broken is None:
+            self._broken = BrokenOff(refused)
+            self._is_at_worker = output.begun and refused.reason == DEADLINE_EXCEEDED  # the client's deadline
+            if self._attempt is not None:
+                self._attempt.broke_off()
+        self._take_timeline(output)
+        self._broken.suspect |= output.suspect
+        self._broken.sole_suspect |= output.sole_suspect
+        self._announce()
+
+    def _take_timeline(self, output: SequenceOutput) -> None:
+        if self._attempt is not None and output.HasField("timeline"):
+            self._attempt.choice_ended(output.timeline)
+
+    def _note_stall(self) -> None:
+        """Output has waited while the last response was written."""
+        waited_s = time.monotonic() - self.handed_s
+        if waited_s >= STALL_S:
+            self._record.stalled_s += waited_s
+
+    def _announce(self) -> None:
+        if self._prompt_sent and self.answer.num_unfinished:
+            self._fanout.add(self._due)
+        else:  # the first response should be fast, and no more output merges with the last
+            self._due.set()
+
+    def _take_prompt(self, report: PromptReport) -> None:
+        self.answer.prompt_known = True
+        self._prompt.cached_tokens = report.cached_tokens
+        self._prompt.logprobs.extend(report.logprobs)
+
+    def fall_behind(self, why: str) -> None:
+        """Ends the request because its client reads too slowly. Takes the reason."""
+        self._record.fell_behind = True
+        message = f"the client reads too slowly: {why}"
+        self._refuse(RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, message, retry_delay_ms=COME_BACK_MS))
+        if self._attempt is not None:
+            self._attempt.gave_up()
+
+    def _refuse(self, refused: RequestRefused) -> None:
+        """Ends the request. Later output is ignored."""
+        self._refused = refused
+        self.close()
+        self._announce()
+
+    def close(self) -> None:
+        """Drops the buffered output because the client reads no more."""
+        self._client_buffer.clear()

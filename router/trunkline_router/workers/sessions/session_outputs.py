@@ -1,0 +1,278 @@
+"""Checks the outputs that arrive on a worker's Session stream, and passes each to the sink of its choice."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from trunkline.status import no_worker
+from trunkline.v1.generation_pb2 import OutputChunk
+from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, SessionResponse, SessionWelcome
+from trunkline_router.workers.claims.model_check import FalseClaim
+from trunkline_router.workers.claims.worker_claims import Expected, end_problem, output_problem, report_problem
+from trunkline_router.workers.sessions.awaited_ends import AwaitedEnds
+from trunkline_router.workers.sessions.outputs_summary import OutputsSummary, outputs_summary
+from trunkline_router.workers.sessions.session_message import large_output, split_response
+from trunkline_router.workers.sessions.sink_call import deliver, log_bug
+
+# Outputs of a message that are handed out without a pause: one or two milliseconds.
+FEW_OUTPUTS = 256
+# Longest message that is parsed at once: about a millisecond, whatever it contains. Longer ones are parsed in parts.
+PART_BYTES = 64 << 10
+PART_FIELDS = 1024  # finding the ends of this many takes half a millisecond
+
+# Outputs without tokens or an end, for each handle: reports of grants, and what newer workers may send.
+EMPTY_PER_HANDLE, MOST_EMPTY = 64, 1 << 16
+# Outputs of aborted choices: a worker may have this many on the way to a router that stood still.
+MOST_LATE = 1 << 21
+
+LOST = "the worker was lost while it computed this request"
+NO_SEQUEL = "output does not follow what came before"
+
+# One invalid answer may be a bug that a single request triggers. A worker is disconnected once it has this many, and
+# more than this share of all its answers.
+FALSE_ANSWERS, FALSE_SHARE = 3, 0.1
+
+# Takes an output. Returns False if it does not follow the previous one.
+Sink = Callable[[SequenceOutput], object]
+# Takes the report on a grant, by its handle; None: the stream has ended, and no report will follow.
+GrantSink = Callable[[int, GrantReport | None], None]
+
+
+@dataclass(slots=True, frozen=True)
+class OpenChoice:
+    """A choice that was sent to the worker on this stream."""
+
+    sink: Sink
+    expected: Expected
+
+
+@dataclass(slots=True, frozen=True)
+class GrantedChoice:
+    """A choice that a client takes to the worker with a grant."""
+
+    sink: GrantSink
+    most_tokens: int
+    prompt_tokens: int
+
+
+class SessionOutputs:
+    """The receiving side of a session. Calls `abort` with the handle of an open choice that is no longer wanted.
+
+    Methods that take a worker's messages raise FalseClaim if they cannot be true, beyond what a bug with single
+    requests explains.
+    """
+
+    def __init__(self, vocab_size: int, abort: Callable[[int], object]) -> None:
+        self._vocab_size = vocab_size
+        self._abort = abort
+        self.open: dict[int, OpenChoice] = {}
+        self.granted: dict[int, GrantedChoice] = {}
+        self.ends = AwaitedEnds()  # of choices that were aborted
+        self.last_handle = 0  # the highest that was ever sent
+        self.num_step_outputs = 0  # without refusals, which a front gives without its engine
+        self._num_ended = self._num_false = 0  # answers
+        # Empty outputs that may still arrive, the handles they are allowed for, and late outputs of aborted choices.
+        self._left_empty = self._counted_handle = self._left_late = 0
+
+    async def receive(self, raw: bytes, on_welcome: Callable[[SessionWelcome], None]) -> None:
+        """Takes one message. Raises FalseClaim, DecodeError or NotAMessage."""
+        if len(raw) <= PART_BYTES:
+            await self._receive_part(raw, on_welcome)
+            return
+        for part in split_response(raw, PART_BYTES, PART_FIELDS):
+            if len(part) <= PART_BYTES or self._is_expected(part):
+                await self._receive_part(part, on_welcome)
+            await asyncio.sleep(0)
+
+    async def _receive_part(self, raw: bytes, on_welcome: Callable[[SessionWelcome], None]) -> None:
+        summary = outputs_summary(raw, self._vocab_size)
+        response = SessionResponse.FromString(raw)
+        if response.HasField("welcome"):
+            on_welcome(response.welcome)
+        outputs = response.outputs
+        if len(outputs) <= FEW_OUTPUTS:
+            self.hand_out_all(outputs, summary)
+            return
+        for start in range(0, len(outputs), FEW_OUTPUTS):
+            self.hand_out_all(outputs[start : start + FEW_OUTPUTS], summary)
+            await asyncio.sleep(0)
+
+    def _is_expected(self, part: bytes) -> bool:
+        """Whether a part that is one large output may be parsed: its choice is open, and can have an output of this
+        size."""
+        handle = large_output(part)
+        if handle is None:
+            raise FalseClaim(f"the worker sends {len(part)} bytes that are not an output")
+        if (choice := self.open.get(handle)) is None:
+            self._check_handle(handle)
+            self._count_late()
+            return False
+        if len(part) > choice.expected.most_bytes:
+            self._refuse(handle, choice, f"one output has {len(part)} bytes")
+            return False
+        return True
+
+    def hand_out_all(self, outputs: Sequence[SequenceOutput], summary: OutputsSummary | None) -> None:
+        """Passes outputs to their sinks. Every token of every request comes through here. Most outputs are a token of
+        their choice and nothing else: for these the message's summary replaces most checks of output_problem()."""
+        if summary is None:
+            for output in outputs:
+                self.hand_out(output)
+            return
+        opened, tokens_alone, is_indexed = self.open, summary.tokens_alone, summary.is_indexed
+        for output in outputs:
+            handle = output.handle
+            choice = opened.get(handle)
+            if choice is None or not (tokens_alone or not output.HasField("error")):
+                self.hand_out(output)
+                continue
+            # Both stay referenced while the sink runs, so that protobuf need not make them again.
+            chunk = output.chunk
+            token_ids = chunk.token_ids
+            expected = choice.expected
+            left_tokens = expected.left_tokens - len(token_ids)
+            if (
+                expected.is_first
+                or left_tokens < 0
+                or not token_ids
+                or not (tokens_alone or not chunk.finish_reason)
+                or ((is_indexed or expected.choice) and chunk.index != expected.choice)
+            ):
+                self.hand_out(output)
+                continue
+            expected.left_tokens = left_tokens
+            self.num_step_outputs += 1
+            try:
+                if choice.sink(output) is not False:
+                    continue
+            except Exception as error:
+                log_bug(error)
+            else:
+                self._count_false(NO_SEQUEL)
+            self._abort(handle)
+
+    def hand_out(self, output: SequenceOutput) -> None:
+        """Passes one output of any kind to its sink, after a full check."""
+        handle = output.handle
+        choice = self.open.get(handle)
+        if choice is None:
+            self._check_handle(handle)
+            if output.HasField("granted"):
+                self._take_report(handle, output.granted)
+                return
+            self._take_late(handle, output)
+            return
+        is_error = output.HasField("error")
+        chunk: OutputChunk = output.chunk
+        expected = choice.expected
+        problem = end_problem(output, expected) if is_error else output_problem(output, chunk, expected)
+        if problem is not None:
+            self._refuse(handle, choice, problem)
+            return
+        self.num_step_outputs += not is_error
+        if ended := is_error or chunk.finish_reason:
+            del self.open[handle]
+            self._num_ended += 1
+        elif not chunk.token_ids:
+            self._count_empty()
+        follows = deliver(choice.sink, output)
+        if follows is False:
+            self._count_false(NO_SEQUEL)
+        if not follows and not ended:
+            self._abort(handle)
+
+    def drop(self, handle: int) -> bool:
+        """Ignores a choice's outputs from now on. Returns False if the choice is not open."""
+        choice = self.open.pop(handle, None)
+        if choice is None:
+            return False
+        self._expect_late(choice)
+        return True
+
+    def forget(self, handles: Iterable[int]) -> None:
+        """Ignores reports on these grants from now on."""
+        for handle in handles:
+            self.granted.pop(handle, None)
+
+    def end_all(self, why: str) -> None:
+        """Ends every open choice with UNAVAILABLE."""
+        choices = dict(self.open)
+        self.open.clear()
+        for handle, choice in choices.items():
+            self._expect_late(choice)
+            deliver(choice.sink, lost(handle, why))
+
+    def end_grants(self) -> None:
+        """Tells every grant's sink that no report will follow."""
+        choices = dict(self.granted)
+        self.granted.clear()
+        for handle, choice in choices.items():
+            deliver(choice.sink, handle, None)
+
+    def _check_handle(self, handle: int) -> None:
+        """Raises FalseClaim if no choice was ever sent with this handle."""
+        if not 0 < handle <= self.last_handle:
+            raise FalseClaim(f"the worker answers a request that was never sent: handle {handle}")
+
+    def _refuse(self, handle: int, choice: OpenChoice, problem: str) -> None:
+        """Ends a choice whose output is invalid."""
+        self._abort(handle)
+        deliver(choice.sink, lost(handle, f"the worker's answer makes no sense: {problem}"))
+        self._count_false(problem)
+
+    def _take_report(self, handle: int, report: GrantReport) -> None:
+        choice = self.granted.get(handle)
+        if choice is None or not report.ended:
+            self._count_empty()
+        if choice is None:
+            return
+        problem = report_problem(report, prompt_tokens=choice.prompt_tokens, most_tokens=choice.most_tokens)
+        if problem is not None:
+            # Its reports on the request's other choices are not believed either.
+            self.forget([other for other, each in self.granted.items() if each.sink == choice.sink])
+            deliver(choice.sink, handle, None)
+            self._count_false(problem)
+            return
+        if report.ended:
+            del self.granted[handle]
+        deliver(choice.sink, handle, report)
+
+    def _take_late(self, handle: int, output: SequenceOutput) -> None:
+        """Takes an output of a choice that was aborted."""
+        is_timeline_only = not (output.HasField("chunk") or output.HasField("error"))
+        is_awaited = output.HasField("timeline") and self.ends.take(handle, output.timeline)
+        if not (is_timeline_only and is_awaited):
+            self._count_late()
+        # The answer to an abort comes from the front, so it does not show that the engine works.
+        self.num_step_outputs += output.HasField("chunk") and not output.HasField("error")
+
+    def _expect_late(self, choice: OpenChoice) -> None:
+        """Allows late outputs of an aborted choice: at most one for each of its tokens."""
+        self._left_late = min(self._left_late + max(0, choice.expected.left_tokens), MOST_LATE)
+
+    def _count_late(self) -> None:
+        """Counts an output of a choice that is not open. Raises FalseClaim if there are too many of them."""
+        if self._left_late:
+            self._left_late -= 1
+        else:
+            self._count_empty()
+
+    def _count_empty(self) -> None:
+        """Counts an empty output. Raises FalseClaim if there are too many of them."""
+        new_handles = self.last_handle - self._counted_handle
+        self._counted_handle = self.last_handle
+        self._left_empty = min(self._left_empty + EMPTY_PER_HANDLE * new_handles, MOST_EMPTY) - 1
+        if self._left_empty < 0:
+            raise FalseClaim("the worker sends outputs of choices that have ended, or outputs without content")
+
+    def _count_false(self, problem: str) -> None:
+        """Counts an invalid answer. Raises FalseClaim if there are too many of them."""
+        self._num_false += 1
+        self._num_ended += 1
+        if self._num_false >= FALSE_ANSWERS and self._num_false > FALSE_SHARE * self._num_ended:
+            raise FalseClaim(f"the worker's answers make no sense: {problem}")
+
+
+def lost(handle: int, why: str) -> SequenceOutput:
+    """Returns the last output of a choice that the worker will not finish."""
+    return SequenceOutput(handle=handle, error=no_worker(why).to_proto())

@@ -1,0 +1,201 @@
+"""What became of one choice, and when: collected while it lives; sent, logged, traced and counted at its end."""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from trunkline.engine.v1.engine_pb2 import EngineStep, StepRecord
+from trunkline.v1.worker_pb2 import Gap, PrefillChunk, SampledStep, Timeline
+from trunkline_worker.front.telemetry.step_times import StepTimes
+
+MAX_CHUNKS = 64
+MAX_GAPS = 16
+MAX_SAMPLES, FIRST_STRIDE = 16, 32  # of steps that computed an output token
+TEXT_STRIDE = 8  # one of so many outputs is timed; a divisor of FIRST_STRIDE
+
+
+@dataclass(slots=True)
+class ChoiceTimeline:
+    """Times are on the clock of the engine's steps, in seconds. Only events are noted: a token that follows a token of
+    the step before is none."""
+
+    received_s: float
+    received_unix_ns: int
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    chunks: list[PrefillChunk] = field(default_factory=list)  # with the engine's times
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    _num_sampled: int = 0  # output tokens that chunks sampled
+    _chunks_s: float = 0.0  # device time of the chunks
+    # StepTimes.device_s_per_token at the first token, plus that of the steps that decoded none of the choice since.
+    _device_from: float | None = None
+    _num_slow_before: int = 0  # slow steps with lower numbers are settled
+    _gaps: list[tuple[float, float]] = field(default_factory=list)  # heap of the longest: durations and ends
+    _num_gaps: int = 0
+    # Since it was preempted, until its next token: the end of the step before, and its device_s_per_token.
+    _left: tuple[float, float] | None = None
+    _text_s: float = 0.0  # of timed outputs
+    _num_timed: int = 0
+    _samples: list[SampledStep] = field(default_factory=list)  # with the engine's times
+    _stride: int = FIRST_STRIDE
+
+    def add_timed_output(self, number: int, text_s: float, times: StepTimes) -> None:
+        """The latest step returned an output, whose tokens became text in this time.
+
+        number: outputs before it, a multiple of TEXT_STRIDE
+        """
+        self._text_s += text_s
+        self._num_timed += 1
+        step = times.latest
+        if not number or number % self._stride or step is None:
+            return
+        if len(self._samples) == MAX_SAMPLES:
+            del self._samples[::2]
+            self._stride *= 2
+            if number % self._stride:
+                return
+        self._samples.append(
+            SampledStep(
+                at_s=step.done_s,
+                duration_s=step.device_s,
+                prefill_tokens=step.prefill_tokens,
+                decode_tokens=step.decode_tokens,
+                padding_tokens=step.padding_tokens,
+                sequences=step.sequences,
+            )
+        )
+
+    def add_chunk(self, tokens: int, recomputed: int, record: StepRecord, times: StepTimes) -> None:
+        """The latest step, whose record this is, computed more than the next token."""
+        self.recomputed_tokens += recomputed
+        self._chunks_s += tokens * times.per_token_s
+        started_s = record.done_s - record.device_s
+        if len(self.chunks) == MAX_CHUNKS:
+            last = self.chunks.pop()
+            started_s, tokens = last.started_s, last.tokens + tokens
+        self.chunks.append(
+            PrefillChunk(
+                started_s=started_s,
+                duration_s=record.done_s - started_s,
+                tokens=tokens,
+                step_prefill_tokens=record.prefill_tokens,
+                step_decode_tokens=record.decode_tokens,
+                step_padding_tokens=record.padding_tokens,
+                step_sequences=record.sequences,
+            )
+        )
+
+    def add_first_token(self, times: StepTimes) -> None:
+        """A chunk of the latest step sampled the first output token."""
+        self.first_token_s = times.done_s
+        self._num_sampled += 1
+        self._device_from = times.device_s_per_token
+        self._num_slow_before = times.num_slow
+        self._left = None
+
+    def add_late_token(self, since_s: float, skipped_s: float, times: StepTimes, *, by_chunk: bool) -> None:
+        """The latest step sampled a token, and the step before it did not.
+
+        since_s: the end of the step of the token before; skipped_s: device time per token of the steps that decoded
+        none of the choice since; by_chunk: whether the token was sampled by a chunk
+        """
+        if self._device_from is None:
+            return  # the first token is unknown: a message of the engine was wrong
+        self._settle_slow(times, since_s)
+        self._num_slow_before = times.num_slow  # steps in between were not steps of this choice
+        gap_s = times.done_s - since_s
+        if gap_s > times.target_s:
+            self._num_gaps += 1
+            self._add_gap(gap_s, times.done_s)
+        self._num_sampled += by_chunk
+        self._device_from += skipped_s
+        self._left = None
+
+    def add_preemption(self, times: StepTimes) -> None:
+        """The choice lost its KV blocks after the latest step."""
+        self.preemptions += 1
+        if self._left is None:
+            self._left = (times.done_s, times.device_s_per_token)
+
+    def end(self, now_s: float, *, num_outputs: int, cached_tokens: int, times: StepTimes) -> Timeline:
+        """The whole timeline, of a choice that has just ended. May be called once.
+
+        num_outputs: tokens that the engine has returned
+        """
+        device_s = self._chunks_s
+        if self._device_from is not None:
+            last_s, device_s_per_token = self._left or (times.done_s, times.device_s_per_token)
+            device_s += max(0.0, device_s_per_token - self._device_from)
+            self._settle_slow(times, last_s)
+        timeline = Timeline(
+            chunks=self.chunks,
+            ended_s=self._since_received(now_s),
+            decode_steps=max(0, num_outputs - self._num_sampled),
+            longest_gap_s=max((duration_s for duration_s, _ in self._gaps), default=0.0),
+            preemptions=self.preemptions,
+            recomputed_tokens=self.recomputed_tokens,
+            device_s=device_s,
+            cached_tokens=cached_tokens,
+            num_gaps=self._num_gaps,
+            detokenize_s=self._text_s * num_outputs / self._num_timed if self._num_timed else 0.0,
+            sampled_steps=self._samples,
+        )
+        timeline.received.FromNanoseconds(self.received_unix_ns)
+        if self.admitted_s is not None:
+            timeline.admitted_s = self._since_received(self.admitted_s)
+        if self.first_token_s is not None:
+            timeline.first_token_s = self._since_received(self.first_token_s)
+        for chunk in timeline.chunks:
+            chunk.started_s = self._since_received(chunk.started_s)
+        for sampled in timeline.sampled_steps:
+            sampled.at_s = self._since_received(sampled.at_s)
+        for at_s, duration_s in sorted((at_s, duration_s) for duration_s, at_s in self._gaps):
+            timeline.gaps.append(Gap(at_s=self._since_received(at_s), duration_s=duration_s))
+        return timeline
+
+    def _since_received(self, time_s: float) -> float:
+        return max(0.0, time_s - self.received_s)
+
+    def _settle_slow(self, times: StepTimes, until_s: float) -> None:
+        """Notes the slow steps that ended by then and are not settled as gaps of this choice."""
+        first, end = self._num_slow_before, times.num_slow_until(until_s)
+        if end <= first:
+            return
+        self._num_gaps += end - first
+        self._num_slow_before = end
+        for at_s, duration_s in times.slow(first, end):
+            self._add_gap(duration_s, at_s)
+
+    def _add_gap(self, duration_s: float, at_s: float) -> None:
+        if len(self._gaps) < MAX_GAPS:
+            heapq.heappush(self._gaps, (duration_s, at_s))
+        else:
+            heapq.heappushpop(self._gaps, (duration_s, at_s))
+
+
+def take_step(step: EngineStep, times: StepTimes, timeline_of: Callable[[int], ChoiceTimeline | None]) -> None:
+    """Notes the events of a step in the timelines of its choices. First tokens are noted with the first outputs.
+
+    timeline_of: returns the timeline of a handle; None if the choice has ended
+    """
+    for handle, admitted_s in zip(step.admitted_handles, step.admitted_s, strict=True):
+        if (timeline := timeline_of(handle)) is not None:
+            timeline.admitted_s = admitted_s
+    for handle in step.preempted_handles:
+        if (timeline := timeline_of(handle)) is not None:
+            timeline.add_preemption(times)
+    if not step.HasField("record"):
+        return
+    record = step.record
+    times.take(record)
+    chunks = zip(record.chunk_handles, record.chunk_tokens, record.chunk_recomputed, strict=True)
+    for handle, tokens, recomputed in chunks:
+        if (timeline := timeline_of(handle)) is not None:
+            timeline.add_chunk(tokens, recomputed, record, times)
+    if record.late_handles:
+        chunked = set(record.chunk_handles)
+        late = zip(record.late_handles, record.late_since_s, record.late_skipped_s, strict=True)
+        for handle, since_s, skipped_s in late:
+            if (timeline := timeline_of(handle)) is not None:
+                timeline.add_late_token(since_s, skipped_s, times, by_chunk=handle in chunked)

@@ -1,0 +1,206 @@
+"""Reads tensors from safetensors files by name. Pickled files are never opened."""
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from trunkline_worker.model.checkpoint.model_file import read_json
+from trunkline_worker.model.checkpoint.other_formats import check_format
+from trunkline_worker.model.checkpoint.refusals import ModelError, shown
+from trunkline_worker.model.checkpoint.weight_check import WeightCheck
+from trunkline_worker.model.checkpoint.weight_stream import WeightStream
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+# By safetensors' names. Integers and 8-bit floats are left out: a quantised checkpoint needs its scales too.
+STORED_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+class Checkpoint:
+    """The tensors of a model directory, in a single file or in shards. A context manager that closes the files.
+
+    stream: copies tensors to a device other than the CPU
+    """
+
+    def __init__(self, directory: Path, stream: WeightStream | None = None) -> None:
+        self._stream = stream
+        self._check = WeightCheck()
+        self.files = weight_files(directory)
+        self._stack = ExitStack()
+        self._handles: dict[str, Any] = {}
+        self._file_of: dict[str, Path] = {}
+        self._unread: set[str] = set()
+        try:
+            for file in self.files:
+                self._open(file)
+        except ModelError:
+            self._stack.close()
+            raise
+        self._unread = set(self._handles)
+
+    def _open(self, file: Path) -> None:
+        try:
+            handle = self._stack.enter_context(safe_open(file, framework="pt"))
+            names = list(handle.keys())
+        except (SafetensorError, OSError, ValueError, OverflowError) as error:
+            raise ModelError(f"{file} is damaged or cut short: {shown(str(error))}") from None
+        for name in names:
+            if name in self._handles:
+                raise ModelError(f"{file} has the tensor {_named(name)}, and so has {self._file_of[name].name}")
+            self._handles[name] = handle
+            self._file_of[name] = file
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._handles
+
+    def check_header(self, target: Tensor, name: str) -> None:
+        """Raises ModelError if the tensor is missing, or if its shape or dtype is wrong. Reads only the file's header
+        and the shape of `target`, which may be on the meta device."""
+        if name not in self._handles:
+            raise ModelError(f"{self.files[0].parent} lacks the tensor {name}")
+        piece = self._handles[name].get_slice(name)
+        shape, stored = piece.get_shape(), piece.get_dtype()
+        if shape != list(target.shape):
+            raise ModelError(
+                f"{self._file_of[name]}: tensor {name} has shape {shape}, config.json says {list(target.shape)}"
+            )
+        if stored not in STORED_DTYPES:
+            raise ModelError(
+                f"{self._file_of[name]}: tensor {name} is stored as {stored}, which is not supported; supported: "
+                f"{', '.join(STORED_DTYPES)}"
+            )
+
+    def stored_dtype(self, name: str) -> torch.dtype:
+        """Returns the dtype in which a tensor is stored; float32 if it is missing or its dtype is not supported."""
+        if name not in self:
+            return torch.float32
+        return STORED_DTYPES.get(self._handles[name].get_slice(name).get_dtype(), torch.float32)
+
+    def read_into(self, target: Tensor, name: str) -> None:
+        """Copies a tensor into `target`, converting its dtype. Raises ModelError as check_header() does."""
+        self.check_header(target, name)
+        tensor = self._read(name)
+        if self._stream is None:
+            target.copy_(tensor)
+        else:
+            self._stream.copy(target, tensor)
+        self._check.see(target, name)
+        self._unread.discard(name)
+
+    def check_finite(self, dtype: torch.dtype) -> None:
+        """Raises ModelError with the first tensor that has a non-finite value. It would make logits NaN, so that no
+        request could be answered.
+
+        dtype: the one into which tensors were read
+        """
+        name = self._check.broken()
+        if name is None:
+            return
+        least, greatest = torch.aminmax(self._read(name))
+        if torch.isfinite(least) and torch.isfinite(greatest):
+            kind = str(dtype).removeprefix("torch.")
+            reason = f"has values from {least:g} to {greatest:g}, past those of {kind}: use --dtype bfloat16"
+        else:
+            reason = "has NaN or infinite values: the file is damaged"
+        raise ModelError(
+            f"{self._file_of[name]}: tensor {name} {reason}; to serve it anyway, use --allow-non-finite-weights"
+        )
+
+    def embedding_and_head(self, tied: bool) -> tuple[str, str | None]:
+        """Returns the names of embedding and head; None: the head is the embedding.
+
+        As in transformers 5: if the config ties the two, but the file has both and they differ, both are used. If the
+        file has only the head, the head is the embedding too.
+        """
+        if not tied:
+            return EMBEDDING, HEAD
+        if HEAD not in self:
+            return EMBEDDING, None
+        if EMBEDDING not in self:
+            return HEAD, None
+        if not torch.equal(self._read(EMBEDDING), self._read(HEAD)):
+            return EMBEDDING, HEAD
+        self._unread.discard(HEAD)
+        return EMBEDDING, None
+
+    def check_all_read(self, ignore: tuple[str, ...]) -> None:
+        """Raises ModelError if a tensor was never read, except names that end with one of `ignore`: the files then
+        belong to a model that config.json does not describe."""
+        left = sorted(name for name in self._unread if not name.endswith(ignore))
+        if left:
+            raise ModelError(
+                f"{self._file_of[left[0]]}: unexpected tensor {_named(left[0])} ({len(left)} in all): "
+                "not this architecture"
+            )
+
+    def _read(self, name: str) -> Tensor:
+        try:
+            tensor: Tensor = self._handles[name].get_tensor(name)
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise ModelError(f"{self._file_of[name]}: tensor {name} cannot be read: {shown(str(error))}") from None
+        return tensor
+
+
+def _named(name: str) -> str:
+    """Returns a tensor's name for an error message; quoted if it is unusual."""
+    return name if name.isascii() and name.isprintable() and len(name) < 100 else shown(name)
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """Returns the safetensors files: the single file if it exists, or the shards that the index lists. As in
+    transformers, the index is not read if the single file exists.
+
+    Raises ModelError if there are none, or if a shard is missing.
+    """
+    if os.path.isfile(directory / SINGLE):
+        return [directory / SINGLE]
+    files = _shards(directory / INDEX) if os.path.lexists(directory / INDEX) else []
+    if not files:
+        check_format(directory)
+        raise ModelError(f"{directory} holds no {SINGLE} and no {INDEX}")
+    return files
+
+
+def _shards(index: Path) -> list[Path]:
+    """Returns the files that an index lists, which may be none. Raises ModelError if one is missing."""
+    named = read_json(index).get("weight_map", {})
+    if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
+        raise ModelError(f"{index}: weight_map is not an object of file names")
+    files = [index.parent / name for name in sorted(set(named.values()))]
+    for file in files:
+        if file.parent != index.parent or not os.path.isfile(file):
+            raise ModelError(f"{index} names {_named(file.name)}, which is missing")
+    return files
+
+
+def fingerprint(directory: Path, weights: Sequence[bytes], *facts: str) -> str:
+    """Returns a digest of everything that determines the logits: config, weights, and `facts` such as the dtype.
+
+    weights: digests of the weight files
+    """
+    digest = xxhash.xxh3_128()
+    path = directory / "config.json"
+    try:
+        config = json.dumps(read_json(path), sort_keys=True)
+    except RecursionError:
+        raise ModelError(f"{path} cannot be read: it is nested too deeply") from None
+    for part in (config, *facts):
+        digest.update(len(part).to_bytes(8, "little") + part.encode())
+    for weight in weights:
+        digest.update(weight)
+    return digest.hexdigest()

@@ -1,0 +1,228 @@
+"""The StepRunner of a GPU. begin() returns before the step is computed, and the next step may begin: all that it needs
+of this one is on the device.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trunkline_kernels.gpu.device_rows import gather_rows
+from trunkline_kernels.gpu.logprobs import logprobs
+from trunkline_kernels.gpu.ragged_attention import Pieces
+from trunkline_kernels.ragged_batch import allocate_kv
+from trunkline_worker.model.gpu_decoder import GpuDecoder
+from trunkline_worker.model.loading import LoadedModel
+from trunkline_worker.runner.gpu.from_device import Arriving, FromDevice
+from trunkline_worker.runner.gpu.prefix_groups import FEWEST_SEQUENCES, PrefixGroups
+from trunkline_worker.runner.gpu.row_table import RowTable, TableRow
+from trunkline_worker.runner.gpu.step_inputs import StepInputs, StepLayout, StepLayouts, StepShape
+from trunkline_worker.runner.gpu.step_programs import StepPrograms, mixed_sizes
+from trunkline_worker.runner.gpu.step_sampling import StepSamples, logprob_entries, sample_step
+from trunkline_worker.runner.gpu.to_device import to_device
+from trunkline_worker.runner.sampler import NOT_FINITE
+from trunkline_worker.settings import EngineSettings
+from trunkline_worker.step.plan import (
+    PositionLogprobs,
+    RowError,
+    Sampling,
+    SequenceStart,
+    SequenceStep,
+    StepPlan,
+    StepResult,
+)
+
+# Prompt log-probabilities need logits at every position; computing this many rows at a time bounds their memory.
+LOGPROB_ROWS = 128
+GRAPH_BYTES = 12 << 20  # allowance for each graph
+GRAPH_POOL_BYTES = 512 << 20  # allowance for the memory that the graphs share
+REHEARSAL = -1  # sequence id of the rehearsal; no real sequence has it
+
+
+class GpuRunner:
+    """Runs steps with the Triton kernels, as a step_thread.StepRunner. Owns the KV pool and the rows."""
+
+    def __init__(self, model: LoadedModel, settings: EngineSettings, *, num_blocks: int) -> None:
+        decoder = model.decoder
+        assert isinstance(decoder, GpuDecoder), "this runner is for the Triton kernels"
+        self._decoder, self._device = decoder, model.device
+        spec, size = model.spec, settings.block_size
+        max_seqs = min(settings.max_running_requests, settings.max_step_tokens)
+        max_tokens = min(model.context_length, num_blocks * size)
+        self._kv = allocate_kv(
+            num_layers=spec.num_layers, num_blocks=num_blocks, block_size=size, num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim, dtype=model.kv_dtype, device=model.device,
+        )  # fmt: skip
+        self._table = RowTable(
+            num_rows=max_seqs, max_tokens=max_tokens, max_blocks=-(-max_tokens // size), device=model.device
+        )
+        # Enough programs to fill the device several times. More would only add results to merge.
+        programs = -(-4 * decoder.chip.num_multiprocessors // spec.num_kv_heads)
+        prefix_tiles = programs + -(-max_seqs // decoder.tile_seqs)
+        # Contexts may share blocks, so their total length may exceed the pool.
+        most_pieces = max_seqs * -(-model.context_length // decoder.split) if decoder.split else 0
+        max_pieces = min(max_seqs + 4 * num_blocks * size // decoder.split, most_pieces) if decoder.split else 0
+        captures = model.device.type == "cuda" and settings.graphs != "off"
+        self._layouts = StepLayouts(
+            decoder, PrefixGroups(self._table.block_tables, size), prefix_tiles,
+            most_graph_tokens=mixed_sizes(settings.max_step_tokens, capture=captures)[-1],
+        )  # fmt: skip
+        # Ended rows of a padded batch are computed in addition to a whole step's tokens.
+        inputs = StepInputs(
+            decoder, self._table, block_size=size, max_tokens=settings.max_step_tokens + max_seqs,
+            max_seqs=max_seqs, max_pieces=max_pieces, max_prefix_tiles=prefix_tiles,
+        )  # fmt: skip
+        # The largest possible step. Steps that no captured shape holds are at most this large.
+        cut = max_seqs * -(-max_tokens // decoder.split) if decoder.split else 0
+        tiles = 2 * max_seqs + -(-settings.max_step_tokens // decoder.tile_seqs) + cut
+        inputs.reserve(StepShape(settings.max_step_tokens, max_seqs, max_seqs, tiles, max_seqs, prefix_tiles, max_seqs))
+        self._programs = StepPrograms(
+            decoder, self._kv, inputs, max_seqs=max_seqs, max_tokens=settings.max_step_tokens, max_pieces=max_pieces,
+            prefix_tiles=prefix_tiles if self._layouts.shares else 0, fewest_sharing=FEWEST_SEQUENCES,
+            capture=captures,
+        )  # fmt: skip
+        self._from_device = FromDevice(model.device)
+        self.queues = model.device.type == "cuda"
+        # A step with more pieces than max_pieces gets additional room of its own.
+        self.later_bytes = 2 * Pieces.num_bytes(most_pieces, spec.num_heads, spec.head_dim)
+        if captures:
+            self.later_bytes += len(self._programs.shapes) * GRAPH_BYTES + GRAPH_POOL_BYTES
+
+    @torch.inference_mode()
+    def warm_up(self, report: Callable[[str], None]) -> None:
+        """Compiles kernels and captures graphs. Call it once before the first step; without it the first steps are
+        slow."""
+        self._programs.warm_up(report)
+        report("warming up sampling")
+        self._rehearse()
+
+    def _rehearse(self) -> None:
+        """Runs a sequence that uses every sampling parameter, so that no request waits for kernels to compile. It
+        writes to the first block, which no sequence uses yet."""
+        everything = Sampling(
+            max_tokens=2, temperature=1.0, top_k=3, top_p=0.5, min_p=0.1, repetition_penalty=1.5, presence_penalty=0.5,
+            frequency_penalty=0.5, logit_bias=((0, 1.0),), logprobs=1, prompt_logprobs=1,
+        )  # fmt: skip
+        start = SequenceStart(REHEARSAL, [0, 0], 2, [0], everything)
+        self.begin(StepPlan(0, [SequenceStep(REHEARSAL, 0, 0, 2, (), True)], [start]))()
+        self.begin(StepPlan(0, [SequenceStep(REHEARSAL, 0, 2, 1, (), True)]))()
+        self.forget([REHEARSAL])
+
+    def forget(self, sequence_ids: list[int]) -> None:
+        """Drops rows, as a plan's `ended` does, without a step."""
+        self._table.apply(StepPlan(0, [], ended=sequence_ids))
+
+    @torch.inference_mode()
+    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Puts a step on the device's queue. Returns a function that waits for its result."""
+        started_s = time.perf_counter()
+        rows = self._table.apply(plan)
+        layout = self._layouts.lay_out(plan.steps, rows)
+        shape = self._programs.send(layout, plan.num_padding)
+        num_padding = shape.num_tokens - layout.num_tokens - plan.num_padding  # what the shape adds
+        start = self._from_device.event()
+        last = layout.last_tokens()
+        sampling = [index for index, step in enumerate(plan.steps) if step.samples]
+        # Prompt log-probabilities need the states of all tokens; other steps compute only the sampled tokens' states.
+        whole = any(row.sampling.prompt_logprobs is not None and row.num_output == 0 for row in rows)
+        hidden, sampled = self._hidden(layout, shape, last[sampling], whole)
+        prompts = {
+            index: self._prompt_logprobs(hidden, step, row, int(last[index]) - step.num_new + 1)
+            for index, (step, row) in enumerate(zip(plan.steps, rows, strict=True))
+            if row.sampling.prompt_logprobs is not None and row.num_output == 0
+        }
+        samples: StepSamples | None = None
+        if sampling:
+            logits = self._decoder.logits(sampled)
+            samples = sample_step(logits, [rows[index] for index in sampling], self._table.device_rows)
+        tensors = [samples.tokens, *samples.logprobs] if samples else []
+        arriving = self._from_device.send([*tensors, *(column for columns in prompts.values() for column in columns)])
+        asked = [rows[sampling[i]].sampling.logprobs or 0 for i in samples.asking] if samples else []
+        wanted = {index: rows[index].sampling.prompt_logprobs or 0 for index in prompts}
+        sizes = {index: len(columns) for index, columns in prompts.items()}
+        broken = {index: row.error for index, row in enumerate(rows) if row.error is not None}
+        result = partial(
+            _result, plan, sampling, samples.asking if samples else [], asked, wanted, sizes, broken, num_padding
+        )
+        if start is None:
+            return lambda: result(arriving, time.perf_counter() - started_s)
+        return lambda: result(arriving, None, start)
+
+    def _hidden(
+        self, layout: StepLayout, shape: StepShape, wanted: NDArray[np.int32], whole: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Runs the model. Returns hidden states [num_tokens, hidden] and those of the `wanted` tokens [num_wanted,
+        hidden]; the first holds all tokens if `whole`, else it may hold the wanted ones only."""
+        if np.array_equal(wanted, np.arange(len(wanted))) and (whole or layout.num_tokens == len(wanted)):
+            hidden = self._programs.run(layout, shape)
+            return hidden, hidden[: len(wanted)]
+        (where,) = to_device([wanted], self._device)
+        if whole:
+            hidden = self._programs.run(layout, shape)
+            return hidden, gather_rows(hidden, where)
+        hidden = self._programs.run(layout, shape, where)
+        return hidden, hidden
+
+    def _prompt_logprobs(
+        self, hidden: torch.Tensor, step: SequenceStep, row: TableRow, first_row: int
+    ) -> list[torch.Tensor]:
+        """Returns five columns for each part of LOGPROB_ROWS positions, on the device: token ids, then those of
+        logprobs(). The state at position p predicts the prompt's token p + 1."""
+        count = min(step.num_new, row.prompt_len - 1 - step.num_computed)
+        columns: list[torch.Tensor] = []
+        for start in range(0, count, LOGPROB_ROWS):
+            size = min(LOGPROB_ROWS, count - start)
+            logits = self._decoder.logits(hidden[first_row + start : first_row + start + size])
+            after = step.num_computed + start + 1
+            (targets,) = to_device([np.array(row.prompt[after : after + size], np.int64)], self._device)
+            most = min(row.sampling.prompt_logprobs or 0, logits.shape[1])
+            columns += [targets, *logprobs(logits, targets, most)]
+        return columns
+
+
+def _result(
+    plan: StepPlan,
+    sampling: list[int],
+    asking: list[int],
+    asked: list[int],
+    wanted: dict[int, int],
+    sizes: dict[int, int],
+    broken: dict[int, RowError],
+    num_padding: int,
+    arriving: Arriving,
+    device_time_s: float | None,
+    start: "torch.cuda.Event | None" = None,
+) -> StepResult:
+    """Waits for the step's tensors, and returns them as a StepResult."""
+    tensors = arriving.wait()
+    token_ids: list[int | None] = [None] * len(plan.steps)
+    logprobs: dict[int, PositionLogprobs] = {}
+    errors = dict(broken)
+    if sampling:
+        tokens: list[int] = tensors[0].tolist()
+        for index, token_id in zip(sampling, tokens, strict=True):
+            if token_id < 0:
+                errors.setdefault(index, NOT_FINITE)
+            else:
+                token_ids[index] = token_id
+        at = 1 + 5 * bool(asking)
+        if asking:
+            found = logprob_entries(tensors[1:at], asked)
+            logprobs = {sampling[i]: entry for i, entry in zip(asking, found, strict=True) if tokens[i] >= 0}
+    else:
+        at = 0
+    prompt_logprobs: dict[int, list[PositionLogprobs]] = {}
+    for index, size in sizes.items():
+        entries: list[PositionLogprobs] = []
+        for part in range(at, at + size, 5):
+            columns = tensors[part : part + 5]
+            entries += logprob_entries(columns, [wanted[index]] * len(columns[0]))
+        prompt_logprobs[index] = entries
+        at += size
+    seconds = arriving.seconds_since(start) if device_time_s is None else device_time_s
+    return StepResult(
+        plan.step_id, token_ids, logprobs, prompt_logprobs, errors, device_time_s=seconds, num_padding=num_padding
+    )

@@ -1,0 +1,99 @@
+"""Samples on the device: the host sends its inputs in few copies, and the tokens are written to their rows."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trunkline_kernels.gpu.device_rows import DeviceRows
+from trunkline_kernels.gpu.logit_changes import add_bias, penalise
+from trunkline_kernels.gpu.logprobs import logprobs
+from trunkline_kernels.gpu.sampling import sample
+from trunkline_worker.runner.gpu.row_table import TableRow
+from trunkline_worker.runner.gpu.to_device import to_device
+from trunkline_worker.runner.penalties import changes_logits
+from trunkline_worker.step.plan import PositionLogprobs, RowError
+
+
+@dataclass(frozen=True, slots=True)
+class StepSamples:
+    """A step's new tokens and their log-probabilities, on the device."""
+
+    tokens: Tensor  # [num_samples] int64; -1: the logits are not finite
+    asking: list[int]  # indices of the samples whose log-probabilities are requested
+    logprobs: list[Tensor]  # of these samples: [num_asking] token ids, then the columns of logprobs(); or empty
+
+
+def sample_step(logits: Tensor, rows: list[TableRow], device_rows: DeviceRows) -> StepSamples:
+    """Samples the next token of each row, by the rules of sampler.sample, and appends it to the row.
+
+    logits: [num_rows, vocab] float32, overwritten
+    """
+    device = logits.device
+    asking = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
+    samples, *indices = to_device(
+        [
+            np.array([(row.index, row.num_tokens) for row in rows], np.int32),
+            *([np.array(asking, np.int64)] if asking else []),
+        ],
+        device,
+    )
+    raw = logits[indices[0]] if asking else None
+    _adjust(logits, rows, device_rows)
+    tokens = sample(logits, samples, device_rows, draws=any(row.sampling.temperature > 0 for row in rows))
+    columns: list[Tensor] = []
+    if raw is not None:
+        chosen = tokens[indices[0]]
+        most = max(rows[i].sampling.logprobs or 0 for i in asking)
+        columns = [chosen, *logprobs(raw, chosen, min(most, raw.shape[1]))]
+    for row in rows:
+        row.num_tokens += 1
+    return StepSamples(tokens, asking, columns)
+
+
+def _adjust(logits: Tensor, rows: list[TableRow], device_rows: DeviceRows) -> None:
+    """Applies bias, penalties and min_tokens by the rules of penalties.adjust_logits. Forbidden tokens are set to -inf
+    first; no later change makes them finite."""
+    arrays: list[NDArray[np.int32 | np.float32]] = []
+    penalised: list[tuple[int, int, int]] = []
+    for i, row in enumerate(rows):
+        try:
+            if not changes_logits(row):
+                continue
+            s = row.sampling
+            if s.logit_bias or row.num_output < s.min_tokens:
+                arrays += _bias(i, row)
+            if s.repetition_penalty != 1.0 or s.presence_penalty or s.frequency_penalty:
+                penalised.append((i, row.index, row.num_tokens))
+        except Exception as error:  # one row's error must not fail the other rows' step
+            row.error = RowError.of_bug(error)
+    if arrays:
+        columns = [np.concatenate(arrays[column::3]) for column in range(3)]
+        add_bias(logits, *to_device(columns, logits.device))
+    if penalised:
+        (where,) = to_device([np.array(penalised, np.int32)], logits.device)
+        penalise(logits, where, device_rows, max(count for _, _, count in penalised))
+
+
+def _bias(at: int, row: TableRow) -> list[NDArray[np.int32 | np.float32]]:
+    """Returns the biases of one row, each [num_biases]: the row's index in the logits, token ids, and values to add.
+    A value of -inf forbids a token."""
+    s = row.sampling
+    out = s.end_token_ids if row.num_output < s.min_tokens else frozenset()
+    entries = [(token, bias) for token, bias in s.logit_bias if token not in out]
+    ids, bias = [token for token, _ in entries], [number for _, number in entries]
+    ids += out
+    bias += [-math.inf] * len(out)
+    return [np.full(len(ids), at, np.int32), np.array(ids, np.int32), np.array(bias, np.float32)]
+
+
+def logprob_entries(columns: list[Tensor], wanted: list[int]) -> list[PositionLogprobs]:
+    """Returns the entries of the columns of StepSamples.logprobs, on the host. wanted: number of top tokens of each"""
+    found: list[PositionLogprobs] = []
+    for count, token_id, logprob, rank, ids, values in zip(
+        wanted, *(column.tolist() for column in columns), strict=True
+    ):
+        found.append(PositionLogprobs(token_id, logprob, rank, list(zip(ids[:count], values[:count], strict=True))))
+    return found

@@ -1,0 +1,249 @@
+"""What a step costs, learned from past steps, and how long a prompt's chunk may be to stay under a time.
+
+time = fixed + a * tokens + b * KV tokens read by decodes + c * (query, key) pairs of chunks + d * prompt tokens with
+requested log-probabilities. The coefficients are fitted to the latest steps by least squares of the relative error;
+none is negative. A coefficient is kept only if the fit is clearly better with it than without. If the steps were all
+alike, so that they do not show what a token costs, a token is a fixed share of a step.
+
+A cost that is too low corrects itself, because prompts arrive and their steps are learned from; one that is too high
+sends prompts to other workers, and nothing is learned any more. So routers take what is not known to be cheap. Steps
+must not be filled on that assumption: experience.py bounds how far a step may exceed what past steps have shown.
+
+Steps that were filled up to the target time would miss it half of the time. They are filled so that nine of ten meet
+it, by how the latest steps differed from the fit. On a device of its own a worker loses a few percent that way; beside
+other processes on the same cores it may lose a third.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trunkline_worker.scheduler.pace.experience import Experience, Size
+
+KEPT_STEPS = 96  # of each kind: with chunks, and without
+STEPS_PER_FIT = 32
+# If one sequence alone takes nearly the target time, or more, others may still add this share of its time, and prompts
+# this share of the time of the decodes.
+LEAST_ADDED_SHARE = 0.25
+# Steps that only decode are many and alike: one is learned from in this many, or in this much time. The kept steps
+# then span at most the last ten seconds, or the last 96 steps if steps take longer.
+DECODE_SAMPLE_EVERY = 8
+DECODE_SAMPLE_EVERY_S = 0.1
+# A worker's first steps are slower than later ones, by any factor, so they are not learned from. A fit to three of them
+# and many small, equal steps once made prompts seem fifty times too expensive, and no more arrived.
+FIRST_STEPS = 4
+TOKENS_AS_FIXED = 512.0  # tokens that add as much as the fixed time, until steps show what they add
+# A pair takes 4·width·layers operations, a token 24·width²·layers and more: even a small model's pairs are cheaper than
+# this share of a token. Without this bound a few short chunks, whose pairs and tokens grow alike, could attribute their
+# time to pairs, and predict hundreds of times the real time of a long prompt.
+MOST_PAIR_SHARE = 1 / 64
+# A coefficient is kept if it lowers the squared error by this many variances: about three standard deviations.
+CLEARLY = 10.0
+LATE_QUANTILE, MOST_LATE_TIMES = 0.9, 1.5  # steps that are later than that depend on more than their load
+WAIT_WEIGHT, MOST_WAIT_S = 0.1, 0.1  # of the latest time between two steps; a longer one is an outlier
+LEAST_STEP_SHARE = 0.5  # of an interval, however long the engine takes between steps
+LEAST_ERROR = 0.01  # of a step's time: smaller errors are noise
+
+# A fit is a sum of non-negative parts. Columns: a step; a step with tokens at their assumed cost; a token; a KV token;
+# a token whose pairs cost the most they can; a scored token. Rows: fixed, token, KV token, pair, scored token.
+STEP, STEP_AS_ASSUMED, TOKEN, KV_TOKEN, TOKEN_WITH_PAIRS, SCORED_TOKEN = range(6)
+PARTS = np.array(
+    [
+        [1.0, 1.0, 0.0, 0.0, 0.0, 0.0],
+        [0.0, 1.0 / TOKENS_AS_FIXED, 1.0, 0.0, 1.0, 0.0],
+        [0.0, 0.0, 0.0, 1.0, 0.0, 0.0],
+        [0.0, 0.0, 0.0, 0.0, MOST_PAIR_SHARE, 0.0],
+        [0.0, 0.0, 0.0, 0.0, 0.0, 1.0],
+    ]
+)
+
+
+class StepLoad(NamedTuple):
+    """What a step's time depends on."""
+
+    num_tokens: int  # padding included
+    decode_kv_tokens: int  # context lengths of one-token sequences, summed
+    chunk_pairs: float  # (query, key) pairs of longer chunks
+    num_sequences: int = 0  # not part of the fit
+    num_scored: int = 0  # prompt tokens with log-probabilities
+    # Not part of the fit, but of the step's least work.
+    chunk_tokens: int = 0
+    chunk_kv_tokens: int = 0  # context lengths of chunks, summed
+    num_sampled: int = 0  # sequences that sample
+
+    @property
+    def size(self) -> Size:
+        return Size(self.num_tokens, self.chunk_pairs, self.num_sequences)
+
+    @property
+    def causal_pairs(self) -> float:
+        """(query, key) pairs of chunks, with those of each token and itself."""
+        return self.chunk_pairs + self.chunk_tokens / 2
+
+
+class StepCost:
+    """The cost model and the steps it was fitted to."""
+
+    def __init__(self) -> None:
+        self._decodes: deque[tuple[StepLoad, float]] = deque(maxlen=KEPT_STEPS)
+        self._chunks: deque[tuple[StepLoad, float]] = deque(maxlen=KEPT_STEPS)
+        self.experience = Experience()
+        self._observed = 0
+        self._seen = 0
+        self._steps_since_sample = 0
+        self._since_sample_s = 0.0
+        self.num_fits = 0
+        self.between_s = 0.0  # recent mean time between two steps that follow each other
+        self.late_times = 1.0  # nine of ten steps with prompts take at most this many times their fitted time
+        self.fixed_s = self.token_s = self.kv_token_s = self.pair_s = self.scored_token_s = 0.0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a fit has been made."""
+        return self._seen >= STEPS_PER_FIT
+
+    def observe(self, load: StepLoad, time_s: float) -> None:
+        """Learns from a step that took this long on the device; 0: the executor does not measure times."""
+        self.experience.observe(load.size, time_s)
+        self._observed += 1
+        if time_s <= 0:
+            return
+        if load.chunk_pairs:
+            kept = self._chunks
+        else:
+            self._steps_since_sample += 1
+            self._since_sample_s += time_s
+            if self._steps_since_sample < DECODE_SAMPLE_EVERY and self._since_sample_s < DECODE_SAMPLE_EVERY_S:
+                return
+            self._steps_since_sample, self._since_sample_s = 0, 0.0
+            kept = self._decodes
+        if self._observed > FIRST_STEPS:
+            kept.append((load, time_s))
+        self._seen += 1
+        if self._seen % STEPS_PER_FIT == 0:
+            self._fit()
+
+    def waited(self, time_s: float) -> None:
+        """Learns from the time between two steps that followed each other at once, in which the engine took in
+        requests, reported what had been computed, and planned."""
+        self.between_s += WAIT_WEIGHT * (min(max(time_s, 0.0), MOST_WAIT_S) - self.between_s)
+
+    def within_s(self, interval_s: float) -> float:
+        """The most seconds that a step with prompts is planned to take if steps follow each other at an interval. Nine
+        of ten steps are expected to meet the interval."""
+        return max(interval_s - self.between_s, LEAST_STEP_SHARE * interval_s) / self.late_times
+
+    def time_s(self, load: StepLoad) -> float:
+        """The seconds that a step should take."""
+        return (
+            self.fixed_s
+            + self.token_s * load.num_tokens
+            + self.kv_token_s * load.decode_kv_tokens
+            + self.pair_s * load.chunk_pairs
+            + self.scored_token_s * load.num_scored
+        )
+
+    def cautious_s(self, num_decodes: int, kv_tokens: int) -> float:
+        """The most seconds that a step of decodes takes, as far as is known."""
+        fitted_s = self.time_s(StepLoad(num_decodes, kv_tokens, 0.0))
+        return max(fitted_s, self.experience.longest_s(num_decodes, num_decodes))
+
+    def chunk_s(self, num_tokens: int, num_before: int, *, is_scored: bool = False) -> float:
+        """The seconds that a chunk of `num_tokens` after `num_before` computed ones adds to a step."""
+        return self._prompt_token_s(is_scored) * num_tokens + self.pair_s * chunk_pairs(num_tokens, num_before)
+
+    def longest_chunk(self, time_s: float, num_before: int, *, is_scored: bool = False) -> int:
+        """The most tokens of a prompt, after `num_before` computed ones, that add no more than `time_s` to a step."""
+        return _longest(time_s, self._prompt_token_s(is_scored) + self.pair_s * num_before, self.pair_s)
+
+    def _prompt_token_s(self, is_scored: bool) -> float:
+        return self.token_s + (self.scored_token_s if is_scored else 0.0)
+
+    def _fit(self) -> None:
+        self.num_fits += 1
+        samples = [*self._decodes, *self._chunks]
+        features = np.array(
+            [
+                (1.0, load.num_tokens, load.decode_kv_tokens, load.chunk_pairs, float(load.num_scored))
+                for load, _ in samples
+            ]
+        )
+        times = np.array([time_s for _, time_s in samples])
+        # Each row is divided by its time: a relative error of a short step counts as much as one of a long step.
+        # Large errors have less weight, so that a step which was delayed by something else hardly counts.
+        rows = features @ PARTS / times[:, None]
+        scale = np.maximum(rows.max(axis=0), 1e-12)
+        matrix = rows / scale
+        weights = np.ones(len(samples))
+        for _ in range(6):
+            solution = _clear_parts(matrix, weights)
+            residual = np.abs(matrix @ solution - 1)
+            before, weights = weights, np.where(residual > 0.5, np.sqrt(0.5 / np.maximum(residual, 0.5)), 1.0)
+            if np.array_equal(weights, before):
+                break  # converged
+        costs: list[float] = (PARTS @ (solution / scale)).tolist()
+        self.fixed_s, self.token_s, self.kv_token_s, self.pair_s, self.scored_token_s = costs
+        self.experience.fitted((load.size, time_s, self.time_s(load)) for load, time_s in samples)
+        ratios = [time_s / max(self.time_s(load), 1e-9) for load, time_s in self._chunks]
+        late_times = float(np.quantile(ratios, LATE_QUANTILE)) if ratios else 1.0
+        self.late_times = min(max(late_times, 1.0), MOST_LATE_TIMES)
+
+
+def longest_chunk(num_pairs: float, num_before: int) -> int:
+    """The most tokens of a prompt, after `num_before` computed ones, with at most this many (query, key) pairs."""
+    return _longest(num_pairs, num_before, 1.0)
+
+
+def _longest(amount: float, linear: float, square: float) -> int:
+    """The largest whole n for which linear * n + square / 2 * n² is at most `amount`."""
+    if amount <= 0:
+        return 0
+    if amount == float("inf"):
+        return 1 << 30
+    a = square / 2
+    if a > 1e-18:
+        return int((-linear + (linear * linear + 4 * a * amount) ** 0.5) / (2 * a))
+    return int(amount / linear) if linear > 1e-15 else 1 << 30
+
+
+def chunk_pairs(num_tokens: int, num_before: int) -> float:
+    """(query, key) pairs of a causal chunk."""
+    return num_tokens * (num_before + num_tokens / 2)
+
+
+def _clear_parts(matrix: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The amount of each part that fits the steps best; parts that do not improve the fit clearly are 0.
+
+    matrix: [num_steps, num_parts], each row over its step's time
+    """
+    weighted = np.column_stack([matrix, np.ones(len(weights))]) * weights[:, None]
+    # The triangle has the same least-squares solution as the rows it is made of.
+    triangle: NDArray[np.float64] = np.asarray(np.linalg.qr(weighted, mode="r"))
+    parts = [STEP, TOKEN, KV_TOKEN, TOKEN_WITH_PAIRS, SCORED_TOKEN]
+    solution, error = _least_squares(triangle, parts)
+    clear = CLEARLY * max(error / max(len(weights) - len(parts), 1), LEAST_ERROR**2)
+    for part in (SCORED_TOKEN, TOKEN_WITH_PAIRS, KV_TOKEN, TOKEN):
+        fewer = [kept for kept in parts if kept != part]
+        if part == TOKEN:
+            if TOKEN_WITH_PAIRS in parts:
+                break
+            fewer = [STEP_AS_ASSUMED if kept == STEP else kept for kept in fewer]
+        without, more_error = _least_squares(triangle, fewer)
+        if more_error - error < clear:
+            parts, solution, error = fewer, without, more_error
+    return solution
+
+
+def _least_squares(triangle: NDArray[np.float64], parts: list[int]) -> tuple[NDArray[np.float64], float]:
+    """The best non-negative amounts of some parts, and the squared error."""
+    used, solution = parts, np.zeros(len(PARTS[0]))
+    while used:
+        found = np.linalg.lstsq(triangle[:, used], triangle[:, -1], rcond=1e-9)[0]
+        if (found >= 0).all():
+            solution[used] = found
+            break
+        used = [part for part, amount in zip(used, found, strict=True) if amount > found.min()]
+    error = triangle @ np.append(solution, -1.0)
+    return solution, float(error @ error)

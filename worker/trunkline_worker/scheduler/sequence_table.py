@@ -1,0 +1,257 @@
+"""All sequences that run or wait: their submission, the results of their steps, and their end.
+
+Plans are committed in the order in which they were made; submit(), abort() and finish() may come at any time. A result
+for a sequence that has ended or was preempted meanwhile is dropped.
+"""
+
+from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
+from trunkline_worker.cache.blocks import KVBlocks
+from trunkline_worker.cache.sequence import Finish, Sequence, StepMark
+from trunkline_worker.lanes.lanes import LANES
+from trunkline_worker.scheduler.pace.deadlines import Deadlines
+from trunkline_worker.scheduler.pace.output_lengths import OutputLengths
+from trunkline_worker.scheduler.pace.step_cost import StepCost, StepLoad
+from trunkline_worker.scheduler.queue.waiting import Waiting
+from trunkline_worker.scheduler.running_set import RunningSet
+from trunkline_worker.scheduler.stats import EngineStats
+from trunkline_worker.scheduler.step_outputs import Chunk, LateToken, PromptOutput, StepOutput, StepOutputs
+from trunkline_worker.scheduler.steps_in_flight import StepsInFlight
+from trunkline_worker.step.plan import RowError, StepPlan, StepResult
+
+
+class SequenceTable:
+    """Sequences by id, from submit() to their end."""
+
+    def __init__(
+        self,
+        running: RunningSet,
+        waiting: Waiting,
+        blocks: KVBlocks,
+        in_flight: StepsInFlight,
+        deadlines: Deadlines,
+        cost: StepCost,
+        output_lengths: list[OutputLengths],
+        stats: EngineStats,
+    ) -> None:
+        """output_lengths: by lane; learn the length of each sequence that ends by itself"""
+        self.by_id: dict[int, Sequence] = {}
+        self.last_commit = StepMark(float("nan"), 0.0)
+        self.last_load = StepLoad(0, 0, 0.0)  # of the latest committed step
+        self._running = running
+        self._waiting = waiting
+        self._blocks = blocks
+        self._in_flight = in_flight
+        self._deadlines = deadlines
+        self._cost = cost
+        self._output_lengths = output_lengths
+        self._stats = stats
+
+    def submit(self, sequence: Sequence) -> None:
+        """Puts a sequence into the queue. Its id must be new, its sampling bounded by the pool."""
+        assert sequence.sequence_id not in self.by_id, "sequence ids are unique"
+        self.by_id[sequence.sequence_id] = sequence
+        self._waiting.put(sequence, self._deadlines.start_by_s(sequence))
+        self._stats.lanes[sequence.lane].accepted += 1
+        self._running.note_change()
+
+    def abort(self, sequence_id: int, now_s: float) -> bool:
+        """Drops a sequence, running or waiting; its blocks are free at the next step boundary. Returns False if it has
+        ended already."""
+        sequence = self.by_id.get(sequence_id)
+        if sequence is None:
+            return False
+        self._remove(sequence)
+        self._stats.ended(sequence, Finish.ABORT, now_s)
+        return True
+
+    def finish(self, sequence_id: int, now_s: float) -> bool:
+        """Ends a sequence for a reason that the engine cannot see, a stop string. Returns False if it has ended
+        already."""
+        sequence = self.by_id.get(sequence_id)
+        if sequence is None:
+            return False
+        self._finished(sequence, Finish.STOP, now_s)
+        return True
+
+    def expire(self, sequence: Sequence) -> None:
+        """Drops a waiting sequence that cannot meet its deadline any more."""
+        self._remove(sequence)
+        self._stats.expired(sequence)
+
+    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> StepOutputs:
+        """Takes in the result of the oldest plan. Entries of sequences that have ended or were preempted are dropped.
+
+        now_s: when the step was done
+        """
+        assert result.step_id == plan.step_id, "the result is of another step"
+        assert plan.repeats == 1, "Repeats.commit() takes in plans that repeat"
+        load = self.last_load = self._in_flight.take(plan)
+        self._cost.observe(load, result.device_time_s)
+        self._running.free_retired(plan.step_id)
+        outputs = StepOutputs()
+        stats, sequences, lanes = self._stats, self.by_id, self._stats.lanes
+        before = self.last_commit
+        per_token_s = result.device_time_s / (load.num_tokens - plan.num_padding)
+        mark = StepMark(now_s, before.device_s_per_token + per_token_s)
+        regular = [0 for _ in LANES]  # tokens sampled in the step right after the token before
+        block_size, token_ids = self._blocks.block_size, result.token_ids
+        for index, (sequence_id, generation, _, num_new, _, samples) in enumerate(plan.steps):
+            sequence = sequences.get(sequence_id)
+            if sequence is None or sequence.generation != generation:
+                stats.stale_results += samples
+                continue
+            computed = sequence.num_computed + num_new
+            if computed // block_size > sequence.num_published:
+                self._running.publish(sequence, computed)
+            else:
+                sequence.num_computed = computed
+            if result.errors and index in result.errors:
+                outputs.special.append(self._break_off(sequence, result.errors[index], now_s))
+                continue
+            if not samples:
+                outputs.chunks.append(_chunk(sequence, computed, num_new))
+                if sequence.prompt_logprobs is not None and index in result.prompt_logprobs:
+                    sequence.prompt_logprobs += result.prompt_logprobs[index]
+                continue
+            sequence.num_pending -= 1
+            token_id = token_ids[index]
+            assert token_id is not None, "an entry that samples has a token or an error"
+            if (
+                not sequence.reported
+                or token_id in sequence.end_token_ids
+                or len(sequence.token_ids) == sequence.last_to_compute
+                or sequence.sampling.logprobs is not None
+            ):
+                outputs.special.append(self._take_sample(sequence, index, token_id, result, now_s))
+            else:
+                sequence.token_ids.append(token_id)
+                outputs.handles.append(sequence_id)
+                outputs.token_ids.append(token_id)
+            account = sequence.account
+            account.output_tokens += 1
+            if sequence.last_token is before:
+                regular[account.lane] += 1
+            else:
+                self._take_irregular(sequence, computed, num_new, before, mark, outputs)
+            sequence.last_token = mark
+        for lane, count in enumerate(regular):
+            if count:
+                lanes[lane].itl.add(now_s - before.done_s, count)
+                lanes[lane].output_tokens += count
+                outputs.num_regular += count
+        self.last_commit = mark
+        return outputs
+
+    def _take_irregular(
+        self,
+        sequence: Sequence,
+        computed: int,
+        num_new: int,
+        before: StepMark,
+        mark: StepMark,
+        outputs: StepOutputs,
+    ) -> None:
+        """Counts a token that does not follow a token of the step before.
+
+        computed: tokens that are computed after the step; before, mark: the end of the step before, and of this one
+        """
+        lane, last = self._stats.lanes[sequence.lane], sequence.last_token
+        lane.output_tokens += 1
+        is_chunk = num_new > 1 or last is None
+        if is_chunk:
+            outputs.chunks.append(_chunk(sequence, computed, num_new))
+        if last is not None:
+            lane.itl.add(mark.done_s - last.done_s)
+            until = mark if is_chunk else before
+            skipped_s = until.device_s_per_token - last.device_s_per_token
+            outputs.late.append(LateToken(sequence.sequence_id, last.done_s, skipped_s))
+
+    def count_repetitions(self, plan: StepPlan, loads: list[StepLoad], result: StepResult, now_s: float) -> None:
+        """Counts the repetitions of a plan in the cost model and the statistics. For Repeats.commit().
+
+        loads: of each repetition; now_s: when the last of them was done
+        """
+        lanes, before, first_s = self._stats.lanes, self.last_commit, result.repeated_done_s[0]
+        device_s = sum(result.repeated_times_s) / len(plan.steps)
+        mark = StepMark(now_s, before.device_s_per_token + device_s)
+        for load, time_s in zip(loads, result.repeated_times_s, strict=True):
+            self._cost.observe(load, time_s)
+        regular = [0 for _ in LANES]  # tokens that were sampled one step after the token before
+        for step in plan.steps:
+            sequence = self.by_id[step.sequence_id]
+            lane = lanes[sequence.lane]
+            if sequence.last_token is before:
+                regular[sequence.lane] += 1
+            elif sequence.last_token is not None:
+                lane.itl.add(first_s - sequence.last_token.done_s)
+            sequence.last_token = mark
+            lane.output_tokens += len(loads)
+        later = [0 for _ in LANES]
+        for sequence in self._running.members:
+            later[sequence.account.lane] += 1
+        before_s = before.done_s
+        for done_s in result.repeated_done_s:
+            for counts, number in zip(lanes, regular, strict=True):
+                if number:
+                    counts.itl.add(done_s - before_s, number)
+            before_s, regular = done_s, later
+        self.last_commit = mark
+
+    def _break_off(self, sequence: Sequence, error: RowError, now_s: float) -> StepOutput:
+        """Ends a sequence for which a step returned an error."""
+        self._remove(sequence)
+        self._stats.ended(sequence, Finish.ABORT, now_s)
+        refused = RequestRefused(CODE_INTERNAL, INTERNAL, error.reason)
+        return StepOutput(sequence.sequence_id, error=refused, trace=error.trace)
+
+    def _take_sample(
+        self, sequence: Sequence, index: int, token_id: int, result: StepResult, now_s: float
+    ) -> StepOutput:
+        """A sample that is more than one more token: the first, the last, or one with log-probabilities."""
+        output = StepOutput(sequence.sequence_id)
+        if sequence.prompt_logprobs is not None and index in result.prompt_logprobs:
+            sequence.prompt_logprobs += result.prompt_logprobs[index]
+        if not sequence.reported:
+            sequence.reported = True
+            # The prompt's last token is not charged yet where it was computed like a decode.
+            sequence.account.input_tokens += max(0, len(sequence.token_ids) - sequence.num_charged)
+            sequence.first_token_s = now_s
+            self._stats.first_token(sequence, now_s)
+            output.prompt = PromptOutput(sequence.prompt_len, sequence.cached_tokens or 0, sequence.prompt_logprobs)
+            sequence.prompt_logprobs = None
+        sequence.token_ids.append(token_id)
+        output.token_ids.append(token_id)
+        if index in result.logprobs:
+            output.logprobs.append(result.logprobs[index])
+        sampling = sequence.sampling
+        if token_id in sampling.end_token_ids and sequence.num_output > sampling.min_tokens:
+            output.finish = Finish.STOP
+            output.stop_token_id = token_id
+        elif sequence.num_output >= sampling.max_tokens:
+            output.finish = Finish.LENGTH
+        if output.finish is not None:
+            self._finished(sequence, output.finish, now_s)
+        return output
+
+    def _finished(self, sequence: Sequence, finish: Finish, now_s: float) -> None:
+        self._output_lengths[sequence.lane].observe(sequence.num_output)
+        self._remove(sequence)
+        self._stats.ended(sequence, finish, now_s)
+
+    def _remove(self, sequence: Sequence) -> None:
+        del self.by_id[sequence.sequence_id]
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+            self._running.note_change()
+        else:
+            self._running.leave(sequence)
+
+    def check_integrity(self) -> None:
+        """Asserts that each sequence either runs or waits."""
+        assert {id(s) for s in (*self._running.members, *self._waiting)} == {id(s) for s in self.by_id.values()}
+
+
+def _chunk(sequence: Sequence, computed: int, num_new: int) -> Chunk:
+    """The chunk that ends at `computed` tokens."""
+    again = sequence.num_evicted - (computed - num_new)
+    return Chunk(sequence.sequence_id, num_new, min(num_new, max(0, again)))
