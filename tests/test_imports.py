@@ -83,7 +83,8 @@ MUST_NOT_REACH: dict[str, set[str]] = {
     ),
     "trunkline_router.access.identity.keys_command": PURE | {"redis", "jwt", "cryptography"},  # for keys in a file
     "trunkline_router.quotas.stores.embedded_store": {"torch", "grpc", "redis"},
-    "trunkline_router.main": ROUTER,
+    "trunkline_router.main": ROUTER | {"grpc", "redis", "structlog", "opentelemetry"},  # --help answers at once
+    "trunkline_router.serving": ROUTER,
     "trunkline_router.router": ROUTER,
     "trunkline_cli.main": {"torch", "trunkline_worker", "trunkline_router", "structlog", "opentelemetry"},
 }

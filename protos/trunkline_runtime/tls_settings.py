@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 from ipaddress import ip_address
+from typing import TYPE_CHECKING
 
 from trunkline_runtime.settings import setting
-from trunkline_runtime.tls import ServerTls, TlsFiles
+
+if TYPE_CHECKING:
+    from trunkline_runtime.tls import ServerTls
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +36,12 @@ class ServerTlsSettings:
         maximum=65535,
     )
 
-    def server_tls(self) -> ServerTls | None:
+    def server_tls(self) -> "ServerTls | None":
         """The server's certificate; None without one. Raises TlsFileError."""
         if not self.tls_cert:
             return None
+        from trunkline_runtime.tls import ServerTls, TlsFiles  # settings are read before grpc is needed
+
         return ServerTls(TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca))
 
     def problem(self, host: str) -> str | None:

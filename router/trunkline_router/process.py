@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 from trunkline_router.assembly import SharedPort
-from trunkline_router.main import router_settings, run
+from trunkline_router.main import router_settings
 from trunkline_router.observe.scraping.snapshot_files import SnapshotPlace
 from trunkline_router.processes import ONCE_USEFUL
+from trunkline_router.serving import run
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 

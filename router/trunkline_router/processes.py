@@ -18,12 +18,11 @@ from typing import IO
 from trunkline_router.access.identity.fleet_secret import secret_of_one_router
 from trunkline_router.observe.scraping.snapshot_directory import snapshot_directory
 from trunkline_router.observe.scraping.snapshot_files import SnapshotPlace, bury
-from trunkline_router.settings import RouterSettings
+from trunkline_router.settings import EXIT_CANNOT_START, RouterSettings
 from trunkline_runtime.instance_name import instance_name
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import PortInUse, Signals, hold_port
 
-EXIT_CANNOT_START = 2
 AT_ONCE, ONCE_USEFUL = "at-once", "once-useful"  # when a process begins to listen
 FIRST_DELAY_S, MOST_DELAY_S = 0.5, 30.0  # before a process that died is restarted; doubles while it keeps dying
 HEALTHY_AFTER_S = 60.0  # a process that ran for this long is restarted after the first delay again

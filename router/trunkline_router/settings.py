@@ -8,12 +8,14 @@ from trunkline_router.access.gate.open_calls import MAX_CALLS, MAX_TENANT_CALLS
 from trunkline_router.address import DNS_PREFIX, is_address
 from trunkline_router.http_settings import HttpSettings
 from trunkline_router.identity_settings import IdentitySettings
-from trunkline_router.quotas.stores.redis_pool import redis_url_problem
+from trunkline_router.quotas.stores.redis_url import redis_url_problem
 from trunkline_router.routing.routing_policy import PolicyName
 from trunkline_router.tls_settings import RedisTlsSettings, WorkerTlsSettings
 from trunkline_runtime.instance_name import instance_name
 from trunkline_runtime.settings import setting
 from trunkline_runtime.tls_settings import ServerTlsSettings
+
+EXIT_CANNOT_START = 2  # the status of a process that cannot start with its settings or files
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from trunkline.tls import ClientTls
 from trunkline_router.address import DNS_PREFIX
-from trunkline_router.quotas.stores.redis_pool import RedisTls
+from trunkline_router.quotas.stores.redis_url import RedisTls
 from trunkline_runtime.settings import setting
 from trunkline_runtime.tls_settings import is_loopback, needs_problem, pair_problem
+
+if TYPE_CHECKING:
+    from trunkline.tls import ClientTls
 
 NOT_LOOPBACK = "not on the loopback interface: set --worker-tls-ca, or permit plaintext with --allow-plaintext"
 
@@ -36,10 +39,12 @@ class WorkerTlsSettings:
         help="name that every worker's certificate must have; default: the host of the worker's address",
     )
 
-    def client_tls(self) -> ClientTls | None:
+    def client_tls(self) -> "ClientTls | None":
         """TLS of connections to workers; None for plaintext."""
         if not self.worker_tls_ca:
             return None
+        from trunkline.tls import ClientTls  # settings are read before grpc is needed
+
         return ClientTls(self.worker_tls_ca, self.worker_tls_cert, self.worker_tls_key, self.worker_tls_name)
 
     def problem(self, workers: Sequence[str], *, allow_plaintext: bool) -> str | None:

@@ -22,7 +22,7 @@ from trunkline_router.access.caller import Caller
 from trunkline_router.access.identity.fleet_secret import derived_key
 from trunkline_router.access.identity.identity import Identity
 from trunkline_router.access.tenants import Tenant
-from trunkline_router.main import SALT_PURPOSE
+from trunkline_router.serving import SALT_PURPOSE
 
 MODEL = "tiny-tales"
 SECRET = "a fleet's secret that no tenant knows"

@@ -1,1 +1,1 @@
-"""What the HTTP endpoints have in common: from a request on a connection to one that the router serves."""
+"""HTTP, gRPC and the protocols on them: translations to and from one request that the router serves."""

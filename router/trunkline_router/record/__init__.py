@@ -1,1 +1,1 @@
-"""What became of each request, and when: records, and what is made of them."""
+"""What became of each request, and when: its record, the lines and counts made of it, and its status over HTTP."""

@@ -1,1 +1,1 @@
-"""Checks and completes a client's request before it is sent to workers."""
+"""From a request to its last token: checks, grants, dispatch to workers, failover and streaming."""

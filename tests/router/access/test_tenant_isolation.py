@@ -17,7 +17,7 @@ from trunkline.v1.inference_pb2 import GenerateRequest, GrantRequest
 from trunkline_router.access.caller import Caller
 from trunkline_router.access.identity.fleet_secret import derived_key
 from trunkline_router.access.tenants import Tenant
-from trunkline_router.main import SALT_PURPOSE
+from trunkline_router.serving import SALT_PURPOSE
 
 GRANT_KEY = b"the key of grants, of 32 bytes .."
 MODEL, PROMPT = "tiny", "what one tenant asks, and another guesses"

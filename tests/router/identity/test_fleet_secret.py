@@ -19,7 +19,7 @@ from trunkline_router.access.identity.fleet_secret import (
 from trunkline_router.access.identity.identity import IdentityError
 from trunkline_router.access.tenants import Tenants
 from trunkline_router.identity_settings import IdentitySettings
-from trunkline_router.main import access_of
+from trunkline_router.serving import access_of
 from trunkline_router.settings import RouterSettings
 
 SECRET = "a fleet secret of thirty-two bytes"

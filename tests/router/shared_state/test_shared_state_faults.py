@@ -21,7 +21,7 @@ from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.stores.breaker import Breaker
 from trunkline_router.quotas.stores.redis_connection import RedisConnection, Script
-from trunkline_router.quotas.stores.redis_pool import place_of, redis_url_problem
+from trunkline_router.quotas.stores.redis_url import place_of, redis_url_problem
 from trunkline_router.quotas.stores.store import Lease, WorkerKey
 from trunkline_router.routing.credit import Credit
 

@@ -12,7 +12,7 @@ from tests.certificates import Authority, TlsDirectory
 from tests.router.relay import Relay
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.stores.redis_connection import RedisConnection, Script
-from trunkline_router.quotas.stores.redis_pool import RedisTls
+from trunkline_router.quotas.stores.redis_url import RedisTls
 from trunkline_router.quotas.stores.store import StoreDown
 from trunkline_runtime.tls import ServerTls, TlsFiles
 

@@ -1,1 +1,1 @@
-"""The worker's RPCs, and the requests that arrive through them."""
+"""The worker's RPCs, the requests that arrive through them, and the text of their answers."""

@@ -1,0 +1,1 @@
+"""A model: its checkpoint, its decoders for CPU and GPU, and the memory for its KV blocks."""

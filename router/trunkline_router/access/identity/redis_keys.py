@@ -30,7 +30,8 @@ from trunkline_router.access.identity.identity import IdentityError
 from trunkline_router.access.identity.identity_fields import JSON_ERRORS, FieldError, loaded
 from trunkline_router.access.identity.key_record import MOST_RECORD_BYTES, KeyRecord, is_key_id, read_record
 from trunkline_router.quotas.stores.redis_connection import RedisConnection, Script
-from trunkline_router.quotas.stores.redis_pool import CONNECT_TIMEOUT_S, PUBLIC_AUTHORITIES, RedisTls
+from trunkline_router.quotas.stores.redis_pool import CONNECT_TIMEOUT_S
+from trunkline_router.quotas.stores.redis_url import PUBLIC_AUTHORITIES, RedisTls
 from trunkline_router.quotas.stores.store import StoreDown
 from trunkline_runtime.log import get_logger
 

@@ -16,15 +16,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from trunkline_router.observe.lookup.token_bucket import TokenBucket
-from trunkline_router.quotas.stores.redis_pool import (
-    CONNECT_TIMEOUT_S,
-    PUBLIC_AUTHORITIES,
-    RedisTls,
-    disconnect,
-    place_of,
-    reason,
-    redis_pool,
-)
+from trunkline_router.quotas.stores.redis_pool import CONNECT_TIMEOUT_S, disconnect, reason, redis_pool
+from trunkline_router.quotas.stores.redis_url import PUBLIC_AUTHORITIES, RedisTls, place_of
 from trunkline_runtime.log import get_logger
 
 PING_S = 15.0  # without a message; then the server must answer within as long

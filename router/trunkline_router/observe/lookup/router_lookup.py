@@ -29,7 +29,7 @@ from trunkline_router.observe.lookup.sealed_messages import (
     FleetMessage,
     MessageSeal,
 )
-from trunkline_router.quotas.stores.redis_pool import PUBLIC_AUTHORITIES, RedisTls
+from trunkline_router.quotas.stores.redis_url import PUBLIC_AUTHORITIES, RedisTls
 from trunkline_runtime.log import get_logger
 
 FORMAT = 1

@@ -12,15 +12,8 @@ from typing import Any
 from redis.asyncio import Connection
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from trunkline_router.quotas.stores.redis_pool import (
-    CONNECT_TIMEOUT_S,
-    PUBLIC_AUTHORITIES,
-    RedisTls,
-    disconnect,
-    place_of,
-    reason,
-    redis_pool,
-)
+from trunkline_router.quotas.stores.redis_pool import CONNECT_TIMEOUT_S, disconnect, reason, redis_pool
+from trunkline_router.quotas.stores.redis_url import PUBLIC_AUTHORITIES, RedisTls, place_of
 from trunkline_router.quotas.stores.store import StoreDown
 from trunkline_runtime.telemetry.bucket_counts import BucketCounts
 

@@ -1,8 +1,6 @@
-"""Connections to Redis: what the URL says, TLS, bounded replies. redis.asyncio makes the connections."""
+"""Connections to Redis with bounded replies. redis.asyncio makes the connections."""
 
 import contextlib
-import ssl
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,66 +18,12 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from trunkline.tls_files import read_authorities, read_pair
+from trunkline_router.quotas.stores.redis_url import RedisTls
 
 CONNECT_TIMEOUT_S = 0.5  # for DNS, TCP, TLS, the password and loading the scripts
 MOST_REPLY_BYTES = 8 << 20  # sync.lua returns at most five times half a MiB before JSON escapes some characters
 MOST_REPLY_PARTS = 4096  # parts of 32 KiB or of one router's credits; each is read in a turn of its own
 OF_A_CLUSTER = (MovedError, AskError, ClusterDownError, ClusterCrossSlotError, TryAgainError)
-SCHEMES = ("redis", "rediss", "unix")
-
-
-@dataclass(frozen=True, slots=True)
-class RedisTls:
-    """Files for TLS to Redis, in PEM. Each connection reads them again."""
-
-    ca_file: str = ""
-    cert_file: str = ""
-    key_file: str = ""
-
-    def check(self) -> None:
-        """Raises TlsFileError if a file cannot be used now."""
-        if self.ca_file:
-            read_authorities(self.ca_file)
-        if self.cert_file:
-            read_pair(self.cert_file, self.key_file)
-
-    def options(self) -> dict[str, Any]:
-        """Of a connection. Those in the URL, such as ssl_cert_reqs, take precedence."""
-        return {
-            "ssl_ca_certs": self.ca_file or None,
-            "ssl_certfile": self.cert_file or None,
-            "ssl_keyfile": self.key_file or None,
-            "ssl_check_hostname": True,
-            "ssl_min_version": ssl.TLSVersion.TLSv1_2,
-        }
-
-
-PUBLIC_AUTHORITIES = RedisTls()  # the system's, without a certificate of the router's own
-
-
-def redis_url_problem(url: str) -> str | None:
-    """What is wrong with --redis-url, or None. The message does not repeat the URL, which may contain a password."""
-    allowed = "allowed: redis://[user:password@]host:port/db, rediss:// for TLS, unix:///path"
-    try:
-        parts = urlsplit(url)
-        has_target = bool(parts.path if parts.scheme == "unix" else parts.hostname)
-        fits = parts.scheme in SCHEMES and has_target and parts.port != 0
-    except ValueError:
-        fits = False
-    if not fits:
-        return f"--redis-url is not the URL of a Redis; {allowed}"
-    try:
-        ConnectionPool.from_url(url)
-    except (ValueError, TypeError, RedisError):
-        return f"--redis-url has an invalid option; {allowed}"
-    return None
-
-
-def place_of(url: str) -> str:
-    """The host and port, or the socket path, of the URL, for logs."""
-    parts = urlsplit(url)
-    return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
 
 
 class BoundedParser(_AsyncRESP2Parser):

@@ -46,7 +46,8 @@ from trunkline_router.quotas.stores.redis_entries import (
     written_credits,
     written_lease,
 )
-from trunkline_router.quotas.stores.redis_pool import CONNECT_TIMEOUT_S, PUBLIC_AUTHORITIES, RedisTls
+from trunkline_router.quotas.stores.redis_pool import CONNECT_TIMEOUT_S
+from trunkline_router.quotas.stores.redis_url import PUBLIC_AUTHORITIES, RedisTls
 from trunkline_router.quotas.stores.store import (
     KEEP_MS,
     MAX_CONVICTIONS,

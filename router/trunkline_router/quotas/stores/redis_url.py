@@ -1,0 +1,66 @@
+"""Where Redis is, and TLS to it. Settings are checked with these, so redis is imported only if there is a URL."""
+
+import ssl
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from trunkline.tls_files import read_authorities, read_pair
+
+SCHEMES = ("redis", "rediss", "unix")
+
+
+@dataclass(frozen=True, slots=True)
+class RedisTls:
+    """Files for TLS to Redis, in PEM. Each connection reads them again."""
+
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+
+    def check(self) -> None:
+        """Raises TlsFileError if a file cannot be used now."""
+        if self.ca_file:
+            read_authorities(self.ca_file)
+        if self.cert_file:
+            read_pair(self.cert_file, self.key_file)
+
+    def options(self) -> dict[str, Any]:
+        """Of a connection. Those in the URL, such as ssl_cert_reqs, take precedence."""
+        return {
+            "ssl_ca_certs": self.ca_file or None,
+            "ssl_certfile": self.cert_file or None,
+            "ssl_keyfile": self.key_file or None,
+            "ssl_check_hostname": True,
+            "ssl_min_version": ssl.TLSVersion.TLSv1_2,
+        }
+
+
+PUBLIC_AUTHORITIES = RedisTls()  # the system's, without a certificate of the router's own
+
+
+def redis_url_problem(url: str) -> str | None:
+    """What is wrong with --redis-url, or None. The message does not repeat the URL, which may contain a password."""
+    allowed = "allowed: redis://[user:password@]host:port/db, rediss:// for TLS, unix:///path"
+    try:
+        parts = urlsplit(url)
+        has_target = bool(parts.path if parts.scheme == "unix" else parts.hostname)
+        fits = parts.scheme in SCHEMES and has_target and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits:
+        return f"--redis-url is not the URL of a Redis; {allowed}"
+    from redis.asyncio import ConnectionPool  # most routers start without Redis, and its import takes 0.3 s
+    from redis.exceptions import RedisError
+
+    try:
+        ConnectionPool.from_url(url)
+    except (ValueError, TypeError, RedisError):
+        return f"--redis-url has an invalid option; {allowed}"
+    return None
+
+
+def place_of(url: str) -> str:
+    """The host and port, or the socket path, of the URL, for logs."""
+    parts = urlsplit(url)
+    return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
