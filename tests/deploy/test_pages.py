@@ -11,7 +11,7 @@ from trunkline_router.access.identity.identity import Role
 from trunkline_router.access.identity.needed_roles import METHODS, PATHS, role_of
 
 REPOSITORY = Path(__file__).parents[2]
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "bench" / "log.md"]
+PAGES = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "bench" / "log.md"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
