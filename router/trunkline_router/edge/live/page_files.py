@@ -10,7 +10,7 @@ from trunkline.status import CODE_NOT_FOUND, RequestRefused
 from trunkline_router.edge.http_call import HttpCall
 from trunkline_router.record.error_statuses import PAGE_FILE_NOT_FOUND, Header
 
-FOLDER = Path(__file__).parents[1] / "page"
+FOLDER = Path(__file__).parents[2] / "page"
 INDEX = "index.html"
 TYPES = {
     ".html": b"text/html; charset=utf-8",
