@@ -23,7 +23,6 @@ def attend(
     batch: RaggedBatch,
     *,
     window: int | None = None,
-    soft_cap: float | None = None,
     split: int = 0,
     tiling: RaggedTiling = TILING,
     padding_tiles: int = 0,
@@ -49,7 +48,6 @@ def attend(
         tiling=tiling,
         scale=q.shape[2] ** -0.5,
         window=window,
-        soft_cap=soft_cap,
         split=split,
         pieces=pieces,
     )
@@ -72,7 +70,6 @@ def decode(
     batch: RaggedBatch,
     *,
     window: int | None = None,
-    soft_cap: float | None = None,
     multiprocessors: int = 4,
     programs: int = 3,
     padding_rows: int = 0,
@@ -124,11 +121,10 @@ def decode(
         block_tables=where["block_tables"],
         tiling=TILING,
         scale=q.shape[2] ** -0.5,
-        soft_cap=soft_cap,
     )
     decode_attention(
         padded, kv, out, context_lens=context_lens, rows=where["rows"], block_tables=where["block_tables"],
-        plan=plan, prefixes=prefixes, scale=q.shape[2] ** -0.5, window=window, soft_cap=soft_cap,
+        plan=plan, prefixes=prefixes, scale=q.shape[2] ** -0.5, window=window,
     )  # fmt: skip
     assert out[len(q) :].isnan().all()
     assert not plan.arrivals.any(), "the next layer counts from zero"

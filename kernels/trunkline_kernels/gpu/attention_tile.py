@@ -23,17 +23,6 @@ def blocks_at(table, start, end, BLOCK_SIZE: tl.constexpr, TILE_KEYS: tl.constex
 
 
 @triton.jit
-def capped(scores, scale, soft_cap, SOFT_CAP: tl.constexpr):
-    """→ products of queries and keys, capped if SOFT_CAP, and the factor that makes them scores in base 2"""
-    if SOFT_CAP:
-        # tanh without harmful overflow: exp2 may become 0 or inf, and both give the right limit.
-        squeezed = 1.0 - 2.0 / (tl.exp2(scores * (2.0 * scale / soft_cap)) + 1.0)
-        return squeezed * (soft_cap * LOG2_E), 1.0
-    else:
-        return scores, scale
-
-
-@triton.jit
 def weighed(scores, scale, peak, total):
     """Computes the online softmax of one tile. Scores are multiplied by `scale`, which is positive.
 
@@ -59,13 +48,11 @@ def attend_tile(
     start, end,  # key positions from `start` on; keys from `end` on do not exist
     query_positions,  # [ROWS]; -1: no query
     scale,  # of the scores, times log2(e)
-    soft_cap,  # scores are soft_cap * tanh(score / soft_cap), in base e; not read unless SOFT_CAP
     window,  # a query sees this many last positions, including its own; not read unless WINDOW
     block_stride,  # elements from one block to the next
     slot_stride,  # elements from one position of a block to the next
     MASKED: tl.constexpr,  # some query may not see some key
     WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
@@ -84,13 +71,12 @@ def attend_tile(
     else:
         k = tl.load(keys + place[None, :] + dim[:, None])
     scores = tl.dot(q, k.to(q.dtype), input_precision="ieee")
-    scores, factor = capped(scores, scale, soft_cap, SOFT_CAP)
     if MASKED:
         visible = exists[None, :] & (position[None, :] <= query_positions[:, None])
         if WINDOW:
             visible &= position[None, :] > query_positions[:, None] - window
         scores = tl.where(visible, scores, float("-inf"))
-    weights, decay, raised, total = weighed(scores, factor, peak, total)
+    weights, decay, raised, total = weighed(scores, scale, peak, total)
     if MASKED:
         known = exists[:, None] & (dim < HEAD_DIM)[None, :]
         v = tl.load(values + place[:, None] + dim[None, :], mask=known, other=0.0)

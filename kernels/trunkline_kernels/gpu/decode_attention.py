@@ -123,7 +123,6 @@ def _attend_ranges(
     tile_starts, pieces, ranges,  # of DecodePlan, for this window
     key_scale, value_scale,  # [1] float32; not read unless SCALED
     scale,
-    soft_cap,
     window,
     table_stride,
     block_stride,
@@ -139,7 +138,6 @@ def _attend_ranges(
     TILE_PIECES: tl.constexpr,  # pieces merged at a time
     PREFIX_ROWS: tl.constexpr,  # sequences of a tile of a shared prefix
     WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
     SCALED: tl.constexpr,
     SHARED: tl.constexpr,  # there may be shared prefixes
     DEPENDENT: tl.constexpr,
@@ -186,17 +184,16 @@ def _attend_ranges(
             blocks = blocks_at(table, begin, end, BLOCK_SIZE, TILE_KEYS)
             for start in tl.range(begin, whole, TILE_KEYS):
                 acc, peak, total = attend_tile(
-                    queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, soft_cap,
-                    window, block_stride, slot_stride, False, False, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM,
-                    TILE_KEYS,
+                    queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, window,
+                    block_stride, slot_stride, False, False, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
                 )  # fmt: skip
                 blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
             begin = whole
         blocks = blocks_at(table, begin, end, BLOCK_SIZE, TILE_KEYS)
         for start in tl.range(begin, end, TILE_KEYS):
             acc, peak, total = attend_tile(
-                queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, soft_cap, window,
-                block_stride, slot_stride, True, WINDOW, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
+                queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, window,
+                block_stride, slot_stride, True, WINDOW, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
             )  # fmt: skip
             blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
         if (num_pieces > 1) | ((num_pieces == 1) & (prefix_len > 0)):
@@ -246,7 +243,6 @@ def decode_attention(
     prefixes: SharedPrefixes,
     scale: float,
     window: int | None = None,
-    soft_cap: float | None = None,
     dependent: bool = False,
 ) -> None:
     """Computes attention of one new token of each sequence, and writes it to `out`. The pool must already have the new
@@ -255,7 +251,7 @@ def decode_attention(
     q, out: [num_seqs, num_heads, head_dim]; rows of sequences without a context are not written
     context_lens: [num_seqs] int32; rows: [num_seqs] int32, rows of block_tables: [.., max_blocks] int32
     prefixes: those that shared_prefix has computed; none with a window
-    window, soft_cap: as in ragged_attention
+    window: as in ragged_attention
     dependent: see dependent_launch
     """
     num_seqs, num_heads, head_dim = q.shape
@@ -272,9 +268,9 @@ def decode_attention(
         q, kv.keys, kv.values, out, plan.partial_out, plan.partial_stats, plan.arrivals, context_lens, rows,
         block_tables, prefixes.of_sequence, prefixes.tiles, prefixes.room.partial_out, prefixes.room.partial_stats,
         division.tile_starts, division.pieces, division.ranges,
-        kv.key_scale if scaled else q, value_scale, scale * LOG2_E.value, soft_cap or 0.0, window or 0,
+        kv.key_scale if scaled else q, value_scale, scale * LOG2_E.value, window or 0,
         block_tables.stride(0), kv.block_stride, num_kv_heads * head_dim, num_heads,
         group, head_dim, padded_dim, block_size, max(16, heads), tiling.keys, heads, max(1, MERGED_AT_ONCE // heads),
-        prefixes.room.partial_out.shape[1], window is not None, soft_cap is not None, scaled, len(prefixes.tiles) > 0,
+        prefixes.room.partial_out.shape[1], window is not None, scaled, len(prefixes.tiles) > 0,
         dependent, **tiling.options(narrow=scaled), **launch_options(dependent),
     )  # fmt: skip

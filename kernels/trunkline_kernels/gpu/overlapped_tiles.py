@@ -10,7 +10,7 @@ Source: FlashAttention-3, overlap within a warpgroup (Shah et al., 2024).
 import triton
 import triton.language as tl
 
-from trunkline_kernels.gpu.attention_tile import blocks_at, capped, weighed
+from trunkline_kernels.gpu.attention_tile import blocks_at, weighed
 
 
 @triton.jit
@@ -20,8 +20,7 @@ def attend_overlapped(
     table,  # block numbers of the sequence
     seen, end,  # key positions: every query sees all keys before `seen`; keys from `end` on do not exist
     query_positions,  # [ROWS]; -1: no query
-    scale, soft_cap, block_stride, slot_stride,  # as in attend_tile
-    SOFT_CAP: tl.constexpr,
+    scale, block_stride, slot_stride,  # as in attend_tile
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
@@ -48,12 +47,11 @@ def attend_overlapped(
         k = tl.load(keys + place[None, :] + dim[:, None], mask=known, other=0.0)
         next_scores = tl.dot(q, k.to(q.dtype), input_precision="ieee")
 
-        scores, factor = capped(scores, scale, soft_cap, SOFT_CAP)
         exists = (position >= 0) & (position < end)
         if (start < 0) | (start + TILE_KEYS > seen):
             visible = exists[None, :] & (position[None, :] <= query_positions[:, None])
             scores = tl.where(visible, scores, float("-inf"))
-        weights, decay, peak, total = weighed(scores, factor, peak, total)
+        weights, decay, peak, total = weighed(scores, scale, peak, total)
 
         place = blocks.to(tl.int64) * block_stride + position % BLOCK_SIZE * slot_stride
         known = exists[:, None] & (dim < HEAD_DIM)[None, :]

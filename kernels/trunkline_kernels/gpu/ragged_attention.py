@@ -46,7 +46,6 @@ def _ragged_attention(
     partial_stats,  # [num_slots, num_heads, 2] float32 ← peak (base 2), total
     key_scale, value_scale,  # [1] float32: stored values are multiplied by them; not read unless SCALED
     scale,
-    soft_cap,
     window,
     table_stride,
     block_stride,
@@ -59,7 +58,6 @@ def _ragged_attention(
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
     SCALED: tl.constexpr,
     SPLIT: tl.constexpr,  # tokens of a piece; 0: bits may depend on where a tile begins
     OVERLAP: tl.constexpr,  # see overlapped_tiles; cannot be combined with SPLIT or WINDOW
@@ -118,8 +116,8 @@ def _ragged_attention(
             for start in tl.range(tl.maximum(begin, number * SPLIT), tl.minimum(end, (number + 1) * SPLIT), TILE_KEYS):
                 piece_acc, piece_peak, piece_total = attend_tile(
                     queries, piece_acc, piece_peak, piece_total, keys, values, blocks, start, end, query_positions,
-                    scale, soft_cap, window, block_stride, slot_stride, True, WINDOW, SOFT_CAP, BLOCK_SIZE, HEAD_DIM,
-                    PADDED_DIM, TILE_KEYS,
+                    scale, window, block_stride, slot_stride, True, WINDOW, BLOCK_SIZE, HEAD_DIM, PADDED_DIM,
+                    TILE_KEYS,
                 )  # fmt: skip
                 blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
             acc, peak, total = merge(
@@ -129,8 +127,8 @@ def _ragged_attention(
             total = tl.reshape(total, [TILE_ROWS])
     elif OVERLAP:
         acc, peak, total = attend_overlapped(
-            queries, keys, values, table, computed + first + 1, end, query_positions, scale, soft_cap, block_stride,
-            slot_stride, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_ROWS, TILE_KEYS,
+            queries, keys, values, table, computed + first + 1, end, query_positions, scale, block_stride,
+            slot_stride, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_ROWS, TILE_KEYS,
         )  # fmt: skip
     else:
         if not WINDOW:
@@ -139,17 +137,16 @@ def _ragged_attention(
             blocks = blocks_at(table, begin, end, BLOCK_SIZE, TILE_KEYS)
             for start in tl.range(begin, seen, TILE_KEYS):
                 acc, peak, total = attend_tile(
-                    queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, soft_cap,
-                    window, block_stride, slot_stride, False, False, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM,
-                    TILE_KEYS,
+                    queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, window,
+                    block_stride, slot_stride, False, False, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
                 )  # fmt: skip
                 blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
             begin = seen
         blocks = blocks_at(table, begin, end, BLOCK_SIZE, TILE_KEYS)
         for start in tl.range(begin, end, TILE_KEYS):
             acc, peak, total = attend_tile(
-                queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, soft_cap, window,
-                block_stride, slot_stride, True, WINDOW, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
+                queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, window,
+                block_stride, slot_stride, True, WINDOW, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
             )  # fmt: skip
             blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
     if SPLIT and slot >= 0:
@@ -360,7 +357,6 @@ def ragged_attention(
     tiling: RaggedTiling,
     scale: float,
     window: int | None = None,
-    soft_cap: float | None = None,
     split: int = 0,
     pieces: Pieces | None = None,
 ) -> None:
@@ -371,7 +367,6 @@ def ragged_attention(
     tiles: [num_tiles, 4] int32, see Tiles; query_starts: [num_seqs + 1] int32; context_lens: [num_seqs] int32
     rows: [num_seqs] int32, rows of block_tables: [.., max_blocks] int32
     window: a query sees this many last positions, including its own; None: all
-    soft_cap: scores are soft_cap * tanh(score / soft_cap); None: not capped
     split: tokens of a piece: contexts are split, and a token's bits do not depend on the rest of the batch; tiles must
     come from split_tiles_of. 0: contexts are not split
     pieces: of contexts with several pieces; may be None if there are none
@@ -391,10 +386,10 @@ def ragged_attention(
         q, kv.keys, kv.values, out, tiles, query_starts, context_lens, rows, block_tables,
         pieces.partial_out if pieces else q, pieces.partial_stats if pieces else q,
         kv.key_scale if scaled else q, value_scale,
-        scale * LOG2_E.value, soft_cap or 0.0, window or 0,
+        scale * LOG2_E.value, window or 0,
         block_tables.stride(0), kv.block_stride, num_kv_heads * head_dim, num_heads,
         num_heads // num_kv_heads, head_dim, padded_dim, block_size,
-        tiling.rows, tiling.keys, window is not None, soft_cap is not None, scaled, split,
+        tiling.rows, tiling.keys, window is not None, scaled, split,
         tiling.overlaps(split=split, window=window),
         num_warps=tiling.warps, num_stages=tiling.stages, **fused,
     )  # fmt: skip

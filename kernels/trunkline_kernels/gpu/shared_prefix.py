@@ -29,7 +29,6 @@ def _attend_prefix(
     partial_stats,  # [num_tiles, TILE_SEQS, num_heads, 2] float32 ← peak (base 2), total
     key_scale,  # [1] float32; not read unless SCALED
     scale,
-    soft_cap,
     table_stride,
     block_stride,
     slot_stride,
@@ -40,7 +39,6 @@ def _attend_prefix(
     BLOCK_SIZE: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
-    SOFT_CAP: tl.constexpr,
     SCALED: tl.constexpr,
 ):  # fmt: skip
     """Grid: (num_kv_heads, num_tiles)."""
@@ -77,15 +75,15 @@ def _attend_prefix(
     blocks = blocks_at(table, begin, end, BLOCK_SIZE, TILE_KEYS)
     for start in tl.range(begin, whole, TILE_KEYS):
         acc, peak, total = attend_tile(
-            queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, soft_cap, 0,
-            block_stride, slot_stride, False, False, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
+            queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, 0,
+            block_stride, slot_stride, False, False, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
         )  # fmt: skip
         blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
     blocks = blocks_at(table, whole, end, BLOCK_SIZE, TILE_KEYS)
     for start in tl.range(whole, end, TILE_KEYS):
         acc, peak, total = attend_tile(
-            queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, soft_cap, 0,
-            block_stride, slot_stride, True, False, SOFT_CAP, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
+            queries, acc, peak, total, keys, values, blocks, start, end, query_positions, scale, 0,
+            block_stride, slot_stride, True, False, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_KEYS,
         )  # fmt: skip
         blocks = blocks_at(table, start + TILE_KEYS, end, BLOCK_SIZE, TILE_KEYS)
     place = (tile * TILE_SEQS + member) * num_heads + head
@@ -136,13 +134,11 @@ def shared_prefix(
     block_tables: Tensor,
     tiling: RaggedTiling,
     scale: float,
-    soft_cap: float | None = None,
 ) -> None:
     """Computes attention of decodes to their shared prefixes. decode_attention merges the results, in `prefixes.room`.
 
     q: [num_seqs, num_heads, head_dim]; block_tables: [.., max_blocks] int32
     tiling: ragged_attention's; its rows hold the query heads of tile_seqs sequences
-    soft_cap: as in ragged_attention
     """
     if not len(prefixes.tiles):
         return
@@ -153,8 +149,8 @@ def shared_prefix(
     scaled = kv.key_scale is not None
     _attend_prefix[(num_kv_heads, len(prefixes.tiles))](
         q, kv.keys, kv.values, prefixes.tiles, block_tables, prefixes.room.partial_out, prefixes.room.partial_stats,
-        kv.key_scale if scaled else q, scale * LOG2_E.value, soft_cap or 0.0, block_tables.stride(0),
-        kv.block_stride, num_kv_heads * head_dim, num_heads,
+        kv.key_scale if scaled else q, scale * LOG2_E.value, block_tables.stride(0), kv.block_stride,
+        num_kv_heads * head_dim, num_heads,
         group, head_dim, max(16, triton.next_power_of_2(head_dim)), block_size, tiling.rows, tiling.keys,
-        soft_cap is not None, scaled, num_warps=tiling.warps, num_stages=tiling.stages,
+        scaled, num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
