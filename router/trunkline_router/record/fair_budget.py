@@ -5,6 +5,8 @@ time is passed in.
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from trunkline_router.record.token_bucket import TokenBucket
+
 MOST_ACCOUNTS = 1024  # that are remembered
 IDLE_S = 60.0  # an account that has not asked for so long is forgotten
 
@@ -36,34 +38,35 @@ class FairBudget:
 
     def __init__(self, limits: BudgetLimits, now_s: float) -> None:
         self._limits = limits
-        self._all = _Bucket(limits.at_once, now_s)
-        self._accounts: OrderedDict[str, _Bucket] = OrderedDict()  # those that took of the reserve, the latest last
+        self._all = TokenBucket(limits.per_s, limits.at_once, now_s)
+        self._accounts: OrderedDict[str, TokenBucket] = OrderedDict()  # those that took of the reserve, the latest last
 
     def takes(self, account: str, now_s: float, cost: float = 1.0) -> bool:
         """Takes the cost from the budget for this account, if there is room for it. Otherwise it takes nothing, so that
         an account that asks again and again is not refused for longer than one that waits."""
         limits = self._limits
         cost = min(cost, limits.at_once)  # one that costs more takes everything
-        left = self._all.refill(limits.per_s, limits.at_once, now_s)
+        left = self._all.left(now_s)
         if left < cost:
             return False
         of_reserve = min(cost, cost - (left - limits.reserve))
         if of_reserve > 0.0 and not self._takes_of_reserve(account, now_s, of_reserve):
             return False
-        self._all.left -= cost
+        self._all.charge(cost, now_s)
         return True
 
     def _takes_of_reserve(self, account: str, now_s: float, cost: float) -> bool:
         limits = self._limits
-        own = self._accounts.pop(account, None) or _Bucket(limits.account_at_once, now_s)
+        own = self._accounts.pop(account, None) or TokenBucket(limits.account_per_s, limits.account_at_once, now_s)
         self._make_room(now_s)
         self._accounts[account] = own
         share = limits.share(len(self._accounts))
-        most = min(limits.account_at_once, max(1.0, limits.account_at_once * share))  # less than one would be nothing
+        own.per_s = limits.account_per_s * share
+        own.burst = min(limits.account_at_once, max(1.0, limits.account_at_once * share))  # less than one is nothing
         # What costs more than the account may have at once needs all of that, and the rest is a debt.
-        if own.refill(limits.account_per_s * share, most, now_s) < min(cost, most):
+        if own.left(now_s) < min(cost, own.burst):
             return False
-        own.left -= cost
+        own.charge(cost, now_s)
         return True
 
     def _make_room(self, now_s: float) -> None:
@@ -73,15 +76,3 @@ class FairBudget:
             if len(self._accounts) < MOST_ACCOUNTS and oldest.at_s >= now_s - IDLE_S:
                 return
             self._accounts.popitem(last=False)
-
-
-@dataclass(slots=True)
-class _Bucket:
-    left: float
-    at_s: float
-
-    def refill(self, per_s: float, most: float, now_s: float) -> float:
-        """Returns what is left now."""
-        self.left = min(most, self.left + max(0.0, now_s - self.at_s) * per_s)
-        self.at_s = now_s
-        return self.left

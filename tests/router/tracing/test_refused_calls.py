@@ -302,7 +302,7 @@ async def test_a_flood_of_refused_calls_costs_counts_and_a_bounded_number_of_lin
                 for number in range(flood):
                     client.send(sent("GET", "/nowhere", 1000 + number))
                     assert (await client.response())[0] == 404
-            router.gate.refused._lines._all.left = 20.0  # later
+            router.gate.refused._lines._all.add(20.0)  # later
             await answer(router, get("/nowhere"))
         assert router.gate.refused.counts == {("http", "not_found"): flood + 1}
         withheld = queue.counts.withheld

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
 from trunkline_router.address import network_of
+from trunkline_router.record.token_bucket import TokenBucket
 
 LEAST_RETRY_MS = 100
 MOST_HOSTS = 4096  # that are remembered; the shares of all hosts together bound what a forgotten one gets again
@@ -33,16 +34,15 @@ class FailureBudget:
 
     def __init__(self, shares: FailureShares = FailureShares()) -> None:
         self._shares = shares
-        self._all = _Bucket(shares.burst_s)
-        self._hosts: OrderedDict[str, _Bucket] = OrderedDict()
+        self._all = TokenBucket(shares.in_all, shares.burst_s)
+        self._hosts: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def check(self, host: str, now_s: float) -> None:
         """Raises RequestRefused (OVERLOADED) if a token of this host must not be verified now."""
-        shares = self._shares
         of_host = self._hosts.get(network_of(host))
-        wait_s = self._all.wait_s(shares.in_all, shares.burst_s, now_s)
+        wait_s = self._all.wait_s(now_s)
         if of_host is not None:
-            wait_s = max(wait_s, of_host.wait_s(shares.of_host, shares.host_burst_s, now_s))
+            wait_s = max(wait_s, of_host.wait_s(now_s))
         if wait_s > 0:
             message = "too many tokens that are not valid came from this client's host, or from all hosts"
             retry_ms = max(LEAST_RETRY_MS, math.ceil(wait_s * 1e3))
@@ -51,28 +51,9 @@ class FailureBudget:
     def spend(self, host: str, cost_s: float, now_s: float) -> None:
         """Charges the time that an invalid token of this host took. The budget may become negative by one token."""
         shares, name = self._shares, network_of(host)
-        self._all.take(cost_s, shares.in_all, shares.burst_s, now_s)
-        of_host = self._hosts.setdefault(name, _Bucket(shares.host_burst_s, now_s))
+        self._all.charge(cost_s, now_s)
+        of_host = self._hosts.setdefault(name, TokenBucket(shares.of_host, shares.host_burst_s, now_s))
         self._hosts.move_to_end(name)
-        of_host.take(cost_s, shares.of_host, shares.host_burst_s, now_s)
+        of_host.charge(cost_s, now_s)
         if len(self._hosts) > MOST_HOSTS:
             self._hosts.popitem(last=False)
-
-
-@dataclass(slots=True)
-class _Bucket:
-    left_s: float
-    at_s: float = 0.0
-
-    def wait_s(self, share: float, burst_s: float, now_s: float) -> float:
-        """Time until something is left; 0 if it is."""
-        self._refill(share, burst_s, now_s)
-        return 0.0 if self.left_s > 0 else -self.left_s / share + 1e-3
-
-    def take(self, cost_s: float, share: float, burst_s: float, now_s: float) -> None:
-        self._refill(share, burst_s, now_s)
-        self.left_s -= cost_s
-
-    def _refill(self, share: float, burst_s: float, now_s: float) -> None:
-        self.left_s = min(burst_s, self.left_s + max(0.0, now_s - self.at_s) * share)
-        self.at_s = now_s

@@ -15,9 +15,9 @@ from redis.asyncio import Connection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
-from trunkline_router.observe.lookup.token_bucket import TokenBucket
 from trunkline_router.quotas.stores.redis_pool import CONNECT_TIMEOUT_S, disconnect, reason, redis_pool
 from trunkline_router.quotas.stores.redis_url import PUBLIC_AUTHORITIES, RedisTls, place_of
+from trunkline_router.record.token_bucket import TokenBucket
 from trunkline_runtime.log import get_logger
 
 PING_S = 15.0  # without a message; then the server must answer within as long
@@ -173,7 +173,7 @@ class FleetChannel:
         if hear is not None and isinstance(data, bytes):
             hear(data)
             self.num_heard += 1
-            self._readable.take(len(data) + MESSAGE_COST_BYTES, self._steady_s())
+            self._readable.charge(len(data) + MESSAGE_COST_BYTES, self._steady_s())
             if wait_s := self._readable.wait_s(self._steady_s()):
                 await asyncio.sleep(wait_s)
 

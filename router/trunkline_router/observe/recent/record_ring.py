@@ -1,11 +1,12 @@
 """The latest requests that have ended, in bounded memory, shared fairly among tenants."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from functools import partial
 
 from trunkline_router.observe.recent.told_request import ToldRequest
 from trunkline_router.record.request_record import CANCELLED, RequestRecord
+from trunkline_router.record.token_bucket import TokenBucket
 
 BURST, PER_S = 128, 32.0  # requests of a tenant that offer() keeps: at once, and each second
 
@@ -24,7 +25,8 @@ class RecordRing:
         self._ended: dict[int, ToldRequest] = {}  # oldest first
         self._of_tenant: dict[str, deque[int]] = {}  # numbers in `_ended`, oldest first
         self._with_plans: deque[ToldRequest] = deque(maxlen=most)
-        self._allowances: dict[str, _Allowance] = {}  # of the tenants that have requests here
+        # Of the tenants that have requests here.
+        self._allowances = defaultdict[str, TokenBucket](partial(TokenBucket, PER_S, BURST))
         self._num_added = 0
         self.num_rows = 0
 
@@ -34,11 +36,9 @@ class RecordRing:
         Without an allowance, a tenant that ends a thousand requests a second would replace all of them twice a second,
         before anyone can look at them. Keeping a request also costs more than freeing it at once.
         """
-        allowance = self._allowances.get(record.tenant)
-        if allowance is None:
-            self.add(record)
-            allowance = self._allowances.setdefault(record.tenant, _Allowance(BURST - 1.0, _end_s(record)))
-        elif allowance.takes(_end_s(record)) or record.outcome == CANCELLED:
+        ended_s = record.started_s if record.ended_s is None else record.ended_s
+        # Ends may come out of order: an aborted request is told of late.
+        if self._allowances[record.tenant].takes(1.0, ended_s) or record.outcome == CANCELLED:
             self.add(record)
 
     def add(self, record: RequestRecord) -> None:
@@ -81,24 +81,3 @@ class RecordRing:
 
     def newest_first(self) -> Iterator[ToldRequest]:
         return reversed(self._ended.values())
-
-
-@dataclass(slots=True)
-class _Allowance:
-    """What a tenant may add."""
-
-    left: float
-    at_s: float
-
-    def takes(self, now_s: float) -> bool:
-        """Takes one, if one is left. Ends may come out of order: an aborted request is told of late."""
-        self.left = min(float(BURST), self.left + max(0.0, now_s - self.at_s) * PER_S)
-        self.at_s = max(self.at_s, now_s)
-        if self.left < 1.0:
-            return False
-        self.left -= 1.0
-        return True
-
-
-def _end_s(record: RequestRecord) -> float:
-    return record.started_s if record.ended_s is None else record.ended_s

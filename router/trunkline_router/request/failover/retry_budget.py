@@ -5,6 +5,8 @@ burst of them is retried at once. Beyond that, retries are limited to a share of
 multiply the load.
 """
 
+from trunkline_router.record.token_bucket import TokenBucket
+
 RETRY_SHARE = 0.2  # retries per new request
 LEAST_PER_S = 10.0  # retries per second that are always allowed, so that a router with few requests may retry them all
 MOST_AT_ONCE = 1024.0  # burst: as many requests as one worker may have had waiting
@@ -15,23 +17,20 @@ class RetryBudget:
     """A token bucket that requests and time fill and retries empty. Without tokens, a retry waits or is refused."""
 
     def __init__(self, now_s: float) -> None:
-        self._filled = MOST_AT_ONCE
-        self._seen_s = now_s
+        self._retries = TokenBucket(LEAST_PER_S, MOST_AT_ONCE, now_s)
 
     def on_request(self) -> None:
         """Adds RETRY_SHARE of a retry for a new request."""
-        self._filled = min(MOST_AT_ONCE, self._filled + RETRY_SHARE)
+        self._retries.add(RETRY_SHARE)
 
     def left(self, now_s: float) -> float:
         """Retries that may be made at once."""
-        return min(MOST_AT_ONCE, max(0.0, self._filled + (now_s - self._seen_s) * LEAST_PER_S))
+        return max(0.0, self._retries.left(now_s))
 
     def take(self, now_s: float) -> float | None:
         """Takes one retry. Returns the seconds that it must wait, or None if too many retries are ahead of it."""
-        self._filled = min(MOST_AT_ONCE, self._filled + (now_s - self._seen_s) * LEAST_PER_S)
-        self._seen_s = now_s
-        wait_s = max(0.0, (1.0 - self._filled) / LEAST_PER_S)
+        wait_s = max(0.0, (1.0 - self._retries.left(now_s)) / LEAST_PER_S)
         if wait_s > MOST_WAIT_S:
             return None
-        self._filled -= 1.0
+        self._retries.charge(1.0, now_s)
         return wait_s
