@@ -11,17 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineRequest, EngineStep
-from trunkline.status import (
-    CODE_INVALID_ARGUMENT,
-    CONTEXT_LENGTH_EXCEEDED,
-    RequestRefused,
-)
-from trunkline.v1.worker_pb2 import (
-    GetStatsResponse,
-    LoadSample,
-    StepCostModel,
-    Submit,
-)
+from trunkline.status import CODE_INVALID_ARGUMENT, CONTEXT_LENGTH_EXCEEDED, RequestRefused
+from trunkline.v1.worker_pb2 import GetStatsResponse, LoadSample, StepCostModel, Submit
 from trunkline_worker.cache.sequence import Sequence
 from trunkline_worker.engine.stats_report import stats_report
 from trunkline_worker.engine.step_floor import FloorOfStep, StepFloor
@@ -34,7 +25,7 @@ from trunkline_worker.scheduler.scheduler import Scheduler
 from trunkline_worker.scheduler.stats import StepCounts
 from trunkline_worker.scheduler.step_outputs import StepOutput, StepOutputs
 from trunkline_worker.step.executor import Executor, RepeatingExecutor
-from trunkline_worker.step.plan import StepPlan, StepResult
+from trunkline_worker.step.plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,26 +110,7 @@ class Engine:
     def step(self) -> EngineStep | None:
         """Schedules and launches one step, and collects and commits the oldest one if enough are in flight. Returns
         None if there is nothing to report; if then no step is in flight either, nothing changes before wakes_s()."""
-        started_s = self._clock_s()
-        if self._in_flight and self._in_flight[0].repeats > 1:
-            # Time has passed: requests that have arrived by now are taken in before the next plan.
-            return self._report(self._commit_repetitions())
-        if self._in_flight and started_s < self._plan_at_s and not self.executor.is_done():
-            return self._report(None)
-        plan = self._schedule(started_s)
-        if plan is not None:
-            self._launch(plan, started_s)
-        if not self._in_flight:
-            self._collected_s = None  # the device is idle until the next step
-            return self._report(None)
-        if plan is not None and len(self._in_flight) <= self.executor.run_ahead:
-            return self._report(None)
-        if self._in_flight[0].repeats > 1:  # just launched, by an executor that does not run ahead
-            earlier = self._commit_repetitions()
-            outputs = self._commit(self._collect())
-            outputs.handles[:0], outputs.token_ids[:0] = earlier.handles, earlier.token_ids
-            return self._report(outputs)
-        return self._report(self._commit(self._collect()))
+        return self._report(self._advance(self._clock_s()))
 
     def wakes_s(self) -> float | None:
         """When time alone gives step() something to do; None: never. The step in flight may be done before."""
@@ -201,6 +173,23 @@ class Engine:
 
     # Steps
 
+    def _advance(self, now_s: float) -> StepOutputs | None:
+        """Launches one step and commits one, each if it is time for that. Returns what was committed; None: nothing."""
+        if self._in_flight and self._in_flight[0].repeats > 1:
+            # Time has passed: requests that have arrived by now are taken in before the next plan.
+            return self._commit_repetitions()
+        if self._in_flight and now_s < self._plan_at_s and not self.executor.is_done():
+            return None  # requests that arrive before _plan_at_s can still take part in the next step
+        plan = self._schedule(now_s)
+        if plan is not None:
+            self._launch(plan, now_s)
+        if not self._in_flight:
+            self._collected_s = None  # the device is idle until the next step
+            return None
+        if plan is not None and len(self._in_flight) <= self.executor.run_ahead:
+            return None  # the executor may be given another step before the oldest one is collected
+        return self._commit_oldest()
+
     def _schedule(self, now_s: float) -> StepPlan | None:
         """The next plan; None if there is nothing to compute now. Requests that have become hopeless are refused."""
         self._refuse_hopeless(now_s)
@@ -220,17 +209,20 @@ class Engine:
         if len(self._in_flight) == 1:
             self._time_next_plan()
 
-    def _collect(self) -> StepResult:
-        """The result of the oldest step; waits for it."""
-        result = self.executor.collect()
-        self._collected_s = self._clock_s()
-        return result
+    def _commit_oldest(self) -> StepOutputs:
+        """Waits for the oldest step, and commits all of it."""
+        if self._in_flight[0].repeats == 1:
+            return self._commit()
+        earlier = self._commit_repetitions()  # just launched, by an executor that does not run ahead
+        outputs = self._commit()
+        outputs.handles[:0], outputs.token_ids[:0] = earlier.handles, earlier.token_ids
+        return outputs
 
-    def _commit(self, result: StepResult) -> StepOutputs:
-        """Takes in the result that was just collected."""
+    def _commit(self) -> StepOutputs:
+        """Collects and commits the oldest step, which does not repeat."""
+        result = self.executor.collect()
+        started_s = self._collected_s = self._clock_s()
         plan, host_s = self._in_flight.popleft(), self._host_s.popleft()
-        assert self._collected_s is not None
-        started_s = self._collected_s
         outputs = self.scheduler.commit(plan, result, started_s)
         if self._in_flight:
             self._time_next_plan()
@@ -239,12 +231,12 @@ class Engine:
         now_s = self._clock_s()
         decodes, padding = plan.num_decodes, plan.num_padding + result.num_padding
         counts = StepCounts(
-            plan.num_tokens - decodes,
-            decodes,
-            padding,
-            len(plan.steps),
-            host_s + now_s - started_s,
-            result.device_time_s,
+            prefill_tokens=plan.num_tokens - decodes,
+            decode_tokens=decodes,
+            padding_tokens=padding,
+            sequences=len(plan.steps),
+            host_time_s=host_s + now_s - started_s,
+            device_time_s=result.device_time_s,
         )
         self.scheduler.stats.step(counts, now_s)
         if self._floor is not None:
@@ -270,9 +262,10 @@ class Engine:
         outputs = self.scheduler.repeats.commit(plan, result, result.repeated_done_s[-1])
         self._in_flight[0] = self.scheduler.next_in_flight
         self._time_next_plan()
-        for device_time_s, done_s in zip(result.repeated_times_s, result.repeated_done_s, strict=True):
-            num_steps = len(plan.steps)
-            self.scheduler.stats.step(StepCounts(0, num_steps, 0, num_steps, self._host_s[0], device_time_s), done_s)
+        num_steps, host_s = len(plan.steps), self._host_s[0]
+        for time_s, done_s in zip(result.repeated_times_s, result.repeated_done_s, strict=True):
+            counts = StepCounts(decode_tokens=num_steps, sequences=num_steps, host_time_s=host_s, device_time_s=time_s)
+            self.scheduler.stats.step(counts, done_s)
         return outputs
 
     def _time_next_plan(self) -> None:

@@ -17,13 +17,7 @@ from pathlib import Path
 
 import torch
 
-from trunkline.engine.v1.engine_pb2 import (
-    EngineFailed,
-    EngineProgress,
-    EngineReady,
-    EngineRequest,
-    EngineResponse,
-)
+from trunkline.engine.v1.engine_pb2 import EngineFailed, EngineProgress, EngineReady, EngineRequest, EngineResponse
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.prefix_tree import PrefixTree
@@ -32,14 +26,14 @@ from trunkline_worker.engine.largest_step import activation_bytes
 from trunkline_worker.engine.model_floor import step_floor
 from trunkline_worker.engine.own_gpu import own_gpu
 from trunkline_worker.engine.rehearsal import rehearse
-from trunkline_worker.engine.step_runner import step_runner
+from trunkline_worker.engine.step_runner import executor_for, step_runner
 from trunkline_worker.engine.watchdog import Watchdog
 from trunkline_worker.link.flight_recorder import FlightRecorder
 from trunkline_worker.link.frames import FrameReader, frame
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.kv_budget import OutOfMemory, check_block_count, kv_block_count, usable_bytes
 from trunkline_worker.model.loading import LoadedModel, load_model
-from trunkline_worker.runner.step_thread import InlineExecutor, QueueingExecutor, ThreadedExecutor, WaitingExecutor
+from trunkline_worker.runner.step_thread import WaitingExecutor
 from trunkline_worker.scheduler.pace.limits import AdmissionRule, Batching, SchedulerLimits
 from trunkline_worker.scheduler.scheduler import Scheduler
 from trunkline_worker.scheduler.stats import EngineStats
@@ -95,33 +89,11 @@ def build_engine(
     report: called with the progress of warming up and of the rehearsal; None: neither is done
     gpu_name: as torch reports it
     """
-    context_length = model.context_length
-    fraction = settings.kv_memory_fraction or KV_MEMORY_FRACTION[device.type]
-    needed = activation_bytes(model, settings)  # first, because it frees memory cached while loading
-    available = max(0, usable_bytes(device, settings.gpu_memory_share) - needed)
-    bytes_per_block = model.kv_bytes_per_block(settings.block_size)
-    if settings.kv_blocks:
-        num_blocks = settings.kv_blocks
-        check_block_count(num_blocks, bytes_per_block=bytes_per_block, free_bytes=available)
-    else:
-        num_blocks = kv_block_count(
-            bytes_per_block=bytes_per_block,
-            free_bytes=available,
-            fraction=fraction,
-            block_size=settings.block_size,
-            context_length=context_length,
-            max_running=settings.max_running_requests,
-        )
-    capacity = num_blocks * settings.block_size
+    num_blocks = kv_blocks_for(settings, model, device)
     tree = PrefixTree(model.fingerprint, settings.block_size)
     stats = EngineStats(time.perf_counter())
     runner = step_runner(model, settings, num_blocks=num_blocks, report=report)
-    run_ahead = settings.run_ahead if settings.run_ahead is not None else int(device.type == "cuda")
-    executor: InlineExecutor | WaitingExecutor
-    if runner.queues:
-        executor = QueueingExecutor(runner, run_ahead)
-    else:
-        executor = ThreadedExecutor(runner, run_ahead) if run_ahead else InlineExecutor(runner)
+    executor = executor_for(runner, settings, device.type)
     scheduler = Scheduler(scheduler_limits(settings), KVBlocks(num_blocks, tree), stats)
     if report is not None:
         report("measuring what steps cost")
@@ -129,24 +101,54 @@ def build_engine(
             runner,
             scheduler.cost,
             scheduler.limits,
-            context_length=context_length,
+            context_length=model.context_length,
             num_blocks=num_blocks,
             block_size=settings.block_size,
         )
     engine = Engine(
         scheduler,
         executor,
-        ModelLimits(min(context_length, capacity), frozenset(model.eos_token_ids)),
+        ModelLimits(min(model.context_length, num_blocks * settings.block_size), frozenset(model.eos_token_ids)),
         clock_s=time.perf_counter,
         price_per_hour=settings.price_per_hour,
         floor=step_floor(model, settings, gpu_name),
     )
-    description = GetModelResponse(
+    return engine, description_of(model, settings, device, num_blocks=num_blocks, run_ahead=executor.run_ahead)
+
+
+def kv_memory_fraction(settings: EngineSettings, device: torch.device) -> float:
+    """The part of the free memory that the KV pool takes, unless the number of its blocks is set."""
+    return settings.kv_memory_fraction or KV_MEMORY_FRACTION[device.type]
+
+
+def kv_blocks_for(settings: EngineSettings, model: LoadedModel, device: torch.device) -> int:
+    """The number of KV blocks: as set, or as many as fit. Raises OutOfMemory if that is too much or too few."""
+    needed = activation_bytes(model, settings)  # first, because it frees memory cached while loading
+    available = max(0, usable_bytes(device, settings.gpu_memory_share) - needed)
+    bytes_per_block = model.kv_bytes_per_block(settings.block_size)
+    if settings.kv_blocks:
+        check_block_count(settings.kv_blocks, bytes_per_block=bytes_per_block, free_bytes=available)
+        return settings.kv_blocks
+    return kv_block_count(
+        bytes_per_block=bytes_per_block,
+        free_bytes=available,
+        fraction=kv_memory_fraction(settings, device),
+        block_size=settings.block_size,
+        context_length=model.context_length,
+        max_running=settings.max_running_requests,
+    )
+
+
+def description_of(
+    model: LoadedModel, settings: EngineSettings, device: torch.device, *, num_blocks: int, run_ahead: int
+) -> GetModelResponse:
+    """What clients and routers are told of the engine and its model, without the worker's names."""
+    return GetModelResponse(
         fingerprint=model.fingerprint,
         architecture=model.spec.architecture,
         vocab_size=model.spec.vocab_size,
-        context_length=context_length,
-        kv_token_capacity=capacity,
+        context_length=model.context_length,
+        kv_token_capacity=num_blocks * settings.block_size,
         block_size=settings.block_size,
         kv_blocks=num_blocks,
         max_step_tokens=settings.max_step_tokens,
@@ -155,7 +157,7 @@ def build_engine(
         max_waiting_tokens=settings.max_waiting_tokens,
         long_prefill_threshold=settings.long_prefill_threshold,
         itl_target_ms=settings.itl_target_ms,
-        kv_memory_fraction=0.0 if settings.kv_blocks else fraction,
+        kv_memory_fraction=0.0 if settings.kv_blocks else kv_memory_fraction(settings, device),
         interactive_reserve=settings.interactive_reserve,
         batching=settings.batching,
         admission=settings.admission,
@@ -170,7 +172,6 @@ def build_engine(
         device=device.type,
         deterministic=settings.deterministic,
     )
-    return engine, description
 
 
 def scheduler_limits(settings: EngineSettings) -> SchedulerLimits:

@@ -1,11 +1,17 @@
-"""Chooses the runner for a model's decoder."""
+"""Chooses the runner for a model's decoder, and the executor for a runner."""
 
 from collections.abc import Callable
 
 from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.loading import LoadedModel
-from trunkline_worker.runner.step_thread import StepRunner
+from trunkline_worker.runner.step_thread import (
+    InlineExecutor,
+    QueueingExecutor,
+    StepRunner,
+    ThreadedExecutor,
+    WaitingExecutor,
+)
 from trunkline_worker.runner.torch_runner import TorchRunner
 from trunkline_worker.settings import EngineSettings
 
@@ -29,3 +35,11 @@ def step_runner(
     if report is not None:
         runner.warm_up(report)
     return runner
+
+
+def executor_for(runner: StepRunner, settings: EngineSettings, device_type: str) -> InlineExecutor | WaitingExecutor:
+    """The executor that suits a runner. By default only a GPU is given a step while another one runs."""
+    run_ahead = settings.run_ahead if settings.run_ahead is not None else int(device_type == "cuda")
+    if runner.queues:
+        return QueueingExecutor(runner, run_ahead)
+    return ThreadedExecutor(runner, run_ahead) if run_ahead else InlineExecutor(runner)

@@ -47,6 +47,7 @@ class LaneSharing:
 
     def __init__(
         self,
+        *,
         limits: SchedulerLimits,
         running: RunningSet,
         waiting: Waiting,
@@ -223,14 +224,7 @@ class LaneSharing:
         )
 
     def _take(
-        self,
-        sequence: Sequence,
-        shares: LaneShares,
-        demand: Demand,
-        *,
-        is_overdue: bool,
-        has_right: bool,
-        growth: int,
+        self, sequence: Sequence, shares: LaneShares, demand: Demand, *, is_overdue: bool, has_right: bool, growth: int
     ) -> bool:
         """Preempts others for a waiting sequence, if that is enough. Returns whether it fits now.
 
@@ -250,7 +244,9 @@ class LaneSharing:
                   for s in self._candidates(shares, account)]  # fmt: skip
         if not fits_without([*lower, *others]):
             return False
-        taken = self._victims(sequence, shares, demand, lower, fits_without, is_overdue=is_overdue, has_right=has_right)
+        taken = self._victims(
+            sequence, shares, demand, lower, fits_without=fits_without, is_overdue=is_overdue, has_right=has_right
+        )
         if taken is None:
             return False
         self.makes_room_in = sequence.lane
@@ -272,8 +268,8 @@ class LaneSharing:
         shares: LaneShares,
         demand: Demand,
         lower: list[Sequence],
-        fits_without: Callable[[list[Sequence]], bool],
         *,
+        fits_without: Callable[[list[Sequence]], bool],
         is_overdue: bool,
         has_right: bool,
     ) -> list[Sequence] | None:

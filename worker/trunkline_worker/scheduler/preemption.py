@@ -8,6 +8,7 @@ computes it.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.sequence import Sequence
@@ -20,37 +21,28 @@ from trunkline_worker.scheduler.queue.waiting import Waiting
 from trunkline_worker.scheduler.running_set import RunningSet
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Preemption:
     """Chooses sequences to preempt."""
 
-    def __init__(
-        self,
-        running: RunningSet,
-        waiting: Waiting,
-        blocks: KVBlocks,
-        admission: Admission,
-        overdue: Overdue,
-        evictions: Evictions,
-        sharing: LaneSharing,
-    ) -> None:
-        self._running = running
-        self._waiting = waiting
-        self._blocks = blocks
-        self._admission = admission
-        self._overdue = overdue
-        self._evictions = evictions
-        self._sharing = sharing
-        # Waiting sequences for which lower lanes gave way, by lane: no lower lane is to share out that room.
-        self._expected: list[Sequence | None] = [None for _ in LANES]
+    running: RunningSet
+    waiting: Waiting
+    blocks: KVBlocks
+    admission: Admission
+    overdue: Overdue
+    evictions: Evictions
+    sharing: LaneSharing
+    # Waiting sequences for which lower lanes gave way, by lane: no lower lane is to share out that room.
+    _expected: list[Sequence | None] = field(default_factory=lambda: [None for _ in LANES], init=False)
 
     def can_grow(self, sequence: Sequence) -> bool:
         """Whether a running sequence can have one more block, after preempting others for it where that is allowed."""
-        running = self._running
+        running = self.running
         while True:
-            reserve = self._admission.reserve_for(sequence, running.members)
-            if self._blocks.can_grow(1, reserve):
+            reserve = self.admission.reserve_for(sequence, running.members)
+            if self.blocks.can_grow(1, reserve):
                 return True
-            if running.is_retiring or not self._evictions.left:
+            if running.is_retiring or not self.evictions.left:
                 return False  # blocks will be available soon
             victim = self._victim_of_growth(sequence)
             if victim is None:
@@ -58,19 +50,19 @@ class Preemption:
             self._preempt(victim)
 
     def _victim_of_growth(self, sequence: Sequence) -> Sequence | None:
-        running, spared = self._running.members, self._running.is_settled
-        if not self._waiting.lanes[sequence.lane].is_contended:
+        running, spared = self.running.members, self.running.is_settled
+        if not self.waiting.lanes[sequence.lane].is_contended:
             return cheapest_victim(running, sequence.rank, lower_lanes_only=False, spared=spared)
         lower = cheapest_victim(running, sequence.rank, lower_lanes_only=True, spared=spared)
-        return lower if lower is not None else self._sharing.victim_of_growth(sequence)
+        return lower if lower is not None else self.sharing.victim_of_growth(sequence)
 
     def make_room(self, now_s: float) -> None:
         """Admits waiting sequences that fit only if lower lanes, or tenants that hold more than their share, give way.
         Called before anything else of a step is settled, because a preempted sequence has no part in the step."""
         for lane in LANES:
-            if self._waiting.lanes[lane].is_contended:
-                self._sharing.share_out(lane, now_s)
-                if self._sharing.makes_room_in is not None:
+            if self.waiting.lanes[lane].is_contended:
+                self.sharing.share_out(lane, now_s)
+                if self.sharing.makes_room_in is not None:
                     return  # lower lanes must not use that room
             elif lane is not Lane.BATCH:
                 self._make_way_for(lane, now_s)
@@ -79,26 +71,26 @@ class Preemption:
 
     def _make_way_for(self, lane: Lane, now_s: float) -> None:
         """Admits the next sequences of a lane for which lower lanes have to give way."""
-        admission, running, waiting = self._admission, self._running.members, self._waiting
+        admission, running, waiting = self.admission, self.running.members, self.waiting
         if not running or running[-1].lane <= lane:
             return  # there is nothing to preempt
-        lane_is_overdue = self._overdue.is_overdue(lane, now_s)
+        lane_is_overdue = self.overdue.is_overdue(lane, now_s)
         for _ in range(MAX_PREEMPTIONS_PER_STEP):
             sequence = waiting.next(lane)
             if sequence is None:
                 break
-            if self._running.computes_next_of(sequence):
+            if self.running.computes_next_of(sequence):
                 waiting.defer(sequence)
                 continue
-            is_overdue = lane_is_overdue and self._sharing.may_stretch(sequence)
+            is_overdue = lane_is_overdue and self.sharing.may_stretch(sequence)
             if admission.fits(sequence, running, is_overdue=is_overdue):
                 break  # it is admitted together with all others
             if self._preempt_lower_lanes(sequence, is_overdue=is_overdue):
                 self._expected[lane] = sequence
             if not admission.fits(sequence, running, is_overdue=is_overdue):
                 break
-            self._running.join(sequence, now_s)
-            self._sharing.joined(lane)
+            self.running.join(sequence, now_s)
+            self.sharing.joined(lane)
         waiting.restore()
 
     def _keeps_room(self, lane: Lane, now_s: float) -> bool:
@@ -107,14 +99,14 @@ class Preemption:
         sequence = self._expected[lane]
         if sequence is None:
             return False
-        if sequence in self._waiting and not self._running.computes_next_of(sequence):
-            is_overdue = self._overdue.is_overdue(lane, now_s) and self._sharing.may_stretch(sequence)
-            if self._admission.would_fit_without(
+        if sequence in self.waiting and not self.running.computes_next_of(sequence):
+            is_overdue = self.overdue.is_overdue(lane, now_s) and self.sharing.may_stretch(sequence)
+            if self.admission.would_fit_without(
                 [],
                 sequence,
-                self._running.members,
+                self.running.members,
                 is_overdue=is_overdue,
-                retiring_blocks=self._running.num_retiring_blocks,
+                retiring_blocks=self.running.num_retiring_blocks,
             ):
                 return True
         self._expected[lane] = None
@@ -123,7 +115,7 @@ class Preemption:
     def _preempt_lower_lanes(self, sequence: Sequence, *, is_overdue: bool) -> bool:
         """Preempts sequences of lower lanes for one that is to be admitted, if that is enough. Returns whether it
         preempted any."""
-        admission, evictions, running = self._admission, self._evictions, self._running
+        admission, evictions, running = self.admission, self.evictions, self.running
         lower = evictions.of_lower_lanes(sequence)
         if (
             not lower
@@ -144,8 +136,8 @@ class Preemption:
         return evictions.left < left_before
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._evictions.evict(sequence)
-        self._sharing.left(sequence)
+        self.evictions.evict(sequence)
+        self.sharing.left(sequence)
 
 
 def cheapest_victim(

@@ -1,5 +1,6 @@
 """The prompts of a step: chunks of prompts that have been begun, and prompts of waiting sequences that are admitted."""
 
+from dataclasses import dataclass, field
 from enum import Enum
 
 from trunkline_worker.cache.sequence import Sequence
@@ -36,53 +37,36 @@ class Stopped(Enum):
     BY_ROOM_NOW = 3  # the next sequence does not fit: lower lanes must not use the blocks it is waiting for
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class PromptScheduling:
     """Fills what decodes leave of a step."""
 
-    def __init__(
-        self,
-        limits: SchedulerLimits,
-        running: RunningSet,
-        waiting: Waiting,
-        batching: BatchingPolicy,
-        in_flight: StepsInFlight,
-        admission: Admission,
-        overdue: Overdue,
-        evictions: Evictions,
-        sharing: LaneSharing,
-        aging: Aging,
-    ) -> None:
-        self.backlog = [0 for _ in LANES]  # tokens of running prompts that no step was given yet, by lane
-        self._limits = limits
-        self._running = running
-        self._waiting = waiting
-        self._batching = batching
-        self._in_flight = in_flight
-        self._admission = admission
-        self._overdue = overdue
-        self._evictions = evictions
-        self._sharing = sharing
-        self._aging = aging
+    limits: SchedulerLimits
+    running: RunningSet
+    waiting: Waiting
+    batching: BatchingPolicy
+    in_flight: StepsInFlight
+    admission: Admission
+    overdue: Overdue
+    evictions: Evictions
+    sharing: LaneSharing
+    aging: Aging
+    # By lane: tokens of running prompts that no step was given yet.
+    backlog: list[int] = field(default_factory=lambda: [0 for _ in LANES], init=False)
 
     def fill(
-        self,
-        steps: list[SequenceStep],
-        chunks: list[Sequence],
-        budget: StepBudget,
-        now_s: float,
-        *,
-        may_admit: bool,
+        self, steps: list[SequenceStep], chunks: list[Sequence], budget: StepBudget, now_s: float, *, may_admit: bool
     ) -> None:
         """Fills the rest of the step: the aged sequence's share, then lane by lane begun prompts and waiting
         sequences."""
-        running, waiting, aging = self._running, self._waiting, self._aging
-        admits_while_running = self._batching.admits_while_running
-        threshold = self._limits.long_prefill_threshold
-        most = threshold if threshold and len(chunks) + len(waiting) > 1 else self._limits.max_step_tokens
+        running, waiting, aging = self.running, self.waiting, self.aging
+        admits_while_running = self.batching.admits_while_running
+        threshold = self.limits.long_prefill_threshold
+        most = threshold if threshold and len(chunks) + len(waiting) > 1 else self.limits.max_step_tokens
         aged = aging.find(chunks, now_s) if admits_while_running else None
         aged_waits = aging.is_blocked
         if aged is not None:
-            share = max(1, self._limits.max_step_tokens // AGED_SHARE)
+            share = max(1, self.limits.max_step_tokens // AGED_SHARE)
             if may_admit and aged in waiting:
                 aged_waits = not aging.admit(aged, now_s)
             if aged.block_table:
@@ -94,17 +78,17 @@ class PromptScheduling:
         may_admit = may_admit and not running.is_blocked and len(waiting) > 0
         # Whether no waiting sequence was found to fit, and nothing in flight could change that.
         blocked = may_admit and not aged_waits and admits_while_running
-        self._admission.is_cautious = False
+        self.admission.is_cautious = False
         for lane in LANES:
             waiting.lanes[lane].begun = EMPTY
             if not (chunks or may_admit):
                 continue
             begun = BegunPrompts([s for s in chunks if s.account.lane is lane and s.block_table])
-            stopped = self._fill_lane(lane, begun, most, steps, budget, now_s, may_admit=may_admit)
+            stopped = self._fill_lane(lane, begun, steps, budget, most=most, now_s=now_s, may_admit=may_admit)
             if may_admit:
                 blocked &= stopped is not Stopped.STEP_FULL
                 may_admit = stopped is not Stopped.BY_ROOM_NOW and not aged_waits
-        may_change = running.is_retiring or self._evictions.has_any or self._admission.is_cautious
+        may_change = running.is_retiring or self.evictions.has_any or self.admission.is_cautious
         if blocked and len(waiting) and not may_change:
             running.note_blocked()
         self._count_backlog(budget, has_prompts=bool(chunks or running.has_starts))
@@ -113,11 +97,11 @@ class PromptScheduling:
         """Counts the prompt tokens that the step leaves to be computed, for load samples."""
         kv_tokens, self.backlog = budget.decode_kv_tokens, [0 for _ in LANES]
         if has_prompts:
-            kv_tokens = sum(len(sequence.token_ids) for sequence in self._running.members)
-            for sequence in self._running.members:
+            kv_tokens = sum(len(sequence.token_ids) for sequence in self.running.members)
+            for sequence in self.running.members:
                 behind = len(sequence.token_ids) - sequence.num_scheduled  # negative where a step runs ahead of a token
                 self.backlog[sequence.account.lane] += max(0, behind)
-        self._running.kv_tokens = kv_tokens
+        self.running.kv_tokens = kv_tokens
 
     def _chunk(self, sequence: Sequence, most: int, steps: list[SequenceStep], budget: StepBudget) -> None:
         num_new = budget.take_chunk(sequence, most)
@@ -128,9 +112,9 @@ class PromptScheduling:
         steps.append(SequenceStep(sequence.sequence_id, sequence.generation, start, num_new, (), samples))
         sequence.num_scheduled += num_new
         sequence.num_pending += samples
-        sequence.last_step = self._in_flight.latest_id + 1
+        sequence.last_step = self.in_flight.latest_id + 1
         account = sequence.account
-        if samples and account.running == 1 and self._waiting.lanes[account.lane].num_active > 1:
+        if samples and account.running == 1 and self.waiting.lanes[account.lane].num_active > 1:
             budget.hasten()
         # Tokens are charged as they are computed: a tenant does not pay for the rest of a prompt that is just begun.
         again = min(num_new, max(0, sequence.num_charged - start))
@@ -142,18 +126,18 @@ class PromptScheduling:
         self,
         lane: Lane,
         begun: BegunPrompts,
-        most: int,
         steps: list[SequenceStep],
         budget: StepBudget,
-        now_s: float,
         *,
+        most: int,
+        now_s: float,
         may_admit: bool,
     ) -> Stopped:
         """Fills a step with a lane's prompts: those that have been begun and, where it may admit, those of waiting
         sequences. The tenant with the least service goes first, and its begun prompts before its waiting ones."""
         deferred, unfinished = 0, set()
-        stopped, lane_is_overdue = Stopped.QUEUE_EMPTY, self._overdue.is_overdue(lane, now_s)
-        batching, sharing, running = self._batching, self._sharing, self._running
+        stopped, lane_is_overdue = Stopped.QUEUE_EMPTY, self.overdue.is_overdue(lane, now_s)
+        batching, sharing, running = self.batching, self.sharing, self.running
         makes_room_in = sharing.makes_room_in
         if makes_room_in is not None and lane >= makes_room_in:
             may_admit, stopped = False, Stopped.BY_ROOM_NOW
@@ -178,10 +162,10 @@ class PromptScheduling:
                 may_admit, stopped = False, Stopped.STEP_FULL
                 continue
             is_overdue = lane_is_overdue and sharing.may_stretch(sequence)
-            if not self._admission.fits(sequence, running.members, is_overdue=is_overdue):
+            if not self.admission.fits(sequence, running.members, is_overdue=is_overdue):
                 # Where the pool has room for it now, but not for what all of its lane will need, lower lanes may use
                 # the free blocks: they give them back when they are needed.
-                has_room = self._admission.has_room_now(sequence, running.members)
+                has_room = self.admission.has_room_now(sequence, running.members)
                 may_admit, stopped = False, Stopped.BY_FORECAST if has_room else Stopped.BY_ROOM_NOW
                 batching.close()
                 continue
@@ -191,7 +175,7 @@ class PromptScheduling:
             if sequence.num_scheduled < len(sequence.token_ids):
                 unfinished.add(sequence.account)
         batching.restore()
-        self._waiting.lanes[lane].begun = unfinished
+        self.waiting.lanes[lane].begun = unfinished
         return Stopped.STEP_FULL if deferred else stopped
 
 

@@ -23,6 +23,7 @@ class RunningSet:
 
     def __init__(
         self,
+        *,
         blocks: KVBlocks,
         waiting: Waiting,
         batching: BatchingPolicy,
@@ -111,10 +112,10 @@ class RunningSet:
         self._prefixes.announce(sequence)
         self._starts[sequence.sequence_id] = SequenceStart(
             sequence.sequence_id,
-            list(sequence.token_ids),
-            sequence.prompt_len,
-            list(sequence.block_table),
-            sequence.sampling,
+            token_ids=list(sequence.token_ids),
+            prompt_len=sequence.prompt_len,
+            block_table=list(sequence.block_table),
+            sampling=sequence.sampling,
         )
 
     def leave(self, sequence: Sequence) -> None:

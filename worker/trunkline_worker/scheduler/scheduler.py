@@ -47,32 +47,66 @@ class Scheduler:
         self.cost = cost = StepCost()
         self.admission = admission = Admission(limits, blocks, cost)
         self.deadlines = Deadlines(waiting, blocks, cost)
-        self.drain_rate = DrainRate()
+        self.drain_rate = drain_rate = DrainRate()
         self._batching = batching = batching_policy(limits, waiting)
         self._in_flight = in_flight = StepsInFlight()
-        self._running = running = RunningSet(blocks, waiting, batching, in_flight, self.drain_rate, stats)
-        self._table = SequenceTable(
-            running, waiting, blocks, in_flight, self.deadlines, cost, admission.output_lengths, stats
+        self._running = running = RunningSet(
+            blocks=blocks, waiting=waiting, batching=batching, in_flight=in_flight, drain_rate=drain_rate, stats=stats
         )
-        self._overdue = Overdue(waiting, limits.itl_target_s)
+        self._table = table = SequenceTable(
+            running=running,
+            waiting=waiting,
+            blocks=blocks,
+            in_flight=in_flight,
+            deadlines=self.deadlines,
+            cost=cost,
+            output_lengths=admission.output_lengths,
+            stats=stats,
+        )
+        self._overdue = overdue = Overdue(waiting, limits.itl_target_s)
         self._evictions = evictions = Evictions(running, waiting, stats)
-        self._sharing = LaneSharing(limits, running, waiting, blocks, cost, admission, self._overdue, evictions)
-        self._preemption = Preemption(running, waiting, blocks, admission, self._overdue, evictions, self._sharing)
-        self._aging = Aging(limits, running, waiting, admission)
+        self._sharing = sharing = LaneSharing(
+            limits=limits,
+            running=running,
+            waiting=waiting,
+            blocks=blocks,
+            cost=cost,
+            admission=admission,
+            overdue=overdue,
+            evictions=evictions,
+        )
+        self._preemption = Preemption(
+            running=running,
+            waiting=waiting,
+            blocks=blocks,
+            admission=admission,
+            overdue=overdue,
+            evictions=evictions,
+            sharing=sharing,
+        )
+        self._aging = aging = Aging(limits, running, waiting, admission)
         self._prompts = PromptScheduling(
-            limits,
-            running,
-            waiting,
-            batching,
-            in_flight,
-            admission,
-            self._overdue,
-            evictions,
-            self._sharing,
-            self._aging,
+            limits=limits,
+            running=running,
+            waiting=waiting,
+            batching=batching,
+            in_flight=in_flight,
+            admission=admission,
+            overdue=overdue,
+            evictions=evictions,
+            sharing=sharing,
+            aging=aging,
         )
         self.repeats = Repeats(
-            limits, running, waiting, batching, blocks, admission, self._aging, self._table, in_flight
+            limits=limits,
+            running=running,
+            waiting=waiting,
+            batching=batching,
+            blocks=blocks,
+            admission=admission,
+            aging=aging,
+            table=table,
+            in_flight=in_flight,
         )
         self._planned_s = float("-inf")  # when a step was planned last
         self._looked_s = float("-inf")  # when waiting sequences were looked at last
@@ -218,7 +252,7 @@ class Scheduler:
         if not steps:
             return None
         padding = self._batching.padding(budget.tokens_left, steps)
-        plan = StepPlan(self.step_id + 1, steps, running.take_starts(), running.take_ended(), padding)
+        plan = StepPlan(self.step_id + 1, steps, running.take_starts(), running.take_ended(), padding=padding)
         self._in_flight.add(plan, budget.load(plan.num_padding))
         return plan
 

@@ -4,6 +4,8 @@ Plans are committed in the order in which they were made; submit(), abort() and 
 for a sequence that has ended or was preempted meanwhile is dropped.
 """
 
+from dataclasses import dataclass, field
+
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.sequence import Finish, Sequence, StepMark
@@ -19,40 +21,29 @@ from trunkline_worker.scheduler.steps_in_flight import StepsInFlight
 from trunkline_worker.step.plan import RowError, StepPlan, StepResult
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class SequenceTable:
     """Sequences by id, from submit() to their end."""
 
-    def __init__(
-        self,
-        running: RunningSet,
-        waiting: Waiting,
-        blocks: KVBlocks,
-        in_flight: StepsInFlight,
-        deadlines: Deadlines,
-        cost: StepCost,
-        output_lengths: list[OutputLengths],
-        stats: EngineStats,
-    ) -> None:
-        """output_lengths: by lane; learn the length of each sequence that ends by itself"""
-        self.by_id: dict[int, Sequence] = {}
-        self.last_commit = StepMark(float("nan"), 0.0)
-        self.last_load = StepLoad(0, 0, 0.0)  # of the latest committed step
-        self._running = running
-        self._waiting = waiting
-        self._blocks = blocks
-        self._in_flight = in_flight
-        self._deadlines = deadlines
-        self._cost = cost
-        self._output_lengths = output_lengths
-        self._stats = stats
+    running: RunningSet
+    waiting: Waiting
+    blocks: KVBlocks
+    in_flight: StepsInFlight
+    deadlines: Deadlines
+    cost: StepCost
+    output_lengths: list[OutputLengths]  # by lane; each learns the length of a sequence that ends by itself
+    stats: EngineStats
+    by_id: dict[int, Sequence] = field(default_factory=dict, init=False)
+    last_commit: StepMark = field(default=StepMark(float("nan"), 0.0), init=False)
+    last_load: StepLoad = field(default=StepLoad(0, 0, 0.0), init=False)  # of the latest committed step
 
     def submit(self, sequence: Sequence) -> None:
         """Puts a sequence into the queue. Its id must be new, its sampling bounded by the pool."""
         assert sequence.sequence_id not in self.by_id, "sequence ids are unique"
         self.by_id[sequence.sequence_id] = sequence
-        self._waiting.put(sequence, self._deadlines.start_by_s(sequence))
-        self._stats.lanes[sequence.lane].accepted += 1
-        self._running.note_change()
+        self.waiting.put(sequence, self.deadlines.start_by_s(sequence))
+        self.stats.lanes[sequence.lane].accepted += 1
+        self.running.note_change()
 
     def abort(self, sequence_id: int, now_s: float) -> bool:
         """Drops a sequence, running or waiting; its blocks are free at the next step boundary. Returns False if it has
@@ -61,7 +52,7 @@ class SequenceTable:
         if sequence is None:
             return False
         self._remove(sequence)
-        self._stats.ended(sequence, Finish.ABORT, now_s)
+        self.stats.ended(sequence, Finish.ABORT, now_s)
         return True
 
     def finish(self, sequence_id: int, now_s: float) -> bool:
@@ -76,7 +67,7 @@ class SequenceTable:
     def expire(self, sequence: Sequence) -> None:
         """Drops a waiting sequence that cannot meet its deadline any more."""
         self._remove(sequence)
-        self._stats.expired(sequence)
+        self.stats.expired(sequence)
 
     def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> StepOutputs:
         """Takes in the result of the oldest plan. Entries of sequences that have ended or were preempted are dropped.
@@ -85,30 +76,32 @@ class SequenceTable:
         """
         assert result.step_id == plan.step_id, "the result is of another step"
         assert plan.repeats == 1, "Repeats.commit() takes in plans that repeat"
-        load = self.last_load = self._in_flight.take(plan)
-        self._cost.observe(load, result.device_time_s)
-        self._running.free_retired(plan.step_id)
+        load = self.last_load = self.in_flight.take(plan)
+        self.cost.observe(load, result.device_time_s)
+        self.running.free_retired(plan.step_id)
         outputs = StepOutputs()
-        stats, sequences, lanes = self._stats, self.by_id, self._stats.lanes
+        stats, sequences = self.stats, self.by_id
         before = self.last_commit
-        per_token_s = result.device_time_s / (load.num_tokens - plan.num_padding)
+        per_token_s = result.device_time_s / (load.num_tokens - plan.num_padding)  # see LateToken.skipped_s
         mark = StepMark(now_s, before.device_s_per_token + per_token_s)
-        regular = [0 for _ in LANES]  # tokens sampled in the step right after the token before
-        block_size, token_ids = self._blocks.block_size, result.token_ids
+        # Most tokens follow a token of the step before, so the time since that token is the same for all of them. The
+        # loop only counts them, by lane; they enter the statistics together after it.
+        regular = [0 for _ in LANES]
+        block_size, token_ids = self.blocks.block_size, result.token_ids
         for index, (sequence_id, generation, _, num_new, _, samples) in enumerate(plan.steps):
             sequence = sequences.get(sequence_id)
             if sequence is None or sequence.generation != generation:
-                stats.stale_results += samples
+                stats.stale_results += samples  # it has ended, or was preempted, since the plan was made
                 continue
             computed = sequence.num_computed + num_new
-            if computed // block_size > sequence.num_published:
-                self._running.publish(sequence, computed)
+            if computed // block_size > sequence.num_published:  # a block is full now: others may share it
+                self.running.publish(sequence, computed)
             else:
                 sequence.num_computed = computed
             if result.errors and index in result.errors:
                 outputs.special.append(self._break_off(sequence, result.errors[index], now_s))
                 continue
-            if not samples:
+            if not samples:  # a chunk that does not reach the end of the prompt
                 outputs.chunks.append(_chunk(sequence, computed, num_new))
                 if sequence.prompt_logprobs is not None and index in result.prompt_logprobs:
                     sequence.prompt_logprobs += result.prompt_logprobs[index]
@@ -116,46 +109,42 @@ class SequenceTable:
             sequence.num_pending -= 1
             token_id = token_ids[index]
             assert token_id is not None, "an entry that samples has a token or an error"
+            # The first token, the one that may be the last, and one with log-probabilities have an output of their own;
+            # all others are a handle and a token in two columns.
             if (
                 not sequence.reported
                 or token_id in sequence.end_token_ids
                 or len(sequence.token_ids) == sequence.last_to_compute
                 or sequence.sampling.logprobs is not None
             ):
-                outputs.special.append(self._take_sample(sequence, index, token_id, result, now_s))
+                outputs.special.append(self._take_sample(sequence, index, token_id, result, now_s=now_s))
             else:
                 sequence.token_ids.append(token_id)
                 outputs.handles.append(sequence_id)
                 outputs.token_ids.append(token_id)
             account = sequence.account
             account.output_tokens += 1
-            if sequence.last_token is before:
+            if sequence.last_token is before:  # see StepMark
                 regular[account.lane] += 1
             else:
-                self._take_irregular(sequence, computed, num_new, before, mark, outputs)
+                self._take_irregular(sequence, outputs, computed=computed, num_new=num_new, before=before, mark=mark)
             sequence.last_token = mark
         for lane, count in enumerate(regular):
             if count:
-                lanes[lane].itl.add(now_s - before.done_s, count)
-                lanes[lane].output_tokens += count
+                stats.lanes[lane].itl.add(now_s - before.done_s, count)
+                stats.lanes[lane].output_tokens += count
                 outputs.num_regular += count
         self.last_commit = mark
         return outputs
 
     def _take_irregular(
-        self,
-        sequence: Sequence,
-        computed: int,
-        num_new: int,
-        before: StepMark,
-        mark: StepMark,
-        outputs: StepOutputs,
+        self, sequence: Sequence, outputs: StepOutputs, *, computed: int, num_new: int, before: StepMark, mark: StepMark
     ) -> None:
         """Counts a token that does not follow a token of the step before.
 
         computed: tokens that are computed after the step; before, mark: the end of the step before, and of this one
         """
-        lane, last = self._stats.lanes[sequence.lane], sequence.last_token
+        lane, last = self.stats.lanes[sequence.lane], sequence.last_token
         lane.output_tokens += 1
         is_chunk = num_new > 1 or last is None
         if is_chunk:
@@ -171,11 +160,11 @@ class SequenceTable:
 
         loads: of each repetition; now_s: when the last of them was done
         """
-        lanes, before, first_s = self._stats.lanes, self.last_commit, result.repeated_done_s[0]
+        lanes, before, first_s = self.stats.lanes, self.last_commit, result.repeated_done_s[0]
         device_s = sum(result.repeated_times_s) / len(plan.steps)
         mark = StepMark(now_s, before.device_s_per_token + device_s)
         for load, time_s in zip(loads, result.repeated_times_s, strict=True):
-            self._cost.observe(load, time_s)
+            self.cost.observe(load, time_s)
         regular = [0 for _ in LANES]  # tokens that were sampled one step after the token before
         for step in plan.steps:
             sequence = self.by_id[step.sequence_id]
@@ -187,7 +176,7 @@ class SequenceTable:
             sequence.last_token = mark
             lane.output_tokens += len(loads)
         later = [0 for _ in LANES]
-        for sequence in self._running.members:
+        for sequence in self.running.members:
             later[sequence.account.lane] += 1
         before_s = before.done_s
         for done_s in result.repeated_done_s:
@@ -200,12 +189,12 @@ class SequenceTable:
     def _break_off(self, sequence: Sequence, error: RowError, now_s: float) -> StepOutput:
         """Ends a sequence for which a step returned an error."""
         self._remove(sequence)
-        self._stats.ended(sequence, Finish.ABORT, now_s)
+        self.stats.ended(sequence, Finish.ABORT, now_s)
         refused = RequestRefused(CODE_INTERNAL, INTERNAL, error.reason)
         return StepOutput(sequence.sequence_id, error=refused, trace=error.trace)
 
     def _take_sample(
-        self, sequence: Sequence, index: int, token_id: int, result: StepResult, now_s: float
+        self, sequence: Sequence, index: int, token_id: int, result: StepResult, *, now_s: float
     ) -> StepOutput:
         """A sample that is more than one more token: the first, the last, or one with log-probabilities."""
         output = StepOutput(sequence.sequence_id)
@@ -216,7 +205,7 @@ class SequenceTable:
             # The prompt's last token is not charged yet where it was computed like a decode.
             sequence.account.input_tokens += max(0, len(sequence.token_ids) - sequence.num_charged)
             sequence.first_token_s = now_s
-            self._stats.first_token(sequence, now_s)
+            self.stats.first_token(sequence, now_s)
             output.prompt = PromptOutput(sequence.prompt_len, sequence.cached_tokens or 0, sequence.prompt_logprobs)
             sequence.prompt_logprobs = None
         sequence.token_ids.append(token_id)
@@ -234,21 +223,21 @@ class SequenceTable:
         return output
 
     def _finished(self, sequence: Sequence, finish: Finish, now_s: float) -> None:
-        self._output_lengths[sequence.lane].observe(sequence.num_output)
+        self.output_lengths[sequence.lane].observe(sequence.num_output)
         self._remove(sequence)
-        self._stats.ended(sequence, finish, now_s)
+        self.stats.ended(sequence, finish, now_s)
 
     def _remove(self, sequence: Sequence) -> None:
         del self.by_id[sequence.sequence_id]
-        if sequence in self._waiting:
-            self._waiting.remove(sequence)
-            self._running.note_change()
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+            self.running.note_change()
         else:
-            self._running.leave(sequence)
+            self.running.leave(sequence)
 
     def check_integrity(self) -> None:
         """Asserts that each sequence either runs or waits."""
-        assert {id(s) for s in (*self._running.members, *self._waiting)} == {id(s) for s in self.by_id.values()}
+        assert {id(s) for s in (*self.running.members, *self.waiting)} == {id(s) for s in self.by_id.values()}
 
 
 def _chunk(sequence: Sequence, computed: int, num_new: int) -> Chunk:

@@ -119,12 +119,12 @@ class StepBudget:
     def load(self, num_padding: int) -> StepLoad:
         """What the step will cost, in terms of the cost model."""
         return StepLoad(
-            self.num_decode + self.num_prefill + num_padding,
-            self.decode_kv_tokens,
-            self._pairs,
-            self.num_decode + self._num_chunks,
-            self._num_scored,
-            self.num_prefill,
-            self._chunk_kv_tokens,
-            self.num_decode + self._num_last_chunks,
+            num_tokens=self.num_decode + self.num_prefill + num_padding,
+            decode_kv_tokens=self.decode_kv_tokens,
+            chunk_pairs=self._pairs,
+            num_sequences=self.num_decode + self._num_chunks,
+            num_scored=self._num_scored,
+            chunk_tokens=self.num_prefill,
+            chunk_kv_tokens=self._chunk_kv_tokens,
+            num_sampled=self.num_decode + self._num_last_chunks,
         )
