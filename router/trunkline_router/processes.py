@@ -17,7 +17,7 @@ from typing import IO
 
 from trunkline_router.access.identity.fleet_secret import secret_of_one_router
 from trunkline_router.observe.scraping.snapshot_directory import snapshot_directory
-from trunkline_router.observe.scraping.snapshot_files import SnapshotPlace, bury
+from trunkline_router.observe.scraping.snapshot_files import SnapshotPlace, add_to_past
 from trunkline_router.settings import EXIT_CANNOT_START, RouterSettings
 from trunkline_runtime.instance_name import instance_name
 from trunkline_runtime.log import configure_logging, get_logger
@@ -135,17 +135,17 @@ class Processes:
                 status = None
                 self._log.warning("router process cannot be started", number=number, problem=error.strerror)
             self._listening.discard(number)
-            self._bury(number)
+            self._keep_counters(number)
             deaths = 1 if now_s() - started_s >= HEALTHY_AFTER_S else deaths + 1
             delay_s = restart_delay_s(deaths) * self._rng.uniform(0.75, 1.0)
             self._log.warning("router process died", number=number, status=status, again_in_s=round(delay_s, 1))
             await asyncio.sleep(delay_s)
 
-    def _bury(self, number: int) -> None:
-        """Keeps the counters of a process that has died, for the metrics of the others."""
+    def _keep_counters(self, number: int) -> None:
+        """Keeps the counters of a process that has died, for the metrics of the others, and counts its next life."""
         if self._directory is not None:
             try:
-                bury(SnapshotPlace(self._directory, number, self._lives[number]))
+                add_to_past(SnapshotPlace(self._directory, number, self._lives[number]))
             except OSError as error:
                 self._log.warning("metrics of a process are lost", number=number, problem=error.strerror)
         self._lives[number] += 1

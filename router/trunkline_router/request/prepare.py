@@ -25,12 +25,12 @@ from trunkline_router.record.request_record import CHECKS, MODEL, TOKENIZER, Int
 from trunkline_router.request.model_aliases import ModelAliases
 from trunkline_router.request.prepared_request import PreparedRequest
 from trunkline_router.request.request_call import RequestCall
+from trunkline_router.workers.claims.worker_claims import DEFAULTED
 from trunkline_router.workers.pool import Pool, Pools
 
 MAX_CACHE_SALT_BYTES = 256
 MOST_SHOWN = 128  # characters of a name in an error
 MOST_TOKENS = (1 << 31) - 1  # of prompt and output, for a model whose limits are not known
-DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from prometheus_client.samples import Exemplar
 
 from trunkline_router.observe.scraping.merged_snapshots import family_snapshot, merged
 from trunkline_router.observe.scraping.shared_names import SharedNames
-from trunkline_router.observe.scraping.snapshot_files import NAMES, PAST, SILENT_S, SnapshotPlace, bury, read_all
+from trunkline_router.observe.scraping.snapshot_files import NAMES, PAST, SILENT_S, SnapshotPlace, add_to_past, read_all
 from trunkline_runtime.telemetry.bounded_names import OTHER
 from trunkline_runtime.telemetry.bucket_counts import BucketCounts
 from trunkline_runtime.telemetry.exposition import counter, gauge, histogram
@@ -81,13 +81,13 @@ def test_a_process_that_died_keeps_its_counters_and_loses_its_gauges(tmp_path: P
     assert answer(tmp_path) == {"served_total,batch": 12.0, "trunkline_router_running_requests": 2.0}
     half_written = tmp_path / f".{second.file.name}.4711"
     half_written.touch()
-    bury(second)
+    add_to_past(second)
     assert not half_written.exists()
     assert answer(tmp_path) == {"served_total,batch": 12.0, "trunkline_router_running_requests": 1.0}
     write(SnapshotPlace(tmp_path, 1, 1), 1)
     assert answer(tmp_path) == {"served_total,batch": 13.0, "trunkline_router_running_requests": 2.0}
-    bury(SnapshotPlace(tmp_path, 1, 1))
-    bury(SnapshotPlace(tmp_path, 1, 2))  # it died before its first snapshot
+    add_to_past(SnapshotPlace(tmp_path, 1, 1))
+    add_to_past(SnapshotPlace(tmp_path, 1, 2))  # it died before its first snapshot
     snapshots, num_lives = read_all(tmp_path, NOW_S)
     assert values(list(merged(snapshots)))["served_total,batch"] == 13.0
     assert num_lives == 3
@@ -99,7 +99,7 @@ def test_a_life_that_is_both_in_the_past_and_in_its_file_counts_once(tmp_path: P
     place = SnapshotPlace(tmp_path, 0, 0)
     place.write([family_snapshot(served(5))], NOW_S)
     left_over = place.file.read_bytes()
-    bury(place)
+    add_to_past(place)
     place.file.write_bytes(left_over)
     assert answer(tmp_path) == {"served_total,batch": 5.0}
 
@@ -113,7 +113,7 @@ def test_a_process_that_hangs_keeps_its_counters_alone(tmp_path: Path) -> None:
 
 def test_files_that_seldom_change_do_not_look_forgotten(tmp_path: Path) -> None:
     place = SnapshotPlace(tmp_path, 0, 1)
-    bury(SnapshotPlace(tmp_path, 0, 0))
+    add_to_past(SnapshotPlace(tmp_path, 0, 0))
     SharedNames(tmp_path / NAMES, 4).label("a")
     for name in (PAST, NAMES):
         os.utime(tmp_path / name, (0.0, 0.0))

@@ -14,7 +14,7 @@ from trunkline_router.edge.openai.chat_answer import ChatStream, chat_completion
 from trunkline_router.edge.openai.chat_request import ChatRequest
 from trunkline_router.edge.openai.completion_answer import CompletionStream, completion
 from trunkline_router.edge.openai.completion_request import CompletionRequest, Prompt
-from trunkline_router.edge.openai.told_prompt import LogprobsBound, ToldPrompt, Wishes
+from trunkline_router.edge.openai.told_prompt import LogprobsBound, PromptOptions, ToldPrompt
 from trunkline_router.edge.request_fields import validated
 from trunkline_router.request.request_call import MAX_REQUEST_ID, Extras
 
@@ -28,10 +28,10 @@ async def chat_completions(call: HttpCall) -> None:
         call.edge.inference.check_choices(request.n or 1)
         generate = request.generate_request(call.request_id)
     scores_prompt = request.prompt_logprobs is not None
-    wishes = Wishes(names=bool(request.logprobs) or scores_prompt, token_ids=bool(request.return_token_ids))
+    options = PromptOptions(names=bool(request.logprobs) or scores_prompt, token_ids=bool(request.return_token_ids))
     bound = LogprobsBound(request.prompt_logprobs or 0, 1, "prompt_logprobs") if scores_prompt else None
     told = ToldPrompt()
-    extras = Extras(on_admission=wishes.on_admission(call, told, bound))
+    extras = Extras(on_admission=options.on_admission(call, told, bound))
     answer_id = AnswerId(f"chatcmpl-{call.request_id}", call.created, call.caller.identity.sees_cache)
     responses = answer_of(call, generate, request.field_names, extras)
     if scores_prompt:
@@ -116,7 +116,7 @@ def _extras(
     """Returns how one of the prompts is treated, and lets `told` have what the request wants to be told of it."""
     if isinstance(prompt, str) and request.echo:
         told.text = prompt
-    wishes = Wishes(
+    options = PromptOptions(
         names=request.logprobs is not None or request.scores_prompt,
         token_ids=bool(request.return_token_ids),
         decoded=bool(request.echo) and not isinstance(prompt, str),
@@ -127,6 +127,6 @@ def _extras(
     )
     return Extras(
         token_ids=None if isinstance(prompt, str) else prompt,
-        special_tokens=wishes.adds_special,
-        on_admission=wishes.on_admission(call, told, bound),
+        special_tokens=options.adds_special,
+        on_admission=options.on_admission(call, told, bound),
     )

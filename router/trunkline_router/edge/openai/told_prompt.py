@@ -102,8 +102,8 @@ class LogprobsBound:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What a request wants to be told."""
+class PromptOptions:
+    """What a request asks to be told of its prompt and its tokens."""
 
     names: bool = False
     token_ids: bool = False
@@ -114,7 +114,7 @@ class Wishes:
     keeps_special: bool = False  # the output's text has special tokens
 
     def on_admission(self, call: HttpCall, told: ToldPrompt, bound: LogprobsBound | None) -> OnAdmission | None:
-        """Returns what fulfils the wishes for one prompt; None if there are none."""
+        """Returns the function that fills in `told` when the prompt is admitted; None: the request asks for nothing."""
         if not (self.names or self.token_ids or self.decoded or bound):
             return None
         return partial(self._tell, call, told, bound)

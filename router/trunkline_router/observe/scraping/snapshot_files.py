@@ -94,7 +94,7 @@ def read_past(directory: Path) -> Past:
     return Past(told["lives"], told["families"])
 
 
-def bury(place: SnapshotPlace) -> None:
+def add_to_past(place: SnapshotPlace) -> None:
     """Adds the counters of a process that has ended to the past, and deletes its snapshot. Only the parent may call it.
     Raises OSError."""
     past = read_past(place.directory)

@@ -73,8 +73,9 @@ _COST_RANGES: dict[str, tuple[float, float]] = {
     name: (0.0, MAX_STEP_COST_S) for name in ("fixed_s", "token_s", "kv_token_s", "pair_s")
 }
 _BY_LANE = ("waiting_by_lane", "retry_delay_ms_by_lane", "uncached_tokens_by_lane")
-# The defaults that a router fills in if a client does not set them. It does not use the model's other defaults.
-_DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+# The sampling parameters for which a router uses the model's default if a client does not set them. The model's other
+# defaults are neither checked nor used.
+DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def model_problem(model: GetModelResponse) -> str | None:
@@ -223,7 +224,7 @@ def _logprobs_problem(logprobs: Sequence[TokenLogprobs], num_tokens: int) -> str
 
 def _defaults_problem(defaults: SamplingParams) -> str | None:
     filled_in = SamplingParams()
-    for name in _DEFAULTED:
+    for name in DEFAULTED:
         if defaults.HasField(name):  # type: ignore[arg-type]
             setattr(filled_in, name, getattr(defaults, name))
     try:
