@@ -46,7 +46,7 @@ NODE_CLIENTS := tests/clients/node
 NODE_PAGE := tests/page/node
 PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
-.PHONY: help serve test test-slow fuzz clients lint protos chart-schema settings-reference access-table metrics-reference observability house demo-model clean \
+.PHONY: help serve test test-slow fuzz clients lint protos chart-schema settings-reference access-table metrics-reference observability rooms demo-model clean \
   bench-engine bench-cpu bench-peer bench-http-peer bench-aiperf bench-host bench-observation bench-overload bench-calibration bench-scheduler \
   bench-fleet bench-gpu bench-routing bench-faults bench-quotas bench-streaming bench-attacks bench-fairness
 .PHONY: help-files help-bench
@@ -70,7 +70,7 @@ help-files:
 	@echo 'make access-table         writes the tables of what callers need'
 	@echo 'make metrics-reference    writes the reference of the metrics'
 	@echo 'make observability        writes the Grafana dashboards, and the copies of dashboards and rules in the chart'
-	@echo 'make house                draws the rooms and their imports into docs/architecture.md'
+	@echo 'make rooms                draws the rooms and their imports into docs/architecture.md'
 	@echo 'make demo-model           trains the demo model'
 
 help-bench:
@@ -119,7 +119,7 @@ lint: $(DEV_STAMP)
 	@$(BIN)/python -m deploy.lint.access_table --check
 	@$(BIN)/python -m deploy.lint.metrics_reference --check
 	@$(BIN)/python -m deploy.lint.observability --check
-	@$(BIN)/python -m deploy.lint.house --check
+	@$(BIN)/python -m deploy.lint.rooms --check
 	@$(BIN)/python -m deploy.lint.plain_words
 	@deploy/lint/buf.sh $(BUF)
 	@deploy/lint/page_types.sh $(TYPESCRIPT)
@@ -142,8 +142,8 @@ metrics-reference: $(DEV_STAMP)
 observability: $(DEV_STAMP)
 	@$(BIN)/python -m deploy.lint.observability
 
-house: $(DEV_STAMP)
-	@$(BIN)/python -m deploy.lint.house
+rooms: $(DEV_STAMP)
+	@$(BIN)/python -m deploy.lint.rooms
 
 demo-model: $(DEV_STAMP)
 	@$(BIN)/python deploy/demo/train.py

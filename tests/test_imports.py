@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.lint import house
+from deploy.lint.rooms import arrows
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -238,10 +238,10 @@ def test_a_room_imports_only_rooms_that_it_may(package: str) -> None:
 @pytest.mark.parametrize("package", ROOMS)
 def test_rooms_within_rooms_are_of_one_size_and_have_no_cycle(package: str) -> None:
     folder = REPOSITORY / OURS[package] / package
-    for room in house.arrows(folder, inner=True):
+    for room in arrows(folder, inner=True):
         files = [file for file in (folder / room.replace(".", "/")).glob("*.py") if file.name != "__init__.py"]
         assert "." not in room or 3 <= len(files) <= 15, f"{room} has {len(files)} modules"
-    assert sum("." not in room for room in house.arrows(folder)) <= 9 or package == "trunkline_bench"
+    assert sum("." not in room for room in arrows(folder)) <= 9 or package == "trunkline_bench"
 
 
 def room_of(name: str, rooms: Container[str]) -> str:

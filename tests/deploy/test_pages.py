@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.lint import house, plain_words
+from deploy.lint import plain_words
+from deploy.lint.rooms import reachable, reduced
 from trunkline_router.access.identity.identity import Role
 from trunkline_router.access.identity.needed_roles import METHODS, PATHS, role_of
 
@@ -45,8 +46,8 @@ def test_the_first_page_is_read_to_its_end() -> None:
 
 def test_an_arrow_that_follows_from_others_is_not_drawn() -> None:
     arrows = {"api": {"routing", "workers"}, "workers": {"routing"}, "routing": set[str]()}
-    assert house.reduced(arrows) == {"api": {"workers"}, "workers": {"routing"}, "routing": set()}
-    assert house.reachable(arrows, "api") == {"routing", "workers"}
+    assert reduced(arrows) == {"api": {"workers"}, "workers": {"routing"}, "routing": set()}
+    assert reachable(arrows, "api") == {"routing", "workers"}
 
 
 @pytest.mark.parametrize(

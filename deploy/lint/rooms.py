@@ -75,7 +75,7 @@ def drawing(package: Path) -> str:
 
 def main() -> None:
     text = "\n".join(drawing(REPOSITORY / package) for package in PACKAGES)
-    update(PAGE, "rooms", f"\n{text}\n", "make house")
+    update(PAGE, "rooms", f"\n{text}\n", "make rooms")
 
 
 if __name__ == "__main__":
