@@ -5,13 +5,7 @@ from collections.abc import Callable
 from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.loading import LoadedModel
-from trunkline_worker.runner.step_thread import (
-    InlineExecutor,
-    QueueingExecutor,
-    StepRunner,
-    ThreadedExecutor,
-    WaitingExecutor,
-)
+from trunkline_worker.runner.step_thread import InlineExecutor, QueueingExecutor, StepRunner, ThreadedExecutor
 from trunkline_worker.runner.torch_runner import TorchRunner
 from trunkline_worker.settings import EngineSettings
 
@@ -37,7 +31,9 @@ def step_runner(
     return runner
 
 
-def executor_for(runner: StepRunner, settings: EngineSettings, device_type: str) -> InlineExecutor | WaitingExecutor:
+def executor_for(
+    runner: StepRunner, settings: EngineSettings, device_type: str
+) -> InlineExecutor | QueueingExecutor | ThreadedExecutor:
     """The executor that suits a runner. By default only a GPU is given a step while another one runs."""
     run_ahead = settings.run_ahead if settings.run_ahead is not None else int(device_type == "cuda")
     if runner.queues:
