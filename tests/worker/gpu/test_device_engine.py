@@ -14,7 +14,6 @@ from tests.worker.device.models import inventions, model_of, spec_of
 from tests.worker.device.session import Session
 from tests.worker.engine_rig import make_submit
 from trunkline.engine.v1.engine_pb2 import EngineRequest
-from trunkline_worker.engine import engine_process
 from trunkline_worker.engine.engine_process import build_engine
 from trunkline_worker.runner.gpu.gpu_runner import GpuRunner
 from trunkline_worker.settings import EngineSettings
@@ -63,7 +62,8 @@ def test_the_schedulers_plans_keep_the_rules(options: dict[str, Any], monkeypatc
     spec = spec_of("qwen3-0.6b", layers=1)
     device = FakeDevice(H200, inventions(spec, seed=2))
     monkeypatch.setattr(
-        engine_process, "QueueingExecutor", lambda runner, run_ahead: LaunchingExecutor(device, runner, run_ahead)
+        "trunkline_worker.engine.step_runner.QueueingExecutor",
+        lambda runner, run_ahead: LaunchingExecutor(device, runner, run_ahead),
     )
     prefix = [draw.randrange(spec.vocab_size) for _ in range(600)]
     with device.running():
