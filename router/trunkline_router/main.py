@@ -1,7 +1,4 @@
-"""`trunkline-router`: routes clients' requests to workers.
-
-Reads the settings, with few imports: `--help` and an invalid setting are answered at once.
-"""
+"""`trunkline-router`: routes clients' requests to workers."""
 
 import sys
 from collections.abc import Sequence
@@ -13,11 +10,10 @@ from trunkline_router.request.model_aliases import aliases_problem
 from trunkline_router.settings import EXIT_CANNOT_START, RouterSettings, address_problem, sharing_problem
 from trunkline_runtime.settings import load_settings
 
-DESCRIPTION = "`trunkline-router`: routes clients' requests to workers."
-
 
 def main() -> None:
     settings = router_settings(sys.argv[1:])
+    # What runs a router is imported now: before, --help and an invalid setting are answered at once.
     if settings.processes > 1:
         from trunkline_router.processes import supervise
 
@@ -29,7 +25,7 @@ def main() -> None:
 
 def router_settings(arguments: Sequence[str]) -> RouterSettings:
     """Reads the settings. If one is invalid, prints one line to standard error and exits with status 2."""
-    settings = load_settings(RouterSettings, arguments, prog="trunkline-router", description=DESCRIPTION)
+    settings = load_settings(RouterSettings, arguments, prog="trunkline-router", description=__doc__ or "")
     allow_plaintext = settings.tls.allow_plaintext
     problem = (
         address_problem(settings.workers)

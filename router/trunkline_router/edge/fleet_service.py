@@ -2,7 +2,7 @@
 
 ExplainRoute and ListWorkers must not reveal one tenant's prompts to another. The number of cached blocks would tell
 whether a prompt was new, so it is left out. Numbers that depend on waiting or running requests are rounded to one
-significant digit. WatchFleet and GetRequest have the exact numbers, for operators alone (`lookup/viewer.py`).
+significant digit. WatchFleet and GetRequest have the exact numbers, for operators alone (`observe/lookup/viewer.py`).
 """
 
 import re

@@ -4,7 +4,7 @@ depends on a device or a socket.
 A step is filled in this order, under one token budget: sequences with one token to compute, by rank; then, lane by
 lane, chunks of prompts that have been begun, and waiting sequences. Chunks are cut so that the step stays under its
 target time (step_cost.py). waiting.py and fair_share.py give the order of waiting sequences; admission.py decides
-whether one fits; the batching policy (batching/policy.py) decides when sequences may join at all.
+whether one fits; the batching policy (scheduler/batching/policy.py) decides when sequences may join at all.
 
 When the pool runs dry a sequence of lower rank is preempted: its blocks are released (they stay reusable until taken)
 and it computes again later. No sequence is admitted in a step that preempted for growth. The highest rank always
