@@ -1,8 +1,8 @@
 """Runs several processes of one router on the same ports: starts them, restarts those that die, stops them together.
 
 The kernel distributes connections among them (SO_REUSEPORT). They share nothing else but a directory with their metrics
-(observe/scraping/snapshot_files.py) and sockets for their requests (observe/lookup/sibling_requests.py): to workers, each
-is a router.
+(observe/scraping/snapshot_files.py) and sockets for their requests (observe/lookup/sibling_requests.py). To workers, a
+process is a router of its own.
 """
 
 import asyncio
