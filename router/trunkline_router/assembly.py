@@ -12,7 +12,6 @@ from starlette.types import ASGIApp
 from trunkline.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from trunkline_router.access.access import Access
-from trunkline_router.access.gate.freed_memory import return_freed_memory
 from trunkline_router.access.gate.open_calls import request_bounds
 from trunkline_router.access.gate.request_gate import RequestGate
 from trunkline_router.access.gate.request_size import MAX_REQUEST_BYTES
@@ -157,10 +156,6 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     page = FleetEndpoints(watch, worker_drain, PageFiles())
     http = _http_server(settings, inference, access, gate, tls, scrape, page, store, is_port_shared=is_port_shared)
 
-    def in_and_freed() -> tuple[int, int]:
-        in_requests, of_requests = gate.large_requests()
-        return in_requests, of_requests + dispatcher.backlog.deferred_frees.freed_bytes
-
     background = (
         shared.run,
         _membership(settings, pools, fleet, renderers, rng),
@@ -170,7 +165,6 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
         *(() if siblings is None else (siblings.run,)),
         *(() if routers is None else (routers.run,)),
         *(() if place is None else (scrape.run,)),
-        partial(return_freed_memory, in_and_freed),
         *(() if store is None else (store.run,)),
     )
     return Router(settings, pools, shared, server, http, service, renderers, scrape, background)

@@ -8,7 +8,6 @@ import uvloop
 
 from trunkline.tls_files import TlsFileError
 from trunkline_router.access.access import Access
-from trunkline_router.access.gate.freed_memory import keep_freed_memory
 from trunkline_router.access.identity.authenticator import Authenticator, authenticator_of
 from trunkline_router.access.identity.fleet_secret import LEAST_SECRET_BYTES, derived_key, read_fleet_secret
 from trunkline_router.access.identity.identity import IdentityError
@@ -44,7 +43,6 @@ def run(settings: RouterSettings, shared_port: "SharedPort | None" = None) -> in
     """Serves until a signal; returns the exit status."""
     configure_logging("router", router=settings.name)
     tracing = open_tracing("trunkline-router", settings.name)
-    keep_freed_memory()
     status = 0
     try:
         tenants = read_tenants(settings.tenants)

@@ -143,6 +143,15 @@ def test_the_routers_image_has_no_torch_and_the_workers_has() -> None:
     )
 
 
+def test_the_routers_image_returns_freed_memory_with_jemalloc() -> None:
+    found = instructions(DOCKERFILES[0])
+    (at,) = [at for at, (name, rest) in enumerate(found) if name == "ENV" and "LD_PRELOAD" in rest]
+    settings = dict(entry.split("=") for entry in shlex.split(found[at][1]))
+    assert settings["LD_PRELOAD"] == "libjemalloc.so.2"
+    assert "dirty_decay_ms" in settings["MALLOC_CONF"]
+    assert any(name == "RUN" and "libjemalloc2" in rest for name, rest in found[:at]), "before it is preloaded"
+
+
 def test_a_package_is_found_however_far_behind_the_one_that_asks_for_it() -> None:
     router = reached(asks(DOCKERFILES[0]))
     assert router["markupsafe"] == "jinja2", "which is asked for by name"

@@ -35,7 +35,6 @@ class HeldBytes:
         self._of_path: Counter[Path] = Counter()  # by host, by connection, and by tenant on a connection
         self._held: dict[_Held, None] = {}  # oldest first
         self.num_bytes = 0
-        self.bytes_so_far = 0
 
     @contextmanager
     def holding(self, num_bytes: int, sender: Sender, give_up: Callable[[RequestRefused], object]) -> Iterator[None]:
@@ -53,7 +52,6 @@ class HeldBytes:
         held = _Held(num_bytes, sender, give_up)
         self._held[held] = None
         self._count(held, num_bytes)
-        self.bytes_so_far += num_bytes
         try:
             yield
         finally:

@@ -64,10 +64,6 @@ class RequestGate:
         self.turns = MessageTurns()
         self.refused = refused or RefusedCalls()
 
-    def large_requests(self) -> tuple[int, int]:
-        """Two counts of bytes on the wire: large requests in memory, and all large requests so far."""
-        return self.held.num_bytes, self.held.bytes_so_far
-
     def enter(self, method: str, context: Context) -> "Passage":
         """Admits a new call. Raises RequestRefused (UNAUTHENTICATED, FORBIDDEN, OVERLOADED or INVALID_REQUEST)."""
         started_s, tenant = time.monotonic(), ""
