@@ -1,9 +1,11 @@
-"""The output of one choice so far: all that another worker needs to continue it."""
+"""The output of a request so far: all that another worker needs to continue it."""
 
+import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk
+from trunkline.v1.inference_pb2 import PromptInfo, Usage
 from trunkline.v1.worker_pb2 import Resume
 
 UNFINISHED = FinishReason.FINISH_REASON_UNSPECIFIED  # once: the enum looks up each name that it is asked for
@@ -63,3 +65,80 @@ class Ledger:
         if not self.num_tokens and not self.text_bytes:
             return None
         return Resume(output_token_ids=self.tokens, text_bytes_sent=self.text_bytes)
+
+
+class AnswerLedger:
+    """The ledgers of a request's choices.
+
+    max_bytes: beyond it the tokens are dropped, and the answer can no longer move to another worker; None: no limit.
+    """
+
+    __slots__ = ("_most_tokens", "can_resume", "completion_tokens", "ledgers", "num_unfinished", "prompt_known")
+
+    def __init__(self, choices: int, max_bytes: int | None = None) -> None:
+        self.ledgers = [Ledger() for _ in range(choices)]
+        self.completion_tokens = 0  # of all choices
+        self.num_unfinished = choices
+        self.prompt_known = False  # the prompt's report has arrived
+        self.can_resume = True  # another worker could continue the answer
+        self._most_tokens = sys.maxsize if max_bytes is None else max_bytes // TOKEN_BYTES
+
+    @property
+    def has_output(self) -> bool:
+        """Whether any part of the answer has arrived. If so, only an equal worker may continue it."""
+        return self.prompt_known or any(ledger.num_tokens or ledger.finished for ledger in self.ledgers)
+
+    @property
+    def num_output(self) -> int:
+        """Tokens of the longest unfinished choice: a worker needs room for them in addition to the prompt."""
+        return max((ledger.num_tokens for _, ledger in self.unfinished()), default=0)
+
+    def longest_output(self) -> "array[int] | None":
+        """The output tokens of the longest unfinished choice; None if it has none."""
+        longest = max((ledger for _, ledger in self.unfinished()), key=lambda ledger: ledger.num_tokens)
+        return longest.tokens or None
+
+    def unfinished(self) -> Iterator[tuple[int, Ledger]]:
+        """The unfinished choices, as (choice, ledger) pairs."""
+        return ((choice, ledger) for choice, ledger in enumerate(self.ledgers) if not ledger.finished)
+
+    def add(self, chunk: OutputChunk) -> int:
+        """Adds a chunk; returns its token count. Raises OutOfOrder, and adds nothing, if it is not the next one."""
+        try:
+            ledger = self.ledgers[chunk.index]
+        except IndexError:
+            raise OutOfOrder(f"output came for choice {chunk.index} of {len(self.ledgers)}") from None
+        num_tokens = ledger.add(chunk)
+        self.completion_tokens += num_tokens
+        if ledger.finished:
+            self.num_unfinished -= 1
+        if self.completion_tokens > self._most_tokens:
+            self.forget()
+        return num_tokens
+
+    def claim(self, choice: int, token_ids: Sequence[int], text_bytes: int, *, finished: bool) -> None:
+        """Replaces a choice's ledger by the output that a client claims to have."""
+        known = self.ledgers[choice]
+        ledger = self.ledgers[choice] = Ledger.claimed(token_ids, text_bytes, finished=finished)
+        # The claim may leave out the tokens of a finished choice, so the count must not fall.
+        ledger.num_tokens = max(known.num_tokens, ledger.num_tokens)
+        self.completion_tokens += ledger.num_tokens - known.num_tokens
+        self.num_unfinished += known.finished - finished
+        if self.completion_tokens > self._most_tokens:
+            self.forget()
+
+    def forget(self) -> None:
+        """Frees the tokens' memory. The answer can no longer be continued on another worker."""
+        if self.can_resume:
+            self.can_resume = False
+            for ledger in self.ledgers:
+                ledger.forget()
+
+    def usage(self, prompt: PromptInfo, resumptions: int) -> Usage:
+        """Token counts for billing."""
+        return Usage(
+            prompt_tokens=prompt.prompt_tokens,
+            cached_tokens=prompt.cached_tokens,
+            completion_tokens=self.completion_tokens,
+            resumptions=resumptions,
+        )

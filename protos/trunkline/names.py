@@ -1,6 +1,24 @@
-"""Names of the contract's enum values in flags, files, logs and the Python client."""
+"""Names of the contract: keys of the calls' metadata, and enum values in flags, files, logs and the Python client."""
 
+from collections.abc import Iterable
+
+from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import FinishReason, Lane
+
+TENANT_KEY = "x-trunkline-tenant"  # the tenant's name
+SESSION_KEY = "x-trunkline-session"  # groups requests, for example by conversation
+AUTHORIZATION_KEY = "authorization"  # "Bearer " and the client's API key or token
+PROOF_KEY = "x-trunkline-proof"  # see proof.py
+PROOF_KEY_ID_KEY = "x-trunkline-proof-key-id"  # in hex; identifies the key of the proof
+
+
+def only_value(metadata: Iterable[tuple[str, str | bytes]] | None, key: str) -> str:
+    """The value of a key in a call's metadata; "" if the key is absent. Raises RequestRefused (INVALID_REQUEST) if it
+    is given more than once: two components might each use a different one of the values."""
+    given = [str(value) for name, value in metadata or () if name == key]
+    if len(given) > 1:
+        raise invalid(key, "is given more than once")
+    return given[0] if given else ""
 
 
 def lane_name(lane: "Lane.ValueType") -> str:

@@ -7,8 +7,8 @@ does not disclose the key.
 import hmac
 from collections.abc import Iterable
 
-from trunkline.grant_keys import GrantKeys, key_id
-from trunkline.metadata import PROOF_KEY, PROOF_KEY_ID_KEY
+from trunkline.grant import GrantKeys, key_id
+from trunkline.names import PROOF_KEY, PROOF_KEY_ID_KEY
 from trunkline.status import CODE_UNAUTHENTICATED, UNAUTHENTICATED, RequestRefused
 
 WINDOW_S = 10.0  # greatest age of a proof, and greatest difference of the clocks

@@ -3,11 +3,16 @@
 import sys
 from collections.abc import Sequence
 
-from trunkline.grant_keys import grant_key_problem
+from trunkline.grant import grant_key_problem
 from trunkline_router.access.identity.fleet_secret import read_fleet_secret
 from trunkline_router.access.identity.identity import IdentityError
-from trunkline_router.request.model_aliases import aliases_problem
-from trunkline_router.settings import EXIT_CANNOT_START, RouterSettings, address_problem, sharing_problem
+from trunkline_router.settings import (
+    EXIT_CANNOT_START,
+    RouterSettings,
+    address_problem,
+    aliases_problem,
+    sharing_problem,
+)
 from trunkline_runtime.settings import load_settings
 
 

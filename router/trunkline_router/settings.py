@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trunkline.grant_keys import GrantKeys
+from trunkline.grant import GrantKeys
 from trunkline_router.access.gate.open_calls import MAX_CALLS, MAX_TENANT_CALLS
 from trunkline_router.address import DNS_PREFIX, is_address
 from trunkline_router.http_settings import HttpSettings
@@ -15,6 +15,7 @@ from trunkline_runtime.instance_name import instance_name
 from trunkline_runtime.settings import setting
 from trunkline_runtime.tls_settings import ServerTlsSettings
 
+ALLOWED_ALIASES = "allowed: NAME=MODEL, where only the last character of NAME may be *"
 EXIT_CANNOT_START = 2  # the status of a process that cannot start with its settings or files
 
 
@@ -180,4 +181,18 @@ def address_problem(workers: Sequence[str]) -> str | None:
                 f"--workers={entry} is not host:port or dns:name:port; "
                 "allowed: host:port or dns:name:port with a port of 1 to 65535"
             )
+    return None
+
+
+def aliases_problem(entries: Sequence[str]) -> str | None:
+    """Returns what is wrong with --model-aliases, in one line; None if it is valid."""
+    pairs = [(name, model) for name, _, model in (entry.partition("=") for entry in entries)]
+    names = [name for name, _ in pairs]
+    for entry, (name, model) in zip(entries, pairs, strict=True):
+        if not name or not model or "*" in name[:-1] + model or name.strip() != name or model.strip() != model:
+            return f"--model-aliases: {entry!r} is no alias; {ALLOWED_ALIASES}"
+        if names.count(name) > 1:
+            return f"--model-aliases: {name!r} is there twice; each NAME may be there once"
+        if model in names:
+            return f"--model-aliases: {entry!r}: {model!r} is an alias itself; MODEL must be a served name"
     return None

@@ -2,8 +2,7 @@
 
 import pytest
 
-from trunkline.answer_ledger import AnswerLedger
-from trunkline.ledger import OutOfOrder
+from trunkline.ledger import AnswerLedger, OutOfOrder
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk
 from trunkline.v1.inference_pb2 import PromptInfo, Usage
 

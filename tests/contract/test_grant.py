@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from trunkline.grant import open_grant, sign_grant
-from trunkline.grant_keys import LEAST_KEY_BYTES, GrantKeys, grant_key_problem, key_id
+from trunkline.grant import LEAST_KEY_BYTES, GrantKeys, grant_key_problem, key_id, open_grant, sign_grant
 from trunkline.status import FORBIDDEN, INVALID_REQUEST, RequestRefused
 from trunkline.v1.generation_pb2 import Lane, SamplingParams
 from trunkline.v1.worker_pb2 import Grant, Resume, Submit

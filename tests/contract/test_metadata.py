@@ -2,8 +2,7 @@
 
 import pytest
 
-from trunkline.metadata import SESSION_KEY, TENANT_KEY, only_value
-from trunkline.names import finish_name, lane_name
+from trunkline.names import SESSION_KEY, TENANT_KEY, finish_name, lane_name, only_value
 from trunkline.status import INVALID_REQUEST, RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, Lane
 from trunkline.validation import LANES, MAX_SESSION_BYTES, MAX_TENANT_BYTES, session_problem, tenant_problem

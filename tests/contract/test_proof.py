@@ -4,8 +4,8 @@ import hmac
 
 import pytest
 
-from trunkline.grant_keys import GrantKeys, key_id
-from trunkline.metadata import PROOF_KEY, PROOF_KEY_ID_KEY
+from trunkline.grant import GrantKeys, key_id
+from trunkline.names import PROOF_KEY, PROOF_KEY_ID_KEY
 from trunkline.proof import WINDOW_S, check_proof, proof_metadata
 from trunkline.status import UNAUTHENTICATED, RequestRefused
 

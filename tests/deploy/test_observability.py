@@ -32,7 +32,7 @@ from tests.metrics_page import Row, documented, rows
 from trunkline_cli import launcher, main
 from trunkline_cli.plan import ClusterPlan
 from trunkline_router.observe.tracing.request_traces import RESUMED, SLOW
-from trunkline_router.record.request_outcomes import FAILED
+from trunkline_router.record.request_record import FAILED
 
 RUNBOOKS = REPOSITORY / "docs" / "runbooks.md"
 RULE_TESTS = OBSERVABILITY / "rules_test.yaml"

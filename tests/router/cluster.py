@@ -13,7 +13,7 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, Re
 from grpc_status.rpc_status import from_call
 
 from tests.router.fake_worker import FakeWorker
-from trunkline.grant_keys import GrantKeys
+from trunkline.grant import GrantKeys
 from trunkline.v1.fleet_pb2_grpc import FleetServiceStub, add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
@@ -46,11 +46,11 @@ from trunkline_router.quotas.shared_state.state import SharedState
 from trunkline_router.quotas.stores.embedded_store import EmbeddedStore
 from trunkline_router.record.refused_calls import RefusedCalls
 from trunkline_router.record.request_observer import RequestObserver
-from trunkline_router.request.api.inference import Inference
-from trunkline_router.request.dispatch.dispatch import Dispatcher
-from trunkline_router.request.failover.failover import FailoverLimits
-from trunkline_router.request.model_aliases import ModelAliases
-from trunkline_router.request.streaming.backlog import Backlog
+from trunkline_router.request.client_buffer import Backlog
+from trunkline_router.request.dispatch import Dispatcher
+from trunkline_router.request.failover import FailoverLimits
+from trunkline_router.request.inference import Inference
+from trunkline_router.request.prepare import ModelAliases
 from trunkline_router.routing.routing_policy import PolicyName, RoutingPolicy
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext, LinkLimits

@@ -15,7 +15,7 @@ from trunkline import Client
 from trunkline.client.client import Piece
 from trunkline.v1.inference_pb2 import ChoiceLedger, DirectLost, GenerateRequest, GrantRequest, GrantResponse, TokenIds
 from trunkline.v1.worker_pb2 import Resume
-from trunkline_router.request.api.grant_charge import GrantCharge
+from trunkline_router.request.grant_charge import GrantCharge
 
 KEY = b"a key of thirty-two bytes, or so"
 PROMPT = list(range(10, 30))

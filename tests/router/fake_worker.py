@@ -10,8 +10,7 @@ import grpc
 
 from tests.router.tokenizer_files import EOS, VOCAB_SIZE, tokenizer_files
 from trunkline.block_hash import prompt_hashes, root_hash
-from trunkline.grant import open_grant
-from trunkline.grant_keys import GrantKeys, key_id
+from trunkline.grant import GrantKeys, key_id, open_grant
 from trunkline.proof import check_proof
 from trunkline.protocol import ENDS_TOLD_SINCE, MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
 from trunkline.status import RequestRefused, no_worker

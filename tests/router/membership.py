@@ -12,8 +12,8 @@ from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceS
 from trunkline_router.access.access import Access
 from trunkline_router.edge.inference_service import InferenceService
 from trunkline_router.prompts.render_pool import RenderPool
-from trunkline_router.request.api.inference import Inference
-from trunkline_router.request.dispatch.dispatch import Dispatcher
+from trunkline_router.request.dispatch import Dispatcher
+from trunkline_router.request.inference import Inference
 from trunkline_router.workers.discovery.address_sources import Addresses, Source, watch_name
 from trunkline_router.workers.discovery.membership import Membership
 from trunkline_router.workers.link_context import LinkContext

@@ -25,7 +25,7 @@ from trunkline_router.observe.recent.recent_requests import RecentRequests
 from trunkline_router.observe.scraping.metric_sources import label_rules
 from trunkline_router.observe.tracing.request_traces import RequestTraces
 from trunkline_router.record.request_observer import RequestObserver
-from trunkline_router.request.failover.failover import FailoverLimits
+from trunkline_router.request.failover import FailoverLimits
 from trunkline_runtime.telemetry.otlp_spans import SpanSource
 from trunkline_runtime.telemetry.span_queue import span_queue
 from trunkline_runtime.tracing import SCOPE

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trunkline.grant_keys import grant_key_problem
+from trunkline.grant import grant_key_problem
 from trunkline_runtime.settings import setting
 from trunkline_runtime.tls_settings import ServerTlsSettings, is_loopback, needs_problem
 from trunkline_worker.settings import EngineSettings

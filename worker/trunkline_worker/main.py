@@ -10,7 +10,7 @@ from pathlib import Path
 import uvloop
 
 from trunkline.engine.v1.engine_pb2 import EngineStep
-from trunkline.grant_keys import GrantKeys
+from trunkline.grant import GrantKeys
 from trunkline.protocol import MIN_ROUTER_PROTOCOL, MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
 from trunkline.tls_files import TlsFileError
 from trunkline.v1.worker_pb2 import GetModelResponse

@@ -22,7 +22,7 @@ from typing import Any
 import grpc
 
 from trunkline.errors import error_of
-from trunkline.metadata import TENANT_KEY
+from trunkline.names import TENANT_KEY
 from trunkline.status import QUOTA_EXCEEDED
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, TokenIds

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 
 from trunkline.loopback import is_local
-from trunkline.metadata import AUTHORIZATION_KEY
+from trunkline.names import AUTHORIZATION_KEY
 from trunkline.tls import ClientTls
 
 # A key, or a function that returns the current one: tokens such as JWTs expire.

@@ -10,7 +10,7 @@ from trunkline.client.api_key import ApiKey, KeySource, Metadata, check_transpor
 from trunkline.client.retries import Tries
 from trunkline.errors import DeadlineExceeded, TrunklineError
 from trunkline.loopback import is_local
-from trunkline.metadata import SESSION_KEY, TENANT_KEY
+from trunkline.names import SESSION_KEY, TENANT_KEY
 from trunkline.tls import ClientTls
 from trunkline.validation import session_problem, tenant_problem
 

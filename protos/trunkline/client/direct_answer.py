@@ -1,8 +1,7 @@
 """A direct client's answer: the output that has arrived, from whichever workers, as responses of a router."""
 
-from trunkline.answer_ledger import AnswerLedger
 from trunkline.client.worker_streams import Lost
-from trunkline.ledger import OutOfOrder
+from trunkline.ledger import AnswerLedger, OutOfOrder
 from trunkline.v1.generation_pb2 import RequestError
 from trunkline.v1.inference_pb2 import (
     ChoiceLedger,

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from trunkline.metadata import TENANT_KEY, only_value
+from trunkline.names import TENANT_KEY, only_value
 from trunkline.status import (
     CODE_PERMISSION_DENIED,
     CODE_UNAUTHENTICATED,

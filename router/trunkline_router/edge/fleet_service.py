@@ -39,7 +39,7 @@ from trunkline_router.observe.lookup.request_book import Kind
 from trunkline_router.observe.watch.fleet_watch import FleetWatch
 from trunkline_router.observe.watch.worker_drain import WorkerDrain
 from trunkline_router.observe.watch.worker_tile import shown_state
-from trunkline_router.request.call_charge import charged_call
+from trunkline_router.request.inference import charged_call
 from trunkline_router.request.prepare import Preparer
 from trunkline_router.request.request_call import RequestCall
 from trunkline_router.routing.policy import Candidate

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from trunkline.metadata import SESSION_KEY, TENANT_KEY
+from trunkline.names import SESSION_KEY, TENANT_KEY
 from trunkline.status import RequestRefused, internal, invalid
 from trunkline.v1.inference_pb2 import GenerateRequest, PromptInfo
 from trunkline_router.access.access import CREDENTIAL_KEY, Access
@@ -24,7 +24,7 @@ from trunkline_router.edge.rate_limit_headers import rate_limit_headers
 from trunkline_router.record.error_statuses import JSON_TYPE, Header
 from trunkline_router.record.request_observer import new_record
 from trunkline_router.record.request_record import HTTP
-from trunkline_router.request.api.inference import Inference
+from trunkline_router.request.inference import Inference
 from trunkline_router.request.request_call import NO_EXTRAS, Extras, RequestCall
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.telemetry.trace_context import new_trace_id

@@ -7,7 +7,7 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
-from trunkline.grant_keys import GrantKeys
+from trunkline.grant import GrantKeys
 from trunkline.status import invalid
 from trunkline.v1.inference_pb2 import (
     DetokenizeRequest,
@@ -25,11 +25,10 @@ from trunkline_router.access.access import Access, Context
 from trunkline_router.access.caller import Caller, forbidden
 from trunkline_router.prompts.token_ids import detokenize_response, tokenize_response
 from trunkline_router.record.request_record import GRANT, GRANTED, RequestRecord
-from trunkline_router.request.api.grant_charge import GrantCharge
-from trunkline_router.request.api.granting import Granter
-from trunkline_router.request.api.inference import Inference
-from trunkline_router.request.prepared_request import PreparedRequest
-from trunkline_router.request.request_call import RequestCall
+from trunkline_router.request.grant_charge import GrantCharge
+from trunkline_router.request.granting import Granter
+from trunkline_router.request.inference import Inference
+from trunkline_router.request.request_call import PreparedRequest, RequestCall
 
 GENERATE_RPC, GRANT_RPC = (f"trunkline.v1.InferenceService/{method}" for method in ("Generate", "Grant"))
 FIRST_MESSAGE_S = 10.0  # a Grant call that sends nothing for this long is ended: otherwise it would stay open forever

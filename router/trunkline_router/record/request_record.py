@@ -9,6 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from trunkline.status import (
+    CONTEXT_LENGTH_EXCEEDED,
+    DEADLINE_EXCEEDED,
+    FORBIDDEN,
+    INTERNAL,
+    INVALID_REQUEST,
+    MODEL_NOT_FOUND,
+    NO_WORKER,
+    OVERLOADED,
+    QUARANTINED,
+    QUOTA_EXCEEDED,
+    UNAUTHENTICATED,
+)
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import Timeline
 from trunkline_router.routing.policy import RoutePlan
@@ -318,3 +331,39 @@ class RequestListener(Protocol):
         """Reads the record, and may keep it. Called on the event loop, so it must be quick. Plans, sampling
         parameters and all but a few timelines are dropped from the record once all listeners were told."""
         ...
+
+
+OK, REFUSED, FAILED = "ok", "refused", "failed"  # results; and CANCELLED
+REFUSALS = frozenset(
+    {
+        *(INVALID_REQUEST, CONTEXT_LENGTH_EXCEEDED, MODEL_NOT_FOUND, UNAUTHENTICATED, FORBIDDEN),
+        *(OVERLOADED, QUOTA_EXCEEDED, QUARANTINED),
+    }
+)
+FAILURES = frozenset({NO_WORKER, DEADLINE_EXCEEDED, INTERNAL})
+REASONS = REFUSALS | FAILURES
+_WORTH_A_LOOK = FAILURES | {OVERLOADED, QUARANTINED, UNKNOWN}
+
+
+def result_of(outcome: str) -> str:
+    """The kind of an outcome: OK, REFUSED, FAILED, also for unknown errors, or CANCELLED."""
+    if outcome in REFUSALS:
+        return REFUSED
+    if outcome.isupper():
+        return FAILED
+    return CANCELLED if outcome == CANCELLED else OK
+
+
+def is_worth_a_look(record: RequestRecord) -> bool:
+    """Whether the request may have failed through no fault of its client."""
+    return record.outcome in _WORTH_A_LOOK and not record.fell_behind
+
+
+PROVIDER = "trunkline"
+CHAT, COMPLETION = "chat", "text_completion"
+_CHAT_ENDPOINTS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+
+
+def operation_of(endpoint: str) -> str:
+    """CHAT or COMPLETION."""
+    return CHAT if endpoint in _CHAT_ENDPOINTS else COMPLETION

@@ -3,8 +3,8 @@
 import secrets
 import time
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, invalid
 from trunkline.v1.generation_pb2 import SamplingParams
@@ -22,15 +22,41 @@ from trunkline_router.quotas.shared_state.admission import LikelyUse
 from trunkline_router.quotas.shared_state.state import SharedState
 from trunkline_router.record.long_work import give_way
 from trunkline_router.record.request_record import CHECKS, MODEL, TOKENIZER, Interval
-from trunkline_router.request.model_aliases import ModelAliases
-from trunkline_router.request.prepared_request import PreparedRequest
-from trunkline_router.request.request_call import RequestCall
+from trunkline_router.request.request_call import PreparedRequest, RequestCall
 from trunkline_router.workers.claims.worker_claims import DEFAULTED
 from trunkline_router.workers.pool import Pool, Pools
 
 MAX_CACHE_SALT_BYTES = 256
 MOST_SHOWN = 128  # characters of a name in an error
 MOST_TOKENS = (1 << 31) - 1  # of prompt and output, for a model whose limits are not known
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAliases:
+    """Further names of served models, so that clients with a fixed model name can be served by another model.
+
+    `exact`: alias → model. `prefixes`: the same for aliases that end with *, without it, the longest first.
+    """
+
+    exact: Mapping[str, str] = field(default_factory=dict)
+    prefixes: Sequence[tuple[str, str]] = ()
+
+    @classmethod
+    def of(cls, entries: Sequence[str]) -> "ModelAliases":
+        """Returns the aliases of --model-aliases, in which aliases_problem() has found no mistake."""
+        pairs = [(name, model) for name, _, model in (entry.partition("=") for entry in entries)]
+        prefixes = [(name[:-1], model) for name, model in pairs if name.endswith("*")]
+        return cls(
+            {name: model for name, model in pairs if not name.endswith("*")},
+            sorted(prefixes, key=lambda pair: len(pair[0]), reverse=True),
+        )
+
+    def model_of(self, name: str) -> str | None:
+        """Returns the model that a name stands for; None if it is no alias. An exact name takes precedence over a
+        prefix, and a longer prefix over a shorter one. An empty name is no alias."""
+        if not name or name in self.exact:
+            return self.exact.get(name)
+        return next((model for prefix, model in self.prefixes if name.startswith(prefix)), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from trunkline.grant_keys import GrantKeys
+from trunkline.grant import GrantKeys
 from trunkline.proof import Metadata, proof_metadata
 from trunkline.tls import ClientTls
 from trunkline.v1.worker_pb2 import GetModelResponse

@@ -23,7 +23,7 @@ from trunkline.status import CODE_INTERNAL, CODE_RESOURCE_EXHAUSTED, INTERNAL, O
 from trunkline.v1.generation_pb2 import Lane, SamplingParams
 from trunkline_router.access.access import Access
 from trunkline_router.access.tenants import Tenant, Tenants
-from trunkline_router.request.failover.failover import FailoverLimits
+from trunkline_router.request.failover import FailoverLimits
 
 
 async def test_an_answer_streams_from_the_worker_and_reads_as_the_routers_would() -> None:

@@ -12,7 +12,7 @@ from tests.router.fake_worker import WORKER_DRAINS, FakeWorker
 from trunkline.client.grant_call import GrantCall
 from trunkline.errors import NoWorker, TrunklineError
 from trunkline.v1.inference_pb2 import GrantRequest
-from trunkline_router.request.api.granting import _Granting
+from trunkline_router.request.granting import _Granting
 from trunkline_router.routing.worker_state import InFlight
 from trunkline_router.workers.link_context import LinkLimits
 

@@ -12,9 +12,9 @@ from trunkline.status import INVALID_REQUEST, OVERLOADED, invalid
 from trunkline.v1.generation_pb2 import FinishReason, SamplingParams
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenIds, TokenizeRequest
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
-from trunkline_router.request.failover.failover import FailoverLimits
-from trunkline_router.request.streaming import client_buffer
-from trunkline_router.request.streaming.backlog import Backlog, Waiting
+from trunkline_router.request import client_buffer
+from trunkline_router.request.client_buffer import Backlog, ClientBuffer
+from trunkline_router.request.failover import FailoverLimits
 from trunkline_runtime.channel import open_channel
 
 PROMPT = list(range(10, 30))
@@ -248,7 +248,7 @@ class NotedBacklog(Backlog):
         super().__init__(max_bytes)
         self.most_bytes = self.most_wanted_bytes = 0
 
-    def grow(self, waiting: Waiting, more_bytes: int) -> None:
+    def grow(self, waiting: ClientBuffer, more_bytes: int) -> None:
         self.most_wanted_bytes = max(self.most_wanted_bytes, self.waiting_bytes + more_bytes)
         super().grow(waiting, more_bytes)
         self.most_bytes = max(self.most_bytes, self.waiting_bytes)

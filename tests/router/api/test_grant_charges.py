@@ -18,8 +18,8 @@ from trunkline.v1.worker_pb2 import GrantReport, WorkerServiceGenerateRequest
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.request.api.grant_charge import CLOCK_MARGIN_S, GrantCharge
-from trunkline_router.request.api.granting import MID_ANSWER_WAIT_S
+from trunkline_router.request.grant_charge import CLOCK_MARGIN_S, GrantCharge
+from trunkline_router.request.granting import MID_ANSWER_WAIT_S
 from trunkline_runtime.channel import open_channel
 
 FULL = RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, "full", retry_delay_ms=500)
@@ -112,7 +112,7 @@ async def test_an_answer_costs_what_the_worker_computed_whatever_its_client_says
 async def test_every_further_grant_is_paid_for_where_the_client_alone_says_that_the_last_is_void(
     claim: GrantRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trunkline_router.request.api.granting.MID_ANSWER_WAIT_S", 0.1)
+    monkeypatch.setattr("trunkline_router.request.granting.MID_ANSWER_WAIT_S", 0.1)
     workers = fakes("a", "b")
     async with limited(*workers, requests_per_minute=1) as router:
         call = Call(router, sampling=FIFTY)
@@ -161,7 +161,7 @@ async def test_the_middle_of_an_answer_is_worth_waiting_for_the_router_to_see_th
         return is_excused(self, within_s, hangs=hangs)
 
     monkeypatch.setattr(GrantCharge, "is_excused", noted)
-    monkeypatch.setattr("trunkline_router.request.api.granting.REPORT_WAIT_S", 0.0)
+    monkeypatch.setattr("trunkline_router.request.granting.REPORT_WAIT_S", 0.0)
     workers = fakes("a", "b")
     async with limited(*workers, requests_per_minute=1) as router:
         call = Call(router, sampling=FIFTY)
@@ -283,7 +283,7 @@ async def test_a_request_that_no_quota_ever_holds_in_full_goes_through_the_route
 async def test_what_is_too_long_to_be_granted_goes_through_the_router_on_one_quota(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trunkline_router.request.api.granting.MAX_FIRST_BYTES", 50)
+    monkeypatch.setattr("trunkline_router.request.granting.MAX_FIRST_BYTES", 50)
     (worker,) = fakes("a", answer=2)
     async with limited(worker, tokens_in_flight=100) as router, direct(router) as client:
         await client.complete(PROMPT, max_tokens=50)

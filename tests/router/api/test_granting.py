@@ -7,16 +7,15 @@ import pytest
 from tests.router.cluster import cluster, refusal, until
 from tests.router.direct_rig import KEY, PROMPT, Call, Reads, Stream, Timers, arrival, direct, fakes, lost
 from tests.router.tokenizer_files import VOCAB_SIZE
-from trunkline.grant import LIFETIME_S, open_grant
-from trunkline.grant_keys import GrantKeys
+from trunkline.grant import LIFETIME_S, GrantKeys, open_grant
 from trunkline.status import OVERLOADED
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import ChoiceLedger, DirectLost, DirectStarted, GenerateRequest, GrantRequest, TokenIds
 from trunkline_router.access.gate.held_bytes import ByteBounds
 from trunkline_router.access.gate.sender import sender_of
-from trunkline_router.request.api.grant_charge import CLOCK_MARGIN_S
-from trunkline_router.request.api.granting import MAX_GRANTS
-from trunkline_router.request.failover.failover import MAX_WITHOUT_PROGRESS
+from trunkline_router.request.failover import MAX_WITHOUT_PROGRESS
+from trunkline_router.request.grant_charge import CLOCK_MARGIN_S
+from trunkline_router.request.granting import MAX_GRANTS
 from trunkline_router.workers.link_context import LinkLimits
 from trunkline_router.workers.liveness import Liveness
 
@@ -75,11 +74,11 @@ async def test_grants_that_nobody_uses_hold_nothing_once_they_have_expired(monke
 async def test_what_grants_hold_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = fakes("a", "b", answer=2)
     async with cluster(*workers, grant_key=KEY) as router, direct(router) as client:
-        monkeypatch.setattr("trunkline_router.request.api.granting.MAX_ALL_BYTES", 300)
+        monkeypatch.setattr("trunkline_router.request.granting.MAX_ALL_BYTES", 300)
         call = Call(router, n=3)
         assert (await call.begin()).ByteSize() > 300
         assert (await call.refused(lost(1))).reason == "NO_WORKER"
-        monkeypatch.setattr("trunkline_router.request.api.granting.MAX_FIRST_BYTES", 300)
+        monkeypatch.setattr("trunkline_router.request.granting.MAX_FIRST_BYTES", 300)
         await client.complete(PROMPT, n=3)
         routed = [message for worker in workers for message in worker.messages if message.submits]
         assert len(routed) == 1, "what is too long to be granted goes through the router"

@@ -15,7 +15,7 @@ from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.observe.tracing.request_traces import RequestTraces
 from trunkline_router.record.request_observer import RequestObserver
-from trunkline_router.request.failover.failover import FailoverLimits
+from trunkline_router.request.failover import FailoverLimits
 from trunkline_runtime.telemetry.span_queue import Spans
 
 TRACE_ID, CALLER_SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -9,7 +9,7 @@ import pytest
 from tests.router.cluster import Cluster, router_before, tokens_of, until
 from tests.router.fake_worker import WORKER_DRAINS, FakeWorker
 from tests.router.previous_worker import PreviousWorker
-from trunkline.grant_keys import key_id
+from trunkline.grant import key_id
 from trunkline.protocol import PROTOCOL_VERSION
 from trunkline.v1.generation_pb2 import Lane
 from trunkline.v1.worker_pb2 import GetModelResponse

@@ -8,8 +8,8 @@ from tests.router.cluster import cluster
 from tests.router.fake_worker import FakeWorker
 from trunkline.status import QUARANTINED, RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline_router.request.failover.quarantine import Quarantine
 from trunkline_router.request.prepare import resolve_sampling
+from trunkline_router.request.suspicion import Quarantine
 
 PROMPT = array("i", [1, 2, 3])
 UNKNOWN_FIELD = bytes([0xC0, 0x3E, 7])  # number 1000, a varint

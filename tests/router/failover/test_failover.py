@@ -21,7 +21,7 @@ from trunkline.status import (
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline.v1.worker_pb2 import StepCostModel
-from trunkline_router.request.failover.failover import MAX_WITHOUT_PROGRESS, FailoverLimits
+from trunkline_router.request.failover import MAX_WITHOUT_PROGRESS, FailoverLimits
 from trunkline_router.workers.link_context import LinkLimits
 from trunkline_router.workers.worker_breaker import FAILURES_TO_OPEN
 from trunkline_router.workers.worker_health import LEAST_SHARE

@@ -21,16 +21,25 @@ from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import GetModelResponse, StepCostModel
 from trunkline_router.quotas.stores.convictions import CONVICTION_MS, Convictions
 from trunkline_router.quotas.stores.store import MAX_CONVICTIONS
-from trunkline_router.request.failover.failover import MAX_FULL, MAX_WITHOUT_PROGRESS, FailoverLimits, Recovery
-from trunkline_router.request.failover.quarantine import NOT_COUNTED, Quarantine, fingerprint_of
-from trunkline_router.request.failover.retry_budget import (
+from trunkline_router.request.failover import (
     LEAST_PER_S,
+    MAX_FULL,
+    MAX_WITHOUT_PROGRESS,
     MOST_AT_ONCE,
     MOST_WAIT_S,
     RETRY_SHARE,
+    FailoverLimits,
+    Recovery,
     RetryBudget,
 )
-from trunkline_router.request.failover.suspicion import CLEARING_STEPS_AGAIN, Cells, Suspicion
+from trunkline_router.request.suspicion import (
+    CLEARING_STEPS_AGAIN,
+    NOT_COUNTED,
+    Cells,
+    Quarantine,
+    Suspicion,
+    fingerprint_of,
+)
 from trunkline_router.workers.liveness import Liveness
 from trunkline_router.workers.worker_breaker import (
     FAILURES_TO_OPEN,

@@ -16,9 +16,16 @@ from tests.router.failover_rig import DIED, LONG, dies, fakes, first_of, rest
 from tests.router.fake_worker import FakeWorker
 from trunkline.status import QUARANTINED, RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline_router.request.dispatch import dispatch
-from trunkline_router.request.failover.quarantine import BRIEF_S, MOST_BRIEF, Quarantine
-from trunkline_router.request.failover.suspicion import MOST_CONVICTIONS, MOST_WITNESSES, WITNESS_S, Witnesses
+from trunkline_router.request import dispatch
+from trunkline_router.request.suspicion import (
+    BRIEF_S,
+    MOST_BRIEF,
+    MOST_CONVICTIONS,
+    MOST_WITNESSES,
+    WITNESS_S,
+    Quarantine,
+    Witnesses,
+)
 
 
 async def test_workers_that_live_on_after_a_request_has_killed_them_convict_nobody(

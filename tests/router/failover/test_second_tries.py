@@ -8,7 +8,7 @@ from tests.router.cluster import Refusal, cluster, refusal, until
 from tests.router.fake_worker import WORKER_DRAINS, FakeWorker
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
 from trunkline.v1.inference_pb2 import GenerateResponse
-from trunkline_router.request.failover.failover import FailoverLimits
+from trunkline_router.request.failover import FailoverLimits
 
 PROMPT = list(range(10, 30))
 

@@ -10,7 +10,7 @@ import httpx2
 from tests.router.cluster import PATIENCE_S, cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.virtual_time import in_virtual_time
-from trunkline.metadata import TENANT_KEY
+from trunkline.names import TENANT_KEY
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline_router.access.gate.http_passage import reader_of
 from trunkline_router.access.gate.open_calls import CallBounds, OpenCalls

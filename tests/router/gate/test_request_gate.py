@@ -12,7 +12,7 @@ import pytest
 
 from tests.router.cluster import Cluster, Refusal, cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
-from trunkline.metadata import TENANT_KEY
+from trunkline.names import TENANT_KEY
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenizeRequest
 from trunkline_bench.attacks.vectors.frames import Connection, grpc_message, request_headers
 from trunkline_router.access.gate import open_calls, reading, request_gate

@@ -22,7 +22,7 @@ from tests.router.loop_work import watched_loop
 from tests.router.tokenizer_files import VOCAB_SIZE
 from trunkline.client.client import Client
 from trunkline.errors import InvalidRequest
-from trunkline.metadata import TENANT_KEY
+from trunkline.names import TENANT_KEY
 from trunkline.status import RequestRefused
 from trunkline.v1.fleet_pb2 import ExplainRouteRequest
 from trunkline.v1.generation_pb2 import SamplingParams

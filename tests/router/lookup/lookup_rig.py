@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.router.cluster import PATIENCE_S, Cluster, cluster, until
 from tests.router.fake_worker import FakeWorker
-from trunkline.grant_keys import GrantKeys
+from trunkline.grant import GrantKeys
 from trunkline_router.access.identity.fleet_secret import FleetSecret
 from trunkline_router.observe.lookup.request_book import RequestBook
 from trunkline_router.observe.lookup.router_lookup import RouterLookup

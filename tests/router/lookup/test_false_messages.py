@@ -11,7 +11,7 @@ import redis.asyncio
 
 from tests.router.cluster import PATIENCE_S, Cluster, refusal, until
 from tests.router.lookup.lookup_rig import OTHER_SECRET, SECRET, fleet, new_prefix, seal_of, seal_of_grant_keys
-from trunkline.grant_keys import GrantKeys
+from trunkline.grant import GrantKeys
 from trunkline.v1.fleet_pb2 import (
     AttemptView,
     GetRequestRequest,

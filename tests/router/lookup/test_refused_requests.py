@@ -15,7 +15,7 @@ from trunkline.v1.inference_pb2 import ChatMessages, GenerateRequest, TokenIds
 from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.record.request_record import CHECKS, MODEL, PLACEMENT, QUOTAS, TOKENIZER, WORKER
-from trunkline_router.request.failover.failover import FailoverLimits
+from trunkline_router.request.failover import FailoverLimits
 
 LIMITED = Tenants({"limited": Tenant(quotas=Quotas(requests_per_minute=1))})
 

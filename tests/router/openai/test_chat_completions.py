@@ -15,7 +15,7 @@ from trunkline.v1.generation_pb2 import FinishReason, Lane
 from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.request.failover.failover import FailoverLimits
+from trunkline_router.request.failover import FailoverLimits
 from trunkline_router.workers.link_context import LinkLimits
 
 PATH = "/v1/chat/completions"

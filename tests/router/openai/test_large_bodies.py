@@ -17,7 +17,7 @@ from trunkline_router.edge.endpoint import Endpoint
 from trunkline_router.edge.http_call import Edge, HttpCall
 from trunkline_router.edge.request_fields import MAX_TEMPLATE_KWARGS_BYTES
 from trunkline_router.record.long_work import STEP_BYTES
-from trunkline_router.request.api.inference import Inference
+from trunkline_router.request.inference import Inference
 
 TOKENIZER = byte_tokenizer()
 ROOM = 2 * STEP_BYTES  # tokens of a byte each

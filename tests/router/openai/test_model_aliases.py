@@ -7,7 +7,7 @@ from tests.router.access.callers import Keys, bearer, router_of
 from tests.router.fake_worker import FakeWorker
 from tests.router.openai.openai_rig import CHAT, client
 from trunkline.v1.inference_pb2 import TokenizeRequest
-from trunkline_router.request.model_aliases import ModelAliases
+from trunkline_router.request.prepare import ModelAliases
 
 ALIASES = ModelAliases.of(["claude-*=tiny", "gpt-4o=tiny", "old=gone", "small=tiny"])
 BODIES: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from tests.router.cluster import refusal, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.openai.openai_rig import CHAT, OpenAiClient, client
-from trunkline.metadata import TENANT_KEY
+from trunkline.names import TENANT_KEY
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.prompts.tokenizer import PromptTokenizer

@@ -3,7 +3,8 @@
 import pytest
 
 from trunkline_router.main import router_settings
-from trunkline_router.request.model_aliases import ModelAliases, aliases_problem
+from trunkline_router.request.prepare import ModelAliases
+from trunkline_router.settings import aliases_problem
 
 
 def test_an_exact_name_precedes_a_prefix_and_a_longer_prefix_a_shorter_one() -> None:

@@ -20,8 +20,8 @@ from trunkline_router.quotas.stores.conviction_key import conviction_key
 from trunkline_router.quotas.stores.convictions import CONVICTION_MS, Convictions
 from trunkline_router.quotas.stores.redis_store import RedisStore
 from trunkline_router.quotas.stores.store import Lease, WorkerKey
-from trunkline_router.request.failover.quarantine import Quarantine
-from trunkline_router.request.failover.retry_budget import RetryBudget
+from trunkline_router.request.failover import RetryBudget
+from trunkline_router.request.suspicion import Quarantine
 from trunkline_router.routing.credit import Credit
 
 HOUR_S, DAY_S = 3600.0, 86_400.0

@@ -19,7 +19,7 @@ from trunkline_router.quotas.shared_state.sync import rest_s
 from trunkline_router.quotas.stores.embedded_store import EmbeddedStore
 from trunkline_router.quotas.stores.redis_store import RedisStore
 from trunkline_router.quotas.stores.store import Lease, Store, WorkerKey
-from trunkline_router.request.failover.quarantine import Quarantine
+from trunkline_router.request.suspicion import Quarantine
 from trunkline_router.routing.credit import Credit
 
 REQUESTS = Quotas(requests_per_minute=10)

@@ -10,9 +10,8 @@ from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport
 from trunkline.v1.inference_pb2 import PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput
 from trunkline_router.record.request_record import RequestRecord
-from trunkline_router.request.streaming import fanout
-from trunkline_router.request.streaming.fanout import Fanout
-from trunkline_router.request.streaming.request_stream import RequestStream
+from trunkline_router.request import request_stream
+from trunkline_router.request.request_stream import Fanout, RequestStream
 
 
 def record(name: str) -> RequestRecord:
@@ -99,7 +98,7 @@ async def test_after_a_round_the_next_one_waits_in_proportion_to_that_one(timers
     clock.now_s += 0.001
     due = await news_for(rounds)
     assert not due.is_set()
-    assert await timers.go_off() == pytest.approx(fanout.REST_PER_ROUND * 0.004 - 0.001)
+    assert await timers.go_off() == pytest.approx(request_stream.REST_PER_ROUND * 0.004 - 0.001)
     assert due.is_set()
 
 
@@ -119,7 +118,7 @@ async def test_news_that_come_while_a_round_is_under_way_wait_like_those_after_i
     await some_turns()
     assert writing.done()
     assert not second.is_set()
-    assert await timers.go_off() == pytest.approx(fanout.REST_PER_ROUND * 0.002)
+    assert await timers.go_off() == pytest.approx(request_stream.REST_PER_ROUND * 0.002)
     assert second.is_set()
 
 
@@ -127,7 +126,7 @@ async def test_news_after_that_time_do_not_wait() -> None:
     clock = Clock()
     rounds = Fanout(clock)
     await a_round_that_takes(0.004, rounds, clock)
-    clock.now_s += fanout.REST_PER_ROUND * 0.0041
+    clock.now_s += request_stream.REST_PER_ROUND * 0.0041
     assert (await news_for(rounds)).is_set()
 
 
@@ -136,7 +135,7 @@ async def test_however_long_a_round_takes_the_wait_is_bounded(timers: Timers) ->
     rounds = Fanout(clock)
     await a_round_that_takes(3600.0, rounds, clock)
     due = await news_for(rounds)
-    assert await timers.go_off() == pytest.approx(fanout.MOST_REST_S)
+    assert await timers.go_off() == pytest.approx(request_stream.MOST_REST_S)
     assert due.is_set()
 
 

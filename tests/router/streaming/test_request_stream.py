@@ -14,10 +14,9 @@ from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput, Timeline
 from trunkline_router.quotas.meter import OutputMeter
 from trunkline_router.record.request_record import RequestRecord
-from trunkline_router.request.streaming import backlog as backlog_module
-from trunkline_router.request.streaming import client_buffer
-from trunkline_router.request.streaming.backlog import Backlog
-from trunkline_router.request.streaming.request_stream import BrokenOff, RequestStream
+from trunkline_router.request import client_buffer
+from trunkline_router.request.client_buffer import Backlog
+from trunkline_router.request.request_stream import BrokenOff, RequestStream
 
 STOP = FinishReason.FINISH_REASON_STOP
 REPORT = PromptReport(prompt_tokens=9, cached_tokens=4)
@@ -401,7 +400,7 @@ async def test_what_was_kept_for_clients_that_go_together_is_freed_in_turns_of_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(client_buffer, "MAX_RESPONSE_BYTES", 1000)
-    monkeypatch.setattr(backlog_module, "TURN_BYTES", 20_000)
+    monkeypatch.setattr(client_buffer, "TURN_BYTES", 20_000)
     backlog = Backlog()
     streams = [RequestStream(record(str(number)), 1, PromptInfo(), backlog=backlog) for number in range(5)]
     for news in streams:

@@ -8,12 +8,12 @@ import pytest
 
 from tests.router.cluster import cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
-from trunkline.answer_ledger import AnswerLedger
+from trunkline.ledger import AnswerLedger
 from trunkline.status import INTERNAL, RequestRefused
 from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, Submit
 from trunkline_router.quotas.meter import OutputMeter
-from trunkline_router.request.streaming.client_buffer import ClientBuffer
-from trunkline_router.request.streaming.request_stream import RequestStream
+from trunkline_router.request.client_buffer import ClientBuffer
+from trunkline_router.request.request_stream import RequestStream
 from trunkline_router.workers.sessions.session import WorkerSession
 
 

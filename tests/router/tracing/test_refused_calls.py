@@ -16,7 +16,7 @@ from tests.router.cluster import Cluster, cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.http.http_rig import connected, get
 from tests.runtime.otlp_receiver import GENERATE, ReceivedSpan, Receiver, read, receiving
-from trunkline.metadata import TENANT_KEY
+from trunkline.names import TENANT_KEY
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline_router.access.access import UNCHECKED, Access
 from trunkline_router.access.gate.open_calls import CallBounds, OpenCalls

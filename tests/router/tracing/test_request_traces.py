@@ -29,7 +29,7 @@ from trunkline_router.record.fair_budget import BudgetLimits
 from trunkline_router.record.refused_calls import RefusedCall
 from trunkline_router.record.request_observer import RequestObserver
 from trunkline_router.record.request_record import AttemptRecord, RequestRecord
-from trunkline_router.request.failover.failover import FailoverLimits
+from trunkline_router.request.failover import FailoverLimits
 from trunkline_runtime.telemetry import genai
 from trunkline_runtime.tracing import open_tracing
 

@@ -13,7 +13,7 @@ import pytest
 from tests.certificates import Authority, TlsDirectory
 from tests.router.cluster import until
 from tests.worker.front.served_front import MODEL
-from trunkline.grant_keys import GrantKeys
+from trunkline.grant import GrantKeys
 from trunkline.proof import proof_metadata
 from trunkline.status import INTERNAL, RequestRefused
 from trunkline.tls import ClientTls, open_channel

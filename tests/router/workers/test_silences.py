@@ -14,7 +14,7 @@ from trunkline.v1.inference_pb2 import DirectLost, GrantRequest
 from trunkline.v1.worker_pb2 import StepCostModel
 from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.request.api.granting import _Granting
+from trunkline_router.request.granting import _Granting
 from trunkline_router.routing.worker_state import InFlight
 from trunkline_router.workers.link_context import LinkLimits
 from trunkline_router.workers.liveness import Silence

@@ -15,7 +15,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha import reflection_pb2
 
 from tests.worker.front.served_front import MODEL, ServedFront, raw_call, served_front
-from trunkline.grant_keys import GrantKeys
+from trunkline.grant import GrantKeys
 from trunkline.proof import proof_metadata
 from trunkline.status import OVERLOADED, RequestRefused
 from trunkline.v1 import worker_pb2

@@ -10,7 +10,7 @@ import grpc
 
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineStep
-from trunkline.grant_keys import GrantKeys
+from trunkline.grant import GrantKeys
 from trunkline.v1.generation_pb2 import FinishReason
 from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsResponse, Submit
 from trunkline_runtime.server import GrpcServer

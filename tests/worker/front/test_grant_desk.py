@@ -2,8 +2,7 @@
 
 import pytest
 
-from trunkline.grant import sign_grant
-from trunkline.grant_keys import GrantKeys
+from trunkline.grant import GrantKeys, sign_grant
 from trunkline.status import FORBIDDEN, INVALID_REQUEST, OVERLOADED, RequestRefused
 from trunkline.v1.worker_pb2 import Grant, Submit, WorkerServiceGenerateRequest
 from trunkline_worker.front.grant_desk import GrantDesk, UsedGrants

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from trunkline.grant import forbidden, open_grant
-from trunkline.grant_keys import GrantKeys
+from trunkline.grant import GrantKeys, forbidden, open_grant
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, invalid
 from trunkline.v1.worker_pb2 import Grant, Submit, WorkerServiceGenerateRequest
 

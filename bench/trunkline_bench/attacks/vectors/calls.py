@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from trunkline.metadata import TENANT_KEY
+from trunkline.names import TENANT_KEY
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest
 from trunkline_bench.attacks.vectors.wire import empty_entries, nested

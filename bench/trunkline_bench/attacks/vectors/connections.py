@@ -5,7 +5,7 @@ import socket
 import time
 from collections import Counter
 
-from trunkline.metadata import TENANT_KEY
+from trunkline.names import TENANT_KEY
 from trunkline_bench.attacks.vectors.calls import TENANT
 from trunkline_bench.attacks.vectors.frames import (
     CONTINUATION,

@@ -21,8 +21,7 @@ from trunkline_router.edge.http_call import HttpCall
 from trunkline_router.edge.long_lists import json_list
 from trunkline_router.edge.openai.logprobs import Json, TokenNames, completion_logprobs, prompt_logprobs
 from trunkline_router.edge.openai.text_offsets import TextOffsets
-from trunkline_router.request.prepared_request import PreparedRequest
-from trunkline_router.request.request_call import OnAdmission
+from trunkline_router.request.request_call import OnAdmission, PreparedRequest
 
 MAX_PROMPT_LOGPROBS = 1 << 17  # of one body or event
 PIECE = 64  # tokens of a prompt; a quarter of a millisecond to two with 0 to 20 top log-probabilities each

@@ -16,8 +16,7 @@ from trunkline_router.edge.responses.response_request import FIELD_NAMES, Respon
 from trunkline_router.edge.responses.response_store import ResponseStore, StoredResponse, Turn
 from trunkline_router.edge.responses.response_stream import ResponseStream
 from trunkline_router.record.error_statuses import PREVIOUS_RESPONSE_NOT_FOUND, RESPONSE_NOT_FOUND
-from trunkline_router.request.prepared_request import PreparedRequest
-from trunkline_router.request.request_call import Extras
+from trunkline_router.request.request_call import Extras, PreparedRequest
 
 NO_STORE = "this server stores no responses"
 

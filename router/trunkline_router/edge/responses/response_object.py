@@ -10,7 +10,7 @@ from trunkline_router.edge.openai.answer import CollectedAnswer, Json
 from trunkline_router.edge.openai.logprobs import TokenNames, chat_logprobs
 from trunkline_router.edge.responses.response_request import ResponseRequest
 from trunkline_router.record.error_statuses import MAX_MESSAGE_CHARACTERS, status_of
-from trunkline_router.request.prepared_request import PreparedRequest
+from trunkline_router.request.request_call import PreparedRequest
 
 ID_BYTES = 24  # random ones: ids cannot be guessed
 

@@ -15,7 +15,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from redis.asyncio.connection import parse_url
 
-from trunkline.grant_keys import GrantKeys
+from trunkline.grant import GrantKeys
 from trunkline_router.access.identity.fleet_secret import FleetSecret, derived_key
 
 PURPOSE = "questions among routers of "

@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import Metric
 
 from trunkline_router.observe.metrics.request_labels import RequestLabels
-from trunkline_router.record.genai_operation import PROVIDER, operation_of
-from trunkline_router.record.request_outcomes import OK
-from trunkline_router.record.request_record import GENERATE, RequestRecord
+from trunkline_router.record.request_record import GENERATE, OK, PROVIDER, RequestRecord, operation_of
 from trunkline_runtime.telemetry import genai
 from trunkline_runtime.telemetry.bucket_counts import one_two_five
 from trunkline_runtime.telemetry.exposition import histogram

@@ -2,8 +2,7 @@
 
 from typing import NamedTuple
 
-from trunkline_router.record.request_outcomes import REASONS, result_of
-from trunkline_router.record.request_record import CANCELLED, GRANTED, RequestRecord
+from trunkline_router.record.request_record import CANCELLED, GRANTED, REASONS, RequestRecord, result_of
 from trunkline_runtime.telemetry.bounded_names import OTHER, BoundedNames
 
 MAX_MODELS = 32

@@ -6,8 +6,7 @@ from prometheus_client.core import Metric
 
 from trunkline_router.observe.metrics.first_token_phases import phases_of
 from trunkline_router.observe.metrics.request_labels import RequestLabels
-from trunkline_router.record.request_outcomes import OK
-from trunkline_router.record.request_record import RequestRecord
+from trunkline_router.record.request_record import OK, RequestRecord
 from trunkline_runtime.telemetry.exposition import counter, histogram
 from trunkline_runtime.telemetry.series_counts import SeriesBuckets, SeriesCounts
 

@@ -8,8 +8,8 @@ from prometheus_client.core import Metric
 from trunkline_router.access.gate.request_gate import RequestGate
 from trunkline_router.observe.metrics.request_labels import reason_label
 from trunkline_router.record.error_statuses import PROTOCOL
-from trunkline_router.request.dispatch.dispatch import Dispatcher
-from trunkline_router.request.dispatch.running import Running
+from trunkline_router.request.dispatch import Dispatcher
+from trunkline_router.request.inference import Running
 from trunkline_runtime.telemetry.exposition import counter, gauge
 
 HTTP_REASONS = frozenset(row.code for row in PROTOCOL.values())  # of errors of HTTP itself

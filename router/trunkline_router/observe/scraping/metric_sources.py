@@ -14,7 +14,7 @@ from trunkline_router.observe.scraping.shared_names import SharedNames
 from trunkline_router.observe.scraping.shared_state_gauges import SharedStateGauges
 from trunkline_router.observe.scraping.snapshot_files import NAMES, SnapshotPlace
 from trunkline_router.observe.scraping.worker_gauges import WorkerGauges
-from trunkline_router.request.api.inference import Inference
+from trunkline_router.request.inference import Inference
 from trunkline_router.settings import RouterSettings
 from trunkline_runtime.telemetry.bounded_names import BoundedNames
 from trunkline_runtime.telemetry.certificate_expiry import CertificateExpiry

@@ -15,8 +15,16 @@ from opentelemetry.util.types import AttributeValue
 from trunkline.status import CODE_DEADLINE_EXCEEDED, CODE_INTERNAL, CODE_UNAVAILABLE
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_router.record.error_statuses import TABLE
-from trunkline_router.record.genai_operation import PROVIDER, operation_of
-from trunkline_router.record.request_record import CANCELLED, GRPC, UNKNOWN, RequestRecord, has_answer, is_failure
+from trunkline_router.record.request_record import (
+    CANCELLED,
+    GRPC,
+    PROVIDER,
+    UNKNOWN,
+    RequestRecord,
+    has_answer,
+    is_failure,
+    operation_of,
+)
 from trunkline_router.record.ttft_parts import causes_of
 from trunkline_runtime.telemetry import genai
 from trunkline_runtime.telemetry.otlp_spans import UNSET, span_attributes, unique_attribute

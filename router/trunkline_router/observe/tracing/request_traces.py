@@ -15,8 +15,7 @@ from trunkline_router.observe.tracing.refused_span import is_servers_fault, refu
 from trunkline_router.observe.tracing.request_spans import EndedRequest, spans_of
 from trunkline_router.record.fair_budget import BudgetLimits, FairBudget
 from trunkline_router.record.refused_calls import RefusedCall
-from trunkline_router.record.request_outcomes import FAILED, is_worth_a_look
-from trunkline_router.record.request_record import RequestRecord
+from trunkline_router.record.request_record import FAILED, RequestRecord, is_worth_a_look
 from trunkline_runtime.telemetry.head_sampler import NONE_SAMPLED, HeadSampler
 from trunkline_runtime.telemetry.span_queue import Spans
 from trunkline_runtime.telemetry.trace_context import new_trace_id, trace_context

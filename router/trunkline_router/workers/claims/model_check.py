@@ -1,6 +1,6 @@
 """Checks whether a router can use a worker with the model description that it sent."""
 
-from trunkline.grant_keys import GrantKeys
+from trunkline.grant import GrantKeys
 from trunkline.protocol import MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_router.workers.claims.worker_claims import model_problem

@@ -6,8 +6,7 @@ from typing import Any
 
 import grpc
 
-from trunkline.grant import forbidden
-from trunkline.grant_keys import GrantKeys
+from trunkline.grant import GrantKeys, forbidden
 from trunkline.proof import check_proof
 from trunkline.status import RequestRefused
 from trunkline_runtime.log import get_logger

@@ -5,37 +5,28 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
 from typing import NoReturn
 
-from trunkline.answer_ledger import AnswerLedger
+from trunkline.ledger import AnswerLedger
 from trunkline.names import finish_name
-from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED
 from trunkline.v1.inference_pb2 import GenerateResponse
-from trunkline.v1.worker_pb2 import Timeline
 from trunkline_router.quotas.meter import OutputMeter
-from trunkline_router.record.request_record import COMPLETE, PLACEMENT, AttemptRecord, RequestRecord
-from trunkline_router.request.dispatch.attempt_notes import (
+from trunkline_router.record.request_record import COMPLETE, PLACEMENT, RequestRecord
+from trunkline_router.request.attempt import (
+    WorkerAttempt,
     begin_attempt,
     end_attempt,
-    note_aborted,
     note_loss,
-    note_timeline,
     trace_of,
 )
-from trunkline_router.request.dispatch.placement import Placement
-from trunkline_router.request.failover.failover import FailoverLimits, Recovery
-from trunkline_router.request.failover.quarantine import Quarantine, quarantined
-from trunkline_router.request.failover.retry_budget import RetryBudget
-from trunkline_router.request.failover.suspicion import GONE_WITHIN_S, Cells, Suspicion, Witnesses
-from trunkline_router.request.prepared_request import PreparedRequest
-from trunkline_router.request.request_call import TimeLeft
-from trunkline_router.request.streaming.backlog import Backlog
-from trunkline_router.request.streaming.fanout import Fanout
-from trunkline_router.request.streaming.request_stream import BrokenOff, RequestStream
+from trunkline_router.request.client_buffer import Backlog
+from trunkline_router.request.failover import FailoverLimits, Recovery, RetryBudget
+from trunkline_router.request.placement import Placement
+from trunkline_router.request.request_call import PreparedRequest, TimeLeft
+from trunkline_router.request.request_stream import BrokenOff, Fanout, RequestStream
+from trunkline_router.request.suspicion import GONE_WITHIN_S, Cells, Quarantine, Suspicion, Witnesses, quarantined
 from trunkline_router.routing.route import Route
-from trunkline_router.routing.worker_state import InFlight
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool import Pools
 from trunkline_runtime.log import get_logger
@@ -258,42 +249,3 @@ class DispatchedRequest:
         convict(tenant, prepared.model, prepared.prompt, prepared.sampling, now_s)
         get_logger().error("request quarantined", **self.record.log_fields(), workers=workers, everywhere=is_believed)
         raise quarantined()
-
-
-class WorkerAttempt:
-    """A request's attempt at one worker; an AttemptListener. Its methods act at once, because the generator of
-    responses stands still until the client reads on."""
-
-    def __init__(
-        self,
-        worker: ConnectedWorker,
-        flight: InFlight,
-        suspicion: Suspicion,
-        record: RequestRecord,
-        noted: AttemptRecord,
-    ) -> None:
-        self.handles: list[int] = []  # of its submits
-        self.is_watched = suspicion.is_suspect
-        self.progressed = suspicion.on_progress
-        self._worker = worker
-        self._flight = flight
-        self._suspicion = suspicion
-        self._record = record
-        self._noted = noted
-
-    def abort(self) -> None:
-        """Has the worker end the choices that it still computes."""
-        record = self._record
-        record.awaited += self._worker.session.abort(self.handles, partial(note_aborted, record, self._noted))
-
-    def gave_up(self) -> None:
-        self.broke_off()
-        self._record.outcome, self._record.code = OVERLOADED, CODE_RESOURCE_EXHAUSTED
-
-    def broke_off(self) -> None:
-        self.abort()
-        self._flight.end()
-        self._suspicion.broke_off()
-
-    def choice_ended(self, timeline: Timeline) -> None:
-        note_timeline(self._record, self._noted, timeline)

@@ -8,23 +8,20 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from trunkline.answer_ledger import AnswerLedger
 from trunkline.channel import MAX_MESSAGE_BYTES
-from trunkline.grant import LIFETIME_S, forbidden, sign_grant
-from trunkline.grant_keys import GrantKeys
-from trunkline.ledger import Ledger
+from trunkline.grant import LIFETIME_S, GrantKeys, forbidden, sign_grant
+from trunkline.ledger import AnswerLedger, Ledger
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, invalid, no_worker
 from trunkline.v1.inference_pb2 import ChoiceLedger, DirectLost, GrantRequest, GrantResponse
 from trunkline.validation import validate_token_ids
 from trunkline_router.record.request_record import GRANTED, AttemptRecord, RequestRecord
-from trunkline_router.request.api.grant_charge import GrantCharge
-from trunkline_router.request.dispatch.attempt_notes import begin_attempt, end_attempt, trace_of
-from trunkline_router.request.dispatch.dispatch import Dispatcher
-from trunkline_router.request.dispatch.placement import Placement
-from trunkline_router.request.dispatch.running import Running
-from trunkline_router.request.prepared_request import PreparedRequest
-from trunkline_router.request.request_call import TimeLeft
-from trunkline_router.request.streaming.request_stream import MAX_LEDGER_BYTES
+from trunkline_router.request.attempt import begin_attempt, end_attempt, trace_of
+from trunkline_router.request.dispatch import Dispatcher
+from trunkline_router.request.grant_charge import GrantCharge
+from trunkline_router.request.inference import Running
+from trunkline_router.request.placement import Placement
+from trunkline_router.request.request_call import PreparedRequest, TimeLeft
+from trunkline_router.request.request_stream import MAX_LEDGER_BYTES
 from trunkline_router.routing.route import Route
 from trunkline_router.routing.worker_state import InFlight
 from trunkline_router.workers.connected_worker import ConnectedWorker

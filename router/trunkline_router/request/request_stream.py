@@ -10,10 +10,10 @@ continues after it.
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Protocol
 
-from trunkline.answer_ledger import AnswerLedger
-from trunkline.ledger import OutOfOrder
+from trunkline.ledger import AnswerLedger, OutOfOrder
 from trunkline.status import (
     CODE_RESOURCE_EXHAUSTED,
     DEADLINE_EXCEEDED,
@@ -27,10 +27,58 @@ from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput, Timeline
 from trunkline_router.quotas.meter import OutputMeter
 from trunkline_router.record.request_record import RequestRecord
-from trunkline_router.request.streaming.backlog import Backlog
-from trunkline_router.request.streaming.client_buffer import ClientBuffer
-from trunkline_router.request.streaming.fanout import Fanout
+from trunkline_router.request.client_buffer import Backlog, ClientBuffer
 from trunkline_runtime.log import get_logger
+
+# Delay in multiples of a round's time: the transport takes about as long again for the writes, and as much stays free.
+REST_PER_ROUND = 2.0
+MOST_REST_S = 0.01
+
+
+class Fanout:
+    """Schedules the writes of all streams of an event loop."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._due: dict[asyncio.Event, None] = {}
+        self._is_round = False  # whether a round is under way
+        self._began_s = 0.0
+        self._rest_until_s = 0.0
+
+    def add(self, due: asyncio.Event) -> None:
+        """Sets the stream's event in the next round."""
+        if not self._due and not self._is_round:
+            self._schedule()
+        self._due[due] = None
+
+    def _schedule(self) -> None:
+        loop = asyncio.get_running_loop()
+        rest_s = self._rest_until_s - self._clock_s()
+        if rest_s > 0:
+            loop.call_later(rest_s, self._round)
+        else:
+            loop.call_soon(self._round)
+
+    def _round(self) -> None:
+        # The tasks that are woken here run between _begin() and _end(), and write as much as flow control permits.
+        loop = asyncio.get_running_loop()
+        self._is_round = True
+        loop.call_soon(self._begin)
+        due, self._due = self._due, {}
+        for event in due:
+            event.set()
+        loop.call_soon(self._end)
+
+    def _begin(self) -> None:
+        self._began_s = self._clock_s()
+
+    def _end(self) -> None:
+        now_s = self._clock_s()
+        self._rest_until_s = now_s + min(REST_PER_ROUND * (now_s - self._began_s), MOST_REST_S)
+        self._is_round = False
+        if self._due:
+            self._schedule()
+
 
 MAX_PROMPT_BYTES = 512 << 10  # a larger prompt report is sent as a response of its own
 MAX_LEDGER_BYTES = 4 << 20  # of all choices: a million tokens. Beyond it, the request cannot change its worker.

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trunkline.status import NO_WORKER, OVERLOADED, RequestRefused
+from trunkline_router.record.token_bucket import TokenBucket
 
 # The number of full workers that may refuse a new request. A refusal costs little, but when all workers are full, every
 # request would ask every worker at the worst time.
@@ -99,3 +100,32 @@ def last_word(refusals: Sequence[RequestRefused]) -> RequestRefused:
     if not full:
         return refusals[-1]
     return min(full, key=lambda refused: refused.retry_delay_ms or float("inf"))
+
+
+RETRY_SHARE = 0.2  # retries per new request
+LEAST_PER_S = 10.0  # retries per second that are always allowed, so that a router with few requests may retry them all
+MOST_AT_ONCE = 1024.0  # burst: as many requests as one worker may have had waiting
+MOST_WAIT_S = 5.0  # a retry that would have to wait longer is refused
+
+
+class RetryBudget:
+    """A token bucket that requests and time fill and retries empty. Without tokens, a retry waits or is refused."""
+
+    def __init__(self, now_s: float) -> None:
+        self._retries = TokenBucket(LEAST_PER_S, MOST_AT_ONCE, now_s)
+
+    def on_request(self) -> None:
+        """Adds RETRY_SHARE of a retry for a new request."""
+        self._retries.add(RETRY_SHARE)
+
+    def left(self, now_s: float) -> float:
+        """Retries that may be made at once."""
+        return max(0.0, self._retries.left(now_s))
+
+    def take(self, now_s: float) -> float | None:
+        """Takes one retry. Returns the seconds that it must wait, or None if too many retries are ahead of it."""
+        wait_s = max(0.0, (1.0 - self._retries.left(now_s)) / LEAST_PER_S)
+        if wait_s > MOST_WAIT_S:
+            return None
+        self._retries.charge(1.0, now_s)
+        return wait_s

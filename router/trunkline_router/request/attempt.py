@@ -1,17 +1,59 @@
-"""Notes in a request's record what becomes of its attempts at workers."""
+"""One worker's attempt to answer a request: what it does, and what is noted of it in the request's record."""
 
 import time
+from functools import partial
 
-from trunkline.answer_ledger import AnswerLedger
-from trunkline.status import NO_WORKER, RequestRefused, code_of
+from trunkline.ledger import AnswerLedger
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, NO_WORKER, OVERLOADED, RequestRefused, code_of
 from trunkline.v1.worker_pb2 import Timeline
 from trunkline_router.record.request_record import UNKNOWN, WORKER, AttemptRecord, RequestRecord
+from trunkline_router.request.suspicion import Suspicion
+from trunkline_router.routing.worker_state import InFlight
 from trunkline_router.workers.claims.decode_claims import believed_decode
 from trunkline_router.workers.claims.timeline_claims import believed_timeline, clock_skew_s
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_runtime.telemetry.trace_context import TraceContext, new_span_id
 
 MOST_PROBLEM = 200  # characters: some are a worker's words
+
+
+class WorkerAttempt:
+    """A request's attempt at one worker; an AttemptListener. Its methods act at once, because the generator of
+    responses stands still until the client reads on."""
+
+    def __init__(
+        self,
+        worker: ConnectedWorker,
+        flight: InFlight,
+        suspicion: Suspicion,
+        record: RequestRecord,
+        noted: AttemptRecord,
+    ) -> None:
+        self.handles: list[int] = []  # of its submits
+        self.is_watched = suspicion.is_suspect
+        self.progressed = suspicion.on_progress
+        self._worker = worker
+        self._flight = flight
+        self._suspicion = suspicion
+        self._record = record
+        self._noted = noted
+
+    def abort(self) -> None:
+        """Has the worker end the choices that it still computes."""
+        record = self._record
+        record.awaited += self._worker.session.abort(self.handles, partial(note_aborted, record, self._noted))
+
+    def gave_up(self) -> None:
+        self.broke_off()
+        self._record.outcome, self._record.code = OVERLOADED, CODE_RESOURCE_EXHAUSTED
+
+    def broke_off(self) -> None:
+        self.abort()
+        self._flight.end()
+        self._suspicion.broke_off()
+
+    def choice_ended(self, timeline: Timeline) -> None:
+        note_timeline(self._record, self._noted, timeline)
 
 
 def begin_attempt(record: RequestRecord, worker: ConnectedWorker, answer: AnswerLedger) -> tuple[AttemptRecord, str]:

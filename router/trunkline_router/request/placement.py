@@ -10,14 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from trunkline.answer_ledger import AnswerLedger
+from trunkline.ledger import AnswerLedger
 from trunkline.status import OVERLOADED, RequestRefused, deadline_exceeded
 from trunkline_router.record.request_record import PLACEMENT, Interval, PlacementRecord, RequestRecord
-from trunkline_router.request.failover.failover import MAX_JITTER_S, Recovery
-from trunkline_router.request.failover.retry_budget import RetryBudget
-from trunkline_router.request.failover.suspicion import Cells
-from trunkline_router.request.prepared_request import PreparedRequest
-from trunkline_router.request.request_call import TimeLeft
+from trunkline_router.request.failover import MAX_JITTER_S, Recovery, RetryBudget
+from trunkline_router.request.request_call import PreparedRequest, TimeLeft
+from trunkline_router.request.suspicion import Cells
 from trunkline_router.routing.route import Route
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool import Pool, Pools

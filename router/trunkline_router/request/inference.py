@@ -1,30 +1,33 @@
 """What a router does for its clients, over any protocol: generate, tokenize, detokenize, list models."""
 
+import asyncio
+import contextlib
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from contextvars import Token
 from functools import partial
+from types import TracebackType
+from typing import TypeVar
 
-from trunkline.status import invalid
+from trunkline.status import INTERNAL, RequestRefused, deadline_exceeded, internal, invalid, no_worker
 from trunkline.v1.inference_pb2 import GenerateResponse, TokenizeRequest
 from trunkline.validation import check_length, max_total_tokens
 from trunkline_router.access.caller import Caller
 from trunkline_router.access.gate.request_size import MAX_DETOKENIZED_IDS
 from trunkline_router.prompts.token_ids import read_ids
+from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.quotas.shared_state.state import SharedState
 from trunkline_router.record.long_work import give_way
-from trunkline_router.record.request_observer import RequestObserver
+from trunkline_router.record.request_observer import RequestObserver, note_refusal
 from trunkline_router.record.request_record import QUOTAS, Interval, RequestRecord
-from trunkline_router.request.api.observed_call import ObservedCall
-from trunkline_router.request.call_charge import charged_call
-from trunkline_router.request.dispatch.dispatch import Dispatcher
-from trunkline_router.request.dispatch.running import Running
-from trunkline_router.request.model_aliases import ModelAliases
-from trunkline_router.request.prepare import Preparer
-from trunkline_router.request.prepared_request import PreparedRequest
-from trunkline_router.request.request_call import RequestCall
+from trunkline_router.request.dispatch import Dispatcher
+from trunkline_router.request.prepare import ModelAliases, Preparer
+from trunkline_router.request.request_call import PreparedRequest, RequestCall
 from trunkline_router.workers.pool import Pool
+from trunkline_runtime.log import LogContext, get_logger
+from trunkline_runtime.tracing import trace_context_of
 
 
 class Inference:
@@ -63,7 +66,7 @@ class Inference:
                         reservation.took(response)
                         yield response if sees_cache else without_cache(response)
 
-    def observed(self, call: RequestCall) -> ObservedCall:
+    def observed(self, call: RequestCall) -> "ObservedCall":
         """Returns a context that keeps the request's record until it closes."""
         return ObservedCall(self.observer, call)
 
@@ -176,3 +179,151 @@ def without_cache(response: GenerateResponse) -> GenerateResponse:
     if response.HasField("usage"):
         response.usage.ClearField("cached_tokens")
     return response
+
+
+class ObservedCall:
+    """A context that keeps the request's record until it closes. An unexpected error becomes RequestRefused (INTERNAL).
+
+    A class, not a generator: it is entered for each request, and costs a third.
+    """
+
+    __slots__ = ("_begun", "_call", "_observer")
+
+    def __init__(self, observer: RequestObserver, call: RequestCall) -> None:
+        self._observer = observer
+        self._call = call
+        self._begun: Token[LogContext | None] | None = None
+
+    def __enter__(self) -> None:
+        call = self._call
+        call.record.tenant = call.caller.tenant
+        self._begun = self._observer.begin(call.record, *trace_context_of(call.metadata))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._begun is not None
+        try:
+            if error is not None:
+                self._note(error)
+        finally:
+            self._observer.end(self._call.record, self._begun)
+
+    def _note(self, error: BaseException) -> None:
+        """Notes why the request ended. Raises RequestRefused in place of an error that clients must not see."""
+        record, request_id = self._call.record, self._call.request_id
+        if isinstance(error, RequestRefused):
+            note_refusal(record, error)
+            if error.reason == INTERNAL and request_id not in error.message:  # a worker's
+                raise internal(request_id) from None
+        elif isinstance(error, asyncio.CancelledError | GeneratorExit):
+            remaining_s = self._call.time_left()
+            if remaining_s is not None and remaining_s <= 0:
+                note_refusal(record, deadline_exceeded())
+        elif isinstance(error, Exception):
+            get_logger().error("unexpected error", **record.log_fields(), exc_info=error)
+            hidden = internal(request_id)
+            note_refusal(record, hidden)
+            raise hidden from None
+
+
+T = TypeVar("T")
+
+
+class Running:
+    """The running requests of a router. At a stop, waits that do not need the router end once no request needs it."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._needing = 0  # requests that need this router
+        self._unneeded: set[asyncio.Timeout] = set()  # the waits of the others
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._is_stopping = False
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether new requests are refused."""
+        return self._is_stopping
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have begun and not ended."""
+        return self._count
+
+    async def stop(self) -> None:
+        """Refuses new requests from now on. Returns when the last running request has ended."""
+        self._is_stopping = True
+        self._review()
+        await self._idle.wait()
+
+    def admitted(self) -> "Running":
+        """Returns a context that counts a request while it runs. Entering it raises RequestRefused if the router is
+        stopping."""
+        return self
+
+    def __enter__(self) -> None:
+        if self._is_stopping:
+            raise no_worker("this router is stopping; another one, or this one restarted, may serve you")
+        self._count += 1
+        self._needing += 1
+        self._idle.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self._count -= 1
+        self._needing -= 1
+        self._review()
+
+    async def unneeded(self, coming: Awaitable[T]) -> T | None:
+        """Waits for the next event of a running request that does not need the router until then. Returns None if the
+        router stops first."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None) as wait:
+                self._needing -= 1
+                self._unneeded.add(wait)
+                self._review()
+                try:
+                    return await coming
+                finally:
+                    self._needing += 1
+                    self._unneeded.discard(wait)
+        return None
+
+    def _review(self) -> None:
+        if self._is_stopping and not self._needing:
+            waits, self._unneeded = self._unneeded, set()
+            for wait in waits:
+                wait.reschedule(asyncio.get_running_loop().time())
+        if not self._count:
+            self._idle.set()
+
+
+@asynccontextmanager
+async def charged_call(shared: SharedState, caller: Caller) -> AsyncIterator[None]:
+    """Counts one request of the caller's tenant. If the body raises RequestRefused, the count is taken back, at other
+    routers with the next sync. A call that its client cancels counts. Raises RequestRefused (QUOTA_EXCEEDED)."""
+    terms = caller.terms
+    most = terms.quotas.requests_per_minute
+    if most is None:
+        yield
+        return
+    reservation = await shared.reserve(
+        caller.tenant,
+        Quotas(requests_per_minute=most),
+        is_listed=caller.is_listed,
+        weight=terms.weight,
+        prompt_tokens=0,
+        max_tokens=0,
+        most_tokens=0,
+        choices=1,
+    )
+    is_refused = False
+    try:
+        yield
+    except RequestRefused:
+        is_refused = True
+        raise
+    finally:
+        if not is_refused:
+            reservation.charge_in_full(0, 0)
+        reservation.settle()

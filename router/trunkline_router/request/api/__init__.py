@@ -1,1 +1,0 @@
-"""The life of a call: prepared, charged, dispatched or granted, and observed."""

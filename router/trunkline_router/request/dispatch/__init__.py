@@ -1,1 +1,0 @@
-"""Sends a request to a worker, and to another one if that worker fails."""

@@ -1,1 +1,0 @@
-"""Decides whether a request that a worker lost is retried."""

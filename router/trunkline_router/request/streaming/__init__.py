@@ -1,1 +1,0 @@
-"""Streams workers' output to clients."""
