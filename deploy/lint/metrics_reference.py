@@ -18,7 +18,7 @@ from trunkline_router.settings import RouterSettings
 from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.tracing import open_tracing
 from trunkline_worker.front.metrics_port import MetricsSources
-from trunkline_worker.front.outbox import Backlog
+from trunkline_worker.front.session import Backlog
 from trunkline_worker.front.telemetry.worker_metrics import WorkerMetrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"

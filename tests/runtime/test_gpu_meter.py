@@ -27,7 +27,7 @@ from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.telemetry.exposition import content_type_of, exposition
 from trunkline_runtime.telemetry.gpu_meter import GpuMeter
 from trunkline_worker.front.metrics_port import MetricsSources
-from trunkline_worker.front.outbox import Backlog
+from trunkline_worker.front.session import Backlog
 from trunkline_worker.front.telemetry.worker_metrics import WorkerMetrics
 
 async def scrape(sources):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import uvloop
 
-from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.grant import GrantKeys
 from trunkline.protocol import MIN_ROUTER_PROTOCOL, MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
 from trunkline.tls_files import TlsFileError
@@ -27,11 +26,10 @@ from trunkline_runtime.tls import ServerTls
 from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
 from trunkline_runtime.wake_ups import read_wake_ups_at_once
 from trunkline_worker.front.cache_mirror import CacheMirror
-from trunkline_worker.front.door.call_authorizer import CallAuthorizer
-from trunkline_worker.front.door.door import Door, most_message_bytes
+from trunkline_worker.front.door import CallAuthorizer, Door, most_message_bytes
 from trunkline_worker.front.draining import Draining
 from trunkline_worker.front.front import Front
-from trunkline_worker.front.grant_desk import GrantDesk
+from trunkline_worker.front.grants import GrantDesk
 from trunkline_worker.front.metrics_port import metrics_served
 from trunkline_worker.front.service import SERVICE, WorkerService, add_to_server
 from trunkline_worker.front.stats_log import log_stats
@@ -95,21 +93,7 @@ async def serve(
     signals = Signals()
     epoch = secrets.randbits(64)
     mirror = CacheMirror(epoch)
-    front: Front | None = None
-
-    def on_step(step: EngineStep) -> None:
-        assert front is not None, "a step before the engine was ready"
-        front.on_step(step)
-
-    def is_idle() -> bool:
-        assert front is not None, "the engine is watched once it is ready"
-        return not front.num_choices
-
-    def on_death(reason: str) -> None:
-        assert front is not None, "a death before the engine was ready"
-        front.on_engine_death(reason)
-
-    link = EngineLink(on_step, on_death)
+    link = EngineLink()
     starting = asyncio.create_task(link.start(settings.engine))
     stopped = asyncio.create_task(signals.stop.wait())
     await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -125,6 +109,7 @@ async def serve(
     metrics = metrics_of(model, settings)
     front = Front(model, files.tokenizer, mirror, metrics=metrics)
     front.connect(link)
+    link.follow(front.on_step, front.on_engine_death)
     mirror.set_load(link.first_load)
 
     def now_unix_ms() -> int:
@@ -158,7 +143,7 @@ async def serve(
         tell_ready(model, files, server.port)
         died = asyncio.create_task(front.dead.wait())
         silence = Silence(settings.engine.step_timeout_s)
-        watching = asyncio.create_task(link.kill_when_silent(silence, is_idle))
+        watching = asyncio.create_task(link.kill_when_silent(silence, front.is_idle))
         watching.add_done_callback(lambda task: task.cancelled() or task.result())
         collecting = asyncio.create_task(keep_collecting())
         collecting.add_done_callback(lambda task: task.cancelled() or task.result())

@@ -33,8 +33,7 @@ from trunkline_router.workers.tokenizer_pool import Tokenizers
 from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.server import GrpcServer
 from trunkline_runtime.tls import ServerTls, TlsFiles
-from trunkline_worker.front.door.call_authorizer import CallAuthorizer
-from trunkline_worker.front.door.door import Door
+from trunkline_worker.front.door import CallAuthorizer, Door
 
 KEY = b"k" * 32
 ROUTER, WORKER = "router.test", "worker.test"

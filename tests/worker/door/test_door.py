@@ -20,9 +20,16 @@ from trunkline.proof import proof_metadata
 from trunkline.status import OVERLOADED, RequestRefused
 from trunkline.v1 import worker_pb2
 from trunkline_runtime.channel import open_channel
-from trunkline_worker.front.door.call_authorizer import CallAuthorizer
-from trunkline_worker.front.door.door import BY_ROUTERS, GATED, HEALTH_CHECK, OF_ROUTERS, OF_STRANGERS, Door
-from trunkline_worker.front.door.uploads import Uploads
+from trunkline_worker.front.door import (
+    BY_ROUTERS,
+    GATED,
+    HEALTH_CHECK,
+    OF_ROUTERS,
+    OF_STRANGERS,
+    CallAuthorizer,
+    Door,
+    Uploads,
+)
 from trunkline_worker.front.service import SERVICE
 
 KEY = b"k" * 32

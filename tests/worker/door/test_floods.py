@@ -29,13 +29,20 @@ from trunkline.v1.worker_pb2 import (
 )
 from trunkline_runtime.channel import open_channel
 from trunkline_worker.front import session as session_module
-from trunkline_worker.front.door.door import BY_ROUTERS, GATED, KINDS, OF_STRANGERS, most_message_bytes
-from trunkline_worker.front.door.places import Bounds, Places, host_of
-from trunkline_worker.front.door.uploads import PER_CONNECTION
-from trunkline_worker.front.outbox import ROOM_BYTES
+from trunkline_worker.front.door import (
+    BY_ROUTERS,
+    GATED,
+    KINDS,
+    OF_STRANGERS,
+    PER_CONNECTION,
+    Bounds,
+    Places,
+    host_of,
+    most_message_bytes,
+)
 from trunkline_worker.front.service import SERVICE
-from trunkline_worker.front.session import MAX_ABORT_BYTES, MAX_SUBMITS
-from trunkline_worker.front.submit_size import MOST_FIELDS, UNSEEN_BYTES
+from trunkline_worker.front.session import MAX_ABORT_BYTES, MAX_SUBMITS, ROOM_BYTES
+from trunkline_worker.front.submit_validation import MOST_FIELDS, UNSEEN_BYTES
 
 KEY = b"k" * 32
 MIB = 1 << 20

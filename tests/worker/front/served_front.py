@@ -15,11 +15,10 @@ from trunkline.v1.generation_pb2 import FinishReason
 from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsResponse, Submit
 from trunkline_runtime.server import GrpcServer
 from trunkline_worker.front.cache_mirror import CacheMirror
-from trunkline_worker.front.door.call_authorizer import CallAuthorizer
-from trunkline_worker.front.door.door import Door, most_message_bytes
+from trunkline_worker.front.door import CallAuthorizer, Door, most_message_bytes
 from trunkline_worker.front.draining import Draining
 from trunkline_worker.front.front import Front
-from trunkline_worker.front.grant_desk import GrantDesk
+from trunkline_worker.front.grants import GrantDesk
 from trunkline_worker.front.service import SERVICE, WorkerService, add_to_server
 from trunkline_worker.front.text.tokenizer_files import read_tokenizer_files
 from trunkline_worker.link.engine_link import EngineLink

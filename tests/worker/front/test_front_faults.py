@@ -12,12 +12,11 @@ from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineStep
 from trunkline.status import CODE_INTERNAL, INTERNAL, OVERLOADED, RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, SamplingParams
 from trunkline.v1.worker_pb2 import SequenceOutput, SessionRequest, Submit
-from trunkline_worker.front import outbox as outbox_module
+from trunkline_worker.front import session as outbox_module
 from trunkline_worker.front.cache_mirror import CacheMirror
 from trunkline_worker.front.choice import Choice
 from trunkline_worker.front.front import Front
-from trunkline_worker.front.outbox import Outbox
-from trunkline_worker.front.session import Session
+from trunkline_worker.front.session import Outbox, Session
 
 OUTPUT = TOKENIZER.encode(" a time there was a fox", add_special_tokens=False).ids
 TEXT = " a time there was a fox"

@@ -5,7 +5,7 @@ import pytest
 from trunkline.grant import GrantKeys, sign_grant
 from trunkline.status import FORBIDDEN, INVALID_REQUEST, OVERLOADED, RequestRefused
 from trunkline.v1.worker_pb2 import Grant, Submit, WorkerServiceGenerateRequest
-from trunkline_worker.front.grant_desk import GrantDesk, UsedGrants
+from trunkline_worker.front.grants import GrantDesk, UsedGrants
 
 KEY = b"k" * 32
 EPOCH = 7

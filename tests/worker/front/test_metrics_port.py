@@ -11,7 +11,7 @@ from tests.worker.front.timed_front import TimedFront
 from trunkline_runtime.settings import parse_settings
 from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokens
 from trunkline_worker.front.metrics_port import metrics_served
-from trunkline_worker.front.outbox import Backlog
+from trunkline_worker.front.session import Backlog
 from trunkline_worker.front.telemetry.worker_metrics import WorkerMetrics
 from trunkline_worker.front_settings import WorkerSettings
 

@@ -9,7 +9,7 @@ from tests.worker.front.served_front import MODEL, served_front
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import GetModelResponse, SessionRequest, SessionResponse, Submit
 from trunkline_runtime.channel import open_channel
-from trunkline_worker.front.door.door import most_message_bytes
+from trunkline_worker.front.door import most_message_bytes
 from trunkline_worker.front.service import SERVICE
 
 MESSAGE_BYTES = 16 << 20  # of submits, of a router of protocol 2

@@ -4,8 +4,8 @@ import pytest
 
 from trunkline.status import RequestRefused
 from trunkline.v1.worker_pb2 import SequenceOutput
-from trunkline_worker.front import outbox as outbox_module
-from trunkline_worker.front.outbox import OUTPUT_BYTES, Outbox
+from trunkline_worker.front import session as outbox_module
+from trunkline_worker.front.session import OUTPUT_BYTES, Outbox
 
 
 async def test_messages_are_cut_by_bytes_in_order_and_a_large_output_goes_alone(

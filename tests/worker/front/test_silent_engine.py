@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -21,7 +21,7 @@ ENGINE = """
 import socket, sys, time
 from trunkline.engine.v1.engine_pb2 import EngineReady, EngineRequest, EngineResponse
 from trunkline.v1.worker_pb2 import GetStatsResponse
-from trunkline_worker.link.frames import FrameReader, frame
+from trunkline_worker.link.channel import FrameReader, frame
 
 link = socket.socket(fileno=int(sys.argv[sys.argv.index("--socket-fd") + 1]))
 link.sendall(frame(EngineResponse(ready=EngineReady())))
@@ -38,8 +38,8 @@ DEADLINE_S = 30.0  # for failures only
 class Asked(EngineLink):
     """Knows how often its engine has answered."""
 
-    def __init__(self, on_death: Callable[[str], None], command: Sequence[str]) -> None:
-        super().__init__(lambda step: None, on_death, command)
+    def __init__(self, command: Sequence[str]) -> None:
+        super().__init__(command)
         self.answers = 0
         self._answered = asyncio.Event()
 
@@ -60,8 +60,9 @@ async def linked(tmp_path: Path, step_s: float) -> AsyncIterator[tuple[Asked, as
     program = tmp_path / "engine.py"
     program.write_text(ENGINE)
     died = asyncio.Event()
-    link = Asked(lambda reason: died.set(), (sys.executable, str(program), str(step_s)))
+    link = Asked((sys.executable, str(program), str(step_s)))
     await link.start(EngineSettings("m"))
+    link.follow(lambda step: None, lambda reason: died.set())
     try:
         yield link, died
     finally:

@@ -11,8 +11,7 @@ from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import Submit
 from trunkline_worker.front.cache_mirror import CacheMirror
 from trunkline_worker.front.front import Front
-from trunkline_worker.front.telemetry.choice_timeline import TEXT_STRIDE, ChoiceTimeline
-from trunkline_worker.front.telemetry.step_times import StepTimes
+from trunkline_worker.front.telemetry.timeline import TEXT_STRIDE, ChoiceTimeline, StepTimes
 
 
 async def test_a_choice_that_the_engine_ends() -> None:

@@ -13,7 +13,7 @@ from trunkline_worker.settings import EngineSettings
 ENGINE = """
 import os, socket, sys
 from trunkline.engine.v1.engine_pb2 import EngineReady, EngineResponse
-from trunkline_worker.link.frames import frame
+from trunkline_worker.link.channel import frame
 
 link = socket.socket(fileno=int(sys.argv[sys.argv.index("--socket-fd") + 1]))
 for number in range(int(sys.argv[1])):
@@ -31,8 +31,9 @@ from trunkline_worker.link.engine_link import EngineLink
 from trunkline_worker.settings import EngineSettings
 
 async def serve():
-    link = EngineLink(lambda step: None, lambda reason: None, sys.argv[1:])
+    link = EngineLink(sys.argv[1:])
     await link.start(EngineSettings("m"))
+    link.follow(lambda step: None, lambda reason: None)
     await link.stop()
 
 configure_logging("worker")
@@ -62,8 +63,9 @@ def test_an_engine_gets_ready_however_much_it_prints(kind: str, engine: str, tmp
 async def test_all_that_an_engine_prints_is_printed_by_its_front(
     engine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    link = EngineLink(lambda step: None, lambda reason: None, (sys.executable, engine, "2"))
+    link = EngineLink((sys.executable, engine, "2"))
     await link.start(EngineSettings("m"))
+    link.follow(lambda step: None, lambda reason: None)
     await link.stop()
     assert capsys.readouterr().err.splitlines() == [
         "printed 0", "a warning 0 \\xff", "printed 1", "a warning 1 \\xff", "the last line",
@@ -75,7 +77,7 @@ async def test_the_traceback_of_an_engine_that_cannot_start_is_printed_before_th
 ) -> None:
     broken = tmp_path / "engine.py"
     broken.write_text("raise KeyError('a bug')")
-    link = EngineLink(lambda step: None, lambda reason: None, (sys.executable, str(broken)))
+    link = EngineLink((sys.executable, str(broken)))
     with pytest.raises(EngineStartError, match="exit status 1"):
         await link.start(EngineSettings("m"))
     assert capsys.readouterr().err.splitlines()[-1] == "KeyError: 'a bug'"

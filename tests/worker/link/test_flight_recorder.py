@@ -1,6 +1,6 @@
 """The record of steps in flight that an engine leaves when it dies."""
 
-from trunkline_worker.link.flight_recorder import MAX_SEQUENCES, STEPS_UNDER_WAY, FlightRecorder
+from trunkline_worker.link.channel import MAX_SEQUENCES, STEPS_UNDER_WAY, FlightRecorder
 
 
 def pair() -> tuple[FlightRecorder, FlightRecorder]:

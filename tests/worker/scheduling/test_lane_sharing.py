@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from tests.worker.rig import Rig
 from trunkline_worker.lanes.fair_share import NEWCOMERS_FIRST, Accounts
-from trunkline_worker.lanes.lanes import Lane
-from trunkline_worker.lanes.queue_bounds import QueueBounds
+from trunkline_worker.lanes.lanes import Lane, QueueBounds
 from trunkline_worker.scheduler.pace.experience import Experience, Size
 from trunkline_worker.scheduler.pace.limits import AdmissionRule
 from trunkline_worker.scheduler.pace.step_cost import STEPS_PER_FIT

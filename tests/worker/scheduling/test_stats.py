@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from trunkline_worker.cache.kv_forecast import SAFETY_DEVIATIONS, peak_blocks
-from trunkline_worker.lanes.lanes import Lane
-from trunkline_worker.lanes.queue_bounds import QueueBounds
+from trunkline_worker.lanes.lanes import Lane, QueueBounds
 from trunkline_worker.scheduler.histogram import Histogram
 from trunkline_worker.scheduler.pace.output_lengths import OutputLengths
 from trunkline_worker.scheduler.pace.step_cost import STEPS_PER_FIT, StepCost, StepLoad, chunk_pairs

@@ -7,9 +7,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.worker.telemetry.timeline_rig import TARGET_S, TimelineRig, expected, told
 from trunkline.engine.v1.engine_pb2 import StepRecord
-from trunkline_worker.front.telemetry import step_times
-from trunkline_worker.front.telemetry.choice_timeline import MAX_CHUNKS, MAX_GAPS, ChoiceTimeline
-from trunkline_worker.front.telemetry.step_times import StepTimes
+from trunkline_worker.front.telemetry import timeline as timeline_module
+from trunkline_worker.front.telemetry.timeline import MAX_CHUNKS, MAX_GAPS, ChoiceTimeline, StepTimes
 from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.scheduler.pace.limits import AdmissionRule, Batching
 
@@ -137,7 +136,7 @@ def test_chunks_past_the_bound_are_added_to_the_last() -> None:
 
 
 def test_only_the_longest_gaps_are_listed_and_all_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_times, "MAX_SLOW_STEPS", 64)
+    monkeypatch.setattr(timeline_module, "MAX_SLOW_STEPS", 64)
     times, timeline = StepTimes(TARGET_S), ChoiceTimeline(0.0, 0)
     times.take(record(0.0))
     timeline.add_first_token(times)

@@ -8,8 +8,7 @@ from tests.worker.rig import Rig
 from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.v1.worker_pb2 import Timeline
 from trunkline_worker.engine.step_messages import fill_record
-from trunkline_worker.front.telemetry.choice_timeline import MAX_CHUNKS, MAX_GAPS, ChoiceTimeline, take_step
-from trunkline_worker.front.telemetry.step_times import StepTimes
+from trunkline_worker.front.telemetry.timeline import MAX_CHUNKS, MAX_GAPS, ChoiceTimeline, StepTimes, take_step
 from trunkline_worker.scheduler.stats import StepCounts
 from trunkline_worker.scheduler.step_outputs import StepOutput
 from trunkline_worker.step.plan import StepPlan, StepResult

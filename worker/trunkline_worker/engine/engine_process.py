@@ -28,8 +28,7 @@ from trunkline_worker.engine.own_gpu import own_gpu
 from trunkline_worker.engine.rehearsal import rehearse
 from trunkline_worker.engine.step_runner import executor_for, step_runner
 from trunkline_worker.engine.watchdog import Watchdog
-from trunkline_worker.link.flight_recorder import FlightRecorder
-from trunkline_worker.link.frames import FrameReader, frame
+from trunkline_worker.link.channel import FlightRecorder, FrameReader, frame
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.kv_budget import OutOfMemory, check_block_count, kv_block_count, usable_bytes
 from trunkline_worker.model.loading import LoadedModel, load_model

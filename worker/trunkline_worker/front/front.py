@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from opentelemetry.trace import Span
 from tokenizers import Tokenizer
 
 from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineStep
@@ -16,18 +17,14 @@ from trunkline_runtime.log import get_logger
 from trunkline_runtime.telemetry import genai
 from trunkline_runtime.tracing import start_span
 from trunkline_worker.front.cache_mirror import CacheMirror
-from trunkline_worker.front.choice import Choice, Deliver, are_of_one_request
-from trunkline_worker.front.front_queue import FrontQueue
+from trunkline_worker.front.choice import Choice, Deliver, FrontQueue, are_of_one_request
 from trunkline_worker.front.submit_validation import validate_submit
-from trunkline_worker.front.telemetry.choice_end import ChoiceEnd
-from trunkline_worker.front.telemetry.choice_spans import end_spans
-from trunkline_worker.front.telemetry.choice_timeline import ChoiceTimeline, take_step
-from trunkline_worker.front.telemetry.step_times import StepTimes
+from trunkline_worker.front.telemetry.choice_end import ChoiceEnd, end_spans
+from trunkline_worker.front.telemetry.timeline import ChoiceTimeline, StepTimes, take_step
 from trunkline_worker.front.telemetry.worker_metrics import WorkerMetrics
 from trunkline_worker.front.text.output_stream import OutputStream
 from trunkline_worker.front.text.token_texts import TokenTexts
-from trunkline_worker.lanes.lanes import Lane, lane_of
-from trunkline_worker.lanes.queue_bounds import queue_full
+from trunkline_worker.lanes.lanes import Lane, lane_of, queue_full
 from trunkline_worker.link.engine_link import EngineLink
 
 # Retry delay of a refusal before the engine has first reported its own.
@@ -86,6 +83,10 @@ class Front:
     def num_choices(self) -> int:
         return len(self._choices)
 
+    def is_idle(self) -> bool:
+        """Whether no choice is unfinished."""
+        return not self._choices
+
     def submit(self, submit: Submit, deliver: Deliver) -> Choice | None:
         """Starts a choice and passes its outputs to `deliver` on this thread; the last has a finish or an error.
 
@@ -97,19 +98,40 @@ class Front:
         if self.draining:
             raise no_worker("this worker is draining")
         validate_submit(submit, self.model)
-        lane = lane_of(submit.lane)
-        num_tokens = len(submit.prompt_token_ids) + len(submit.resume.output_token_ids)
-        if not submit.resume.output_token_ids:  # a complete ledger does not enter the queue
-            self._check_queue(submit, lane, num_tokens)
+        ledger = submit.resume.output_token_ids
+        if not ledger:
+            self._check_queue(submit)
         stream = OutputStream(submit, self._texts, eos=self._eos, max_total=max_total_tokens(self.model))
         complete = stream.ledger_output()
         if complete is not None:
             deliver(complete)
             return None
-        if submit.resume.output_token_ids:
-            self._check_queue(submit, lane, num_tokens)
+        if ledger:  # only now, because a complete ledger does not enter the queue
+            self._check_queue(submit)
+        choice = self._begin(submit, stream, deliver)
+        engine_submit = Submit()
+        engine_submit.CopyFrom(submit)
+        engine_submit.handle = choice.handle
+        self._link.submit(engine_submit)
+        return choice
+
+    def _check_queue(self, submit: Submit) -> None:
+        """Raises RequestRefused if the queue is full, without waiting for the engine's step. Called before anything is
+        created for the request, because refusing must stay cheap."""
+        lane = lane_of(submit.lane)
+        if self._waiting.admits(lane, submit.tenant, submit.tenant_weight or 1.0, _num_tokens(submit)):
+            return
+        delay_ms = self._retry_delays_ms[lane] if self._retry_delays_ms else UNKNOWN_RETRY_DELAY_MS
+        self._refused[lane] += 1
+        if self._metrics is not None:
+            self._metrics.refused(lane)
+        raise queue_full(lane, self._waiting.count, delay_ms)
+
+    def _begin(self, submit: Submit, stream: OutputStream, deliver: Deliver) -> Choice:
+        """Creates a choice, puts it into the queue, and starts its deadline."""
         self._next_handle += 1
         received_s, received_unix_ns = self._now_s(), time.time_ns()
+        lane = lane_of(submit.lane)
         choice = Choice(
             handle=self._next_handle,
             caller_handle=submit.handle,
@@ -119,48 +141,36 @@ class Front:
             number=submit.choice,
             stream=stream,
             deliver=deliver,
-            span=start_span(
-                "worker.generate",
-                traceparent=submit.traceparent,
-                tracestate=submit.tracestate,
-                attributes={
-                    genai.REQUEST_MODEL: self.model.model,
-                    "trunkline.request_id": submit.request_id,
-                    "trunkline.worker": self.model.worker_id,
-                    "trunkline.tenant": submit.tenant,
-                    "trunkline.choice": submit.choice,
-                },
-                linked_traceparent=submit.resume.traceparent,
-                start_unix_ns=received_unix_ns,
-            ),
+            span=self._start_span(submit, received_unix_ns),
             timeline=ChoiceTimeline(received_s, received_unix_ns),
             num_prompt=len(submit.prompt_token_ids),
             num_ledger=len(submit.resume.output_token_ids),
             suspect=submit.suspect,
         )
-        engine_submit = Submit()
-        engine_submit.CopyFrom(submit)
-        engine_submit.handle = choice.handle
         if submit.HasField("timeout"):
             after_s = submit.timeout.ToNanoseconds() / 1e9
             loop = asyncio.get_running_loop()
             choice.deadline = loop.call_later(after_s, self._break_off, choice, deadline_exceeded())
         self._choices[choice.handle] = choice
-        self._waiting.put(choice.handle, lane, submit.tenant, submit.tenant_weight or 1.0, num_tokens)
+        self._waiting.put(choice.handle, lane, submit.tenant, submit.tenant_weight or 1.0, _num_tokens(submit))
         self._idle.clear()
-        self._link.submit(engine_submit)
         return choice
 
-    def _check_queue(self, submit: Submit, lane: Lane, num_tokens: int) -> None:
-        """Raises RequestRefused if the queue is full, without waiting for the engine's step. Called before anything is
-        created for the request, because refusing must stay cheap."""
-        if self._waiting.admits(lane, submit.tenant, submit.tenant_weight or 1.0, num_tokens):
-            return
-        delay_ms = self._retry_delays_ms[lane] if self._retry_delays_ms else UNKNOWN_RETRY_DELAY_MS
-        self._refused[lane] += 1
-        if self._metrics is not None:
-            self._metrics.refused(lane)
-        raise queue_full(lane, self._waiting.count, delay_ms)
+    def _start_span(self, submit: Submit, received_unix_ns: int) -> Span:
+        return start_span(
+            "worker.generate",
+            traceparent=submit.traceparent,
+            tracestate=submit.tracestate,
+            attributes={
+                genai.REQUEST_MODEL: self.model.model,
+                "trunkline.request_id": submit.request_id,
+                "trunkline.worker": self.model.worker_id,
+                "trunkline.tenant": submit.tenant,
+                "trunkline.choice": submit.choice,
+            },
+            linked_traceparent=submit.resume.traceparent,
+            start_unix_ns=received_unix_ns,
+        )
 
     def cancel(self, choice: Choice) -> None:
         """Ends a choice that its caller no longer needs. Does nothing if it has ended."""
@@ -355,3 +365,8 @@ class Front:
         if self._metrics is not None:
             self._metrics.choice_ended(end)
         self._log.info("choice ended", **end.log_fields())
+
+
+def _num_tokens(submit: Submit) -> int:
+    """Tokens of the prompt and the ledger."""
+    return len(submit.prompt_token_ids) + len(submit.resume.output_token_ids)

@@ -20,7 +20,7 @@ from trunkline_runtime.telemetry.process_families import certificate_families, l
 from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokens
 from trunkline_runtime.telemetry.span_queue import ExportCounts
 from trunkline_runtime.tls import ServerTls
-from trunkline_worker.front.outbox import Backlog
+from trunkline_worker.front.session import Backlog
 from trunkline_worker.front.telemetry.worker_metrics import WorkerMetrics
 
 

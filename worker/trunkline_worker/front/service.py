@@ -32,10 +32,8 @@ from trunkline_runtime.tracing import trace_context_of
 from trunkline_worker.front.choice import Choice
 from trunkline_worker.front.draining import Draining
 from trunkline_worker.front.front import Front
-from trunkline_worker.front.grant_desk import GrantDesk
-from trunkline_worker.front.grant_reports import FollowedGrant, GrantReports
-from trunkline_worker.front.outbox import Backlog, Outbox
-from trunkline_worker.front.session import Session
+from trunkline_worker.front.grants import FollowedGrant, GrantDesk, GrantReports
+from trunkline_worker.front.session import Backlog, Outbox, Session
 from trunkline_worker.front.text.tokenizer_files import TokenizerFiles
 
 # Small, so that a call whose caller stops reading holds little memory.

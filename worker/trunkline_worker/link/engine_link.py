@@ -15,8 +15,7 @@ from trunkline.engine.v1.engine_pb2 import EngineRequest, EngineResponse, Engine
 from trunkline.status import RequestRefused, no_worker
 from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsResponse, LoadSample, Submit
 from trunkline_runtime.log import get_logger
-from trunkline_worker.link.flight_recorder import FlightRecorder
-from trunkline_worker.link.frames import FrameReader, frame
+from trunkline_worker.link.channel import FlightRecorder, FrameReader, frame
 from trunkline_worker.link.silence import SLICE_S, Silence
 from trunkline_worker.settings import EngineSettings
 
@@ -32,19 +31,9 @@ class EngineStartError(Exception):
 
 
 class EngineLink:
-    """Starts the engine process, sends it work in batches, and passes on its steps.
+    """Starts the engine process, sends it work in batches, and passes on its steps."""
 
-    on_step: called with each step; on_death: called once with the reason if the engine ends without being asked to
-    """
-
-    def __init__(
-        self,
-        on_step: Callable[[EngineStep], None],
-        on_death: Callable[[str], None],
-        command: Sequence[str] = ENGINE_COMMAND,
-    ) -> None:
-        self._on_step = on_step
-        self._on_death = on_death
+    def __init__(self, command: Sequence[str] = ENGINE_COMMAND) -> None:
         self._command = tuple(command)
         self.gpu_uuid = ""  # of the engine's GPU, once it is ready; empty on a CPU
         self.first_load = LoadSample()  # of the idle engine, once it is ready; each step brings a newer sample
@@ -66,7 +55,7 @@ class EngineLink:
         return self._process.pid
 
     async def start(self, settings: EngineSettings) -> GetModelResponse:
-        """Spawns the engine and waits until it is ready. Returns the model's description.
+        """Spawns the engine and waits until it is ready. Returns the model's description. Call follow() next.
 
         Raises EngineStartError if the engine cannot start.
         """
@@ -101,12 +90,20 @@ class EngineLink:
                     await self.stop()
                     raise EngineStartError(response.failed.message)
                 elif kind == "ready":
-                    self._reading = asyncio.create_task(self._read_steps())
                     for note in response.ready.notes:
                         self._log.info("model note", note=note)
                     response.ready.model.start_up_s = time.monotonic() - started_s
                     self.gpu_uuid, self.first_load = response.ready.gpu_uuid, response.ready.load
                     return response.ready.model
+
+    def follow(self, on_step: Callable[[EngineStep], None], on_death: Callable[[str], None]) -> None:
+        """Passes on the steps of the engine, which is ready, until it ends.
+
+        on_death: called once with the reason if the engine ends without being asked to
+        """
+        self._on_step = on_step
+        self._on_death = on_death
+        self._reading = asyncio.create_task(self._read_steps())
 
     def in_flight(self) -> set[int]:
         """Handles in the steps that were in flight when the engine died."""

@@ -1,6 +1,6 @@
 """All metrics of a worker: vLLM's, and those that vLLM does not have, which begin with trunkline_."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 
 from prometheus_client.core import Metric
@@ -9,13 +9,15 @@ from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.names import lane_name
 from trunkline.v1.generation_pb2 import PromptReport
 from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample
+from trunkline_runtime.telemetry.bounded_names import BoundedNames
 from trunkline_runtime.telemetry.bucket_counts import BucketCounts
 from trunkline_runtime.telemetry.exposition import counter, gauge, histogram
 from trunkline_worker.front.telemetry.choice_end import ChoiceEnd
-from trunkline_worker.front.telemetry.tenant_metrics import TenantMetrics
 from trunkline_worker.front.telemetry.vllm_metrics import VllmMetrics
 from trunkline_worker.lanes.lanes import LANES, lane_number
 
+MAX_TENANTS = 100  # with three lanes and three kinds of tokens: 909 series
+TENANT_LABELS = ("model_name", "tenant", "lane")
 STEP_BUCKETS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0),
 )  # fmt: skip
@@ -27,6 +29,52 @@ MARK_S = 10.0  # between two marks of it
 NUM_MARKS = 1 + int(RATE_S / MARK_S)
 SECONDS_PER_HOUR, MILLION = 3600.0, 1_000_000
 LABELS = ("model_name",)
+
+
+class TenantMetrics:
+    """What tenants used. The first MAX_TENANTS of them have series of their own."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+        self._names = BoundedNames(MAX_TENANTS)
+        self._outcomes: dict[tuple[str, ...], int] = defaultdict(int)  # by lane and outcome, of all tenants
+        self._choices: dict[tuple[str, ...], int] = defaultdict(int)
+        self._device_s: dict[tuple[str, ...], float] = defaultdict(float)
+        self._tokens: dict[tuple[str, ...], int] = defaultdict(int)
+
+    def choice_ended(self, end: ChoiceEnd) -> None:
+        """Counts the end of a choice."""
+        lane, timeline = end.lane.name.lower(), end.timeline
+        key = (self._model_name, self._names.label(end.tenant), lane)
+        self._outcomes[self._model_name, lane, end.outcome] += 1
+        self._choices[key] += 1
+        self._device_s[key] += timeline.device_s
+        if timeline.HasField("first_token_s"):
+            self._tokens[*key, "computed"] += end.prompt_tokens - timeline.cached_tokens
+            self._tokens[*key, "cached"] += timeline.cached_tokens
+            self._tokens[*key, "output"] += end.output_tokens - end.ledger_tokens
+
+    def families(self) -> Iterable[Metric]:
+        """All families."""
+        yield counter(
+            "trunkline_worker_choices",
+            "Choices that ended, by outcome: a finish reason, cancelled, or the reason of an error.",
+            ("model_name", "lane", "outcome"),
+            self._outcomes.items(),
+        )
+        yield counter("trunkline_worker_tenant_choices", "Choices that ended.", TENANT_LABELS, self._choices.items())
+        yield counter(
+            "trunkline_worker_tenant_device_seconds",
+            "Device time of ended choices: their shares of their steps, by tokens.",
+            TENANT_LABELS,
+            self._device_s.items(),
+        )
+        yield counter(
+            "trunkline_worker_tenant_tokens",
+            "Tokens of ended choices: of prompts, computed or cached, and of output.",
+            (*TENANT_LABELS, "kind"),
+            self._tokens.items(),
+        )
 
 
 class WorkerMetrics:

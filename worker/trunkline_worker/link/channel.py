@@ -1,7 +1,8 @@
-"""A record of the sequences in the steps in flight, which the front can read after its engine has died.
+"""What front and engine share: a local socket, and a record in memory that outlives the engine.
 
-It is memory shared by the front and its engine. The engine writes before each launch, and the front reads when the
-engine is gone: messages would add to the cost of a step, and the last one might never be sent.
+A message on the socket is its length in 4 little-endian bytes, then protobuf. The record holds the sequences of the
+steps in flight. The engine writes it before each launch, and the front reads it after the engine has died: messages
+would add to the cost of a step, and the last one might never be sent.
 """
 
 import mmap
@@ -11,9 +12,40 @@ import tempfile
 from collections.abc import Sequence
 from typing import BinaryIO, cast
 
+from google.protobuf.message import Message
+
+LENGTH_BYTES = 4
 STEPS_UNDER_WAY = 2  # at most: settings.run_ahead is 1 or 0
 MAX_SEQUENCES = 1 << 16  # in one step; further ones are not recorded
 COUNT = struct.Struct("<Q")
+
+
+def frame(message: Message) -> bytes:
+    """The bytes of one message on the socket."""
+    payload = message.SerializeToString()
+    return len(payload).to_bytes(LENGTH_BYTES, "little") + payload
+
+
+class FrameReader:
+    """Assembles messages from the pieces that a socket returns."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Adds received bytes, and returns the payloads that are complete now."""
+        buffer = self._buffer
+        buffer += data
+        payloads: list[bytes] = []
+        start = 0
+        while len(buffer) - start >= LENGTH_BYTES:
+            end = start + LENGTH_BYTES + int.from_bytes(buffer[start : start + LENGTH_BYTES], "little")
+            if len(buffer) < end:
+                break
+            payloads.append(bytes(buffer[start + LENGTH_BYTES : end]))
+            start = end
+        del buffer[:start]
+        return payloads
 
 
 class FlightRecorder:
