@@ -19,10 +19,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from trunkline_runtime.telemetry.head_sampler import NONE_SAMPLED, HeadSampler, SamplerError, head_sampler
-from trunkline_runtime.telemetry.otlp_exporter import ExporterError
-from trunkline_runtime.telemetry.otlp_spans import SpanSource, sdk_span
+from trunkline_runtime.telemetry.otlp_exporter import DISABLED, ExporterError, span_exporter
 from trunkline_runtime.telemetry.span_queue import QueueError, SpanQueue, span_queue
-from trunkline_runtime.telemetry.span_transports import DISABLED, span_transport
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 # Of RPC and HTTP: the conventions for generative AI have no schema yet.
@@ -54,8 +52,8 @@ def open_tracing(service_name: str, instance: str = "") -> Tracing:
         attributes["service.instance.id"] = instance
     resource = Resource.create(attributes)
     try:
-        sampler, transport = head_sampler(), span_transport()
-        queue = None if transport is None else span_queue(transport, SpanSource(resource, SCOPE))
+        sampler, exporter = head_sampler(), span_exporter()
+        queue = None if exporter is None else span_queue(exporter, resource)
     except (SamplerError, ExporterError, QueueError) as error:
         print(f"{service_name}: {error}", file=sys.stderr)
         sys.exit(2)
@@ -98,7 +96,7 @@ class _Queued(SpanProcessor):
 
     def on_end(self, span: ReadableSpan) -> None:
         if span.context is not None and span.context.trace_flags.sampled:
-            self._queue.put(lambda: (sdk_span(span),))
+            self._queue.put(lambda _: (span,))
 
     def shutdown(self) -> None:
         self._queue.close()

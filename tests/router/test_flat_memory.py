@@ -3,13 +3,17 @@
 import asyncio
 import gc
 import resource
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
 import grpc
 import pytest
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from tests.router.cluster import Cluster, cluster, refusal
 from tests.router.fake_worker import FakeWorker
@@ -26,9 +30,7 @@ from trunkline_router.observe.scraping.metric_sources import label_rules
 from trunkline_router.observe.tracing.request_traces import RequestTraces
 from trunkline_router.record.request_observer import RequestObserver
 from trunkline_router.request.failover import FailoverLimits
-from trunkline_runtime.telemetry.otlp_spans import SpanSource
 from trunkline_runtime.telemetry.span_queue import span_queue
-from trunkline_runtime.tracing import SCOPE
 
 NUM_PROMPTS = 300  # so that the fake worker's own memory is bounded
 BEFORE, AFTER, WINDOWS = 1500, 400, 4  # requests: the first fill all rings; then as many windows of `AFTER`
@@ -39,14 +41,12 @@ MOST_GROWN = 1 << 20
 HUGE = Timeline(ended_s=1.0, chunks=[PrefillChunk()] * 31_000, gaps=[Gap()] * 100)
 
 
-class Discards:
+class Discards(SpanExporter):
     """A collector that takes everything."""
 
-    def send(self, request: bytes, num_spans: int) -> bool:
-        return bool(request) and num_spans > 0
-
-    def shutdown(self) -> None:
-        pass
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        assert encode_spans(spans).resource_spans
+        return SpanExportResult.SUCCESS
 
 
 async def serve(router: Cluster, worker: FakeWorker, numbers: range) -> None:
@@ -87,7 +87,7 @@ def resident_bytes() -> int:
 async def test_traffic_leaves_the_memory_of_all_that_listens_flat() -> None:
     """Of a whole router: ring of requests, metrics, traces, prefixes, sampler, scraper, watcher. Messages of protobuf
     are kept outside of Python's memory, so the process's own is measured."""
-    queue, recent, tenants = span_queue(Discards(), SpanSource(Resource.create(), SCOPE)), RecentRequests(), Tenants()
+    queue, recent, tenants = span_queue(Discards(), Resource.create()), RecentRequests(), Tenants()
     counted = RequestCounts(label_rules(tenants))
     observer = RequestObserver(listeners=[RequestTraces(queue, slow_s=2.0), counted, recent])
     worker = FakeWorker("w0", answer=None)

@@ -3,7 +3,7 @@
 import gzip
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,8 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import grpc
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.sdk.trace import ReadableSpan
 
 PATIENCE_S = 60.0
 GRPC, HTTP = "grpc", "http/protobuf"
@@ -62,9 +64,10 @@ class ReceivedSpan:
         return self.proto.status.code == self.proto.status.STATUS_CODE_ERROR
 
 
-def read(spans: Iterable[bytes]) -> list[ReceivedSpan]:
-    """Spans that a router has written, and not sent."""
-    return [ReceivedSpan("", "", Span.FromString(span)) for span in spans]
+def read(spans: Sequence[ReadableSpan]) -> list[ReceivedSpan]:
+    """Spans that a router has made, and not sent."""
+    encoded = encode_spans(spans).resource_spans
+    return [ReceivedSpan("", "", span) for source in encoded for scope in source.scope_spans for span in scope.spans]
 
 
 @dataclass

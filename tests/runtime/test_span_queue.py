@@ -7,24 +7,30 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.trace import SpanContext
 
 from tests.runtime.otlp_receiver import GRPC, HTTP, receiving
 from trunkline_runtime.telemetry.bounded_session import MAX_ANSWER_BYTES
-from trunkline_runtime.telemetry.otlp_spans import SpanSource, TraceWriter, unique_attribute
+from trunkline_runtime.telemetry.otlp_exporter import span_exporter
 from trunkline_runtime.telemetry.span_queue import SpanQueue
-from trunkline_runtime.telemetry.span_transports import span_transport
 from trunkline_runtime.tracing import SCOPE
 
 PATIENCE_S = 60.0
 
 
-SOURCE = SpanSource(Resource.create(), SCOPE)
+SOURCE = Resource.create()
 
 
-def span(name: str = "a span") -> bytes:
-    return TraceWriter(1).span(name, 2, 0, 1, 2, [unique_attribute("trunkline.request_id", name)])
+def span(source: Resource, name: str = "a span") -> ReadableSpan:
+    context = SpanContext(1, 2, is_remote=False)
+    return ReadableSpan(name, context, resource=source, start_time=1, end_time=2, instrumentation_scope=SCOPE)
+
+
+def one(source: Resource) -> tuple[ReadableSpan, ...]:
+    return (span(source),)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -34,72 +40,66 @@ def wait_until(condition: Callable[[], bool]) -> None:
         threading.Event().wait(0.005)
 
 
-class HeldTransport:
-    """Sends nothing until it is let go."""
+class HeldExporter(SpanExporter):
+    """Exports nothing until it is let go."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
         self.has_begun = threading.Event()
         self.num_sent = 0
 
-    def send(self, request: bytes, num_spans: int) -> bool:
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         self.has_begun.set()
         assert self.go.wait(PATIENCE_S)
-        (resource,) = ExportTraceServiceRequest.FromString(request).resource_spans
-        (scope,) = resource.scope_spans
-        assert len(scope.spans) == num_spans
-        self.num_sent += num_spans
-        return True
-
-    def shutdown(self) -> None:
-        pass
+        self.num_sent += len(spans)
+        return SpanExportResult.SUCCESS
 
 
 def test_while_an_export_waits_spans_are_queued_up_to_a_bound_and_then_counted() -> None:
-    transport = HeldTransport()
-    queue = SpanQueue(transport, SOURCE, max_waiting=10, interval_s=0.005)
-    queue.put(lambda: (span(),))
-    assert transport.has_begun.wait(PATIENCE_S)
+    exporter = HeldExporter()
+    queue = SpanQueue(exporter, SOURCE, max_waiting=10, interval_s=0.005)
+    queue.put(one)
+    assert exporter.has_begun.wait(PATIENCE_S)
     for _ in range(15):
-        queue.put(lambda: (span(), span()))
+        queue.put(lambda source: (span(source), span(source)))
     assert queue.counts.dropped == 5
-    transport.go.set()
+    exporter.go.set()
     queue.close()
-    assert transport.num_sent == queue.counts.exported == 1 + 2 * 10
-    queue.put(lambda: (span(),))
+    assert exporter.num_sent == queue.counts.exported == 1 + 2 * 10
+    queue.put(one)
     assert queue.counts.dropped == 6, "it has ended"
 
 
 def test_a_bug_in_making_spans_costs_those_alone() -> None:
-    transport = HeldTransport()
-    transport.go.set()
-    queue = SpanQueue(transport, SOURCE, interval_s=0.005)
+    exporter = HeldExporter()
+    exporter.go.set()
+    queue = SpanQueue(exporter, SOURCE, interval_s=0.005)
 
-    def fails() -> Sequence[bytes]:
+    def fails(_: Resource) -> Sequence[ReadableSpan]:
         raise KeyError("a bug")
 
-    for spans in (fails, lambda: (span(),)):
+    for spans in (fails, one):
         queue.put(spans)
     queue.close()
     assert (queue.counts.dropped, queue.counts.exported) == (1, 1)
 
 
 def test_a_full_batch_does_not_wait() -> None:
-    transport = HeldTransport()
-    transport.go.set()
-    queue = SpanQueue(transport, SOURCE, interval_s=PATIENCE_S, batch_spans=7)
+    exporter = HeldExporter()
+    exporter.go.set()
+    queue = SpanQueue(exporter, SOURCE, interval_s=PATIENCE_S, batch_spans=7)
     for _ in range(7):
-        queue.put(lambda: (span(),))
+        queue.put(one)
     wait_until(lambda: queue.counts.exported == 7)
     queue.close()
 
 
 def test_a_full_queue_does_not_wait_for_a_larger_batch() -> None:
-    transport = HeldTransport()
-    transport.go.set()
-    queue = SpanQueue(transport, SOURCE, max_waiting=3, interval_s=PATIENCE_S, batch_spans=7)
+    exporter = HeldExporter()
+    exporter.go.set()
+    queue = SpanQueue(exporter, SOURCE, max_waiting=3, interval_s=PATIENCE_S, batch_spans=7)
     for _ in range(3):
-        queue.put(lambda: (span(),))
+        queue.put(one)
     wait_until(lambda: queue.counts.exported == 3)
     queue.close()
 
@@ -170,7 +170,7 @@ def test_a_collector_that_takes_nothing_costs_a_count(
 ) -> None:
     with answering(answer) as port:
         queue = queue_to(monkeypatch, protocol, port, timeout_s=0.3)
-        queue.put(lambda: (span(),))
+        queue.put(one)
         wait_until(lambda: queue.counts.failed == 1)
         queue.close()
     assert queue.counts.exported == 0
@@ -181,9 +181,24 @@ def queue_to(monkeypatch: pytest.MonkeyPatch, protocol: str, port: int, timeout_
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(timeout_s))
-    transport = span_transport()
-    assert transport is not None
-    return SpanQueue(transport, SOURCE, interval_s=0.005)
+    exporter = span_exporter()
+    assert exporter is not None
+    return SpanQueue(exporter, SOURCE, interval_s=0.005)
+
+
+@pytest.mark.parametrize("protocol", [GRPC, HTTP])
+def test_a_span_that_otlp_cannot_hold_does_not_lose_the_others(monkeypatch: pytest.MonkeyPatch, protocol: str) -> None:
+    def strange(source: Resource) -> tuple[ReadableSpan, ...]:
+        values: dict[str, str | int] = {"text": "a\ud800", "number": 1 << 63, "key": "value"}
+        return (ReadableSpan("strange", SpanContext(1, 3, is_remote=False), resource=source, attributes=values),)
+
+    with receiving() as receiver:
+        queue = queue_to(monkeypatch, protocol, receiver.ports[protocol])
+        for spans in (one, strange):
+            queue.put(spans)
+        queue.close()
+    assert [each.name for each in receiver.spans] == ["a span", "strange"]
+    assert receiver.spans[1].attributes == {"key": "value"}
 
 
 def test_of_an_endless_answer_little_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +212,7 @@ def test_of_an_endless_answer_little_is_read(monkeypatch: pytest.MonkeyPatch) ->
 
     with answering(pours) as port:
         queue = queue_to(monkeypatch, HTTP, port)
-        queue.put(lambda: (span(),))
+        queue.put(one)
         wait_until(lambda: queue.counts.exported == 1)
         queue.close()
     assert sent < MAX_ANSWER_BYTES + (16 << 20), "what the system's own buffers hold"
@@ -206,7 +221,7 @@ def test_of_an_endless_answer_little_is_read(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_process_ends_although_its_collector_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(silence) as port:
         queue = queue_to(monkeypatch, GRPC, port, timeout_s=1000.0)
-        queue.put(lambda: (span(),))
+        queue.put(one)
         begun_s = time.monotonic()
         queue.close(within_s=0.05)
         assert time.monotonic() - begun_s < PATIENCE_S
@@ -217,6 +232,6 @@ def test_a_collector_gets_the_spans_in_order(monkeypatch: pytest.MonkeyPatch, pr
     with receiving() as receiver:
         queue = queue_to(monkeypatch, protocol, receiver.ports[protocol])
         for name in ("first", "second"):
-            queue.put(lambda name=name: (span(name),))  # type: ignore[misc]
+            queue.put(lambda source, name=name: (span(source, name),))  # type: ignore[misc]
         queue.close()
     assert [each.name for each in receiver.spans] == ["first", "second"]

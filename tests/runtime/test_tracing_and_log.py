@@ -10,18 +10,16 @@ from collections.abc import Iterator
 import pytest
 import structlog
 from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from trunkline_router.record.request_record import RequestRecord
 from trunkline_runtime import log
 from trunkline_runtime.log import configure_logging, get_logger, log_context
-from trunkline_runtime.telemetry.console_span_transport import ConsoleSpanTransport
-from trunkline_runtime.telemetry.grpc_span_transport import GrpcSpanTransport
-from trunkline_runtime.telemetry.http_span_transport import HttpSpanTransport
-from trunkline_runtime.telemetry.otlp_exporter import ExporterError
-from trunkline_runtime.telemetry.span_transports import span_transport
+from trunkline_runtime.telemetry.otlp_exporter import ExporterError, span_exporter
 from trunkline_runtime.tracing import configure_tracing, start_span, trace_context_of
 
 TRACE_ID, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -119,15 +117,15 @@ def test_metadata_without_a_trace_is_no_trace() -> None:
 def test_spans_are_exported_only_where_the_variables_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
-    assert span_transport() is None
+    assert span_exporter() is None
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "console")
-    assert isinstance(span_transport(), ConsoleSpanTransport)
+    assert isinstance(span_exporter(), ConsoleSpanExporter)
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    assert span_transport() is None, "`none` wins"
+    assert span_exporter() is None, "`none` wins"
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "pigeon")
     with pytest.raises(ValueError, match="pigeon is not supported; allowed: otlp, console, none"):
-        span_transport()
+        span_exporter()
 
 
 PROTOCOL, TRACES_PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
@@ -149,27 +147,26 @@ def test_the_collector_is_spoken_to_over_grpc_unless_told_otherwise(
     otlp.setenv("OTEL_TRACES_EXPORTER", "")  # empty counts as unset
     if protocol is not None:
         otlp.setenv(PROTOCOL, protocol)
-    transport = span_transport()
-    assert isinstance(transport, GrpcSpanTransport)
-    transport.shutdown()
+    exporter = span_exporter()
+    assert isinstance(exporter, GrpcExporter)
+    exporter.shutdown()
 
 
 @pytest.mark.parametrize("variable", [PROTOCOL, TRACES_PROTOCOL])
 def test_http_is_spoken_where_a_variable_says_so(otlp: pytest.MonkeyPatch, variable: str) -> None:
     otlp.setenv(PROTOCOL, "grpc")
     otlp.setenv(variable, "http/protobuf")
-    transport = span_transport()
-    assert isinstance(transport, HttpSpanTransport)
-    transport.shutdown()  # type: ignore[no-untyped-call]
+    exporter = span_exporter()
+    assert isinstance(exporter, HttpExporter)
+    exporter.shutdown()  # type: ignore[no-untyped-call]
 
 
 def test_http_without_its_package_is_one_line_that_names_it(otlp: pytest.MonkeyPatch) -> None:
     for name in ("http", "http.trace_exporter"):
         otlp.setitem(sys.modules, f"opentelemetry.exporter.otlp.proto.{name}", None)
-    otlp.delitem(sys.modules, HttpSpanTransport.__module__)
     otlp.setenv(PROTOCOL, "http/protobuf")
     with pytest.raises(ExporterError) as caught:
-        span_transport()
+        span_exporter()
     assert str(caught.value).startswith(
         "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf needs the package opentelemetry-exporter-otlp-proto-http installed: "
     )

@@ -10,9 +10,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
 from trunkline_runtime.log import get_logger
-from trunkline_runtime.telemetry.otlp_spans import SpanSource
-from trunkline_runtime.telemetry.span_transports import SpanTransport
 
 # The standard variables, and their defaults. Waiting parts: a request's spans in a router, one span in a worker.
 MAX_WAITING_VARIABLE, MAX_WAITING = "OTEL_BSP_MAX_QUEUE_SIZE", 2048
@@ -23,7 +25,7 @@ MOST = 1_000_000  # of each variable
 LAST_EXPORT_S = 3.0  # time for what waits when the process ends
 VAIN_EXPORT_S = 0.2  # the same if the collector took nothing lately
 
-Spans = Callable[[], Sequence[bytes]]  # writes spans, as otlp_spans.py does, when they are exported
+Spans = Callable[[Resource], Sequence[ReadableSpan]]  # makes spans of a process, when they are exported
 
 
 @dataclass(slots=True)
@@ -45,11 +47,11 @@ class QueueError(ValueError):
     """A variable of the queue is invalid. The message is one line for a person."""
 
 
-def span_queue(transport: SpanTransport, source: SpanSource) -> "SpanQueue":
+def span_queue(exporter: SpanExporter, resource: Resource) -> "SpanQueue":
     """A queue as the variables say. Raises QueueError."""
     max_waiting, interval_ms = _number(MAX_WAITING_VARIABLE, MAX_WAITING), _number(INTERVAL_VARIABLE, INTERVAL_MS)
     batch_spans = _number(BATCH_VARIABLE, BATCH_SPANS)
-    return SpanQueue(transport, source, max_waiting=max_waiting, interval_s=interval_ms / 1e3, batch_spans=batch_spans)
+    return SpanQueue(exporter, resource, max_waiting=max_waiting, interval_s=interval_ms / 1e3, batch_spans=batch_spans)
 
 
 def _number(variable: str, default: int) -> int:
@@ -60,23 +62,23 @@ def _number(variable: str, default: int) -> int:
 
 
 class SpanQueue:
-    """A bounded queue before a transport. put() may be called on any thread and returns at once.
+    """A bounded queue before an exporter. put() may be called on any thread and returns at once.
 
-    source: of all spans
+    resource: the process, which spans are made with
     """
 
     def __init__(
         self,
-        transport: SpanTransport,
-        source: SpanSource,
+        exporter: SpanExporter,
+        resource: Resource,
         *,
         max_waiting: int = MAX_WAITING,
         interval_s: float = INTERVAL_MS / 1e3,
         batch_spans: int = BATCH_SPANS,
     ) -> None:
         self.counts = ExportCounts()
-        self._transport = transport
-        self._source = source
+        self._exporter = exporter
+        self._resource = resource
         self._max_waiting = max_waiting
         self._interval_s = interval_s
         self._batch_spans = batch_spans
@@ -107,7 +109,7 @@ class SpanQueue:
         self._has_ended.set()
         self._is_due.set()
         self._thread.join(within_s if self._is_reachable else min(within_s, VAIN_EXPORT_S))
-        self._transport.shutdown()
+        self._exporter.shutdown()
 
     def _run(self) -> None:
         while self._waiting or not self._has_ended.is_set():
@@ -116,13 +118,13 @@ class SpanQueue:
             for batch in self._batches():
                 self._export(batch)
 
-    def _batches(self) -> Iterator[list[bytes]]:
+    def _batches(self) -> Iterator[list[ReadableSpan]]:
         """Empties the queue, batch by batch."""
-        batch: list[bytes] = []
+        batch: list[ReadableSpan] = []
         while self._waiting:
             spans = self._waiting.popleft()
             try:
-                batch += spans()
+                batch += spans(self._resource)
             except Exception as error:
                 get_logger().error("spans cannot be made", exc_info=error)
                 self.counts.dropped += 1
@@ -132,9 +134,9 @@ class SpanQueue:
         if batch:
             yield batch
 
-    def _export(self, batch: Sequence[bytes]) -> None:
+    def _export(self, batch: Sequence[ReadableSpan]) -> None:
         try:
-            is_exported = self._transport.send(self._source.request(batch), len(batch))
+            is_exported = self._exporter.export(batch) is SpanExportResult.SUCCESS
         except Exception as error:  # the thread must live on, whatever the collector answers
             get_logger().error("unexpected error in an export of spans", exc_info=error)
             is_exported = False

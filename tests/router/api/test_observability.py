@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
+from opentelemetry.sdk.resources import Resource
 
 from tests.router.cluster import cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
@@ -31,7 +32,7 @@ class Traces:
         self.observer = RequestObserver(listeners=[RequestTraces(self, slow_s=None)])
 
     def put(self, spans: Spans) -> bool:
-        self.spans += read(spans())
+        self.spans += read(spans(Resource.create()))
         return True
 
     def withhold(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from opentelemetry.sdk.resources import Resource
 from structlog.testing import capture_logs
 
 from tests.router.cluster import Cluster, cluster, refusal, until
@@ -340,7 +341,7 @@ async def test_a_failure_of_the_router_has_a_span_in_any_case() -> None:
 
     class Exports:
         def put(self, spans: Spans) -> bool:
-            exported.extend(read(spans()))
+            exported.extend(read(spans(Resource.create())))
             return True
 
         def withhold(self) -> None:

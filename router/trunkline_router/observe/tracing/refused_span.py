@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from trunkline_router.observe.tracing.request_attributes import (
     ERROR_TYPE,
@@ -17,20 +19,20 @@ from trunkline_router.observe.tracing.request_attributes import (
     STATUS_NAMES,
     URL_PATH,
     URL_SCHEME,
-    Attributes,
 )
-from trunkline_router.observe.tracing.trace_builder import TraceBuilder
+from trunkline_router.observe.tracing.trace_builder import UNSET, Attributes, TraceBuilder
 from trunkline_router.record.refused_calls import KNOWN_METHODS, RefusedCall
 from trunkline_router.record.request_record import GRPC, RequestRecord
-from trunkline_runtime.telemetry.otlp_spans import span_attributes, status
 
 # Of RFC 9110, and PATCH: the methods that the conventions know. Any other one is _OTHER, and HTTP in names of spans.
 OTHER_METHOD, UNNAMED_METHOD = "_OTHER", "HTTP"
 
 
-def refused_span(call: RefusedCall, record: RequestRecord, ended_s: float, kept: str) -> Sequence[bytes]:
+def refused_span(
+    call: RefusedCall, record: RequestRecord, ended_s: float, kept: str, resource: Resource
+) -> Sequence[ReadableSpan]:
     """One span.  record: says its place in its trace, and when it began"""
-    trace = TraceBuilder(record)
+    trace = TraceBuilder(record, resource)
     attributes: Attributes = {"trunkline.outcome": call.reason, "trunkline.kept": [kept]}
     for name, value in (("request_id", call.request_id), ("tenant", call.tenant)):
         if value:
@@ -40,9 +42,9 @@ def refused_span(call: RefusedCall, record: RequestRecord, ended_s: float, kept:
         record.parent_span_id,
         record.started_s,
         ended_s,
-        span_attributes(attributes | _protocol(call)),
+        attributes | _protocol(call),
         kind=SpanKind.SERVER,
-        status=status(StatusCode.ERROR if is_servers_fault(call) else StatusCode.UNSET),
+        status=Status(StatusCode.ERROR) if is_servers_fault(call) else UNSET,
         is_parent_remote=True,
     )
     return trace.spans

@@ -5,15 +5,13 @@ version 1.44.0. The version after it calls `rpc.response.status_code` `rpc.statu
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import NamedTuple
 
 import grpc
-from opentelemetry.trace import StatusCode
-from opentelemetry.util.types import AttributeValue
+from opentelemetry.trace import Status, StatusCode
 
 from trunkline.status import CODE_DEADLINE_EXCEEDED, CODE_INTERNAL, CODE_UNAVAILABLE
 from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline_router.observe.tracing.trace_builder import UNSET, Attributes
 from trunkline_router.record.error_statuses import TABLE
 from trunkline_router.record.request_record import (
     CANCELLED,
@@ -27,18 +25,12 @@ from trunkline_router.record.request_record import (
 )
 from trunkline_router.record.ttft_parts import causes_of
 from trunkline_runtime.telemetry import genai
-from trunkline_runtime.telemetry.otlp_spans import UNSET, span_attributes, unique_attribute
-from trunkline_runtime.telemetry.otlp_spans import status as otlp_status
-
-Attributes = dict[str, AttributeValue]
 
 RPC_SYSTEM, RPC_METHOD, RPC_STATUS = "rpc.system.name", "rpc.method", "rpc.response.status_code"
 HTTP_METHOD, HTTP_ROUTE, HTTP_STATUS = "http.request.method", "http.route", "http.response.status_code"
 URL_PATH, URL_SCHEME, ERROR_TYPE = "url.path", "url.scheme", "error.type"
 POST = "POST"  # the method of all requests over HTTP
 HTTP_OK, HTTP_SERVER_ERROR = 200, 500
-
-MOST_WRITTEN = 1024  # attributes that many requests share
 
 STATUS_NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
 _UNKNOWN, _UNIMPLEMENTED, _DATA_LOSS = 2, 12, 15
@@ -61,127 +53,87 @@ def span_name(protocol: str, endpoint: str) -> str:
     return endpoint if protocol == GRPC else f"{POST} {endpoint}"
 
 
-class _Repeated(NamedTuple):
-    """What is the same in many requests: the attributes that tell it are written once."""
-
-    protocol: str
-    endpoint: str
-    url_scheme: str
-    outcome: str
-    code: int
-    is_streamed: bool
-    is_begun: bool  # whether the client got a first token
-    tenant: str
-    lane: str
-    model: str
-    worker: str
-    grants: int
-    resumptions: int
-    choices: int
-    cause: str
-    queue_cause: str
-    kept: tuple[str, ...]
-
-
-def request_attributes(record: RequestRecord, sampling: SamplingParams | None, kept: Sequence[str]) -> bytes:
-    """Returns all attributes of a request's own span, as bytes of the span.
+def request_attributes(record: RequestRecord, sampling: SamplingParams | None, kept: Sequence[str]) -> Attributes:
+    """Returns all attributes of a request's own span.
 
     sampling: the request's parameters, which its record has dropped
     kept: why the request is exported
     """
-    repeated = _Repeated(
-        record.protocol,
-        record.endpoint,
-        record.url_scheme,
-        record.outcome,
-        record.code,
-        record.is_streamed,
-        record.first_token_s is not None,
-        record.tenant,
-        record.lane,
-        record.model,
-        record.worker,
-        record.grants,
-        record.resumptions,
-        record.choices,
-        *causes_of(record, record.started_s if record.ended_s is None else record.ended_s),
-        tuple(kept),
-    )
-    own = {**_own(record), **_of_sampling(record, sampling), **_latencies(record)}
-    return b"".join(
-        (
-            _written(repeated),
-            unique_attribute("trunkline.request_id", record.request_id),
-            unique_attribute(genai.RESPONSE_ID, record.request_id),
-            span_attributes(own),
-        )
-    )
+    spelled = genai.spelled({**_generative(record), **_usage(record)})
+    return {
+        **_own(record, kept),
+        **spelled,
+        **_of_protocol(record),
+        **_of_sampling(record, sampling),
+        **_latencies(record),
+    }
 
 
-@lru_cache(MOST_WRITTEN)
-def _written(of: _Repeated) -> bytes:
-    return span_attributes({**_told(of), **genai.spelled(_generative(of)), **_protocol(of)})
-
-
-def status(record: RequestRecord) -> bytes:
+def status(record: RequestRecord) -> Status:
     """An error, if the server is to blame. Over gRPC it has a description, because several reasons share a code."""
     if not record.is_failed:
         return UNSET
     if record.protocol == GRPC:
-        return otlp_status(StatusCode.ERROR, record.outcome) if record.code in SERVER_ERRORS else UNSET
-    return otlp_status(StatusCode.ERROR) if _http_error(record.outcome) >= HTTP_SERVER_ERROR else UNSET
+        return Status(StatusCode.ERROR, record.outcome) if record.code in SERVER_ERRORS else UNSET
+    return Status(StatusCode.ERROR) if _http_error(record.outcome) >= HTTP_SERVER_ERROR else UNSET
 
 
-def _told(of: _Repeated) -> Attributes:
+def _own(record: RequestRecord, kept: Sequence[str]) -> Attributes:
     """Ours."""
-    attributes: Attributes = {"trunkline.outcome": of.outcome, "trunkline.kept": of.kept}
-    for name in ("tenant", "lane", "model", "worker", "grants", "resumptions", "choices", "cause", "queue_cause"):
-        if value := getattr(of, name):
-            attributes["trunkline." + name] = value
-    return attributes
-
-
-def _generative(of: _Repeated) -> Attributes:
     attributes: Attributes = {
-        genai.OPERATION_NAME: operation_of(of.endpoint),
-        genai.PROVIDER_NAME: PROVIDER,
-        genai.REQUEST_STREAM: of.is_streamed,
+        "trunkline.request_id": record.request_id,
+        "trunkline.outcome": record.outcome,
+        "trunkline.kept": kept,
     }
-    if of.model:
-        attributes[genai.REQUEST_MODEL] = attributes[genai.RESPONSE_MODEL] = of.model
-    if of.choices > 1:
-        attributes[genai.REQUEST_CHOICE_COUNT] = of.choices
-    if has_answer(of.outcome):
-        attributes[genai.RESPONSE_FINISH_REASONS] = of.outcome.split(",")
-    return attributes
-
-
-def _own(record: RequestRecord) -> Attributes:
-    """What is different in each request."""
-    attributes: Attributes = {}
+    for name in ("tenant", "lane", "model", "worker", "grants", "resumptions", "choices"):
+        if value := getattr(record, name):
+            attributes["trunkline." + name] = value
+    ended_s = record.started_s if record.ended_s is None else record.ended_s
+    for name, value in zip(("cause", "queue_cause"), causes_of(record, ended_s), strict=True):
+        if value:
+            attributes["trunkline." + name] = value
     if record.choices:
         attributes["trunkline.prompt_tokens"] = record.prompt_tokens
         attributes["trunkline.cached_tokens"] = record.cached_tokens
         attributes["trunkline.completion_tokens"] = record.completion_tokens
-        usage: Attributes = {
-            genai.USAGE_INPUT_TOKENS: record.prompt_tokens,
-            genai.USAGE_OUTPUT_TOKENS: record.completion_tokens,
-            genai.USAGE_CACHE_READ_INPUT_TOKENS: record.cached_tokens,
-        }
-        attributes |= genai.spelled(usage)
-    if record.max_tokens is not None:
-        attributes[genai.REQUEST_MAX_TOKENS] = record.max_tokens
-    if record.ttft_s is not None:
-        attributes[genai.RESPONSE_TIME_TO_FIRST_CHUNK] = record.ttft_s
     if record.attempts:
         attributes["trunkline.stalled_s"] = record.stalled_s
     told = [attempt.device_s for attempt in record.attempts if attempt.timelines]
     if told:  # workers that said nothing may have computed, too
         attributes["trunkline.device_s"] = sum(told)
-    cost = record.cost
-    if cost is not None:
-        attributes["trunkline.cost"] = cost
+    if record.cost is not None:
+        attributes["trunkline.cost"] = record.cost
     return attributes
+
+
+def _generative(record: RequestRecord) -> Attributes:
+    attributes: Attributes = {
+        genai.OPERATION_NAME: operation_of(record.endpoint),
+        genai.PROVIDER_NAME: PROVIDER,
+        genai.REQUEST_STREAM: record.is_streamed,
+        genai.RESPONSE_ID: record.request_id,
+    }
+    if record.model:
+        attributes[genai.REQUEST_MODEL] = attributes[genai.RESPONSE_MODEL] = record.model
+    if record.choices > 1:
+        attributes[genai.REQUEST_CHOICE_COUNT] = record.choices
+    if has_answer(record.outcome):
+        attributes[genai.RESPONSE_FINISH_REASONS] = record.outcome.split(",")
+    if record.max_tokens is not None:
+        attributes[genai.REQUEST_MAX_TOKENS] = record.max_tokens
+    if record.ttft_s is not None:
+        attributes[genai.RESPONSE_TIME_TO_FIRST_CHUNK] = record.ttft_s
+    return attributes
+
+
+def _usage(record: RequestRecord) -> Attributes:
+    if not record.choices:
+        return {}
+    return {
+        genai.USAGE_INPUT_TOKENS: record.prompt_tokens,
+        genai.USAGE_OUTPUT_TOKENS: record.completion_tokens,
+        genai.USAGE_CACHE_READ_INPUT_TOKENS: record.cached_tokens,
+    }
 
 
 def _of_sampling(record: RequestRecord, sampling: SamplingParams | None) -> Attributes:
@@ -196,19 +148,22 @@ def _of_sampling(record: RequestRecord, sampling: SamplingParams | None) -> Attr
     return attributes
 
 
-def _protocol(of: _Repeated) -> Attributes:
+def _of_protocol(record: RequestRecord) -> Attributes:
     attributes: Attributes
-    if of.protocol == GRPC:
-        code = "CANCELLED" if of.outcome == CANCELLED else STATUS_NAMES.get(of.code, UNKNOWN)
-        attributes = {RPC_SYSTEM: "grpc", RPC_METHOD: of.endpoint, RPC_STATUS: code}
-        if is_failure(of.outcome):
+    is_failed, is_cancelled = is_failure(record.outcome), record.outcome == CANCELLED
+    if record.protocol == GRPC:
+        code = "CANCELLED" if is_cancelled else STATUS_NAMES.get(record.code, UNKNOWN)
+        attributes = {RPC_SYSTEM: "grpc", RPC_METHOD: record.endpoint, RPC_STATUS: code}
+        if is_failed:
             attributes[ERROR_TYPE] = code
         return attributes
-    attributes = {HTTP_METHOD: POST, HTTP_ROUTE: of.endpoint, URL_PATH: of.endpoint, URL_SCHEME: of.url_scheme}
-    if is_failure(of.outcome):
-        attributes[ERROR_TYPE] = of.outcome
-        attributes[HTTP_STATUS] = HTTP_OK if of.is_streamed and of.is_begun else _http_error(of.outcome)
-    elif of.outcome != CANCELLED:
+    route = record.endpoint
+    attributes = {HTTP_METHOD: POST, HTTP_ROUTE: route, URL_PATH: route, URL_SCHEME: record.url_scheme}
+    if is_failed:
+        is_begun = record.is_streamed and record.first_token_s is not None
+        attributes[ERROR_TYPE] = record.outcome
+        attributes[HTTP_STATUS] = HTTP_OK if is_begun else _http_error(record.outcome)
+    elif not is_cancelled:
         attributes[HTTP_STATUS] = HTTP_OK
     return attributes
 

@@ -2,22 +2,25 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from trunkline.status import QUOTA_EXCEEDED
-from trunkline_router.observe.tracing.request_attributes import Attributes, request_attributes, span_name, status
-from trunkline_router.observe.tracing.trace_builder import TraceBuilder
-from trunkline_router.observe.tracing.worker_spans import add_worker_spans
+from trunkline.v1.worker_pb2 import Gap, PrefillChunk, SampledStep, Timeline
+from trunkline_router.observe.tracing.request_attributes import request_attributes, span_name, status
+from trunkline_router.observe.tracing.trace_builder import UNSET, Attributes, TraceBuilder
 from trunkline_router.record.request_record import MOST_CANDIDATES, AttemptRecord, PlacementRecord, RequestRecord
 from trunkline_router.routing.policy import Candidate
-from trunkline_runtime.telemetry.otlp_spans import UNSET, span_attributes, unique_attribute
-from trunkline_runtime.telemetry.otlp_spans import status as otlp_status
+from trunkline_runtime.telemetry import genai
+
+AGGREGATED: Attributes = {"trunkline.aggregated": True}
+MOST_CHOICES = 4  # of an attempt, whose spans are made
 
 ALWAYS_TOLD = frozenset(("matched_tokens", "cost_s"))  # of a candidate
-
-IS_REFUSED = [span_attributes({"trunkline.is_refused": value}) for value in (False, True)]
 
 
 class EndedRequest:
@@ -38,30 +41,32 @@ class EndedRequest:
         self.candidates = [() if plan is None else plan.best(MOST_CANDIDATES) for plan in plans]
 
 
-def spans_of(ended: EndedRequest) -> Sequence[bytes]:
-    """Writes all spans of a request.
+def spans_of(ended: EndedRequest, resource: Resource) -> Sequence[ReadableSpan]:
+    """Makes all spans of a request.
 
-    If the request was not sampled when it began, its workers export nothing. Their spans are written here then.
+    If the request was not sampled when it began, its workers export nothing. Their spans are made here then.
     """
     record = ended.record
-    trace = TraceBuilder(record)
+    trace = TraceBuilder(record, resource)
     trace.add(
         span_name(record.protocol, record.endpoint),
         record.parent_span_id,
         record.started_s,
         record.started_s if record.ended_s is None else record.ended_s,
         request_attributes(record, ended.sampling, ended.kept),
-        *_events(trace),
+        events=list(_events(trace)),
         span_id=record.span_id,
         kind=SpanKind.SERVER,
         status=status(record),
         is_parent_remote=True,
     )
     if record.tokenized is not None:
-        found = span_attributes({"trunkline.prompt_tokens": record.prompt_tokens} if record.choices else {})
+        found: Attributes = {"trunkline.prompt_tokens": record.prompt_tokens} if record.choices else {}
         trace.add("tokenize", record.span_id, *record.tokenized, found)
     if record.admitted is not None:
-        trace.add("admission", record.span_id, *record.admitted, IS_REFUSED[record.outcome == QUOTA_EXCEEDED])
+        trace.add(
+            "admission", record.span_id, *record.admitted, {"trunkline.is_refused": record.outcome == QUOTA_EXCEEDED}
+        )
     for placement, candidates in zip(record.placements, ended.candidates, strict=True):
         _add_route(trace, placement, candidates)
     previous: AttemptRecord | None = None
@@ -71,7 +76,7 @@ def spans_of(ended: EndedRequest) -> Sequence[bytes]:
     return trace.spans
 
 
-def _events(trace: TraceBuilder) -> Iterator[bytes]:
+def _events(trace: TraceBuilder) -> Iterator[Event]:
     """What the client saw: the first token, and the answer's moves to other workers."""
     record = trace.record
     if record.first_token_s is not None:
@@ -96,13 +101,13 @@ def _add_route(trace: TraceBuilder, placement: PlacementRecord, candidates: Sequ
             "trunkline.worker": placement.worker,
             "trunkline.route.policy": placement.policy,
             "trunkline.route.matched_tokens": placement.matched_tokens,
+            "trunkline.route.reason": placement.reason,
         }
     if placement.predicted_ttft_s is not None:
         attributes["trunkline.route.predicted_ttft_s"] = placement.predicted_ttft_s
     decided_s = placement.time.end_s
     events = [trace.event("candidate", decided_s, _of_candidate(each)) for each in candidates]
-    reason = unique_attribute("trunkline.route.reason", placement.reason) if placement.worker else b""
-    trace.add("route", trace.record.span_id, *placement.time, span_attributes(attributes), reason, *events)
+    trace.add("route", trace.record.span_id, *placement.time, attributes, events=events)
 
 
 def _of_candidate(candidate: Candidate) -> Attributes:
@@ -114,6 +119,7 @@ def _of_candidate(candidate: Candidate) -> Attributes:
 def _add_attempt(trace: TraceBuilder, attempt: AttemptRecord, previous: AttemptRecord | None) -> None:
     record = trace.record
     attributes: Attributes = {
+        "trunkline.request_id": record.request_id,
         "trunkline.worker": attempt.worker,
         "trunkline.ended": attempt.ended,
     }
@@ -132,13 +138,92 @@ def _add_attempt(trace: TraceBuilder, attempt: AttemptRecord, previous: AttemptR
         record.span_id,
         attempt.started_s,
         ended_s,
-        span_attributes(attributes),
-        unique_attribute("trunkline.request_id", record.request_id),
-        *events,
-        b"" if previous is None else trace.link(previous.span_id),
+        attributes,
+        events=events,
+        links=() if previous is None else (trace.link(previous.span_id),),
         span_id=attempt.span_id,
         kind=SpanKind.CLIENT,
-        status=otlp_status(StatusCode.ERROR, attempt.ended) if attempt.is_lost else UNSET,
+        status=Status(StatusCode.ERROR, attempt.ended) if attempt.is_lost else UNSET,
     )
     if not record.is_sampled:
-        add_worker_spans(trace, attempt)
+        _add_worker_spans(trace, attempt)
+
+
+def _add_worker_spans(trace: TraceBuilder, attempt: AttemptRecord) -> None:
+    """Adds worker.generate and its phases for the first choices. Their names are the worker's own."""
+    for choice, timeline in enumerate(attempt.timelines[:MOST_CHOICES]):
+        record = trace.record
+        received_s = record.started_s + (timeline.received.ToNanoseconds() - record.started_unix_ns) / 1e9
+        facts: Attributes = {
+            "trunkline.request_id": record.request_id,
+            "trunkline.worker": attempt.worker,
+            "trunkline.from_timeline": True,
+            "trunkline.device_s": timeline.device_s,
+            "trunkline.cached_tokens": timeline.cached_tokens,
+        }
+        facts |= genai.spelled({genai.USAGE_CACHE_READ_INPUT_TOKENS: timeline.cached_tokens})
+        if len(attempt.timelines) > 1:
+            facts["trunkline.part"] = choice
+        span_id = trace.add("worker.generate", attempt.span_id, received_s, received_s + timeline.ended_s, facts)
+        _add_phases(trace, span_id, received_s, timeline)
+
+
+def _add_phases(trace: TraceBuilder, parent_id: int, received_s: float, timeline: Timeline) -> None:
+    ended_s = received_s + timeline.ended_s
+    if not timeline.HasField("admitted_s"):
+        trace.add("queue", parent_id, received_s, ended_s)
+        return
+    admitted_s = received_s + timeline.admitted_s
+    trace.add("queue", parent_id, received_s, admitted_s)
+    first_s = received_s + timeline.first_token_s if timeline.HasField("first_token_s") else ended_s
+    chunks = [chunk for chunk in timeline.chunks if received_s + chunk.started_s < first_s]
+    facts: Attributes = {
+        "trunkline.chunks": len(chunks),
+        "trunkline.computed_tokens": sum(chunk.tokens for chunk in chunks),
+        "trunkline.cached_tokens": timeline.cached_tokens,
+    }
+    events = [trace.event("chunk", received_s + chunk.started_s, _of_chunk(chunk)) for chunk in chunks]
+    trace.add("prefill", parent_id, admitted_s, first_s, facts, events=events)
+    if not timeline.HasField("first_token_s"):
+        return
+    facts = {
+        "trunkline.decode_steps": timeline.decode_steps,
+        "trunkline.gaps": timeline.num_gaps,
+        "trunkline.longest_gap_s": timeline.longest_gap_s,
+        "trunkline.preemptions": timeline.preemptions,
+        "trunkline.recomputed_tokens": timeline.recomputed_tokens,
+        "trunkline.detokenize_s": timeline.detokenize_s,
+    }
+    told = [(gap.at_s, "gap", _of_gap(gap)) for gap in timeline.gaps]
+    told += [(step.at_s, "step", _of_step(step)) for step in timeline.sampled_steps]
+    told.sort(key=itemgetter(0))
+    events = [trace.event(name, received_s + at_s, of) for at_s, name, of in told]
+    decode_id = trace.add("decode", parent_id, first_s, ended_s, facts, events=events)
+    if timeline.detokenize_s:  # in one piece; in truth it is spread over the decode
+        text_end_s = min(first_s + timeline.detokenize_s, ended_s)
+        trace.add("detokenize", decode_id, first_s, text_end_s, AGGREGATED)
+
+
+def _of_gap(gap: Gap) -> Attributes:
+    return {"trunkline.duration_s": gap.duration_s}
+
+
+def _of_step(step: SampledStep) -> Attributes:
+    return {
+        "trunkline.duration_s": step.duration_s,
+        "trunkline.step.prefill_tokens": step.prefill_tokens,
+        "trunkline.step.decode_tokens": step.decode_tokens,
+        "trunkline.step.padding_tokens": step.padding_tokens,
+        "trunkline.step.sequences": step.sequences,
+    }
+
+
+def _of_chunk(chunk: PrefillChunk) -> Attributes:
+    return {
+        "trunkline.duration_s": chunk.duration_s,
+        "trunkline.tokens": chunk.tokens,
+        "trunkline.step.prefill_tokens": chunk.step_prefill_tokens,
+        "trunkline.step.decode_tokens": chunk.step_decode_tokens,
+        "trunkline.step.padding_tokens": chunk.step_padding_tokens,
+        "trunkline.step.sequences": chunk.step_sequences,
+    }

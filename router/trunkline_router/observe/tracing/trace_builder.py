@@ -1,31 +1,46 @@
-"""Writes the spans of one trace from times on the router's clock."""
+"""Makes the spans of one trace from times on the router's clock."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
-from opentelemetry.trace import SpanKind
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, TraceFlags, TraceState
 from opentelemetry.util.types import AttributeValue
 
 from trunkline_router.record.request_record import RequestRecord
-from trunkline_runtime.telemetry.otlp_spans import UNSET, TraceWriter, event, link
 from trunkline_runtime.telemetry.trace_context import new_span_id
+from trunkline_runtime.tracing import SCOPE
+
+Attributes = dict[str, AttributeValue]
+
+SAMPLED_FLAG = TraceFlags(TraceFlags.SAMPLED)
+UNSET = Status()
 
 
 class TraceBuilder:
-    """The spans of a request so far. Spans and events that would end before they begin last no time."""
+    """The spans of a request so far, from times on the router's clock. Spans and events that would end before they
+    begin last no time."""
 
-    __slots__ = ("_writer", "_zero_ns", "_zero_s", "record", "spans")
+    __slots__ = ("_resource", "_state", "_zero_ns", "_zero_s", "record", "spans")
 
-    def __init__(self, record: RequestRecord) -> None:
+    def __init__(self, record: RequestRecord, resource: Resource) -> None:
         self.record = record
-        self.spans: list[bytes] = []
+        self.spans: list[ReadableSpan] = []
+        self._resource = resource
         self._zero_s, self._zero_ns = record.started_s, record.started_unix_ns
-        self._writer = TraceWriter(record.trace_id, record.tracestate)
+        self._state = TraceState.from_header([record.tracestate]) if record.tracestate else None
 
-    def event(self, name: str, time_s: float, attributes: Mapping[str, AttributeValue] | None = None) -> bytes:
-        return event(name, self._zero_ns + int((time_s - self._zero_s) * 1e9), attributes)
+    def _unix_ns(self, time_s: float) -> int:
+        return self._zero_ns + int((time_s - self._zero_s) * 1e9)
 
-    def link(self, span_id: int) -> bytes:
-        return link(self.record.trace_id, span_id)
+    def _context(self, span_id: int, *, is_remote: bool = False) -> SpanContext:
+        return SpanContext(self.record.trace_id, span_id, is_remote, SAMPLED_FLAG, self._state)
+
+    def event(self, name: str, time_s: float, attributes: Attributes | None = None) -> Event:
+        return Event(name, attributes, self._unix_ns(time_s))
+
+    def link(self, span_id: int) -> Link:
+        return Link(self._context(span_id))
 
     def add(
         self,
@@ -33,24 +48,31 @@ class TraceBuilder:
         parent_id: int,
         start_s: float,
         end_s: float,
-        *fields: bytes,
+        attributes: Attributes | None = None,
+        *,
+        events: Sequence[Event] = (),
+        links: Sequence[Link] = (),
         span_id: int = 0,
         kind: SpanKind = SpanKind.INTERNAL,
-        status: bytes = UNSET,
+        status: Status = UNSET,
         is_parent_remote: bool = False,
     ) -> int:
-        """Adds a span; returns its id.
-
-        parent_id: 0 for none
-        fields: attributes, events and links, as they are written
-        span_id: 0 for a new one
-        """
+        """Adds a span; returns its id.  parent_id: 0 for none;  span_id: 0 for a new one"""
         span_id = span_id or new_span_id()
-        start_ns = self._zero_ns + int((start_s - self._zero_s) * 1e9)
-        end_ns = self._zero_ns + int((max(start_s, end_s) - self._zero_s) * 1e9)
         self.spans.append(
-            self._writer.span(
-                name, span_id, parent_id, start_ns, end_ns, fields, kind, status, is_parent_remote=is_parent_remote
+            ReadableSpan(
+                name,
+                context=self._context(span_id),
+                parent=self._context(parent_id, is_remote=is_parent_remote) if parent_id else None,
+                resource=self._resource,
+                attributes=attributes,
+                events=events,
+                links=links,
+                kind=kind,
+                status=status,
+                start_time=self._unix_ns(start_s),
+                end_time=self._unix_ns(max(start_s, end_s)),
+                instrumentation_scope=SCOPE,
             )
         )
         return span_id
