@@ -15,7 +15,6 @@ from trunkline_router.access.access import Access
 from trunkline_router.access.gate.open_calls import request_bounds
 from trunkline_router.access.gate.request_gate import RequestGate
 from trunkline_router.access.gate.request_size import MAX_REQUEST_BYTES
-from trunkline_router.access.identity.fleet_secret import read_fleet_secret
 from trunkline_router.edge.fleet_service import FleetService
 from trunkline_router.edge.http.local_hosts import LocalHosts
 from trunkline_router.edge.http.wire.server import LIMITS, HttpServer
@@ -25,13 +24,9 @@ from trunkline_router.edge.live.fleet_endpoints import FleetEndpoints
 from trunkline_router.edge.live.page_files import PageFiles
 from trunkline_router.edge.responses.response_store import ResponseStore, StoreLimits
 from trunkline_router.http_app import http_app
-from trunkline_router.observe.lookup.fleet_requests import FleetRequests
-from trunkline_router.observe.lookup.request_book import RequestBook
-from trunkline_router.observe.lookup.router_lookup import RouterLookup, house_of
-from trunkline_router.observe.lookup.sealed_messages import message_seal
-from trunkline_router.observe.lookup.sibling_requests import SiblingRequests
 from trunkline_router.observe.metrics.request_counts import RequestCounts
 from trunkline_router.observe.recent.recent_requests import SLOW_S, RecentRequests
+from trunkline_router.observe.recent.router_requests import RequestBook, RouterRequests
 from trunkline_router.observe.scraping.metric_sources import certificates_of, label_rules, sources_of_metrics
 from trunkline_router.observe.scraping.process_gauges import ProcessGauges
 from trunkline_router.observe.scraping.scrape import Scrape
@@ -64,7 +59,6 @@ from trunkline_router.workers.link_context import LinkContext, LinkLimits, LinkS
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.tokenizer_pool import Tokenizers
 from trunkline_router.workers.worker_link import WorkerLink
-from trunkline_runtime.log import get_logger
 from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.server import GrpcServer
 from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
@@ -141,9 +135,8 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     add_InferenceServiceServicer_to_server(service, server.grpc)
     facts = RouterFacts(settings.name, has_store=bool(settings.redis_url))
     book = RequestBook(recent, observer.running, time.monotonic, settings.name)
-    siblings = None if place is None else SiblingRequests(place.directory, str(place.number), book)
-    routers = lookup_of(settings, book, shared, rng, place)
-    requests = FleetRequests(book, siblings, routers, lambda: 0 if routers is not None else shared.num_neighbours)
+    directory, number = (None, "") if place is None else (place.directory, str(place.number))
+    requests = RouterRequests(book, directory, number, lambda: max(0, shared.num_neighbours - settings.processes + 1))
     watch = FleetWatch(pools, shared, access.tenants, requests, facts)
     worker_drain = WorkerDrain(pools)
     add_FleetServiceServicer_to_server(FleetService(inference.preparer, access, watch, worker_drain), server.grpc)
@@ -162,9 +155,7 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
         lag.run,
         gate.refused.run,
         watch.run,
-        *(() if siblings is None else (siblings.run,)),
-        *(() if routers is None else (routers.run,)),
-        *(() if place is None else (scrape.run,)),
+        *(() if place is None else (requests.run, scrape.run)),
         *(() if store is None else (store.run,)),
     )
     return Router(settings, pools, shared, server, http, service, renderers, scrape, background)
@@ -240,33 +231,6 @@ def share(settings: RouterSettings, fleet: Fleet, rng: Random) -> SharedState:
         rng,
         admits_when_down=settings.quota_when_down == "open",
         patience_s=patience_s,
-    )
-
-
-def lookup_of(
-    settings: RouterSettings, book: RequestBook, shared: SharedState, rng: Random, place: SnapshotPlace | None
-) -> RouterLookup | None:
-    """Asks the other routers of the fleet about their requests; None without Redis, or without a secret: then any
-    process that can write to Redis could ask as an operator."""
-    if not settings.redis_url:
-        return None
-    secret = read_fleet_secret(settings.identity.fleet_secret, settings.identity.fleet_secret_file)
-    seal = message_seal(secret, settings.grant_keys, settings.redis_url, settings.key_prefix)
-    if seal is None:
-        get_logger().warning(
-            "other routers are not asked for their requests, because the fleet has no secret",
-            remedy="set --fleet-secret-file or --grant-key, or a password in --redis-url, the same for all routers",
-        )
-        return None
-    return RouterLookup(
-        settings.redis_url,
-        settings.key_prefix,
-        seal,
-        book,
-        lambda: shared.num_neighbours,
-        house="" if place is None else house_of(str(place.directory)),
-        tls=settings.redis_tls.redis_tls(),
-        rng=rng,
     )
 
 

@@ -1,13 +1,14 @@
 """Runs several processes of one router on the same ports: starts them, restarts those that die, stops them together.
 
 The kernel distributes connections among them (SO_REUSEPORT). They share nothing else but a directory with their metrics
-(observe/scraping/snapshot_files.py) and sockets for their requests (observe/lookup/sibling_requests.py). To workers, a
+(observe/scraping/snapshot_files.py) and sockets for their requests (observe/recent/router_requests.py). To workers, a
 process is a router of its own.
 """
 
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import sys
 from collections import Counter
@@ -16,7 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import IO
 
-from trunkline_router.access.identity.fleet_secret import secret_of_one_router
+from trunkline_router.access.identity.fleet_secret import LEAST_SECRET_BYTES
 from trunkline_router.observe.scraping.snapshot_directory import snapshot_directory
 from trunkline_router.observe.scraping.snapshot_files import SnapshotPlace, add_to_past
 from trunkline_router.settings import EXIT_CANNOT_START, RouterSettings
@@ -50,7 +51,7 @@ def supervise(settings: RouterSettings, arguments: Sequence[str]) -> int:
             return EXIT_CANNOT_START
         # Cache salts derive from it: processes that share them can use each other's cached prefixes.
         if not (settings.identity.has_secret or settings.grant_key):
-            os.environ["TRUNKLINE_FLEET_SECRET"] = secret_of_one_router()
+            os.environ["TRUNKLINE_FLEET_SECRET"] = secrets.token_hex(LEAST_SECRET_BYTES)
         name = settings.router_id or instance_name(settings.host, holder.getsockname()[1])
         configure_logging("router", router=name)
         overrides = [*ports, f"--stop-timeout-s={settings.stop_timeout_s}"]

@@ -14,8 +14,6 @@ from trunkline_bench.servers.redis_server import RedisServer
 
 pytestmark = pytest.mark.slow
 
-SECRET = "a secret of the fleet, 32 bytes!"
-
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
@@ -31,7 +29,7 @@ class Fleet:
 def fleet(cluster: PageCluster) -> Iterator[Fleet]:
     with ExitStack() as stack:
         redis = stack.enter_context(RedisServer())
-        environment = {"TRUNKLINE_REDIS_URL": redis.url, "TRUNKLINE_FLEET_SECRET": SECRET}
+        environment = {"TRUNKLINE_REDIS_URL": redis.url}
         missing, ports = f"127.0.0.1:{free_port()}", (free_port(), free_port())
 
         def start(port: int, name: str, *workers: str, **more: str) -> PageCluster:
@@ -44,27 +42,7 @@ def fleet(cluster: PageCluster) -> Iterator[Fleet]:
         other = start(ports[1], "other", TRUNKLINE_PROCESSES="2")
         for router in (one, other):
             wait_until(lambda router=router: is_served(router), "a worker is connected")  # type: ignore[misc]
-        wait_until(lambda: one.told("fleet/requests")["others"] == {"alive": 2, "answered": 2}, "all processes answer")
         yield Fleet(redis, one, other, missing)
-
-
-@pytest.fixture
-def alone(fleet: Fleet, cluster: PageCluster) -> Iterator[PageCluster]:
-    """A router that shares the Redis, and no secret."""
-    port = free_port()
-    given = {"TRUNKLINE_REDIS_URL": fleet.redis.url, "TRUNKLINE_KEY_PREFIX": "alone:"}
-    router: Process = cluster.another_router(port, **given)
-    alone = replace(cluster, url=f"http://127.0.0.1:{port}/", port=port)
-    wait_until(lambda: is_served(alone), "a worker is connected")
-    yield alone
-    router.stop()
-
-
-def test_without_a_secret_of_the_fleet_the_page_says_that_it_shows_one_router(
-    alone: PageCluster, page: Browser
-) -> None:
-    page.open(alone.url, alone.keys["operator"])
-    page.wait("#requests-scope", "⚠ Requests of this router alone: it asks no others without a fleet secret")
 
 
 def is_served(router: PageCluster) -> bool:
@@ -72,28 +50,41 @@ def is_served(router: PageCluster) -> bool:
         return len(client.models.list().data) == 1
 
 
-def test_a_request_of_another_router_is_listed_and_opened_with_its_id_alone(page: Browser, fleet: Fleet) -> None:
+def test_a_request_of_another_router_is_not_listed_and_the_page_says_where_to_look(page: Browser, fleet: Fleet) -> None:
     request_id = fleet.other.complete("acme", "Once upon a time")
     page.open(fleet.one.url, fleet.one.keys["operator"])
     page.wait("#freshness", "Live")
-    page.wait("#requests-scope", r"^Requests of the fleet: of this router and of 2 other router processes\.$")
-    page.wait("#request-rows", request_id[:12])
+    page.wait(
+        "#requests-scope", r"^Requests of this router\. 2 other router processes are alive: the log line and the trace"
+    )
+    page.choose("#request-filter", "notable")
+    page.wait("#requests-scope", "2 other router processes are alive")
+    assert request_id[:12] not in page.everything()
     page.fill("#request-id", request_id)
     page.press("Enter")
-    page.wait("#timeline .verdict", "First token after")
-    page.wait("#timeline .request-facts", r"Router\s*other/[01]")
-    page.choose("#request-filter", "notable")
-    page.wait("#requests-scope", "of 2 other router processes")
-    page.fill("#request-id", "of-none")
-    page.press("Enter")
-    page.wait("#timeline", r"nor at the fleet's other router processes \(2\)\. It may be too old")
+    page.wait(
+        "#timeline", r"other router processes \(2\) are alive and are not asked: the request's log line and trace name"
+    )
     page.check_behaviour("404 (Not Found)")
 
 
-def test_a_user_finds_its_own_requests_of_another_router_alone(page: Browser, fleet: Fleet) -> None:
+def test_a_request_of_any_process_of_a_router_is_listed_and_opened_with_its_id_alone(
+    page: Browser, fleet: Fleet
+) -> None:
+    requests = [fleet.other.complete("acme", "Once upon a time") for _ in range(4)]
+    page.open(fleet.other.url, fleet.other.keys["operator"])
+    for request_id in requests:
+        page.wait("#request-rows", request_id[:12])
+        page.fill("#request-id", request_id)
+        page.press("Enter")
+        page.wait("#timeline .verdict", "First token after")
+        page.wait("#timeline .request-facts", r"Router\s*other/[01]")
+
+
+def test_a_user_finds_its_own_requests_alone(page: Browser, fleet: Fleet) -> None:
     own = fleet.other.complete("acme", "There was a fox")
     foreign = fleet.other.complete("zeta", "There was a hare")
-    page.open(fleet.one.url, fleet.one.keys["acme"])
+    page.open(fleet.other.url, fleet.other.keys["acme"])
     page.wait("#request-rows", own[:12])
     assert foreign not in page.everything()
     page.fill("#request-id", foreign)
@@ -116,9 +107,9 @@ def test_a_worker_that_stays_connecting_says_why_and_for_how_long(page: Browser,
 def test_without_redis_the_page_shows_what_its_router_knows_and_says_so(page: Browser, fleet: Fleet) -> None:
     own = fleet.one.complete("acme", "Once there was")
     page.open(fleet.one.url, fleet.one.keys["operator"])
-    page.wait("#requests-scope", "Requests of the fleet")
+    page.wait("#requests-scope", "2 other router processes are alive")
     fleet.redis.kill()
-    page.wait("#requests-scope", "⚠ Redis is lost: these are the requests of this router alone")
+    page.wait("#requests-scope", "⚠ Requests of this router: Redis is lost")
     page.wait("#request-rows", own[:12])
     fleet.redis.start()
-    page.wait("#requests-scope", "Requests of the fleet: of this router and of 2 other")
+    page.wait("#requests-scope", "2 other router processes are alive")

@@ -29,11 +29,9 @@ from trunkline_router.edge.live.fleet_endpoints import FleetEndpoints
 from trunkline_router.edge.live.page_files import PageFiles
 from trunkline_router.edge.responses.response_store import ResponseStore
 from trunkline_router.http_app import http_app
-from trunkline_router.observe.lookup.fleet_requests import FleetRequests
-from trunkline_router.observe.lookup.request_book import RequestBook
-from trunkline_router.observe.lookup.router_lookup import RouterLookup
 from trunkline_router.observe.metrics.request_counts import RequestCounts
 from trunkline_router.observe.recent.recent_requests import RecentRequests
+from trunkline_router.observe.recent.router_requests import RequestBook, RouterRequests
 from trunkline_router.observe.scraping.metric_sources import label_rules, sources_of_metrics
 from trunkline_router.observe.scraping.process_gauges import ProcessGauges
 from trunkline_router.observe.scraping.scrape import Scrape
@@ -86,9 +84,7 @@ class Cluster:
         scrape: Scrape,
         http: HttpServer | None,
         watch: FleetWatch,
-        lookup: RouterLookup | None,
     ) -> None:
-        self._lookup = lookup
         self.counted = counted
         self.scrape = scrape
         self.http = http
@@ -102,12 +98,6 @@ class Cluster:
         self.fleet = fleet
         self.port = port
         self.shared = shared
-
-    @property
-    def lookup(self) -> RouterLookup:
-        """Of a router that was given one."""
-        assert self._lookup is not None
-        return self._lookup
 
     def connected(self, index: int) -> ConnectedWorker:
         connected = self.links[index].worker
@@ -168,7 +158,6 @@ class Options(TypedDict, total=False):
     refused: RefusedCalls | None
     name: str
     unread_s: float
-    lookup: Callable[[RequestBook, SharedState], RouterLookup] | None
     aliases: ModelAliases | None
 
 
@@ -217,7 +206,6 @@ async def router_before(
     refused: RefusedCalls | None = None,
     name: str = "router-1",
     unread_s: float = UNREAD_S,
-    lookup: Callable[[RequestBook, SharedState], RouterLookup] | None = None,
     aliases: ModelAliases | None = None,
 ) -> AsyncIterator[Cluster]:
     """The same before workers that run already; `share` makes what it may share with other routers, and `edge`, such as
@@ -253,11 +241,8 @@ async def router_before(
         service = InferenceService(inference, access, grant_keys=keys)
         add_InferenceServiceServicer_to_server(service, server.grpc)
         book = RequestBook(recent, observer.running, time.monotonic, name)
-        routers = None if lookup is None else lookup(book, shared)
-        if routers is not None:
-            stack.push_async_callback(_cancel, [asyncio.create_task(routers.run())])
-        facts = RouterFacts(name, has_store=lookup is not None)
-        requests = FleetRequests(book, None, routers, lambda: 0 if routers is not None else shared.num_neighbours)
+        facts = RouterFacts(name, has_store=share is not share_with_nobody)
+        requests = RouterRequests(book, num_others=lambda: shared.num_neighbours)
         watch = FleetWatch(pools, shared, access.tenants, requests, facts, periods=PERIODS)
         stack.push_async_callback(_cancel, [asyncio.create_task(watch.run())])
         drain = WorkerDrain(pools)
@@ -280,9 +265,7 @@ async def router_before(
         stack.push_async_callback(_cancel, tasks)
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
         stubs = InferenceServiceStub(channel), FleetServiceStub(channel)
-        made = Cluster(
-            links, *stubs, server.port, shared, inference, service, gate, counted, scrape, http, watch, routers
-        )
+        made = Cluster(links, *stubs, server.port, shared, inference, service, gate, counted, scrape, http, watch)
         await made.until_workers(*(expected or (True for _ in workers)))
         yield made
         await until(lambda: all(link.worker is None or not link.worker.open_choices for link in links))

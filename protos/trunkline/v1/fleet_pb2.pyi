@@ -367,7 +367,6 @@ class WatchFleetResponse(_message.Message):
     REQUESTS_FIELD_NUMBER: _builtins.int
     TENANTS_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
-    OTHERS_FIELD_NUMBER: _builtins.int
     at_unix_ms: _builtins.int
     """When, in milliseconds of Unix time."""
     @_builtins.property
@@ -396,9 +395,7 @@ class WatchFleetResponse(_message.Message):
 
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestSummary]:
-        """The latest requests, the newest first. Operators see all, users those of their tenant. Those of other routers are up to
-        a few seconds old.
-        """
+        """The latest requests of this router, the newest first. Operators see all, users those of their tenant."""
 
     @_builtins.property
     def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantView]:
@@ -406,11 +403,7 @@ class WatchFleetResponse(_message.Message):
 
     @_builtins.property
     def running(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestSummary]:
-        """Requests that have not ended: those that have run for the longest, that one first. Those of other routers as above."""
-
-    @_builtins.property
-    def others(self) -> Global___OtherRouters:
-        """Whether `requests` and `running` have the requests of other routers; absent before they were asked."""
+        """Requests of this router that have not ended: those that have run for the longest, that one first."""
 
     def __init__(
         self,
@@ -424,41 +417,14 @@ class WatchFleetResponse(_message.Message):
         requests: _abc.Iterable[Global___RequestSummary] | None = ...,
         tenants: _abc.Iterable[Global___TenantView] | None = ...,
         running: _abc.Iterable[Global___RequestSummary] | None = ...,
-        others: Global___OtherRouters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["history", b"history", "others", b"others", "prefixes", b"prefixes", "router", b"router", "you", b"you"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["history", b"history", "prefixes", b"prefixes", "router", b"router", "you", b"you"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_unix_ms", b"at_unix_ms", "history", b"history", "others", b"others", "prefixes", b"prefixes", "requests", b"requests", "router", b"router", "running", b"running", "tenants", b"tenants", "workers", b"workers", "you", b"you"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_unix_ms", b"at_unix_ms", "history", b"history", "prefixes", b"prefixes", "requests", b"requests", "router", b"router", "running", b"running", "tenants", b"tenants", "workers", b"workers", "you", b"you"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchFleetResponse: _TypeAlias = WatchFleetResponse  # noqa: Y015
-
-@_typing.final
-class OtherRouters(_message.Message):
-    """The other routers of a fleet, which are asked for their requests. A process of a router counts as one."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ALIVE_FIELD_NUMBER: _builtins.int
-    ANSWERED_FIELD_NUMBER: _builtins.int
-    alive: _builtins.int
-    """Those that are alive, as far as this router knows: without Redis it knows of none."""
-    answered: _builtins.int
-    """Those that answered."""
-    def __init__(
-        self,
-        *,
-        alive: _builtins.int = ...,
-        answered: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "answered", b"answered"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___OtherRouters: _TypeAlias = OtherRouters  # noqa: Y015
 
 @_typing.final
 class RouterView(_message.Message):
@@ -473,7 +439,7 @@ class RouterView(_message.Message):
     REDIS_FIELD_NUMBER: _builtins.int
     OPEN_REQUESTS_FIELD_NUMBER: _builtins.int
     WATCHERS_FIELD_NUMBER: _builtins.int
-    ASKS_ROUTERS_FIELD_NUMBER: _builtins.int
+    OTHER_ROUTERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The router's name, as workers log it."""
     version: _builtins.str
@@ -488,8 +454,8 @@ class RouterView(_message.Message):
     """Requests that are open now."""
     watchers: _builtins.int
     """Open WatchFleet streams, over gRPC and HTTP."""
-    asks_routers: _builtins.bool
-    """It asks the other routers of the fleet for their requests, with which it shares Redis and a secret."""
+    other_routers: _builtins.int
+    """Processes of other routers that are alive, as far as this one knows: without Redis it knows of none."""
     def __init__(
         self,
         *,
@@ -500,11 +466,11 @@ class RouterView(_message.Message):
         redis: _builtins.str = ...,
         open_requests: _builtins.int = ...,
         watchers: _builtins.int = ...,
-        asks_routers: _builtins.bool = ...,
+        other_routers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks_routers", b"asks_routers", "name", b"name", "open_requests", b"open_requests", "policy", b"policy", "redis", b"redis", "uptime_s", b"uptime_s", "version", b"version", "watchers", b"watchers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "open_requests", b"open_requests", "other_routers", b"other_routers", "policy", b"policy", "redis", b"redis", "uptime_s", b"uptime_s", "version", b"version", "watchers", b"watchers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1248,24 +1214,18 @@ class ListRequestsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REQUESTS_FIELD_NUMBER: _builtins.int
-    OTHERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestSummary]:
         """The newest first."""
-
-    @_builtins.property
-    def others(self) -> Global___OtherRouters:
-        """Whether they are those of other routers, too."""
 
     def __init__(
         self,
         *,
         requests: _abc.Iterable[Global___RequestSummary] | None = ...,
-        others: Global___OtherRouters | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["others", b"others"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["others", b"others", "requests", b"requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1280,7 +1240,7 @@ class GetRequestRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Its id. If several requests of a router have it, the newest; those of the router that is asked come first."""
+    """Its id. If several requests have it, the newest; those of the process that is asked come first."""
     tenant: _builtins.str
     """Only one of this tenant; empty: of any that the caller may see."""
     def __init__(

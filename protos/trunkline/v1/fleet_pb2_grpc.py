@@ -100,15 +100,15 @@ class FleetServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListRequests(self, request, context):
-        """Lists recent requests of this router and of the other routers of its fleet, the newest first.
+        """Lists recent requests of this router, the newest first. Other routers are not asked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRequest(self, request, context):
-        """Tells what became of one recent request, and when. If this router does not know it, the other routers of its fleet
-        are asked.
+        """Tells what became of one recent request of this router, and when. Other routers are not asked: the request's log line
+        and its trace name the router that served it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

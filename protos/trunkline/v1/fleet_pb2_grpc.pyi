@@ -44,10 +44,10 @@ class FleetServiceStub:
     queued for it. The live page shows this stream.
     """
     ListRequests: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ListRequestsRequest, _fleet_pb2.ListRequestsResponse]
-    """Lists recent requests of this router and of the other routers of its fleet, the newest first."""
+    """Lists recent requests of this router, the newest first. Other routers are not asked."""
     GetRequest: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.GetRequestRequest, _fleet_pb2.GetRequestResponse]
-    """Tells what became of one recent request, and when. If this router does not know it, the other routers of its fleet
-    are asked.
+    """Tells what became of one recent request of this router, and when. Other routers are not asked: the request's log line
+    and its trace name the router that served it.
     """
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.DrainWorkerRequest, _fleet_pb2.DrainWorkerResponse]
     """Drains a worker: it takes no new requests from any router, and its running ones finish or continue on other workers.
@@ -74,10 +74,10 @@ class FleetServiceAsyncStub(FleetServiceStub):
     queued for it. The live page shows this stream.
     """
     ListRequests: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ListRequestsRequest, _fleet_pb2.ListRequestsResponse]  # type: ignore[assignment]
-    """Lists recent requests of this router and of the other routers of its fleet, the newest first."""
+    """Lists recent requests of this router, the newest first. Other routers are not asked."""
     GetRequest: _aio.UnaryUnaryMultiCallable[_fleet_pb2.GetRequestRequest, _fleet_pb2.GetRequestResponse]  # type: ignore[assignment]
-    """Tells what became of one recent request, and when. If this router does not know it, the other routers of its fleet
-    are asked.
+    """Tells what became of one recent request of this router, and when. Other routers are not asked: the request's log line
+    and its trace name the router that served it.
     """
     DrainWorker: _aio.UnaryUnaryMultiCallable[_fleet_pb2.DrainWorkerRequest, _fleet_pb2.DrainWorkerResponse]  # type: ignore[assignment]
     """Drains a worker: it takes no new requests from any router, and its running ones finish or continue on other workers.
@@ -125,7 +125,7 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.ListRequestsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.ListRequestsResponse, _abc.Awaitable[_fleet_pb2.ListRequestsResponse]]:
-        """Lists recent requests of this router and of the other routers of its fleet, the newest first."""
+        """Lists recent requests of this router, the newest first. Other routers are not asked."""
 
     @_abc_1.abstractmethod
     def GetRequest(
@@ -133,8 +133,8 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.GetRequestRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.GetRequestResponse, _abc.Awaitable[_fleet_pb2.GetRequestResponse]]:
-        """Tells what became of one recent request, and when. If this router does not know it, the other routers of its fleet
-        are asked.
+        """Tells what became of one recent request of this router, and when. Other routers are not asked: the request's log line
+        and its trace name the router that served it.
         """
 
     @_abc_1.abstractmethod

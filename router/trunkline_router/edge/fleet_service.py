@@ -2,7 +2,7 @@
 
 ExplainRoute and ListWorkers must not reveal one tenant's prompts to another. The number of cached blocks would tell
 whether a prompt was new, so it is left out. Numbers that depend on waiting or running requests are rounded to one
-significant digit. WatchFleet and GetRequest have the exact numbers, for operators alone (`observe/lookup/viewer.py`).
+significant digit. WatchFleet and GetRequest have the exact numbers, for operators alone (`observe/recent/viewer.py`).
 """
 
 import re
@@ -35,7 +35,7 @@ from trunkline_router.access.access import Access, Context
 from trunkline_router.access.caller import forbidden
 from trunkline_router.access.identity.identity import Role
 from trunkline_router.access.identity.needed_roles import WATCHERS
-from trunkline_router.observe.lookup.request_book import Kind
+from trunkline_router.observe.recent.router_requests import Kind
 from trunkline_router.observe.watch.fleet_watch import FleetWatch
 from trunkline_router.observe.watch.worker_drain import WorkerDrain
 from trunkline_router.observe.watch.worker_tile import shown_state

@@ -1,1 +1,1 @@
-"""Spans, metrics, samples for the live page, and the search for requests at all routers."""
+"""Spans, metrics, samples for the live page, and recent requests."""

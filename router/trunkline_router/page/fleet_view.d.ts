@@ -12,13 +12,6 @@ export interface FleetView {
   requests: RequestSummary[];
   running: RequestSummary[];
   tenants: TenantView[];
-  others: Maybe<OtherRouters>;
-}
-
-/** The other router processes of the fleet. */
-export interface OtherRouters {
-  alive: number;
-  answered: number;
 }
 
 export interface RouterView {
@@ -29,7 +22,7 @@ export interface RouterView {
   redis: string;
   open_requests: number;
   watchers: number;
-  asks_routers: boolean;
+  other_routers: number;
 }
 
 export interface You {

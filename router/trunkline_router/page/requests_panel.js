@@ -48,8 +48,8 @@ export class RequestsPanel {
   show(view) {
     this.view = view;
     if (this.isHeld) return;
-    if (this.filter.value === "newest") this.#draw(view.requests, view.others);
-    else if (this.filter.value === "running") this.#draw(view.running, view.others);
+    if (this.filter.value === "newest") this.#draw(view.requests);
+    else if (this.filter.value === "running") this.#draw(view.running);
     else if (performance.now() - this.shownMs > NOTABLE_EVERY_MS) this.#fetchNotable();
   }
 
@@ -76,18 +76,18 @@ export class RequestsPanel {
     this.shownMs = performance.now();
     try {
       const response = await this.api.get("fleet/requests?limit=200&only=notable");
-      const { requests, others } = await response.json();
-      if (this.filter.value === "notable") this.#draw(requests, others);
+      const { requests } = await response.json();
+      if (this.filter.value === "notable") this.#draw(requests);
     } catch (error) {
       if (!(error instanceof Error)) throw error;
       setText(this.note, `Not loaded: ${error.message}`);
     }
   }
 
-  /** @param {RequestSummary[]} requests @param {import("./fleet_view").OtherRouters | null} others */
-  #draw(requests, others) {
+  /** @param {RequestSummary[]} requests */
+  #draw(requests) {
     this.list.show(requests);
-    if (this.view !== null) setText(this.scope, requestsScope(this.view.router, others));
+    if (this.view !== null) setText(this.scope, requestsScope(this.view.router));
     this.none.hidden = requests.length > 0;
     setText(this.none, NONE[this.filter.value]);
   }

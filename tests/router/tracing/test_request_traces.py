@@ -22,7 +22,7 @@ from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline.v1.worker_pb2 import Gap, PrefillChunk, SampledStep, Timeline
 from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.edge.http_call import Edge
-from trunkline_router.observe.recent.record_ring import RecordRing
+from trunkline_router.observe.recent.recent_requests import RecordRing
 from trunkline_router.observe.tracing.request_traces import TRACE_LIMITS, RequestTraces, TraceLimits, why_kept
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.record.fair_budget import BudgetLimits

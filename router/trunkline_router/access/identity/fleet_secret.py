@@ -5,7 +5,6 @@ they have sealed.
 """
 
 import hmac
-import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +15,6 @@ MOST_FILE_BYTES = 4096
 MOST_SECRETS = 4  # each record that none of them has sealed costs a hash for each
 
 _DOMAIN = b"trunkline fleet secret: "
-_OF_ONE_ROUTER = b"made for one router: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +27,6 @@ class FleetSecret:
 
     def __bool__(self) -> bool:
         return bool(self.current)
-
-    @property
-    def is_of_one_router(self) -> bool:
-        """Whether it was made for the processes of one router, because the fleet has none."""
-        return self.current.startswith(_OF_ONE_ROUTER)
 
     def seal(self, purpose: str) -> "Seal":
         """The seal for one purpose."""
@@ -59,11 +52,6 @@ class Seal:
             number for number, key in enumerate(self._keys) if hmac.compare_digest(_code(key, text).encode(), given)
         ]
         return (text, matching[0]) if matching else None
-
-
-def secret_of_one_router() -> str:
-    """Returns a new secret for the processes of a router whose fleet has none. Other routers do not know it."""
-    return f"{_OF_ONE_ROUTER.decode()}{secrets.token_hex(LEAST_SECRET_BYTES)}"
 
 
 def read_fleet_secret(secret: str, path: str) -> FleetSecret:

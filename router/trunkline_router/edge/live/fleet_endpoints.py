@@ -12,10 +12,10 @@ from trunkline_router.edge.endpoint import Handler, peer_of
 from trunkline_router.edge.http.sse import event
 from trunkline_router.edge.http_call import HttpCall, metadata_of
 from trunkline_router.edge.live.drain_request import DrainBody, UndrainBody, body_of
-from trunkline_router.edge.live.fleet_json import FleetViewJson, plain, story_json, summaries_json
+from trunkline_router.edge.live.fleet_json import FleetViewJson, plain, summaries_json, timeline_json
 from trunkline_router.edge.live.page_files import PageFiles
 from trunkline_router.edge.live.same_origin import check_origin
-from trunkline_router.observe.lookup.request_book import Kind
+from trunkline_router.observe.recent.router_requests import Kind
 from trunkline_router.observe.watch.fleet_watch import FleetView, FleetWatch
 from trunkline_router.observe.watch.worker_drain import WorkerDrain
 from trunkline_router.record.error_statuses import openai_body
@@ -84,8 +84,8 @@ class FleetEndpoints:
     async def _request(self, call: HttpCall) -> None:
         check_page(call)
         query = query_of(call, ("tenant",))
-        story = await self._watch.request(call.caller, call.scope["path_params"]["request"], query.get("tenant", ""))
-        await call.respond(story_json(story))
+        timeline = await self._watch.request(call.caller, call.scope["path_params"]["request"], query.get("tenant", ""))
+        await call.respond(timeline_json(timeline))
 
     async def _drain_worker(self, call: HttpCall) -> None:
         check_page(call)

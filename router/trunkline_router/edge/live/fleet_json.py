@@ -76,9 +76,9 @@ class FleetViewJson:
         return orjson.dumps({**made, HISTORY: {**made[HISTORY], POINTS: points}})
 
 
-def story_json(story: GetRequestResponse) -> bytes:
+def timeline_json(timeline: GetRequestResponse) -> bytes:
     """Returns a request's timeline as JSON; the fields of its summary are fields of the object."""
-    made = plain(story)
+    made = plain(timeline)
     return orjson.dumps({**made.pop("summary"), **made})
 
 

@@ -1,1 +1,1 @@
-"""The requests that run in a router process or ended there lately, and where their time went."""
+"""The requests that run in a router or ended there lately, where their time went, and what a viewer may see of them."""

@@ -19,13 +19,10 @@ from trunkline.v1.fleet_pb2 import (
 )
 from trunkline_router.access.caller import Caller
 from trunkline_router.access.tenants import Tenants
-from trunkline_router.observe.lookup.fleet_requests import FleetRequests
-from trunkline_router.observe.lookup.question import MOST_LISTED, Question
-from trunkline_router.observe.lookup.request_book import Kind, first_of
-from trunkline_router.observe.lookup.viewer import Viewer
+from trunkline_router.observe.recent.router_requests import Kind, RouterRequests, first_of
+from trunkline_router.observe.recent.viewer import Viewer
 from trunkline_router.observe.watch.fleet_sample import KEEPS_S, FleetSample
 from trunkline_router.observe.watch.fleet_sampler import FleetSampler, Periods
-from trunkline_router.observe.watch.others_lists import OthersLists
 from trunkline_router.observe.watch.prefix_view import prefixes_view
 from trunkline_router.observe.watch.tenant_use import tenants_view
 from trunkline_router.observe.watch.watchers import Watchers
@@ -34,7 +31,7 @@ from trunkline_router.quotas.shared_state.state import SharedState
 from trunkline_router.workers.pool import Pools
 
 SHOWN_REQUESTS, SHOWN_RUNNING = 30, 10  # in each message
-LISTED_REQUESTS = 100
+LISTED_REQUESTS, MOST_LISTED = 100, 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,7 @@ class FleetWatch:
         pools: Pools,
         shared: SharedState,
         tenants: Tenants,
-        requests: FleetRequests,
+        requests: RouterRequests,
         facts: RouterFacts,
         *,
         periods: Periods | None = None,
@@ -86,7 +83,6 @@ class FleetWatch:
         self.sampler = FleetSampler(pools, self._predicted, periods=periods, clock_s=clock_s)
         self.run = self.sampler.run
         self.watchers = Watchers(self.sampler.watched)
-        self._others = OthersLists(requests.ask_routers, clock_s)
         self._views: dict[Viewer, asyncio.Task[WatchFleetResponse]] = {}  # of the sample with this number:
         self._views_of = 0
 
@@ -114,7 +110,9 @@ class FleetWatch:
         """Returns recent requests that the caller may see. Raises RequestRefused (INVALID_REQUEST)."""
         if limit > MOST_LISTED:
             raise invalid("limit", f"must be at most {MOST_LISTED}")
-        return await self.requests.list(Viewer.of(caller), kind, limit or LISTED_REQUESTS, tenant)
+        most = limit or LISTED_REQUESTS
+        listed = await self.requests.list(Viewer.of(caller), (kind,), most, tenant)
+        return ListRequestsResponse(requests=first_of(kind, listed, most))
 
     async def request(self, caller: Caller, request_id: str, tenant: str) -> GetRequestResponse:
         """Returns the timeline of a recent request. Raises RequestRefused (REQUEST_NOT_FOUND) if there is none that the
@@ -131,10 +129,7 @@ class FleetWatch:
         return await asyncio.shield(made)  # if one watcher leaves, the others still wait for it
 
     async def _make_view(self, viewer: Viewer, sample: FleetSample) -> WatchFleetResponse:
-        question = Question(viewer, kinds=(Kind.ENDED, Kind.RUNNING), most=SHOWN_REQUESTS)
-        listed, others = await self.requests.near(question), self._others.latest(question)
-        if others is not None:
-            listed += others.requests
+        listed = await self.requests.list(viewer, (Kind.ENDED, Kind.RUNNING), SHOWN_REQUESTS)
         refused = self.requests.book.recent.refused_by_quota()
         return WatchFleetResponse(
             at_unix_ms=sample.at_unix_ms,
@@ -145,7 +140,6 @@ class FleetWatch:
             prefixes=prefixes_view(self._pools, viewer, sample.now_s),
             requests=first_of(Kind.ENDED, listed, SHOWN_REQUESTS),
             running=first_of(Kind.RUNNING, listed, SHOWN_RUNNING),
-            others=None if others is None else others.routers,
             tenants=tenants_view(self._shared, self._tenants, refused, viewer),
         )
 
@@ -161,7 +155,7 @@ class FleetWatch:
             redis=redis,
             open_requests=sum(self._shared.running.values()),
             watchers=self.watchers.num_open,
-            asks_routers=self.requests.asks_routers,
+            other_routers=self.requests.num_others(),
         )
 
     def _predicted(self) -> Mapping[str, PredictedTtft]:

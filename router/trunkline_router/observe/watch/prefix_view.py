@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from trunkline.v1.fleet_pb2 import HotPrefixes as HotPrefixesMessage
 from trunkline.v1.fleet_pb2 import PrefixNode, TenantPrefixes
-from trunkline_router.observe.lookup.viewer import Viewer
+from trunkline_router.observe.recent.viewer import Viewer
 from trunkline_router.routing.hot_prefixes import HALF_LIFE_S, Prefix
 from trunkline_router.workers.pool import Pools
 

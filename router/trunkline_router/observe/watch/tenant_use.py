@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from trunkline.v1.fleet_pb2 import QuotaView, TenantView
 from trunkline_router.access.tenants import Tenant, Tenants
-from trunkline_router.observe.lookup.viewer import Viewer
+from trunkline_router.observe.recent.viewer import Viewer
 from trunkline_router.quotas.quota import REQUESTS_PER_MINUTE, TOKENS_IN_FLIGHT, TOKENS_PER_MINUTE
 from trunkline_router.quotas.shared_state.state import SharedState
 

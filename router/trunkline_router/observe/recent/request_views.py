@@ -14,17 +14,17 @@ from trunkline.v1.fleet_pb2 import (
     TtftPart,
 )
 from trunkline.v1.worker_pb2 import Timeline
-from trunkline_router.observe.lookup.viewer import Viewer
-from trunkline_router.observe.recent.told_request import ToldRequest
+from trunkline_router.observe.recent.recent_requests import ShownRequest
+from trunkline_router.observe.recent.viewer import Viewer
 from trunkline_router.record.request_record import AttemptRecord
 from trunkline_router.routing.policy import Candidate
 
 MOST_COUNT = (1 << 32) - 1
 
 
-def summary(told: ToldRequest, viewer: Viewer) -> RequestSummary:
-    """Returns what lists tell of a request."""
-    record = told.record
+def summary_of(request: ShownRequest, viewer: Viewer) -> RequestSummary:
+    """Returns a request's line in a list."""
+    record = request.record
     shown = RequestSummary(
         request_id=record.request_id,
         tenant=record.tenant,
@@ -33,17 +33,17 @@ def summary(told: ToldRequest, viewer: Viewer) -> RequestSummary:
         protocol=record.protocol,
         lane=record.lane,
         started_unix_ms=record.started_unix_ns // 1_000_000,
-        is_running=told.is_running,
-        outcome="" if told.is_running else record.outcome,
+        is_running=request.is_running,
+        outcome="" if request.is_running else record.outcome,
         is_failed=record.is_failed,
         attempts=len(record.attempts),
         prompt_tokens=record.prompt_tokens,
         completion_tokens=record.completion_tokens,
         choices=record.choices,
         ttft_s=record.ttft_s,
-        e2e_s=told.end_s - record.started_s,
-        cause=told.cause,
-        refused_by="" if told.is_running else record.refused_by,
+        e2e_s=request.end_s - record.started_s,
+        cause=request.cause,
+        refused_by="" if request.is_running else record.refused_by,
         refused_field=record.refused_field,
     )
     if viewer.sees_cache:
@@ -51,11 +51,11 @@ def summary(told: ToldRequest, viewer: Viewer) -> RequestSummary:
     return shown
 
 
-def story(told: ToldRequest, viewer: Viewer) -> GetRequestResponse:
+def timeline_of(request: ShownRequest, viewer: Viewer) -> GetRequestResponse:
     """Returns the whole timeline, as far as the viewer may see it."""
-    record = told.record
+    record = request.record
     shown = GetRequestResponse(
-        summary=summary(told, viewer),
+        summary=summary_of(request, viewer),
         trace_id=f"{record.trace_id:032x}" if record.trace_id else "",
         max_tokens=record.max_tokens,
         cost=record.cost,
@@ -67,20 +67,20 @@ def story(told: ToldRequest, viewer: Viewer) -> GetRequestResponse:
                 duration_s=part.duration_s,
                 note=part.note if viewer.sees_cache else "",
             )
-            for part in told.parts()
+            for part in request.parts()
         ],
     )
     if viewer.sees_cache:
         zero_s = record.started_s
-        shown.placements.extend(_placement(told, place, viewer) for place in range(len(record.placements)))
-        shown.attempts_made.extend(_attempt(attempt, zero_s, told.end_s, viewer) for attempt in record.attempts)
+        shown.placements.extend(_placement(request, place, viewer) for place in range(len(record.placements)))
+        shown.attempts_made.extend(_attempt(attempt, zero_s, request.end_s, viewer) for attempt in record.attempts)
     return shown
 
 
-def _placement(told: ToldRequest, place: int, viewer: Viewer) -> PlacementView:
-    placement = told.record.placements[place]
+def _placement(request: ShownRequest, place: int, viewer: Viewer) -> PlacementView:
+    placement = request.record.placements[place]
     shown = PlacementView(
-        start_s=placement.time.start_s - told.record.started_s,
+        start_s=placement.time.start_s - request.record.started_s,
         duration_s=placement.time.duration_s,
         worker_id=placement.worker,
         policy=placement.policy,
@@ -90,7 +90,7 @@ def _placement(told: ToldRequest, place: int, viewer: Viewer) -> PlacementView:
         shown.reason = placement.reason
         if placement.predicted_ttft_s is not None:
             shown.predicted_ttft_s = placement.predicted_ttft_s
-        shown.candidates.extend(_candidate(candidate) for candidate in told.candidates(place))
+        shown.candidates.extend(_candidate(candidate) for candidate in request.candidates(place))
     return shown
 
 

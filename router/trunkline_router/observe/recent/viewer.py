@@ -1,6 +1,6 @@
 """What a caller may see of the fleet."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trunkline.v1.fleet_pb2 import ViewerRights
 from trunkline_router.access.access import ANONYMOUS
@@ -22,9 +22,9 @@ class Viewer:
     is_operator: bool
     sees_cache: bool
     sees_requests: bool
-    models: frozenset[str] | None
-    terms: Tenant
-    is_listed: bool
+    models: frozenset[str] | None = None
+    terms: Tenant = field(default_factory=Tenant)
+    is_listed: bool = False
 
     @classmethod
     def of(cls, caller: Caller) -> "Viewer":

@@ -15,11 +15,9 @@ from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import TokenIds
 from trunkline_router.access.access import Access
 from trunkline_router.access.tenants import Tenant, Tenants
-from trunkline_router.observe.lookup import request_book
-from trunkline_router.observe.lookup.viewer import Viewer
-from trunkline_router.observe.recent.recent_requests import RecentRequests
-from trunkline_router.observe.recent.record_ring import BURST, PER_S, RecordRing
-from trunkline_router.observe.recent.told_request import ToldRequest
+from trunkline_router.observe.recent import router_requests
+from trunkline_router.observe.recent.recent_requests import BURST, PER_S, RecentRequests, RecordRing, ShownRequest
+from trunkline_router.observe.recent.viewer import Viewer
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.record.request_observer import RequestObserver
 from trunkline_router.record.request_record import CANCELLED, RequestRecord
@@ -176,16 +174,16 @@ def record(tenant: str, number: int) -> RequestRecord:
 def test_a_look_at_running_requests_works_out_those_alone_that_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 
-    class Counted(ToldRequest):
+    class Counted(ShownRequest):
         def __init__(self, record: RequestRecord, now_s: float | None = None) -> None:
             made.append(record.request_id)
             super().__init__(record, now_s)
 
-    monkeypatch.setattr(request_book, "ToldRequest", Counted)
+    monkeypatch.setattr(router_requests, "ShownRequest", Counted)
     running = {number: record("acme" if number in (7, 900) else "other", number) for number in range(1000)}
-    book = request_book.RequestBook(RecentRequests(), running, lambda: 1.0)
+    book = router_requests.RequestBook(RecentRequests(), running, lambda: 1.0)
     acme = replace(Viewer.of(Access().caller(())), tenant="acme", is_operator=False)
-    assert ids(book.list(acme, request_book.Kind.RUNNING, 10)) == made == ["acme-7", "acme-900"]
+    assert ids(book.list(acme, [router_requests.Kind.RUNNING], 10)) == made == ["acme-7", "acme-900"]
     made.clear()
     assert book.find(acme, "acme-900") is not None
     assert book.find(acme, "other-3") is None
