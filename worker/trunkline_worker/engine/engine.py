@@ -23,7 +23,7 @@ from trunkline_worker.scheduler.pace.deadlines import too_late
 from trunkline_worker.scheduler.scheduler import Scheduler
 from trunkline_worker.scheduler.stats import StepCounts
 from trunkline_worker.scheduler.step_outputs import StepOutput, StepOutputs
-from trunkline_worker.step.executor import Executor, RepeatingExecutor
+from trunkline_worker.step.executor import Executor
 from trunkline_worker.step.plan import StepPlan
 
 
@@ -43,7 +43,6 @@ PLANNING_LEAD_STEPS = 3.0
 class Engine:
     """Drives a scheduler and an executor. All calls come from one thread: see engine_process.py.
 
-    repeating: the executor again, if plans may be repeated (simulation)
     floor: tells the least time of each step; None: it is not reported
     """
 
@@ -54,17 +53,14 @@ class Engine:
         limits: ModelLimits,
         clock_s: Callable[[], float],
         *,
-        repeating: RepeatingExecutor | None = None,
         price_per_hour: float = 0.0,
         floor: StepFloor | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.limits = limits
-        self.next_arrival_s = float("inf")  # no request arrives before it: known in simulation only
         # Called with the handles of a step before its launch: see FlightRecorder.
         self.before_launch: Callable[[list[int]], None] | None = None
-        self._repeating = repeating
         self._price_per_hour = price_per_hour
         self._floor = floor
         self._last_floor: FloorOfStep | None = None  # of the step that was committed last
@@ -174,9 +170,6 @@ class Engine:
 
     def _advance(self, now_s: float) -> StepOutputs | None:
         """Launches one step and commits one, each if it is time for that. Returns what was committed; None: nothing."""
-        if self._in_flight and self._in_flight[0].repeats > 1:
-            # Time has passed: requests that have arrived by now are taken in before the next plan.
-            return self._commit_repetitions()
         if self._in_flight and now_s < self._plan_at_s and not self.executor.is_done():
             return None  # requests that arrive before _plan_at_s can still take part in the next step
         plan = self._schedule(now_s)
@@ -192,8 +185,7 @@ class Engine:
     def _schedule(self, now_s: float) -> StepPlan | None:
         """The next plan; None if there is nothing to compute now. Requests that have become hopeless are refused."""
         self._refuse_hopeless(now_s)
-        plan = self.scheduler.schedule(now_s)
-        return plan if plan is None or self._repeating is None else self._repeated(plan, self._repeating)
+        return self.scheduler.schedule(now_s)
 
     def _launch(self, plan: StepPlan, started_s: float) -> None:
         """Hands a plan to the executor. started_s: when scheduling it began"""
@@ -209,16 +201,7 @@ class Engine:
             self._time_next_plan()
 
     def _commit_oldest(self) -> StepOutputs:
-        """Waits for the oldest step, and commits all of it."""
-        if self._in_flight[0].repeats == 1:
-            return self._commit()
-        earlier = self._commit_repetitions()  # just launched, by an executor that does not run ahead
-        outputs = self._commit()
-        outputs.handles[:0], outputs.token_ids[:0] = earlier.handles, earlier.token_ids
-        return outputs
-
-    def _commit(self) -> StepOutputs:
-        """Collects and commits the oldest step, which does not repeat."""
+        """Waits for the oldest step, and commits it."""
         result = self.executor.collect()
         started_s = self._collected_s = self._clock_s()
         plan, host_s = self._in_flight.popleft(), self._host_s.popleft()
@@ -240,31 +223,6 @@ class Engine:
         self.scheduler.stats.step(counts, now_s)
         if self._floor is not None:
             self._last_floor = self._floor.of(plan, self.scheduler.last_load)
-        return outputs
-
-    # Plans that repeat (simulation)
-
-    def _repeated(self, plan: StepPlan, repeating: RepeatingExecutor) -> StepPlan:
-        """The plan, made to stand for as many equal steps as possible."""
-        most = self.scheduler.repeats.most(plan)
-        if most <= 1:
-            return plan
-        wakes_s = self.scheduler.wakes_s()
-        until_s = self.next_arrival_s if wakes_s is None else min(self.next_arrival_s, wakes_s)
-        repeats = repeating.repeats(plan, most, until_s)
-        return self.scheduler.repeats.repeat(plan, repeats) if repeats > 1 else plan
-
-    def _commit_repetitions(self) -> StepOutputs:
-        """Collects and commits all but the last repetition of the oldest plan."""
-        plan = self._in_flight[0]
-        result = self.executor.collect()
-        outputs = self.scheduler.repeats.commit(plan, result, result.repeated_done_s[-1])
-        self._in_flight[0] = self.scheduler.next_in_flight
-        self._time_next_plan()
-        num_steps, host_s = len(plan.steps), self._host_s[0]
-        for time_s, done_s in zip(result.repeated_times_s, result.repeated_done_s, strict=True):
-            counts = StepCounts(decode_tokens=num_steps, sequences=num_steps, host_time_s=host_s, device_time_s=time_s)
-            self.scheduler.stats.step(counts, done_s)
         return outputs
 
     def _time_next_plan(self) -> None:

@@ -165,12 +165,6 @@ class Admission:
         held = sum(other.num_own_blocks for other in running if other.lane is Lane.INTERACTIVE)
         return reserve + max(0, self._reserved_blocks - held)
 
-    def most_reserved(self, running: list[Sequence]) -> int:
-        """The largest reserve_for() of any running sequence. There must be one."""
-        if not self._reserved_blocks and not any([other.promised_len for other in running]):
-            return 0
-        return max(self.reserve_for(sequence, running) for sequence in running)
-
     def has_blocks(self, sequence: Sequence, running: list[Sequence]) -> bool:
         """Whether the known tokens of a sequence fit, and the running set with it is not forecast to outgrow the pool.
         KVBlocks.match() must just have been called."""

@@ -25,7 +25,7 @@ class Aging:
         self._running = running
         self._waiting = waiting
         self._admission = admission
-        self._latest: Sequence | None = None
+        self.latest: Sequence | None = None  # others only read it
         self._blocked_at = -1  # RunningSet.changes when the next aged sequence was found not to fit
 
     @property
@@ -35,20 +35,14 @@ class Aging:
 
     def current(self) -> Sequence | None:
         """The aged sequence that runs; None: there is none."""
-        aged = self._latest
+        aged = self.latest
         return aged if aged is not None and aged.block_table and aged.is_aged else None
 
     def end_if_over(self) -> None:
         """Called before each step."""
-        if self._latest is not None and self.current() is None:
-            self._latest = None
+        if self.latest is not None and self.current() is None:
+            self.latest = None
             self._running.note_change()  # its blocks are no longer promised
-
-    def steps_left(self) -> int | None:
-        """Steps of one token each until the latest aged sequence has what it was promised, and others may take its
-        place; None: it holds nothing back from others."""
-        aged = self._latest
-        return None if aged is None or not aged.block_table else aged.promised_len - aged.num_scheduled + 1
 
     def next_s(self) -> float | None:
         """When a waiting sequence becomes aged; None: none does while nothing else changes."""
@@ -69,7 +63,7 @@ class Aging:
         for sequence in chunks:
             if sequence.lane is not Lane.INTERACTIVE and (sequence.admitted_s or 0.0) <= aged_s:
                 # What it holds is all that can be promised without taking blocks from others.
-                self._latest, sequence.promised_len = sequence, len(sequence.token_ids)
+                self.latest, sequence.promised_len = sequence, len(sequence.token_ids)
                 return sequence
         for lane in () if self.is_blocked else LOWER_LANES:
             since_s = self._waiting.neglected_since_s(lane)
@@ -91,7 +85,7 @@ class Aging:
                 self._blocked_at = self._running.changes
             return False
         self._running.join(aged, now_s)
-        self._latest = aged
+        self.latest = aged
         return True
 
     def check_integrity(self) -> None:

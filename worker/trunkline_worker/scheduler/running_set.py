@@ -169,4 +169,4 @@ class RunningSet:
         for sequence in self.members:
             known = len(sequence.token_ids) + sequence.num_pending
             assert sequence.num_computed <= sequence.num_scheduled <= known, "counters out of order"
-            assert sequence.num_pending <= self._in_flight.num_steps, "a token is lost"
+            assert sequence.num_pending <= len(self._in_flight.plans), "a token is lost"

@@ -27,7 +27,6 @@ from trunkline_worker.scheduler.prompts import PromptScheduling
 from trunkline_worker.scheduler.queue.drain_rate import DrainRate
 from trunkline_worker.scheduler.queue.overdue import Overdue
 from trunkline_worker.scheduler.queue.waiting import Waiting
-from trunkline_worker.scheduler.repeats import Repeats
 from trunkline_worker.scheduler.running_set import RunningSet
 from trunkline_worker.scheduler.sequence_table import SequenceTable
 from trunkline_worker.scheduler.stats import EngineStats
@@ -53,7 +52,7 @@ class Scheduler:
         self._running = running = RunningSet(
             blocks=blocks, waiting=waiting, batching=batching, in_flight=in_flight, drain_rate=drain_rate, stats=stats
         )
-        self._table = table = SequenceTable(
+        self._table = SequenceTable(
             running=running,
             waiting=waiting,
             blocks=blocks,
@@ -96,17 +95,6 @@ class Scheduler:
             evictions=evictions,
             sharing=sharing,
             aging=aging,
-        )
-        self.repeats = Repeats(
-            limits=limits,
-            running=running,
-            waiting=waiting,
-            batching=batching,
-            blocks=blocks,
-            admission=admission,
-            aging=aging,
-            table=table,
-            in_flight=in_flight,
         )
         self._planned_s = float("-inf")  # when a step was planned last
         self._looked_s = float("-inf")  # when waiting sequences were looked at last
@@ -179,11 +167,6 @@ class Scheduler:
     def last_load(self) -> StepLoad:
         """What the latest committed step should have cost."""
         return self._table.last_load
-
-    @property
-    def next_in_flight(self) -> StepPlan:
-        """The oldest plan that is not committed, or the rest of it that is not."""
-        return self._in_flight.oldest
 
     @property
     def running_kv_tokens(self) -> int:

@@ -75,7 +75,6 @@ class SequenceTable:
         now_s: when the step was done
         """
         assert result.step_id == plan.step_id, "the result is of another step"
-        assert plan.repeats == 1, "Repeats.commit() takes in plans that repeat"
         load = self.last_load = self.in_flight.take(plan)
         self.cost.observe(load, result.device_time_s)
         self.running.free_retired(plan.step_id)
@@ -154,37 +153,6 @@ class SequenceTable:
             until = mark if is_chunk else before
             skipped_s = until.device_s_per_token - last.device_s_per_token
             outputs.late.append(LateToken(sequence.sequence_id, last.done_s, skipped_s))
-
-    def count_repetitions(self, plan: StepPlan, loads: list[StepLoad], result: StepResult, now_s: float) -> None:
-        """Counts the repetitions of a plan in the cost model and the statistics. For Repeats.commit().
-
-        loads: of each repetition; now_s: when the last of them was done
-        """
-        lanes, before, first_s = self.stats.lanes, self.last_commit, result.repeated_done_s[0]
-        device_s = sum(result.repeated_times_s) / len(plan.steps)
-        mark = StepMark(now_s, before.device_s_per_token + device_s)
-        for load, time_s in zip(loads, result.repeated_times_s, strict=True):
-            self.cost.observe(load, time_s)
-        regular = [0 for _ in LANES]  # tokens that were sampled one step after the token before
-        for step in plan.steps:
-            sequence = self.by_id[step.sequence_id]
-            lane = lanes[sequence.lane]
-            if sequence.last_token is before:
-                regular[sequence.lane] += 1
-            elif sequence.last_token is not None:
-                lane.itl.add(first_s - sequence.last_token.done_s)
-            sequence.last_token = mark
-            lane.output_tokens += len(loads)
-        later = [0 for _ in LANES]
-        for sequence in self.running.members:
-            later[sequence.account.lane] += 1
-        before_s = before.done_s
-        for done_s in result.repeated_done_s:
-            for counts, number in zip(lanes, regular, strict=True):
-                if number:
-                    counts.itl.add(done_s - before_s, number)
-            before_s, regular = done_s, later
-        self.last_commit = mark
 
     def _break_off(self, sequence: Sequence, error: RowError, now_s: float) -> StepOutput:
         """Ends a sequence for which a step returned an error."""

@@ -23,11 +23,3 @@ class Executor(Protocol):
 
     def collect(self) -> StepResult:
         """Waits for the oldest step in flight, and returns its result."""
-
-
-class RepeatingExecutor(Executor, Protocol):
-    """An executor that can compute plans that repeat, because it knows in advance how long steps take (simulation)."""
-
-    def repeats(self, plan: StepPlan, most: int, until_s: float) -> int:
-        """How many times in a row, at most `most`, the plan can be computed at once: up to the first end of a sequence,
-        and so that no repetition would have been planned at `until_s` or later."""

@@ -74,9 +74,6 @@ class StepPlan:
     starts: list[SequenceStart] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)  # finished, aborted or preempted: forget these rows
     padding: "Padding | None" = None  # of static batching
-    # How many times the step is computed, each time with the tokens that the time before sampled. More than once only
-    # in simulation (RepeatingExecutor.repeats), and only if every entry has one new token.
-    repeats: int = 1
 
     @property
     def num_tokens(self) -> int:
@@ -127,8 +124,3 @@ class StepResult:
     errors: dict[int, RowError] = field(default_factory=dict)  # entries that end with this step
     device_time_s: float = 0.0
     num_padding: int = 0  # positions computed as padding, beyond the plan's own
-    # Of a plan that repeats: the time on the device and the time of completion of each repetition; for each entry of
-    # steps one token for each repetition.
-    repeated_times_s: list[float] = field(default_factory=list)
-    repeated_done_s: list[float] = field(default_factory=list)
-    repeated_token_ids: list[list[int]] = field(default_factory=list)

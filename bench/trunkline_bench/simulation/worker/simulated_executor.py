@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +23,23 @@ class StepCost(Protocol):
 
     def run_times_s(self, work: StepWork, count: int) -> NDArray[np.float64]:
         """Times of `count` decode-only steps: `work` is the first, and every context grows by one token per step."""
+
+
+@dataclass(slots=True)
+class RepeatedPlan(StepPlan):
+    """A step that is computed more than once, each time with the tokens that the time before sampled. Every entry has
+    one new token."""
+
+    repeats: int = 2
+
+
+@dataclass(slots=True)
+class RepeatedResult(StepResult):
+    """The result of all repetitions of a plan but the last one, in order."""
+
+    times_s: list[float] = field(default_factory=list)  # on the device
+    done_s: list[float] = field(default_factory=list)  # when each was done
+    repeated_token_ids: list[list[int]] = field(default_factory=list)  # for each entry, one of each repetition
 
 
 class VirtualClock:
@@ -75,7 +93,7 @@ class SimulatedExecutor:
             left[start.sequence_id] = self._output_lengths[start.sequence_id] - generated
             self._prefilling.add(start.sequence_id)
         begin_s = max(self._clock.now_s, self._free_s)
-        if plan.repeats > 1:
+        if isinstance(plan, RepeatedPlan):
             self._launch_run(plan, work_of(plan), begin_s)
             return
         _, device_s = self._cost_of(plan)
@@ -105,8 +123,12 @@ class SimulatedExecutor:
         return result
 
     def repeats(self, plan: StepPlan, most: int, until_s: float) -> int:
-        """See executor.RepeatingExecutor. The next repetition is planned when the one before is done or, running
-        ahead, some time before: no later than that. A prompt computed token by token is no decode: once only."""
+        """How many times in a row, at most `most`, the plan can be computed at once: up to the first end of a sequence,
+        and so that no repetition would have been planned at `until_s` or later.
+
+        The next repetition is planned when the one before is done or, running ahead, some time before: no later than
+        that. A prompt computed token by token is no decode: once only.
+        """
         done_s = max(self._clock.now_s, self._free_s)
         if done_s >= until_s or (
             self._prefilling and any([step.sequence_id in self._prefilling for step in plan.steps])
@@ -132,7 +154,7 @@ class SimulatedExecutor:
             self._costed = plan, work, self._cost.step_time_s(work)
         return self._costed[1:]
 
-    def _launch_run(self, plan: StepPlan, work: StepWork, begin_s: float) -> None:
+    def _launch_run(self, plan: RepeatedPlan, work: StepWork, begin_s: float) -> None:
         """Adds two results: one for all repetitions but the last, and one for the last."""
         device_s: list[float] = self._cost.run_times_s(work, plan.repeats).tolist()
         done_s: list[float] = []
@@ -143,11 +165,11 @@ class SimulatedExecutor:
             self._left[step.sequence_id] -= plan.repeats
         self._free_s = done_s[-1]
         earlier = plan.repeats - 1
-        first = StepResult(
+        first = RepeatedResult(
             plan.step_id,
             [],
-            repeated_times_s=device_s[:-1],
-            repeated_done_s=done_s[:-1],
+            times_s=device_s[:-1],
+            done_s=done_s[:-1],
             repeated_token_ids=[[FIRST_TOKEN] * earlier] * len(plan.steps),
         )
         tokens: list[int | None] = [FIRST_TOKEN if self._left[step.sequence_id] else END_TOKEN for step in plan.steps]

@@ -9,6 +9,7 @@ from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import LoadSample, Submit
 from trunkline_bench.simulation.traces.trace_request import TraceRequest
+from trunkline_bench.simulation.worker.fast_forward import FastForwardEngine, FastForwardScheduler
 from trunkline_bench.simulation.worker.simulated_executor import (
     END_TOKEN,
     SimulatedExecutor,
@@ -83,12 +84,13 @@ class SimulatedWorker:
             spec.cost, self.clock, self._output_lengths, run_ahead=spec.run_ahead, host_s=spec.host_s
         )
         blocks = KVBlocks(spec.num_blocks, PrefixTree(FINGERPRINT, spec.block_size))
-        self.engine = Engine(
-            Scheduler(spec.limits, blocks, self.stats),
-            self._executor,
-            ModelLimits(spec.max_total_tokens, frozenset([END_TOKEN])),
-            self.clock,
-            repeating=self._executor if spec.fast_forward else None,
+        limits = ModelLimits(spec.max_total_tokens, frozenset([END_TOKEN]))
+        self._fast: FastForwardEngine | None = None
+        if spec.fast_forward:
+            scheduler = FastForwardScheduler(spec.limits, blocks, self.stats)
+            self._fast = FastForwardEngine(scheduler, self._executor, limits, self.clock)
+        self.engine = self._fast or Engine(
+            Scheduler(spec.limits, blocks, self.stats), self._executor, limits, self.clock
         )
         self._on_step = on_step
         self._on_load = on_load
@@ -155,9 +157,9 @@ class SimulatedWorker:
             if not engine.has_work:
                 self._next_s = NEVER_S
                 return
-            # Repeated plans stop at the next submit or load sample.
-            known_s = min(until_s, submits[0][0]) if submits else until_s
-            engine.next_arrival_s = min(known_s, self._next_load_s())
+            if self._fast is not None:  # repeated plans stop at the next submit or load sample
+                known_s = min(until_s, submits[0][0]) if submits else until_s
+                self._fast.next_arrival_s = min(known_s, self._next_load_s())
             step = engine.step()
             if step is not None:
                 self._tell(step)
