@@ -24,7 +24,7 @@ OURS = {
 }
 CONTRACT = {"grpc", "grpc_status", "google", "xxhash"}
 RUNTIME = CONTRACT | {"cryptography", "structlog", "opentelemetry", "grpc_health", "grpc_reflection", "uvloop"}
-RUNTIME |= {"jinja2", "prometheus_client", "pynvml", "requests"}
+RUNTIME |= {"jinja2", "orjson", "prometheus_client", "pynvml", "requests"}
 
 # package → what it may import beside the standard library and itself
 MAY: dict[str, set[str]] = {
@@ -35,7 +35,7 @@ MAY: dict[str, set[str]] = {
     | {"trunkline", "trunkline_runtime", "trunkline_kernels", "torch", "triton", "numpy", "safetensors", "tokenizers"},
     "trunkline_router": RUNTIME
     | {"trunkline", "trunkline_runtime", "numpy", "tokenizers", "redis"}
-    | {"jwt", "cryptography", "httptools", "jiter", "orjson", "pydantic", "starlette", "uvicorn"},
+    | {"jwt", "cryptography", "httptools", "jiter", "pydantic", "starlette", "uvicorn"},
     "trunkline_bench": CONTRACT
     | {
         *OURS,

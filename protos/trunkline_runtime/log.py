@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
 from typing import Any, Protocol, TextIO
 
+import orjson
 import structlog
 from structlog.typing import Processor
 
@@ -115,12 +116,11 @@ def _bind(fields: Mapping[str, Any]) -> Processor:
     return add
 
 
-_ENCODER = json.JSONEncoder(default=repr)
-
-
 def _to_json(event: Any, **_: Any) -> str:
-    """As json.dumps(), which makes an encoder for each line."""
-    return _ENCODER.encode(event)
+    try:
+        return orjson.dumps(event, default=repr).decode()
+    except TypeError:  # an integer of more than 64 bits, or text that is no Unicode
+        return json.dumps(event, default=repr)
 
 
 def _add_context(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

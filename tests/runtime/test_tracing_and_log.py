@@ -215,6 +215,13 @@ def test_a_line_is_json_once_and_says_whom_it_is_about(printed: io.StringIO) -> 
     assert (of_thread["service"], of_thread["router"]) == ("router", "r-1")
 
 
+@pytest.mark.parametrize(("value", "written"), [(1 << 70, 1 << 70), ("a\ud800", "a\ud800"), (b"x", "b'x'")], ids=repr)
+def test_a_value_of_any_kind_can_be_logged(printed: io.StringIO, value: object, written: object) -> None:
+    configure_logging("router")
+    get_logger().info("an event", value=value)
+    assert json.loads(printed.getvalue())["value"] == written
+
+
 def raise_with(secret: str) -> None:
     try:
         raise KeyError(secret)
