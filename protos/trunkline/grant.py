@@ -60,8 +60,7 @@ class GrantKeys:
 
     def of_worker(self, model: GetModelResponse) -> bytes:
         """The newest key that the worker has too; empty if there is none."""
-        theirs = {model.grant_key_id, *model.grant_key_ids}
-        return next((key for own_id, key in self._by_id.items() if own_id in theirs), b"")
+        return next((key for own_id, key in self._by_id.items() if own_id in model.grant_key_ids), b"")
 
     def candidates(self, named: bytes) -> list[bytes]:
         """The keys that may have made a signature.  named: the id that came with it; empty: any key"""

@@ -272,7 +272,7 @@ async def test_a_worker_with_a_key_takes_grants_for_this_life_of_it_once_and_no_
 ) -> None:
     worker = standing_fleet.routed.workers[UNDRAINED]
     model = await worker.stub.GetModel(GetModelRequest())
-    assert model.grant_key_id
+    assert model.grant_key_ids
     submit = Submit(prompt_token_ids=[5, 6, 7], sampling=SamplingParams(max_tokens=2, seed=1))
     now_ms = int(time.time() * 1e3)
     good, old, expired = (

@@ -18,7 +18,7 @@ from trunkline.errors import (
     ModelNotFound,
     TrunklineError,
 )
-from trunkline.protocol import PROTOCOL_VERSION
+from trunkline.protocol import OLDEST_PROTOCOL, PROTOCOL_VERSION
 from trunkline.v1 import fleet_pb2, inference_pb2, worker_pb2
 from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest
 from trunkline.v1.worker_pb2 import GetModelRequest
@@ -176,7 +176,7 @@ def test_models_are_listed_with_their_limits(cluster: Cluster) -> None:
     assert description.fingerprint
     assert description.kv_blocks == 512
     assert description.deterministic
-    assert (description.protocol_version, description.min_router_protocol) == (PROTOCOL_VERSION, 0)
+    assert (description.protocol_version, description.min_router_protocol) == (PROTOCOL_VERSION, OLDEST_PROTOCOL)
 
 
 @pytest.mark.parametrize("file", [inference_pb2, fleet_pb2, worker_pb2], ids=["inference", "fleet", "worker"])

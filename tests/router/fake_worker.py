@@ -10,9 +10,9 @@ import grpc
 
 from tests.router.tokenizer_files import EOS, VOCAB_SIZE, tokenizer_files
 from trunkline.block_hash import prompt_hashes, root_hash
-from trunkline.grant import GrantKeys, key_id, open_grant
+from trunkline.grant import GrantKeys, open_grant
 from trunkline.proof import check_proof
-from trunkline.protocol import ENDS_TOLD_SINCE, MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
+from trunkline.protocol import OLDEST_PROTOCOL, PROTOCOL_VERSION
 from trunkline.status import RequestRefused, no_worker
 from trunkline.tokenizer_digest import tokenizer_digest
 from trunkline.v1.generation_pb2 import (
@@ -146,12 +146,11 @@ class FakeWorker(WorkerServiceServicer):
     files: dict[str, bytes] = field(default_factory=tokenizer_files)
     grant_key: bytes = b""
     previous_key: bytes = b""  # accepted too
-    reports: bool = True  # what becomes of grants
     clock_ahead_s: float = 0.0
     default_sampling: SamplingParams = field(default_factory=SamplingParams)
     tokenizer_digest: bytes | None = None  # None: that of the files
     protocol_version: int = PROTOCOL_VERSION
-    min_router_protocol: int = 0
+    min_router_protocol: int = OLDEST_PROTOCOL
     cached: set[bytes] = field(default_factory=set)
     sequence: int = 0
     port: int = 0
@@ -163,7 +162,7 @@ class FakeWorker(WorkerServiceServicer):
     asked: int = 0  # for its model
     tokenizer_calls: int = 0
     hangs: bool = False
-    answers_aborts: bool = True  # with a timeline, if the router knows it
+    answers_aborts: bool = True  # with a timeline
     stats: GetStatsResponse = field(default_factory=GetStatsResponse)
     drains: bool = False  # if it is asked to
     is_stopping: bool = False  # its drains do not end
@@ -259,7 +258,7 @@ class FakeWorker(WorkerServiceServicer):
         self._check_proof("Session", context)
         outbox: asyncio.Queue[Any] = asyncio.Queue()
         self._num_sessions += 1
-        number = self._sessions[outbox] = self._num_sessions if self.reports else 0
+        number = self._sessions[outbox] = self._num_sessions
         reading = asyncio.create_task(self._read(request_iterator, outbox))
         try:
             yield SessionResponse(welcome=SessionWelcome(worker_id=self.worker_id, epoch=self.epoch, session=number))
@@ -307,18 +306,15 @@ class FakeWorker(WorkerServiceServicer):
                 session.put_nowait(SessionResponse(outputs=[output]))
 
     async def _read(self, requests: AsyncIterator[Any], outbox: "asyncio.Queue[Any]") -> None:
-        answers_aborts = False
         async for request in requests:
             self.messages.append(request)
-            if request.HasField("hello"):
-                answers_aborts = self.answers_aborts and request.hello.protocol_version >= ENDS_TOLD_SINCE
             for submit in request.submits:
                 self._take(submit, outbox)
             for handle in request.abort_handles:
                 choice = self._running.pop((id(outbox), handle), None)
                 if choice is not None:
                     self.aborted.append(choice.submit)
-                    if answers_aborts:
+                    if self.answers_aborts:
                         timeline = Timeline(ended_s=time.monotonic() - choice.taken_s)
                         output = SequenceOutput(handle=handle, timeline=timeline)
                         outbox.put_nowait(SessionResponse(outputs=[output]))
@@ -374,8 +370,7 @@ class FakeWorker(WorkerServiceServicer):
             default_sampling=self.default_sampling,
             tokenizer_digest=tokenizer_digest(self.files) if self.tokenizer_digest is None else self.tokenizer_digest,
             protocol_version=self.protocol_version,
-            min_router_protocol=max(self.min_router_protocol, MIN_ROUTER_PROTOCOL_WITH_KEY if self.grant_key else 0),
-            grant_key_id=key_id(self.grant_key),
+            min_router_protocol=self.min_router_protocol,
             grant_key_ids=GrantKeys(self.grant_key, self.previous_key).ids,
         )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import uvloop
 
 from trunkline.grant import GrantKeys
-from trunkline.protocol import MIN_ROUTER_PROTOCOL, MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
+from trunkline.protocol import OLDEST_PROTOCOL, PROTOCOL_VERSION
 from trunkline.tls_files import TlsFileError
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_runtime.garbage import keep_collecting, spare_what_stays
@@ -186,9 +186,8 @@ def metrics_of(model: GetModelResponse, settings: WorkerSettings) -> WorkerMetri
 def describe_protocol(model: GetModelResponse, grant_keys: GrantKeys) -> None:
     """Sets what routers need to know before they open a session."""
     model.protocol_version = PROTOCOL_VERSION
-    model.min_router_protocol = MIN_ROUTER_PROTOCOL_WITH_KEY if grant_keys else MIN_ROUTER_PROTOCOL
+    model.min_router_protocol = OLDEST_PROTOCOL
     model.grant_key_ids[:] = grant_keys.ids
-    model.grant_key_id = grant_keys.ids[0] if grant_keys else b""  # for routers that know one key only
 
 
 if __name__ == "__main__":

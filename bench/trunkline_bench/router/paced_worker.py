@@ -19,6 +19,7 @@ from typing import Any
 
 import uvloop
 
+from trunkline.protocol import PROTOCOL_VERSION
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport
 from trunkline.v1.worker_pb2 import (
     CacheSnapshot,
@@ -138,6 +139,7 @@ class PacedWorker(WorkerServiceServicer):
         return GetModelResponse(
             model=self.model,
             worker_id=self.worker_id,
+            protocol_version=PROTOCOL_VERSION,
             epoch=1,
             fingerprint=self.model,
             architecture="Paced",

@@ -18,6 +18,7 @@ import grpc
 import uvloop
 
 from trunkline.channel import KEEPALIVE_MS, MESSAGE_OPTIONS
+from trunkline.protocol import PROTOCOL_VERSION
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, TokenLogprob, TokenLogprobs
 from trunkline.v1.worker_pb2 import (
     CacheSnapshot,
@@ -170,6 +171,7 @@ class Source(WorkerServiceServicer):
             model="source",
             worker_id="source",
             epoch=EPOCH,
+            protocol_version=PROTOCOL_VERSION,
             fingerprint="source",
             vocab_size=self._vocab_size,
             context_length=LONG,

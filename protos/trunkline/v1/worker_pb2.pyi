@@ -209,7 +209,7 @@ class SessionHello(_message.Message):
     router_id: _builtins.str
     """Names the router in the worker's logs."""
     protocol_version: _builtins.int
-    """The protocol version of the router. 0: older than 4."""
+    """The protocol version of the router."""
     def __init__(
         self,
         *,
@@ -268,7 +268,7 @@ class SessionWelcome(_message.Message):
     epoch: _builtins.int
     """Identifies the run of the worker's process. The number is random, and compared for equality only."""
     session: _builtins.int
-    """Names the session within this epoch, for grants; 0: the worker sends no reports of grants."""
+    """Names the session within this epoch, for grants."""
     def __init__(
         self,
         *,
@@ -327,8 +327,8 @@ class SequenceOutput(_message.Message):
 
     @_builtins.property
     def timeline(self) -> Global___Timeline:
-        """With the last output of a choice: what became of it on this worker. Absent from workers before protocol version 3.
-        To routers of protocol version 4, a worker also sends it in answer to an abort, alone with the handle.
+        """With the last output of a choice: what became of it on this worker. Also sent in answer to an abort, alone with the
+        handle.
         """
 
     def __init__(
@@ -1120,7 +1120,6 @@ class GetModelResponse(_message.Message):
     RUN_AHEAD_FIELD_NUMBER: _builtins.int
     START_UP_S_FIELD_NUMBER: _builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
-    GRANT_KEY_ID_FIELD_NUMBER: _builtins.int
     MIN_ROUTER_PROTOCOL_FIELD_NUMBER: _builtins.int
     GRANT_KEY_IDS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
@@ -1190,14 +1189,10 @@ class GetModelResponse(_message.Message):
     and on a GPU compiling and capturing.
     """
     protocol_version: _builtins.int
-    """The protocol version of the worker. 0: without suspects and without the step cost in load samples. 1: with both. 2:
-    it also reports the state of grants, and if it has a grant key it demands proofs of the key. 3: it also sends
-    timelines. 4: it answers an abort with the choice's timeline. 5: it has Undrain. New fields and calls increase the
-    version, and a router does without those that a worker does not have yet. A router does not refuse a worker for a
-    newer version, only for min_router_protocol.
+    """The protocol version of the worker. 4: the oldest that routers use. 5: it has Undrain. New fields and calls increase
+    the version. A router uses workers of the previous version, without what they do not have yet, and sets older ones
+    aside. It does not refuse a worker for a newer version, only for min_router_protocol.
     """
-    grant_key_id: _builtins.bytes
-    """Identifies the key whose grants and proofs the worker accepts, without disclosing it; empty: it accepts no grants."""
     min_router_protocol: _builtins.int
     """The lowest protocol version of a router that may use this worker; older routers do not use it. It is raised only if
     an older router would make errors, not if it would only lack a feature. Routers are upgraded first.
@@ -1212,8 +1207,8 @@ class GetModelResponse(_message.Message):
 
     @_builtins.property
     def grant_key_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """All keys whose grants and proofs the worker accepts, the newest first: several while the key is being changed. Empty
-        from workers that accept one key only.
+        """Identify the keys whose grants and proofs the worker accepts, without disclosing them, the newest first: several
+        while the key is being changed. None: it accepts no grants.
         """
 
     def __init__(
@@ -1252,13 +1247,12 @@ class GetModelResponse(_message.Message):
         run_ahead: _builtins.int = ...,
         start_up_s: _builtins.float = ...,
         protocol_version: _builtins.int = ...,
-        grant_key_id: _builtins.bytes = ...,
         min_router_protocol: _builtins.int = ...,
         grant_key_ids: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "aging_s", b"aging_s", "architecture", b"architecture", "batch_size", b"batch_size", "batch_window_ms", b"batch_window_ms", "batching", b"batching", "block_size", b"block_size", "context_length", b"context_length", "default_sampling", b"default_sampling", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "grant_key_id", b"grant_key_id", "grant_key_ids", b"grant_key_ids", "interactive_reserve", b"interactive_reserve", "itl_target_ms", b"itl_target_ms", "kv_blocks", b"kv_blocks", "kv_memory_fraction", b"kv_memory_fraction", "kv_token_capacity", b"kv_token_capacity", "long_prefill_threshold", b"long_prefill_threshold", "max_running_requests", b"max_running_requests", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "min_router_protocol", b"min_router_protocol", "model", b"model", "price_per_hour", b"price_per_hour", "protocol_version", b"protocol_version", "run_ahead", b"run_ahead", "start_up_s", b"start_up_s", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "aging_s", b"aging_s", "architecture", b"architecture", "batch_size", b"batch_size", "batch_window_ms", b"batch_window_ms", "batching", b"batching", "block_size", b"block_size", "context_length", b"context_length", "default_sampling", b"default_sampling", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "grant_key_ids", b"grant_key_ids", "interactive_reserve", b"interactive_reserve", "itl_target_ms", b"itl_target_ms", "kv_blocks", b"kv_blocks", "kv_memory_fraction", b"kv_memory_fraction", "kv_token_capacity", b"kv_token_capacity", "long_prefill_threshold", b"long_prefill_threshold", "max_running_requests", b"max_running_requests", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "min_router_protocol", b"min_router_protocol", "model", b"model", "price_per_hour", b"price_per_hour", "protocol_version", b"protocol_version", "run_ahead", b"run_ahead", "start_up_s", b"start_up_s", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -139,7 +139,7 @@ class AttemptRecord:
         if self.ended == GRANTED:
             return "it answers the client directly"
         if self.ended == COMPLETE:
-            return "it is of an earlier version, which sends no timelines"
+            return "the worker sent none"
         return "the request was ended there, and the worker did not answer within a second"
 
 

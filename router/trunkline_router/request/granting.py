@@ -65,16 +65,12 @@ class Granter:
 
     def takes_grants(self, worker: ConnectedWorker) -> bool:
         """Whether the worker accepts this router's grants and reports on them."""
-        session = worker.session
-        return bool(self.keys.of_worker(worker.model)) and session.number > 0 and not session.is_broken
+        return bool(self.keys.of_worker(worker.model)) and not worker.session.is_broken
 
     def check_taken(self, model: str) -> None:
         """Raises RequestRefused (FORBIDDEN) if no worker of the model accepts this router's grants."""
         if not any(self.takes_grants(worker) for worker in self.dispatcher.pools.pool(model).workers):
-            raise forbidden(
-                f"no worker of model {model} takes this router's grants: start both with one --grant-key, "
-                "and workers of a version that reports them"
-            )
+            raise forbidden(f"no worker of model {model} takes this router's grants: start both with one --grant-key")
 
     def answers(
         self,

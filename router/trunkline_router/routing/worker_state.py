@@ -297,11 +297,5 @@ class InFlight:
 
 
 def _queued_by_lane(load: LoadSample) -> list[float]:
-    """Returns the uncached tokens of waiting and running prompts, by lane. A worker of the previous protocol reports
-    only their sum, which is divided in proportion to the waiting requests."""
-    if load.uncached_tokens_by_lane:
-        return [float(tokens) for tokens in load.uncached_tokens_by_lane]
-    waiting = sum(load.waiting_by_lane)
-    if not waiting:
-        return [float(load.waiting_uncached_tokens), 0.0, 0.0]
-    return [load.waiting_uncached_tokens * count / waiting for count in load.waiting_by_lane]
+    """Returns the uncached tokens of waiting and running prompts, by lane."""
+    return [float(tokens) for tokens in load.uncached_tokens_by_lane] or [0.0, 0.0, 0.0]

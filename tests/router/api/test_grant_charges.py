@@ -288,10 +288,3 @@ async def test_what_is_too_long_to_be_granted_goes_through_the_router_on_one_quo
     async with limited(worker, tokens_in_flight=100) as router, direct(router) as client:
         await client.complete(PROMPT, max_tokens=50)
         assert [message for message in worker.messages if message.submits]
-
-
-async def test_a_worker_that_does_not_say_what_became_of_grants_is_granted_to_nobody() -> None:
-    (worker,) = fakes("a", answer=1, reports=False)
-    async with limited(worker) as router, direct(router) as client:
-        await client.complete(PROMPT)
-        assert [message for message in worker.messages if message.submits]

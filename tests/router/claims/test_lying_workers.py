@@ -12,6 +12,7 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.liar import PROMPT, Liar, innocents
 from tests.router.lies import lies
 from tests.router.tokenizer_files import VOCAB_SIZE
+from trunkline.protocol import PROTOCOL_VERSION
 from trunkline.status import no_worker
 from trunkline.v1.fleet_pb2 import ExplainRouteRequest, ListWorkersRequest
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, SamplingParams
@@ -70,7 +71,7 @@ HONEST_MODEL = GetModelResponse(
     itl_target_ms=100.0,
     interactive_reserve=0.05,
     batch_window_ms=100.0,
-    protocol_version=2,
+    protocol_version=PROTOCOL_VERSION,
     price_per_hour=2.0,
 )
 HONEST_REFUSAL = no_worker("going away", retry_delay_ms=1).to_proto()

@@ -94,14 +94,6 @@ async def test_a_stop_of_the_router_tells_at_once_of_those_that_are_awaited() ->
     assert [record.request_id for record in keeper.records] == ["tired"], "without an hour's wait"
 
 
-async def test_nothing_is_awaited_of_an_older_worker() -> None:
-    worker, keeper = FakeWorker("a", answer=None, protocol_version=3, answers_aborts=False), Keeper()
-    async with cluster(worker, observer=keeper.observer) as router:
-        await give_up(router, worker)
-        await until(lambda: bool(worker.aborted))
-        assert [(record.awaited, record.attempts[0].timelines) for record in keeper.records] == [(0, [])]
-
-
 async def test_an_answer_that_ends_while_its_abort_is_under_way_is_told_of_with_its_timeline() -> None:
     worker, keeper = FakeWorker("a", answer=None, answers_aborts=False), Keeper()
     async with cluster(worker, observer=keeper.observer) as router:

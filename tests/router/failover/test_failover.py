@@ -20,7 +20,6 @@ from trunkline.status import (
 )
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
-from trunkline.v1.worker_pb2 import StepCostModel
 from trunkline_router.request.failover import MAX_WITHOUT_PROGRESS, FailoverLimits
 from trunkline_router.workers.link_context import LinkLimits
 from trunkline_router.workers.worker_breaker import FAILURES_TO_OPEN
@@ -385,30 +384,6 @@ async def test_an_answer_of_the_first_try_carries_the_worker_that_gave_it(lost: 
         responses = await rest(call)
     assert responses[0].prompt.worker_id == other.worker_id
     assert responses[-1].usage.resumptions == 0, "nothing had been said"
-
-
-async def test_workers_without_step_cost_and_suspects_serve_beside_new_ones() -> None:
-    """Those of protocol 0; see test_versions.py for the one before this."""
-    old, new = FakeWorker("old", answer=None, protocol_version=0), FakeWorker("new", answer=None)
-    async with cluster(old, new) as router:
-        new.send_load(running=1, step_cost=StepCostModel(fixed_s=1e-3, token_s=1e-4), uncached_tokens_by_lane=[0, 0, 0])
-        old.send_load(running=1)
-        await until(lambda: all(link.worker is not None and link.worker.load.running for link in router.links))
-        homes = set()
-        calls = []
-        for number in range(8):
-            call, choice = await begun(router, [old, new], sampling=SamplingParams(seed=number))
-            homes.add(choice.worker.worker_id)
-            calls.append((call, choice))
-        assert homes == {"old", "new"}
-        call, choice = next(pair for pair in calls if pair[1].worker is old)
-        choice.tokens(2)
-        choice.fail(DIED)
-        resumed = await new.arrived.get()
-        resumed.tokens(1, finish=True)
-        assert tokens_of(await rest(call)) == [0, 1, 2]
-        for call, _ in calls:
-            call.cancel()
 
 
 async def test_the_siblings_of_a_choice_that_broke_off_are_not_computed_for_nobody() -> None:

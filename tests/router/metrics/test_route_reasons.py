@@ -27,7 +27,7 @@ def test_a_cached_prefix_is_told_from_a_free_worker() -> None:
     fleet = Fleet(2)
     cache(fleet.workers[0], prompt_of(64))
     assert fleet.route(prompt_of(64)).plan.why is Why.MOST_CACHED
-    report(fleet.workers[1], waiting_uncached_tokens=50_000, waiting=9)
+    report(fleet.workers[1], uncached_tokens_by_lane=[50_000, 0, 0], waiting=9)
     assert fleet.route(PROMPT).plan.why is Why.SOONEST
 
 

@@ -225,20 +225,16 @@ def test_a_worker_that_says_nothing_of_its_steps_is_taken_to_be_like_the_others(
     assert candidates[3].cost_s == pytest.approx(candidates[2].cost_s)
 
 
-def test_a_fleet_of_the_previous_protocol_is_routed_by_tokens() -> None:
+def test_a_fleet_without_step_costs_is_routed_by_tokens() -> None:
     fleet = Fleet(3)
     for worker in fleet.workers:
         worker.take_load(LoadSample(running=2), 0.0)
     cache(fleet.workers[1], PROMPT[:512])
     assert fleet.chosen(PROMPT) == {"w1"}
-    fleet.workers[1].take_load(LoadSample(running=2, waiting_uncached_tokens=1000), 0.0)
+    fleet.workers[1].take_load(LoadSample(running=2, uncached_tokens_by_lane=[1000, 0, 0]), 0.0)
     assert fleet.chosen(PROMPT) == {"w0", "w2"}
     fleet.workers[0].take_load(LoadSample(running=30), 0.0)
     assert fleet.chosen(PROMPT) == {"w2"}
-    sample = LoadSample(running=1, waiting=4, waiting_by_lane=[1, 0, 3], waiting_uncached_tokens=4000)
-    fleet.workers[2].take_load(sample, 0.0)
-    queued = [fleet.workers[2].facts()[name] for name in range(7, 10)]
-    assert queued == [1000, 1000, 4000], "the sum is shared out as those that wait are"
 
 
 def test_the_reason_says_how_close_it_was() -> None:

@@ -126,7 +126,7 @@ def test_the_index_equals_a_brute_force_model(changes: list[tuple[bool, int]], l
 
 
 def test_a_burst_of_long_prompts_leaves_in_messages_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_message, "MAX_REQUEST_BYTES", 1000)
+    monkeypatch.setattr(session_message, "MAX_SUBMITS_BYTES", 1000)
     submits = [Submit(handle=n, prompt_token_ids=[1000] * 150) for n in range(1, 8)]
     submits.append(Submit(handle=8, prompt_token_ids=[1000] * 5000))  # too large by itself: goes alone
     parts = list(split_request(SessionRequest(submits=submits, abort_handles=[99])))

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from trunkline.protocol import ENDS_TOLD_SINCE
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import SequenceOutput, SessionResponse, SessionWelcome, Submit, Timeline
 from trunkline_router.workers.claims.model_check import FalseClaim
@@ -17,8 +16,8 @@ def welcome(_: SessionWelcome) -> None:
     raise AssertionError
 
 
-def opened(protocol_version: int = ENDS_TOLD_SINCE) -> tuple[WorkerSession, int]:
-    session = WorkerSession(vocab_size=10, protocol_version=protocol_version)
+def opened() -> tuple[WorkerSession, int]:
+    session = WorkerSession(vocab_size=10)
     (handle,) = session.submit([Submit(sampling=SamplingParams(max_tokens=1))], [lambda output: None])
     return session, handle
 
@@ -62,11 +61,6 @@ async def test_a_worker_that_says_nothing_is_not_awaited_for_long() -> None:
         await told.wait()
     assert heard == [None] * 3
     assert not ends.take(0, Timeline())
-
-
-async def test_an_older_worker_is_not_awaited() -> None:
-    session, handle = opened(ENDS_TOLD_SINCE - 1)
-    assert session.abort([handle], lambda timeline: None) == 0
 
 
 async def test_what_is_awaited_is_bounded_and_given_up_with_the_session() -> None:

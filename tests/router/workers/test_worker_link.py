@@ -145,7 +145,7 @@ async def test_a_loaded_workers_samples_send_requests_elsewhere() -> None:
     a, b = FakeWorker("a"), FakeWorker("b")
     a.cache_prompt(PREFIX)
     async with cluster(a, b) as router:
-        a.send_load(running=3, waiting=5, waiting_uncached_tokens=5000)
+        a.send_load(running=3, waiting=5, uncached_tokens_by_lane=[5000, 0, 0])
         await until(lambda: router.connected(0).load.waiting == 5)
         assert (await served_by(router, [*PREFIX, 1]))[0] == "b"
 

@@ -14,6 +14,7 @@ import grpc
 
 from trunkline.grant import GrantKeys, forbidden
 from trunkline.proof import check_proof
+from trunkline.protocol import MAX_SUBMITS_BYTES
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, invalid
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_runtime.log import get_logger
@@ -33,9 +34,6 @@ BY_ROUTERS = ("Session", "WatchCache")
 # Direct calls allowed on top of twice those that can wait or run: calls that have only sent headers, or are ending.
 OTHER_CALLS = 1024
 HOST_SHARE = 0.75  # largest share of the direct calls for one host
-# Longest message of a session. A router of protocol 2 may put 16 MiB of submits into one message if a request has many
-# choices. The submits' tags and the handles of aborts are added.
-MESSAGE_BYTES = (16 << 20) + 5 * MAX_SUBMITS + MAX_ABORT_BYTES
 UPLOAD_BYTES = 512 << 20  # being read at once, over all calls except sessions and reflection
 SMALL_REQUEST_BYTES = 64 << 10  # longest request of a method that takes no submit
 # Their messages arrive for as long as the call lasts, so waiting for one must not occupy a place among the uploads.
@@ -223,14 +221,15 @@ KINDS = {
 }
 # A router process has a session and a cache watch, and briefly two of each while it reconnects. Callers that prove the
 # key, or have a router's certificate, are routers; hundreds of router processes may share one address. A worker that
-# checks neither cannot tell routers from strangers. A session may hold a partly received message of MESSAGE_BYTES.
+# checks neither cannot tell routers from strangers. A session may hold a partly received message.
 OF_ROUTERS = Bounds(per_connection=4, per_host=1024, in_all=4096)
 OF_STRANGERS = Bounds(per_connection=4, per_host=64, in_all=128)
 
 
 def most_message_bytes(model: GetModelResponse) -> int:
     """Returns the largest size in bytes of a message to a worker with this model; gRPC refuses longer ones."""
-    return max(MESSAGE_BYTES, most_submit_bytes(model) + SMALL_REQUEST_BYTES)
+    most_submits_bytes = MAX_SUBMITS_BYTES + 5 * MAX_SUBMITS  # with their tags
+    return max(most_submits_bytes, most_submit_bytes(model)) + MAX_ABORT_BYTES + SMALL_REQUEST_BYTES
 
 
 class Door:

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from google.protobuf.message import DecodeError
 
 from trunkline.channel import MAX_MESSAGE_BYTES
-from trunkline.protocol import ENDS_TOLD_SINCE
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, internal, invalid
 from trunkline.v1.worker_pb2 import SequenceOutput, SessionRequest, SessionResponse, SessionWelcome, Submit
 from trunkline_runtime.log import get_logger
@@ -139,7 +138,6 @@ class Session:
         self._outbox = Outbox(self._give_up, backlog)
         self._most_submit_bytes = most_submit_bytes(front.model)
         self._choices: dict[int, Choice] = {}  # by the router's handle
-        self._answers_aborts = False  # the router knows the answer
 
     async def take(self, raw: bytes) -> None:
         """Takes a serialized SessionRequest. It is parsed and processed piece by piece, and other tasks run in between.
@@ -158,9 +156,7 @@ class Session:
                     raise invalid("abort_handles", f"are more than {MAX_ABORT_BYTES} bytes")
             request = SessionRequest.FromString(part)
             if request.HasField("hello"):
-                hello = request.hello
-                get_logger().info("session opened", router=hello.router_id[:MAX_NAME_CHARACTERS])
-                self._answers_aborts = hello.protocol_version >= ENDS_TOLD_SINCE
+                get_logger().info("session opened", router=request.hello.router_id[:MAX_NAME_CHARACTERS])
             num_submits += len(request.submits)
             if num_submits > MAX_SUBMITS:
                 raise invalid("submits", f"there are more than {MAX_SUBMITS} in one message")
@@ -237,7 +233,7 @@ class Session:
         if choice is None:
             return
         self._front.cancel(choice)
-        if self._answers_aborts and choice.ended is not None:
+        if choice.ended is not None:
             self._outbox.put(SequenceOutput(handle=handle, timeline=choice.ended))
 
     def _submit(self, submit: Submit) -> None:

@@ -166,7 +166,7 @@ async def beside(address: str, lie: Lie, port: int, model: str) -> FalseWorker:
         description = await stub.GetModel(GetModelRequest(), wait_for_ready=True, timeout=START_S)
         async for piece in stub.GetTokenizer(GetTokenizerRequest(), timeout=START_S):
             files.setdefault(piece.name, bytearray()).extend(piece.data)
-    description.grant_key_id = b""
+    description.ClearField("grant_key_ids")
     if not lie.copies:
         description.worker_id, description.epoch = f"127.0.0.1:{port}", secrets.randbits(64)
     if model:

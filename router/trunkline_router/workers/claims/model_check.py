@@ -1,7 +1,7 @@
 """Checks whether a router can use a worker with the model description that it sent."""
 
 from trunkline.grant import GrantKeys
-from trunkline.protocol import MIN_ROUTER_PROTOCOL_WITH_KEY, PROTOCOL_VERSION
+from trunkline.protocol import OLDEST_PROTOCOL, PROTOCOL_VERSION
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_router.workers.claims.worker_claims import model_problem
 
@@ -23,8 +23,12 @@ def check_model(model: GetModelResponse, keys: GrantKeys = NO_KEYS) -> None:
             f"the worker asks for routers that speak protocol {model.min_router_protocol}, and this one speaks "
             f"{PROTOCOL_VERSION}: upgrade routers before workers"
         )
-    asks_for_proofs = model.min_router_protocol >= MIN_ROUTER_PROTOCOL_WITH_KEY
-    if asks_for_proofs and model.grant_key_id and not keys.of_worker(model):
+    if model.protocol_version < OLDEST_PROTOCOL:
+        raise WorkerUnusable(
+            f"the worker speaks protocol {model.protocol_version}, and this router needs {OLDEST_PROTOCOL} or a later "
+            "one: upgrade the worker"
+        )
+    if model.grant_key_ids and not keys.of_worker(model):
         lacks = "has another one" if keys else "has none"
         raise WorkerUnusable(f"the worker has a grant key, and this router {lacks}: start both with one --grant-key")
     if problem := model_problem(model):

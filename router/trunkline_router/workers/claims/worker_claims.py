@@ -87,7 +87,7 @@ def model_problem(model: GetModelResponse) -> str | None:
             return problem
     if problem := _range_problem(model, _MODEL_RANGES):
         return problem
-    digests = (model.tokenizer_digest, model.grant_key_id, *model.grant_key_ids)
+    digests = (model.tokenizer_digest, *model.grant_key_ids)
     if any(len(digest) > MAX_DIGEST_BYTES for digest in digests) or len(digests) > MAX_DIGESTS:
         return (
             f"the worker's tokenizer_digest and grant_key_ids are more than {MAX_DIGESTS}, or longer than "

@@ -8,7 +8,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from trunkline.proof import Metadata
-from trunkline.protocol import ENDS_TOLD_SINCE, PROTOCOL_VERSION
+from trunkline.protocol import PROTOCOL_VERSION
 from trunkline.v1.worker_pb2 import SessionHello, SessionRequest, SessionWelcome, Submit
 from trunkline_router.workers.claims.model_check import FalseClaim
 from trunkline_router.workers.claims.worker_claims import (
@@ -45,7 +45,6 @@ class WorkerSession:
     pause (`rest`) after the previous message.
 
     vocab_size: of the worker's model; token ids are below it. most_tokens: of prompt and output together.
-    protocol_version: the worker's
     """
 
     def __init__(
@@ -54,16 +53,14 @@ class WorkerSession:
         *,
         vocab_size: int = MAX_VOCAB_SIZE,
         most_tokens: int = MAX_CONTEXT_TOKENS,
-        protocol_version: int = 0,
     ) -> None:
         self._rest = rest
         self._vocab_size, self._most_tokens = vocab_size, most_tokens
-        self._tells_ends = protocol_version >= ENDS_TOLD_SINCE  # of aborted choices
         self.outputs = SessionOutputs(vocab_size, lambda handle: self.abort([handle]))
         self._pending = SessionRequest()
         self._wake = asyncio.Event()
         self._broken = False
-        self.number = 0  # the worker's number for it, used in grants; 0: none, or not known yet
+        self.number = 0  # the worker's number for it, used in grants; 0: not known yet
 
     @property
     def num_open(self) -> int:
@@ -126,7 +123,7 @@ class WorkerSession:
             if self.outputs.drop(handle):
                 self._pending.abort_handles.append(handle)
                 self._wake.set()
-                if on_end is not None and self._tells_ends:
+                if on_end is not None:
                     num_awaited += self.outputs.ends.await_end(handle, on_end)
         return num_awaited
 

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
+from trunkline.protocol import MAX_SUBMITS_BYTES
 from trunkline.v1.worker_pb2 import SequenceOutput, SessionRequest, SessionResponse
 from trunkline_router.workers.claims.model_check import FalseClaim
 from trunkline_runtime.wire import LENGTH, VARINT, fields, varint
-
-MAX_REQUEST_BYTES = 1 << 20  # of submits in one message
 
 # In a response that is parsed in parts. A newer worker may send fields that this router does not know.
 MAX_UNKNOWN_BYTES = 4 << 10
@@ -19,14 +18,14 @@ _HANDLE_TAG = SequenceOutput.HANDLE_FIELD_NUMBER << 3 | VARINT
 
 def split_request(request: SessionRequest) -> Iterator[SessionRequest]:
     """Yields the request in messages that a worker accepts: a burst of long prompts can exceed one message."""
-    if len(request.submits) <= 1 or request.ByteSize() <= MAX_REQUEST_BYTES:
+    if len(request.submits) <= 1 or request.ByteSize() <= MAX_SUBMITS_BYTES:
         if request.submits or request.abort_handles:
             yield request  # uncopied: a copy of a prompt of 8,000 tokens takes 150 µs
         return
     part, size = SessionRequest(), 0
     for submit in request.submits:
         submit_bytes = submit.ByteSize()
-        if part.submits and size + submit_bytes > MAX_REQUEST_BYTES:
+        if part.submits and size + submit_bytes > MAX_SUBMITS_BYTES:
             yield part
             part, size = SessionRequest(), 0
         part.submits.append(submit)
