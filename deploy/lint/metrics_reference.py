@@ -30,7 +30,7 @@ async def router_families() -> list[Metric]:
     families = [*await router.scrape.own(), restarts_family(0)]
     await router.server.stop(0)
     await router.shared.close()
-    await router.renderers.close()
+    await router.helpers.close()
     return families
 
 

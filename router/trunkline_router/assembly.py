@@ -34,7 +34,7 @@ from trunkline_router.observe.scraping.snapshot_files import SnapshotPlace
 from trunkline_router.observe.tracing.request_traces import RequestTraces
 from trunkline_router.observe.watch.fleet_watch import FleetWatch, RouterFacts
 from trunkline_router.observe.watch.worker_drain import WorkerDrain
-from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.prompts.helper_pool import Helpers
 from trunkline_router.quotas.shared_state.fleet import Fleet
 from trunkline_router.quotas.shared_state.pool_fleet import PoolFleet
 from trunkline_router.quotas.shared_state.state import SharedState
@@ -94,7 +94,7 @@ class Router:
     server: GrpcServer
     http: HttpServer | None
     service: InferenceService
-    renderers: RenderPool
+    helpers: Helpers
     scrape: Scrape
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]]
 
@@ -140,7 +140,7 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     watch = FleetWatch(pools, shared, access.tenants, requests, facts)
     worker_drain = WorkerDrain(pools)
     add_FleetServiceServicer_to_server(FleetService(inference.preparer, access, watch, worker_drain), server.grpc)
-    store, renderers, lag = _response_store(settings), RenderPool(), LoopLag()
+    store, helpers, lag = _response_store(settings), Helpers(), LoopLag()
     spans = None if tracing.queue is None else tracing.queue.counts
     sources = sources_of_metrics(
         inference, gate, counted.tenants, ProcessGauges(lag, certificates_of(settings, tls), spans)
@@ -151,14 +151,14 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
 
     background = (
         shared.run,
-        _membership(settings, pools, fleet, renderers, rng),
+        _membership(settings, pools, fleet, helpers, rng),
         lag.run,
         gate.refused.run,
         watch.run,
         *(() if place is None else (requests.run, scrape.run)),
         *(() if store is None else (store.run,)),
     )
-    return Router(settings, pools, shared, server, http, service, renderers, scrape, background)
+    return Router(settings, pools, shared, server, http, service, helpers, scrape, background)
 
 
 def traces_of(settings: RouterSettings, tracing: Tracing) -> RequestTraces | None:
@@ -247,12 +247,12 @@ def _dispatcher(settings: RouterSettings, pools: Pools, shared: SharedState, rng
 
 
 def _membership(
-    settings: RouterSettings, pools: Pools, fleet: PoolFleet, renderers: RenderPool, rng: Random
+    settings: RouterSettings, pools: Pools, fleet: PoolFleet, helpers: Helpers, rng: Random
 ) -> Callable[[], Coroutine[Any, Any, None]]:
     """Keeps a link to each worker that the settings name and, if the router follows leases, that other routers know."""
     context = LinkContext(
         settings.name,
-        Tokenizers(renderers),
+        Tokenizers(helpers),
         pools.index,
         pools.notify,
         rng,

@@ -115,4 +115,4 @@ async def close(router: Router, tasks: Sequence[asyncio.Task[Any]]) -> None:
         await router.http.stop(0)
     await router.server.stop(0)
     await router.shared.close()
-    await router.renderers.close()
+    await router.helpers.close()

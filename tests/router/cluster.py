@@ -38,7 +38,7 @@ from trunkline_router.observe.scraping.scrape import Scrape
 from trunkline_router.observe.watch.fleet_sampler import Periods
 from trunkline_router.observe.watch.fleet_watch import FleetWatch, RouterFacts
 from trunkline_router.observe.watch.worker_drain import WorkerDrain
-from trunkline_router.prompts.render_pool import TIME_LIMIT_S, RenderPool
+from trunkline_router.prompts.helper_pool import RENDER_LIMIT_S, Helpers
 from trunkline_router.quotas.shared_state.pool_fleet import PoolFleet
 from trunkline_router.quotas.shared_state.state import SharedState
 from trunkline_router.quotas.stores.embedded_store import EmbeddedStore
@@ -189,7 +189,7 @@ async def router_before(
     expected: tuple[bool, ...] | None = None,
     tenants: Tenants | None = None,
     access: Access | None = None,
-    render_limit_s: float = TIME_LIMIT_S,
+    render_limit_s: float = RENDER_LIMIT_S,
     link_limits: LinkLimits | None = None,
     failover: FailoverLimits | None = None,
     clock_s: Callable[[], float] = time.monotonic,
@@ -212,9 +212,9 @@ async def router_before(
     Edge itself, the HTTP endpoints, which run only with it."""
     async with AsyncExitStack() as stack:
         rng = Random(seed)
-        renderers = RenderPool(render_limit_s)
-        stack.push_async_callback(renderers.close)
-        tokenizers = Tokenizers(renderers)
+        helpers = Helpers(render_limit_s=render_limit_s)
+        stack.push_async_callback(helpers.close)
+        tokenizers = Tokenizers(helpers)
         pools = Pools(rng, RoutingPolicy(policy))
         limits = link_limits or LinkLimits()
         keys = GrantKeys(grant_key, previous_key)

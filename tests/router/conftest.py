@@ -6,15 +6,15 @@ from contextlib import ExitStack
 import pytest
 
 from trunkline_bench.servers.redis_server import RedisServer, redis_executables
-from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.prompts.helper_pool import Helpers
 
 REDIS_VERSIONS = tuple(redis_executables())
 
 
 @pytest.fixture
-async def renderers() -> AsyncIterator[RenderPool]:
+async def helpers() -> AsyncIterator[Helpers]:
     """Starts no process unless a conversation is rendered."""
-    pool = RenderPool()
+    pool = Helpers()
     yield pool
     await pool.close()
 

@@ -11,7 +11,7 @@ from tests.router.cluster import share_with_nobody
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
 from trunkline_router.access.access import Access
 from trunkline_router.edge.inference_service import InferenceService
-from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.prompts.helper_pool import Helpers
 from trunkline_router.request.dispatch import Dispatcher
 from trunkline_router.request.inference import Inference
 from trunkline_router.workers.discovery.address_sources import Addresses, Source, watch_name
@@ -58,12 +58,12 @@ class Names:
 
 @asynccontextmanager
 async def membership(
-    renderers: RenderPool, *sources: Source, leases: Source | None = None, pools: Pools | None = None
+    helpers: Helpers, *sources: Source, leases: Source | None = None, pools: Pools | None = None
 ) -> AsyncIterator[Pools]:
     """Pools that follow these sources with real links."""
     rng = Random(0)
     pools = pools or Pools(rng)
-    context = LinkContext("router-1", Tokenizers(renderers), pools.index, pools.notify, rng)
+    context = LinkContext("router-1", Tokenizers(helpers), pools.index, pools.notify, rng)
     members = Membership(pools.links, lambda address: WorkerLink(address, context), set_aside=pools.set_aside)
     running = asyncio.create_task(members.run(sources, leases))
     try:

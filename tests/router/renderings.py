@@ -1,11 +1,12 @@
 """Templates and conversations for the processes that render."""
 
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages
-from trunkline_router.prompts.render_pool import RenderPool, TemplateSource
+from trunkline_router.prompts.helper_pool import Helpers
+from trunkline_router.prompts.helper_process import template_source
 
-ECHO = TemplateSource("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<s>"})
+ECHO = template_source("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "<s>"})
 # Hangs where the message says so, in rendering.
-SOMETIMES = TemplateSource(
+SOMETIMES = template_source(
     "{% if messages[0].content == 'hang' %}{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}"
     "{% endif %}{{ messages[0].content }}",
     {},
@@ -20,5 +21,5 @@ def chat(content: str = "hi") -> bytes:
     return messages(content).SerializeToString()
 
 
-async def rendered(pool: RenderPool, template: TemplateSource, chat: bytes) -> str:
-    return (await pool.render(template, chat)).text
+async def rendered(helpers: Helpers, template: bytes, chat: bytes) -> str:
+    return await helpers.render(template, chat)

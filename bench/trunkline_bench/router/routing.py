@@ -26,7 +26,7 @@ from trunkline_bench.reports.markdown import listed, table
 from trunkline_bench.reports.provenance import facts, make_command
 from trunkline_bench.reports.statistics import percentile
 from trunkline_bench.servers.demo_model import DEMO_MODEL
-from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.prompts.helper_pool import Helpers
 from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.routing.prefix_index import PrefixIndex, keys_of
 from trunkline_router.routing.route import Route, chains_of, route_chains
@@ -55,10 +55,10 @@ SHARED = (0, 0, 0, 2_000, 4_000, 8_000)  # tokens of the prompt that a worker ha
 def fleet(workers: int, blocks: int, chain: list[int], draw: Random) -> tuple[Pools, list[ConnectedWorker]]:
     """Busy workers with `blocks` blocks in total, some with a part of the prompt. They have no connections."""
     pools = Pools(draw)
-    renderers = RenderPool()
+    helpers = Helpers()
     files = {path.name: path.read_bytes() for path in DEMO_MODEL.glob("tokenizer*.json")}
-    tokenizer = PromptTokenizer(files, renderers)
-    context = LinkContext("bench", Tokenizers(renderers), pools.index, pools.notify, draw)
+    tokenizer = PromptTokenizer(files, helpers)
+    context = LinkContext("bench", Tokenizers(helpers), pools.index, pools.notify, draw)
     states = []
     for number in range(workers):
         model = GetModelResponse(

@@ -119,19 +119,19 @@ class Inference:
         kind = request.WhichOneof("input")
         if kind is None:
             raise invalid("input", "one of text and chat must be set")
-        tenant, weight = caller.tenant, caller.terms.weight
+        tenant = caller.tenant
         if kind == "chat":
             chat = request.chat
             tokenizer.check_chat(chat)
             async with charged_call(self.shared, caller):
-                return await tokenizer.encode_chat(chat, tenant=tenant, weight=weight)
+                return await tokenizer.encode_chat(chat, tenant=tenant)
         text = request.text  # each access makes a copy
         await give_way(len(text))
         tokenizer.check_fits(text)
         await give_way(len(text))
         special_tokens = not request.omit_special_tokens
         async with charged_call(self.shared, caller):
-            return await tokenizer.encode(text, special_tokens=special_tokens, tenant=tenant, weight=weight)
+            return await tokenizer.encode(text, special_tokens=special_tokens, tenant=tenant)
 
     async def detokenize(
         self,
@@ -145,9 +145,8 @@ class Inference:
         """Returns the text of token ids, in UTF-8. Raises RequestRefused."""
         pool = await self.detokenizing_pool(model, len(token_ids), caller, time_left_s)
         ids = await read_ids(token_ids, vocab_size=pool.limits.vocab_size, field="token_ids")
-        tenant, weight = caller.tenant, caller.terms.weight
         async with charged_call(self.shared, caller):
-            return await pool.tokenizer.decode(ids, keep_special=keep_special, tenant=tenant, weight=weight)
+            return await pool.tokenizer.decode(ids, keep_special=keep_special, tenant=caller.tenant)
 
     async def detokenizing_pool(
         self, model: str, num_ids: int, caller: Caller, time_left_s: float | None = None

@@ -186,14 +186,10 @@ async def prompt_tokens(
         tokenizer.check_fits(text, most_tokens)
         await give_way(len(text))
         call.record.stage = TOKENIZER
-        prompt = await tokenizer.encode(
-            text, special_tokens=extras.special_tokens, tenant=scheduling.tenant, weight=scheduling.weight
-        )
+        prompt = await tokenizer.encode(text, special_tokens=extras.special_tokens, tenant=scheduling.tenant)
     else:
         call.record.stage = TOKENIZER
-        prompt = await tokenizer.encode_chat(
-            request.chat, most_tokens, tenant=scheduling.tenant, weight=scheduling.weight
-        )
+        prompt = await tokenizer.encode_chat(request.chat, most_tokens, tenant=scheduling.tenant)
     if not prompt:
         raise invalid(kind, "the prompt has no tokens")
     return prompt

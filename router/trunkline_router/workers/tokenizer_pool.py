@@ -9,12 +9,17 @@ from weakref import WeakValueDictionary
 from trunkline.status import OVERLOADED, RequestRefused
 from trunkline.tokenizer_digest import tokenizer_digest
 from trunkline.v1.worker_pb2 import GetModelResponse, GetTokenizerRequest
-from trunkline_router.prompts.encode_pool import EncoderSource
-from trunkline_router.prompts.encode_process import TOKENIZER_FIELD
-from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.prompts.helper_pool import Helpers
 from trunkline_router.prompts.tokenizer import PromptTokenizer, TokenizerError, damaged
-from trunkline_router.prompts.tokenizer_config import CONFIG, NAMED_TEMPLATES, SPECIAL_TOKENS, TEMPLATE
-from trunkline_router.prompts.tokenizer_traits import FILE, TokenizerTraits, is_cheap
+from trunkline_router.prompts.tokenizer_files import (
+    CONFIG,
+    NAMED_TEMPLATES,
+    SPECIAL_TOKENS,
+    TEMPLATE,
+    TOKENIZER,
+    TokenizerTraits,
+    is_cheap,
+)
 from trunkline_router.workers.claims.model_check import WorkerUnusable
 from trunkline_runtime.log import get_logger
 
@@ -28,7 +33,7 @@ MAX_PROBLEMS = 1024  # how many workers' problems with bad files are remembered
 MAX_FILE_BYTES = 64 << 20
 MAX_ALL_BYTES = 96 << 20
 MAX_FILES = 64
-NAMES = ("tokenizer.json", CONFIG, SPECIAL_TOKENS, TEMPLATE)
+NAMES = (TOKENIZER, CONFIG, SPECIAL_TOKENS, TEMPLATE)
 NAMED_TEMPLATE = re.compile(re.escape(NAMED_TEMPLATES) + r"[^/\0]{1,200}\.jinja")
 
 
@@ -36,8 +41,8 @@ class Tokenizers:
     """Finds tokenizers by the digest that a worker gives if it matches the worker's files, else by the files alone. A
     tokenizer is kept as long as a worker has it."""
 
-    def __init__(self, renderers: RenderPool) -> None:
-        self._renderers = renderers
+    def __init__(self, helpers: Helpers) -> None:
+        self._helpers = helpers
         self._by_digest: WeakValueDictionary[bytes, PromptTokenizer] = WeakValueDictionary()
         self._by_files: WeakValueDictionary[bytes, PromptTokenizer] = WeakValueDictionary()
         # By worker, epoch and digest: files do not change within an epoch, so bad ones are not fetched again.
@@ -83,7 +88,7 @@ class Tokenizers:
         async with self._building:
             tokenizer = self._by_files.get(key)
             if tokenizer is None:
-                tokenizer = await asyncio.to_thread(PromptTokenizer, files, self._renderers, traits)
+                tokenizer = await asyncio.to_thread(PromptTokenizer, files, self._helpers, traits)
                 self._by_files[key] = tokenizer
                 if problem := tokenizer.template_problem:
                     get_logger().warning("a model is served without chat", model=model, problem=problem)
@@ -94,13 +99,11 @@ class Tokenizers:
     async def _inspected(self, files: dict[str, bytes], worker: str) -> TokenizerTraits:
         """Raises TokenizerError, or WorkerUnusable if the queue is full, so that the worker is tried again."""
         try:
-            traits = await self._renderers.encoders.inspect(files, worker=worker)
-            await self._renderers.short_encoders.load(EncoderSource(files[FILE]), worker=worker)
-            return traits
+            return await self._helpers.inspect(files, worker=worker)
         except RequestRefused as refused:
             if refused.reason == OVERLOADED:
                 raise WorkerUnusable(refused.message) from None
-            raise damaged(refused.message.removeprefix(f"{TOKENIZER_FIELD}: ")) from None
+            raise damaged(refused.message.removeprefix(f"{refused.field}: ")) from None
 
 
 async def fetched(stub: "WorkerServiceAsyncStub") -> dict[str, bytes]:
@@ -142,4 +145,4 @@ def _identify(files: dict[str, bytes], digest: bytes) -> tuple[bytes, bool, bool
     key = sha256()
     for name, data in sorted(files.items()):
         key.update(f"{name}:{len(data)}:".encode() + data)
-    return key.digest(), tokenizer_digest(files) == digest, is_cheap(files.get(FILE, b""))
+    return key.digest(), tokenizer_digest(files) == digest, is_cheap(files.get(TOKENIZER, b""))

@@ -240,7 +240,7 @@ async def test_the_table_lists_exactly_what_a_router_serves(monkeypatch: pytest.
     built = build(settings, Access(), open_tracing("trunkline-router"))
     await built.server.stop(0)
     await built.shared.close()
-    await built.renderers.close()
+    await built.helpers.close()
     assert served == set(METHODS)
 
 

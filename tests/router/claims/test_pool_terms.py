@@ -10,7 +10,7 @@ from tests.router.tokenizer_files import VOCAB_SIZE, tokenizer_files
 from trunkline.tokenizer_digest import tokenizer_digest
 from trunkline.v1.fleet_pb2 import ListWorkersRequest
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.prompts.helper_pool import Helpers
 from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.workers.claims.pool_terms import Terms, agreed
 
@@ -79,7 +79,7 @@ def tokens_of_text(worker: FakeWorker) -> list[int]:
 
 
 def encoding_of(files: dict[str, bytes]) -> bytes:
-    return PromptTokenizer(files, RenderPool()).encoding
+    return PromptTokenizer(files, Helpers()).encoding
 
 
 async def test_defaults_that_few_workers_have_are_nobodys() -> None:

@@ -14,7 +14,7 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.membership import membership, serving
 from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, TokenizeRequest
 from trunkline.v1.worker_pb2 import SessionResponse
-from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.prompts.helper_pool import Helpers
 from trunkline_router.workers import pool_search
 from trunkline_router.workers.connect_attempts import ConnectAttempts
 from trunkline_router.workers.discovery.address_sources import Addresses, watch_name
@@ -52,7 +52,7 @@ async def test_so_have_a_model_that_was_not_known_yet_and_questions_about_it() -
         await worker.die()
 
 
-async def test_a_name_is_looked_up_at_once_for_a_request_that_finds_nobody(renderers: RenderPool) -> None:
+async def test_a_name_is_looked_up_at_once_for_a_request_that_finds_nobody(helpers: Helpers) -> None:
     worker = await FakeWorker("a").start()
     known: Addresses | OSError = OSError("no such name")
 
@@ -67,7 +67,7 @@ async def test_a_name_is_looked_up_at_once_for_a_request_that_finds_nobody(rende
     pools, lookup = Pools(Random(0)), ConnectAttempts()
     pools.search.lookups.append(lookup)
     source = watch_name("workers", 50061, Random(0), resolve, pause)
-    async with membership(renderers, source, pools=pools), serving(pools) as stub:
+    async with membership(helpers, source, pools=pools), serving(pools) as stub:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Generate(GenerateRequest(text="x")).read()
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE

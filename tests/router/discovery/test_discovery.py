@@ -17,7 +17,7 @@ from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline_bench.servers.ports import free_port
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.prompts.helper_pool import Helpers
 from trunkline_router.quotas.shared_state.pool_fleet import PoolFleet
 from trunkline_router.quotas.shared_state.state import SharedState
 from trunkline_router.quotas.stores.redis_store import RedisStore
@@ -34,11 +34,11 @@ from trunkline_runtime.channel import open_channel
 
 
 async def test_workers_that_a_name_gains_are_connected_and_those_it_loses_go_when_their_connection_ends(
-    renderers: RenderPool,
+    helpers: Helpers,
 ) -> None:
     a, b = await FakeWorker("a").start(), await FakeWorker("b").start()
     names = Names()
-    async with membership(renderers, names.watch()) as pools:
+    async with membership(helpers, names.watch()) as pools:
         await names.say(frozenset({a.address}))
         await until(lambda: connected(pools) == {a.address})
         await names.say(frozenset({a.address, b.address}))
@@ -56,11 +56,11 @@ async def test_workers_that_a_name_gains_are_connected_and_those_it_loses_go_whe
 
 
 async def test_a_stream_finishes_on_a_worker_that_is_no_longer_named_while_new_requests_find_the_new_one(
-    renderers: RenderPool,
+    helpers: Helpers,
 ) -> None:
     old, new = await FakeWorker("old", answer=None).start(), await FakeWorker("new").start()
     names = Names()
-    async with membership(renderers, names.watch()) as pools, serving(pools) as stub:
+    async with membership(helpers, names.watch()) as pools, serving(pools) as stub:
         await names.say(frozenset({old.address}))
         await until(lambda: connected(pools) == {old.address})
         stream = stub.Generate(GenerateRequest(token_ids=TokenIds(ids=range(10, 30))))
@@ -81,12 +81,12 @@ async def test_a_stream_finishes_on_a_worker_that_is_no_longer_named_while_new_r
 
 
 async def test_a_worker_with_two_names_is_one_worker_and_is_reached_by_the_other_where_one_breaks(
-    renderers: RenderPool,
+    helpers: Helpers,
 ) -> None:
     worker = await FakeWorker("w").start()
     by_name = f"localhost:{worker.port}"
     names = Names()
-    async with membership(renderers, names.watch()) as pools:
+    async with membership(helpers, names.watch()) as pools:
         await names.say(frozenset({worker.address}))
         await until(lambda: connected(pools) == {worker.address})
         await names.say(frozenset({worker.address, by_name}))
@@ -105,7 +105,7 @@ async def test_a_worker_with_two_names_is_one_worker_and_is_reached_by_the_other
 
 
 async def test_a_lease_ends_with_the_name_that_it_was_taken_for_although_the_worker_lives(
-    renderers: RenderPool,
+    helpers: Helpers,
 ) -> None:
     worker = await FakeWorker("w").start()
     names, clock = Names(), Clock()
@@ -126,8 +126,8 @@ async def test_a_lease_ends_with_the_name_that_it_was_taken_for_although_the_wor
         for one in shared:
             await one.start()
         async with (
-            membership(renderers, names.watch(), leases=fleets[0].leased(), pools=first),
-            membership(renderers, leases=fleets[1].leased(), pools=second),
+            membership(helpers, names.watch(), leases=fleets[0].leased(), pools=first),
+            membership(helpers, leases=fleets[1].leased(), pools=second),
         ):
             await names.say(frozenset({worker.address}))
             await until(lambda: connected(first) == {worker.address})
@@ -149,9 +149,9 @@ async def test_a_lease_ends_with_the_name_that_it_was_taken_for_although_the_wor
     await worker.die()
 
 
-async def test_a_worker_that_is_named_again_before_its_connection_ended_stays(renderers: RenderPool) -> None:
+async def test_a_worker_that_is_named_again_before_its_connection_ended_stays(helpers: Helpers) -> None:
     worker, names = await FakeWorker("a").start(), Names()
-    async with membership(renderers, names.watch()) as pools:
+    async with membership(helpers, names.watch()) as pools:
         await names.say(frozenset({worker.address}))
         await until(lambda: connected(pools) == {worker.address})
         link = pools.links[0]
@@ -166,9 +166,9 @@ async def test_a_worker_that_is_named_again_before_its_connection_ended_stays(re
     await worker.die()
 
 
-async def test_a_worker_that_is_named_again_as_its_link_ends_gets_a_new_one(renderers: RenderPool) -> None:
+async def test_a_worker_that_is_named_again_as_its_link_ends_gets_a_new_one(helpers: Helpers) -> None:
     worker, names = await FakeWorker("a").start(), Names()
-    async with membership(renderers, names.watch()) as pools:
+    async with membership(helpers, names.watch()) as pools:
         await names.say(frozenset({worker.address}))
         await until(lambda: connected(pools) == {worker.address})
         await names.say(frozenset())
@@ -180,9 +180,9 @@ async def test_a_worker_that_is_named_again_as_its_link_ends_gets_a_new_one(rend
     await worker.die()
 
 
-async def test_several_sources_name_workers_together_and_each_only_once(renderers: RenderPool) -> None:
+async def test_several_sources_name_workers_together_and_each_only_once(helpers: Helpers) -> None:
     names, others = Names(), Names()
-    async with membership(renderers, fixed(["127.0.0.1:1"]), names.watch(), others.watch()) as pools:
+    async with membership(helpers, fixed(["127.0.0.1:1"]), names.watch(), others.watch()) as pools:
         await until(lambda: len(pools.links) == 1)
         await names.say(frozenset({"127.0.0.1:1", "127.0.0.1:2"}))
         await others.say(frozenset({"127.0.0.1:2", "127.0.0.1:3"}))

@@ -14,7 +14,7 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.liar import Liar
 from tests.router.membership import connected, membership
 from trunkline.v1.worker_pb2 import GetModelResponse
-from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.prompts.helper_pool import Helpers
 from trunkline_router.workers.discovery.address_sources import Addresses
 from trunkline_router.workers.discovery.lease_queue import ASIDE_FIRST_S, ASIDE_MOST_S, MOST_REMEMBERED, LeaseQueue
 from trunkline_router.workers.discovery.membership import MOST_SHOWN_ASIDE, MOST_TRIED
@@ -55,12 +55,12 @@ def silent(count: int) -> Iterator[Addresses]:
         yield frozenset(f"127.0.0.1:{server.getsockname()[1]}" for server in servers)
 
 
-async def test_a_real_worker_is_found_among_false_leases_and_few_are_tried_at_once(renderers: RenderPool) -> None:
+async def test_a_real_worker_is_found_among_false_leases_and_few_are_tried_at_once(helpers: Helpers) -> None:
     worker, late = await FakeWorker("a").start(), await FakeWorker("b").start()
     leases = Leases(refusing(FALSE_LEASES) | {worker.address})
     most_links = 0
     with capture_logs() as lines:
-        async with membership(renderers, leases=leases.watch()) as pools:
+        async with membership(helpers, leases=leases.watch()) as pools:
 
             def look() -> bool:
                 nonlocal most_links
@@ -81,23 +81,23 @@ async def test_a_real_worker_is_found_among_false_leases_and_few_are_tried_at_on
         await one.die()
 
 
-async def test_a_worker_is_found_behind_more_silent_servers_than_are_tried_at_once(renderers: RenderPool) -> None:
+async def test_a_worker_is_found_behind_more_silent_servers_than_are_tried_at_once(helpers: Helpers) -> None:
     worker = await FakeWorker("a").start()
     with silent(MOST_TRIED + 10) as addresses:
         leases = Leases(addresses)
-        async with membership(renderers, leases=leases.watch()) as pools:
+        async with membership(helpers, leases=leases.watch()) as pools:
             await until(lambda: len(pools.links) == MOST_TRIED)
             leases.say(addresses | {worker.address})
             await until(lambda: connected(pools) == {worker.address})
     await worker.die()
 
 
-async def test_a_leased_worker_that_lies_of_itself_is_set_aside_and_tried_less_and_less(renderers: RenderPool) -> None:
+async def test_a_leased_worker_that_lies_of_itself_is_set_aside_and_tried_less_and_less(helpers: Helpers) -> None:
     liar = Liar("a", said=GetModelResponse(model="tiny"))
     liar.may_speak.set()
     await liar.start()
     with capture_logs() as lines:
-        async with membership(renderers, leases=Leases(frozenset({liar.address})).watch()) as pools:
+        async with membership(helpers, leases=Leases(frozenset({liar.address})).watch()) as pools:
             await until(lambda: any(line["event"] == "leased workers cannot be connected" for line in lines))
             await until(lambda: not pools.links)
             assert not connected(pools)
@@ -107,11 +107,11 @@ async def test_a_leased_worker_that_lies_of_itself_is_set_aside_and_tried_less_a
 ELSEWHERE = "192.0.2.1:50061"  # an address of documentation, which a router does not connect in plaintext
 
 
-async def test_why_a_leased_worker_is_not_connected_is_known_while_the_lease_lasts(renderers: RenderPool) -> None:
+async def test_why_a_leased_worker_is_not_connected_is_known_while_the_lease_lasts(helpers: Helpers) -> None:
     worker = await FakeWorker("a").start()
     await worker.die()
     leases = Leases(frozenset({ELSEWHERE, worker.address}))
-    async with membership(renderers, leases=leases.watch()) as pools:
+    async with membership(helpers, leases=leases.watch()) as pools:
         await until(lambda: pools.set_aside.keys() == {ELSEWHERE, worker.address})
         assert pools.set_aside[ELSEWHERE] == LinkSecurity().problem(ELSEWHERE)
         await worker.start()
@@ -121,20 +121,20 @@ async def test_why_a_leased_worker_is_not_connected_is_known_while_the_lease_las
     await worker.die()
 
 
-async def test_of_many_false_leases_the_problems_of_a_few_are_kept(renderers: RenderPool) -> None:
+async def test_of_many_false_leases_the_problems_of_a_few_are_kept(helpers: Helpers) -> None:
     false = refusing(2 * MOST_SHOWN_ASIDE)
-    async with membership(renderers, leases=Leases(false).watch()) as pools:
+    async with membership(helpers, leases=Leases(false).watch()) as pools:
         seen = set[str]()
         await until(lambda: seen.update(pools.set_aside) or seen == false)  # type: ignore[func-returns-value]
         assert len(pools.set_aside) == MOST_SHOWN_ASIDE
 
 
-async def test_a_leased_address_that_is_named_while_it_is_tried_is_tried_for_ever(renderers: RenderPool) -> None:
+async def test_a_leased_address_that_is_named_while_it_is_tried_is_tried_for_ever(helpers: Helpers) -> None:
     worker, names = FakeWorker("a"), Leases(frozenset())
     await worker.start()
     await worker.die()
     leases = Leases(frozenset({worker.address}))
-    async with membership(renderers, names.watch(), leases=leases.watch()) as pools:
+    async with membership(helpers, names.watch(), leases=leases.watch()) as pools:
         names.say(frozenset({worker.address}))
         await until(lambda: [link.is_named for link in pools.links] == [True])
         leases.say(frozenset())
@@ -143,9 +143,9 @@ async def test_a_leased_address_that_is_named_while_it_is_tried_is_tried_for_eve
     await worker.die()
 
 
-async def test_a_leased_worker_that_dies_is_connected_again(renderers: RenderPool) -> None:
+async def test_a_leased_worker_that_dies_is_connected_again(helpers: Helpers) -> None:
     worker = await FakeWorker("a").start()
-    async with membership(renderers, leases=Leases(frozenset({worker.address})).watch()) as pools:
+    async with membership(helpers, leases=Leases(frozenset({worker.address})).watch()) as pools:
         for _ in range(2):
             await until(lambda: connected(pools) == {worker.address})
             await worker.die()
@@ -156,12 +156,12 @@ async def test_a_leased_worker_that_dies_is_connected_again(renderers: RenderPoo
 
 
 async def test_a_worker_that_is_leased_by_two_names_is_reached_by_the_other_where_one_breaks(
-    renderers: RenderPool,
+    helpers: Helpers,
 ) -> None:
     worker = await FakeWorker("a").start()
     names = frozenset({worker.address, f"localhost:{worker.port}"})
     leases = Leases(names)
-    async with membership(renderers, leases=leases.watch()) as pools:
+    async with membership(helpers, leases=leases.watch()) as pools:
         await until(lambda: len(connected(pools)) == 1 and len(pools.links) == 1)
         other = names - connected(pools)
         leases.say(other)

@@ -18,7 +18,7 @@ from tests.router.cluster import cluster, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.tokenizer_files import CHAT_TEMPLATE, VOCAB_SIZE, tokenizer_files
 from trunkline.status import RequestRefused
-from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.prompts.helper_pool import Helpers
 from trunkline_router.prompts.tokenizer import PromptTokenizer, TokenizerError
 from trunkline_worker.front.text.tokenizer_files import read_tokenizer_files
 from trunkline_worker.model.checkpoint.model_file import MOST_BYTES
@@ -114,17 +114,17 @@ def attempt(make: Callable[[], Made], *refusals: type[Exception]) -> tuple[Made 
     return None, problem
 
 
-async def check(files: dict[str, bytes], renderers: RenderPool) -> str:
+async def check(files: dict[str, bytes], helpers: Helpers) -> str:
     """What becomes of the files: refused, text alone, or served."""
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), files)
         sent, problem = attempt(lambda: read_tokenizer_files(Path(folder)), ModelError)
     if sent is None:
         assert any(name in problem for name in FILES), problem
-        attempt(lambda: PromptTokenizer(files, renderers), TokenizerError)  # of a worker that sends them all the same
+        attempt(lambda: PromptTokenizer(files, helpers), TokenizerError)  # of a worker that sends them all the same
         return "refused"
     assert sent.contents == files
-    prompts = PromptTokenizer(sent.contents, renderers)
+    prompts = PromptTokenizer(sent.contents, helpers)
     with contextlib.suppress(RequestRefused):
         ids = await prompts.encode("a <s> \n")
         await prompts.decode(array("i", [*ids, VOCAB_SIZE + 5]), keep_special=True)
@@ -133,19 +133,19 @@ async def check(files: dict[str, bytes], renderers: RenderPool) -> str:
 
 
 @pytest.mark.parametrize("seed", one_in(4, range(4)))
-async def test_a_worker_refuses_in_one_line_or_sends_what_a_router_reads(seed: int, renderers: RenderPool) -> None:
+async def test_a_worker_refuses_in_one_line_or_sends_what_a_router_reads(seed: int, helpers: Helpers) -> None:
     rng = random.Random(seed)
     outcomes = set()
     for _ in range(400):
         _, files = damaged(rng)
-        outcomes.add(await check(files, renderers))
+        outcomes.add(await check(files, helpers))
     assert outcomes == {"refused", "text alone", "served"}
 
 
 @pytest.mark.parametrize("name", FILES)
-async def test_every_file_may_be_nothing_like_it_should_be(name: str, renderers: RenderPool) -> None:
+async def test_every_file_may_be_nothing_like_it_should_be(name: str, helpers: Helpers) -> None:
     for content in WHOLE:
-        await check({**FILES, name: content}, renderers)
+        await check({**FILES, name: content}, helpers)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -24,10 +24,9 @@ from tests.router.tokenizer_files import (
 )
 from trunkline.status import RequestRefused
 from trunkline.v1.inference_pb2 import DetokenizeRequest, GenerateRequest, TokenizeRequest
-from trunkline_router.prompts.encode_pool import EncodePool
-from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.prompts.helper_pool import Helpers
 from trunkline_router.prompts.tokenizer import PromptTokenizer, TokenizerError
-from trunkline_router.prompts.tokenizer_traits import (
+from trunkline_router.prompts.tokenizer_files import (
     CHEAP_BYTES,
     CHEAP_CHARACTERS,
     CHEAP_GROWTH,
@@ -81,12 +80,12 @@ def test_the_demo_model_is_cheap_and_large_and_damaged_files_are_not() -> None:
 
 @pytest.mark.parametrize("model", [DEMO_MODEL, "tokenizers/tinyllama"], ids=str)
 async def test_a_tokenizer_in_processes_makes_the_same_of_everything_as_here(
-    model: Path | str, shared: Path, renderers: RenderPool
+    model: Path | str, shared: Path, helpers: Helpers
 ) -> None:
     files = {path.name: path.read_bytes() for path in (shared / model).glob("tokenizer*")}
-    traits = await renderers.encoders.inspect(files, worker="w")
+    traits = await helpers.inspect(files, worker="w")
     assert traits == described(files)[1] == TokenizerTraits.from_json(traits.to_json())
-    here, there = PromptTokenizer(files, renderers), PromptTokenizer(files, renderers, traits)
+    here, there = PromptTokenizer(files, helpers), PromptTokenizer(files, helpers, traits)
     assert there.encoding == here.encoding
     assert there.largest_id == here.largest_id
     for text in ("a", "Once upon a time, Lily's 3 friends\n\nwent home.  ", "aé漢🦊\u0301 <s></s>", "x " * 5000):
@@ -134,24 +133,24 @@ async def test_a_text_on_which_a_pattern_hangs_costs_itself_alone() -> None:
 
 @pytest.mark.parametrize("largest_id", [MAX_TOKENS, 2**32 - 1])
 async def test_ids_without_measure_are_refused_before_anything_walks_over_them(
-    largest_id: int, renderers: RenderPool
+    largest_id: int, helpers: Helpers
 ) -> None:
     file = json.loads(byte_tokenizer().to_str())
     file["model"]["vocab"]["far"] = largest_id
     files = {**tokenizer_files(), "tokenizer.json": json.dumps(file).encode()}
     before_s = time.process_time()
     with pytest.raises(TokenizerError, match=f"the id {largest_id}; ids below {MAX_TOKENS}"):
-        PromptTokenizer(files, renderers)
+        PromptTokenizer(files, helpers)
     with pytest.raises(RequestRefused, match=f"the id {largest_id}; ids below {MAX_TOKENS}"):
-        await renderers.encoders.inspect(files, worker="w")
+        await helpers.inspect(files, worker="w")
     assert time.process_time() - before_s < MOST_WORK_S
 
 
 async def test_files_that_take_too_long_to_read_set_their_worker_aside() -> None:
-    pool = EncodePool(time_limit_s=0.05)
+    helpers = Helpers(long_limit_s=0.05)
     try:
         with pytest.raises(RequestRefused, match=r"takes longer than 0\.05 s"):
-            await pool.inspect({"tokenizer.json": large_file()}, worker="w")
-        assert (await pool.inspect(tokenizer_files(), worker="w")).largest_id > 0
+            await helpers.inspect({"tokenizer.json": large_file()}, worker="w")
+        assert (await helpers.inspect(tokenizer_files(), worker="w")).largest_id > 0
     finally:
-        await pool.close()
+        await helpers.close()

@@ -13,9 +13,9 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.tokenizer_files import DEMO_MODEL, byte_tokenizer
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenizeRequest
 from trunkline_router.prompts import tokenizer as tokenizer_module
-from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.prompts.helper_pool import Helpers
 from trunkline_router.prompts.tokenizer import BYTES_PER_CHARACTER, PromptTokenizer
-from trunkline_router.prompts.vocabulary.text_width import characters_per_token
+from trunkline_router.prompts.tokenizer_files import characters_per_token
 
 LIKELY = "\u1f82\u03b1\u0313\u0300\u0345 \n<s>"
 DEMO = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
@@ -114,7 +114,7 @@ async def test_a_conversation_many_times_too_long_is_refused_unrendered(monkeypa
         async def unreachable(*_: object, **__: object) -> None:
             raise AssertionError("it was rendered")
 
-        monkeypatch.setattr(RenderPool, "render", unreachable)
+        monkeypatch.setattr(Helpers, "render", unreachable)
         for turns in (1, 100):
             width = characters_per_token(byte_tokenizer())
             assert width is not None

@@ -21,13 +21,10 @@ from tests.router.tokenizer_files import (
     tokenizer_files,
 )
 from trunkline.status import RequestRefused
-from trunkline_router.prompts.encode_pool import EncodePool, EncoderSource
-from trunkline_router.prompts.fair_turns import Bounds
-from trunkline_router.prompts.render_pool import RenderPool
-from trunkline_router.prompts.token_bytes import MAX_BYTES, TokenBytes, token_bytes
+from trunkline_router.prompts.helper_pool import LONG_PROCESSES, HelperPool, Helpers, TokenizerSource
+from trunkline_router.prompts.token_bytes import MAX_BYTES, MAX_STEPS, TokenBytes, token_bytes
 from trunkline_router.prompts.tokenizer import PromptTokenizer
-from trunkline_router.prompts.tokenizer_traits import described
-from trunkline_router.prompts.vocabulary.piece_bytes import MAX_STEPS
+from trunkline_router.prompts.tokenizer_files import described
 
 SENTENCE_PIECE = ("tokenizers/tinyllama", "tokenizers/phi-3-mini", "models/stories260k")
 BLANK = "▁"  # SentencePiece's own character for a blank; a text that contains it loses it
@@ -190,21 +187,19 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("model", [*SENTENCE_PIECE, DEMO_MODEL], ids=str)
-async def test_a_process_lists_the_same_bytes_as_this_one(
-    model: Path | str, shared: Path, renderers: RenderPool
-) -> None:
+async def test_a_process_lists_the_same_bytes_as_this_one(model: Path | str, shared: Path, helpers: Helpers) -> None:
     files = files_of(shared / model)
     tokenizer, traits = described(files)
     expected = token_bytes(tokenizer)
-    here, there = PromptTokenizer(files, renderers), PromptTokenizer(files, renderers, traits)
+    here, there = PromptTokenizer(files, helpers), PromptTokenizer(files, helpers, traits)
     for table in (await here.token_bytes(), await there.token_bytes()):
         assert table.to_wire() == expected.to_wire()
-    assert len(renderers.encoders._idle) == 1, "a process listed them"
+    assert len(helpers.long._idle) == 1, "a process listed them"
 
 
-async def test_requests_at_the_same_time_share_one_table_whichever_of_them_goes_away(renderers: RenderPool) -> None:
+async def test_requests_at_the_same_time_share_one_table_whichever_of_them_goes_away(helpers: Helpers) -> None:
     files = files_of(DEMO_MODEL)
-    tokenizer = PromptTokenizer(files, renderers, described(files)[1])
+    tokenizer = PromptTokenizer(files, helpers, described(files)[1])
     first, *others = [asyncio.create_task(tokenizer.token_bytes()) for _ in range(4)]
     await asyncio.sleep(0)
     first.cancel()
@@ -213,9 +208,9 @@ async def test_requests_at_the_same_time_share_one_table_whichever_of_them_goes_
     assert all(table is tables[0] for table in [*tables, await tokenizer.token_bytes()])
 
 
-async def test_a_large_vocabulary_is_listed_beside_the_event_loop(renderers: RenderPool) -> None:
+async def test_a_large_vocabulary_is_listed_beside_the_event_loop(helpers: Helpers) -> None:
     files = {**tokenizer_files(), "tokenizer.json": large_file()}
-    tokenizer = PromptTokenizer(files, renderers, described(files)[1])
+    tokenizer = PromptTokenizer(files, helpers, described(files)[1])
     async with watched_loop() as work:
         table = await tokenizer.token_bytes()
     assert len(table) == LARGE_VOCABULARY
@@ -247,53 +242,51 @@ HOSTILE = {
 
 @pytest.mark.parametrize("is_here", [True, False])
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_a_hostile_tokenizer_costs_its_own_requests_alone(
-    name: str, is_here: bool, renderers: RenderPool
-) -> None:
+async def test_a_hostile_tokenizer_costs_its_own_requests_alone(name: str, is_here: bool, helpers: Helpers) -> None:
     file, problem = HOSTILE[name]
     files = {**tokenizer_files(), "tokenizer.json": file}
-    tokenizer = PromptTokenizer(files, renderers, None if is_here else described(files)[1])
+    tokenizer = PromptTokenizer(files, helpers, None if is_here else described(files)[1])
     for _ in range(2):
         with pytest.raises(RequestRefused, match=problem) as refused:
             await tokenizer.token_bytes()
         assert (refused.value.reason, refused.value.field) == ("INVALID_REQUEST", "tokenizer")
         assert "\n" not in refused.value.message
     good = tokenizer_files()
-    assert (await PromptTokenizer(good, renderers, described(good)[1]).token_bytes()).text(BOS) == "<s>"
+    assert (await PromptTokenizer(good, helpers, described(good)[1]).token_bytes()).text(BOS) == "<s>"
 
 
 async def test_a_pattern_on_which_a_token_hangs_ends_with_its_process() -> None:
     tokenizer = of_pieces(decoders.Replace(Regex(r"(a+)+$"), "-"), "a" * 60 + "b")
-    pool = EncodePool(time_limit_s=0.5)
+    helpers = Helpers(long_limit_s=0.5)
     try:
         with pytest.raises(RequestRefused) as refused:
-            await pool.token_bytes(EncoderSource(tokenizer.to_str().encode()))
+            await helpers.token_bytes(TokenizerSource(tokenizer.to_str().encode()))
         assert refused.value.reason == "INVALID_REQUEST"
-        assert len(await pool.token_bytes(EncoderSource(tokenizer_files()["tokenizer.json"]))) == VOCAB_SIZE
+        assert len(await helpers.token_bytes(TokenizerSource(tokenizer_files()["tokenizer.json"]))) == VOCAB_SIZE
     finally:
-        await pool.close()
+        await helpers.close()
 
 
 @pytest.mark.parametrize("file", [b"", b"{}", b"\xff", b"[" * 100_000])
-async def test_a_damaged_file_is_refused(file: bytes, renderers: RenderPool) -> None:
+async def test_a_damaged_file_is_refused(file: bytes, helpers: Helpers) -> None:
     for _ in range(2):
         with pytest.raises(RequestRefused, match="cannot be loaded"):
-            await renderers.encoders.token_bytes(EncoderSource(file))
+            await helpers.token_bytes(TokenizerSource(file))
 
 
-async def test_a_refusal_is_remembered_unless_it_was_for_lack_of_room(renderers: RenderPool) -> None:
+async def test_a_refusal_is_remembered_unless_it_was_for_lack_of_room(helpers: Helpers) -> None:
     file, problem = HOSTILE["steps without measure"]
     files = {**tokenizer_files(), "tokenizer.json": file}
-    hostile = PromptTokenizer(files, renderers, described(files)[1])
+    hostile = PromptTokenizer(files, helpers, described(files)[1])
     with pytest.raises(RequestRefused, match=problem):
         await hostile.token_bytes()
-    good = PromptTokenizer(tokenizer_files(), renderers, described(tokenizer_files())[1])
-    working = renderers.encoders
-    renderers.encoders = EncodePool(bounds=Bounds(jobs_of_one=0, jobs_of_all=0, bytes_of_one=0, bytes_of_all=0))
+    good = PromptTokenizer(tokenizer_files(), helpers, described(tokenizer_files())[1])
+    working = helpers.long
+    helpers.long = HelperPool(LONG_PROCESSES, max_bytes=0)
     with pytest.raises(RequestRefused, match=problem):
         await hostile.token_bytes()
     with pytest.raises(RequestRefused) as refused:
         await good.token_bytes()
     assert refused.value.reason == "OVERLOADED"
-    renderers.encoders = working
+    helpers.long = working
     assert len(await good.token_bytes()) == VOCAB_SIZE

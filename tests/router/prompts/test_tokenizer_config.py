@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.router.tokenizer_files import byte_tokenizer
-from trunkline_router.prompts.tokenizer_config import NAMED_TOKENS, read_tokenizer_config
+from trunkline_router.prompts.tokenizer_files import NAMED_TOKENS, read_tokenizer_config
 from trunkline_worker.front.text.tokenizer_files import read_tokenizer_files
 from trunkline_worker.model.checkpoint.refusals import ModelError
 

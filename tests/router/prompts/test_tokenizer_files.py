@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from tests.router.tokenizer_files import BOS, EOS, byte_tokenizer, tokenizer_files
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages
-from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.prompts.helper_pool import Helpers
 from trunkline_router.prompts.tokenizer import PromptTokenizer
 
 if TYPE_CHECKING:
@@ -19,13 +19,13 @@ TURNS = [("system", "Be brief."), ("user", "Hi {{ there }}"), ("assistant", "Yo"
 
 
 def both(
-    directory: Path, files: dict[str, bytes], renderers: RenderPool
+    directory: Path, files: dict[str, bytes], helpers: Helpers
 ) -> tuple[PromptTokenizer, "PreTrainedTokenizerFast"]:
     from transformers import PreTrainedTokenizerFast
 
     for name, data in files.items():
         (directory / name).write_bytes(data)
-    return PromptTokenizer(files, renderers), PreTrainedTokenizerFast.from_pretrained(directory)
+    return PromptTokenizer(files, helpers), PreTrainedTokenizerFast.from_pretrained(directory)
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,11 @@ def both(
     ids=str,
 )
 async def test_special_tokens_that_only_the_config_asks_for_are_added(
-    config: dict[str, Any], added: tuple[list[int], list[int]], tmp_path: Path, renderers: RenderPool
+    config: dict[str, Any], added: tuple[list[int], list[int]], tmp_path: Path, helpers: Helpers
 ) -> None:
     silent = json.loads(byte_tokenizer().to_str())
     silent["post_processor"] = None
-    ours, theirs = both(tmp_path, tokenizer_files(Tokenizer.from_str(json.dumps(silent)), **config), renderers)
+    ours, theirs = both(tmp_path, tokenizer_files(Tokenizer.from_str(json.dumps(silent)), **config), helpers)
     for text in ("", "hello", "a <s> b"):
         plain = theirs(text, add_special_tokens=False)["input_ids"]
         assert await ours.encode(text) == [*added[0], *plain, *added[1]]
@@ -55,19 +55,19 @@ async def test_special_tokens_that_only_the_config_asks_for_are_added(
 
 @pytest.mark.parametrize("config", [{}, {"add_bos_token": True}, {"add_bos_token": False}], ids=str)
 async def test_what_the_tokenizers_own_processor_adds_is_neither_doubled_nor_dropped(
-    config: dict[str, Any], tmp_path: Path, renderers: RenderPool
+    config: dict[str, Any], tmp_path: Path, helpers: Helpers
 ) -> None:
-    ours, theirs = both(tmp_path, tokenizer_files(**config), renderers)
+    ours, theirs = both(tmp_path, tokenizer_files(**config), helpers)
     for text in ("", "hello", "a <s> b"):
         assert await ours.encode(text) == theirs(text)["input_ids"]
         assert await ours.encode(text, special_tokens=False) == theirs(text, add_special_tokens=False)["input_ids"]
 
 
-async def test_a_file_made_for_training_neither_cuts_nor_pads_a_prompt(renderers: RenderPool) -> None:
+async def test_a_file_made_for_training_neither_cuts_nor_pads_a_prompt(helpers: Helpers) -> None:
     tokenizer = byte_tokenizer()
     tokenizer.enable_truncation(8)
     tokenizer.enable_padding(length=64)
-    prompts = PromptTokenizer(tokenizer_files(tokenizer), renderers)
+    prompts = PromptTokenizer(tokenizer_files(tokenizer), helpers)
     assert len(await prompts.encode("x" * 20)) == 21
     assert len(await prompts.encode("x")) == 2
 
@@ -90,16 +90,16 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-async def test_templates_render_as_transformers_renders_them(name: str, tmp_path: Path, renderers: RenderPool) -> None:
-    ours, theirs = both(tmp_path, tokenizer_files(chat_template=TEMPLATES[name]), renderers)
+async def test_templates_render_as_transformers_renders_them(name: str, tmp_path: Path, helpers: Helpers) -> None:
+    ours, theirs = both(tmp_path, tokenizer_files(chat_template=TEMPLATES[name]), helpers)
     chat = ChatMessages(messages=[ChatMessage(role=role, content=content) for role, content in TURNS])
     messages = [{"role": role, "content": content} for role, content in TURNS]
     expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert await ours.encode_chat(chat) == expected
 
 
-async def test_a_template_that_does_not_compile_leaves_text_prompts_usable(renderers: RenderPool) -> None:
-    prompts = PromptTokenizer(tokenizer_files(chat_template="{% for %}"), renderers)
+async def test_a_template_that_does_not_compile_leaves_text_prompts_usable(helpers: Helpers) -> None:
+    prompts = PromptTokenizer(tokenizer_files(chat_template="{% for %}"), helpers)
     assert not prompts.has_chat_template
     assert "cannot be used" in prompts.template_problem
     assert await prompts.encode("x")

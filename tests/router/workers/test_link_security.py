@@ -26,7 +26,7 @@ from trunkline.v1.worker_pb2 import (
 )
 from trunkline.v1.worker_pb2 import WorkerServiceGenerateRequest as Generate
 from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer, WorkerServiceStub, add_WorkerServiceServicer_to_server
-from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.prompts.helper_pool import Helpers
 from trunkline_router.routing.prefix_index import PrefixIndex
 from trunkline_router.workers.link_context import LinkContext, LinkSecurity
 from trunkline_router.workers.tokenizer_pool import Tokenizers
@@ -161,8 +161,8 @@ async def test_a_worker_with_names_and_a_key_asks_for_both_and_direct_clients_ne
 @asynccontextmanager
 async def link_to(address: str, security: LinkSecurity) -> AsyncIterator[WorkerLink]:
 
-    renderers = RenderPool()
-    context = LinkContext("router-1", Tokenizers(renderers), PrefixIndex(), lambda: None, Random(0), security=security)
+    helpers = Helpers()
+    context = LinkContext("router-1", Tokenizers(helpers), PrefixIndex(), lambda: None, Random(0), security=security)
     link = WorkerLink(address, context)
     running = asyncio.create_task(link.run())
     try:
@@ -170,7 +170,7 @@ async def link_to(address: str, security: LinkSecurity) -> AsyncIterator[WorkerL
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        await renderers.close()
+        await helpers.close()
 
 
 async def problem_of(address: str, security: LinkSecurity) -> str:

@@ -14,7 +14,7 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.membership import Names, connected, membership
 from trunkline.status import NO_WORKER, RequestRefused
 from trunkline.v1.worker_pb2 import GetModelResponse
-from trunkline_router.prompts.render_pool import RenderPool
+from trunkline_router.prompts.helper_pool import Helpers
 from trunkline_router.routing.route_request import RouteRequest
 from trunkline_router.routing.worker_blocks import WorkerBlocks
 from trunkline_router.workers.connected_worker import ConnectedWorker
@@ -109,7 +109,7 @@ async def test_so_is_one_that_hangs_and_is_heard_of_again() -> None:
             pass
 
 
-async def test_so_is_one_that_a_name_or_a_lease_brings_and_that_goes(renderers: RenderPool) -> None:
+async def test_so_is_one_that_a_name_or_a_lease_brings_and_that_goes(helpers: Helpers) -> None:
     a, b = await FakeWorker("a").start(), await FakeWorker("b").start()
     names, leases = Names(), asyncio.Queue[Addresses]()
 
@@ -117,7 +117,7 @@ async def test_so_is_one_that_a_name_or_a_lease_brings_and_that_goes(renderers: 
         while True:
             yield await leases.get()
 
-    async with membership(renderers, names.watch(), leases=leased()) as pools, watched(pools):
+    async with membership(helpers, names.watch(), leases=leased()) as pools, watched(pools):
         await names.say(frozenset({a.address}))
         await until(lambda: routed(pools) == {"a"})
         leases.put_nowait(frozenset({b.address}))

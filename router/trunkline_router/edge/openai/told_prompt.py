@@ -130,9 +130,7 @@ class PromptOptions:
         if self.token_ids:
             told.ids_json = await json_list(prepared.prompt)
         if self.decoded:
-            utf8 = await pool.tokenizer.decode(
-                prepared.prompt, keep_special=True, tenant=caller.tenant, weight=caller.terms.weight
-            )
+            utf8 = await pool.tokenizer.decode(prepared.prompt, keep_special=True, tenant=caller.tenant)
             told.text = utf8.decode()
         if self.offsets and told.names is not None:
             told.output_offsets = TextOffsets(told.names, keeps_special=self.keeps_special)
@@ -140,9 +138,7 @@ class PromptOptions:
             if self.echo and self.decoded:
                 told.offsets = await _decoded_offsets(told.names, told.token_ids, len(told.text))
             elif self.echo:
-                starts = await pool.tokenizer.offsets(
-                    told.text, special_tokens=self.adds_special, tenant=caller.tenant, weight=caller.terms.weight
-                )
+                starts = await pool.tokenizer.offsets(told.text, special_tokens=self.adds_special, tenant=caller.tenant)
                 told.offsets = starts.tolist()
 
 

@@ -17,39 +17,40 @@ from tests.router.renderings import ECHO, SOMETIMES, chat, messages, rendered
 from tests.router.tokenizer_files import CHAT_TEMPLATE, tokenizer_files
 from trunkline.status import RequestRefused
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenizeRequest
-from trunkline_router.prompts.render_pool import PROCESSES, RenderPool, TemplateSource
+from trunkline_router.prompts.helper_pool import SHORT_PROCESSES, Helpers
+from trunkline_router.prompts.helper_process import template_source
 
 # It hangs wherever it is compiled.
-HANGS_COMPILING = TemplateSource("{{ (9 ** (9 ** 9)) % 7 }}", {})
-EATS_MEMORY = TemplateSource("{% set s = 'x' * 10000000000 %}{{ s | length }}", {})
+HANGS_COMPILING = template_source("{{ (9 ** (9 ** 9)) % 7 }}", {})
+EATS_MEMORY = template_source("{% set s = 'x' * 10000000000 %}{{ s | length }}", {})
 
 
 @pytest.fixture
-async def pool() -> AsyncIterator[RenderPool]:
+async def helpers() -> AsyncIterator[Helpers]:
     """Impatient: templates that end take a thousandth of this."""
-    made = RenderPool(time_limit_s=0.3)
+    made = Helpers(render_limit_s=0.3)
     yield made
     await made.close()
 
 
-def processes(pool: RenderPool) -> set[int]:
-    return {renderer._process.pid for renderer in pool._idle}
+def processes(helpers: Helpers) -> set[int]:
+    return {renderer._process.pid for renderer in helpers.short._idle}
 
 
-async def test_a_conversation_is_rendered_by_one_process_that_stays(pool: RenderPool) -> None:
-    assert not processes(pool), "none is started before there is something to render"
-    assert await rendered(pool, ECHO, chat("Grüße 🦊")) == "<s>Grüße 🦊"
-    first = processes(pool)
+async def test_a_conversation_is_rendered_by_one_process_that_stays(helpers: Helpers) -> None:
+    assert not processes(helpers), "none is started before there is something to render"
+    assert await rendered(helpers, ECHO, chat("Grüße 🦊")) == "<s>Grüße 🦊"
+    first = processes(helpers)
     for _ in range(20):
-        assert await rendered(pool, SOMETIMES, chat("a")) == "a"
-        assert await rendered(pool, ECHO, chat("b")) == "<s>b"
-    assert processes(pool) == first
+        assert await rendered(helpers, SOMETIMES, chat("a")) == "a"
+        assert await rendered(helpers, ECHO, chat("b")) == "<s>b"
+    assert processes(helpers) == first
     assert len(first) == 1
 
 
-async def test_long_conversations_come_back_whole(pool: RenderPool) -> None:
+async def test_long_conversations_come_back_whole(helpers: Helpers) -> None:
     text = "Grüße 🦊 " * 200_000
-    assert await rendered(pool, ECHO, chat(text)) == "<s>" + text
+    assert await rendered(helpers, ECHO, chat(text)) == "<s>" + text
 
 
 @pytest.mark.parametrize(
@@ -60,78 +61,77 @@ async def test_long_conversations_come_back_whole(pool: RenderPool) -> None:
     ],
 )
 async def test_a_template_that_hangs_is_stopped_and_named_and_others_go_on(
-    pool: RenderPool, template: TemplateSource, said: str
+    helpers: Helpers, template: bytes, said: str
 ) -> None:
-    await rendered(pool, ECHO, chat())
-    hung = asyncio.gather(*(pool.render(template, chat(said)) for _ in range(PROCESSES + 1)), return_exceptions=True)
+    await rendered(helpers, ECHO, chat())
+    hung = asyncio.gather(
+        *(helpers.render(template, chat(said)) for _ in range(SHORT_PROCESSES + 1)), return_exceptions=True
+    )
     await asyncio.sleep(0)
     answers = 0
     while not hung.done():
-        assert await rendered(pool, ECHO, chat()) == "<s>hi"
+        assert await rendered(helpers, ECHO, chat()) == "<s>hi"
         answers += not hung.done()
     assert answers, "meanwhile"
     for refused in await hung:
         assert isinstance(refused, RequestRefused)
         assert (refused.reason, refused.field) == ("INVALID_REQUEST", "chat")
         assert "chat template takes longer than 0.3 s" in refused.message
-    assert await rendered(pool, ECHO, chat()) == "<s>hi"
+    assert await rendered(helpers, ECHO, chat()) == "<s>hi"
 
 
-async def test_a_template_that_wants_all_memory_is_refused_and_its_process_goes_on(pool: RenderPool) -> None:
-    await rendered(pool, ECHO, chat())
-    before = processes(pool)
+async def test_a_template_that_wants_all_memory_is_refused_and_its_process_goes_on(helpers: Helpers) -> None:
+    await rendered(helpers, ECHO, chat())
+    before = processes(helpers)
     with pytest.raises(RequestRefused, match="chat template") as caught:
-        await rendered(pool, EATS_MEMORY, chat())
+        await rendered(helpers, EATS_MEMORY, chat())
     assert caught.value.field == "chat"
-    assert await rendered(pool, ECHO, chat()) == "<s>hi"
-    assert processes(pool) == before
+    assert await rendered(helpers, ECHO, chat()) == "<s>hi"
+    assert processes(helpers) == before
 
 
-async def test_a_refusal_crosses_the_border_as_it_is(pool: RenderPool) -> None:
-    refusing = TemplateSource("{{ raise_exception('roles must alternate') }}", {})
+async def test_a_refusal_crosses_the_border_as_it_is(helpers: Helpers) -> None:
+    refusing = template_source("{{ raise_exception('roles must alternate') }}", {})
     with pytest.raises(RequestRefused, match="refuses the conversation: roles must alternate") as caught:
-        await rendered(pool, refusing, chat())
+        await rendered(helpers, refusing, chat())
     assert (caught.value.reason, caught.value.field) == ("INVALID_REQUEST", "chat")
     with pytest.raises(RequestRefused, match="does not compile: No filter named"):
-        await rendered(pool, TemplateSource("{{ 1 | nothing }}", {}), chat())
+        await rendered(helpers, template_source("{{ 1 | nothing }}", {}), chat())
     with pytest.raises(RequestRefused, match="refuses the conversation"):
-        await rendered(pool, TemplateSource("{{ '\\ud800' }}", {}), chat())
+        await rendered(helpers, template_source("{{ '\\ud800' }}", {}), chat())
 
 
-async def test_a_process_that_was_killed_from_outside_costs_no_request(pool: RenderPool) -> None:
+async def test_a_process_that_was_killed_from_outside_costs_no_request(helpers: Helpers) -> None:
     for _ in range(3):
-        await rendered(pool, ECHO, chat())
-        (victim,) = processes(pool)
+        await rendered(helpers, ECHO, chat())
+        (victim,) = processes(helpers)
         os.kill(victim, signal.SIGKILL)
-        assert await rendered(pool, ECHO, chat()) == "<s>hi"
-        assert victim not in processes(pool)
+        assert await rendered(helpers, ECHO, chat()) == "<s>hi"
+        assert victim not in processes(helpers)
 
 
-async def test_a_process_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trunkline_router.prompts.render_pool.STALLED_FACTOR", 1.0)
-    pool = RenderPool(time_limit_s=0.3)
-    await rendered(pool, ECHO, chat())
-    (victim,) = processes(pool)
+async def test_a_process_that_stands_still_is_replaced(helpers: Helpers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trunkline_router.prompts.helper_pool.STALLED_FACTOR", 1.0)
+    await rendered(helpers, ECHO, chat())
+    (victim,) = processes(helpers)
     os.kill(victim, signal.SIGSTOP)
-    with pytest.raises(RequestRefused, match="takes longer"):
-        await rendered(pool, ECHO, chat())
-    assert await rendered(pool, ECHO, chat()) == "<s>hi"
-    await pool.close()
+    assert await rendered(helpers, ECHO, chat()) == "<s>hi"
+    assert victim not in processes(helpers)
 
 
-async def test_whoever_leaves_does_not_leave_an_answer_for_the_next_one(pool: RenderPool) -> None:
-    await rendered(pool, ECHO, chat())
-    leaving = asyncio.create_task(pool.render(ECHO, chat("secret " * 100_000)))
+async def test_whoever_leaves_does_not_leave_an_answer_for_the_next_one(helpers: Helpers) -> None:
+    await rendered(helpers, ECHO, chat())
+    leaving = asyncio.create_task(helpers.render(ECHO, chat("secret " * 100_000)))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
-    assert await rendered(pool, ECHO, chat("mine")) == "<s>mine"
+    assert await rendered(helpers, ECHO, chat("mine")) == "<s>mine"
 
 
-async def test_a_process_ends_with_whoever_started_it(pool: RenderPool) -> None:
-    await rendered(pool, ECHO, chat())
-    (renderer,) = pool._idle
+async def test_a_process_ends_with_whoever_started_it(helpers: Helpers) -> None:
+    await rendered(helpers, ECHO, chat())
+    (renderer,) = helpers.short._idle
     renderer._stdin.close()
     assert await asyncio.to_thread(renderer._process.wait, 10) == 0
 
@@ -144,18 +144,18 @@ async def test_processes_start_beside_a_busy_grpc_server() -> None:
     await server.start()
     try:
         for _ in range(20):
-            pool = RenderPool()
-            assert await asyncio.wait_for(rendered(pool, ECHO, chat("hello")), 60)
-            await pool.close()
+            helpers = Helpers()
+            assert await asyncio.wait_for(rendered(helpers, ECHO, chat("hello")), 60)
+            await helpers.close()
     finally:
         await server.stop(None)
 
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the CPU time of threads is looked up in /proc")
-async def test_a_small_rendering_takes_less_than_two_milliseconds_of_a_core(pool: RenderPool) -> None:
-    template = TemplateSource(CHAT_TEMPLATE, {"bos_token": "<s>", "eos_token": "</s>"})
-    await rendered(pool, template, chat())
-    (renderer,) = processes(pool)
+async def test_a_small_rendering_takes_less_than_two_milliseconds_of_a_core(helpers: Helpers) -> None:
+    template = template_source(CHAT_TEMPLATE, {"bos_token": "<s>", "eos_token": "</s>"})
+    await rendered(helpers, template, chat())
+    (renderer,) = processes(helpers)
 
     def taken_s() -> float:
         """By the event loop's thread and by the process that renders."""
@@ -166,15 +166,15 @@ async def test_a_small_rendering_takes_less_than_two_milliseconds_of_a_core(pool
     took_s = []
     for _ in range(200):
         before_s = taken_s()
-        await rendered(pool, template, chat("Tell me a story about a fox."))
+        await rendered(helpers, template, chat("Tell me a story about a fox."))
         took_s.append(taken_s() - before_s)
     assert sorted(took_s)[100] < 0.002
 
 
 def test_the_process_loads_nothing_heavy() -> None:
-    code = "import sys, trunkline_router.prompts.render_process; print(*{name.split('.')[0] for name in sys.modules})"
+    code = "import sys, trunkline_router.prompts.helper_process; print(*{name.split('.')[0] for name in sys.modules})"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"grpc", "torch", "tokenizers", "asyncio", "structlog", "opentelemetry"} & set(loaded)
+    assert not {"grpc", "torch", "numpy", "structlog", "opentelemetry"} & set(loaded)
 
 
 async def test_a_client_is_told_that_the_template_hangs_while_others_chat() -> None:
@@ -184,7 +184,7 @@ async def test_a_client_is_told_that_the_template_hangs_while_others_chat() -> N
         FakeWorker("b", model="odd", files=tokenizer_files(chat_template=endless), tokenizer_digest=b"of the odd one"),
     )
     async with cluster(*workers, render_limit_s=0.3) as router:
-        hung = [router.stub.Generate(GenerateRequest(chat=messages(), model="odd")) for _ in range(PROCESSES)]
+        hung = [router.stub.Generate(GenerateRequest(chat=messages(), model="odd")) for _ in range(SHORT_PROCESSES)]
         for _ in range(10):
             assert (await router.stub.Tokenize(TokenizeRequest(chat=messages(), model="tiny"))).token_ids
         assert not any(call.done() for call in hung)

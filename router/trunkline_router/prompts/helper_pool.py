@@ -1,0 +1,343 @@
+"""Helper processes: what may take long, or runs a worker's chat template or tokenizer, is done outside of the router.
+
+The tokenizers library holds the GIL while it returns a result and takes 300 bytes of memory per byte of text. A chat
+template or a pattern of a tokenizer may never end. A process keeps this out of the router and can be killed.
+"""
+
+import asyncio
+import contextlib
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from array import array
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Self
+
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, invalid
+from trunkline.v1.generation_pb2 import RequestError
+from trunkline_router.prompts.helper_process import ANSWER, ANSWER_HEADER, LENGTH, PROBLEMS, READY
+from trunkline_router.prompts.token_bytes import TokenBytes
+from trunkline_router.prompts.tokenizer_files import TOKENIZER, TokenizerTraits
+from trunkline_runtime.log import get_logger
+
+PROGRAM = "trunkline_router.prompts.helper_process"
+START_TIMEOUT_S = 30.0
+# Short jobs take about a millisecond; the longest conversation takes some tens of milliseconds.
+SHORT_PROCESSES, SHORT_NICENESS = 4, 0
+# A long text takes seconds and up to 1.2 GiB. The router's event loop goes before these processes.
+LONG_PROCESSES, LONG_NICENESS = 3, 10
+LONG = 32 << 10  # more characters or tokens than this are a long job
+# Limits on CPU time. For short texts the limit includes loading a tokenizer; the longest text takes some five seconds.
+RENDER_LIMIT_S, SHORT_LIMIT_S, LONG_LIMIT_S = 2.0, 10.0, 30.0
+# Wall-clock limit in multiples of the CPU limit: a stopped or thrashing process uses no CPU time.
+STALLED_FACTOR = 10.0
+# What waits and runs is kept in the router's memory. A job counts its text and this many bytes.
+JOB_BYTES = 16 << 10
+MAX_BYTES = 128 << 20
+RETRY_MS = 1000
+
+
+class ProcessEnded(Exception):
+    """The process ended instead of answering. `status` is its exit status, negative for a signal."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"exit status {status}")
+        self.status = status
+
+
+class TokenizerSource:
+    """A tokenizer.json as it is sent to helper processes, and the digest that names it there."""
+
+    def __init__(self, file: bytes) -> None:
+        self.file = file
+        self.name = sha256(file).digest()
+
+
+class Helper:
+    """One process, which does one job at a time."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], stdout: asyncio.StreamReader, stdin: asyncio.StreamWriter
+    ) -> None:
+        self._process, self._stdin, self._stdout = process, stdin, stdout
+        self.tokenizer = b""  # name of the tokenizer that it has loaded
+
+    @classmethod
+    async def start(cls, niceness: int) -> Self:
+        """Starts a process. Raises RuntimeError if it does not become ready."""
+        ours, theirs = socket.socketpair()
+        # Not asyncio's own subprocess call: uvloop forks, and because of gRPC's threads and fork handlers the child
+        # sometimes hangs before exec. Popen uses vfork and takes a millisecond.
+        process = subprocess.Popen(  # noqa: ASYNC220
+            [sys.executable, "-m", PROGRAM, str(niceness)],
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=subprocess.DEVNULL,  # it may quote clients' text, which must not be logged
+            start_new_session=True,
+        )
+        theirs.close()
+        started = cls(process, *await asyncio.open_unix_connection(sock=ours))
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                kind, _ = await started._read()
+            assert kind == READY
+        except (ProcessEnded, TimeoutError) as error:
+            await started.end()
+            raise RuntimeError(f"a helper process did not start: {error!r}") from None
+        except BaseException:
+            await started.end()
+            raise
+        return started
+
+    async def load(self, tokenizer: TokenizerSource, limit_s: float) -> None:
+        """Loads the tokenizer if the process has another one. Raises RequestRefused or ProcessEnded."""
+        if self.tokenizer != tokenizer.name:
+            self.tokenizer = b""
+            await self.do("load", limit_s, tokenizer.file)
+            self.tokenizer = tokenizer.name
+
+    async def do(self, job: str, limit_s: float, *arguments: Any) -> bytes:
+        """Returns what the job (a method of helper_process.Jobs) returns. Raises RequestRefused or ProcessEnded."""
+        message = pickle.dumps((job, limit_s, arguments))
+        self._stdin.write(LENGTH.pack(len(message)))
+        self._stdin.write(message)
+        stalled = asyncio.get_running_loop().call_later(STALLED_FACTOR * limit_s, self._process.kill)
+        try:
+            with contextlib.suppress(ConnectionError):  # _read() reports how it ended
+                await self._stdin.drain()
+            kind, answer = await self._read()
+        finally:
+            stalled.cancel()
+        if kind == ANSWER:
+            return answer
+        raise RequestRefused.from_proto(RequestError.FromString(answer))
+
+    async def end(self) -> None:
+        self._process.kill()
+        self._stdin.close()
+        await asyncio.to_thread(self._process.wait)
+
+    async def _read(self) -> tuple[int, bytes]:
+        try:
+            size, kind = ANSWER_HEADER.unpack(await self._stdout.readexactly(ANSWER_HEADER.size))
+            return kind, await self._stdout.readexactly(size)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise ProcessEnded(await asyncio.to_thread(self._process.wait)) from None
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """The jobs of one account, such as a tenant's with one model."""
+
+    num_bytes: int = 0  # of all its jobs
+    num_running: int = 0
+    waiting: "OrderedDict[asyncio.Future[None], None]" = field(default_factory=OrderedDict)
+
+
+class HelperPool:
+    """At most `places` processes, started on demand and replaced when they end.
+
+    Accounts that wait take turns, one job each, and one account has at most half of the places. So an account that uses
+    less than that waits for at most one job of each other account. Its jobs may take at most half of the memory that
+    the other accounts leave; what is beyond that is refused at once.
+    """
+
+    def __init__(self, places: int, *, niceness: int = 0, max_bytes: int = MAX_BYTES) -> None:
+        self._places, self._of_one = places, max(1, places // 2)
+        self._niceness = niceness
+        self._max_bytes = max_bytes
+        self._idle: list[Helper] = []
+        self._num_free = places
+        self._num_bytes = 0
+        self._accounts: dict[Hashable, Account] = {}
+        self._turns: OrderedDict[Account, None] = OrderedDict()  # the accounts that wait
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no job waits or runs."""
+        return not self._accounts
+
+    async def run(
+        self,
+        account: Hashable,
+        job: str,
+        *arguments: Any,
+        limit_s: float,
+        num_bytes: int = 0,
+        tokenizer: TokenizerSource | None = None,
+    ) -> bytes:
+        """Returns what the job (a method of helper_process.Jobs) returns. A process that has the tokenizer does it.
+
+        Raises RequestRefused if the queue is full (OVERLOADED), if the job takes more than `limit_s` of CPU time, ends
+        its process or fails.
+        """
+        own = self._accounts.get(account) or Account()
+        num_bytes += JOB_BYTES
+        if 2 * (own.num_bytes + num_bytes) > self._max_bytes - (self._num_bytes - own.num_bytes):
+            problem = "too many texts and conversations are waiting to be converted to tokens"
+            raise RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, problem, retry_delay_ms=RETRY_MS)
+        self._accounts[account] = own
+        own.num_bytes += num_bytes
+        self._num_bytes += num_bytes
+        begins = asyncio.get_running_loop().create_future()
+        own.waiting[begins] = self._turns[own] = None
+        self._begin_next()
+        try:
+            await begins
+            return await self._done(job, arguments, limit_s, tokenizer)
+        finally:
+            if begins.done() and not begins.cancelled():
+                own.num_running -= 1
+                self._num_free += 1
+            elif begins in own.waiting:
+                del own.waiting[begins]
+                if not own.waiting:
+                    del self._turns[own]
+            own.num_bytes -= num_bytes
+            self._num_bytes -= num_bytes
+            if not own.num_bytes:
+                del self._accounts[account]
+            self._begin_next()
+
+    def _begin_next(self) -> None:
+        """Gives free places to the accounts that wait, in turn."""
+        num_skipped = 0
+        while self._num_free and num_skipped < len(self._turns):
+            own = next(iter(self._turns))
+            self._turns.move_to_end(own)
+            if own.num_running >= self._of_one:
+                num_skipped += 1
+                continue
+            num_skipped = 0
+            begins, _ = own.waiting.popitem(last=False)
+            if not begins.done():  # otherwise its caller was cancelled
+                begins.set_result(None)
+                own.num_running += 1
+                self._num_free -= 1
+            if not own.waiting:
+                del self._turns[own]
+
+    async def _done(
+        self, job: str, arguments: tuple[Any, ...], limit_s: float, tokenizer: TokenizerSource | None
+    ) -> bytes:
+        field, _ = PROBLEMS[job]
+        tool = "chat template" if job == "render" else "tokenizer"
+        problem = ""
+        for is_first in (True, False):  # a second time, because the process may have been killed from outside
+            helper = self._idle_helper(tokenizer) if is_first else None
+            if helper is None:
+                helper = await Helper.start(self._niceness)
+            try:
+                if tokenizer is not None:
+                    await helper.load(tokenizer, limit_s)
+                answer = await helper.do(job, limit_s, *arguments)
+            except RequestRefused:
+                self._idle.append(helper)
+                raise
+            except ProcessEnded as ended:
+                await helper.end()
+                get_logger().warning("a helper process ended", job=job, status=ended.status)
+                if ended.status == -signal.SIGPROF:
+                    raise invalid(field, f"the model's {tool} takes longer than {limit_s:g} s for this input") from None
+                problem = f"the model's {tool} ends the process that runs it: {ended}"
+            except BaseException:  # including a cancellation: the next job must not read this one's answer
+                await helper.end()
+                raise
+            else:
+                self._idle.append(helper)
+                return answer
+        raise invalid(field, problem)
+
+    def _idle_helper(self, tokenizer: TokenizerSource | None) -> Helper | None:
+        """A process that has this tokenizer or none, or the one that is idle for longest if no more may be started."""
+        fits = (b"", tokenizer.name if tokenizer else b"")
+        helper = next((one for one in reversed(self._idle) if not tokenizer or one.tokenizer in fits), None)
+        if helper is None and len(self._idle) > self._num_free:
+            helper = self._idle[0]
+        if helper is not None:
+            self._idle.remove(helper)
+        return helper
+
+    async def close(self) -> None:
+        """Ends the processes."""
+        while self._idle:
+            await self._idle.pop().end()
+
+
+class Helpers:
+    """The helper processes of a router: a pool for short jobs, which a chat waits for, and one for long jobs. All
+    methods raise RequestRefused like HelperPool.run(). An account is a tenant's work with one model."""
+
+    def __init__(
+        self,
+        *,
+        render_limit_s: float = RENDER_LIMIT_S,
+        short_limit_s: float = SHORT_LIMIT_S,
+        long_limit_s: float = LONG_LIMIT_S,
+    ) -> None:
+        self.short = HelperPool(SHORT_PROCESSES, niceness=SHORT_NICENESS)
+        self.long = HelperPool(LONG_PROCESSES, niceness=LONG_NICENESS)
+        self._render_limit_s, self._short_limit_s, self._long_limit_s = render_limit_s, short_limit_s, long_limit_s
+
+    async def render(self, template: bytes, chat: bytes, *, tenant: str = "") -> str:
+        """Returns a prompt's text. `template` is template_source(), `chat` a serialized ChatMessages."""
+        utf8 = await self.short.run(
+            (tenant, template), "render", template, chat, limit_s=self._render_limit_s, num_bytes=len(chat)
+        )
+        return utf8.decode()
+
+    async def encode(
+        self, tokenizer: TokenizerSource, text: str, *, special_tokens: bool, tenant: str = ""
+    ) -> "array[int]":
+        """Returns the token ids of a text."""
+        return array("i", await self._convert(tokenizer, tenant, "encode", text, special_tokens))
+
+    async def offsets(
+        self, tokenizer: TokenizerSource, text: str, *, special_tokens: bool, tenant: str = ""
+    ) -> "array[int]":
+        """Returns where the tokens that encode() returns begin in the text, in characters."""
+        return array("i", await self._convert(tokenizer, tenant, "offsets", text, special_tokens))
+
+    async def decode(
+        self, tokenizer: TokenizerSource, ids: "array[int]", *, keep_special: bool, tenant: str = ""
+    ) -> bytes:
+        """Returns the text of token ids in UTF-8."""
+        return await self._convert(tokenizer, tenant, "decode", ids, keep_special)
+
+    async def token_bytes(self, tokenizer: TokenizerSource) -> TokenBytes:
+        """Returns the bytes of all tokens of a tokenizer."""
+        account = ("tokenizer", tokenizer.name)
+        wire = await self.long.run(account, "token_bytes", limit_s=self._long_limit_s, tokenizer=tokenizer)
+        return TokenBytes.from_wire(wire)
+
+    async def inspect(self, files: Mapping[str, bytes], *, worker: str) -> TokenizerTraits:
+        """Returns the traits of a worker's tokenizer files, with which a short process is ready for its first text."""
+        account = ("worker", worker)
+        traits = await self.long.run(account, "inspect", dict(files), limit_s=self._long_limit_s)
+        tokenizer = TokenizerSource(files[TOKENIZER])
+        await self.short.run(account, "encode", "", False, limit_s=self._short_limit_s, tokenizer=tokenizer)
+        return TokenizerTraits.from_json(traits)
+
+    async def close(self) -> None:
+        """Ends the processes."""
+        await self.short.close()
+        await self.long.close()
+
+    async def _convert(
+        self, tokenizer: TokenizerSource, tenant: str, job: str, converted: "str | array[int]", flag: bool
+    ) -> bytes:
+        is_long = len(converted) > LONG
+        return await (self.long if is_long else self.short).run(
+            (tenant, tokenizer.name),
+            job,
+            converted,
+            flag,
+            limit_s=self._long_limit_s if is_long else self._short_limit_s,
+            num_bytes=sys.getsizeof(converted),
+            tokenizer=tokenizer,
+        )

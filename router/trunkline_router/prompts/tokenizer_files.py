@@ -1,0 +1,294 @@
+"""A worker's tokenizer files: special tokens and chat template, and the traits that a router keeps of a tokenizer.
+
+The files have the same precedence as in transformers 5 (`PreTrainedTokenizerBase._from_pretrained`).
+
+The library holds the GIL while it reads a tokenizer.json: half a second for a vocabulary of 128,000 tokens. A pattern,
+or a rule that makes text longer, can take any time for a short text. Unless a tokenizer is known to be cheap, it is
+read and run in helper processes (helper_pool.py), and the router knows only its traits.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from typing import Any, Self
+
+from tokenizers import Tokenizer, pre_tokenizers
+
+from trunkline_router.prompts.token_bytes import parts_of
+
+TOKENIZER = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
+SPECIAL_TOKENS = "special_tokens_map.json"
+TEMPLATE = "chat_template.jinja"
+NAMED_TEMPLATES = "additional_chat_templates/"
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+DEFAULT = "default"  # of several templates, the one for conversations without tools
+# Largest cheap tokenizer.json: reading it takes some 40 ms.
+CHEAP_BYTES = 1 << 20
+# Longest token or rule of a cheap tokenizer: published ones have at most a few hundred characters.
+CHEAP_CHARACTERS = 1024
+# The library and the router walk over all ids up to the largest. Published vocabularies have up to a million tokens.
+MAX_TOKENS = 1 << 21
+CHEAP_GROWTH = 64  # the largest factor by which a cheap tokenizer's replacements make a text longer
+# Composing normal forms merge at most four characters into one (U+1F82 decomposes into that many).
+SHRINKS = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Prepend": 1}
+CUTS_WITHOUT_LOSS = {"ByteLevel", "Metaspace", "Digits", "Split", "Punctuation"}
+BYTE_TOKENS = {f"<0x{byte:02X}>" for byte in range(256)}
+
+
+class ConfigError(Exception):
+    """A file cannot be read. The message is one line for people and names the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerConfig:
+    """`special_tokens`: text by name, as templates expect them. `template`: None if there is none or if it cannot be
+    used; in the latter case `template_problem` has the reason."""
+
+    special_tokens: dict[str, str]
+    add_bos: bool
+    add_eos: bool
+    template: str | None
+    template_problem: str = ""
+
+
+def read_tokenizer_config(files: Mapping[str, bytes], *, padding_token: str | None = None) -> TokenizerConfig:
+    """Reads the files. `padding_token` is that of tokenizer.json and applies unless a file names another one.
+
+    Raises ConfigError if tokenizer_config.json or special_tokens_map.json is damaged.
+    """
+    config = _json_object(files, CONFIG)
+    tokens = _special_tokens(config, _json_object(files, SPECIAL_TOKENS), padding_token)
+    problem = ""
+    try:
+        template = _template(files, config)
+    except ConfigError as error:
+        template, problem = None, str(error)
+    return TokenizerConfig(
+        tokens, bool(config.get("add_bos_token")), bool(config.get("add_eos_token")), template, problem
+    )
+
+
+def _json_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(files.get(name, b"{}").decode())
+    except ValueError as error:  # not JSON, not UTF-8, or an integer with thousands of digits
+        raise ConfigError(f"{name} is damaged: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{name} is nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{name} does not hold a JSON object")
+    return found
+
+
+def _special_tokens(
+    config: dict[str, Any], special_tokens_map: dict[str, Any], padding_token: str | None
+) -> dict[str, str]:
+    """Special tokens by name. If tokenizer_config.json is older than `added_tokens_decoder`, special_tokens_map.json
+    takes precedence over it; otherwise it is ignored. A null token has no text, whatever the other file says."""
+    values = dict(config)
+    # A model's own tokens, such as image_token: a string in tokenizer_config.json takes precedence.
+    own = {name: value for name, value in config.items() if isinstance(value, str) and _is_own(name)}
+    named = config.get("extra_special_tokens") or config.get("additional_special_tokens")
+    own.update(named if isinstance(named, dict) else {})
+    if "added_tokens_decoder" not in config:
+        values.update(special_tokens_map)
+        named = special_tokens_map.get("extra_special_tokens")
+        own.update(named if isinstance(named, dict) else {})
+    if padding_token is not None:
+        values.setdefault("pad_token", padding_token)
+    found = {name: value for name, value in values.items() if name in NAMED_TOKENS or _is_own(name)} | own
+    return {name: text for name, value in found.items() if (text := _content(value)) is not None}
+
+
+def _is_own(name: str) -> bool:
+    return name.endswith("_token") and name not in (*NAMED_TOKENS, "add_bos_token", "add_eos_token")
+
+
+def _content(token: Any) -> str | None:
+    """The text of a special token, which is a string or an object that holds it. None for anything else."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    if not isinstance(token, str):
+        return None
+    try:
+        token.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return None
+    return token
+
+
+def _template(files: Mapping[str, bytes], config: dict[str, Any]) -> str | None:
+    """The default template: from template files if there are any, else from the configuration; None if there is none.
+
+    Raises ConfigError if the templates cannot be used.
+    """
+    named = _template_files(files) or _configured_templates(config.get("chat_template"))
+    if not named:
+        return None
+    if DEFAULT not in named:
+        raise ConfigError(f"the model has several chat templates, and none of them is called {DEFAULT!r}")
+    source = named[DEFAULT]
+    if not isinstance(source, str | bytes):
+        raise ConfigError("the model's chat template is not a text")
+    try:
+        return source.decode() if isinstance(source, bytes) else source.encode().decode()
+    except UnicodeError as error:
+        raise ConfigError(f"the model's chat template is not UTF-8: {error}") from None
+
+
+def _template_files(files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Templates that are files of their own, by name."""
+    named: dict[str, Any] = {DEFAULT: files[TEMPLATE]} if TEMPLATE in files else {}
+    for name, data in files.items():
+        if name.startswith(NAMED_TEMPLATES):
+            named[name.removeprefix(NAMED_TEMPLATES).removesuffix(".jinja")] = data
+    return named
+
+
+def _configured_templates(templates: Any) -> dict[str, Any]:
+    """Templates of tokenizer_config.json, by name; none if it has no `chat_template`. Raises ConfigError."""
+    if templates is None:
+        return {}
+    if isinstance(templates, str):
+        return {DEFAULT: templates}
+    if isinstance(templates, dict):
+        return templates
+    if not isinstance(templates, list):
+        raise ConfigError("the model's chat template is not a text")
+    if not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in templates):
+        raise ConfigError("the model's chat templates are no list of named ones")
+    return {one["name"]: one.get("template") for one in templates}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerTraits:
+    """What a router needs to know about a tokenizer."""
+
+    encoding: str  # identifies how text becomes tokens, in hex
+    prefix: tuple[int, ...]  # special ids that the library leaves out
+    suffix: tuple[int, ...]
+    characters_per_token: int | None  # that one token can stand for; None without a bound
+    largest_id: int  # of its tokens; -1 if there are none
+    padding_token: str | None  # that of tokenizer.json
+
+    def to_json(self) -> bytes:
+        """The traits as JSON, for from_json()."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Self:
+        """The inverse of to_json()."""
+        fields = json.loads(data)
+        return cls(**{**fields, "prefix": tuple(fields["prefix"]), "suffix": tuple(fields["suffix"])})
+
+
+def described(files: Mapping[str, bytes]) -> tuple[Tokenizer, TokenizerTraits]:
+    """A worker's tokenizer and its traits. Raises ConfigError, ValueError if an id exceeds MAX_TOKENS, and whatever the
+    library raises: a bare Exception or a panic."""
+    tokenizer = Tokenizer.from_buffer(files[TOKENIZER])
+    largest_id = max(tokenizer.get_vocab().values(), default=-1)
+    if largest_id >= MAX_TOKENS:
+        raise ValueError(f"a token has the id {largest_id}; ids below {MAX_TOKENS} are supported")
+    padding_token = (tokenizer.padding or {}).get("pad_token")
+    config = read_tokenizer_config(files, padding_token=padding_token)
+    # A prompt is never silently truncated or padded, whatever the file asks for.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    prefix, suffix = _missing_special_ids(tokenizer, config)
+    return tokenizer, TokenizerTraits(
+        # Equal for files that are written differently but convert between text and tokens in the same way.
+        sha256(f"{prefix}{suffix}{tokenizer.to_str()}".encode()).hexdigest(),
+        tuple(prefix),
+        tuple(suffix),
+        characters_per_token(tokenizer),
+        largest_id,
+        padding_token,
+    )
+
+
+def _missing_special_ids(tokenizer: Tokenizer, config: TokenizerConfig) -> tuple[list[int], list[int]]:
+    """BOS and EOS if tokenizer_config.json asks for them and tokenizer.json's own processor leaves them out.
+
+    Special tokens that the processor adds without being asked stay. tokenizer.json is used exactly as written, as
+    transformers 5 does in PreTrainedTokenizerFast. If tokenizer_config.json names another class, AutoTokenizer may
+    rebuild parts of it: a LlamaTokenizer with `legacy: false` then splits text after special tokens differently.
+    """
+    ids = tokenizer.encode("a").ids
+    tokens = config.special_tokens
+    bos, eos = (tokenizer.token_to_id(tokens.get(name, "")) for name in ("bos_token", "eos_token"))
+    prefix = [bos] if config.add_bos and bos is not None and ids[:1] != [bos] else []
+    suffix = [eos] if config.add_eos and eos is not None and ids[-1:] != [eos] else []
+    return prefix, suffix
+
+
+def is_cheap(file: bytes) -> bool:
+    """Whether a tokenizer is quick to read, and needs little time and memory for a short text. It must be small, have
+    no regular expression, and have no rule or token that turns a short text into a long one."""
+    if len(file) > CHEAP_BYTES:
+        return False
+    try:
+        growth = 1
+        for part in _parts(json.loads(file)):
+            if isinstance(part, str):
+                if len(part) > CHEAP_CHARACTERS:
+                    return False
+            elif "Regex" in part:
+                return False
+            elif part.get("type") == "Replace" and isinstance(content := part.get("content"), str):
+                growth *= max(1, len(content))
+    except (ValueError, RecursionError):
+        return False  # damaged; the helper process reports how
+    return growth <= CHEAP_GROWTH
+
+
+def _parts(value: Any) -> Iterator[str | dict[str, Any]]:
+    """All JSON objects, keys and strings in the value."""
+    if isinstance(value, dict):
+        yield value
+        for key, inside in value.items():
+            yield key
+            yield from _parts(inside)
+    elif isinstance(value, list):
+        for inside in value:
+            yield from _parts(inside)
+    elif isinstance(value, str):
+        yield value
+
+
+def characters_per_token(tokenizer: Tokenizer) -> int | None:
+    """The largest number of characters that one token can stand for, or None if there is no bound. With it, a text that
+    cannot fit into a context is refused without being tokenized.
+
+    Most tokenizers keep every byte of a text in its tokens, so the longest token is the bound. There is none if a
+    component drops or merges text (by collapsing whitespace, or by turning words into one unknown token) or is not
+    known here.
+    """
+    vocabulary = tokenizer.get_vocab()
+    cutters = parts_of(tokenizer.pre_tokenizer, "pretokenizers") or []
+    by_bytes = any(part["type"] == "ByteLevel" for part in cutters)
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet()) if by_bytes else BYTE_TOKENS
+    if not alphabet <= vocabulary.keys():  # a run of missing characters becomes one unknown token, however long
+        return None
+    if not by_bytes and not getattr(tokenizer.model, "byte_fallback", False):
+        return None
+    if any(part["type"] not in CUTS_WITHOUT_LOSS or part.get("behavior") == "Removed" for part in cutters):
+        return None
+    if any(token.lstrip or token.rstrip for token in tokenizer.get_added_tokens_decoder().values()):
+        return None  # such a token absorbs all whitespace beside it
+    width = max(map(len, vocabulary))
+    for part in parts_of(tokenizer.normalizer, "normalizers") or []:
+        shrink = _shrink(part)
+        if shrink is None:
+            return None
+        width *= shrink
+    return width
+
+
+def _shrink(normalizer: dict[str, Any]) -> int | None:
+    """The largest number of characters that the normalizer merges into one, or None if there is no bound."""
+    if normalizer["type"] == "Replace":
+        pattern = normalizer["pattern"].get("String")
+        return 1 if pattern and len(normalizer["content"]) >= len(pattern) else None
+    return SHRINKS.get(normalizer["type"])

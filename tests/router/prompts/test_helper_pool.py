@@ -1,0 +1,134 @@
+"""Places for jobs: accounts take turns, and no place or job is ever lost."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from trunkline.status import RequestRefused
+from trunkline_router.prompts.helper_pool import JOB_BYTES, HelperPool
+
+Work = Callable[[], Awaitable[bytes]]
+
+
+class Places(HelperPool):
+    """Its jobs are calls in this process."""
+
+    async def _done(self, job: str, arguments: tuple[Any, ...], *_: object) -> bytes:
+        return bytes(await arguments[0]())
+
+    async def call(self, account: object, work: Work, num_bytes: int = 0) -> bytes:
+        return await self.run(account, "render", work, limit_s=1.0, num_bytes=num_bytes)
+
+
+class Held:
+    """Runs until it is released."""
+
+    def __init__(self) -> None:
+        self.begun, self.released = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self) -> bytes:
+        self.begun.set()
+        await self.released.wait()
+        return b"held"
+
+
+async def quick() -> bytes:
+    return b"done"
+
+
+async def turns(number: int = 20) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+async def test_one_account_has_at_most_half_of_the_places() -> None:
+    pool, works = Places(4), [Held() for _ in range(4)]
+    tasks = [asyncio.create_task(pool.call("hog", work)) for work in works]
+    await turns()
+    assert [work.begun.is_set() for work in works] == [True, True, False, False]
+    for _ in range(5):
+        assert await pool.call("innocent", quick) == b"done"
+    for work in works:
+        work.released.set()
+    assert await asyncio.gather(*tasks) == [b"held"] * 4
+    assert pool.is_idle
+
+
+async def test_accounts_that_wait_take_turns_one_job_each() -> None:
+    pool, order = Places(1), list[str]()
+    first = Held()
+    tasks = [asyncio.create_task(pool.call("first", first))]
+    await first.begun.wait()
+
+    def noted(account: str) -> Work:
+        async def work() -> bytes:
+            order.append(account)
+            return b""
+
+        return work
+
+    for account in "aaabbc":
+        tasks.append(asyncio.create_task(pool.call(account, noted(account))))
+        await turns()
+    first.released.set()
+    await asyncio.gather(*tasks)
+    assert "".join(order) == "abcaba"
+    assert pool.is_idle
+
+
+async def test_an_account_gets_half_of_the_memory_that_the_others_leave() -> None:
+    pool = Places(1, max_bytes=16 * JOB_BYTES)
+    works = [Held() for _ in range(8)]
+    tasks = [asyncio.create_task(pool.call("hog", work)) for work in works]
+    await turns()
+    for num_bytes in (0, JOB_BYTES):
+        with pytest.raises(RequestRefused, match="too many") as refused:
+            await pool.call("hog", quick, num_bytes)
+        assert refused.value.reason == "OVERLOADED"
+        assert refused.value.retry_delay_ms > 0
+    with pytest.raises(RequestRefused, match="too many"):
+        await pool.call("other", quick, 4 * JOB_BYTES)
+    tasks.append(asyncio.create_task(pool.call("other", quick, 3 * JOB_BYTES)))
+    await turns()
+    for work in works:
+        work.released.set()
+    assert await asyncio.gather(*tasks) == [b"held"] * 8 + [b"done"]
+    assert pool.is_idle
+
+
+async def test_what_a_job_raises_is_raised_and_its_place_is_free_again() -> None:
+    pool = Places(1)
+
+    async def fails() -> bytes:
+        raise TimeoutError("its own")
+
+    for _ in range(3):
+        with pytest.raises(TimeoutError, match="its own"):
+            await pool.call("a", fails)
+    assert await pool.call("a", quick) == b"done"
+    assert pool.is_idle
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_callers_that_leave_at_any_moment_leave_no_place_taken(seed: int) -> None:
+    draw, pool = Random(seed), Places(4, max_bytes=40 * JOB_BYTES)
+
+    async def work() -> bytes:
+        await turns(draw.randrange(20))
+        return b""
+
+    tasks: list[asyncio.Task[bytes]] = []
+    for _ in range(300):
+        tasks.append(asyncio.create_task(pool.call(draw.randrange(6), work)))
+        await turns(draw.randrange(6))
+        if draw.random() < 0.5:
+            draw.choice(tasks).cancel()
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(one) for one in ended} >= {bytes, asyncio.CancelledError}
+    assert {type(one) for one in ended} <= {bytes, asyncio.CancelledError, RequestRefused}
+    assert pool.is_idle
+    assert (pool._num_free, pool._num_bytes) == (4, 0)
+    assert not pool._turns
