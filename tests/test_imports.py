@@ -35,7 +35,7 @@ MAY: dict[str, set[str]] = {
     | {"trunkline", "trunkline_runtime", "trunkline_kernels", "torch", "triton", "numpy", "safetensors", "tokenizers"},
     "trunkline_router": RUNTIME
     | {"trunkline", "trunkline_runtime", "numpy", "tokenizers", "redis"}
-    | {"jwt", "cryptography", "httptools", "jiter", "pydantic", "starlette", "uvicorn"},
+    | {"jwt", "cryptography", "httptools", "jiter", "pydantic", "starlette"},
     "trunkline_bench": CONTRACT
     | {
         *OURS,

@@ -17,7 +17,7 @@ from trunkline_router.access.gate.request_gate import RequestGate
 from trunkline_router.access.gate.request_size import MAX_REQUEST_BYTES
 from trunkline_router.edge.fleet_service import FleetService
 from trunkline_router.edge.http.local_hosts import LocalHosts
-from trunkline_router.edge.http.wire.server import LIMITS, HttpServer
+from trunkline_router.edge.http.server import LIMITS, HttpServer
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.edge.inference_service import InferenceService
 from trunkline_router.edge.live.fleet_endpoints import FleetEndpoints

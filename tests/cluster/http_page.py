@@ -27,8 +27,8 @@ from trunkline.validation import (
 )
 from trunkline_router.edge.http.json_body import MAX_DEPTH
 from trunkline_router.edge.http.json_limits import MAX_CONTAINERS, MAX_STRINGS, MAX_VALUES
-from trunkline_router.edge.http.wire.handshake import HANDSHAKE_SHARE
-from trunkline_router.edge.http.wire.limits import HttpLimits
+from trunkline_router.edge.http.limits import HttpLimits
+from trunkline_router.edge.http.server import HANDSHAKE_SHARE
 from trunkline_router.edge.merged_answers import AT_ONCE
 from trunkline_router.edge.openai.completion_request import MAX_PROMPTS
 from trunkline_router.edge.openai.told_prompt import MAX_PROMPT_LOGPROBS
@@ -120,7 +120,7 @@ def limit_rows() -> list[str]:
         "pipelined requests of a connection": f"{http.max_pipelined}",
         "idle connection": f"`--http-keep-alive-s` ({http.keep_alive_s:g} s)",
         "unread output: a client that reads nothing of it is dropped": (
-            f"after {http.unread_s:g} s; after {http.linger_s:g} s if the connection is closing"
+            f"after {http.unread_s:g} s; over TLS, what is left when a connection closes must be read within that time"
         ),
         "TLS handshakes in progress": (
             f"1/{1 / HANDSHAKE_SHARE:g} of the connections, each for `--http-head-timeout-s` ({http.head_s:g} s)"

@@ -14,8 +14,8 @@ from typing import Any
 import uvloop
 
 from trunkline_bench.streaming.source import Pace, stamp
+from trunkline_router.edge.http.server import HttpServer
 from trunkline_router.edge.http.sse import DONE, HEADERS
-from trunkline_router.edge.http.wire.server import HttpServer
 
 ID = "cmpl-0123456789abcdef0123456789abcdef"
 NAMED = [(b"x-request-id", ID[5:].encode()), (b"request-id", ID[5:].encode()), (b"x-trunkline-worker", b"source")]

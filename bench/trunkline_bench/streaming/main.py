@@ -121,7 +121,7 @@ def main() -> None:
         *(["--before", "DIR"] if arguments.before else []),
         *(["--smg", "DIR/bin/smg"] if arguments.smg else []),
     ]
-    names = ("trunkline", "grpcio", "protobuf", "uvloop", "uvicorn", "httptools")
+    names = ("trunkline", "grpcio", "protobuf", "uvloop", "httptools")
     found = facts(make_command("bench-streaming", flags), "shared by source, hop and client", names)
     text = (
         "# Streaming through one router process\n\n"

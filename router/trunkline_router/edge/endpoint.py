@@ -11,7 +11,7 @@ from trunkline_router.access.access import VISITOR, NoCredentials, refused_tenan
 from trunkline_router.access.gate.http_passage import HttpPassage, StatusPassage
 from trunkline_router.access.identity.identity import Role
 from trunkline_router.access.identity.needed_roles import Needed, role_of
-from trunkline_router.edge.http.disconnect import ClientGone
+from trunkline_router.edge.http.exchange import ClientGone
 from trunkline_router.edge.http.headers import RequestHeaders, parse_headers, request_id_of, response_headers
 from trunkline_router.edge.http.refusal import http_refusal
 from trunkline_router.edge.http_call import Edge, HttpCall, given_up, metadata_of

@@ -16,9 +16,9 @@ from trunkline_router.access.access import CREDENTIAL_KEY, Access
 from trunkline_router.access.caller import Caller
 from trunkline_router.access.gate.http_passage import HttpPassage
 from trunkline_router.access.gate.request_gate import RequestGate
-from trunkline_router.edge.http.disconnect import ClientGone, ends_with_client
+from trunkline_router.edge.http.exchange import ClientGone, ends_with_client, has_body
 from trunkline_router.edge.http.headers import RequestHeaders, response_headers
-from trunkline_router.edge.http.json_body import check_content_type, has_body, parse_object, read_body
+from trunkline_router.edge.http.json_body import check_content_type, parse_object, read_body
 from trunkline_router.edge.http.sse import EventStream
 from trunkline_router.edge.rate_limit_headers import rate_limit_headers
 from trunkline_router.record.error_statuses import JSON_TYPE, Header

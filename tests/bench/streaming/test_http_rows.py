@@ -10,7 +10,7 @@ from trunkline_bench.streaming.bare import Bare
 from trunkline_bench.streaming.client import Load, Seen
 from trunkline_bench.streaming.processes import HTTP, ROUTER, Hop, Run, hops, run
 from trunkline_bench.streaming.tables import REQUEST_STREAMS, request_rows
-from trunkline_router.edge.http.wire.server import HttpServer
+from trunkline_router.edge.http.server import HttpServer
 
 STEPS_PER_S = 200.0
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from trunkline.status import RequestRefused
 from trunkline_router.edge.http.json_body import read_object
-from trunkline_router.edge.http.wire.limits import HttpLimits
-from trunkline_router.edge.http.wire.server import HttpServer
+from trunkline_router.edge.http.limits import HttpLimits
+from trunkline_router.edge.http.server import HttpServer
 from trunkline_router.record.error_statuses import JSON_TYPE, openai_body, status_of
 
 App = Callable[[Any, Any, Any], Awaitable[None]]

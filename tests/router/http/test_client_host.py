@@ -1,14 +1,12 @@
 """Which clients are counted as one host."""
 
 import asyncio
-import ssl
 
 import pytest
 
 from tests.router.http.http_rig import serving
 from trunkline_router.address import network_of
-from trunkline_router.edge.http.wire.connection import Connection
-from trunkline_router.edge.http.wire.handshake import Handshake
+from trunkline_router.edge.http.connection import Connection
 
 
 class Closed(asyncio.Transport):
@@ -44,11 +42,9 @@ def test_addresses_of_one_ipv6_network_are_one_host(one: str, other: str, same: 
     assert (network_of(one) == network_of(other)) == same
 
 
-async def test_connections_and_handshakes_count_by_network() -> None:
-    async with serving(ssl_context=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)) as server:
+async def test_connections_count_by_network() -> None:
+    async with serving() as server:
         connection = Connection(server._shared)
         connection.connection_made(Closed("2001:db8::1"))
-        handshake = Handshake(server._shared, server._handshakes, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-        handshake.connection_made(Closed("2001:db8::2"))
-        assert connection.host == handshake.host == network_of("2001:db8::")
+        assert connection.host == network_of("2001:db8::")
         server.connections.remove(connection)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.router.http.http_rig import WAIT_S, Client, connected, echo, get, post, respond, serving
+from trunkline_router.edge.http.connections import Connections
 from trunkline_router.edge.http.json_body import read_body
-from trunkline_router.edge.http.wire.connections import Connections
-from trunkline_router.edge.http.wire.server import HttpServer
+from trunkline_router.edge.http.server import HttpServer
 from trunkline_runtime.server import PortInUse, hold_port
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.router.http.http_rig import CHUNKED_END, Client, connected, echo, get, post, respond, serving
-from trunkline_router.edge.http.wire.connection import Connection
-from trunkline_router.edge.http.wire.limits import HttpLimits
-from trunkline_router.edge.http.wire.server import HttpServer
+from trunkline_router.edge.http.connection import Connection
+from trunkline_router.edge.http.limits import HttpLimits
+from trunkline_router.edge.http.server import HttpServer
 
 LONG = HttpLimits(head_s=60.0, body_s=60.0, keep_alive_s=60.0, linger_s=60.0, check_s=0.02)
 CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"

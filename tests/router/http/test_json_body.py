@@ -14,8 +14,9 @@ from tests.router.http.hostile_bodies import HOSTILE
 from tests.router.http.http_rig import connected, post, respond, serving
 from trunkline.status import INVALID_REQUEST, RequestRefused
 from trunkline_router.edge.http import json_limits
-from trunkline_router.edge.http.json_body import MAX_DEPTH, check_content_type, has_body, parse_object, read_object
-from trunkline_router.edge.http.wire.limits import HttpLimits
+from trunkline_router.edge.http.exchange import has_body
+from trunkline_router.edge.http.json_body import MAX_DEPTH, check_content_type, parse_object, read_object
+from trunkline_router.edge.http.limits import HttpLimits
 
 MIB = 1 << 20
 PADDING = b" " * (json_limits.ALWAYS_WITHIN_BYTES + 1)  # makes a body long enough to be checked before it is parsed

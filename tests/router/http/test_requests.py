@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.router.http.http_rig import connected, echo, error_of, get, post, respond, serving
-from trunkline_router.edge.http.wire.connection import Connection
-from trunkline_router.edge.http.wire.limits import HttpLimits
+from trunkline_router.edge.http.connection import Connection
+from trunkline_router.edge.http.limits import HttpLimits
 
 SMALL = HttpLimits(max_url_bytes=200, max_header_bytes=1000, max_headers=10, max_body_bytes=1000, max_pipelined=4)
 

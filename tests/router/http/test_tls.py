@@ -6,6 +6,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
@@ -16,13 +17,14 @@ import pytest
 import uvloop
 
 from tests.router.http.http_rig import SHORT, WAIT_S, Client, connected, echo, get, post, serving
-from trunkline_router.edge.http.wire.server import HttpServer
+from trunkline_router.edge.http.server import HttpServer
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}  # tests and routers
 SILENT = 2000
 MOST = 64
 MOST_HANDSHAKES = MOST // 4
 SPARE_FILES = 8
+LARGE_BYTES = 8 << 20
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
@@ -267,32 +269,44 @@ def test_stopping_ends_handshakes(run: Callable[[Coroutine[Any, Any, None]], Non
     run(stopped())
 
 
+async def large(scope: Any, receive: Any, send: Any) -> None:
+    """Answers with LARGE_BYTES."""
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % LARGE_BYTES)]})
+    await send({"type": "http.response.body", "body": bytes(LARGE_BYTES)})
+
+
 def test_client_that_reads_an_answer_slowly_gets_all_of_it(
     run: Callable[[Coroutine[Any, Any, None]], None], tls: Tls
 ) -> None:
-    """Output that is encrypted waits below the connection, and counts too."""
-
-    async def large(scope: Any, receive: Any, send: Any) -> None:
-        headers = [(b"connection", b"close"), (b"content-length", b"%d" % (8 << 20))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": bytes(8 << 20)})
+    """It takes longer than it may read nothing."""
 
     async def slow() -> None:
-        limits = replace(SHORT, head_s=60.0, keep_alive_s=60.0, linger_s=10.0, unread_s=10.0, check_s=3600.0)
+        limits = replace(SHORT, head_s=60.0, keep_alive_s=60.0, unread_s=1.0)
         async with serving(large, ssl_context=tls.server, limits=limits) as server:
             client = await asyncio.to_thread(tls.connected_socket, server)
             with client:
                 client.sendall(get())
-                begin_s, late_s, got = server._shared.now_s(), 0.0, 0
-                while got < 8 << 20:
+                begin_s, got = time.monotonic(), 0
+                while got < LARGE_BYTES:
                     piece = await asyncio.to_thread(client.recv, 16 << 10)
                     assert piece, f"the connection was cut after {got} bytes"
                     got += piece.count(b"\0")
-                    for connection in server.connections:
-                        connection.overdue(begin_s + late_s)
-                    late_s += 0.2
+                    await asyncio.sleep(0.005)
+                assert time.monotonic() - begin_s > 2 * limits.unread_s
 
     run(slow())
+
+
+def test_client_that_reads_nothing_is_dropped(run: Callable[[Coroutine[Any, Any, None]], None], tls: Tls) -> None:
+    async def unread() -> None:
+        limits = replace(SHORT, head_s=60.0, keep_alive_s=60.0, unread_s=0.5)
+        async with serving(large, ssl_context=tls.server, limits=limits) as server:
+            client = await asyncio.to_thread(tls.connected_socket, server)
+            with client:
+                client.sendall(get())
+                await nothing_open(server)
+
+    run(unread())
 
 
 async def test_new_certificate_holds_for_new_connections_and_drops_none(tmp_path: Path) -> None:

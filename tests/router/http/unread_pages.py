@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tests.router.http.http_rig import WAIT_S
-from trunkline_router.edge.http.disconnect import ends_with_client
-from trunkline_router.edge.http.wire.connection import Connection
-from trunkline_router.edge.http.wire.server import HttpServer
+from trunkline_router.edge.http.connection import Connection
+from trunkline_router.edge.http.exchange import ends_with_client
+from trunkline_router.edge.http.server import HttpServer
 
 PAGE_BYTES = 8 << 20  # more than the kernels take
 
@@ -37,7 +37,7 @@ async def all_paused(server: HttpServer, wanted: int) -> list[Connection]:
     """The server's connections, once there are so many and their clients read none of the output that waits."""
     async with asyncio.timeout(WAIT_S):
         while True:
-            found = [each for each in server.connections if isinstance(each, Connection) and each.flow.write_paused]
+            found = [each for each in server.connections if isinstance(each, Connection) and each.is_writing_paused]
             if len(found) == wanted:
                 return found
             await asyncio.sleep(0.01)

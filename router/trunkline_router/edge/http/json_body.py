@@ -12,7 +12,7 @@ from typing import Any
 import jiter
 
 from trunkline.status import invalid
-from trunkline_router.edge.http.disconnect import ClientGone
+from trunkline_router.edge.http.exchange import ClientGone
 from trunkline_router.edge.http.json_limits import check_limits
 from trunkline_router.record.long_work import give_way
 
@@ -20,14 +20,6 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 JSON_CONTENT_TYPE = "application/json"
 MAX_DEPTH = 200  # jiter's limit, which cannot be set
-# In an ASGI scope's `extensions`: a function that returns whether the whole body has arrived. Most come with the head.
-HAS_BODY = "trunkline.has_body"
-
-
-def has_body(scope: MutableMapping[str, Any]) -> bool:
-    """Whether read_body() will return without waiting for the client."""
-    arrived: Callable[[], bool] = scope["extensions"][HAS_BODY]
-    return arrived()
 
 
 async def read_body(receive: Receive) -> bytes:

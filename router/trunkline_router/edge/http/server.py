@@ -1,8 +1,7 @@
-"""The HTTP server of a router: uvicorn's protocol in the event loop that is already running."""
+"""The HTTP server of a router, in the event loop that is already running."""
 
 import asyncio
 import contextlib
-import logging
 import socket
 import ssl
 import time
@@ -11,18 +10,16 @@ from email.utils import formatdate
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
-from uvicorn.config import Config
 
-from trunkline_router.edge.http.wire.connection import Connection
-from trunkline_router.edge.http.wire.connections import Connections
-from trunkline_router.edge.http.wire.handshake import HANDSHAKE_SHARE, Handshake
-from trunkline_router.edge.http.wire.handshakes import Handshakes
-from trunkline_router.edge.http.wire.limits import HttpLimits
-from trunkline_router.edge.http.wire.shared import Shared
+from trunkline_router.edge.http.connection import Connection, Shared
+from trunkline_router.edge.http.connections import Connections
+from trunkline_router.edge.http.handshakes import Handshakes
+from trunkline_router.edge.http.limits import HttpLimits
 from trunkline_router.record.refused_calls import RefusedCalls
-from trunkline_runtime.server import PortInUse, address_family, most_connections, port_problem
+from trunkline_runtime.server import address_family, most_connections, port_problem
 
 PORT_OPTION = "--http-port"
+HANDSHAKE_SHARE = 1 / 4  # of all connections, those that are kept for handshakes
 BACKLOG = 2048
 # Unread output stays in the process's own buffers, which are merged and bounded, and not in the kernel's, which grow to
 # megabytes for each connection. What is sent and not yet acknowledged does not count, so no connection is slowed down.
@@ -65,72 +62,62 @@ class HttpServer:
         max_connections: int | None = None,
     ) -> None:
         self._host, self._wanted_port, self._shared_port = host, port, shared_port
-        self._ssl_context = ssl_context
         self._limits = limits
-        most = max_connections or max(1, most_connections() // 2)
-        most_handshakes = max(1, int(most * HANDSHAKE_SHARE)) if ssl_context is not None else 0
-        self._handshakes = Handshakes(most_handshakes)
-        self.connections = Connections(max(1, most - most_handshakes))  # that are established
         self.port = 0  # the bound one, once started
-        config = Config(
-            with_cors(app, cors_origins),
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            loop="none",
-            interface="asgi3",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
+        most = max_connections or max(1, most_connections() // 2)
+        most_handshakes = 0 if ssl_context is None else max(1, int(most * HANDSHAKE_SHARE))
+        self.connections = Connections(max(1, most - most_handshakes))  # that are established
+        self._shared = Shared(
+            with_cors(app, cors_origins), limits, self.connections, time.monotonic, refused or RefusedCalls()
         )
-        config.load()
-        # Its messages quote what clients send. Errors of handlers are logged by Exchange.
-        logging.getLogger("uvicorn").disabled = logging.getLogger("uvicorn.error").disabled = True
-        self._shared = Shared(config, limits, self.connections, time.monotonic, refused or RefusedCalls())
-        self._server: asyncio.Server | None = None
-        self._checks: asyncio.Task[None] | None = None
+        self._handshakes: Handshakes | None = None
+        if ssl_context is not None:
+            self._handshakes = Handshakes(
+                self._connection, ssl_context, most_handshakes, limit_s=limits.head_s, shutdown_s=limits.unread_s
+            )
+        self._server: asyncio.Server | None = None  # without TLS
+        self._checks: asyncio.Task[None] | None = None  # while the server runs
 
     @property
     def num_connections(self) -> int:
         """The number of open connections, with those in a handshake."""
-        return len(self.connections) + len(self._handshakes)
+        return len(self.connections) + len(self._handshakes or ())
 
     async def start(self) -> None:
         """Binds the port and serves. Raises PortInUse."""
         loop = asyncio.get_running_loop()
-        listener = listen(self._host, self._wanted_port, shared=self._shared_port)
+        listener = listen(self._host, self._wanted_port, shared=self._shared_port, unread_s=self._limits.unread_s)
         self.port = listener.getsockname()[1]
         self._set_date()
-        self._server = await loop.create_server(self._accepted, sock=listener, backlog=BACKLOG)
+        if self._handshakes is not None:
+            self._handshakes.start(listener)
+        else:
+            self._server = await loop.create_server(self._connection, sock=listener, backlog=BACKLOG)
         self._checks = loop.create_task(self._check())
 
-    def _accepted(self) -> asyncio.Protocol:
-        if self._ssl_context is None:
-            return Connection(self._shared)
-        return Handshake(self._shared, self._handshakes, self._ssl_context)
+    def _connection(self) -> Connection:
+        return Connection(self._shared)
 
     async def stop(self, grace_s: float) -> None:
         """Takes no new connections or requests, and cuts the responses that are not complete after `grace_s`."""
-        if self._server is None:
+        checks, self._checks = self._checks, None
+        if checks is None:
             return
-        self._server.close()
-        self._server = None
-        for handshake in self._handshakes:
-            handshake.drop()
+        if self._server is not None:
+            self._server.close()
+        if self._handshakes is not None:
+            await self._handshakes.stop()
         for connection in self.connections:
             connection.shutdown()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self.connections.all_closed()
-        tasks = list(self._shared.state.tasks)
+        tasks = [checks, *self._shared.tasks]
         for task in tasks:
             task.cancel()
-        for each in (*self._handshakes, *self.connections):
-            each.drop()
+        for connection in self.connections:
+            connection.drop()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._checks is not None:
-            self._checks.cancel()
-            await asyncio.gather(self._checks, return_exceptions=True)
 
     async def _check(self) -> None:
         while True:
@@ -141,11 +128,14 @@ class HttpServer:
                 connection.overdue(now_s)
 
     def _set_date(self) -> None:
-        self._shared.state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        self._shared.date_line = b"date: " + formatdate(usegmt=True).encode()
 
 
-def listen(host: str, port: int, *, shared: bool) -> socket.socket:
-    """A listening socket. Raises PortInUse."""
+def listen(host: str, port: int, *, shared: bool, unread_s: float) -> socket.socket:
+    """A listening socket. Raises PortInUse.
+
+    unread_s: connections whose clients take nothing for so long, while output waits for them, are ended by the kernel
+    """
     listener = socket.socket(address_family(host), socket.SOCK_STREAM)
     try:
         # Connections of the last server may still be in TIME_WAIT, which only a socket with SO_REUSEADDR may ignore.
@@ -154,6 +144,8 @@ def listen(host: str, port: int, *, shared: bool) -> socket.socket:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # connections inherit it
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # the same; Linux
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(unread_s * 1e3))
         listener.bind((host, port))
         listener.listen(BACKLOG)
         listener.setblocking(False)
@@ -174,6 +166,3 @@ def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
         allow_headers=("*",),
         expose_headers=EXPOSED_HEADERS,
     )
-
-
-__all__ = ["HttpServer", "PortInUse", "listen", "with_cors"]

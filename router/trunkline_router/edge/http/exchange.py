@@ -1,0 +1,234 @@
+"""One request and its response on an HTTP connection: the `receive` and `send` of an ASGI application."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from trunkline.status import internal
+from trunkline_router.edge.http.headers import REQUEST_ID, request_id_of, response_headers
+from trunkline_router.record.error_statuses import JSON_TYPE, Header, body_for, refusal_headers
+from trunkline_runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from trunkline_router.edge.http.connection import Connection
+
+Scope = MutableMapping[str, Any]
+
+EXCHANGE = "trunkline.exchange"  # the key of the exchange in its ASGI scope
+BODY_BYTES = 64 << 10  # of a body that the application has not taken; beyond it nothing is read
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode() for status in HTTPStatus}
+BODILESS = (204, 304)
+
+
+class ClientGone(Exception):
+    """The client closed its connection before the response was complete. There is nothing left to send."""
+
+
+def has_body(scope: Scope) -> bool:
+    """Whether the whole body of the request has arrived. Most come with the head."""
+    exchange: Exchange = scope[EXCHANGE]
+    return not exchange.more_body
+
+
+@contextmanager
+def ends_with_client(scope: Scope) -> Iterator[None]:
+    """Cancels what the current task does inside as soon as the client goes, and then raises ClientGone.
+
+    Use it once the request's body has been read. Raises ClientGone immediately if the client has gone already.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    exchange: Exchange = scope[EXCHANGE]
+    if exchange.is_gone:
+        raise ClientGone
+    exchange.on_gone = task.cancel
+    try:
+        yield
+    except asyncio.CancelledError:
+        # Another cancellation, such as the server's stop, goes on as it is.
+        if exchange.is_gone and task.uncancel() == 0:
+            raise ClientGone from None
+        raise
+    finally:
+        exchange.on_gone = None
+    if exchange.is_gone:  # the cancellation has not been delivered: nothing inside awaited since
+        task.uncancel()
+        raise ClientGone
+
+
+class Exchange:
+    """Sends the response's head together with the first part of its body, which saves a system call. Waits for the
+    client after a write rather than before the next one, so that output that it does not read stays with its producer,
+    which can merge it.
+
+    keeps_alive: whether another request may follow on the connection
+    """
+
+    def __init__(self, connection: "Connection", scope: Scope, *, keeps_alive: bool, expects_continue: bool) -> None:
+        self.scope = scope
+        self.keeps_alive = keeps_alive
+        self.more_body = True  # whether some of the request's body has not arrived
+        self.is_gone = False  # the client
+        self.is_complete = False  # the response
+        self.on_gone: Callable[[], object] | None = None  # called once if the client goes
+        self._connection = connection
+        self._expects_continue = expects_continue
+        self._body: list[bytes] = []  # arrived and not taken by the application
+        self._num_bytes = 0  # of it
+        self._news = asyncio.Event()  # something for receive()
+        self._head = b""  # of the response, not sent yet
+        self._has_started = False
+        self._left_bytes: int | None = None  # of a response of known length
+        self._is_chunked = False
+        scope[EXCHANGE] = self
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether some of the response has been sent."""
+        return self._has_started and not self._head
+
+    # What the connection has to say
+
+    def body_arrived(self, body: bytes) -> bool:
+        """Takes a part of the request's body. Returns whether more of it may be read before receive() is called."""
+        if self.is_complete:
+            return True
+        self._body.append(body)
+        self._num_bytes += len(body)
+        self._news.set()
+        return self._num_bytes <= BODY_BYTES
+
+    def body_ended(self) -> None:
+        """The whole body has arrived."""
+        self.more_body = False
+        self._news.set()
+
+    def client_gone(self) -> None:
+        """The connection is lost."""
+        self.is_gone = True
+        self._news.set()
+        call, self.on_gone = self.on_gone, None
+        if call is not None:
+            call()
+
+    # What the application calls
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        """Returns the next part of the body, or `http.disconnect` once the client has gone or has its response."""
+        if self._expects_continue and self.more_body and not self._body:
+            self._connection.transport.write(CONTINUE)
+        self._expects_continue = False
+        if not (self.is_gone or self.is_complete):
+            self._connection.resume_reading()
+            await self._news.wait()
+            self._news.clear()
+        if self.is_gone or self.is_complete:
+            return {"type": "http.disconnect"}
+        body, self._body, self._num_bytes = b"".join(self._body), [], 0
+        return {"type": "http.request", "body": body, "more_body": self.more_body}
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        """Writes a part of the response; nothing if the client has gone. Returns when more can be written."""
+        if self.is_gone:
+            return
+        if not self._has_started and message["type"] == "http.response.start":
+            self._start(message["status"], message.get("headers", ()))
+        elif self._has_started and message["type"] == "http.response.body" and not self.is_complete:
+            self._write(message.get("body", b""), more=message.get("more_body", False))
+            if self._connection.is_writing_paused:
+                await self._connection.drained()
+        else:
+            raise RuntimeError(f"unexpected {message['type']}")
+
+    def _start(self, status: int, headers: Iterable[Header]) -> None:
+        lines = [STATUS_LINES[status], self._connection.shared.date_line]
+        length: int | None = None
+        keeps_alive, has_id = self.keeps_alive, False
+        for name, value in headers:
+            lines.append(b"%b: %b" % (name, value))
+            if name == b"content-length":
+                length = int(value)
+            elif name == b"connection":
+                keeps_alive = keeps_alive and value != b"close"
+            elif name == REQUEST_ID:
+                has_id = True
+        if not has_id:  # answers that are not the router's own, such as those to preflights
+            lines.append(b"%b: %b" % (REQUEST_ID, request_id_of(self.scope["headers"]).encode()))
+        is_chunked = length is None and status not in BODILESS and self.scope["http_version"] == "1.1"
+        if is_chunked:
+            lines.append(b"transfer-encoding: chunked")
+        elif length is None and status not in BODILESS:
+            keeps_alive = False  # the response ends with the connection
+        if not keeps_alive:
+            lines.append(b"connection: close")
+        head = b"\r\n".join((*lines, b"", b""))
+        if head.count(b"\n") != len(lines) + 1 or head.count(b"\r") != len(lines) + 1 or b"\0" in head:
+            raise RuntimeError("invalid header")  # its value could add headers or a response
+        self.keeps_alive, self._is_chunked, self._left_bytes = keeps_alive, is_chunked, length
+        self._head, self._has_started, self._expects_continue = head, True, False
+
+    def _write(self, body: bytes, *, more: bool) -> None:
+        head = self._head
+        if self.scope["method"] == "HEAD":
+            data = head
+        elif self._is_chunked:
+            data = b"%b%x\r\n%b\r\n" % (head, len(body), body) if body else head
+            if not more:
+                data += b"0\r\n\r\n"
+        else:
+            if self._left_bytes is not None:
+                self._left_bytes -= len(body)
+                if self._left_bytes < 0 or (self._left_bytes and not more):
+                    raise RuntimeError("the body is not as long as content-length says")
+            data = head + body if head else body
+        self._head = b""
+        if data:
+            self._connection.transport.write(data)
+        if not more:
+            self.is_complete = True
+            self.on_gone = None
+            self._news.set()
+            self._connection.response_complete()
+
+    async def run(self, app: Callable[..., Any]) -> None:
+        """Runs the application. If it fails, the client gets INTERNAL, or the connection is cut if the response has
+        begun."""
+        error: Exception | None = None
+        try:
+            await app(self.scope, self.receive, self.send)
+        except asyncio.CancelledError:
+            self._connection.drop()  # the server stops
+        except ClientGone:
+            pass
+        except Exception as raised:
+            error = raised
+        try:
+            if error is not None or not (self.is_complete or self.is_gone or self._connection.transport.is_closing()):
+                await self._fail(error)
+        finally:
+            self.on_gone = None
+            self.scope.pop(EXCHANGE, None)  # breaks a cycle
+
+    async def _fail(self, error: Exception | None) -> None:
+        request_id = request_id_of(self.scope["headers"])
+        problem = "unexpected error" if error else "a handler returned without a complete response"
+        get_logger().error(problem, request_id=request_id, exc_info=error)
+        if self.is_complete or self.is_gone:
+            return
+        if self.has_sent:
+            self._connection.drop()  # the client must not take what it has for the whole response
+            return
+        self._has_started, self._head, self.keeps_alive = False, b"", False
+        refused = internal(request_id)
+        body = body_for(self.scope["path"], refused, request_id)
+        headers = [
+            JSON_TYPE,
+            (b"content-length", b"%d" % len(body)),
+            *response_headers(request_id),
+            *refusal_headers(refused),
+        ]
+        await self.send({"type": "http.response.start", "status": 500, "headers": headers})
+        await self.send({"type": "http.response.body", "body": body})

@@ -1,1 +1,0 @@
-"""The HTTP server itself: connections, and what arrives and leaves on them."""
