@@ -10,14 +10,19 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trunkline_router.access.identity.needed_roles import PATHS
-from trunkline_router.edge.anthropic.endpoints import count_tokens, messages
+from trunkline_router.edge.anthropic_messages import count_tokens, messages
 from trunkline_router.edge.endpoint import Endpoint, ErrorBody, Handler, anthropic_error, openai_error
 from trunkline_router.edge.http.starlette_errors import error_handlers
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.edge.live.fleet_endpoints import FleetEndpoints
-from trunkline_router.edge.openai.endpoints import chat_completions, completions
-from trunkline_router.edge.openai.models import list_models, retrieve_model
-from trunkline_router.edge.openai.tokenization import detokenize, tokenize
+from trunkline_router.edge.openai.openai_endpoints import (
+    chat_completions,
+    completions,
+    detokenize,
+    list_models,
+    retrieve_model,
+    tokenize,
+)
 from trunkline_router.edge.openapi.page import openapi_page
 from trunkline_router.edge.responses.endpoints import Responses
 from trunkline_router.edge.responses.response_store import ResponseStore

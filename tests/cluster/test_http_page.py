@@ -12,11 +12,14 @@ import pytest
 from tests.cluster.http_page import PAGE, error_rows, examples, limit_rows, protocol_rows
 from tests.cluster.processes import Served, script
 from trunkline_router.access.identity.needed_roles import PATHS
-from trunkline_router.edge.anthropic.conversation import ConversationFields
-from trunkline_router.edge.anthropic.message_request import CountRequest, MessageRequest
-from trunkline_router.edge.openai.chat_request import ChatRequest, Message
-from trunkline_router.edge.openai.completion_request import CompletionRequest
-from trunkline_router.edge.openai.tokenization import DetokenizeBody, TokenizeBody
+from trunkline_router.edge.anthropic_requests import ConversationFields, CountRequest, MessageRequest
+from trunkline_router.edge.openai.openai_requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeBody,
+    Message,
+    TokenizeBody,
+)
 from trunkline_router.edge.request_fields import Fields, GenerationFields, StreamOptions
 from trunkline_router.edge.responses.response_request import ResponseRequest
 

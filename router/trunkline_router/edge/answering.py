@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator
 from trunkline.status import RequestRefused, no_worker
 from trunkline.v1.generation_pb2 import FINISH_REASON_ABORT
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse
-from trunkline_router.edge.field_names import FieldNames, renamed
 from trunkline_router.edge.http_call import HttpCall
+from trunkline_router.edge.request_fields import FieldNames, renamed
 from trunkline_router.request.request_call import NO_EXTRAS, Extras
 
 

@@ -7,19 +7,20 @@ ignored, because an ignored constraint gives wrong answers. Null means the defau
 import json
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from itertools import takewhile
 from typing import Annotated, Any, ClassVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
 from pydantic.json_schema import JsonSchemaValue
 
 from trunkline.status import RequestRefused, invalid
 from trunkline.v1.generation_pb2 import LANE_BATCH, LANE_INTERACTIVE, LANE_UNSPECIFIED, Lane, SamplingParams
+from trunkline.v1.inference_pb2 import GenerateRequest
 
 MOST_UINT32 = (1 << 32) - 1
-SEED_MASK = (1 << 64) - 1  # a negative seed is taken modulo 2^64
+MOST_UINT64 = (1 << 64) - 1
 
 # Bounds on what is checked one by one, because each wrong element of a list costs an error of its own.
 MAX_ITEMS = 4096  # of a list or object, or parts of all contents; as many as a conversation has messages
@@ -27,9 +28,39 @@ MAX_FIELDS = 1024  # of a body
 MAX_UNKNOWN = 256  # of an object
 MAX_TEMPLATE_KWARGS_BYTES = 1 << 20  # of chat_template_kwargs as JSON
 
-Uint32 = Annotated[int, Field(ge=0, le=MOST_UINT32)]
+NOT_YET = "is not supported"
+GUIDED = "is not supported: structured output is not served"
+REMOVED = "was removed from vLLM; structured output is not served"
+TOOLS = "is not supported: tools are not served"
+TEXT_ALONE = "is not supported: the models that are served read text alone"
+
+
+def _in_range(field: str, ids: list[int]) -> list[int]:
+    """Returns token ids. Raises RequestRefused (INVALID_REQUEST) if one does not fit into an int32."""
+    if ids and not (min(ids) >= 0 and max(ids) < 1 << 31):
+        wrong = next(token_id for token_id in ids if not 0 <= token_id < 1 << 31)
+        raise invalid(field, f"token id {wrong} is out of range")
+    return ids
+
+
+def _by_token_id(field: str, values: dict[str, float]) -> dict[int, float]:
+    """Returns values by token id. Raises RequestRefused (INVALID_REQUEST) for another key."""
+    for key in values:
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < 1 << 31):
+            raise invalid(field, f"{key[:32]!r} is not a token id")
+    return {int(key): value for key, value in values.items()}
+
+
 Strings = Annotated[list[str], Field(fail_fast=True)]
-Integers = Annotated[list[int], Field(fail_fast=True)]
+Count = Annotated[int, Field(ge=0, le=MOST_UINT32)]
+MaxTokens = Annotated[int, Field(ge=1, lt=1 << 31)]
+ModelName = Annotated[str, Field(min_length=1)]
+# -1 keeps all tokens, as 0 does.
+TopK = Annotated[int, Field(ge=-1, le=MOST_UINT32), AfterValidator(lambda given: max(0, given))]
+# A negative seed is taken modulo 2^64.
+Seed = Annotated[int, Field(ge=-(1 << 63), le=MOST_UINT64), AfterValidator(lambda given: given & MOST_UINT64)]
+StopTokenIds = Annotated[list[int], Field(fail_fast=True), AfterValidator(partial(_in_range, "stop_token_ids"))]
+LogitBias = Annotated[dict[str, float], AfterValidator(partial(_by_token_id, "logit_bias"))]
 
 
 class Fields(BaseModel):
@@ -88,6 +119,57 @@ class Fields(BaseModel):
         return made
 
 
+class SamplingFields(Fields):
+    """How to sample, and how the request is scheduled: what all protocols have.
+
+    A field with the name of a sampling parameter, here or in a subclass, becomes that parameter: a new one needs no
+    more than its declaration here.
+    """
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    # As vLLM names them.
+    top_k: TopK | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: Seed | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: StopTokenIds | None = None
+    priority: int | None = None
+    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+
+    def sampling(self, **renamed: Any) -> SamplingParams:
+        """Returns the parameters. Those that are null are left to the model's defaults.
+
+        renamed: parameters whose fields have other names, or the same name and another meaning
+        """
+        same = {name: value for name, value in self.__dict__.items() if name in PARAMETERS}
+        return SamplingParams(**{**same, **renamed})
+
+    def generate(self, request_id: str, sampling: SamplingParams, **prompt: Any) -> GenerateRequest:
+        """Returns the request for the path that all protocols share."""
+        return GenerateRequest(
+            model=self.model or "",
+            sampling=sampling,
+            request_id=request_id,
+            lane=self.lane,
+            cache_salt=self.cache_salt or "",
+            **prompt,
+        )
+
+    @property
+    def lane(self) -> "Lane.ValueType":
+        """The lane that a priority names: as in vLLM, lower numbers go first, and 0 is the default."""
+        if not self.priority:
+            return LANE_UNSPECIFIED
+        return LANE_INTERACTIVE if self.priority < 0 else LANE_BATCH
+
+
+PARAMETERS = frozenset(SamplingParams.DESCRIPTOR.fields_by_name)
+
+
 class StreamOptions(Fields):
     """What a stream carries beside the output."""
 
@@ -96,39 +178,22 @@ class StreamOptions(Fields):
     ignored: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
 
 
-NOT_YET = "is not supported"
-GUIDED = "is not supported: structured output is not served"
-REMOVED = "was removed from vLLM; structured output is not served"
+class GenerationFields(SamplingFields):
+    """What OpenAI's endpoints have in common."""
 
-
-class GenerationFields(Fields):
-    """How to sample, when to end, and how the request is scheduled."""
-
-    model: str | None = None
     n: Annotated[int, Field(ge=1, le=MOST_UINT32)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | Strings | None = None
-    seed: Annotated[int, Field(ge=-(1 << 63), le=SEED_MASK)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: LogitBias | None = None
     # As vLLM names them.
-    top_k: Annotated[int, Field(ge=-1, le=MOST_UINT32)] | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: Uint32 | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: Integers | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MOST_UINT32)] | None = None
+    prompt_logprobs: Count | None = None
     return_token_ids: bool | None = None
-    priority: int | None = None
-    cache_salt: Annotated[str, Field(max_length=256)] | None = None
 
     ignored: ClassVar[frozenset[str]] = frozenset(
         {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier"}
@@ -157,13 +222,6 @@ class GenerationFields(Fields):
     defaults: ClassVar[Mapping[str, Any]] = {"best_of": 1, "length_penalty": 1.0, "suffix": ""}
 
     @property
-    def lane(self) -> "Lane.ValueType":
-        """The lane that a priority names: as in vLLM, lower numbers go first, and 0 is the default."""
-        if not self.priority:
-            return LANE_UNSPECIFIED
-        return LANE_INTERACTIVE if self.priority < 0 else LANE_BATCH
-
-    @property
     def includes_usage(self) -> bool:
         """Whether a stream ends with an event that has the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
@@ -181,44 +239,13 @@ class GenerationFields(Fields):
         if self.spaces_between_special_tokens is False:
             raise invalid("spaces_between_special_tokens", "is not supported: the tokenizer's decoder sets the blanks")
 
-    def sampling(self, max_tokens: int | None) -> SamplingParams:
-        """Returns the parameters; absent fields are left to the model's defaults. Raises RequestRefused."""
-        sampling = SamplingParams()
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
-            value = getattr(self, name)
-            if value is not None:
-                setattr(sampling, name, value)
-        if self.top_k is not None:
-            sampling.top_k = max(0, self.top_k)  # -1 also keeps all tokens
-        if max_tokens is not None:
-            sampling.max_tokens = max_tokens
-        if self.seed is not None:
-            sampling.seed = self.seed & SEED_MASK
-        if self.prompt_logprobs is not None:
-            sampling.prompt_logprobs = self.prompt_logprobs
-        sampling.min_tokens = self.min_tokens or 0
-        sampling.ignore_eos = bool(self.ignore_eos)
-        sampling.include_stop = bool(self.include_stop_str_in_output)
-        sampling.keep_special_tokens = self.skip_special_tokens is False
-        sampling.stop.extend([self.stop] if isinstance(self.stop, str) else self.stop or ())
-        sampling.stop_token_ids.extend(token_ids("stop_token_ids", self.stop_token_ids or ()))
-        for key, bias in (self.logit_bias or {}).items():
-            sampling.logit_bias[_token_id(key)] = bias
-        return sampling
-
-
-def token_ids(field: str, ids: "list[int] | tuple[int, ...]") -> "list[int] | tuple[int, ...]":
-    """Returns the ids. Raises RequestRefused (INVALID_REQUEST) if one does not fit into an int32."""
-    if ids and not (min(ids) >= 0 and max(ids) < 1 << 31):
-        wrong = next(token_id for token_id in ids if not 0 <= token_id < 1 << 31)
-        raise invalid(field, f"token id {wrong} is out of range")
-    return ids
-
-
-def _token_id(key: str) -> int:
-    if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < 1 << 31):
-        raise invalid("logit_bias", f"{key[:32]!r} is not a token id")
-    return int(key)
+    def sampling(self, **renamed: Any) -> SamplingParams:
+        return super().sampling(
+            stop=[self.stop] if isinstance(self.stop, str) else self.stop,
+            include_stop=self.include_stop_str_in_output,
+            keep_special_tokens=self.skip_special_tokens is False,
+            **renamed,
+        )
 
 
 def template_variables(values: dict[str, Any] | None) -> str:
@@ -241,9 +268,11 @@ def validated(kind: "type[Fields]", body: dict[str, Any]) -> Any:
     if len(body) > MAX_FIELDS:
         raise invalid("body", f"has more than {MAX_FIELDS} fields")
     for name, value in body.items():
-        if isinstance(value, list | dict) and len(value) > MAX_ITEMS and name not in kind.long_lists:
+        if not isinstance(value, list | dict) or name in kind.long_lists:
+            continue
+        if len(value) > MAX_ITEMS:
             raise invalid(name, f"has {len(value)} entries, more than {MAX_ITEMS}")
-        if name not in kind.long_lists and (num_parts := _num_parts(value)) > MAX_ITEMS:
+        if (num_parts := _num_parts(value)) > MAX_ITEMS:
             raise invalid(name, f"has {num_parts} parts of contents, more than {MAX_ITEMS}")
     try:
         return kind.model_validate(body)
@@ -251,11 +280,9 @@ def validated(kind: "type[Fields]", body: dict[str, Any]) -> Any:
         raise wrong_field(error) from None
 
 
-def _num_parts(value: Any) -> int:
+def _num_parts(value: list[Any] | dict[str, Any]) -> int:
     """The number of parts of all messages' contents, if the value is a conversation: to check and convert each takes
     five microseconds."""
-    if not isinstance(value, list):
-        return 0
     contents = [item.get("content") for item in value if isinstance(item, dict)]
     return sum(len(content) for content in contents if isinstance(content, list))
 
@@ -293,3 +320,25 @@ def _known_names() -> frozenset[str]:
         kinds += kind.__subclasses__()
         names |= {*kind.model_fields, *kind.unserved, *kind.ignored}
     return frozenset(names)
+
+
+SAMPLING = "sampling."  # its fields are fields of the body over HTTP
+
+FieldNames = Mapping[str, str]  # from the shared path's names, without SAMPLING, to an endpoint's
+
+
+def prompt_named(name: str, **more: str) -> FieldNames:
+    """Returns the names of an endpoint whose field `name` has the prompt."""
+    prompts = dict.fromkeys(("prompt", "text", "token_ids", "chat", "chat.messages"), name)
+    return {**prompts, "template_variables": "chat_template_kwargs", **more}
+
+
+def renamed(refused: RequestRefused, names: FieldNames) -> RequestRefused:
+    """Returns the refusal with its field as the clients of an endpoint name it, in its message too."""
+    field = refused.field
+    name, bracket, index = field.removeprefix(SAMPLING).partition("[")
+    name = names.get(name, name) + bracket + index
+    if field and refused.message.startswith(f"{field}: "):
+        refused.message = f"{name}: {refused.message.removeprefix(f'{field}: ')}"
+    refused.field = name
+    return refused

@@ -16,8 +16,7 @@ from tests.parameters import one_in
 from tests.router.fake_worker import FakeWorker
 from tests.router.openai.openai_rig import client
 from tests.router.tokenizer_files import DEMO_MODEL, byte_tokenizer, tokenizer_files
-from trunkline_router.edge.openai.text_offsets import TextOffsets
-from trunkline_router.edge.openai.told_prompt import PIECE
+from trunkline_router.edge.openai.token_details import PIECE, TextOffsets
 from trunkline_router.prompts.token_bytes import TokenBytes, token_bytes
 
 SENTENCE_PIECE = ("tokenizers/tinyllama", "tokenizers/phi-3-mini", "models/stories260k")

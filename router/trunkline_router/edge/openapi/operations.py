@@ -18,11 +18,9 @@ from trunkline.status import (
     UNAUTHENTICATED,
     WORKER_NOT_FOUND,
 )
-from trunkline_router.edge.anthropic.message_request import CountRequest, MessageRequest
+from trunkline_router.edge.anthropic_requests import CountRequest, MessageRequest
 from trunkline_router.edge.live.drain_request import DrainBody, UndrainBody
-from trunkline_router.edge.openai.chat_request import ChatRequest
-from trunkline_router.edge.openai.completion_request import CompletionRequest
-from trunkline_router.edge.openai.tokenization import DetokenizeBody, TokenizeBody
+from trunkline_router.edge.openai.openai_requests import ChatRequest, CompletionRequest, DetokenizeBody, TokenizeBody
 from trunkline_router.edge.openapi.schema_parts import INTEGER, STRING, Schema, array
 from trunkline_router.edge.request_fields import Fields
 from trunkline_router.edge.responses.response_request import ResponseRequest

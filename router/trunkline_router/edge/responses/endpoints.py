@@ -9,7 +9,8 @@ import orjson
 from trunkline.status import CODE_INVALID_ARGUMENT, CODE_NOT_FOUND, RequestRefused, invalid
 from trunkline_router.edge.answering import answer_of
 from trunkline_router.edge.http_call import HttpCall
-from trunkline_router.edge.openai.answer import CollectedAnswer, Json
+from trunkline_router.edge.openai.openai_answers import CollectedAnswer
+from trunkline_router.edge.openai.token_details import Json
 from trunkline_router.edge.request_fields import validated
 from trunkline_router.edge.responses.response_object import ResponseObject
 from trunkline_router.edge.responses.response_request import FIELD_NAMES, ResponseRequest

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from trunkline.status import INVALID_REQUEST, QUARANTINED, RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, SamplingParams, TokenLogprobs
 from trunkline.v1.inference_pb2 import Usage
-from trunkline_router.edge.openai.answer import CollectedAnswer, Json
-from trunkline_router.edge.openai.logprobs import TokenNames, chat_logprobs
+from trunkline_router.edge.openai.openai_answers import CollectedAnswer
+from trunkline_router.edge.openai.token_details import Json, chat_logprobs
 from trunkline_router.edge.responses.response_request import ResponseRequest
+from trunkline_router.prompts.token_bytes import TokenBytes
 from trunkline_router.record.error_statuses import MAX_MESSAGE_CHARACTERS, status_of
 from trunkline_router.request.request_call import PreparedRequest
 
@@ -23,7 +24,7 @@ class ResponseObject:
         self.item_id = "msg_" + secrets.token_hex(ID_BYTES)
         self.has_logprobs = request.has_logprobs  # of the output's tokens
         self._request = request
-        self._names: TokenNames | None = None
+        self._names: TokenBytes | None = None
         self._sees_cache = sees_cache
         self._num_top = request.top_logprobs or 0
         self._fields: Json = {
@@ -57,7 +58,7 @@ class ResponseObject:
             "user": request.user,
         }
 
-    def admitted(self, prepared: PreparedRequest, names: TokenNames | None) -> None:
+    def admitted(self, prepared: PreparedRequest, names: TokenBytes | None) -> None:
         """Takes what is known once the request is admitted: the model, and the parameters of sampling with the model's
         defaults.  names: needed for log-probabilities"""
         self._names = names

@@ -7,13 +7,17 @@ from pydantic import Discriminator, Field, Tag
 
 from trunkline.status import invalid
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest
-from trunkline_router.edge.openai.chat_request import MAX_TOP_LOGPROBS, ROLES, TOOLS, Part, plain_text
+from trunkline_router.edge.openai.openai_requests import ROLES, Part, TopLogprobs, plain_text
 from trunkline_router.edge.request_fields import (
     GUIDED,
     NOT_YET,
+    TOOLS,
     Fields,
     GenerationFields,
+    MaxTokens,
+    ModelName,
     Strings,
+    prompt_named,
     template_variables,
 )
 from trunkline_router.edge.responses.response_store import Turn
@@ -27,15 +31,7 @@ LOGPROBS = "message.output_text.logprobs"
 INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
 TEXT_PARTS = ("input_text", "output_text", "text")
 
-# What refusals name.
-FIELD_NAMES = {
-    "prompt": "input",
-    "text": "input",
-    "chat": "input",
-    "chat.messages": "input",
-    "template_variables": "chat_template_kwargs",
-    "max_tokens": "max_output_tokens",
-}
+FIELD_NAMES = prompt_named("input", max_tokens="max_output_tokens")
 
 
 def text_or_list(value: object) -> str:
@@ -119,7 +115,7 @@ class Reasoning(Fields):
 class ResponseRequest(GenerationFields):
     """A text or a conversation to answer."""
 
-    model: Annotated[str, Field(min_length=1)]
+    model: ModelName
     input: (
         Annotated[
             Annotated[str, Tag("str")]
@@ -130,8 +126,8 @@ class ResponseRequest(GenerationFields):
     ) = None
     instructions: str | None = None
     previous_response_id: Annotated[str, Field(max_length=MAX_ID_CHARACTERS)] | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    max_output_tokens: MaxTokens | None = None
+    top_logprobs: TopLogprobs | None = None
     include: Strings | None = None
     store: bool | None = None
     text: TextOptions | None = None
@@ -213,6 +209,11 @@ class ResponseRequest(GenerationFields):
         """Whether the response has the output's log-probabilities."""
         return LOGPROBS in (self.include or ())
 
+    @property
+    def num_top(self) -> int | None:
+        """How many tokens the response lists beside each of the output's; None: it has no log-probabilities."""
+        return self.top_logprobs or 0 if self.has_logprobs else None
+
     def turns(self) -> list[Turn]:
         """Returns the messages of the input. Raises RequestRefused (INVALID_REQUEST)."""
         if isinstance(self.input, str):
@@ -222,9 +223,7 @@ class ResponseRequest(GenerationFields):
     def generate_request(self, request_id: str, conversation: Iterable[Turn]) -> GenerateRequest:
         """Returns the request to continue a conversation, after the instructions. Raises RequestRefused
         (INVALID_REQUEST)."""
-        sampling = self.sampling(self.max_output_tokens)
-        if self.has_logprobs:
-            sampling.logprobs = self.top_logprobs or 0
+        sampling = self.sampling(max_tokens=self.max_output_tokens, logprobs=self.num_top)
         messages = [ChatMessage(role=turn.role, content=turn.text) for turn in conversation]
         if self.instructions:
             messages.insert(0, ChatMessage(role="system", content=self.instructions))
@@ -232,12 +231,4 @@ class ResponseRequest(GenerationFields):
             messages=messages,
             template_variables=template_variables(self.chat_template_kwargs),
         )
-        return GenerateRequest(
-            model=self.model,
-            chat=chat,
-            sampling=sampling,
-            n=1,
-            request_id=request_id,
-            lane=self.lane,
-            cache_salt=self.cache_salt or "",
-        )
+        return self.generate(request_id, sampling, chat=chat, n=1)

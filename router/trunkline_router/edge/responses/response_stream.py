@@ -8,7 +8,8 @@ import orjson
 from trunkline.status import RequestRefused
 from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline_router.edge.http.sse import event
-from trunkline_router.edge.openai.answer import CollectedAnswer, Json
+from trunkline_router.edge.openai.openai_answers import CollectedAnswer
+from trunkline_router.edge.openai.token_details import Json
 from trunkline_router.edge.responses.response_object import ResponseObject
 
 DELTA = "response.output_text.delta"

@@ -1,4 +1,4 @@
-"""The conversation of a request: what /v1/messages and /v1/messages/count_tokens have in common."""
+"""The bodies of POST /v1/messages and /v1/messages/count_tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -6,14 +6,21 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from trunkline.status import invalid
-from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages
-from trunkline_router.edge.request_fields import Fields, template_variables
+from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenizeRequest
+from trunkline_router.edge.request_fields import (
+    NOT_YET,
+    TEXT_ALONE,
+    TOOLS,
+    Fields,
+    MaxTokens,
+    SamplingFields,
+    Strings,
+    prompt_named,
+    template_variables,
+)
 from trunkline_router.prompts.chat_template import MAX_MESSAGES
 
-TOOLS = "is not supported: tools are not served"
 THINKING = "is not supported: thinking is not served"
-NOT_SERVED = "is not supported"
-TEXT_ALONE = "is not supported: the models that are served read text alone"
 # Kinds of content beside images, documents and other media, with the reasons.
 KINDS = {
     "tool_use": TOOLS,
@@ -27,15 +34,7 @@ KINDS = {
 # Between parts of a content and between messages that become one, as vLLM joins parts.
 JOINT = "\n"
 
-# What refusals name.
-FIELD_NAMES = {
-    "prompt": "messages",
-    "text": "messages",
-    "chat": "messages",
-    "chat.messages": "messages",
-    "template_variables": "chat_template_kwargs",
-    "stop": "stop_sequences",
-}
+FIELD_NAMES = prompt_named("messages", stop="stop_sequences")  # what refusals name
 
 
 class Block(Fields):
@@ -83,12 +82,12 @@ class ConversationFields(Fields):
     unserved: ClassVar[Mapping[str, str]] = {
         "tools": TOOLS,
         "mcp_servers": TOOLS,
-        "container": NOT_SERVED,
-        "context_management": NOT_SERVED,
-        "inference_geo": NOT_SERVED,
-        "output_config": NOT_SERVED,
+        "container": NOT_YET,
+        "context_management": NOT_YET,
+        "inference_geo": NOT_YET,
+        "output_config": NOT_YET,
         "output_format": "is not supported: structured output is not served",
-        "speed": NOT_SERVED,
+        "speed": NOT_YET,
     }
 
     def check(self) -> None:
@@ -116,6 +115,30 @@ class ConversationFields(Fields):
             continue_final_message=turns[-1][0] == "assistant",
             template_variables=template_variables(self.chat_template_kwargs),
         )
+
+
+class MessageRequest(ConversationFields, SamplingFields):
+    """A conversation, and how to continue it."""
+
+    max_tokens: MaxTokens
+    stream: bool | None = None
+    stop_sequences: Strings | None = None
+
+    ignored: ClassVar[frozenset[str]] = ConversationFields.ignored | {"metadata", "service_tier"}
+
+    def generate_request(self, request_id: str) -> GenerateRequest:
+        """Returns the request. An answer may be as long as the context allows, whatever max_tokens says: clients ask
+        for more than small models have. Raises RequestRefused (INVALID_REQUEST)."""
+        sampling = self.sampling(stop=self.stop_sequences)
+        return self.generate(request_id, sampling, chat=self.chat(), fit_max_tokens=True)
+
+
+class CountRequest(ConversationFields):
+    """A conversation whose tokens are counted."""
+
+    def tokenize_request(self) -> TokenizeRequest:
+        """Returns the request. Raises RequestRefused (INVALID_REQUEST)."""
+        return TokenizeRequest(model=self.model or "", chat=self.chat())
 
 
 def _texts(content: str | Sequence[Block], where: str) -> list[str]:

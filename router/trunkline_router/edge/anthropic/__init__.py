@@ -1,1 +1,0 @@
-"""Anthropic's API over HTTP: messages, and their number of tokens."""

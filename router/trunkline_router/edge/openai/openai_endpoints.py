@@ -1,0 +1,273 @@
+"""The endpoints of OpenAI's completions, chat completions and models, and of vLLM's tokenization."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, TypeVar
+
+import orjson
+
+from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, invalid
+from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse
+from trunkline.validation import max_total_tokens
+from trunkline_router.edge.answering import answer_of
+from trunkline_router.edge.http_call import HttpCall
+from trunkline_router.edge.long_lists import json_list, packed
+from trunkline_router.edge.openai.openai_answers import ChatAnswer, CompletionAnswer
+from trunkline_router.edge.openai.openai_requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeBody,
+    Prompt,
+    TokenizeBody,
+)
+from trunkline_router.edge.openai.token_details import DetailOptions, LogprobsBound, PromptDetails
+from trunkline_router.edge.request_fields import renamed, validated
+from trunkline_router.request.request_call import MAX_REQUEST_ID, Extras
+from trunkline_router.workers.pool import Pool
+
+AT_ONCE = 32  # prompts of one request that are answered at the same time
+OWNER = "trunkline"
+CREATED_S = 0  # workers do not tell when a model was made
+
+Item = TypeVar("Item")
+
+
+async def chat_completions(call: HttpCall) -> None:
+    """POST /v1/chat/completions."""
+    async with call.json() as body:
+        request: ChatRequest = validated(ChatRequest, body)
+        call.check_unknown(request.unknown())
+        request.check()
+        call.edge.inference.check_choices(request.n or 1)
+        generate = request.generate_request(call.request_id)
+    is_scored = request.prompt_logprobs is not None
+    options = DetailOptions(
+        tokens=is_scored or request.num_top is not None,
+        prompt_ids=bool(request.return_token_ids),
+        prompt_logprobs=is_scored,
+    )
+    bound = LogprobsBound(request.prompt_logprobs or 0, 1, "prompt_logprobs") if is_scored else None
+    details = PromptDetails(options, bound)
+    extras = Extras(on_admission=details.on_admission(call))
+    responses = details.scored(answer_of(call, generate, request.field_names, extras))
+    answer = ChatAnswer(call, request, [details])
+    if request.stream:
+        await call.stream(responses, answer)
+        return
+    await call.collect(responses, answer.take)
+    await call.respond(await answer.whole())
+
+
+async def completions(call: HttpCall) -> None:
+    """POST /v1/completions."""
+    async with call.json() as body:
+        request: CompletionRequest = validated(CompletionRequest, body)
+        call.check_unknown(request.unknown())
+        request.check()
+        call.edge.inference.check_choices(request.n or 1)
+        sampling = request.sampling_params()
+        prompts = await _prompts(call, request)
+    ids = [call.request_id]
+    if len(prompts) > 1:  # room for a number within the longest request id
+        ids = [f"{call.request_id[: MAX_REQUEST_ID - 4]}-{number}" for number in range(len(prompts))]
+    options, bound = _options(request, prompts[0]), _bound(request)
+    details, parts = [], []
+    for prompt, name in zip(prompts, ids, strict=True):
+        told = PromptDetails(options, _bound(request) if request.stream else bound)
+        if request.echo and isinstance(prompt, str):
+            told.text = prompt
+        details.append(told)
+        generate = partial(request.generate_request, prompt, name, sampling)
+        parts.append(partial(_answer_to, call, request, prompt, generate, told))
+    responses, answer = merged(parts), CompletionAnswer(call, request, details)
+    if request.stream:
+        await call.stream(responses, answer)
+        return
+    await call.collect(responses, answer.take)
+    await call.respond(await answer.whole())
+
+
+async def _prompts(call: HttpCall, request: CompletionRequest) -> list[Prompt]:
+    """Returns texts as they are and token ids as arrays. Raises RequestRefused (INVALID_REQUEST, and as check_lengths()
+    before an id is looked at)."""
+    given = request.prompts()
+    if not isinstance(given[0], str):
+        await call.edge.inference.check_lengths(request.model, call.caller, map(len, given))
+    made: list[Prompt] = []
+    for prompt in given:
+        if made:
+            await asyncio.sleep(0)  # 256 prompts may have a million token ids together
+        made.append(prompt if isinstance(prompt, str) else await packed(prompt, "prompt"))
+    return made
+
+
+def _options(request: CompletionRequest, first: Prompt) -> DetailOptions:
+    has_logprobs, is_scored = request.logprobs is not None, request.prompt_logprobs is not None
+    return DetailOptions(
+        tokens=has_logprobs or is_scored,
+        prompt_ids=bool(request.return_token_ids),
+        decoded=bool(request.echo) and not isinstance(first, str),
+        offsets=has_logprobs,
+        echo=bool(request.echo),
+        columns_top=request.logprobs if request.echo else None,
+        prompt_logprobs=is_scored,
+        adds_special=request.add_special_tokens is not False,
+        keeps_special=request.skip_special_tokens is False,
+    )
+
+
+def _bound(request: CompletionRequest) -> LogprobsBound | None:
+    if request.prompt_logprobs is None and not (request.echo and request.logprobs is not None):
+        return None
+    field = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
+    return LogprobsBound(max(request.logprobs or 0, request.prompt_logprobs or 0), request.n or 1, field)
+
+
+def _answer_to(
+    call: HttpCall,
+    request: CompletionRequest,
+    prompt: Prompt,
+    generate: Callable[[], GenerateRequest],
+    details: PromptDetails,
+) -> AsyncGenerator[GenerateResponse, None]:
+    """Returns the answer to one of the prompts, whose message is made only when its turn comes: 256 copies of large
+    sampling parameters would hold the event loop."""
+    extras = Extras(
+        token_ids=None if isinstance(prompt, str) else prompt,
+        special_tokens=details.options.adds_special,
+        on_admission=details.on_admission(call),
+    )
+    return details.scored(answer_of(call, generate(), request.field_names, extras))
+
+
+async def merged(
+    answers: Sequence[Callable[[], AsyncGenerator[Item, None]]],
+) -> AsyncGenerator[tuple[int, Item], None]:
+    """Yields the items of all answers as they come, each with the index of its answer. At most AT_ONCE run at a time,
+    and each waits until its item is taken. The first error ends them all, and is raised."""
+    if len(answers) == 1:  # most requests: without tasks
+        async with aclosing(answers[0]()) as items:
+            async for item in items:
+                yield 0, item
+        return
+    queue: asyncio.Queue[tuple[int, Item] | BaseException | None] = asyncio.Queue(maxsize=1)
+    places = asyncio.Semaphore(AT_ONCE)
+    door = asyncio.Lock()  # one begins in a round of the event loop: the first step of each may take a millisecond
+
+    async def run(index: int) -> None:
+        async with places:
+            async with door:
+                await asyncio.sleep(0)
+            end: BaseException | None = None
+            try:
+                async with aclosing(answers[index]()) as items:
+                    async for item in items:
+                        await queue.put((index, item))
+            except Exception as error:
+                end = error
+            await queue.put(end)  # in its place: after an error no other answer begins
+
+    tasks = [asyncio.create_task(run(index)) for index in range(len(answers))]
+    try:
+        num_running = len(tasks)
+        while num_running:
+            event = await queue.get()
+            if event is None:
+                num_running -= 1
+            elif isinstance(event, BaseException):
+                raise event
+            else:
+                yield event
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def list_models(call: HttpCall) -> None:
+    """GET /v1/models: the models, then their aliases, without those that stand for many names."""
+    preparer, found = call.edge.inference.preparer, await call.edge.inference.models(call.caller)
+    names = [name for name in sorted(preparer.aliases.exact) if name not in found]
+    models = {name: preparer.served_name(name, call.caller) for name in names}
+    aliases = {name: found[model] for name, model in models.items() if model in found}
+    data = [_model(name, pool) for name, pool in [*found.items(), *aliases.items()]]
+    ids = [model["id"] for model in data]
+    body = {
+        "object": "list",
+        "data": data,
+        "has_more": False,
+        "first_id": ids[0] if ids else None,
+        "last_id": ids[-1] if ids else None,
+    }
+    await call.respond(orjson.dumps(body))
+
+
+async def retrieve_model(call: HttpCall) -> None:
+    """GET /v1/models/{id}."""
+    name = call.scope["path_params"]["model"]
+    inference = call.edge.inference
+    pool = (await inference.models(call.caller)).get(inference.preparer.served_name(name, call.caller))
+    if pool is None:
+        raise RequestRefused(CODE_NOT_FOUND, MODEL_NOT_FOUND, f"no model {name[:128]!r}", field="model")
+    await call.respond(orjson.dumps(_model(name, pool)))
+
+
+def _model(name: str, pool: Pool) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": CREATED_S,
+        "owned_by": OWNER,
+        "root": pool.name,  # the model, if the name is an alias of it
+        "parent": None,
+        "max_model_len": max_total_tokens(pool.limits),
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(CREATED_S, UTC).isoformat().replace("+00:00", "Z"),
+    }
+
+
+async def tokenize(call: HttpCall) -> None:
+    """POST /tokenize."""
+    async with call.json() as given:
+        body: TokenizeBody = validated(TokenizeBody, given)
+        call.check_unknown(body.unknown())
+        request = body.tokenize_request()
+    inference = call.edge.inference
+    try:
+        ids = await inference.tokenize(request, call.caller, None)
+    except RequestRefused as refused:
+        raise renamed(refused, body.field_names) from None
+    pool = await inference.found(request.model, call.caller, None)
+    answer = {"count": len(ids), "max_model_len": max_total_tokens(pool.limits), "tokens": await json_list(ids)}
+    if body.return_token_strs:
+        answer["token_strs"] = await json_list(ids, (await pool.tokenizer.token_bytes()).text)
+    await call.respond(orjson.dumps(answer))
+
+
+async def detokenize(call: HttpCall) -> None:
+    """POST /detokenize."""
+    async with call.json() as given:
+        body: DetokenizeBody = validated(DetokenizeBody, given)
+        call.check_unknown(body.unknown())
+        inference, model = call.edge.inference, body.model or ""
+        if not isinstance(body.tokens, list):
+            raise invalid("tokens", "must be a list of token ids")
+        with _tokens_named():
+            await inference.detokenizing_pool(model, len(body.tokens), call.caller)  # before an id is looked at
+        ids = await packed(body.tokens, "tokens")
+    with _tokens_named():
+        utf8 = await inference.detokenize(model, ids, call.caller, None)
+    await call.respond(orjson.dumps({"prompt": utf8.decode()}))
+
+
+@contextmanager
+def _tokens_named() -> Iterator[None]:
+    """Names the tokens in refusals as the body does."""
+    try:
+        yield
+    except RequestRefused as refused:
+        raise renamed(refused, {"token_ids": "tokens"}) from None
