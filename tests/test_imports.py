@@ -141,7 +141,6 @@ EVERYWHERE = {"settings", "address"}  # a process's settings, and what an addres
 CLOCKS = {"time", "datetime"}  # pure rooms are given the time
 PURE_ROOMS = [  # and modules
     *("trunkline_worker." + room for room in ("lanes", "cache", "scheduler")),
-    *("trunkline_worker.scheduler." + room for room in ("queue", "pace", "batching")),
     *("trunkline_router." + room for room in ("routing", "quotas", "workers.claims")),
     *("trunkline_router.request." + module for module in ("failover", "suspicion")),
 ]

@@ -18,7 +18,7 @@ from trunkline_bench.reports.provenance import facts, make_command
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.prefix_tree import PrefixTree
 from trunkline_worker.engine.engine import Engine, ModelLimits
-from trunkline_worker.scheduler.pace.limits import SchedulerLimits
+from trunkline_worker.scheduler.limits import SchedulerLimits
 from trunkline_worker.scheduler.scheduler import Scheduler
 from trunkline_worker.scheduler.stats import EngineStats
 from trunkline_worker.step.plan import StepPlan, StepResult

@@ -37,7 +37,7 @@ from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
 from trunkline_worker.engine.engine import Engine
 from trunkline_worker.engine.engine_process import build_engine, scheduler_limits
 from trunkline_worker.model.loading import load_model
-from trunkline_worker.scheduler.pace.limits import SchedulerLimits
+from trunkline_worker.scheduler.limits import SchedulerLimits
 from trunkline_worker.settings import EngineSettings
 
 LENGTH_SCALE = 0.25  # of the trace's lengths, for a small model on a CPU

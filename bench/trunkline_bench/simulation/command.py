@@ -12,7 +12,7 @@ from typing import NoReturn
 from trunkline_bench.simulation.traces.trace_lines import InvalidLineError, SkippedLines
 from trunkline_bench.simulation.traces.trace_request import TraceRequest
 from trunkline_bench.simulation.traces.workload import read_trace
-from trunkline_worker.scheduler.pace.limits import SchedulerLimits
+from trunkline_worker.scheduler.limits import SchedulerLimits
 from trunkline_worker.settings import EngineSettings
 
 WORKER_BOUNDS = {setting.name: setting.metadata for setting in fields(EngineSettings)}

@@ -23,7 +23,7 @@ from trunkline_bench.simulation.traces.workload import at_once, at_rate, mixed_l
 from trunkline_bench.simulation.worker.replay import Replayed, replay
 from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
 from trunkline_worker.lanes.fair_share import INPUT_COST, OUTPUT_COST
-from trunkline_worker.scheduler.pace.limits import AdmissionRule, Batching, SchedulerLimits
+from trunkline_worker.scheduler.limits import AdmissionRule, Batching, SchedulerLimits
 
 MOONCAKE = TRACES / "mooncake_conversation.jsonl"
 

@@ -30,7 +30,7 @@ from trunkline_bench.simulation.traces.trace_request import TraceRequest
 from trunkline_bench.simulation.traces.workload import at_once, at_rate, window
 from trunkline_bench.simulation.worker.replay import Replayed, replay
 from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
-from trunkline_worker.scheduler.pace.limits import AdmissionRule, Batching
+from trunkline_worker.scheduler.limits import AdmissionRule, Batching
 
 MOST_RATE = 1e9  # requests per second
 MOST_TIME_S = 1e10

@@ -21,7 +21,7 @@ from trunkline_bench.simulation.costs.device_profile import PROFILES
 from trunkline_bench.simulation.costs.fitted_cost import FittedCost
 from trunkline_bench.simulation.worker.neighbours import Neighbours, Observed, Tenant
 from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
-from trunkline_worker.scheduler.pace.limits import SchedulerLimits
+from trunkline_worker.scheduler.limits import SchedulerLimits
 
 RESULTS = Path(__file__).parents[3] / "bench" / "results"
 # The defaults of a worker's settings.

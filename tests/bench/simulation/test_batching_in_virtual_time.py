@@ -13,7 +13,7 @@ from trunkline_bench.simulation.traces.workload import mixed_lengths, poisson
 from trunkline_bench.simulation.worker.replay import replay
 from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
 from trunkline_bench.simulation.worker.step_series import StepSeries
-from trunkline_worker.scheduler.pace.limits import Batching, SchedulerLimits
+from trunkline_worker.scheduler.limits import Batching, SchedulerLimits
 
 PROFILE = PROFILES["h200-8b"]
 LIMITS = SchedulerLimits(max_step_tokens=1024, max_running_requests=24, itl_target_s=0.05, batch_size=8)

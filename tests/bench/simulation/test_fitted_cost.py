@@ -13,7 +13,7 @@ from trunkline_bench.simulation.costs.step_work import StepWork
 from trunkline_bench.simulation.traces.workload import read_trace
 from trunkline_bench.simulation.worker.replay import replay
 from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
-from trunkline_worker.scheduler.pace.limits import Batching
+from trunkline_worker.scheduler.limits import Batching
 
 COST = FittedCost((0.002, 1 / 3e5, 1e-6, 1e-6, 1e-8, 0.0, 0.0), (0.003, 2e-5, 1e-6, 0.0, 1e-8, 1e-8, 1e-10), 65_536)
 GOOD = json.loads(COST.to_json())

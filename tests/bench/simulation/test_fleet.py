@@ -21,7 +21,7 @@ from trunkline_bench.simulation.worker.simulated_worker import FINGERPRINT, Work
 from trunkline_router.quotas.shared_state.sync import LEAST_REST_S
 from trunkline_router.routing.credit import NO_CREDIT
 from trunkline_router.routing.prefix_index import keys_of
-from trunkline_worker.scheduler.pace.limits import SchedulerLimits
+from trunkline_worker.scheduler.limits import SchedulerLimits
 
 BLOCK = 16
 SPEC = WorkerSpec(PROFILES["h200-8b"], 400, BLOCK, SchedulerLimits(max_step_tokens=512, itl_target_s=0.1))

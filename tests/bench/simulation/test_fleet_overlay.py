@@ -11,7 +11,7 @@ from trunkline_bench.simulation.fleet import capacity
 from trunkline_bench.simulation.fleet.overlay import MOST_COPIES, TooManyCopies, lap_of, overlay
 from trunkline_bench.simulation.traces.trace_request import TraceRequest
 from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
-from trunkline_worker.scheduler.pace.limits import SchedulerLimits
+from trunkline_worker.scheduler.limits import SchedulerLimits
 
 
 def tokens(first: int, count: int) -> list[int]:

@@ -11,7 +11,7 @@ from trunkline_bench.simulation.traces.trace_request import TraceRequest
 from trunkline_bench.simulation.worker.replay import replay
 from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
 from trunkline_worker.engine.engine import Engine
-from trunkline_worker.scheduler.pace.limits import Batching, SchedulerLimits
+from trunkline_worker.scheduler.limits import Batching, SchedulerLimits
 
 LIMITS = SchedulerLimits(max_step_tokens=1024, batching=Batching.DYNAMIC, batch_size=8, batch_window_s=0.5)
 WORKER = WorkerSpec(PROFILES["h200-8b"], 100, 16, replace(LIMITS, batching=Batching.CONTINUOUS))

@@ -16,7 +16,7 @@ from trunkline_bench.simulation.traces.workload import at_once, mixed_lengths, p
 from trunkline_bench.simulation.worker.replay import Replayed, replay
 from trunkline_bench.simulation.worker.simulated_executor import StepCost
 from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
-from trunkline_worker.scheduler.pace.limits import AdmissionRule, Batching, SchedulerLimits
+from trunkline_worker.scheduler.limits import AdmissionRule, Batching, SchedulerLimits
 
 PROFILE = PROFILES["h200-8b"]
 LIMITS = SchedulerLimits(max_step_tokens=1024, max_running_requests=24, itl_target_s=0.05, interactive_reserve=0.1)

@@ -1,7 +1,7 @@
 """Static and dynamic batching, which are there to be compared with continuous batching."""
 
 from tests.worker.rig import Rig
-from trunkline_worker.scheduler.pace.limits import Batching
+from trunkline_worker.scheduler.limits import Batching
 
 
 def test_static_batches_keep_their_members_and_count_their_padding() -> None:

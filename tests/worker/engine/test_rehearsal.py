@@ -7,7 +7,7 @@ from trunkline.engine.v1.engine_pb2 import EngineRequest
 from trunkline_worker.engine.engine import Engine
 from trunkline_worker.engine.engine_process import build_engine
 from trunkline_worker.model.loading import load_model
-from trunkline_worker.scheduler.pace.step_budget import LEAST_CHUNK
+from trunkline_worker.scheduler.step_budget import LEAST_CHUNK
 from trunkline_worker.settings import EngineSettings
 
 PROMPT = list(range(3, 303))

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from tests.worker.rig import BLOCK_SIZE, Rig
 from trunkline_worker.lanes.lanes import Lane
-from trunkline_worker.scheduler.evictions import MAX_PREEMPTIONS_PER_STEP
-from trunkline_worker.scheduler.pace.limits import AdmissionRule
+from trunkline_worker.scheduler.limits import AdmissionRule
 from trunkline_worker.scheduler.preemption import cheapest_victim
+from trunkline_worker.scheduler.running_set import MAX_PREEMPTIONS_PER_STEP
 
 INTERACTIVE, STANDARD, BATCH = Lane
 OPTIMISTIC = AdmissionRule.OPTIMISTIC

@@ -10,12 +10,11 @@ from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.prefix_tree import PrefixTree
 from trunkline_worker.cache.sequence import Sequence
 from trunkline_worker.lanes.lanes import Lane
-from trunkline_worker.scheduler.pace.experience import Experience, Size
-from trunkline_worker.scheduler.pace.limits import SchedulerLimits
-from trunkline_worker.scheduler.pace.step_budget import LEAST_CHUNK
-from trunkline_worker.scheduler.pace.step_cost import MOST_PAIR_SHARE, STEPS_PER_FIT
+from trunkline_worker.scheduler.limits import SchedulerLimits
 from trunkline_worker.scheduler.scheduler import Scheduler
 from trunkline_worker.scheduler.stats import EngineStats
+from trunkline_worker.scheduler.step_budget import LEAST_CHUNK
+from trunkline_worker.scheduler.step_cost import MOST_PAIR_SHARE, STEPS_PER_FIT, Experience, Size
 from trunkline_worker.step.plan import Sampling, StepResult
 
 TARGET_S = 0.1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trunkline_worker.scheduler.pace.step_cost import (
+from trunkline_worker.scheduler.step_cost import (
     DECODE_SAMPLE_EVERY,
     FIRST_STEPS,
     KEPT_STEPS,

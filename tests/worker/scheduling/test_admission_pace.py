@@ -6,8 +6,7 @@ import pytest
 
 from tests.parameters import one_in
 from tests.worker.rig import Rig
-from trunkline_worker.scheduler.pace.experience import Experience, Size
-from trunkline_worker.scheduler.pace.step_cost import STEPS_PER_FIT
+from trunkline_worker.scheduler.step_cost import STEPS_PER_FIT, Experience, Size
 
 PROMPT_TOKENS = 1000
 

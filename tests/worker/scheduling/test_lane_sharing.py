@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from tests.worker.rig import Rig
 from trunkline_worker.lanes.fair_share import NEWCOMERS_FIRST, Accounts
 from trunkline_worker.lanes.lanes import Lane, QueueBounds
-from trunkline_worker.scheduler.pace.experience import Experience, Size
-from trunkline_worker.scheduler.pace.limits import AdmissionRule
-from trunkline_worker.scheduler.pace.step_cost import STEPS_PER_FIT
+from trunkline_worker.scheduler.limits import AdmissionRule
 from trunkline_worker.scheduler.shares import may_take
+from trunkline_worker.scheduler.step_cost import STEPS_PER_FIT, Experience, Size
 
 INTERACTIVE, STANDARD, BATCH = Lane
 PLENTY = 1024  # blocks

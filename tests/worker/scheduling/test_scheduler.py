@@ -6,7 +6,7 @@ import pytest
 
 from tests.worker.rig import BLOCK_SIZE, Rig
 from trunkline_worker.cache.sequence import Finish
-from trunkline_worker.scheduler.pace.limits import AdmissionRule
+from trunkline_worker.scheduler.limits import AdmissionRule
 from trunkline_worker.scheduler.prompts import MAX_DEFERRED
 
 OPTIMISTIC = AdmissionRule.OPTIMISTIC

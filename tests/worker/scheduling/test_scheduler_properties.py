@@ -13,7 +13,7 @@ from tests.worker.rig import Rig
 from trunkline.block_hash import packed_hash
 from trunkline_worker.cache.sequence import Finish
 from trunkline_worker.lanes.lanes import Lane
-from trunkline_worker.scheduler.pace.limits import AdmissionRule, Batching
+from trunkline_worker.scheduler.limits import AdmissionRule, Batching
 
 
 def weak_hash(parent: bytes, packed: bytes) -> bytes:

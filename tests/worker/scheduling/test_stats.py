@@ -7,10 +7,10 @@ import pytest
 
 from trunkline_worker.cache.kv_forecast import SAFETY_DEVIATIONS, peak_blocks
 from trunkline_worker.lanes.lanes import Lane, QueueBounds
-from trunkline_worker.scheduler.histogram import Histogram
-from trunkline_worker.scheduler.pace.output_lengths import OutputLengths
-from trunkline_worker.scheduler.pace.step_cost import STEPS_PER_FIT, StepCost, StepLoad, chunk_pairs
-from trunkline_worker.scheduler.queue.drain_rate import UNKNOWN_RETRY_S, DrainRate
+from trunkline_worker.scheduler.admission import OutputLengths
+from trunkline_worker.scheduler.deadlines import UNKNOWN_RETRY_S, DrainRate
+from trunkline_worker.scheduler.stats import Histogram
+from trunkline_worker.scheduler.step_cost import STEPS_PER_FIT, StepCost, StepLoad, chunk_pairs
 
 
 def test_quantiles_are_within_half_a_bucket_and_forget_what_is_old() -> None:

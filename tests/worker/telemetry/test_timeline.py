@@ -10,7 +10,7 @@ from trunkline.engine.v1.engine_pb2 import StepRecord
 from trunkline_worker.front.telemetry import timeline as timeline_module
 from trunkline_worker.front.telemetry.timeline import MAX_CHUNKS, MAX_GAPS, ChoiceTimeline, StepTimes
 from trunkline_worker.lanes.lanes import Lane
-from trunkline_worker.scheduler.pace.limits import AdmissionRule, Batching
+from trunkline_worker.scheduler.limits import AdmissionRule, Batching
 
 
 class TimelineLife(RuleBasedStateMachine):

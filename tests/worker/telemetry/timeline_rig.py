@@ -9,8 +9,8 @@ from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.v1.worker_pb2 import Timeline
 from trunkline_worker.engine.step_messages import fill_record
 from trunkline_worker.front.telemetry.timeline import MAX_CHUNKS, MAX_GAPS, ChoiceTimeline, StepTimes, take_step
+from trunkline_worker.scheduler.sequence_table import StepOutput
 from trunkline_worker.scheduler.stats import StepCounts
-from trunkline_worker.scheduler.step_outputs import StepOutput
 from trunkline_worker.step.plan import StepPlan, StepResult
 
 TARGET_S = 1.2

@@ -19,10 +19,10 @@ from trunkline_worker.engine.step_floor import FloorOfStep, StepFloor
 from trunkline_worker.engine.step_messages import broken_off, cache_events, fill_record, sequence_output
 from trunkline_worker.engine.submission import Prompt, sequence_of
 from trunkline_worker.lanes.lanes import LANES, Lane, QueueBounds, lane_of, queue_full
-from trunkline_worker.scheduler.pace.deadlines import too_late
+from trunkline_worker.scheduler.deadlines import too_late
 from trunkline_worker.scheduler.scheduler import Scheduler
+from trunkline_worker.scheduler.sequence_table import StepOutput, StepOutputs
 from trunkline_worker.scheduler.stats import StepCounts
-from trunkline_worker.scheduler.step_outputs import StepOutput, StepOutputs
 from trunkline_worker.step.executor import Executor
 from trunkline_worker.step.plan import StepPlan
 

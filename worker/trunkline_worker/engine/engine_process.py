@@ -33,7 +33,7 @@ from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.kv_budget import OutOfMemory, check_block_count, kv_block_count, usable_bytes
 from trunkline_worker.model.loading import LoadedModel, load_model
 from trunkline_worker.runner.step_thread import WaitingExecutor
-from trunkline_worker.scheduler.pace.limits import AdmissionRule, Batching, SchedulerLimits
+from trunkline_worker.scheduler.limits import AdmissionRule, Batching, SchedulerLimits
 from trunkline_worker.scheduler.scheduler import Scheduler
 from trunkline_worker.scheduler.stats import EngineStats
 from trunkline_worker.settings import EngineSettings

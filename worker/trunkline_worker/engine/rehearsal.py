@@ -7,8 +7,8 @@ wait for all that is initialised with the first use.
 from collections.abc import Iterator
 
 from trunkline_worker.runner.step_thread import StepRunner, timed_step
-from trunkline_worker.scheduler.pace.limits import SchedulerLimits
-from trunkline_worker.scheduler.pace.step_cost import StepCost, StepLoad, chunk_pairs
+from trunkline_worker.scheduler.limits import SchedulerLimits
+from trunkline_worker.scheduler.step_cost import StepCost, StepLoad, chunk_pairs
 from trunkline_worker.step.plan import Sampling, SequenceStart, SequenceStep, StepPlan
 
 LEAST_TOKENS = 16

@@ -10,9 +10,8 @@ from trunkline.v1.worker_pb2 import (
     TenantStats,
 )
 from trunkline_worker.lanes.lanes import Lane, lane_number
-from trunkline_worker.scheduler.histogram import Histogram
 from trunkline_worker.scheduler.scheduler import Scheduler
-from trunkline_worker.scheduler.stats import EngineStats
+from trunkline_worker.scheduler.stats import EngineStats, Histogram
 
 MAX_TENANTS = 100
 SECONDS_PER_HOUR = 3600

@@ -10,8 +10,8 @@ from trunkline.v1.worker_pb2 import BlocksRemoved, BlocksStored, CacheEvent, Cac
 from trunkline_worker.cache.prefix_tree import CacheChange, Removed, Stored
 from trunkline_worker.cache.sequence import Finish
 from trunkline_worker.engine.step_floor import FloorOfStep
+from trunkline_worker.scheduler.sequence_table import StepOutput, StepOutputs
 from trunkline_worker.scheduler.stats import StepCounts
-from trunkline_worker.scheduler.step_outputs import StepOutput, StepOutputs
 from trunkline_worker.step.logprob_bytes import prompt_logprobs_bytes
 from trunkline_worker.step.plan import PositionLogprobs, RowError
 

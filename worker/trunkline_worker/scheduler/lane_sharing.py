@@ -13,13 +13,9 @@ from trunkline_worker.cache.sequence import Sequence
 from trunkline_worker.lanes.fair_share import Account
 from trunkline_worker.lanes.lanes import LANES, Lane
 from trunkline_worker.scheduler.admission import Admission
-from trunkline_worker.scheduler.evictions import Evictions
-from trunkline_worker.scheduler.pace.limits import SchedulerLimits
-from trunkline_worker.scheduler.pace.step_budget import StepBudget
-from trunkline_worker.scheduler.pace.step_cost import StepCost
-from trunkline_worker.scheduler.queue.overdue import Overdue
-from trunkline_worker.scheduler.queue.waiting import Waiting
-from trunkline_worker.scheduler.running_set import RunningSet
+from trunkline_worker.scheduler.aging import Overdue
+from trunkline_worker.scheduler.limits import SchedulerLimits
+from trunkline_worker.scheduler.running_set import Evictions, RunningSet
 from trunkline_worker.scheduler.shares import (
     BLOCKS,
     ROUNDING,
@@ -30,6 +26,9 @@ from trunkline_worker.scheduler.shares import (
     may_take,
     within_share,
 )
+from trunkline_worker.scheduler.step_budget import StepBudget
+from trunkline_worker.scheduler.step_cost import StepCost
+from trunkline_worker.scheduler.waiting import Waiting
 
 # Tenants of a lane that are looked at in one step, the least served first, and as many again of those that want little.
 # Bounds the cost of a step.

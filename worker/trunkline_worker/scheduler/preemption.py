@@ -14,11 +14,10 @@ from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.sequence import Sequence
 from trunkline_worker.lanes.lanes import LANES, Lane
 from trunkline_worker.scheduler.admission import Admission
-from trunkline_worker.scheduler.evictions import MAX_PREEMPTIONS_PER_STEP, Evictions
+from trunkline_worker.scheduler.aging import Overdue
 from trunkline_worker.scheduler.lane_sharing import LaneSharing
-from trunkline_worker.scheduler.queue.overdue import Overdue
-from trunkline_worker.scheduler.queue.waiting import Waiting
-from trunkline_worker.scheduler.running_set import RunningSet
+from trunkline_worker.scheduler.running_set import MAX_PREEMPTIONS_PER_STEP, Evictions, RunningSet
+from trunkline_worker.scheduler.waiting import Waiting
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

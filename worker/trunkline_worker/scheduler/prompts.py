@@ -1,5 +1,7 @@
 """The prompts of a step: chunks of prompts that have been begun, and prompts of waiting sequences that are admitted."""
 
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -7,17 +9,13 @@ from trunkline_worker.cache.sequence import Sequence
 from trunkline_worker.lanes.fair_share import Account
 from trunkline_worker.lanes.lanes import LANES, Lane
 from trunkline_worker.scheduler.admission import Admission
-from trunkline_worker.scheduler.aging import Aging
-from trunkline_worker.scheduler.batching.policy import BatchingPolicy
-from trunkline_worker.scheduler.evictions import Evictions
+from trunkline_worker.scheduler.aging import Aging, Overdue
+from trunkline_worker.scheduler.batching import ContinuousBatching
 from trunkline_worker.scheduler.lane_sharing import LaneSharing
-from trunkline_worker.scheduler.pace.limits import SchedulerLimits
-from trunkline_worker.scheduler.pace.step_budget import StepBudget
-from trunkline_worker.scheduler.queue.begun_prompts import BegunPrompts
-from trunkline_worker.scheduler.queue.overdue import Overdue
-from trunkline_worker.scheduler.queue.waiting import Waiting
-from trunkline_worker.scheduler.running_set import RunningSet
-from trunkline_worker.scheduler.steps_in_flight import StepsInFlight
+from trunkline_worker.scheduler.limits import SchedulerLimits
+from trunkline_worker.scheduler.running_set import Evictions, RunningSet, StepsInFlight
+from trunkline_worker.scheduler.step_budget import StepBudget
+from trunkline_worker.scheduler.waiting import Waiting
 from trunkline_worker.step.plan import SequenceStep
 
 # Waiting sequences that are looked at in one step after the first that cannot start because a running sequence is
@@ -26,6 +24,31 @@ MAX_DEFERRED = 64
 EMPTY: frozenset[Account] = frozenset()
 # What an aged sequence gets of each step before all others, as a divisor of the step's tokens.
 AGED_SHARE = 8
+
+
+class BegunPrompts:
+    """Prompts of one lane that are partly computed. The tenant with the least service goes first, and within a tenant
+    the oldest prompt."""
+
+    def __init__(self, sequences: Iterable[Sequence]) -> None:
+        """sequences: by rank"""
+        self._by_account: dict[Account, deque[Sequence]] = {}
+        for sequence in sequences:
+            self._by_account.setdefault(sequence.account, deque()).append(sequence)
+
+    def first(self) -> Sequence | None:
+        """The prompt that continues next; None if there is none left."""
+        if not self._by_account:
+            return None
+        account = min(self._by_account, key=lambda account: account.virtual_tokens)
+        return self._by_account[account][0]
+
+    def remove(self, sequence: Sequence) -> None:
+        """Removes the first prompt, which has had its turn."""
+        prompts = self._by_account[sequence.account]
+        assert prompts.popleft() is sequence, "only the first prompt of a tenant can have its turn"
+        if not prompts:
+            del self._by_account[sequence.account]
 
 
 class Stopped(Enum):
@@ -44,7 +67,7 @@ class PromptScheduling:
     limits: SchedulerLimits
     running: RunningSet
     waiting: Waiting
-    batching: BatchingPolicy
+    batching: ContinuousBatching
     in_flight: StepsInFlight
     admission: Admission
     overdue: Overdue

@@ -1,21 +1,52 @@
-"""The running sequences, the blocks they hold, and what executors have yet to be told about them.
+"""The running sequences: the blocks they hold, what executors have yet to be told of them, and their preemption.
 
 Steps may be planned before earlier ones are committed, so a sequence that leaves may still be written by a step in
 flight. Its blocks are retiring until that step is committed.
 """
 
 from bisect import insort
+from collections import deque
 from operator import attrgetter
 
 from trunkline_worker.cache.blocks import KVBlocks
-from trunkline_worker.cache.sequence import Sequence
+from trunkline_worker.cache.sequence import Sequence, StepMark
 from trunkline_worker.cache.shared_prefixes import ComputingPrefixes
-from trunkline_worker.scheduler.batching.policy import BatchingPolicy
-from trunkline_worker.scheduler.queue.drain_rate import DrainRate
-from trunkline_worker.scheduler.queue.waiting import Waiting
+from trunkline_worker.scheduler.batching import ContinuousBatching
+from trunkline_worker.scheduler.deadlines import DrainRate
 from trunkline_worker.scheduler.stats import EngineStats
-from trunkline_worker.scheduler.steps_in_flight import StepsInFlight
-from trunkline_worker.step.plan import SequenceStart
+from trunkline_worker.scheduler.step_cost import StepLoad
+from trunkline_worker.scheduler.waiting import Waiting
+from trunkline_worker.step.plan import SequenceStart, StepPlan
+
+# Preempting is a last resort: if more sequences have to go in one step, the rest goes in the next.
+MAX_PREEMPTIONS_PER_STEP = 8
+
+
+class StepsInFlight:
+    """Plans that have been made and not committed, oldest first, with what each should cost."""
+
+    def __init__(self) -> None:
+        self.latest_id = 0  # step_id of the latest plan, in flight or committed
+        self.loads: dict[int, StepLoad] = {}  # by step_id
+        self.plans: deque[StepPlan] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self.plans)
+
+    def add(self, plan: StepPlan, load: StepLoad) -> None:
+        self.latest_id = plan.step_id
+        self.plans.append(plan)
+        self.loads[plan.step_id] = load
+
+    def take(self, plan: StepPlan) -> StepLoad:
+        """Removes the oldest plan, which is committed now, and returns its load."""
+        assert plan is self.plans[0], "commit in order"
+        self.plans.popleft()
+        return self.loads.pop(plan.step_id)
+
+    def writes(self, step_id: int) -> bool:
+        """Whether a step is still in flight, and so may write the blocks of its sequences."""
+        return bool(self.plans) and step_id >= self.plans[0].step_id
 
 
 class RunningSet:
@@ -26,7 +57,7 @@ class RunningSet:
         *,
         blocks: KVBlocks,
         waiting: Waiting,
-        batching: BatchingPolicy,
+        batching: ContinuousBatching,
         in_flight: StepsInFlight,
         drain_rate: DrainRate,
         stats: EngineStats,
@@ -170,3 +201,53 @@ class RunningSet:
             known = len(sequence.token_ids) + sequence.num_pending
             assert sequence.num_computed <= sequence.num_scheduled <= known, "counters out of order"
             assert sequence.num_pending <= len(self._in_flight.plans), "a token is lost"
+
+
+class Evictions:
+    """Carries out the preemptions of a step: the blocks of a sequence go back to the pool, and it to the queue."""
+
+    def __init__(self, running: RunningSet, waiting: Waiting, stats: EngineStats) -> None:
+        self._running = running
+        self._waiting = waiting
+        self._stats = stats
+        self.left = MAX_PREEMPTIONS_PER_STEP  # in this step
+        self._preempted: list[int] = []  # ids, since take_preempted() was last called
+
+    @property
+    def has_any(self) -> bool:
+        """Whether a sequence was preempted in this step."""
+        return self.left < MAX_PREEMPTIONS_PER_STEP
+
+    def begin_step(self) -> None:
+        """Called before each step."""
+        self.left = MAX_PREEMPTIONS_PER_STEP
+
+    def take_preempted(self) -> list[int]:
+        """Ids of the sequences preempted since the last call, each as often as it was."""
+        if not self._preempted:
+            return []
+        preempted, self._preempted = self._preempted, []
+        return preempted
+
+    def evict(self, sequence: Sequence) -> None:
+        """Takes a running sequence's blocks and puts it back into the queue."""
+        self.left -= 1
+        self._stats.preempted(sequence.num_scheduled)
+        self._preempted.append(sequence.sequence_id)
+        sequence.num_evicted = max(sequence.num_evicted, sequence.num_computed)
+        if sequence.last_token is not None:
+            sequence.last_token = StepMark(*sequence.last_token)  # its next token does not simply follow
+        sequence.num_charged = max(sequence.num_charged, sequence.num_scheduled)
+        self._running.leave(sequence)
+        sequence.generation += 1
+        sequence.promised_len = 0
+        self._waiting.put_back(sequence)
+
+    def may_evict(self, sequence: Sequence) -> bool:
+        """Whether a running sequence may be preempted: neither an aged one nor one that the current step has settled
+        on."""
+        return not sequence.is_aged and not self._running.is_settled(sequence)
+
+    def of_lower_lanes(self, sequence: Sequence) -> list[Sequence]:
+        """Running sequences of lower lanes that may be preempted for this one."""
+        return [s for s in self._running.members if s.lane > sequence.lane and self.may_evict(s)]

@@ -4,7 +4,7 @@ depends on a device or a socket.
 A step is filled in this order, under one token budget: sequences with one token to compute, by rank; then, lane by
 lane, chunks of prompts that have been begun, and waiting sequences. Chunks are cut so that the step stays under its
 target time (step_cost.py). waiting.py and fair_share.py give the order of waiting sequences; admission.py decides
-whether one fits; the batching policy (scheduler/batching/policy.py) decides when sequences may join at all.
+whether one fits; the batching policy (batching.py) decides when sequences may join at all.
 
 When the pool runs dry a sequence of lower rank is preempted: its blocks are released (they stay reusable until taken)
 and it computes again later. No sequence is admitted in a step that preempted for growth. The highest rank always
@@ -14,24 +14,19 @@ advances, and a sequence never outgrows an empty pool, because max_tokens is bou
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.sequence import Sequence
 from trunkline_worker.scheduler.admission import Admission
-from trunkline_worker.scheduler.aging import Aging
-from trunkline_worker.scheduler.batching.policy import batching_policy
-from trunkline_worker.scheduler.evictions import Evictions
+from trunkline_worker.scheduler.aging import Aging, Overdue
+from trunkline_worker.scheduler.batching import batching_policy
+from trunkline_worker.scheduler.deadlines import Deadlines, DrainRate
 from trunkline_worker.scheduler.lane_sharing import LaneSharing
-from trunkline_worker.scheduler.pace.deadlines import Deadlines
-from trunkline_worker.scheduler.pace.limits import SchedulerLimits
-from trunkline_worker.scheduler.pace.step_budget import StepBudget
-from trunkline_worker.scheduler.pace.step_cost import StepCost, StepLoad
+from trunkline_worker.scheduler.limits import SchedulerLimits
 from trunkline_worker.scheduler.preemption import Preemption
 from trunkline_worker.scheduler.prompts import PromptScheduling
-from trunkline_worker.scheduler.queue.drain_rate import DrainRate
-from trunkline_worker.scheduler.queue.overdue import Overdue
-from trunkline_worker.scheduler.queue.waiting import Waiting
-from trunkline_worker.scheduler.running_set import RunningSet
-from trunkline_worker.scheduler.sequence_table import SequenceTable
+from trunkline_worker.scheduler.running_set import Evictions, RunningSet, StepsInFlight
+from trunkline_worker.scheduler.sequence_table import SequenceTable, StepOutputs
 from trunkline_worker.scheduler.stats import EngineStats
-from trunkline_worker.scheduler.step_outputs import StepOutputs
-from trunkline_worker.scheduler.steps_in_flight import StepsInFlight
+from trunkline_worker.scheduler.step_budget import StepBudget
+from trunkline_worker.scheduler.step_cost import StepCost, StepLoad
+from trunkline_worker.scheduler.waiting import Waiting
 from trunkline_worker.step.plan import SequenceStep, StepPlan, StepResult
 
 

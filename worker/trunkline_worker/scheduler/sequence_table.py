@@ -5,20 +5,71 @@ for a sequence that has ended or was preempted meanwhile is dropped.
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.sequence import Finish, Sequence, StepMark
 from trunkline_worker.lanes.lanes import LANES
-from trunkline_worker.scheduler.pace.deadlines import Deadlines
-from trunkline_worker.scheduler.pace.output_lengths import OutputLengths
-from trunkline_worker.scheduler.pace.step_cost import StepCost, StepLoad
-from trunkline_worker.scheduler.queue.waiting import Waiting
-from trunkline_worker.scheduler.running_set import RunningSet
+from trunkline_worker.scheduler.admission import OutputLengths
+from trunkline_worker.scheduler.deadlines import Deadlines
+from trunkline_worker.scheduler.running_set import RunningSet, StepsInFlight
 from trunkline_worker.scheduler.stats import EngineStats
-from trunkline_worker.scheduler.step_outputs import Chunk, LateToken, PromptOutput, StepOutput, StepOutputs
-from trunkline_worker.scheduler.steps_in_flight import StepsInFlight
-from trunkline_worker.step.plan import RowError, StepPlan, StepResult
+from trunkline_worker.scheduler.step_cost import StepCost, StepLoad
+from trunkline_worker.scheduler.waiting import Waiting
+from trunkline_worker.step.plan import PositionLogprobs, RowError, StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOutput:
+    """What is known of a prompt when its first output token is sampled."""
+
+    num_tokens: int
+    cached_tokens: int
+    logprobs: list[PositionLogprobs] | None  # of prompt positions 1..
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What a step produced for one sequence."""
+
+    sequence_id: int
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    finish: Finish | None = None
+    stop_token_id: int | None = None
+    prompt: PromptOutput | None = None  # with the first output token
+    error: RequestRefused | None = None
+    trace: str = ""  # for the log: traceback of the bug that caused `error`, if one did
+
+
+class Chunk(NamedTuple):
+    """A sequence's part in a step that computed more than its next token."""
+
+    sequence_id: int
+    num_tokens: int
+    num_recomputed: int  # of them: tokens whose KV a preemption had taken
+
+
+class LateToken(NamedTuple):
+    """A token, not the first, whose sequence got none from the step before."""
+
+    sequence_id: int
+    since_s: float  # when the step of the token before was done
+    # Device time per token, in seconds, summed over the steps since then that decoded none of the sequence.
+    skipped_s: float
+
+
+@dataclass(slots=True)
+class StepOutputs:
+    """What a step produced for all sequences. Most have one more token and nothing else: they are in two columns."""
+
+    handles: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    special: list[StepOutput] = field(default_factory=list)
+    num_regular: int = 0  # tokens that follow a token of the step before
+    chunks: list[Chunk] = field(default_factory=list)
+    late: list[LateToken] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -28,7 +28,7 @@ from trunkline_bench.simulation.fleet.workloads import GOAL_S, WORKLOADS, Worklo
 from trunkline_bench.simulation.traces.trace_request import TraceRequest
 from trunkline_bench.simulation.traces.workload import read_trace
 from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
-from trunkline_worker.scheduler.pace.limits import SchedulerLimits
+from trunkline_worker.scheduler.limits import SchedulerLimits
 
 PROFILE = PROFILES["h200-8b"]
 BETWEEN = (0.05, 1.6)  # range of the search for the highest load

@@ -10,10 +10,10 @@ from trunkline_bench.simulation.worker.simulated_executor import RepeatedPlan, R
 from trunkline_worker.cache.sequence import StepMark
 from trunkline_worker.engine.engine import Engine, ModelLimits
 from trunkline_worker.lanes.lanes import LANES
-from trunkline_worker.scheduler.pace.step_cost import StepLoad
 from trunkline_worker.scheduler.scheduler import Scheduler
+from trunkline_worker.scheduler.sequence_table import StepOutputs
 from trunkline_worker.scheduler.stats import StepCounts
-from trunkline_worker.scheduler.step_outputs import StepOutputs
+from trunkline_worker.scheduler.step_cost import StepLoad
 from trunkline_worker.step.plan import SequenceStep, StepPlan
 
 

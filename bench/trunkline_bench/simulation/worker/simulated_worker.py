@@ -22,7 +22,7 @@ from trunkline_worker.engine.engine import Engine, ModelLimits
 from trunkline_worker.engine.submission import Prompt
 from trunkline_worker.front.cache_mirror import LOAD_INTERVAL_S
 from trunkline_worker.lanes.lanes import Lane, lane_number
-from trunkline_worker.scheduler.pace.limits import SchedulerLimits
+from trunkline_worker.scheduler.limits import SchedulerLimits
 from trunkline_worker.scheduler.scheduler import Scheduler
 from trunkline_worker.scheduler.stats import EngineStats
 

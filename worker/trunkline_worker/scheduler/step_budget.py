@@ -2,8 +2,8 @@
 
 from trunkline_worker.cache.sequence import Sequence
 from trunkline_worker.lanes.lanes import Lane
-from trunkline_worker.scheduler.pace.limits import SchedulerLimits
-from trunkline_worker.scheduler.pace.step_cost import (
+from trunkline_worker.scheduler.limits import SchedulerLimits
+from trunkline_worker.scheduler.step_cost import (
     LEAST_ADDED_SHARE,
     MOST_PAIR_SHARE,
     StepCost,

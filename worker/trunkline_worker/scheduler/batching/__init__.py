@@ -1,1 +1,0 @@
-"""How sequences come together in batches: continuous batching, and the batches it is measured against. Pure."""

@@ -1,1 +1,0 @@
-"""What a step costs, and how much fits into one. Pure."""

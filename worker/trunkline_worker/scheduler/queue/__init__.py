@@ -1,1 +1,0 @@
-"""Sequences that wait. Pure."""
