@@ -13,7 +13,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from trunkline.channel import KEEPALIVE_MS, MAX_MESSAGE_BYTES
-from trunkline_runtime.accepting import eager_server
 from trunkline_runtime.client_noise import keep_clients_out_of_log
 from trunkline_runtime.errors import ErrorInterceptor, RequestGate
 from trunkline_runtime.tls import ServerTls
@@ -27,6 +26,10 @@ READINESS = "readiness"
 # as many calls open as allowed and replaces each ended call immediately. So the limit is far above the need of one
 # connection: with 256, a client with 600 calls at a time had more than half of them refused.
 MAX_STREAMS_PER_CONNECTION = 1000
+# grpc.aio accepts one call per turn of the event loop. Others wait in gRPC's core, first come first served for all
+# connections. When a call arrives, those that have waited for longer are cancelled. This bounds their number, and how
+# long a flood delays other clients' calls.
+MAX_UNACCEPTED_S = 10
 # For servers whose calls may wait before they are read (RequestGate). The unread data of a call stays in memory, up to
 # its stream's window, and gRPC widens the windows of a fast connection to megabytes each unless probing is disabled. A
 # message that is being read still gets the window that it needs.
@@ -139,12 +142,13 @@ class GrpcServer:
         self._shared_port = shared_port
         self.port = 0  # the bound one, once started
         keep_clients_out_of_log()
-        self.grpc = eager_server(
+        self.grpc = grpc.aio.server(
             interceptors=(ErrorInterceptor(gate),),
             options=(
                 ("grpc.max_receive_message_length", max_request_bytes),
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
+                ("grpc.server_max_unrequested_time_in_server", MAX_UNACCEPTED_S),
                 ("grpc.compression_enabled_algorithms_bitset", NO_COMPRESSION),
                 ("grpc.so_reuseport", int(shared_port)),  # a taken port must fail, not be shared silently
                 ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),

@@ -15,7 +15,6 @@ from trunkline_runtime.log import get_logger
 from trunkline_runtime.server import Signals
 from trunkline_runtime.telemetry.otlp_metrics import metrics_export
 from trunkline_runtime.tracing import Tracing
-from trunkline_runtime.wake_ups import read_wake_ups_at_once
 
 FLUSH_S = 0.5  # time for the last responses to reach their clients once every request has ended
 
@@ -29,8 +28,6 @@ async def serve(
 ) -> None:
     """Builds a router, serves until a signal, then stops it. Raises PortInUse, IdentityError."""
     log = get_logger()
-    if not read_wake_ups_at_once():
-        log.warning("grpc.aio was in use already: its wake-ups are read one by one")
     signals = Signals()
     router = build(settings, access, tracing, shared_port)
     export = metrics_export("trunkline-router", settings.name, router.scrape.own)

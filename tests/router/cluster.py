@@ -21,7 +21,7 @@ from trunkline_router.access.access import Access
 from trunkline_router.access.gate.request_gate import RequestGate
 from trunkline_router.access.gate.request_size import MAX_REQUEST_BYTES
 from trunkline_router.access.tenants import Tenants
-from trunkline_router.edge.fleet_service import FleetService
+from trunkline_router.edge.fleet_service import UNREAD_S, FleetService
 from trunkline_router.edge.http.server import HttpServer
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.edge.inference_service import InferenceService
@@ -60,7 +60,6 @@ from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.server import GrpcServer
 from trunkline_runtime.telemetry.certificate_expiry import CertificateExpiry
 from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
-from trunkline_runtime.unread_streams import UNREAD_S
 
 SERVICE = "trunkline.v1.InferenceService"
 PERIODS = Periods(watched_s=0.05, idle_s=60.0, answers_s=0.02)

@@ -7,7 +7,6 @@ import grpc
 import pytest
 
 from trunkline.status import no_worker
-from trunkline_runtime.accepting import eager_server
 from trunkline_runtime.errors import ErrorInterceptor
 
 ATTEMPTS = 4
@@ -28,7 +27,7 @@ async def test_a_refused_call_is_tried_again(kind: str) -> None:
     make = getattr(grpc, f"{kind}_rpc_method_handler")
     behaviour = refuse_one if kind == "unary_unary" else refuse_many
     handlers = {"Call": make(behaviour, request_deserializer=bytes, response_serializer=bytes)}
-    server = eager_server(interceptors=(ErrorInterceptor(),))
+    server = grpc.aio.server(interceptors=(ErrorInterceptor(),))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Service", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,8 +17,8 @@ from trunkline.client.client import Client
 from trunkline.errors import InternalError, InvalidRequest, Overloaded, TrunklineError
 from trunkline.status import ERROR_DOMAIN, RequestRefused, invalid, no_worker
 from trunkline.v1.generation_pb2 import OutputChunk
-from trunkline.v1.inference_pb2 import GenerateResponse, ListModelsResponse
-from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+from trunkline.v1.inference_pb2 import GenerateResponse, ListModelsRequest, ListModelsResponse
+from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
 from trunkline_bench.servers.ports import free_port
 from trunkline_runtime.errors import rich_status
 from trunkline_runtime.server import GrpcServer, PortInUse, check_port_is_free
@@ -153,4 +155,34 @@ async def test_a_connection_grows_old_without_a_call_noticing() -> None:
             await client.list_models()
         going_on.set()
         assert [piece.text async for piece in pieces] == ["b"]
+    await server.stop(0)
+
+
+async def test_a_flood_of_calls_delays_others_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trunkline_runtime.server.MAX_UNACCEPTED_S", 1)
+
+    class Busy(UnimplementedService):
+        async def ListModels(self, request: Any, context: Any) -> ListModelsResponse:
+            time.sleep(0.01)  # noqa: ASYNC251  # computes
+            return ListModelsResponse()
+
+    server = GrpcServer("127.0.0.1", 0, services=[SERVICE])
+    add_InferenceServiceServicer_to_server(Busy(), server.grpc)
+    await server.start()
+    own_connection = (("grpc.use_local_subchannel_pool", 1),)
+    async with (
+        grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", own_connection) as flooding,
+        grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", own_connection) as innocent,
+    ):
+        stub: Any = InferenceServiceStub(flooding)
+        flood = [stub.ListModels(ListModelsRequest()) for _ in range(900)]  # nine seconds of work
+        stub = InferenceServiceStub(innocent)
+        began_s, calls = time.monotonic(), []
+        for _ in range(20):
+            calls.append(stub.ListModels(ListModelsRequest()))
+            await asyncio.sleep(0.1)
+        assert await calls[-1].code() is grpc.StatusCode.OK
+        assert time.monotonic() - began_s < 6, "without a bound it waits for nine seconds"
+        flooded = Counter([await call.code() for call in flood])
+        assert set(flooded) == {grpc.StatusCode.OK, grpc.StatusCode.CANCELLED}
     await server.stop(0)

@@ -24,7 +24,6 @@ from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokenError, ScrapeTo
 from trunkline_runtime.telemetry.span_queue import ExportCounts
 from trunkline_runtime.tls import ServerTls
 from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
-from trunkline_runtime.wake_ups import read_wake_ups_at_once
 from trunkline_worker.front.cache_mirror import CacheMirror
 from trunkline_worker.front.door import CallAuthorizer, Door, most_message_bytes
 from trunkline_worker.front.draining import Draining
@@ -88,8 +87,6 @@ async def serve(
 ) -> int:
     """Serves until a signal or the engine's death. Returns the exit status.  spans: what became of them"""
     log = get_logger()
-    if not read_wake_ups_at_once():
-        log.warning("grpc.aio was in use already: its wake-ups are read one by one")
     signals = Signals()
     epoch = secrets.randbits(64)
     mirror = CacheMirror(epoch)

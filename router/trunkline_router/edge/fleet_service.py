@@ -5,11 +5,13 @@ whether a prompt was new, so it is left out. Numbers that depend on waiting or r
 significant digit. WatchFleet and GetRequest have the exact numbers, for operators alone (`observe/recent/viewer.py`).
 """
 
+import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
 from trunkline.v1 import fleet_pb2
 from trunkline.v1.fleet_pb2 import (
     DrainWorkerRequest,
@@ -44,9 +46,9 @@ from trunkline_router.request.prepare import Preparer
 from trunkline_router.request.request_call import RequestCall
 from trunkline_router.routing.policy import Candidate
 from trunkline_router.workers.worker_link import WorkerLink
-from trunkline_runtime.unread_streams import UNREAD_S, ended_if_unread
 
-EXPLAIN_RPC, WATCH_RPC = (f"trunkline.v1.FleetService/{method}" for method in ("ExplainRoute", "WatchFleet"))
+EXPLAIN_RPC = "trunkline.v1.FleetService/ExplainRoute"
+UNREAD_S = 60.0  # that a message of WatchFleet may wait for its client, as over HTTP
 EXACT_MS = re.compile(r"\d+\.\d(?= ms)")
 ACCURACY_STEP = 20  # requests, each of which found something cached
 MOST_SHOWN = (1 << 32) - 1  # some fields have 32 bits
@@ -113,8 +115,13 @@ class FleetService(FleetServiceServicer):
     ) -> AsyncGenerator[WatchFleetResponse, None]:
         metadata, peer = context.invocation_metadata(), context.peer()
         async with aclosing(self._watch.views(lambda: self._access.caller(metadata, WATCHERS, peer))) as views:
+            has_begun = False
             async for view in views:
-                with ended_if_unread(WATCH_RPC, self._unread_s):
+                if not has_begun:
+                    # grpc.aio cannot send a status while the metadata waits together with the first message.
+                    await context.send_initial_metadata(())
+                    has_begun = True
+                with _refused_if_unread(self._unread_s):
                     yield view.message()
 
     async def ListRequests(self, request: ListRequestsRequest, context: Context) -> ListRequestsResponse:
@@ -134,6 +141,21 @@ class FleetService(FleetServiceServicer):
     async def UndrainWorker(self, request: UndrainWorkerRequest, context: Context) -> UndrainWorkerResponse:
         caller = self._access.admitted(context, Role.OPERATOR)
         return await self._drain.undrain(request.worker, caller.identity.name)
+
+
+@contextmanager
+def _refused_if_unread(within_s: float) -> Iterator[None]:
+    """Cancels the current call with a refusal unless the context is left in time. A call that yields a message within
+    it resumes once gRPC has sent the message, for which the client's window must have room."""
+    task = asyncio.current_task()
+    assert task is not None, "gRPC gives each call a task"
+    message = f"the client has read nothing for {within_s:g} s"
+    refused = RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, message)
+    timer = asyncio.get_running_loop().call_later(within_s, task.cancel, refused)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def worker_status(link: WorkerLink, now_s: float) -> WorkerStatus:
