@@ -24,7 +24,7 @@ from trunkline_router.edge.openai.openai_endpoints import (
     tokenize,
 )
 from trunkline_router.edge.openapi.page import openapi_page
-from trunkline_router.edge.responses.endpoints import Responses
+from trunkline_router.edge.responses.response_endpoints import Responses
 from trunkline_router.edge.responses.response_store import ResponseStore
 from trunkline_router.edge.status_endpoints import StatusEndpoints
 from trunkline_runtime.telemetry.fresh_answers import FreshAnswers

@@ -1,7 +1,7 @@
 """The bodies of OpenAI's endpoints, and of vLLM's /tokenize and /detokenize."""
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Union
 
 from pydantic import Field, WithJsonSchema
@@ -88,7 +88,7 @@ class Message(Fields):
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
 
 
-def plain_text(content: str | list[Part] | None, where: str) -> str:
+def plain_text(content: str | Sequence[Part] | None, where: str) -> str:
     """Returns the text of a content, parts joined by newlines as in vLLM. Raises RequestRefused (INVALID_REQUEST)."""
     if isinstance(content, str):
         return content

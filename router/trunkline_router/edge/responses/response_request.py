@@ -72,7 +72,7 @@ class InputItem(Fields):
     def turn(self, where: str) -> Turn:
         """Returns the message."""
         role = self.role or "user"
-        return Turn(ROLES.get(role, role), plain_text(list_of_parts(self.content), f"{where}.content"))
+        return Turn(ROLES.get(role, role), plain_text(self.content, f"{where}.content"))
 
     def _check_kind(self, prefix: str) -> None:
         """Raises RequestRefused (INVALID_REQUEST) for items that are not messages, or lack something."""
@@ -84,11 +84,6 @@ class InputItem(Fields):
             raise invalid(f"{prefix}type", f"{kind[:32]!r} {reason}")
         if self.role is None or self.content is None:
             raise invalid(f"{prefix}{'content' if self.role else 'role'}", "is missing")
-
-
-def list_of_parts(content: str | list[InputPart] | None) -> str | list[Part] | None:
-    """The same content, as plain_text() takes it: lists of subclasses are another type."""
-    return [*content] if isinstance(content, list) else content
 
 
 class TextFormat(Fields):
@@ -171,7 +166,7 @@ class ResponseRequest(GenerationFields):
         for name in self.include or ():
             if name not in INCLUDED:
                 raise invalid("include", f"{name[:64]!r} {NOT_YET}")
-        if self.top_logprobs and not self.has_logprobs:
+        if self.top_logprobs and self.num_top is None:
             raise invalid("top_logprobs", f"needs include: [{LOGPROBS!r}]")
         if self.truncation not in (None, "disabled"):
             raise invalid(
@@ -180,7 +175,10 @@ class ResponseRequest(GenerationFields):
         if self.tool_choice not in (None, "none", "auto"):
             raise invalid("tool_choice", TOOLS)
         self._check_choice()
-        self._check_text()
+        if self.text is not None and self.text.format is not None and self.text.format.type != "text":
+            raise invalid("text.format", GUIDED)
+        if self.text is not None and self.text.verbosity not in (None, "medium"):
+            raise invalid("text.verbosity", NOT_YET)
         if self.reasoning is not None and self.reasoning.effort not in (None, "none"):
             raise invalid("reasoning.effort", "is not supported: the models that are served do not reason")
 
@@ -195,24 +193,10 @@ class ResponseRequest(GenerationFields):
         if self.has_continuous_usage:
             raise invalid("stream_options.continuous_usage_stats", "is not supported for responses")
 
-    def _check_text(self) -> None:
-        text = self.text
-        if text is None:
-            return
-        if text.format is not None and text.format.type != "text":
-            raise invalid("text.format", GUIDED)
-        if text.verbosity not in (None, "medium"):
-            raise invalid("text.verbosity", NOT_YET)
-
-    @property
-    def has_logprobs(self) -> bool:
-        """Whether the response has the output's log-probabilities."""
-        return LOGPROBS in (self.include or ())
-
     @property
     def num_top(self) -> int | None:
         """How many tokens the response lists beside each of the output's; None: it has no log-probabilities."""
-        return self.top_logprobs or 0 if self.has_logprobs else None
+        return self.top_logprobs or 0 if LOGPROBS in (self.include or ()) else None
 
     def turns(self) -> list[Turn]:
         """Returns the messages of the input. Raises RequestRefused (INVALID_REQUEST)."""

@@ -1,7 +1,6 @@
 """POST /v1/responses, and GET and DELETE /v1/responses/{id}."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
 import orjson
@@ -9,50 +8,14 @@ import orjson
 from trunkline.status import CODE_INVALID_ARGUMENT, CODE_NOT_FOUND, RequestRefused, invalid
 from trunkline_router.edge.answering import answer_of
 from trunkline_router.edge.http_call import HttpCall
-from trunkline_router.edge.openai.openai_answers import CollectedAnswer
-from trunkline_router.edge.openai.token_details import Json
 from trunkline_router.edge.request_fields import validated
-from trunkline_router.edge.responses.response_object import ResponseObject
+from trunkline_router.edge.responses.response_answer import ResponseAnswer
 from trunkline_router.edge.responses.response_request import FIELD_NAMES, ResponseRequest
 from trunkline_router.edge.responses.response_store import ResponseStore, StoredResponse, Turn
-from trunkline_router.edge.responses.response_stream import ResponseStream
 from trunkline_router.record.error_statuses import PREVIOUS_RESPONSE_NOT_FOUND, RESPONSE_NOT_FOUND
-from trunkline_router.request.request_call import Extras, PreparedRequest
+from trunkline_router.request.request_call import Extras
 
 NO_STORE = "this server stores no responses"
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A response that is being made.
-
-    conversation: what it answers, without instructions
-    store: where it is stored; None: it is not
-    """
-
-    call: HttpCall
-    response: ResponseObject
-    conversation: tuple[Turn, ...]
-    store: ResponseStore | None
-
-    async def admitted(self, prepared: PreparedRequest) -> None:
-        """Completes the response once its request is admitted. Raises RequestRefused."""
-        names = None
-        if self.response.has_logprobs:
-            pool = await self.call.edge.inference.found(prepared.model, self.call.caller, None)
-            names = await pool.tokenizer.token_bytes()
-        self.response.admitted(prepared, names)
-
-    def finish(self, answer: CollectedAnswer, item: Json) -> bytes:
-        """Returns the whole response as JSON, and stores it if it is to be stored and fits."""
-        response = self.response
-        completed = self.call.created
-        if self.store is not None:
-            body = orjson.dumps(response.ended(item, answer.usage, completed, is_stored=True))
-            turns = (*self.conversation, Turn("assistant", item["content"][0]["text"]))
-            if self.store.put(self.call.caller.tenant, response.id, StoredResponse(body, turns)):
-                return body
-        return orjson.dumps(response.ended(item, answer.usage, completed, is_stored=False))
 
 
 class Responses:
@@ -63,7 +26,7 @@ class Responses:
 
     @property
     def handlers(self) -> Mapping[str, Callable[[HttpCall], Awaitable[None]]]:
-        """What answers each path, as identity/endpoints.py names them."""
+        """what answers each path, as needed_roles.py names them."""
         return {
             "POST /v1/responses": self.create,
             "GET /v1/responses/{response}": self.retrieve,
@@ -80,27 +43,22 @@ class Responses:
                 raise invalid("store", f"must not be true: {NO_STORE}")
             conversation = (*self._earlier(call, request), *request.turns())
             generate = request.generate_request(call.request_id, conversation)
-        store = None if request.store is False else self._store
-        response = ResponseObject(
-            request,
-            created=call.created,
-            is_stored=store is not None,
-            sees_cache=call.caller.identity.sees_cache,
-        )
-        draft = Draft(call, response, conversation, store)
-        responses = answer_of(call, generate, FIELD_NAMES, Extras(on_admission=draft.admitted))
+        answer = ResponseAnswer(call, request, conversation, None if request.store is False else self._store)
+        responses = answer_of(call, generate, FIELD_NAMES, Extras(on_admission=answer.admitted))
         if request.stream:
-            await call.stream(responses, ResponseStream(response, draft.finish))
+            await call.stream(responses, answer)
             return
-        answer = CollectedAnswer()
         await call.collect(responses, answer.take)
-        await call.respond(draft.finish(answer, response.item(answer)))
+        await call.respond(answer.whole())
 
     async def retrieve(self, call: HttpCall) -> None:
         """GET /v1/responses/{id}."""
         check_query(call)
-        body = self._stored(call).body
-        await call.respond(body if call.caller.identity.sees_cache else without_cache(body))
+        name = call.scope["path_params"]["response"]
+        stored = self._find(call, name)
+        if stored is None:
+            raise self._not_found(name)
+        await call.respond(stored.body if call.caller.identity.sees_cache else without_cache(stored.body))
 
     async def delete(self, call: HttpCall) -> None:
         """DELETE /v1/responses/{id}. Later responses that continue it keep their conversations."""
@@ -114,27 +72,20 @@ class Responses:
         name = request.previous_response_id
         if name is None:
             return ()
-        stored = None if self._store is None else self._store.get(call.caller.tenant, name)
+        stored = self._find(call, name)
         if stored is None:
-            why = f" ({NO_STORE})" if self._store is None else ""
-            raise RequestRefused(
-                CODE_INVALID_ARGUMENT,
-                PREVIOUS_RESPONSE_NOT_FOUND,
-                f"previous_response_id: there is no response {name[:128]!r}{why}",
-                field="previous_response_id",
-            )
+            reason, why = PREVIOUS_RESPONSE_NOT_FOUND, f"previous_response_id: {self._no_such(name)}"
+            raise RequestRefused(CODE_INVALID_ARGUMENT, reason, why, field="previous_response_id")
         return stored.conversation
 
-    def _stored(self, call: HttpCall) -> StoredResponse:
-        name = call.scope["path_params"]["response"]
-        stored = None if self._store is None else self._store.get(call.caller.tenant, name)
-        if stored is None:
-            raise self._not_found(name)
-        return stored
+    def _find(self, call: HttpCall, name: str) -> StoredResponse | None:
+        return None if self._store is None else self._store.get(call.caller.tenant, name)
 
     def _not_found(self, name: str) -> RequestRefused:
-        why = f" ({NO_STORE})" if self._store is None else ""
-        return RequestRefused(CODE_NOT_FOUND, RESPONSE_NOT_FOUND, f"there is no response {name[:128]!r}{why}")
+        return RequestRefused(CODE_NOT_FOUND, RESPONSE_NOT_FOUND, self._no_such(name))
+
+    def _no_such(self, name: str) -> str:
+        return f"there is no response {name[:128]!r}" + (f" ({NO_STORE})" if self._store is None else "")
 
 
 def without_cache(body: bytes) -> bytes:
