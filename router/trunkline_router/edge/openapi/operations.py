@@ -21,7 +21,7 @@ from trunkline.status import (
 from trunkline_router.edge.anthropic_requests import CountRequest, MessageRequest
 from trunkline_router.edge.live.drain_request import DrainBody, UndrainBody
 from trunkline_router.edge.openai.openai_requests import ChatRequest, CompletionRequest, DetokenizeBody, TokenizeBody
-from trunkline_router.edge.openapi.schema_parts import INTEGER, STRING, Schema, array
+from trunkline_router.edge.openapi.answer_schemas import INTEGER, STRING, Schema, array
 from trunkline_router.edge.request_fields import Fields
 from trunkline_router.edge.responses.response_request import ResponseRequest
 from trunkline_router.record.error_statuses import PAGE_FILE_NOT_FOUND, PREVIOUS_RESPONSE_NOT_FOUND, RESPONSE_NOT_FOUND

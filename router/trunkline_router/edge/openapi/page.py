@@ -7,16 +7,15 @@ from importlib.metadata import version
 from typing import Any
 
 import orjson
+from pydantic.json_schema import models_json_schema
 
 from trunkline_router.access.identity.needed_roles import PATHS, Open, RoleUnlessOpen
-from trunkline_router.edge.openapi import fleet_schemas, message_schemas, openai_schemas, response_schemas
+from trunkline_router.edge.openapi.answer_schemas import SCHEMAS, STRING, Schema, component, record
 from trunkline_router.edge.openapi.operations import JSON, OPERATIONS, Operation
-from trunkline_router.edge.openapi.request_schemas import request_schemas
-from trunkline_router.edge.openapi.schema_parts import STRING, Schema, component, record
-from trunkline_router.edge.request_fields import Fields
 from trunkline_router.record.error_statuses import PROTOCOL, TABLE, is_anthropic
 
 EVENTS = "text/event-stream"
+TEMPLATE = "#/components/schemas/{model}"
 EVENT = record({"data": STRING}, {"event": STRING}, description="one of the server-sent events, with stream: true")
 # An API key or a token: OpenAI's clients send it in the first way, Anthropic's in either.
 CREDENTIALS = {
@@ -31,12 +30,13 @@ _CONVERTER = re.compile(r":path(?=})")
 
 @cache
 def openapi_page(*, allows_unknown_fields: bool = False) -> bytes:
-    """Returns the page as JSON, with each endpoint of identity/endpoints.py.
+    """Returns the page as JSON, with each endpoint of needed_roles.py.
 
     allows_unknown_fields: the server ignores unknown fields of requests instead of refusing them
     """
     kinds = [operation.request for operation in OPERATIONS.values() if operation.request is not None]
-    bodies, components = request_schemas(kinds, allows_unknown_fields=allows_unknown_fields)
+    bodies, defined = models_json_schema([(kind, "validation") for kind in kinds], ref_template=TEMPLATE)
+    components = {name: _plain(schema, allows_unknown_fields) for name, schema in defined["$defs"].items()}
     paths: dict[str, dict[str, Any]] = {}
     for name, needed in PATHS.items():
         method, path = name.split(" ")
@@ -55,17 +55,14 @@ def openapi_page(*, allows_unknown_fields: bool = False) -> bytes:
             "securitySchemes": CREDENTIALS,
             "schemas": {
                 **components,
-                **openai_schemas.SCHEMAS,
-                **response_schemas.SCHEMAS,
-                **message_schemas.SCHEMAS,
-                **fleet_schemas.SCHEMAS,
+                **SCHEMAS,
             },
         },
     }
     return orjson.dumps(page)
 
 
-def _operation(name: str, operation: Operation, bodies: Mapping[type[Fields], Schema]) -> dict[str, Any]:
+def _operation(name: str, operation: Operation, bodies: Mapping[Any, Schema]) -> dict[str, Any]:
     path = name.split(" ")[1]
     other = {"type": "object"} if operation.media_type == JSON else STRING
     answer = component(operation.answer) if operation.answer else other
@@ -82,7 +79,7 @@ def _operation(name: str, operation: Operation, bodies: Mapping[type[Fields], Sc
     if operation.request is not None:
         made["requestBody"] = {
             "required": operation.needs_body,
-            "content": {JSON: {"schema": bodies[operation.request]}},
+            "content": {JSON: {"schema": bodies[operation.request, "validation"]}},
         }
     if operation.parameters:
         made["parameters"] = [
@@ -113,3 +110,22 @@ def _refusals(path: str, operation: Operation) -> dict[str, Any]:
 
 def _unique(*names: str | None) -> Iterable[str]:
     return dict.fromkeys(name for name in names if name)
+
+
+def _plain(schema: Any, allows_unknown_fields: bool) -> Any:
+    """Leaves out what pydantic makes of names and defaults: null is the default of all."""
+    if isinstance(schema, list):
+        return [_plain(part, allows_unknown_fields) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {}
+    for name, part in schema.items():
+        if (name == "title" and isinstance(part, str)) or (name == "default" and part is None):
+            continue
+        if name == "additionalProperties" and part is False and allows_unknown_fields:
+            continue
+        if name == "properties":
+            made[name] = {field: _plain(value, allows_unknown_fields) for field, value in part.items()}
+        else:
+            made[name] = _plain(part, allows_unknown_fields)
+    return made
