@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from trunkline.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from trunkline_router.access.access import Access
-from trunkline_router.access.gate.open_calls import request_bounds
+from trunkline_router.access.gate.places import request_bounds
 from trunkline_router.access.gate.request_gate import RequestGate
 from trunkline_router.access.gate.request_size import MAX_REQUEST_BYTES
 from trunkline_router.edge.fleet_service import FleetService

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trunkline.grant import GrantKeys
-from trunkline_router.access.gate.open_calls import MAX_CALLS, MAX_TENANT_CALLS
+from trunkline_router.access.gate.places import MAX_CALLS, MAX_TENANT_CALLS
 from trunkline_router.address import DNS_PREFIX, is_address
 from trunkline_router.http_settings import HttpSettings
 from trunkline_router.identity_settings import IdentitySettings

@@ -79,8 +79,8 @@ def state_of(router: Cluster, problems: Problems) -> State:
     workers = [link.worker for link in router.links if link.worker is not None]
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return State(
-        open_requests=router.gate.requests.num_open,
-        held_bytes=router.gate.held.num_bytes,
+        open_requests=router.gate.requests.num_held,
+        held_bytes=router.gate.held.num_held,
         http_connections=router.http.num_connections if router.http is not None else 0,
         open_choices=sum(worker.open_choices + worker.session.num_open for worker in workers),
         queued_tokens=sum(worker.queued_tokens for worker in workers),

@@ -11,8 +11,7 @@ from trunkline.grant import LIFETIME_S, GrantKeys, open_grant
 from trunkline.status import OVERLOADED
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import ChoiceLedger, DirectLost, DirectStarted, GenerateRequest, GrantRequest, TokenIds
-from trunkline_router.access.gate.held_bytes import ByteBounds
-from trunkline_router.access.gate.sender import sender_of
+from trunkline_router.access.gate.places import Bounds, sender_of
 from trunkline_router.request.failover import MAX_WITHOUT_PROGRESS
 from trunkline_router.request.grant_charge import CLOCK_MARGIN_S
 from trunkline_router.request.granting import MAX_GRANTS
@@ -187,15 +186,15 @@ async def test_what_follows_the_first_message_counts_as_memory_and_waits_for_its
         gate = router.gate
         call = Call(router)
         await call.begin()
-        (connection,) = gate.requests._connections
+        (connection,) = gate.requests._of_connection
         account = sender_of(connection).account
         gate.turns.took(account, 64 << 20)  # it is far ahead of its pace
         asking = asyncio.create_task(call.refused(large))
-        await until(lambda: account in gate.turns._waiting)
-        gate.turns._within_rate_at_s.clear()
+        await until(lambda: gate.turns._waiting.next_names(1) == [account])
+        gate.turns._free_of_account_s.clear()
         assert "tokens are more than" in (await asking).message
         call = Call(router)
         await call.begin()
-        monkeypatch.setattr(gate.held, "_bounds", ByteBounds(of_account=1))
+        monkeypatch.setattr(gate.held, "_bounds", Bounds(in_all=1, of_host=1, of_connection=1, of_tenant=1))
         assert (await call.refused(large)).reason == OVERLOADED
-        await until(lambda: not gate.reading._taken and not gate.held.num_bytes)
+        await until(lambda: not gate.reading.num_read and not gate.held.num_held)

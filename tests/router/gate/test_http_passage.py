@@ -5,10 +5,11 @@ from random import Random
 
 import pytest
 
+from tests.router.virtual_time import virtual_time
 from trunkline_router.access.access import Access
 from trunkline_router.access.gate.http_passage import HttpPassage
-from trunkline_router.access.gate.message_turns import MessageTurns
-from trunkline_router.access.gate.reading import ReadBounds, Reading
+from trunkline_router.access.gate.places import Bounds
+from trunkline_router.access.gate.reading import Reading
 from trunkline_router.access.gate.request_gate import RequestGate
 from trunkline_router.access.gate.request_size import UNSEEN_BYTES
 from trunkline_router.workers.pool import Pools
@@ -26,7 +27,7 @@ async def large_body() -> bytes:
 
 async def test_a_body_that_has_arrived_waits_for_no_place_among_those_being_read() -> None:
     gate = RequestGate(Pools(Random(1)), Access())
-    gate.reading = Reading(ReadBounds(in_all=1, of_host=1, of_connection=1, of_sender=1, last=0))
+    gate.reading = Reading(Bounds(in_all=1, of_host=1, of_connection=1, of_tenant=1))
     never = asyncio.get_running_loop().create_future()
     with passage(gate) as first, passage(gate) as second, passage(gate) as third:
         reading = asyncio.create_task(first.read(lambda: never))  # takes the only place
@@ -46,23 +47,18 @@ async def test_a_large_body_counts_until_the_answer_begins(has_arrived: bool) ->
     gate = RequestGate(Pools(Random(1)), Access())
     with passage(gate) as one:
         await (one.read_arrived(large_body) if has_arrived else one.read(large_body))
-        assert gate.held.num_bytes == len(LARGE)
+        assert gate.held.num_held == len(LARGE)
         one.answer_begins()
-        assert gate.held.num_bytes == 0
+        assert gate.held.num_held == 0
 
 
+@virtual_time
 async def test_bodies_of_an_account_wait_for_as_long_as_the_loop_parses_for_it() -> None:
     """A third of the event loop is an account's. The bodies alone would be within its rate."""
-    now_s = 0.0
-    gate = RequestGate(Pools(Random(1)), Access())
-    gate.turns = MessageTurns(lambda: now_s)
+    gate, loop = RequestGate(Pools(Random(1)), Access()), asyncio.get_running_loop()
     with passage(gate) as first, passage(gate) as second:
         await first.read_arrived(large_body)
         first.parsed(0.2)
-        waiting = asyncio.create_task(second.read_arrived(large_body))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert not waiting.done()
-        now_s = 0.6
-        async with asyncio.timeout(60):
-            await waiting
+        begun_s = loop.time()
+        await second.read_arrived(large_body)
+        assert 0.4 < loop.time() - begun_s < 0.7

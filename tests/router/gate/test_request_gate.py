@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import gc
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,9 @@ from tests.router.fake_worker import FakeWorker
 from trunkline.names import TENANT_KEY
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenizeRequest
 from trunkline_bench.attacks.vectors.frames import Connection, grpc_message, request_headers
-from trunkline_router.access.gate import open_calls, reading, request_gate
-from trunkline_router.access.gate.held_bytes import ByteBounds
-from trunkline_router.access.gate.open_calls import CallBounds, request_bounds
-from trunkline_router.access.gate.reading import ReadBounds
+from trunkline_router.access.gate import reading, request_gate
+from trunkline_router.access.gate.places import BYTE_BOUNDS, WATCH_BOUNDS, Bounds, request_bounds
+from trunkline_router.access.gate.reading import READ_BOUNDS, Reading
 from trunkline_runtime import server
 
 GENERATE = "/trunkline.v1.InferenceService/Generate"
@@ -50,7 +50,7 @@ async def outcome(call: Any) -> grpc.StatusCode:
     return code
 
 
-def gate_with(monkeypatch: pytest.MonkeyPatch, **bounds: CallBounds) -> None:
+def gate_with(monkeypatch: pytest.MonkeyPatch, **bounds: Bounds) -> None:
     """The routers that start from now on have these bounds."""
     for name, value in bounds.items():
         monkeypatch.setattr(request_gate, name, value)
@@ -83,7 +83,7 @@ async def test_a_tenant_has_so_many_calls_open_and_others_have_theirs(monkeypatc
 
 
 async def test_calls_that_are_no_requests_take_no_places_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    most = open_calls.WATCH_BOUNDS.of_connection
+    most = WATCH_BOUNDS.of_connection
     gate_with(monkeypatch, REQUEST_BOUNDS=request_bounds(4, 2))
     async with cluster(FakeWorker("a")) as router, lone_channel(router) as channel, lone_channel(router) as other:
         watches = [open_watch(channel) for _ in range(most)]
@@ -101,7 +101,7 @@ async def test_calls_that_are_no_requests_take_no_places_of_requests(monkeypatch
 async def test_a_check_of_health_is_answered_and_a_watch_begins_whatever_others_keep_open(
     monkeypatch: pytest.MonkeyPatch, method: str, is_half_open: bool
 ) -> None:
-    bounds = CallBounds(in_all=60, of_host=50, of_connection=40, of_tenant=60)
+    bounds = Bounds(in_all=60, of_host=50, of_connection=40, of_tenant=60)
     gate_with(monkeypatch, CHECK_BOUNDS=bounds, WATCH_BOUNDS=bounds)
     async with cluster(FakeWorker("a")) as router:
         connections = [Connection(router.port) for _ in range(5)]
@@ -110,7 +110,7 @@ async def test_a_check_of_health_is_answered_and_a_watch_begins_whatever_others_
             assert connection.open_streams(30, request_headers(method), body=body, ends=not is_half_open)
             assert connection.open_streams(30, request_headers(WATCH), body=body, ends=not is_half_open)
         gate: request_gate.RequestGate = router.gate
-        await until(lambda: gate._watches.num_open == bounds.of_host)
+        await until(lambda: gate.watches.num_held == bounds.of_host)
         async with lone_channel(router) as kubelet:
             for _ in range(3):
                 assert await outcome(health_check(kubelet)) == grpc.StatusCode.OK
@@ -120,11 +120,11 @@ async def test_a_check_of_health_is_answered_and_a_watch_begins_whatever_others_
         await router.answer("x")
         for connection in connections:
             connection.close()
-        await until(lambda: gate._watches.num_open == gate._checks.num_open == 0)
+        await until(lambda: gate.watches.num_held == gate.checks.num_held == 0)
 
 
 async def test_a_watch_that_is_given_up_for_a_client_with_fewer_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate_with(monkeypatch, WATCH_BOUNDS=CallBounds(in_all=4, of_host=3, of_connection=3, of_tenant=4))
+    gate_with(monkeypatch, WATCH_BOUNDS=Bounds(in_all=4, of_host=3, of_connection=3, of_tenant=4))
     async with cluster(FakeWorker("a")) as router, lone_channel(router) as channel, lone_channel(router) as other:
         watches: list[grpc.aio.UnaryStreamCall[bytes, bytes]] = []
         for _ in range(3):
@@ -148,37 +148,37 @@ async def test_one_client_with_invented_tenants_and_half_open_calls_refuses_nobo
             for name in range(20):
                 assert connection.open_streams(5, request_headers(GENERATE, {TENANT_KEY: f"t{number}-{name}"}))
         gate: request_gate.RequestGate = router.gate
-        await until(lambda: gate.requests.num_open == 350)
+        await until(lambda: gate.requests.num_held == 350)
         for _ in range(3):
             await asyncio.wait_for(router.answer("x"), 60)
         for connection in connections:
             connection.close()
-        await until(lambda: gate.requests.num_open == 0)
+        await until(lambda: gate.requests.num_held == 0)
 
 
 @HAS_PROC
 async def test_what_waits_to_be_read_stays_with_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixty connections send 4 MiB each while other calls are being read."""
-    made, bounds = reading.Reading, ReadBounds(in_all=4, of_host=4, of_connection=4, of_sender=4, last=0)
-    monkeypatch.setattr(request_gate, "Reading", lambda *_: made(bounds, long_s=3600.0))
+    monkeypatch.setattr(reading, "LONG_S", 3600.0)
+    monkeypatch.setattr(request_gate, "Reading", lambda: Reading(Bounds(4, of_host=4, of_connection=4, of_tenant=4)))
     async with cluster(FakeWorker("a")) as router:
         await router.answer("x")
         with_nothing_to_say = Connection(router.port)  # its calls hold all places
         assert with_nothing_to_say.open_streams(4, request_headers(GENERATE))
         gate: request_gate.RequestGate = router.gate
-        await until(lambda: gate.reading._free == 0)
+        await until(lambda: gate.reading.num_read == 4)
         before = rss_mib()
         sender = await asyncio.create_subprocess_exec(
             sys.executable, "-c", SENDER, f"127.0.0.1:{router.port}", stdin=asyncio.subprocess.PIPE
         )
-        await until(lambda: len(list(gate.reading._waiting.senders())) == SENDERS)
+        await until(lambda: gate.reading.num_waiting == SENDERS)
         async with lone_channel(router) as kubelet:
             assert await outcome(health_check(kubelet)) == grpc.StatusCode.OK
         assert rss_mib() - before < SENT_MIB / 4
         sender.kill()
         await sender.wait()
         with_nothing_to_say.close()
-        await until(lambda: not gate.reading._waiting and not gate.reading._taken)
+        await until(lambda: not gate.reading.num_waiting and not gate.reading.num_read)
 
 
 SENDERS, SENT_MIB = 60, 240
@@ -201,12 +201,12 @@ async def test_half_open_calls_of_many_connections_hold_up_no_other_client(monke
         for connection in connections:
             assert connection.open_streams(50, request_headers(GENERATE))
         gate: request_gate.RequestGate = router.gate
-        await until(lambda: gate.requests.num_open > ReadBounds().in_all)
+        await until(lambda: gate.requests.num_held > READ_BOUNDS.in_all)
         for _ in range(5):
             await asyncio.wait_for(router.answer("x"), 60)
         for connection in connections:
             connection.close()
-        await until(lambda: gate.requests.num_open == 0)
+        await until(lambda: gate.requests.num_held == 0)
 
 
 @HAS_PROC
@@ -258,7 +258,7 @@ async def _refusal_of_stream(call: Any) -> Refusal:
 @HAS_PROC
 async def test_a_refused_request_leaves_no_memory_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the collector, which may be a long time coming."""
-    monkeypatch.setattr(request_gate, "BYTE_BOUNDS", ByteBounds(of_account=1))
+    monkeypatch.setattr(request_gate, "BYTE_BOUNDS", replace(BYTE_BOUNDS, of_connection=1))
     request = TokenizeRequest(text="x" * (1 << 20))
     async with cluster(FakeWorker("a")) as router:
         await router.answer("x")

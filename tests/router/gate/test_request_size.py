@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,10 +36,11 @@ from trunkline.v1.inference_pb2 import (
     TokenIds,
     TokenizeRequest,
 )
+from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline.validation import MAX_LOGIT_BIAS, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from trunkline_router.access.gate import request_gate
-from trunkline_router.access.gate.held_bytes import ByteBounds
+from trunkline_router.access.gate.places import BYTE_BOUNDS, Bounds
 from trunkline_router.access.gate.request_size import (
     FIELDS_PER_STEP,
     MAX_DETOKENIZED_IDS,
@@ -330,13 +332,16 @@ async def test_large_requests_beyond_what_memory_is_there_for_are_told_to_come_b
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = "x" * (UNSEEN_BYTES + 1000)
-    bounds = ByteBounds(in_all=4 * len(text), of_host=4 * len(text), of_account=3 * len(text))
+    bounds = Bounds(4 * len(text), of_host=4 * len(text), of_connection=4 * len(text), of_tenant=3 * len(text))
     monkeypatch.setattr(request_gate, "BYTE_BOUNDS", bounds)
     worker = FakeWorker("a", answer=None, context_length=1 << 20, kv_token_capacity=1 << 20)
-    async with cluster(worker) as router:
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    async with cluster(worker) as router, grpc.aio.insecure_channel(f"127.0.0.1:{router.port}", options) as other:
+        stubs = {"c": InferenceServiceStub(other)}  # on a connection of its own
 
         def call(tenant: str, prompt: str = text) -> Any:
-            return router.stub.Generate(GenerateRequest(text=prompt), metadata=((TENANT_KEY, tenant),))
+            stub: Any = stubs.get(tenant, router.stub)
+            return stub.Generate(GenerateRequest(text=prompt), metadata=((TENANT_KEY, tenant),))
 
         running = []
         for tenant, fits in (("hog", True), ("hog", True), ("hog", False), ("b", True), ("c", True)):
@@ -347,7 +352,7 @@ async def test_large_requests_beyond_what_memory_is_there_for_are_told_to_come_b
             refused = await refusal(call(tenant))
             assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
             assert refused.retry_s
-        displaced = await refusal(running.pop(1))  # by the one of c, which held nothing
+        displaced = await refusal(running.pop(0))  # by the one of c, which held nothing
         assert (displaced.code, displaced.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
         running.append(call("hog", "short"))  # of those there may be any number
         await worker.arrived.get()
@@ -362,7 +367,7 @@ async def test_large_requests_beyond_what_memory_is_there_for_are_told_to_come_b
 
 async def test_large_requests_that_are_being_answered_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "x" * (UNSEEN_BYTES + 1000)
-    monkeypatch.setattr(request_gate, "BYTE_BOUNDS", ByteBounds(of_account=len(text) + 100))
+    monkeypatch.setattr(request_gate, "BYTE_BOUNDS", replace(BYTE_BOUNDS, of_connection=len(text) + 100))
     worker = FakeWorker("a", answer=None, context_length=1 << 20, kv_token_capacity=1 << 20)
     async with cluster(worker) as router:
         running = []

@@ -9,7 +9,7 @@ import pytest
 from tests.router.cluster import cluster
 from tests.router.fake_worker import FakeWorker
 from tests.router.http.http_rig import Client, connected_to, error_of, get, post
-from trunkline_router.access.gate.open_calls import OpenCalls, request_bounds
+from trunkline_router.access.gate.places import Places, request_bounds
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.http_app import HANDLERS_BY_PATH
 from trunkline_router.record.error_statuses import is_anthropic
@@ -99,7 +99,7 @@ async def test_every_answer_names_its_request(kind: str) -> None:
 async def test_probes_are_answered_while_no_further_request_is_admitted() -> None:
     worker = FakeWorker("a", answer=None)
     async with cluster(worker, edge=Edge) as router:
-        router.gate.requests = OpenCalls(request_bounds(1, 1), "requests")
+        router.gate.requests = Places(request_bounds(1, 1), "open requests")
         async with connected_to(router.http_port) as running, connected_to(router.http_port) as client:
             body = b'{"model": "tiny", "prompt": "x"}'
             request = post(body, "Content-Type: application/json", path="/v1/completions")

@@ -289,7 +289,7 @@ async def test_a_request_that_makes_room_after_a_comment_ends_with_an_event() ->
         async with asks.http.stream("POST", PATH, json=body) as answer:
             lines = answer.aiter_lines()
             assert await anext(lines) == ": keep-alive"
-            [held] = list(asks.router.gate.held._held)
+            [[[held]]] = [of_host.values() for of_host in asks.router.gate.held._loose.values()]
             held.give_up(RequestRefused(8, "OVERLOADED", "make room", retry_delay_ms=1000))
             data = [line async for line in lines if line.startswith("data: ")]
     assert len(data) == 1

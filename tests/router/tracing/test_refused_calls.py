@@ -20,7 +20,7 @@ from tests.runtime.otlp_receiver import GENERATE, ReceivedSpan, Receiver, read, 
 from trunkline.names import TENANT_KEY
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline_router.access.access import UNCHECKED, Access
-from trunkline_router.access.gate.open_calls import CallBounds, OpenCalls
+from trunkline_router.access.gate.places import Bounds, Places
 from trunkline_router.access.gate.request_size import MAX_REQUEST_BYTES
 from trunkline_router.access.identity.identity import Identity, Role, unauthenticated
 from trunkline_router.edge.http_call import Edge
@@ -243,7 +243,7 @@ async def test_a_call_over_grpc_that_the_gate_refuses_is_told_of_too(receiver: R
 
 
 async def test_the_line_and_the_span_of_a_refused_call_have_the_tenant_of_its_credentials(receiver: Receiver) -> None:
-    full = OpenCalls(CallBounds(in_all=9, of_host=9, of_connection=9, of_tenant=0), "requests")
+    full = Places(Bounds(in_all=9, of_host=9, of_connection=9, of_tenant=0), "open requests")
     async with router_of(receiver) as (router, _):
         router.gate.requests = full
         with capture_logs() as logs:
@@ -260,13 +260,13 @@ async def test_the_line_and_the_span_of_a_refused_call_have_the_tenant_of_its_cr
 
 async def test_the_span_of_a_call_over_grpc_begins_when_the_call_arrives(receiver: Receiver) -> None:
     """One call sends a message that is too large for any request, another one is given up before it sends any."""
-    few = OpenCalls(CallBounds(in_all=9, of_host=2, of_connection=9, of_tenant=9), "requests")
+    few = Places(Bounds(in_all=9, of_host=2, of_connection=9, of_tenant=9), "open requests")
     async with router_of(receiver) as (router, _), lone_channel(router) as one, lone_channel(router) as other:
         router.gate.requests = few
         calls = []
         for number in (401, 402):
             calls.append(opened(one, number))
-            await until(lambda: few.num_open == len(calls))
+            await until(lambda: few.num_held == len(calls))
         opened_ns = time.time_ns()
         third = opened(other, 403)
         assert await calls[0].code() is grpc.StatusCode.RESOURCE_EXHAUSTED, "it is given up"

@@ -1,14 +1,11 @@
 """One HTTP request that passes the gate: the same limits as for calls over gRPC."""
 
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from trunkline.status import RequestRefused
-from trunkline_router.access.gate.message_turns import LOOP_BYTES_PER_S
-from trunkline_router.access.gate.open_calls import OpenCall
+from trunkline_router.access.gate.places import GiveUp, Place, http_sender_of
+from trunkline_router.access.gate.reading import LOOP_BYTES_PER_S
 from trunkline_router.access.gate.request_size import UNSEEN_BYTES
-from trunkline_router.access.gate.sender import Sender, sender_of
 
 if TYPE_CHECKING:
     from trunkline_router.access.gate.request_gate import RequestGate
@@ -21,63 +18,66 @@ class HttpPassage:
     give_up: ends the request with a refusal
     """
 
-    def __init__(
-        self, gate: "RequestGate", peer: str, tenant: str, give_up: Callable[[RequestRefused], object]
-    ) -> None:
+    def __init__(self, gate: "RequestGate", peer: str, tenant: str, give_up: GiveUp) -> None:
         self._gate = gate
-        self._call = OpenCall(sender_of(peer, tenant), give_up)
-        self._held: AbstractContextManager[None] | None = None
+        self._sender = http_sender_of(peer, tenant)
+        self._give_up = give_up
+        self._place: Place | None = None
+        self._held: Place | None = None  # of a large body
 
     def __enter__(self) -> "HttpPassage":
         """Raises RequestRefused (OVERLOADED) if too many requests are open."""
-        self._gate.requests.open(self._call)
+        self._place = self._gate.requests.take(self._sender, self._give_up)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.answer_begins()
-        self._gate.requests.close(self._call)
+        if self._place is not None:
+            self._gate.requests.release(self._place)
 
     async def read(self, body: Callable[[], Awaitable[bytes]]) -> bytes:
-        """Returns the request's body, read by `body`. Raises RequestRefused if it takes too long, or if large requests
-        take too much memory."""
-        raw = b""
-        async with self._gate.reading.place(reader_of(self._call.sender)) as arrived:
+        """Returns the request's body, read by `body`. Raises RequestRefused if large requests take too much memory. Is
+        cancelled with RequestRefused if the request is given up, or the body takes too long."""
+        requests, reading, own = self._gate.requests, self._gate.reading, self._place
+        if own is not None:
+            requests.loosen(own)
+        place = await reading.begin(self._sender, self._give_up)
+        try:
             raw = await body()
-            arrived()
-            await self._turn(raw)
-        self._keep(raw)
+        finally:
+            reading.end(place)
+        if own is not None:
+            requests.keep(own)  # a request that was read is not given up
+        if len(raw) > UNSEEN_BYTES:
+            await self._count_large(raw)
         return raw
 
     async def read_arrived(self, body: Callable[[], Awaitable[bytes]]) -> bytes:
         """As read(), for a body that has arrived as a whole. It needs no place among the bodies that are being read:
         those bound the memory of bodies that grow, and a connection pauses a body at 64 KiB until it is taken."""
         raw = await body()
-        await self._turn(raw)
-        self._keep(raw)
+        if len(raw) > UNSEEN_BYTES:
+            await self._count_large(raw)
         return raw
+
+    async def _count_large(self, raw: bytes) -> None:
+        """Counts the memory of a large body, and returns in its turn to be parsed."""
+        held, turns, account = self._gate.held, self._gate.turns, self._sender.account
+        self._held = held.take(self._sender, self._give_up, len(raw))
+        held.loosen(self._held)
+        await turns.turn(account)
+        turns.took(account, len(raw))
 
     def parsed(self, cpu_s: float) -> None:
         """Counts the time for which the event loop parsed the body as bytes that it could have read instead. A body of
         numbers takes several times as long as a text of its length."""
-        self._gate.turns.took(self._call.sender.account, int(cpu_s * LOOP_BYTES_PER_S))
-
-    async def _turn(self, raw: bytes) -> None:
-        account = self._call.sender.account
-        await self._gate.turns.turn(account)
-        self._gate.turns.took(account, len(raw))
-
-    def _keep(self, raw: bytes) -> None:
-        """Counts the body. A request that was read is not given up."""
-        self._gate.requests.keep(self._call)
-        if len(raw) > UNSEEN_BYTES:
-            held = self._gate.held.holding(len(raw), self._call.sender, self._call.give_up)
-            held.__enter__()
-            self._held = held
+        if self._held is not None:  # others take less than a millisecond
+            self._gate.turns.took(self._sender.account, int(cpu_s * LOOP_BYTES_PER_S))
 
     def answer_begins(self) -> None:
         """Stops counting the request against the memory for large requests."""
         if self._held is not None:
-            self._held.__exit__(None, None, None)
+            self._gate.held.release(self._held)
             self._held = None
 
 
@@ -87,13 +87,3 @@ class StatusPassage(HttpPassage):
 
     def __enter__(self) -> "StatusPassage":
         return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-def reader_of(sender: Sender) -> Sender:
-    """The sender among those whose messages are read. Over gRPC a connection carries many requests; over HTTP it
-    carries one at a time, and a client that opens a thousand connections must not have a thousand turns. So the
-    connections of a tenant on a host count together, and share the tenant's turns."""
-    return Sender(sender.host, f"{sender.account} over HTTP", sender.connection)

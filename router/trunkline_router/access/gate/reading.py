@@ -1,184 +1,277 @@
-"""Decides which calls may have their messages read now.
+"""Decides which calls may have their messages read now, and when the event loop copies and parses a message.
 
 A call whose message has not been read costs little: the stream's flow-control window bounds what its client has sent.
 A message being read takes memory as it arrives, and its size is not known in advance. So only some calls are read at
-once. gRPC does not report how much of a message has arrived. If every place is taken and a sender with fewer places
-waits, the sender with the most places loses a message that has taken long.
+once (Reading). gRPC copies a message that has arrived on the event loop, at some five milliseconds per MiB, and HTTP
+bodies are parsed there. So messages are taken at a pace, a tenant's more slowly than all together (MessageTurns).
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import suppress
 from itertools import islice
+from types import coroutine
+from typing import Any, Generic, TypeVar
 
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, invalid
-from trunkline_router.access.gate.rotation import Path, Rotation
-from trunkline_router.access.gate.sender import Sender
+from trunkline_router.access.gate.places import RETRY_MS, Bounds, GiveUp, Place, Places, Sender
 
-MESSAGE_TIMEOUT_S = 30.0  # from the start of the call until its message has arrived: the largest at 2 Mbit/s
-LONG_S = 5.0  # a message may be given up after being read for this long
-HURRY_S = 0.2  # the same for a message in one of the last places
-MAX_SENDERS_PER_ROUND = 256  # waiting senders served by one round of _reclaim(); the next round is HURRY_S later
-RETRY_MS = 1000
+MESSAGE_TIMEOUT_S = 30.0  # until a message has arrived, and until its reading begins: the largest at 2 Mbit/s
+LONG_S = 1.0  # a message that takes longer may be given up for a sender with fewer
+CHECK_S = 0.25  # between two looks at what takes long
+MAX_TRIED = 64  # names in a queue that are considered at once; the others follow
+
+# Messages being read at once, each of at most request_size.MAX_REQUEST_BYTES.
+READ_BOUNDS = Bounds(in_all=96, of_host=80, of_connection=48, of_tenant=32, spare=24)
+
+LARGE_BYTES = 256 << 10  # a smaller message costs little more than its call
+LOOP_BYTES_PER_S = 192 << 20  # what the event loop could copy
+TAKEN_BYTES_PER_S = LOOP_BYTES_PER_S // 2  # what it copies and parses, so that half of its time is left
+# Large messages of one account: a third of the loop's time, and many times what can be tokenized.
+ACCOUNT_BYTES_PER_S = LOOP_BYTES_PER_S // 3
+BURST_BYTES = 1 << 20  # taken at once; a single message may be larger
+MAX_AHEAD_S = 0.1  # how far an account may be ahead of its rate
+RETRY_S = 0.005  # if every account that waits is ahead of its rate
+MAX_ACCOUNTS = 1024  # beyond this, accounts within their rate are forgotten
+
+Name = TypeVar("Name")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class ReadBounds:
-    """Largest numbers of messages being read at once, each of at most request_size.MAX_REQUEST_BYTES.
+class FairQueue(Generic[Name, Item]):
+    """Items by name. The names take turns."""
 
-    A message that has already arrived holds its place for one turn of the event loop. The `last` places, of a host and
-    of all, are for such messages: half-open calls lose them after HURRY_S.
-    """
+    def __init__(self) -> None:
+        self._items: OrderedDict[Name, deque[Item]] = OrderedDict()
 
-    in_all: int = 96
-    of_host: int = 80  # leaves places for other hosts
-    of_connection: int = 48
-    of_sender: int = 12  # of one tenant on one connection
-    last: int = 24
+    def __bool__(self) -> bool:
+        return bool(self._items)
 
-    def of(self, path: Path) -> int:
-        """The limit of a host, a connection, or a tenant on a connection."""
-        return (self.in_all, self.of_host, self.of_connection, self.of_sender)[len(path)]
+    def __iter__(self) -> Iterator[Item]:
+        return (item for items in self._items.values() for item in items)
+
+    def next_names(self, most: int) -> list[Name]:
+        """At most so many names, the next one first."""
+        return list(islice(self._items, most))
+
+    def add(self, name: Name, item: Item) -> None:
+        self._items.setdefault(name, deque()).append(item)
+
+    def first(self, name: Name) -> Item:
+        """The name's next item."""
+        return self._items[name][0]
+
+    def remove(self, name: Name, item: Item) -> None:
+        """Removes the item. Does nothing if it is not queued."""
+        items = self._items.get(name)
+        if items is not None and item in items:
+            items.remove(item)
+            if not items:
+                del self._items[name]
+
+    def pass_turn(self, name: Name) -> None:
+        """Puts the name behind the others, if it has items."""
+        if name in self._items:
+            self._items.move_to_end(name)
 
 
 class Reading:
     """Places for messages being read. Senders that wait for a place take turns."""
 
-    def __init__(self, bounds: ReadBounds = ReadBounds(), *, long_s: float = LONG_S, hurry_s: float = HURRY_S) -> None:
-        self._bounds, self._long_s, self._hurry_s = bounds, long_s, hurry_s
-        self._free = bounds.in_all
-        self._taken: Counter[Path] = Counter()  # by host, by connection, and by tenant on a connection
-        self._readers: dict[_Reader, None] = {}  # longest-running first
-        self._waiting: Rotation[asyncio.Future[None]] = Rotation()
-        self._reclaim_timer: asyncio.TimerHandle | None = None
+    def __init__(self, bounds: Bounds = READ_BOUNDS) -> None:
+        self._places = Places(bounds, "messages being read")
+        self._since_s: dict[Place, float] = {}  # of messages that have not arrived, the oldest first
+        self._waiting: FairQueue[Sender, _Waiting] = FairQueue()
+        self._check_timer: asyncio.TimerHandle | None = None
 
-    @asynccontextmanager
-    async def place(self, sender: Sender) -> AsyncIterator[Callable[[], None]]:
-        """Holds a place while a message is read. Yields a function to call when the message has arrived.
+    @property
+    def num_read(self) -> int:
+        """Messages being read."""
+        return self._places.num_held
 
-        Raises RequestRefused if the message takes too long, or gets no place, or must make room.
-        """
-        loop = asyncio.get_running_loop()
-        reader: _Reader | None = None
-        timeout = asyncio.timeout(MESSAGE_TIMEOUT_S)
-        begin_s = loop.time()
+    @property
+    def num_waiting(self) -> int:
+        """Calls that wait for a place."""
+        return sum(1 for _ in self._waiting)
+
+    async def begin(self, sender: Sender, give_up: GiveUp) -> Place:
+        """Returns a place; end() must follow. A call whose message takes too long is given up. Raises RequestRefused
+        if there is no place for a long time."""
         try:
-            async with timeout:
-                if sender in self._waiting or not all(map(self._may_take, sender.paths)):
-                    await self._turn(sender)
-                else:
-                    self._take(sender)
-                due_s = loop.time() + (self._hurry_s if self._is_among_last(sender) else self._long_s)
-                reader = _Reader(sender, timeout, due_s)
-                self._readers[reader] = None
+            place = self._places.take(sender, give_up)
+        except RequestRefused:
+            place = await self._turn(sender, give_up)
+        self._since_s[place] = asyncio.get_running_loop().time()
+        self._check_later()
+        return place
 
-                def arrived() -> None:
-                    if reader in self._readers and not timeout.expired():
-                        del self._readers[reader]
-                        timeout.reschedule(None)
+    def arrived(self, place: Place) -> None:
+        """The message has arrived. It keeps its place until it is copied."""
+        self._since_s.pop(place, None)
+        self._places.keep(place)
 
-                try:
-                    yield arrived
-                finally:
-                    self._readers.pop(reader, None)
-                    self._leave(sender)
-        except TimeoutError:
-            if not timeout.expired():
-                raise
-            if reader is not None and loop.time() - begin_s >= MESSAGE_TIMEOUT_S:
-                raise invalid("request", f"its message did not arrive within {MESSAGE_TIMEOUT_S:g} s") from None
-            problem = "the message took long to arrive, and others are waiting to be read"
-            if reader is None:
-                problem = f"the message had no turn to be read within {MESSAGE_TIMEOUT_S:g} s"
-            raise RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, problem, retry_delay_ms=RETRY_MS) from None
+    def end(self, place: Place) -> None:
+        """Frees the place."""
+        self._since_s.pop(place, None)
+        self._places.release(place)
+        if self._waiting:
+            self._serve_waiting(self._places.fits)
 
-    async def _turn(self, sender: Sender) -> None:
+    async def _turn(self, sender: Sender, give_up: GiveUp) -> Place:
         loop = asyncio.get_running_loop()
-        turn = loop.create_future()
-        self._waiting.add(sender, turn)
-        if self._reclaim_timer is None:
-            self._reclaim_timer = loop.call_later(self._hurry_s, self._reclaim)
+        waiting = _Waiting(sender, give_up, loop.create_future(), loop.time())
+        self._waiting.add(sender, waiting)
+        self._check_later()
         try:
-            await turn
+            return await waiting.place
         except asyncio.CancelledError:
-            if turn.cancelled():
-                self._waiting.remove(sender, turn)
-                self._pass_on()  # a later call may have queued behind this one
+            self._waiting.remove(sender, waiting)
+            if waiting.place.done() and not waiting.place.cancelled() and waiting.place.exception() is None:
+                self.end(waiting.place.result())
             else:
-                self._leave(sender)
+                self._serve_waiting(self._places.fits)  # a call behind this one may have been passed over
             raise
 
-    def _may_take(self, path: Path) -> bool:
-        return self._free > 0 and self._taken[path] < self._bounds.of(path)
+    def _serve_waiting(self, may_try: Callable[[Sender], bool]) -> None:
+        """Gives places to the first calls of waiting senders."""
+        senders = self._waiting.next_names(MAX_TRIED)
+        served: list[Sender] = []
+        for sender in senders:
+            waiting = self._waiting.first(sender)
+            if waiting.place.done() or not may_try(sender):
+                continue  # its call was cancelled, or it has to wait
+            with suppress(RequestRefused):
+                waiting.place.set_result(self._places.take(sender, waiting.give_up))
+                self._waiting.remove(sender, waiting)
+                served.append(sender)
+        for sender in served or senders:  # if none could be served, the next ones are tried next time
+            self._waiting.pass_turn(sender)
 
-    def _take(self, sender: Sender) -> None:
-        self._free -= 1
-        for path in sender.paths:
-            self._taken[path] += 1
+    def _check_later(self) -> None:
+        if self._check_timer is None:
+            self._check_timer = asyncio.get_running_loop().call_later(CHECK_S, self._check)
 
-    def _is_among_last(self, sender: Sender) -> bool:
-        bounds = self._bounds
-        return self._free < bounds.last or self._taken[sender[:1]] > bounds.of_host - bounds.last
+    def _check(self) -> None:
+        """Gives up what takes too long, and serves calls that wait at the cost of what takes long."""
+        self._check_timer = None
+        now_s = asyncio.get_running_loop().time()
+        for place, since_s in list(self._since_s.items()):
+            if now_s - since_s >= MESSAGE_TIMEOUT_S:
+                self.end(place)
+                place.give_up(invalid("request", f"its message did not arrive within {MESSAGE_TIMEOUT_S:g} s"))
+            elif now_s - since_s >= LONG_S:
+                self._places.loosen(place)
+            else:
+                break
+        for waiting in [each for each in self._waiting if now_s - each.since_s >= MESSAGE_TIMEOUT_S]:
+            self._waiting.remove(waiting.sender, waiting)
+            waiting.place.set_exception(_no_place())
+        self._serve_waiting(lambda _: True)
+        if self._since_s or self._waiting:
+            self._check_later()
 
-    def _leave(self, sender: Sender) -> None:
-        self._free += 1
-        for path in sender.paths:
-            self._taken[path] -= 1
-            if not self._taken[path]:
-                del self._taken[path]
-        self._pass_on()
 
-    def _pass_on(self) -> None:
-        while self._free and (found := self._waiting.pop(self._may_take)) is not None:
-            sender, turn = found
-            if not turn.done():  # its call is not cancelled
-                self._take(sender)
-                turn.set_result(None)
+class _Waiting:
+    """A call that waits for a place."""
 
-    def _reclaim(self) -> None:
-        """Gives up messages that have taken long in favour of waiting senders with fewer places."""
-        self._reclaim_timer = None
-        if not self._waiting:
-            return
+    __slots__ = ("give_up", "place", "sender", "since_s")
+
+    def __init__(self, sender: Sender, give_up: GiveUp, place: "asyncio.Future[Place]", since_s: float) -> None:
+        self.sender = sender
+        self.give_up = give_up
+        self.place = place
+        self.since_s = since_s
+
+
+def _no_place() -> RequestRefused:
+    problem = f"the message had no turn to be read within {MESSAGE_TIMEOUT_S:g} s"
+    return RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, problem, retry_delay_ms=RETRY_MS)
+
+
+class MessageTurns:
+    """Decides when the event loop takes messages that have arrived."""
+
+    def __init__(self) -> None:
+        self._free_s = 0.0  # when the loop is done with what it took, at its pace
+        self._free_of_account_s: dict[str, float] = {}  # the same of an account's large messages
+        self._waiting: FairQueue[str, asyncio.Future[None]] = FairQueue()  # by account
+        self._timer: asyncio.Handle | None = None
+
+    async def turn(self, account: str) -> None:
+        """Returns when the account's next message may be taken. The caller must call took() before it awaits again."""
         loop = asyncio.get_running_loop()
         now_s = loop.time()
-        due = [reader for reader in self._readers if reader.due_s <= now_s]
-        taken = Counter(self._taken)
-        for waiting in islice(self._waiting.senders(), MAX_SENDERS_PER_ROUND):
-            given_up = self._reader_to_evict(waiting, due, taken)
-            if given_up is not None:
-                due.remove(given_up)
-                del self._readers[given_up]
-                for path in given_up.sender.paths:
-                    taken[path] -= 1
-                for path in waiting.paths:
-                    taken[path] += 1
-                given_up.timeout.reschedule(now_s)
-        self._reclaim_timer = loop.call_later(self._hurry_s, self._reclaim)
+        if self._wait_s(now_s) <= 0.0 and self._is_within_rate(account, now_s):
+            return
+        turn = loop.create_future()
+        self._waiting.add(account, turn)
+        self._wake_in(RETRY_S)
+        try:
+            await turn
+        finally:
+            self._waiting.remove(account, turn)
 
-    def _reader_to_evict(self, waiting: Sender, due: "Sequence[_Reader]", taken: Counter[Path]) -> "_Reader | None":
-        """The reader among `due` whose sender has the most places. Returns None if no sender has more than the waiting
-        one, or if the waiting sender is at its own limit."""
-        full = next((path for path in waiting.paths if taken[path] >= self._bounds.of(path)), ())
-        if full == waiting or (not full and self._free):
-            return None
-        among = [reader for reader in due if reader.sender[: len(full)] == full]
-        if not among:
-            return None
-        # Among equals the longest-running.
-        most = max(among, key=lambda reader: [taken[path] for path in reader.sender.paths])
-        for ours, theirs in zip(waiting.paths, most.sender.paths, strict=True):
-            if ours != theirs:
-                return most if taken[ours] < taken[theirs] else None
-        return None
+    def took(self, account: str, num_bytes: int) -> None:
+        """Records that a message of `num_bytes` was taken, or something that took the loop as long."""
+        now_s = asyncio.get_running_loop().time()
+        self._free_s = max(now_s, self._free_s) + num_bytes / TAKEN_BYTES_PER_S
+        if num_bytes > LARGE_BYTES:
+            free_s = self._free_of_account_s
+            if len(free_s) >= MAX_ACCOUNTS:
+                free_s = self._free_of_account_s = {each: at_s for each, at_s in free_s.items() if at_s > now_s}
+            free_s[account] = max(now_s, free_s.get(account, 0.0)) + num_bytes / ACCOUNT_BYTES_PER_S
+
+    def _wait_s(self, now_s: float) -> float:
+        """How long the loop's next message has to wait."""
+        return self._free_s - BURST_BYTES / TAKEN_BYTES_PER_S - now_s
+
+    def _is_within_rate(self, account: str, now_s: float) -> bool:
+        return self._free_of_account_s.get(account, 0.0) - MAX_AHEAD_S <= now_s
+
+    def _wake_in(self, wait_s: float) -> None:
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(wait_s, self._wake) if wait_s > 0.0 else loop.call_soon(self._wake)
+
+    def _wake(self) -> None:
+        """Wakes the next call that may go. It takes its message before this runs again."""
+        self._timer = None
+        now_s = asyncio.get_running_loop().time()
+        wait_s = self._wait_s(now_s)
+        if wait_s <= 0.0:
+            wait_s = RETRY_S
+            for account in self._waiting.next_names(MAX_TRIED):
+                self._waiting.pass_turn(account)
+                if self._is_within_rate(account, now_s):
+                    turn = self._waiting.first(account)
+                    self._waiting.remove(account, turn)
+                    if not turn.done():  # its call was not cancelled
+                        turn.set_result(None)
+                    wait_s = 0.0
+                    break
+        if self._waiting:
+            self._wake_in(wait_s)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Reader:
-    """A message being read. It may be given up after `due_s`."""
-
-    sender: Sender
-    timeout: asyncio.Timeout
-    due_s: float
+@coroutine
+def taken_in_turn(
+    reading: Coroutine[Any, Any, Result], turn: Callable[[], Coroutine[Any, Any, None]]
+) -> Generator[Any, Any, Result]:
+    """Runs `reading`, a coroutine that awaits the arrival of a message and then copies its bytes, and awaits `turn`
+    between these two steps. Returns or raises what `reading` does."""
+    steps = reading.__await__()
+    try:
+        arrival = next(steps)
+    except StopIteration as ended:
+        result: Result = ended.value  # it did not have to wait
+        return result
+    try:
+        yield arrival
+        yield from turn().__await__()
+    except BaseException as error:  # a cancellation or a refusal: either ends the reading
+        with suppress(type(error)):
+            steps.throw(error)
+        raise
+    return (yield from steps)

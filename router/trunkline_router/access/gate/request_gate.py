@@ -3,8 +3,6 @@ concurrent reads and sizes."""
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager, AsyncExitStack
 from typing import Any
 
 import grpc
@@ -12,21 +10,20 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest
 
 from trunkline.status import RequestRefused
 from trunkline_router.access.access import Access, Context, refused_tenant
-from trunkline_router.access.gate.held_bytes import ByteBounds, HeldBytes
-from trunkline_router.access.gate.message_turns import MessageTurns, taken_in_turn
-from trunkline_router.access.gate.open_calls import (
+from trunkline_router.access.gate.places import (
+    BYTE_BOUNDS,
     CHECK_BOUNDS,
     MAX_CALLS,
     MAX_TENANT_CALLS,
     WATCH_BOUNDS,
-    CallBounds,
-    OpenCall,
-    OpenCalls,
+    Bounds,
+    Place,
+    Places,
     request_bounds,
+    sender_of,
 )
-from trunkline_router.access.gate.reading import ReadBounds, Reading
+from trunkline_router.access.gate.reading import MessageTurns, Reading, taken_in_turn
 from trunkline_router.access.gate.request_size import SHAPES, UNSEEN_BYTES, RequestSize
-from trunkline_router.access.gate.sender import sender_of
 from trunkline_router.access.identity.needed_roles import HEALTH_CHECK, HEALTH_WATCH, METHODS, role_of
 from trunkline_router.address import host_of
 from trunkline_router.record.refused_calls import RefusedCall, RefusedCalls
@@ -35,7 +32,6 @@ from trunkline_router.workers.pool import Pools
 from trunkline_runtime.server import LIVENESS
 from trunkline_runtime.tracing import trace_context_of
 
-BYTE_BOUNDS = ByteBounds()
 REQUEST_BOUNDS = request_bounds(MAX_CALLS, MAX_TENANT_CALLS)
 HEALTH = (HEALTH_CHECK, HEALTH_WATCH)
 LIVENESS_CHECK = HealthCheckRequest(service=LIVENESS).SerializeToString()
@@ -49,18 +45,15 @@ class RequestGate:
     """
 
     def __init__(
-        self, pools: Pools, access: Access, bounds: CallBounds | None = None, refused: RefusedCalls | None = None
+        self, pools: Pools, access: Access, bounds: Bounds | None = None, refused: RefusedCalls | None = None
     ) -> None:
         self.access = access
         self.size = RequestSize(pools)
-        self.held = HeldBytes(BYTE_BOUNDS)
-        self.requests = OpenCalls(bounds or REQUEST_BOUNDS, "requests")
-        self._checks = OpenCalls(CHECK_BOUNDS, "health checks")
-        self._watches = OpenCalls(WATCH_BOUNDS, "health watches")
-        self._others = OpenCalls(WATCH_BOUNDS, "other calls")
+        self.requests = Places(bounds or REQUEST_BOUNDS, "open requests")
+        self.held = Places(BYTE_BOUNDS, "large requests without an answer")
+        self.checks = Places(CHECK_BOUNDS, "open health checks")
+        self.watches = Places(WATCH_BOUNDS, "open calls that are not requests")
         self.reading = Reading()
-        # An orchestrator kills a process that does not answer a health check, so checks wait for no other call.
-        self._reading_checks = Reading(ReadBounds(*4 * (CHECK_BOUNDS.in_all,), last=0))
         self.turns = MessageTurns()
         self.refused = refused or RefusedCalls()
 
@@ -110,39 +103,27 @@ class RequestGate:
     def _open(self, method: str, context: Context, tenant: str, started_s: float) -> "Passage":
         task = asyncio.current_task()
         assert task is not None  # grpc gives each call one
-        call = OpenCall(sender_of(context.peer(), tenant), task.cancel)
-        if method == HEALTH_CHECK:
-            self._checks.open_in_any_case(call)
-            return Passage(self, method, call, self._checks, self._reading_checks, started_s)
-        calls = self.requests if method in SHAPES else self._watches if method == HEALTH_WATCH else self._others
-        calls.open(call)
-        return Passage(self, method, call, calls, self.reading, started_s)
+        places = self.requests if method in SHAPES else self.checks if method == HEALTH_CHECK else self.watches
+        return Passage(self, method, places, places.take(sender_of(context.peer(), tenant), task.cancel), started_s)
 
 
 class Passage:
     """One admitted call: reads its messages within the limits and accounts for them."""
 
-    __slots__ = ("_call", "_calls", "_gate", "_has_first", "_held", "_method", "_reading", "_started_s")
+    __slots__ = ("_gate", "_has_first", "_held", "_method", "_place", "_places", "_started_s")
 
-    def __init__(
-        self,
-        gate: RequestGate,
-        method: str,
-        call: OpenCall,
-        calls: OpenCalls,
-        reading: Reading,
-        started_s: float,
-    ) -> None:
+    def __init__(self, gate: RequestGate, method: str, places: Places, place: Place, started_s: float) -> None:
         self._gate, self._method, self._started_s = gate, method, started_s
-        self._call, self._calls, self._reading = call, calls, reading
+        self._places, self._place = places, place
         self._has_first = False
-        self._held: AbstractContextManager[None] | None = None
+        self._held: Place | None = None  # of a large message
+        places.loosen(place)
 
     async def read(self, context: Context) -> Any:
         """Returns the bytes of the call's next message, or grpc.aio.EOF at the end.
 
-        Raises RequestRefused if the message cannot be a legal request, if large requests take too much memory, or if
-        the first message does not arrive in time. Is cancelled with RequestRefused if the call is given up.
+        Raises RequestRefused if the message cannot be a legal request, or if large requests take too much memory. Is
+        cancelled with RequestRefused if the call is given up, or the first message does not arrive in time.
         """
         try:
             return await self._read(context)
@@ -155,60 +136,56 @@ class Passage:
             raise
 
     def _note(self, context: Context, refused: RequestRefused) -> None:
-        self._gate.note_refusal(self._method, context, refused, self._call.sender.tenant, self._started_s)
+        self._gate.note_refusal(self._method, context, refused, self._place.sender.tenant, self._started_s)
 
     async def _read(self, context: Context) -> Any:
         self.answer_begins()  # the previous message has been handled
-        raw = await (self._read_next(context) if self._has_first else self._read_first(context))
+        if self._has_first or self._method == HEALTH_CHECK:
+            raw = await self._taken(context, None)
+        else:
+            raw = await self._first(context)
         self._has_first = True
         if self._method in SHAPES:
-            self._calls.keep(self._call)  # a request that was read is not given up
+            self._places.keep(self._place)  # a request that was read is not given up
         if self._method in HEALTH and raw != LIVENESS_CHECK:
             self._gate.access.check(context.invocation_metadata(), METHODS[self._method], context.peer())
         if raw is not grpc.aio.EOF and len(raw) > UNSEEN_BYTES:
-            held = self._gate.held.holding(len(raw), self._call.sender, self._call.give_up)
-            held.__enter__()
-            self._held = held
+            self._held = self._gate.held.take(self._place.sender, self._place.give_up, len(raw))
+            self._gate.held.loosen(self._held)
             await self._gate.size.check(self._method, raw)
         return raw
 
-    async def _read_first(self, context: Context) -> Any:
-        async with self._reading.place(self._call.sender) as arrived:
-
-            async def turn() -> None:
-                arrived()
-                await self._gate.turns.turn(self._call.sender.account)
-
-            return await self._taken(context, turn)
-
-    async def _read_next(self, context: Context) -> Any:
-        """Later messages come at any time, so they take a place only once they have arrived."""
-        async with AsyncExitStack() as stack:
-
-            async def turn() -> None:
-                arrived = await stack.enter_async_context(self._reading.place(self._call.sender))
-                arrived()
-                await self._gate.turns.turn(self._call.sender.account)
-
-            return await self._taken(context, turn)
-
-    async def _taken(self, context: Context, turn: Callable[[], Coroutine[Any, Any, None]]) -> Any:
-        num_bytes = 0
+    async def _first(self, context: Context) -> Any:
+        """Reads the first message. Later ones come at any time, and a health check must wait for no other call: their
+        number is bounded with that of their calls, and they take no place among the messages being read."""
+        reading = self._gate.reading
+        place = await reading.begin(self._place.sender, self._place.give_up)
         try:
-            raw: Any = await taken_in_turn(context.read(), turn)
-            num_bytes = 0 if raw is grpc.aio.EOF else len(raw)
+            return await self._taken(context, place)
         finally:
-            self._gate.turns.took(self._call.sender.account, num_bytes)
+            reading.end(place)
+
+    async def _taken(self, context: Context, place: Place | None) -> Any:
+        """The next message, taken in its turn.  place: among the messages being read, if it has one"""
+        turns, account = self._gate.turns, self._place.sender.account
+
+        async def turn() -> None:
+            if place is not None:
+                self._gate.reading.arrived(place)
+            await turns.turn(account)
+
+        raw: Any = await taken_in_turn(context.read(), turn)
+        turns.took(account, 0 if raw is grpc.aio.EOF else len(raw))
         return raw
 
     def answer_begins(self) -> None:
         """Stops counting the request against the memory for large requests. Worker capacity bounds the requests that
         are being answered."""
         if self._held is not None:
-            self._held.__exit__(None, None, None)
+            self._gate.held.release(self._held)
             self._held = None
 
     def leave(self) -> None:
         """Records that the call has ended."""
         self.answer_begins()
-        self._calls.close(self._call)
+        self._places.release(self._place)

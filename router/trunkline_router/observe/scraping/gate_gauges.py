@@ -27,10 +27,10 @@ class GateGauges:
         """All families."""
         gate, dispatcher, now_s = self._gate, self._dispatcher, self._dispatcher.clock_s()
         for name, documentation, value in (
-            ("open_requests", "Requests that have passed the gate and have not ended.", gate.requests.num_open),
+            ("open_requests", "Requests that have passed the gate and have not ended.", gate.requests.num_held),
             ("running_requests", "Requests that are being served.", self._running.num_running),
             ("waiting_requests", "Requests that wait until a worker can take them.", dispatcher.pools.num_waiting),
-            ("large_request_bytes", "Large requests in memory whose answers have not begun.", gate.held.num_bytes),
+            ("large_request_bytes", "Large requests in memory whose answers have not begun.", gate.held.num_held),
             ("unread_bytes", "Output that waits for clients to read it.", dispatcher.backlog.waiting_bytes),
             ("retry_budget", "Retries that may be made at once.", dispatcher.budget.left(now_s)),
             ("quarantined", "Requests that are refused because they killed workers.",
