@@ -68,7 +68,7 @@ MUST_NOT_REACH: dict[str, set[str]] = {
     "trunkline_kernels.paged_attention": ENGINE,
     **dict.fromkeys(
         (
-            *("trunkline_router.workers." + module for module in ("cache_follower", "liveness", "worker_breaker")),
+            *("trunkline_router.workers." + module for module in ("cache_follower", "health", "pool_terms")),
             *("trunkline_router.quotas.shared_state." + module for module in ("quota_book", "served")),
             *("trunkline_router.quotas.stores." + module for module in ("breaker", "convictions")),
         ),
@@ -141,7 +141,8 @@ EVERYWHERE = {"settings", "address"}  # a process's settings, and what an addres
 CLOCKS = {"time", "datetime"}  # pure rooms are given the time
 PURE_ROOMS = [  # and modules
     *("trunkline_worker." + room for room in ("lanes", "cache", "scheduler")),
-    *("trunkline_router." + room for room in ("routing", "quotas", "workers.claims")),
+    *("trunkline_router." + room for room in ("routing", "quotas")),
+    *("trunkline_router.workers." + module for module in ("claims", "health", "pool_terms")),
     *("trunkline_router.request." + module for module in ("failover", "suspicion")),
 ]
 

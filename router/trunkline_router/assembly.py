@@ -53,8 +53,7 @@ from trunkline_router.request.prepare import ModelAliases
 from trunkline_router.request.suspicion import Quarantine
 from trunkline_router.routing.routing_policy import RoutingPolicy
 from trunkline_router.settings import RouterSettings
-from trunkline_router.workers.discovery.address_sources import sources_of
-from trunkline_router.workers.discovery.membership import Membership
+from trunkline_router.workers.discovery import Membership, sources_of
 from trunkline_router.workers.link_context import LinkContext, LinkLimits, LinkSecurity
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.tokenizer_pool import Tokenizers

@@ -14,8 +14,7 @@ from trunkline_router.edge.inference_service import InferenceService
 from trunkline_router.prompts.helper_pool import Helpers
 from trunkline_router.request.dispatch import Dispatcher
 from trunkline_router.request.inference import Inference
-from trunkline_router.workers.discovery.address_sources import Addresses, Source, watch_name
-from trunkline_router.workers.discovery.membership import Membership
+from trunkline_router.workers.discovery import Addresses, Membership, Source, watch_name
 from trunkline_router.workers.link_context import LinkContext
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.tokenizer_pool import Tokenizers

@@ -36,7 +36,7 @@ from trunkline_router.routing.worker_state import WorkerState
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext
 from trunkline_router.workers.pool import Pools
-from trunkline_router.workers.sessions.session import WorkerSession
+from trunkline_router.workers.session import WorkerSession
 from trunkline_router.workers.tokenizer_pool import Tokenizers
 from trunkline_router.workers.worker_link import WorkerLink
 

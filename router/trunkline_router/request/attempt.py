@@ -9,8 +9,7 @@ from trunkline.v1.worker_pb2 import Timeline
 from trunkline_router.record.request_record import UNKNOWN, WORKER, AttemptRecord, RequestRecord
 from trunkline_router.request.suspicion import Suspicion
 from trunkline_router.routing.worker_state import InFlight
-from trunkline_router.workers.claims.decode_claims import believed_decode
-from trunkline_router.workers.claims.timeline_claims import believed_timeline, clock_skew_s
+from trunkline_router.workers.claims import believed_timeline, clock_skew_s
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_runtime.telemetry.trace_context import TraceContext, new_span_id
 
@@ -82,7 +81,7 @@ def note_timeline(record: RequestRecord, noted: AttemptRecord, timeline: Timelin
     now_s = time.monotonic()
     noted.clock_skew_s = clock_skew_s(timeline, record.unix_ns(noted.started_s) / 1e9, now_s - noted.started_s)
     end_s = now_s if noted.ended_s is None else noted.ended_s
-    believed = believed_decode(believed_timeline(timeline, end_s - noted.started_s, record.prompt_tokens))
+    believed = believed_timeline(timeline, end_s - noted.started_s, record.prompt_tokens)
     believed.received.FromNanoseconds(record.unix_ns(end_s - believed.ended_s))
     noted.timelines.append(believed)
 

@@ -14,7 +14,7 @@ from trunkline.proof import WINDOW_S
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline.v1.worker_pb2 import GrantReport, Submit
 from trunkline_router.quotas.reservation import Reservation
-from trunkline_router.workers.sessions.session import WorkerSession
+from trunkline_router.workers.session import WorkerSession
 
 CLOCK_MARGIN_S = WINDOW_S  # the clocks of a router and a worker differ by less, or no session opens
 # If the link to a worker breaks, granted requests run on there and are no longer reported. They are charged as running

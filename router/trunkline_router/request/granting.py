@@ -25,7 +25,7 @@ from trunkline_router.request.request_stream import MAX_LEDGER_BYTES
 from trunkline_router.routing.route import Route
 from trunkline_router.routing.worker_state import InFlight
 from trunkline_router.workers.connected_worker import ConnectedWorker
-from trunkline_router.workers.liveness import Silence
+from trunkline_router.workers.health import Silence
 from trunkline_runtime.log import get_logger
 
 # For one request. Failover bounds the retries after lost workers, but not those after full ones.

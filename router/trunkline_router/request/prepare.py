@@ -23,7 +23,7 @@ from trunkline_router.quotas.shared_state.state import SharedState
 from trunkline_router.record.long_work import give_way
 from trunkline_router.record.request_record import CHECKS, MODEL, TOKENIZER, Interval
 from trunkline_router.request.request_call import PreparedRequest, RequestCall
-from trunkline_router.workers.claims.worker_claims import DEFAULTED
+from trunkline_router.workers.claims import DEFAULTED
 from trunkline_router.workers.pool import Pool, Pools
 
 MAX_CACHE_SALT_BYTES = 256

@@ -6,7 +6,7 @@ from trunkline.block_hash import HASH_BYTES
 from trunkline.v1.worker_pb2 import WatchCacheResponse
 from trunkline_router.routing.prefix_index import keys_of
 from trunkline_router.routing.worker_blocks import WorkerBlocks
-from trunkline_router.workers.claims.model_check import FalseClaim
+from trunkline_router.workers.claims import FalseClaim
 
 STEP_BLOCKS = 1024  # in one step of work: at most half a millisecond
 # A block takes about 100 bytes in the index. This many, of 16 tokens, are a terabyte of a small model's KV cache.

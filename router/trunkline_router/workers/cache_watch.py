@@ -10,8 +10,7 @@ from google.protobuf.message import DecodeError
 from trunkline.errors import is_too_large
 from trunkline.v1.worker_pb2 import WatchCacheRequest, WatchCacheResponse
 from trunkline_router.workers.cache_follower import MOST_BLOCKS, MOST_CLEARED, CacheFollower, Work
-from trunkline_router.workers.claims.model_check import FalseClaim
-from trunkline_router.workers.claims.worker_claims import load_problem
+from trunkline_router.workers.claims import FalseClaim, load_problem
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext
 from trunkline_runtime.log import get_logger

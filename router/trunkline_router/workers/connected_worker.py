@@ -1,15 +1,30 @@
-"""A worker to which the router is connected."""
+"""A worker to which the router is connected: its state, the calls to it, and its counts over all connections."""
 
+from dataclasses import dataclass
 from math import inf
+from typing import TYPE_CHECKING
 
-from trunkline.v1.worker_pb2 import GetModelResponse
+from google.protobuf.duration_pb2 import Duration
+
+from trunkline.v1.worker_pb2 import (
+    DrainRequest,
+    DrainResponse,
+    GetModelResponse,
+    GetStatsRequest,
+    GetStatsResponse,
+    UndrainRequest,
+)
 from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.routing.worker_blocks import WorkerBlocks
 from trunkline_router.routing.worker_state import WorkerState
-from trunkline_router.workers.claims.pool_terms import Terms
-from trunkline_router.workers.sessions.session import WorkerSession
-from trunkline_router.workers.worker_breaker import WorkerBreaker
+from trunkline_router.workers.health import WorkerBreaker
+from trunkline_router.workers.link_context import LinkContext
+from trunkline_router.workers.pool_terms import Terms
+from trunkline_router.workers.session import WorkerSession
 from trunkline_runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from trunkline.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only
 
 
 class ConnectedWorker(WorkerState):
@@ -54,3 +69,59 @@ class ConnectedWorker(WorkerState):
                         worker=self.worker_id, index_accuracy=round(self.accuracy.share, 3))  # fmt: skip
         else:
             log.info("worker's cache events count again", worker=self.worker_id)
+
+
+@dataclass(slots=True)
+class WorkerTotals:
+    """Counts that only grow.
+
+    promised_tokens: prompt tokens that the index promised; found_tokens: those of them that were in the worker's cache
+    """
+
+    connections: int = 0
+    losses: int = 0
+    hangs: int = 0
+    promised_tokens: int = 0
+    found_tokens: int = 0
+
+    def add(self, worker: ConnectedWorker) -> None:
+        """Adds the counts of one connection, which has ended."""
+        self.hangs += worker.hangs
+        self.promised_tokens += worker.accuracy.promised_so_far
+        self.found_tokens += worker.accuracy.found_so_far
+
+    def with_present(self, worker: ConnectedWorker | None) -> "WorkerTotals":
+        """The totals, with those of the present connection if there is one."""
+        made = WorkerTotals(self.connections, self.losses, self.hangs, self.promised_tokens, self.found_tokens)
+        if worker is not None:
+            made.add(worker)
+        return made
+
+
+class WorkerCalls:
+    """Each call proves to the worker that a router makes it. They raise grpc.aio.AioRpcError."""
+
+    def __init__(self, stub: "WorkerServiceAsyncStub", context: LinkContext, model: GetModelResponse) -> None:
+        self._stub = stub
+        self._context = context
+        self._model = model
+
+    async def stats(self, timeout_s: float) -> GetStatsResponse:
+        """Returns the engine's statistics. It answers between two steps."""
+        proof = self._context.proof("GetStats", self._model)
+        return await self._stub.GetStats(GetStatsRequest(), timeout=timeout_s, metadata=proof)
+
+    async def drain(self, timeout_s: float | None) -> DrainResponse:
+        """Drains the worker; returns when none of its requests is left. If this is cancelled, the drain goes on.
+
+        timeout_s: for running requests to finish; None: the worker's own setting
+        """
+        request = DrainRequest()
+        if timeout_s is not None:
+            request.timeout.CopyFrom(Duration(seconds=int(timeout_s), nanos=int(timeout_s % 1 * 1e9)))
+        return await self._stub.Drain(request, metadata=self._context.proof("Drain", self._model))
+
+    async def undrain(self, timeout_s: float) -> None:
+        """Ends the worker's drain."""
+        proof = self._context.proof("Undrain", self._model)
+        await self._stub.Undrain(UndrainRequest(), timeout=timeout_s, metadata=proof)

@@ -20,7 +20,7 @@ from trunkline_router.prompts.tokenizer_files import (
     TokenizerTraits,
     is_cheap,
 )
-from trunkline_router.workers.claims.model_check import WorkerUnusable
+from trunkline_router.workers.claims import WorkerUnusable
 from trunkline_runtime.log import get_logger
 
 if TYPE_CHECKING:

@@ -15,14 +15,14 @@ from trunkline_router.access.gate.places import Bounds, sender_of
 from trunkline_router.request.failover import MAX_WITHOUT_PROGRESS
 from trunkline_router.request.grant_charge import CLOCK_MARGIN_S
 from trunkline_router.request.granting import MAX_GRANTS
+from trunkline_router.workers.health import Liveness
 from trunkline_router.workers.link_context import LinkLimits
-from trunkline_router.workers.liveness import Liveness
 
 
 async def test_a_worker_that_has_nothing_to_do_for_those_it_was_granted_to_is_asked_and_not_taken_for_hung(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trunkline_router.workers.worker_health.Liveness", lambda timeout_s: Liveness(0.04))
+    monkeypatch.setattr("trunkline_router.workers.health_watch.Liveness", lambda timeout_s: Liveness(0.04))
     workers = fakes("a")
     async with cluster(*workers, grant_key=KEY) as router:
         call = Call(router)

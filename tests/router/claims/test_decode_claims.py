@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trunkline.v1.worker_pb2 import SampledStep, Timeline
-from trunkline_router.workers.claims.decode_claims import MAX_SAMPLED_STEPS, believed_decode
+from trunkline_router.workers.claims import MAX_SAMPLED_STEPS, believed_timeline
 
 END_S = 3.0
 
@@ -17,7 +17,7 @@ steps = st.builds(SampledStep, at_s=times, duration_s=times)
 @given(times, st.lists(steps, max_size=MAX_SAMPLED_STEPS + 4))
 def test_sampled_steps_are_few_and_in_order_and_within_the_choice(detokenize_s: float, told: list[SampledStep]) -> None:
     timeline = Timeline(ended_s=END_S, detokenize_s=detokenize_s, sampled_steps=told)
-    timeline = believed_decode(timeline)
+    timeline = believed_timeline(timeline, END_S, 0)
     at_s = [step.at_s for step in timeline.sampled_steps]
     assert len(at_s) <= MAX_SAMPLED_STEPS
     assert at_s == sorted(at_s)
@@ -29,4 +29,4 @@ def test_what_can_be_true_is_left_alone() -> None:
     told = Timeline(ended_s=END_S, detokenize_s=0.1, sampled_steps=[SampledStep(at_s=2.0, duration_s=0.5)])
     believed = Timeline()
     believed.CopyFrom(told)
-    assert believed_decode(believed) == told
+    assert believed_timeline(believed, END_S, 0) == told

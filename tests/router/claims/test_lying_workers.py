@@ -32,8 +32,7 @@ from trunkline_router.routing.routing_policy import PolicyName, RoutingPolicy
 from trunkline_router.routing.worker_blocks import WorkerBlocks
 from trunkline_router.routing.worker_facts import WorkerTable
 from trunkline_router.routing.worker_state import WorkerState
-from trunkline_router.workers.claims.model_check import WorkerUnusable, check_model
-from trunkline_router.workers.claims.worker_claims import MAX_PRICE_PER_HOUR, load_problem, model_problem
+from trunkline_router.workers.claims import MAX_PRICE_PER_HOUR, WorkerUnusable, check_model, load_problem, model_problem
 from trunkline_router.workers.link_context import LinkLimits
 
 PAIRS = 16  # of a good worker and a liar, before one router: as many models

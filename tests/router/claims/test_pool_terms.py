@@ -12,7 +12,7 @@ from trunkline.v1.fleet_pb2 import ListWorkersRequest
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_router.prompts.helper_pool import Helpers
 from trunkline_router.prompts.tokenizer import PromptTokenizer
-from trunkline_router.workers.claims.pool_terms import Terms, agreed
+from trunkline_router.workers.pool_terms import Terms, agreed
 
 
 def test_most_workers_decide_what_must_agree_and_of_equally_many_those_from_before() -> None:

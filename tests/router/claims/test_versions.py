@@ -11,7 +11,7 @@ from tests.router.fake_worker import WORKER_DRAINS, FakeWorker
 from trunkline.grant import GrantKeys, key_id
 from trunkline.protocol import OLDEST_PROTOCOL, PROTOCOL_VERSION
 from trunkline.v1.worker_pb2 import GetModelResponse
-from trunkline_router.workers.claims.model_check import WorkerUnusable, check_model
+from trunkline_router.workers.claims import WorkerUnusable, check_model
 
 PROMPT = list(range(5, 30))
 KEY = b"k" * 32

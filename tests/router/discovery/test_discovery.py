@@ -22,7 +22,7 @@ from trunkline_router.quotas.shared_state.pool_fleet import PoolFleet
 from trunkline_router.quotas.shared_state.state import SharedState
 from trunkline_router.quotas.stores.redis_store import RedisStore
 from trunkline_router.settings import address_problem
-from trunkline_router.workers.discovery.address_sources import (
+from trunkline_router.workers.discovery import (
     LOOKUP_EVERY_S,
     Addresses,
     fixed,

@@ -15,9 +15,15 @@ from tests.router.liar import Liar
 from tests.router.membership import connected, membership
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_router.prompts.helper_pool import Helpers
-from trunkline_router.workers.discovery.address_sources import Addresses
-from trunkline_router.workers.discovery.lease_queue import ASIDE_FIRST_S, ASIDE_MOST_S, MOST_REMEMBERED, LeaseQueue
-from trunkline_router.workers.discovery.membership import MOST_SHOWN_ASIDE, MOST_TRIED
+from trunkline_router.workers.discovery import (
+    ASIDE_FIRST_S,
+    ASIDE_MOST_S,
+    MOST_REMEMBERED,
+    MOST_SHOWN_ASIDE,
+    MOST_TRIED,
+    Addresses,
+    LeaseQueue,
+)
 from trunkline_router.workers.link_context import LinkSecurity
 
 FALSE_LEASES = 3_000

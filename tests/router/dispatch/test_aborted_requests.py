@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import grpc
+import pytest
 from structlog.testing import capture_logs
 
 from tests.router.cluster import Cluster, cluster, until
@@ -13,6 +14,7 @@ from trunkline.v1.worker_pb2 import Timeline
 from trunkline_router.record.request_observer import RequestObserver
 from trunkline_router.record.request_record import RequestRecord
 from trunkline_router.record.ttft_parts import QUEUE
+from trunkline_router.workers import session_outputs
 
 PROMPT = list(range(5, 25))
 WAITED_S = 0.25  # in the worker's queue: longer than anything else takes, on a busy machine too
@@ -84,20 +86,22 @@ async def test_quotas_and_the_count_of_running_requests_wait_for_nothing() -> No
     assert [record.request_id for record in keeper.records] == ["tired"]
 
 
-async def test_a_stop_of_the_router_tells_at_once_of_those_that_are_awaited() -> None:
+async def test_a_stop_of_the_router_tells_at_once_of_those_that_are_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_outputs, "PATIENCE_S", 3600.0)
     worker, keeper = FakeWorker("a", answer=None, answers_aborts=False), Keeper()
     async with cluster(worker, observer=keeper.observer) as router:
-        router.connected(0).session.outputs.ends._patience_s = 3600.0
         await give_up(router, worker)
         await until(lambda: bool(worker.aborted))
         assert not keeper.records
     assert [record.request_id for record in keeper.records] == ["tired"], "without an hour's wait"
 
 
-async def test_an_answer_that_ends_while_its_abort_is_under_way_is_told_of_with_its_timeline() -> None:
+async def test_an_answer_that_ends_while_its_abort_is_under_way_is_told_of_with_its_timeline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_outputs, "PATIENCE_S", 3600.0)
     worker, keeper = FakeWorker("a", answer=None, answers_aborts=False), Keeper()
     async with cluster(worker, observer=keeper.observer) as router:
-        router.connected(0).session.outputs.ends._patience_s = 3600.0
         call = router.generate(PROMPT)
         choice = await worker.arrived.get()
         call.cancel()

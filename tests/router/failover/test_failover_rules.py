@@ -40,16 +40,19 @@ from trunkline_router.request.suspicion import (
     Suspicion,
     fingerprint_of,
 )
-from trunkline_router.workers.liveness import Liveness
-from trunkline_router.workers.worker_breaker import (
+from trunkline_router.workers.health import (
     FAILURES_TO_OPEN,
+    LEAST_SHARE,
+    LONG_STEPS,
     OPEN_FIRST_S,
     OPEN_MOST_S,
     SHORT_LIFE_S,
     STABLE_S,
+    Liveness,
     WorkerBreaker,
+    longest_silence_s,
+    slow_start_share,
 )
-from trunkline_router.workers.worker_health import LEAST_SHARE, LONG_STEPS, longest_silence_s, slow_start_share
 
 LOST = no_worker("lost")
 

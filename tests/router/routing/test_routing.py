@@ -17,9 +17,9 @@ from trunkline.v1.worker_pb2 import (
 )
 from trunkline_router.routing.prefix_index import SHIFT, PrefixIndex
 from trunkline_router.routing.worker_blocks import WorkerBlocks
+from trunkline_router.workers import session
 from trunkline_router.workers.cache_follower import CacheFollower, WatchBroken
-from trunkline_router.workers.sessions import session_message
-from trunkline_router.workers.sessions.session_message import split_request
+from trunkline_router.workers.session import split_request
 
 
 def digest(n: int) -> bytes:
@@ -126,7 +126,7 @@ def test_the_index_equals_a_brute_force_model(changes: list[tuple[bool, int]], l
 
 
 def test_a_burst_of_long_prompts_leaves_in_messages_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_message, "MAX_SUBMITS_BYTES", 1000)
+    monkeypatch.setattr(session, "MAX_SUBMITS_BYTES", 1000)
     submits = [Submit(handle=n, prompt_token_ids=[1000] * 150) for n in range(1, 8)]
     submits.append(Submit(handle=8, prompt_token_ids=[1000] * 5000))  # too large by itself: goes alone
     parts = list(split_request(SessionRequest(submits=submits, abort_handles=[99])))

@@ -6,10 +6,10 @@ import pytest
 
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import SequenceOutput, SessionResponse, SessionWelcome, Submit, Timeline
-from trunkline_router.workers.claims.model_check import FalseClaim
-from trunkline_router.workers.sessions.awaited_ends import MOST_AWAITED, AwaitedEnds
-from trunkline_router.workers.sessions.session import WorkerSession
-from trunkline_router.workers.sessions.session_outputs import EMPTY_PER_HANDLE
+from trunkline_router.workers import session_outputs
+from trunkline_router.workers.claims import FalseClaim
+from trunkline_router.workers.session import WorkerSession
+from trunkline_router.workers.session_outputs import EMPTY_PER_HANDLE, MOST_AWAITED
 
 
 def welcome(_: SessionWelcome) -> None:
@@ -31,7 +31,7 @@ async def test_the_answer_to_an_abort_reaches_its_sink_and_is_no_output_of_a_ste
     session, handle = opened()
     told: list[Timeline | None] = []
     assert session.abort([handle], told.append) == 1
-    await session.outputs.receive(answer(handle), welcome)
+    await session.receive(answer(handle), welcome)
     assert [timeline and timeline.ended_s for timeline in told] == [2.0]
     assert session.num_step_outputs == 0, "it does not show that the engine works"
     assert session.abort([handle], told.append) == 0, "it has ended"
@@ -41,33 +41,32 @@ async def test_a_worker_that_answers_again_and_again_is_disconnected() -> None:
     session, handle = opened()
     session.abort([handle], lambda timeline: None)
     for _ in range(EMPTY_PER_HANDLE + 2):  # one that is awaited, and one that may be late
-        await session.outputs.receive(answer(handle), welcome)
+        await session.receive(answer(handle), welcome)
     with pytest.raises(FalseClaim):
-        await session.outputs.receive(answer(handle), welcome)
+        await session.receive(answer(handle), welcome)
 
 
-async def test_a_worker_that_says_nothing_is_not_awaited_for_long() -> None:
-    ends, told = AwaitedEnds(patience_s=0.01), asyncio.Event()
-    heard: list[Timeline | None] = []
+async def test_a_worker_that_says_nothing_is_not_awaited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_outputs, "PATIENCE_S", 0.01)
+    session, handle = opened()
+    told, heard = asyncio.Event(), list[Timeline | None]()
 
     def hear(timeline: Timeline | None) -> None:
         heard.append(timeline)
-        if len(heard) == 3:
-            told.set()
+        told.set()
 
-    for handle in range(3):
-        assert ends.await_end(handle, hear)
+    assert session.abort([handle], hear) == 1
     async with asyncio.timeout(60):
         await told.wait()
-    assert heard == [None] * 3
-    assert not ends.take(0, Timeline())
+    await session.receive(answer(handle), welcome)
+    assert heard == [None]
 
 
 async def test_what_is_awaited_is_bounded_and_given_up_with_the_session() -> None:
-    ends = AwaitedEnds()
+    session = WorkerSession(vocab_size=10)
+    submits = [Submit(sampling=SamplingParams(max_tokens=1)) for _ in range(MOST_AWAITED + 1)]
+    handles = session.submit(submits, [lambda output: None] * len(submits))
     told: list[Timeline | None] = []
-    taken = [ends.await_end(handle, told.append) for handle in range(MOST_AWAITED + 1)]
-    assert taken == [True] * MOST_AWAITED + [False]
-    ends.give_up()
+    assert session.abort(handles, told.append) == MOST_AWAITED
+    session.outputs.close("the worker was lost")
     assert told == [None] * MOST_AWAITED
-    assert len(ends) == 0

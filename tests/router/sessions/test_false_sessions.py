@@ -18,10 +18,9 @@ from trunkline.v1.generation_pb2 import (
     TokenLogprobs,
 )
 from trunkline.v1.worker_pb2 import SequenceOutput, SessionResponse, SessionWelcome, Submit
-from trunkline_router.workers.claims.model_check import FalseClaim
-from trunkline_router.workers.claims.worker_claims import MOST_OUTPUT_BYTES
-from trunkline_router.workers.sessions.session import WorkerSession
-from trunkline_router.workers.sessions.session_outputs import FALSE_ANSWERS, FEW_OUTPUTS, PART_BYTES
+from trunkline_router.workers.claims import MOST_OUTPUT_BYTES, FalseClaim
+from trunkline_router.workers.session import FEW_OUTPUTS, PART_BYTES, WorkerSession
+from trunkline_router.workers.session_outputs import FALSE_ANSWERS
 from trunkline_runtime.wire import NotAMessage
 
 
@@ -93,9 +92,7 @@ async def test_others_have_their_turn_while_a_long_message_is_taken_apart(text_c
     for output in outputs:
         output.chunk.text = "x" * text_characters
     raw = SessionResponse(outputs=outputs).SerializeToString()
-    assert await turns_during(session.outputs.receive(raw, welcome)) >= max(
-        len(outputs) / FEW_OUTPUTS, len(raw) / PART_BYTES
-    )
+    assert await turns_during(session.receive(raw, welcome)) >= max(len(outputs) / FEW_OUTPUTS, len(raw) / PART_BYTES)
     assert not session.num_open
 
 
@@ -120,7 +117,7 @@ async def test_a_prompt_s_log_probabilities_are_taken_where_they_were_asked_for_
     first, second = session.submit([asked, not_asked], [heard.append] * 2)
     for handle in (first, second):
         raw = SessionResponse(outputs=[with_logprobs(handle, num_prompt, top)]).SerializeToString()
-        await session.outputs.receive(raw, welcome)
+        await session.receive(raw, welcome)
     assert len(heard[0].prompt.logprobs) == num_prompt
     if len(raw) > MOST_OUTPUT_BYTES:
         assert f"one output has {len(raw)} bytes" in heard[1].error.message
@@ -140,7 +137,7 @@ async def test_what_is_no_output_is_not_parsed_however_long_it_is() -> None:
         b"\x17" * (2 * PART_BYTES),
     ):
         with pytest.raises((FalseClaim, NotAMessage)):
-            await session.outputs.receive(raw, welcome)
+            await session.receive(raw, welcome)
     session.abort([handle])
     late = SequenceOutput(handle=handle, chunk=OutputChunk(text="x" * (1 << 20)))
-    await session.outputs.receive(SessionResponse(outputs=[late]).SerializeToString(), welcome)
+    await session.receive(SessionResponse(outputs=[late]).SerializeToString(), welcome)

@@ -10,10 +10,9 @@ from tests.parameters import one_in
 from trunkline.status import no_worker
 from trunkline.v1.generation_pb2 import OutputChunk, SamplingParams
 from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, SessionResponse, SessionWelcome, Submit
-from trunkline_router.workers.claims.model_check import FalseClaim
-from trunkline_router.workers.sessions.session import WorkerSession
-from trunkline_router.workers.sessions.session_message import MAX_UNKNOWN_BYTES, split_response
-from trunkline_router.workers.sessions.session_outputs import EMPTY_PER_HANDLE, PART_BYTES
+from trunkline_router.workers.claims import FalseClaim
+from trunkline_router.workers.session import MAX_UNKNOWN_BYTES, PART_BYTES, WorkerSession, split_response
+from trunkline_router.workers.session_outputs import EMPTY_PER_HANDLE
 from trunkline_runtime.wire import fields
 
 MESSAGE_BYTES = 8 << 20
@@ -67,7 +66,7 @@ def session_with_one_of_each() -> WorkerSession:
 async def heard(session: WorkerSession, raw: bytes) -> int:
     """Returns in how many turns of the event loop."""
     turns = 0
-    task = asyncio.create_task(session.outputs.receive(raw, lambda welcome: None))
+    task = asyncio.create_task(session.receive(raw, lambda welcome: None))
     while not task.done():
         await asyncio.sleep(0)
         turns += 1

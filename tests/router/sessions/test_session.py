@@ -8,7 +8,7 @@ from tests.router.cluster import until
 from tests.router.fake_worker import FakeWorker
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import Submit
-from trunkline_router.workers.sessions.session import WorkerSession
+from trunkline_router.workers.session import WorkerSession
 from trunkline_runtime.channel import open_channel
 
 

@@ -9,10 +9,9 @@ from google.protobuf.message import DecodeError
 from trunkline.status import no_worker
 from trunkline.v1.generation_pb2 import OutputChunk, PromptReport, SamplingParams, TokenLogprob, TokenLogprobs
 from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, SessionResponse, SessionWelcome, Submit
-from trunkline_router.workers.claims.model_check import FalseClaim
-from trunkline_router.workers.sessions.outputs_summary import outputs_summary
-from trunkline_router.workers.sessions.session import WorkerSession
-from trunkline_router.workers.sessions.session_outputs import FEW_OUTPUTS
+from trunkline_router.workers.claims import FalseClaim
+from trunkline_router.workers.session import FEW_OUTPUTS, WorkerSession
+from trunkline_router.workers.session_outputs import outputs_summary
 
 VOCAB_SIZE = 50
 MAX_TOKENS = 6
@@ -113,7 +112,7 @@ async def test_a_message_taken_as_a_whole_comes_to_what_each_of_its_outputs_alon
             raw = response.SerializeToString()
             num_whole += outputs_summary(raw, VOCAB_SIZE) is not None
             try:
-                await whole.session.outputs.receive(raw, unwelcome)
+                await whole.session.receive(raw, unwelcome)
             except FalseClaim as claim:
                 whole.claim = str(claim)
             try:

@@ -14,7 +14,7 @@ from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, Submit
 from trunkline_router.quotas.meter import OutputMeter
 from trunkline_router.request.client_buffer import ClientBuffer
 from trunkline_router.request.request_stream import RequestStream
-from trunkline_router.workers.sessions.session import WorkerSession
+from trunkline_router.workers.session import WorkerSession
 
 
 def broken(*_: Any, **__: Any) -> Any:
@@ -87,7 +87,7 @@ async def test_a_sink_that_raises_costs_the_session_nothing() -> None:
     assert len(heard) == 2
     assert list(session._pending.abort_handles) == [1, 3]
     session.submit([Submit(), Submit()], [broken, heard.append])  # type: ignore[list-item]
-    session._break()
+    session.outputs.close("the worker is lost")
     assert len(heard) == 4, "all are told that the worker is lost"
 
 

@@ -7,7 +7,7 @@ from tests.router.fake_worker import FakeWorker
 from trunkline.v1 import fleet_pb2
 from trunkline_router.observe.scraping.worker_gauges import WorkerGauges
 from trunkline_router.observe.watch.worker_tile import SHOWN, shown_state
-from trunkline_router.workers.state_names import ASIDE, CONNECTING, DRAINING, READY, STATES
+from trunkline_router.workers.worker_link import ASIDE, CONNECTING, DRAINING, READY, STATES
 
 
 def measured(router: Cluster) -> list[str]:

@@ -26,7 +26,7 @@ from trunkline_router.routing.prefix_index import PrefixIndex
 from trunkline_router.routing.worker_blocks import WorkerBlocks
 from trunkline_router.workers.cache_follower import STEP_BLOCKS, CacheFollower
 from trunkline_router.workers.cache_watch import _EVENTS, MOST_EVENTS, UNSEEN_BYTES, parsed
-from trunkline_router.workers.claims.model_check import FalseClaim
+from trunkline_router.workers.claims import FalseClaim
 
 MOST_STALL_S = 0.010  # 2 to 4 ms with the fake worker's own work, 8 beside a busy core; all in one turn takes 10 to 50
 TRIES = 4  # a stall that the messages cause is there each time; one of a shared core is not

@@ -18,12 +18,11 @@ from trunkline_router.prompts.helper_pool import Helpers
 from trunkline_router.routing.route_request import RouteRequest
 from trunkline_router.routing.worker_blocks import WorkerBlocks
 from trunkline_router.workers.connected_worker import ConnectedWorker
-from trunkline_router.workers.discovery.address_sources import Addresses
+from trunkline_router.workers.discovery import Addresses
+from trunkline_router.workers.health import FAILURES_TO_OPEN, LEAST_SHARE, OPEN_FIRST_S, WorkerBreaker
 from trunkline_router.workers.link_context import LinkContext, LinkLimits
 from trunkline_router.workers.pool import Pools
-from trunkline_router.workers.sessions.session import WorkerSession
-from trunkline_router.workers.worker_breaker import FAILURES_TO_OPEN, OPEN_FIRST_S, WorkerBreaker
-from trunkline_router.workers.worker_health import LEAST_SHARE
+from trunkline_router.workers.session import WorkerSession
 from trunkline_router.workers.worker_link import WorkerLink
 
 PROMPT = range(10, 30)

@@ -11,21 +11,26 @@ import pytest
 from tests.router.virtual_time import in_virtual_time
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_router.routing.worker_blocks import WorkerBlocks
-from trunkline_router.workers.connect_attempts import ANSWERED_AT_MOST_S, SILENT_AT_MOST_S, ConnectAttempts
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext
-from trunkline_router.workers.pool import Pools
-from trunkline_router.workers.pool_search import (
+from trunkline_router.workers.pool import (
     APART_S,
     LOOK_AT_MOST_S,
     MOST_LOOKING,
     PATIENCE_SHARE,
     STEP_S,
     UNKNOWN_APART_S,
+    Pools,
     PoolSearch,
 )
-from trunkline_router.workers.sessions.session import WorkerSession
-from trunkline_router.workers.worker_link import UNARY_TIMEOUT_S, WorkerLink
+from trunkline_router.workers.session import WorkerSession
+from trunkline_router.workers.worker_link import (
+    ANSWERED_AT_MOST_S,
+    SILENT_AT_MOST_S,
+    UNARY_TIMEOUT_S,
+    ConnectAttempts,
+    WorkerLink,
+)
 
 LONG_S = 3600.0
 CONNECT_S = 0.02  # from a worker's answer to being of use

@@ -16,8 +16,8 @@ from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.request.granting import _Granting
 from trunkline_router.routing.worker_state import InFlight
+from trunkline_router.workers.health import Silence
 from trunkline_router.workers.link_context import LinkLimits
-from trunkline_router.workers.liveness import Silence
 
 SILENT = GrantRequest(silent=DirectLost())
 FIFTY = SamplingParams(max_tokens=50)  # with the prompt: 70 tokens

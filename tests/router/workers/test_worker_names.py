@@ -4,7 +4,7 @@ import pytest
 
 from tests.router.cluster import cluster, until
 from tests.router.liar import Liar, innocents
-from trunkline_router.workers.worker_names import place_of
+from trunkline_router.workers.link_context import place_of
 
 
 @pytest.mark.parametrize("copier_is_first", [False, True])

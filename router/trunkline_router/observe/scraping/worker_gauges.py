@@ -8,8 +8,7 @@ from prometheus_client.core import Metric
 from trunkline_router.observe.metrics.worker_counts import MAX_WORKERS
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool import Pools
-from trunkline_router.workers.state_names import STATES, state_of
-from trunkline_router.workers.worker_link import WorkerLink
+from trunkline_router.workers.worker_link import STATES, WorkerLink, state_of
 from trunkline_runtime.telemetry.exposition import counter, gauge
 
 LABEL = ("worker",)

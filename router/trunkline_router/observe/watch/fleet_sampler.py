@@ -12,9 +12,8 @@ from trunkline.v1.fleet_pb2 import PredictedTtft, WorkerTile
 from trunkline_router.observe.watch.fleet_sample import FleetSample, History, Point, totals
 from trunkline_router.observe.watch.worker_rates import WorkerRates
 from trunkline_router.observe.watch.worker_tile import worker_tile
-from trunkline_router.workers.connected_worker import ConnectedWorker
+from trunkline_router.workers.connected_worker import ConnectedWorker, WorkerCalls
 from trunkline_router.workers.pool import Pools
-from trunkline_router.workers.worker_calls import WorkerCalls
 from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.log import get_logger
 

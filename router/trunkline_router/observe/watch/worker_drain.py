@@ -9,11 +9,9 @@ from trunkline.v1 import fleet_pb2
 from trunkline.v1.fleet_pb2 import DrainWorkerResponse, UndrainWorkerResponse
 from trunkline.v1.worker_pb2 import DrainResponse
 from trunkline_router.observe.watch.worker_tile import SHOWN
-from trunkline_router.workers.connected_worker import ConnectedWorker
+from trunkline_router.workers.connected_worker import ConnectedWorker, WorkerCalls
 from trunkline_router.workers.pool import Pools
-from trunkline_router.workers.state_names import state_of
-from trunkline_router.workers.worker_calls import WorkerCalls
-from trunkline_router.workers.worker_link import WorkerLink
+from trunkline_router.workers.worker_link import WorkerLink, state_of
 from trunkline_runtime.log import get_logger
 
 BEGINS_WITHIN_S = 5.0  # a drain or its end

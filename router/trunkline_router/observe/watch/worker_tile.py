@@ -5,8 +5,7 @@ from collections.abc import Callable
 from trunkline.v1 import fleet_pb2
 from trunkline.v1.fleet_pb2 import KvTile, PredictedTtft, WorkerTile
 from trunkline_router.observe.watch.worker_rates import WorkerRates
-from trunkline_router.workers.state_names import ASIDE, BROKEN, CONNECTING, DRAINING, HUNG, READY, state_of
-from trunkline_router.workers.worker_link import WorkerLink
+from trunkline_router.workers.worker_link import ASIDE, BROKEN, CONNECTING, DRAINING, HUNG, READY, WorkerLink, state_of
 
 SHOWN = {
     CONNECTING: fleet_pb2.WORKER_STATE_CONNECTING,

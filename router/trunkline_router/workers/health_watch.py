@@ -4,16 +4,10 @@ import asyncio
 
 import grpc
 
-from trunkline.v1.worker_pb2 import GetModelResponse, StepCostModel
-from trunkline_router.workers.connected_worker import ConnectedWorker
+from trunkline_router.workers.connected_worker import ConnectedWorker, WorkerCalls
+from trunkline_router.workers.health import Liveness, longest_silence_s, slow_start_share
 from trunkline_router.workers.link_context import LinkContext
-from trunkline_router.workers.liveness import Liveness
-from trunkline_router.workers.worker_calls import WorkerCalls
 from trunkline_runtime.log import get_logger
-
-LONG_STEPS = 3.0  # the time of this many steps of the largest size is added to the timeout
-MOST_SILENCE_S = 4000.0  # whatever a worker reports of its steps; the longest batch window is an hour
-LEAST_SHARE = 0.1  # of a worker that has just connected
 
 
 class WorkerHealth:
@@ -89,16 +83,3 @@ class WorkerHealth:
 
     def _new_liveness(self) -> Liveness:
         return Liveness(self._context.limits.inter_token_timeout_s)
-
-
-def longest_silence_s(model: GetModelResponse, cost: StepCostModel) -> float:
-    """Returns how long a healthy worker may be silent: during its largest steps, and while a batch fills."""
-    steps_s = LONG_STEPS * (cost.fixed_s + cost.token_s * model.max_step_tokens)
-    return min(steps_s + model.batch_window_ms / 1e3, MOST_SILENCE_S)
-
-
-def slow_start_share(connected_for_s: float, slow_start_s: float) -> float:
-    """Returns the part of its full share that a worker takes, from LEAST_SHARE to 1."""
-    if connected_for_s >= slow_start_s:
-        return 1.0
-    return LEAST_SHARE + (1 - LEAST_SHARE) * connected_for_s / slow_start_s

@@ -1,17 +1,28 @@
-"""Discovers workers: sources (fixed lists, DNS, leases) name addresses, and the router keeps a link to each of them."""
+"""Discovers workers: sources (fixed lists, DNS, leases) name addresses, and the router keeps a link to each of them.
+
+Any program with access to Redis can lease addresses without a worker. So a leased address is tried once and then set
+aside with exponential back-off, and no address waits for those that were leased after it.
+"""
 
 import asyncio
 import contextlib
+import heapq
+import socket
 import time
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence, Set
+from dataclasses import dataclass
 from math import inf
+from random import Random
 
-from trunkline_router.workers.discovery.address_sources import Addresses, Sleep, Source
-from trunkline_router.workers.discovery.lease_queue import LeaseQueue
-from trunkline_router.workers.worker_breaker import SHORT_LIFE_S
-from trunkline_router.workers.worker_link import WorkerLink
+from trunkline_router.address import DNS_PREFIX
+from trunkline_router.workers.health import SHORT_LIFE_S
+from trunkline_router.workers.worker_link import ConnectAttempts, WorkerLink
 from trunkline_runtime.log import get_logger
 
+ASIDE_FIRST_S, ASIDE_MOST_S = 0.5, 60.0
+RETRY_EVERY = 4
+MOST_REMEMBERED = 4096  # addresses set aside, and addresses that have served; the oldest are forgotten
 # Workers known from leases alone: how many may be connected, and how many may be on trial (first connection) at once.
 MOST_FOLLOWED, MOST_TRIED = 1024, 64
 # Time between the starts of two trials. A failed trial takes a millisecond of CPU time, so trials use at most an eighth
@@ -19,6 +30,167 @@ MOST_FOLLOWED, MOST_TRIED = 1024, 64
 TRY_APART_S, TRY_APART_WHEN_WELL_S = 0.01, 0.002
 TRIAL_ANSWERED_AT_MOST_S = 15.0  # to fetch and build a tokenizer, and to open a session
 MOST_SHOWN_ASIDE = 64  # leased addresses whose problem is kept; anything that writes to Redis can lease any number
+LOOKUP_EVERY_S = (1.0, 2.0)  # drawn at random each time, so that routers do not look up at the same moment
+
+Addresses = frozenset[str]  # of host:port, or [IPv6]:port
+# Yields all its addresses whenever they change. After a source ends, its last addresses stay valid.
+Source = AsyncIterator[Addresses]
+Resolve = Callable[[str, int], Awaitable[Addresses]]  # takes a name and a port; raises OSError
+Sleep = Callable[[float], Awaitable[None]]
+
+
+def sources_of(workers: Sequence[str], rng: Random) -> tuple[list[Source], list[ConnectAttempts]]:
+    """Returns the sources for the entries of --workers (one for all fixed addresses, one per DNS name) and the
+    connect attempts of the DNS lookups."""
+    names = [entry.removeprefix(DNS_PREFIX) for entry in workers if entry.startswith(DNS_PREFIX)]
+    listed = [entry for entry in workers if not entry.startswith(DNS_PREFIX)]
+    lookups = [ConnectAttempts() for _ in names]
+    looked_up = [
+        watch_name(name.rpartition(":")[0], int(name.rpartition(":")[2]), rng, sleep=lookup.pause)
+        for name, lookup in zip(names, lookups, strict=True)
+    ]
+    return [*([fixed(listed)] if listed else []), *looked_up], lookups
+
+
+async def fixed(addresses: Iterable[str]) -> Source:
+    """A list that never changes."""
+    yield frozenset(addresses)
+
+
+async def resolve_name(name: str, port: int) -> Addresses:
+    """Returns the IPv4 addresses of a name, or the IPv6 addresses if there are none. Raises OSError.
+
+    Not both, because a dual-stack service has two addresses for every worker, which would count as two workers.
+    """
+    host = name.removeprefix("[").removesuffix("]")
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    families = {family for family, *_ in found}
+    family = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
+    hosts = {str(address[0]) for known, _, _, _, address in found if known == family}
+    return frozenset(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts)
+
+
+async def watch_name(
+    name: str, port: int, rng: Random, resolve: Resolve = resolve_name, sleep: Sleep = asyncio.sleep
+) -> Source:
+    """Looks up the addresses of a name until cancelled. While lookups fail, the known addresses stay valid."""
+    log = get_logger()
+    known: Addresses | None = None
+    last_problem = ""
+    while True:
+        problem = ""
+        try:
+            addresses = await resolve(name, port)
+        except OSError as error:  # includes an unknown name: that of a headless service without a ready worker
+            problem = error.strerror or str(error)
+        else:
+            if addresses != known:
+                known = addresses
+                yield addresses
+        if problem and problem != last_problem:  # one line per change, not per lookup
+            log.warning("workers cannot be looked up", name=name, problem=problem, known=len(known or ()))
+        last_problem = problem
+        await sleep(rng.uniform(*LOOKUP_EVERY_S))
+
+
+@dataclass(frozen=True, slots=True)
+class _Aside:
+    until_s: float
+    pause_s: float
+    holder: str  # the address at which the same worker is already connected; "" if there was no worker
+
+
+class LeaseQueue:
+    """Leased addresses in the order of their trials: those that have served before, then those that were never tried.
+    Every RETRY_EVERY-th trial is of an address whose pause is over. Each kind is first in, first out."""
+
+    def __init__(self) -> None:
+        self._leased: set[str] = set()  # leased addresses without a link
+        self._served: OrderedDict[str, None] = OrderedDict()
+        self._again: dict[str, None] = {}  # waiting, have served before
+        self._new: dict[str, None] = {}  # waiting, never tried
+        self._aside: OrderedDict[str, _Aside] = OrderedDict()
+        self._due: list[tuple[float, str]] = []  # a heap of (until_s, address), which may contain outdated entries
+        self._tried = 0
+
+    def __len__(self) -> int:
+        """Number of addresses that wait for their first trial, or for the next one after having served."""
+        return len(self._again) + len(self._new)
+
+    @property
+    def num_aside(self) -> int:
+        """Number of addresses that are set aside."""
+        return len(self._aside)
+
+    def lease(self, leased: Set[str]) -> None:
+        """Sets the leased addresses to which the router has no link."""
+        self._leased = set(leased)
+        self._again = {address: None for address in self._again if address in leased}
+        self._new = {address: None for address in self._new if address in leased}
+        for address in sorted(leased - self._aside.keys() - self._again.keys() - self._new.keys()):
+            (self._again if address in self._served else self._new)[address] = None
+
+    def next(self, now_s: float) -> str | None:
+        """Removes and returns the address to try now, or None if there is none."""
+        address = self._first(now_s)
+        if address is not None:
+            self._leased.discard(address)
+        return address
+
+    def _first(self, now_s: float) -> str | None:
+        if self._again:
+            return _pop_first(self._again)
+        self._tried += 1
+        if self._new and self._tried % RETRY_EVERY:
+            return _pop_first(self._new)
+        if self.due_in_s(now_s) <= 0:
+            return heapq.heappop(self._due)[1]
+        return _pop_first(self._new) if self._new else None
+
+    def due_in_s(self, now_s: float) -> float:
+        """Seconds until the next pause is over; infinite if no address is set aside."""
+        while self._due:
+            until_s, address = self._due[0]
+            aside = self._aside.get(address)
+            is_present = aside is not None and aside.until_s == until_s
+            if is_present and (until_s > now_s or address in self._leased):
+                return until_s - now_s
+            heapq.heappop(self._due)
+            if is_present:
+                del self._aside[address]  # its lease has ended
+        return inf
+
+    def failed(self, address: str, now_s: float, holder: str = "") -> None:
+        """Sets the address aside because no worker could be connected there, or because the same worker is already
+        connected at the address `holder`."""
+        before = self._aside.pop(address, None)
+        pause_s = ASIDE_FIRST_S if before is None else min(2 * before.pause_s, ASIDE_MOST_S)
+        self._served.pop(address, None)
+        self._aside[address] = _Aside(now_s + pause_s, pause_s, holder)
+        heapq.heappush(self._due, (now_s + pause_s, address))
+        if len(self._aside) > MOST_REMEMBERED:
+            self._aside.popitem(last=False)
+
+    def served(self, address: str) -> None:
+        """Records that a worker was connected at the address for a while."""
+        self._aside.pop(address, None)
+        self._served[address] = None
+        self._served.move_to_end(address)
+        if len(self._served) > MOST_REMEMBERED:
+            self._served.popitem(last=False)
+
+    def lost(self, holder: str) -> None:
+        """Records that the connection to the worker at `holder` has ended. Its other addresses may be tried at once."""
+        for address in [address for address, aside in self._aside.items() if aside.holder == holder]:
+            del self._aside[address]
+            if address in self._leased:
+                self._again.setdefault(address)
+
+
+def _pop_first(addresses: dict[str, None]) -> str:
+    first = next(iter(addresses))
+    del addresses[first]
+    return first
 
 
 class Membership:

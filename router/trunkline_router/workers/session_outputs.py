@@ -3,22 +3,17 @@
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
 
 from trunkline.status import no_worker
 from trunkline.v1.generation_pb2 import OutputChunk
-from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, SessionResponse, SessionWelcome
-from trunkline_router.workers.claims.model_check import FalseClaim
-from trunkline_router.workers.claims.worker_claims import Expected, end_problem, output_problem, report_problem
-from trunkline_router.workers.sessions.awaited_ends import AwaitedEnds
-from trunkline_router.workers.sessions.outputs_summary import OutputsSummary, outputs_summary
-from trunkline_router.workers.sessions.session_message import large_output, split_response
-from trunkline_router.workers.sessions.sink_call import deliver, log_bug
-
-# Outputs of a message that are handed out without a pause: one or two milliseconds.
-FEW_OUTPUTS = 256
-# Longest message that is parsed at once: about a millisecond, whatever it contains. Longer ones are parsed in parts.
-PART_BYTES = 64 << 10
-PART_FIELDS = 1024  # finding the ends of this many takes half a millisecond
+from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, Timeline
+from trunkline_router.workers.claims import Expected, FalseClaim, end_problem, output_problem, report_problem
+from trunkline_runtime.log import get_logger
 
 # Outputs without tokens or an end, for each handle: reports of grants, and what newer workers may send.
 EMPTY_PER_HANDLE, MOST_EMPTY = 64, 1 << 16
@@ -32,10 +27,15 @@ NO_SEQUEL = "output does not follow what came before"
 # more than this share of all its answers.
 FALSE_ANSWERS, FALSE_SHARE = 3, 0.1
 
+PATIENCE_S = 1.0  # a worker's front answers an abort within milliseconds
+MOST_AWAITED = 4096
+
 # Takes an output. Returns False if it does not follow the previous one.
 Sink = Callable[[SequenceOutput], object]
 # Takes the report on a grant, by its handle; None: the stream has ended, and no report will follow.
 GrantSink = Callable[[int, GrantReport | None], None]
+# Takes the timeline of an aborted choice; None: the worker did not tell it in time.
+EndSink = Callable[[Timeline | None], None]
 
 
 @dataclass(slots=True, frozen=True)
@@ -55,6 +55,18 @@ class GrantedChoice:
     prompt_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class OutputsSummary:
+    """A summary of one session message.
+
+    tokens_alone: no output is an error, a grant's report, or the first or last output of its choice
+    is_indexed: some output belongs to another choice than its request's first
+    """
+
+    tokens_alone: bool
+    is_indexed: bool
+
+
 class SessionOutputs:
     """The receiving side of a session. Calls `abort` with the handle of an open choice that is no longer wanted.
 
@@ -62,55 +74,17 @@ class SessionOutputs:
     requests explains.
     """
 
-    def __init__(self, vocab_size: int, abort: Callable[[int], object]) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, abort: Callable[[int], object]) -> None:
         self._abort = abort
         self.open: dict[int, OpenChoice] = {}
         self.granted: dict[int, GrantedChoice] = {}
-        self.ends = AwaitedEnds()  # of choices that were aborted
+        # Of aborted choices whose timelines are awaited for a short time; they only explain what became of a request.
+        self._awaited: dict[int, tuple[EndSink, asyncio.TimerHandle]] = {}
         self.last_handle = 0  # the highest that was ever sent
         self.num_step_outputs = 0  # without refusals, which a front gives without its engine
         self._num_ended = self._num_false = 0  # answers
         # Empty outputs that may still arrive, the handles they are allowed for, and late outputs of aborted choices.
         self._left_empty = self._counted_handle = self._left_late = 0
-
-    async def receive(self, raw: bytes, on_welcome: Callable[[SessionWelcome], None]) -> None:
-        """Takes one message. Raises FalseClaim, DecodeError or NotAMessage."""
-        if len(raw) <= PART_BYTES:
-            await self._receive_part(raw, on_welcome)
-            return
-        for part in split_response(raw, PART_BYTES, PART_FIELDS):
-            if len(part) <= PART_BYTES or self._is_expected(part):
-                await self._receive_part(part, on_welcome)
-            await asyncio.sleep(0)
-
-    async def _receive_part(self, raw: bytes, on_welcome: Callable[[SessionWelcome], None]) -> None:
-        summary = outputs_summary(raw, self._vocab_size)
-        response = SessionResponse.FromString(raw)
-        if response.HasField("welcome"):
-            on_welcome(response.welcome)
-        outputs = response.outputs
-        if len(outputs) <= FEW_OUTPUTS:
-            self.hand_out_all(outputs, summary)
-            return
-        for start in range(0, len(outputs), FEW_OUTPUTS):
-            self.hand_out_all(outputs[start : start + FEW_OUTPUTS], summary)
-            await asyncio.sleep(0)
-
-    def _is_expected(self, part: bytes) -> bool:
-        """Whether a part that is one large output may be parsed: its choice is open, and can have an output of this
-        size."""
-        handle = large_output(part)
-        if handle is None:
-            raise FalseClaim(f"the worker sends {len(part)} bytes that are not an output")
-        if (choice := self.open.get(handle)) is None:
-            self._check_handle(handle)
-            self._count_late()
-            return False
-        if len(part) > choice.expected.most_bytes:
-            self._refuse(handle, choice, f"one output has {len(part)} bytes")
-            return False
-        return True
 
     def hand_out_all(self, outputs: Sequence[SequenceOutput], summary: OutputsSummary | None) -> None:
         """Passes outputs to their sinks. Every token of every request comes through here. Most outputs are a token of
@@ -181,6 +155,25 @@ class SessionOutputs:
         if not follows and not ended:
             self._abort(handle)
 
+    def may_be_large(self, handle: int, num_bytes: int) -> bool:
+        """Whether one large output may be parsed: its choice is open, and can have an output of this size."""
+        if (choice := self.open.get(handle)) is None:
+            self._check_handle(handle)
+            self._count_late()
+            return False
+        if num_bytes > choice.expected.most_bytes:
+            self._refuse(handle, choice, f"one output has {num_bytes} bytes")
+            return False
+        return True
+
+    def await_end(self, handle: int, sink: EndSink) -> bool:
+        """Calls the sink once with the timeline of an aborted choice. Returns False if too many are awaited already."""
+        if len(self._awaited) >= MOST_AWAITED:
+            return False
+        give_up = asyncio.get_running_loop().call_later(PATIENCE_S, self._tell_end, handle, None)
+        self._awaited[handle] = (sink, give_up)
+        return True
+
     def drop(self, handle: int) -> bool:
         """Ignores a choice's outputs from now on. Returns False if the choice is not open."""
         choice = self.open.pop(handle, None)
@@ -202,12 +195,25 @@ class SessionOutputs:
             self._expect_late(choice)
             deliver(choice.sink, lost(handle, why))
 
-    def end_grants(self) -> None:
-        """Tells every grant's sink that no report will follow."""
+    def close(self, why: str) -> None:
+        """Ends every open choice with UNAVAILABLE, and tells the sinks of grants and aborted choices that nothing will
+        follow."""
+        self.end_all(why)
         choices = dict(self.granted)
         self.granted.clear()
         for handle, choice in choices.items():
             deliver(choice.sink, handle, None)
+        for handle in list(self._awaited):
+            self._tell_end(handle, None)
+
+    def _tell_end(self, handle: int, timeline: Timeline | None) -> bool:
+        """Returns False if the end of this choice is not awaited."""
+        if (awaited := self._awaited.pop(handle, None)) is None:
+            return False
+        sink, give_up = awaited
+        give_up.cancel()
+        deliver(sink, timeline)
+        return True
 
     def _check_handle(self, handle: int) -> None:
         """Raises FalseClaim if no choice was ever sent with this handle."""
@@ -240,7 +246,7 @@ class SessionOutputs:
     def _take_late(self, handle: int, output: SequenceOutput) -> None:
         """Takes an output of a choice that was aborted."""
         is_timeline_only = not (output.HasField("chunk") or output.HasField("error"))
-        is_awaited = output.HasField("timeline") and self.ends.take(handle, output.timeline)
+        is_awaited = output.HasField("timeline") and self._tell_end(handle, output.timeline)
         if not (is_timeline_only and is_awaited):
             self._count_late()
         # The answer to an abort comes from the front, so it does not show that the engine works.
@@ -276,3 +282,86 @@ class SessionOutputs:
 def lost(handle: int, why: str) -> SequenceOutput:
     """Returns the last output of a choice that the worker will not finish."""
     return SequenceOutput(handle=handle, error=no_worker(why).to_proto())
+
+
+def deliver(sink: Callable[..., object], *arguments: object) -> bool | None:
+    """Calls a sink. Returns whether it accepted; None if it raised: a bug with one request must not end the session."""
+    try:
+        return sink(*arguments) is not False
+    except Exception as error:
+        log_bug(error)
+        return None
+
+
+def log_bug(error: Exception) -> None:
+    get_logger().error("unexpected error", exc_info=error)
+
+
+# Protobuf merges a singular field that occurs twice, and joins its lists. If `outputs` is parsed as a singular field, a
+# session message becomes one output whose lists hold the values of all. Token ids are parsed as unsigned numbers, so
+# that the largest one reveals negative ones too. The field numbers are those of SessionResponse, SequenceOutput and
+# OutputChunk.
+PACKAGE = "trunkline.router"
+# By message: each field's name, number and kind.
+_MESSAGES: dict[str, tuple[tuple[str, int, str], ...]] = {
+    "Message": (("welcome", 1, "bytes"), ("outputs", 2, "Outputs")),
+    "Outputs": (
+        ("handle", 1, "number"),
+        ("chunk", 2, "Chunks"),
+        ("prompt", 3, "bytes"),
+        ("error", 4, "bytes"),
+        ("granted", 7, "bytes"),
+    ),
+    # Fields that are not read here are listed too: the library takes longer to keep unknown ones.
+    "Chunks": (
+        ("index", 1, "numbers"),
+        ("first_token_index", 2, "number"),
+        ("token_ids", 3, "numbers"),
+        ("text", 4, "bytes"),
+        ("text_offset", 5, "number"),
+        ("logprobs", 6, "bytes"),
+        ("finish_reason", 7, "number"),
+    ),
+}
+
+
+def outputs_summary(raw: bytes, vocab_size: int) -> OutputsSummary | None:
+    """Returns the summary of a session message, at a fraction of the cost of reading each output; None if its outputs
+    must be checked one by one, because it has log-probabilities or a token id outside [0, vocab_size). Raises
+    DecodeError."""
+    outputs = _MESSAGE.FromString(raw).outputs
+    chunks = outputs.chunk
+    if chunks.HasField("logprobs") or max(chunks.token_ids[:], default=0) >= vocab_size:
+        return None
+    return OutputsSummary(
+        not (
+            chunks.HasField("finish_reason")
+            or outputs.HasField("error")
+            or outputs.HasField("granted")
+            or outputs.HasField("prompt")
+        ),
+        bool(chunks.index),
+    )
+
+
+def _message_class() -> Any:
+    file = FileDescriptorProto(name="trunkline/router/outputs_summary.proto", package=PACKAGE, syntax="proto2")
+    field_type = {
+        "bytes": FieldDescriptorProto.TYPE_BYTES,
+        "number": FieldDescriptorProto.TYPE_UINT64,
+        "numbers": FieldDescriptorProto.TYPE_UINT64,
+    }
+    for message_name, described in _MESSAGES.items():
+        message = file.message_type.add(name=message_name)
+        for name, number, kind in described:
+            label = FieldDescriptorProto.LABEL_REPEATED if kind == "numbers" else FieldDescriptorProto.LABEL_OPTIONAL
+            made = message.field.add(name=name, number=number, label=label)
+            made.type = field_type.get(kind, FieldDescriptorProto.TYPE_MESSAGE)
+            if kind in _MESSAGES:
+                made.type_name = f".{PACKAGE}.{kind}"
+    pool = DescriptorPool()
+    pool.Add(file)
+    return GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.Message"))
+
+
+_MESSAGE = _message_class()

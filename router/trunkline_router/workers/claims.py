@@ -1,14 +1,20 @@
-"""Validates every message that a worker sends, on arrival. Pure.
+"""Validates what workers say, on arrival. Pure.
 
-Each function takes a message and returns the problem with it in one line, or None. A valid message cannot break the
-arithmetic of routing, the status of a request or another worker's requests. It may still be untrue.
+The functions named `…_problem` take a message and return the problem with it in one line, or None. A valid message
+cannot break the arithmetic of routing, the status of a request or another worker's requests. It may still be untrue.
+
+A timeline decides nothing, so what cannot be true in it is corrected.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
 from google.protobuf.message import Message
 
+from trunkline.grant import GrantKeys
+from trunkline.protocol import OLDEST_PROTOCOL, PROTOCOL_VERSION
 from trunkline.status import RequestRefused, code_of
 from trunkline.v1.generation_pb2 import (
     FinishReason,
@@ -18,7 +24,15 @@ from trunkline.v1.generation_pb2 import (
     SamplingParams,
     TokenLogprobs,
 )
-from trunkline.v1.worker_pb2 import GetModelResponse, GrantReport, LoadSample, SequenceOutput, SessionWelcome, Submit
+from trunkline.v1.worker_pb2 import (
+    GetModelResponse,
+    GrantReport,
+    LoadSample,
+    SequenceOutput,
+    SessionWelcome,
+    Submit,
+    Timeline,
+)
 from trunkline.validation import MAX_STOP_BYTES, MAX_TOP_LOGPROBS, validate_sampling
 from trunkline_router.routing.route_request import NUM_LANES
 
@@ -48,6 +62,13 @@ MAX_REASON_CHARACTERS = 128
 MOST_OUTPUT_BYTES = 256 << 10
 LOGPROB_BYTES = 24
 
+# Of a timeline: what the contract allows.
+MAX_CHUNKS, MAX_GAPS, MAX_SAMPLED_STEPS = 64, 16, 16
+MAX_COUNT = 1 << 20  # of steps, preemptions and gaps of one choice
+MAX_BYTES = 5120  # wire size of a timeline that the contract allows: at most 4.4 kB
+MOST_DOUBT_S = 1.0  # a timeline that tells the difference between clocks less exactly does not count
+
+NO_KEYS = GrantKeys()
 _FINISH_REASONS = frozenset(FinishReason.values()) - {FinishReason.FINISH_REASON_UNSPECIFIED}
 _NAMES = ("model", "worker_id", "fingerprint", "architecture", "dtype", "device", "batching", "admission")
 _MODEL_RANGES: dict[str, tuple[float, float]] = {
@@ -72,10 +93,39 @@ _LOAD_RANGES: dict[str, tuple[float, float]] = {
 _COST_RANGES: dict[str, tuple[float, float]] = {
     name: (0.0, MAX_STEP_COST_S) for name in ("fixed_s", "token_s", "kv_token_s", "pair_s")
 }
+_TIMES = ("device_s", "longest_gap_s", "detokenize_s")
+_COUNTS = ("decode_steps", "preemptions", "recomputed_tokens", "num_gaps")
 _BY_LANE = ("waiting_by_lane", "retry_delay_ms_by_lane", "uncached_tokens_by_lane")
 # The sampling parameters for which a router uses the model's default if a client does not set them. The model's other
 # defaults are neither checked nor used.
 DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+class WorkerUnusable(Exception):
+    """The worker cannot be used, perhaps because it has another version. The message is one line for people."""
+
+
+class FalseClaim(WorkerUnusable):
+    """A message of the worker cannot be true. The router waits longer before it reconnects than after a disconnect."""
+
+
+def check_model(model: GetModelResponse, keys: GrantKeys = NO_KEYS) -> None:
+    """Raises WorkerUnusable if this router cannot send requests to a worker with this description."""
+    if model.min_router_protocol > PROTOCOL_VERSION:
+        raise WorkerUnusable(
+            f"the worker asks for routers that speak protocol {model.min_router_protocol}, and this one speaks "
+            f"{PROTOCOL_VERSION}: upgrade routers before workers"
+        )
+    if model.protocol_version < OLDEST_PROTOCOL:
+        raise WorkerUnusable(
+            f"the worker speaks protocol {model.protocol_version}, and this router needs {OLDEST_PROTOCOL} or a later "
+            "one: upgrade the worker"
+        )
+    if model.grant_key_ids and not keys.of_worker(model):
+        lacks = "has another one" if keys else "has none"
+        raise WorkerUnusable(f"the worker has a grant key, and this router {lacks}: start both with one --grant-key")
+    if problem := model_problem(model):
+        raise WorkerUnusable(problem)
 
 
 def model_problem(model: GetModelResponse) -> str | None:
@@ -196,6 +246,48 @@ def report_problem(report: GrantReport, *, prompt_tokens: int, most_tokens: int)
     return None
 
 
+def believed_timeline(told: Timeline, most_s: float, prompt_tokens: int) -> Timeline:
+    """Returns a copy that is bounded in size, whose times are in order and no longer than the attempt was. `received`
+    is left out: the worker's clock may be wrong. Most timelines need no correction, which takes a few microseconds.
+
+    most_s: since the choice was sent to the worker. prompt_tokens: of its prompt
+    """
+    believed = Timeline()
+    believed.CopyFrom(told)
+    believed.DiscardUnknownFields()
+    believed.ClearField("received")
+    is_long = len(told.chunks) > MAX_CHUNKS or len(told.gaps) > MAX_GAPS or len(told.sampled_steps) > MAX_SAMPLED_STEPS
+    if is_long or told.ByteSize() > MAX_BYTES:
+        del believed.chunks[MAX_CHUNKS:], believed.gaps[MAX_GAPS:], believed.sampled_steps[MAX_SAMPLED_STEPS:]
+        # A new message, because what is deleted from one stays in its memory for as long as it lives.
+        believed = Timeline.FromString(believed.SerializeToString())
+    _limit(believed, ("ended_s",), 0.0, most_s)
+    end_s = believed.ended_s
+    _limit(believed, _TIMES, 0.0, end_s)
+    _order_phases(believed, end_s)
+    _order_chunks(believed.chunks, end_s)
+    _order_spans(believed.gaps, end_s)
+    _order_spans(believed.sampled_steps, end_s)
+    _limit(believed, _COUNTS, 0, MAX_COUNT)
+    _limit(believed, ("cached_tokens",), 0, prompt_tokens)
+    return believed
+
+
+def clock_skew_s(told: Timeline, sent_unix_s: float, most_s: float) -> float | None:
+    """Returns the worker's clock minus this router's; None if the timeline does not tell.
+
+    The worker received the choice after it was sent, and as long before its end as it lasted there. What the worker's
+    clock showed then is compared with the middle of the two.
+
+    sent_unix_s: when the choice was sent. most_s: as for believed_timeline()
+    """
+    doubt_s = most_s - told.ended_s  # in which the choice was under way to the worker, and its end back
+    if not told.HasField("received") or not 0.0 <= doubt_s <= MOST_DOUBT_S:
+        return None
+    received_unix_s = told.received.seconds + told.received.nanos / 1e9
+    return received_unix_s - (sent_unix_s + doubt_s / 2)
+
+
 def _end_problem(chunk: OutputChunk) -> str | None:
     if chunk.finish_reason not in _FINISH_REASONS:
         return f"finish reason {chunk.finish_reason} is not known"
@@ -251,3 +343,38 @@ def _name_problem(name: str, text: str) -> str | None:
 def _are_tokens(token_ids: Iterable[int], vocab_size: int) -> bool:
     ids = list(token_ids)
     return not ids or (min(ids) >= 0 and max(ids) < vocab_size)
+
+
+def _limit(message: Message, names: Iterable[str], least: float, most: float) -> None:
+    """Brings fields within bounds; to `least` if a value is not a number."""
+    for name in names:
+        value = getattr(message, name)
+        if not least <= value <= most:
+            setattr(message, name, most if value > most else least)
+
+
+def _order_phases(believed: Timeline, end_s: float) -> None:
+    """A first token needs an admission, and comes after it."""
+    if not believed.HasField("admitted_s"):
+        believed.ClearField("first_token_s")
+        return
+    _limit(believed, ("admitted_s",), 0.0, end_s)
+    if believed.HasField("first_token_s"):
+        _limit(believed, ("first_token_s",), believed.admitted_s, end_s)
+
+
+def _order_chunks(chunks: Any, end_s: float) -> None:
+    for chunk in chunks:
+        if not 0.0 <= chunk.started_s <= end_s or not 0.0 <= chunk.duration_s <= end_s - chunk.started_s:
+            _limit(chunk, ("started_s",), 0.0, end_s)
+            _limit(chunk, ("duration_s",), 0.0, end_s - chunk.started_s)
+    chunks.sort(key=attrgetter("started_s"))
+
+
+def _order_spans(spans: Any, end_s: float) -> None:
+    """Spans that end at `at_s`."""
+    for span in spans:
+        if not 0.0 <= span.duration_s <= span.at_s <= end_s:
+            _limit(span, ("at_s",), 0.0, end_s)
+            _limit(span, ("duration_s",), 0.0, span.at_s)
+    spans.sort(key=attrgetter("at_s"))

@@ -1,41 +1,60 @@
-"""The router's end of a worker's Session stream."""
+"""The router's end of a worker's Session stream: submits and aborts one way, outputs the other."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from trunkline.proof import Metadata
-from trunkline.protocol import PROTOCOL_VERSION
-from trunkline.v1.worker_pb2 import SessionHello, SessionRequest, SessionWelcome, Submit
-from trunkline_router.workers.claims.model_check import FalseClaim
-from trunkline_router.workers.claims.worker_claims import (
+from trunkline.protocol import MAX_SUBMITS_BYTES, PROTOCOL_VERSION
+from trunkline.v1.worker_pb2 import (
+    SequenceOutput,
+    SessionHello,
+    SessionRequest,
+    SessionResponse,
+    SessionWelcome,
+    Submit,
+)
+from trunkline_router.workers.claims import (
     MAX_CONTEXT_TOKENS,
     MAX_VOCAB_SIZE,
     Expected,
+    FalseClaim,
     most_output_bytes,
 )
-from trunkline_router.workers.sessions.awaited_ends import EndSink
-from trunkline_router.workers.sessions.session_message import split_request
-from trunkline_router.workers.sessions.session_outputs import (
+from trunkline_router.workers.session_outputs import (
     LOST,
+    EndSink,
     GrantedChoice,
     GrantSink,
     OpenChoice,
     SessionOutputs,
     Sink,
+    deliver,
     lost,
+    outputs_summary,
 )
-from trunkline_router.workers.sessions.sink_call import deliver
-from trunkline_runtime.wire import NotAMessage
+from trunkline_runtime.wire import LENGTH, VARINT, NotAMessage, fields, varint
 
 METHOD = "/trunkline.v1.WorkerService/Session"
 
 # Pause after a message while other choices are open there: under load submits leave together, at a fraction of the cost
 # of one message each, here and at the worker. Shorter than a worker's step.
 REST_S = 0.002
+# Outputs of a message that are handed out without a pause: one or two milliseconds.
+FEW_OUTPUTS = 256
+# Longest message that is parsed at once: about a millisecond, whatever it contains. Longer ones are parsed in parts.
+PART_BYTES = 64 << 10
+PART_FIELDS = 1024  # finding the ends of this many takes half a millisecond
+# In a response that is parsed in parts. A newer worker may send fields that this router does not know.
+MAX_UNKNOWN_BYTES = 4 << 10
+
+_OUTPUTS = SessionResponse.OUTPUTS_FIELD_NUMBER
+_OUTPUTS_TAG = _OUTPUTS << 3 | LENGTH
+_WELCOME_TAG = SessionResponse.WELCOME_FIELD_NUMBER << 3 | LENGTH
+_HANDLE_TAG = SequenceOutput.HANDLE_FIELD_NUMBER << 3 | VARINT
 
 
 class WorkerSession:
@@ -56,10 +75,10 @@ class WorkerSession:
     ) -> None:
         self._rest = rest
         self._vocab_size, self._most_tokens = vocab_size, most_tokens
-        self.outputs = SessionOutputs(vocab_size, lambda handle: self.abort([handle]))
+        self.outputs = SessionOutputs(lambda handle: self.abort([handle]))
         self._pending = SessionRequest()
         self._wake = asyncio.Event()
-        self._broken = False
+        self.is_broken = False  # the stream has ended
         self.number = 0  # the worker's number for it, used in grants; 0: not known yet
 
     @property
@@ -77,11 +96,6 @@ class WorkerSession:
         """Outputs of the worker's steps received so far."""
         return self.outputs.num_step_outputs
 
-    @property
-    def is_broken(self) -> bool:
-        """Whether the stream has ended."""
-        return self._broken
-
     def submit(self, submits: Iterable[Submit], sinks: Iterable[Sink]) -> list[int]:
         """Sends choices. The outputs of each go to its sink; the last has a finish reason or an error. Returns the
         handles."""
@@ -91,7 +105,7 @@ class WorkerSession:
             outputs.last_handle += 1
             submit.handle = outputs.last_handle
             handles.append(submit.handle)
-            if self._broken:
+            if self.is_broken:
                 deliver(sink, lost(submit.handle, LOST))
                 continue
             outputs.open[submit.handle] = OpenChoice(sink, self._expected(submit))
@@ -124,7 +138,7 @@ class WorkerSession:
                 self._pending.abort_handles.append(handle)
                 self._wake.set()
                 if on_end is not None:
-                    num_awaited += self.outputs.ends.await_end(handle, on_end)
+                    num_awaited += self.outputs.await_end(handle, on_end)
         return num_awaited
 
     def give_up(self, why: str) -> None:
@@ -157,13 +171,37 @@ class WorkerSession:
 
         try:
             async for raw in call:
-                await self.outputs.receive(raw, on_welcome)
+                await self.receive(raw, on_welcome)
         except (DecodeError, NotAMessage):
             raise FalseClaim("the worker sent something in its session that is not a message") from None
         finally:
             writing.cancel()
             call.cancel()
-            self._break()
+            self.is_broken = True
+            self.outputs.close(LOST)
+
+    async def receive(self, raw: bytes, on_welcome: Callable[[SessionWelcome], None]) -> None:
+        """Takes one message. Raises FalseClaim, DecodeError or NotAMessage."""
+        if len(raw) <= PART_BYTES:
+            await self._receive_part(raw, on_welcome)
+            return
+        for part in split_response(raw, PART_BYTES, PART_FIELDS):
+            if len(part) <= PART_BYTES or self.outputs.may_be_large(large_output(part), len(part)):
+                await self._receive_part(part, on_welcome)
+            await asyncio.sleep(0)
+
+    async def _receive_part(self, raw: bytes, on_welcome: Callable[[SessionWelcome], None]) -> None:
+        summary = outputs_summary(raw, self._vocab_size)
+        response = SessionResponse.FromString(raw)
+        if response.HasField("welcome"):
+            on_welcome(response.welcome)
+        outputs = response.outputs
+        if len(outputs) <= FEW_OUTPUTS:
+            self.outputs.hand_out_all(outputs, summary)
+            return
+        for start in range(0, len(outputs), FEW_OUTPUTS):
+            self.outputs.hand_out_all(outputs[start : start + FEW_OUTPUTS], summary)
+            await asyncio.sleep(0)
 
     def _expected(self, submit: Submit) -> Expected:
         return Expected(
@@ -198,8 +236,53 @@ class WorkerSession:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             call.cancel()  # the reader sees the end of the stream and reports why
 
-    def _break(self) -> None:
-        self._broken = True
-        self.outputs.end_all(LOST)
-        self.outputs.end_grants()
-        self.outputs.ends.give_up()
+
+def split_request(request: SessionRequest) -> Iterator[SessionRequest]:
+    """Yields the request in messages that a worker accepts: a burst of long prompts can exceed one message."""
+    if len(request.submits) <= 1 or request.ByteSize() <= MAX_SUBMITS_BYTES:
+        if request.submits or request.abort_handles:
+            yield request  # uncopied: a copy of a prompt of 8,000 tokens takes 150 µs
+        return
+    part, size = SessionRequest(), 0
+    for submit in request.submits:
+        submit_bytes = submit.ByteSize()
+        if part.submits and size + submit_bytes > MAX_SUBMITS_BYTES:
+            yield part
+            part, size = SessionRequest(), 0
+        part.submits.append(submit)
+        size += submit_bytes
+    # Last: an abort must not overtake its own submit.
+    part.abort_handles.extend(request.abort_handles)
+    if part.submits or part.abort_handles:
+        yield part
+
+
+def split_response(raw: bytes, most_bytes: int, most_fields: int) -> Iterator[bytes]:
+    """Yields a SessionResponse in parts, each of at most `most_bytes`, or of a single field, and of at most
+    `most_fields`. Raises NotAMessage; raises FalseClaim if no honest worker would send it."""
+    begin = num_fields = num_welcomes = unknown_bytes = 0
+    for _, field_at, _, field_end in fields(raw):
+        tag = raw[field_at]
+        if tag == _WELCOME_TAG:
+            num_welcomes += 1
+            if num_welcomes > 1:
+                raise FalseClaim("the worker opens its session twice")
+        elif tag != _OUTPUTS_TAG:
+            unknown_bytes += field_end - field_at
+            if unknown_bytes > MAX_UNKNOWN_BYTES:
+                raise FalseClaim(f"a message of the worker's session has more than {MAX_UNKNOWN_BYTES} unknown bytes")
+        if begin < field_at and (field_end - begin > most_bytes or num_fields == most_fields):
+            yield raw[begin:field_at]
+            begin, num_fields = field_at, 0
+        num_fields += 1
+    if begin < len(raw):
+        yield raw[begin:]
+
+
+def large_output(part: bytes) -> int:
+    """Returns the handle of a SessionResponse's only field, an output. Relies on every writer putting the fields of a
+    message in the order of their numbers. Raises NotAMessage, and FalseClaim if the field is not an output."""
+    ((number, _, value_at, _),) = fields(part)
+    if number != _OUTPUTS or part[value_at] != _HANDLE_TAG:
+        raise FalseClaim(f"the worker sends {len(part)} bytes that are not an output")
+    return varint(part, value_at + 1)[0]

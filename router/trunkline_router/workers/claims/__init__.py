@@ -1,1 +1,0 @@
-"""Checks whether workers' messages can be true."""

@@ -1,1 +1,0 @@
-"""Finds the addresses of workers."""

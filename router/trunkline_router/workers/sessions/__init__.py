@@ -1,1 +1,0 @@
-"""The Session stream between a router and a worker: submits and aborts one way, outputs the other."""
