@@ -47,7 +47,6 @@ from trunkline_router.record.request_observer import RequestObserver
 from trunkline_router.record.request_record import RequestListener
 from trunkline_router.request.client_buffer import Backlog
 from trunkline_router.request.dispatch import Dispatcher
-from trunkline_router.request.failover import FailoverLimits
 from trunkline_router.request.inference import Inference
 from trunkline_router.request.prepare import ModelAliases
 from trunkline_router.request.suspicion import Quarantine
@@ -66,6 +65,9 @@ from trunkline_runtime.tracing import Tracing
 
 SERVICE = "trunkline.v1.InferenceService"
 FLEET_SERVICE = "trunkline.v1.FleetService"
+# Age at which a client's connection takes no further requests, and the client opens another one: so connections spread
+# to processes and routers that started later.
+MAX_CONNECTION_AGE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +110,14 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     shared = share(settings, fleet, rng)
     dispatcher = _dispatcher(settings, pools, shared, rng)
     traces = traces_of(settings, tracing)
-    bounds = request_bounds(settings.max_calls, settings.max_tenant_calls)
+    bounds = request_bounds(settings.max_calls, settings.max_calls // 2)
     gate = RequestGate(pools, access, bounds, RefusedCalls(traces))
     server = GrpcServer(
         settings.host,
         settings.port,
         services=[SERVICE, FLEET_SERVICE],
         shared_port=is_port_shared,
-        max_connection_age_s=settings.max_connection_age_s,
+        max_connection_age_s=MAX_CONNECTION_AGE_S,
         max_request_bytes=MAX_REQUEST_BYTES,
         gate=gate,
         tls=tls,
@@ -205,12 +207,7 @@ def _http_server(
         ssl_context=None if tls is None else tls.ssl_context(),
         cors_origins=settings.http.cors_origins,
         refused=gate.refused,
-        limits=replace(
-            LIMITS,
-            keep_alive_s=settings.http.http_keep_alive_s,
-            head_s=settings.http.http_head_timeout_s,
-            body_s=settings.http.http_body_timeout_s,
-        ),
+        limits=replace(LIMITS, keep_alive_s=settings.http.http_keep_alive_s),
     )
 
 
@@ -239,7 +236,6 @@ def _dispatcher(settings: RouterSettings, pools: Pools, shared: SharedState, rng
         pools,
         time.monotonic,
         rng,
-        limits=FailoverLimits(settings.max_resumptions),
         quarantine=Quarantine(key, shared.convictions),
         backlog=Backlog(settings.max_unread_mib << 20),
     )

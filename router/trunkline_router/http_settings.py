@@ -16,12 +16,6 @@ class HttpSettings:
     http_keep_alive_s: float = setting(
         75.0, help="time after which an HTTP connection without requests is closed", minimum=1.0, maximum=3600.0
     )
-    http_head_timeout_s: float = setting(
-        10.0, help="time in which the headers of an HTTP request must arrive", minimum=0.1, maximum=600.0
-    )
-    http_body_timeout_s: float = setting(
-        30.0, help="time in which the body of an HTTP request must arrive after its headers", minimum=0.1, maximum=600.0
-    )
     sse_keep_alive_s: float = setting(
         15.0,
         help="a streamed HTTP response without output gets a comment after this time, because proxies cut silent "

@@ -49,16 +49,6 @@ class IdentitySettings:
         metavar="NAME,...",
         help="names of this service, separated by commas: the claim aud must have one; required with --jwt-jwks",
     )
-    jwt_clock_skew_s: float = setting(
-        60.0, help="how far the issuer's clock may be off: tokens count for so long before and after", minimum=0.0,
-        maximum=600.0,
-    )  # fmt: skip
-    jwt_jwks_max_age_s: float = setting(
-        86400.0,
-        help="how long the keys of a URL stay valid if it cannot be fetched again; then tokens are refused",
-        minimum=60.0,
-        maximum=1e7,
-    )
     jwt_tenant_claim: str = setting(
         "tenant", metavar="CLAIM", help="claim with the tenant; a name with dots may be a path"
     )

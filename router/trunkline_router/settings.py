@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trunkline.grant import GrantKeys
-from trunkline_router.access.gate.places import MAX_CALLS, MAX_TENANT_CALLS
+from trunkline_router.access.gate.places import MAX_CALLS
 from trunkline_router.address import DNS_PREFIX, is_address
 from trunkline_router.http_settings import HttpSettings
 from trunkline_router.identity_settings import IdentitySettings
@@ -39,13 +39,6 @@ class RouterSettings:
     processes: int = setting(
         1, help="processes that serve the port together; each is a router of its own to workers", minimum=1, maximum=256
     )
-    max_connection_age_s: float = setting(
-        600.0,
-        help="age at which a client's connection takes no further requests, and the client opens another one: so "
-        "connections spread to processes and routers that started later; 0: never",
-        minimum=0.0,
-        maximum=1e6,
-    )
     model_aliases: tuple[str, ...] = setting(
         (),
         metavar="ALIAS=MODEL,...",
@@ -55,13 +48,11 @@ class RouterSettings:
     max_choices: int = setting(16, help="largest n of a request", minimum=1, maximum=1024)
     max_calls: int = setting(
         MAX_CALLS,
-        help="requests that a process may have open, at most seven eighths of them from one host. Beyond that the "
+        help="requests that a process may have open, at most seven eighths of them from one host, and half of "
+        "one named tenant. Beyond that the "
         "client with the most requests whose messages have not arrived loses one, or the new request is refused",
         minimum=64,
         maximum=1 << 20,
-    )
-    max_tenant_calls: int = setting(
-        MAX_TENANT_CALLS, help="open requests of a named tenant; further ones are refused", minimum=1, maximum=1 << 20
     )
     policy: str = setting(
         PolicyName.PREDICTED_TTFT.value,
@@ -123,12 +114,6 @@ class RouterSettings:
     tls: ServerTlsSettings = field(default_factory=ServerTlsSettings)
     worker_tls: WorkerTlsSettings = field(default_factory=WorkerTlsSettings)
     redis_tls: RedisTlsSettings = field(default_factory=RedisTlsSettings)
-    max_resumptions: int = setting(
-        8,
-        help="how often a request may continue on another worker when its own is lost; 0: never",
-        minimum=0,
-        maximum=64,
-    )
     inter_token_timeout_s: float = setting(
         10.0,
         help="a worker that has work and sends nothing for so long counts as hung: its requests continue elsewhere",

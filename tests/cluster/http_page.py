@@ -94,7 +94,7 @@ def protocol_rows() -> list[str]:
 def limit_rows() -> list[str]:
     http = HttpLimits()
     rows = {
-        "body": f"{http.max_body_bytes >> 20} MiB, which arrives within `--http-body-timeout-s` ({http.body_s:g} s)",
+        "body": f"{http.max_body_bytes >> 20} MiB, which arrives within {http.body_s:g} s",
         "text; texts of a conversation": f"{MAX_TEXT_BYTES >> 20} MiB; {MAX_CHAT_BYTES >> 20} MiB",
         "messages of a conversation; parts of all their contents": f"{MAX_MESSAGES:,}; {MAX_ITEMS:,}",
         "prompts of a completion": f"{MAX_PROMPTS}, of which {AT_ONCE} run at a time",
@@ -113,18 +113,13 @@ def limit_rows() -> list[str]:
             f"{MAX_METADATA_PAIRS} pairs, names of {MAX_METADATA_KEY} and values of {MAX_METADATA_VALUE} characters"
         ),
         "URL": f"{http.max_url_bytes >> 10} KiB",
-        "headers": (
-            f"{http.max_headers}, {http.max_header_bytes >> 10} KiB, "
-            f"which arrive within `--http-head-timeout-s` ({http.head_s:g} s)"
-        ),
+        "headers": (f"{http.max_headers}, {http.max_header_bytes >> 10} KiB, which arrive within {http.head_s:g} s"),
         "pipelined requests of a connection": f"{http.max_pipelined}",
         "idle connection": f"`--http-keep-alive-s` ({http.keep_alive_s:g} s)",
         "unread output: a client that reads nothing of it is dropped": (
             f"after {http.unread_s:g} s; over TLS, what is left when a connection closes must be read within that time"
         ),
-        "TLS handshakes in progress": (
-            f"1/{1 / HANDSHAKE_SHARE:g} of the connections, each for `--http-head-timeout-s` ({http.head_s:g} s)"
-        ),
+        "TLS handshakes in progress": (f"1/{1 / HANDSHAKE_SHARE:g} of the connections, each for {http.head_s:g} s"),
     }
     return [f"| {what} | {limit} |" for what, limit in rows.items()]
 

@@ -31,7 +31,6 @@ def make_engine(model: Path = DEMO_MODEL, **options: object) -> Engine:
         deterministic=settings.deterministic,
         context_length=settings.context_length,
         ignore_config_keys=settings.ignore_config_keys,
-        allow_non_finite_weights=settings.allow_non_finite_weights,
     )
     return build_engine(settings, loaded, device)[0]
 

@@ -27,7 +27,6 @@ class EngineSettings:
         "keys of config.json to ignore, separated by commas: unknown keys that are known to be harmless",
         metavar="KEY,...",
     )
-    allow_non_finite_weights: bool = _setting(False, "serve weights although some are NaN or infinite")
     kernels: str = _setting(
         "auto",
         "triton, or torch (plain, slower, for any device); auto: triton on a GPU, C on a CPU",
@@ -76,9 +75,6 @@ class EngineSettings:
         maximum=1 << 24,
     )
     max_waiting_tokens: int = _setting(1 << 22, "tokens that may wait, counted likewise", minimum=1, maximum=1 << 40)
-    long_prefill_threshold: int = _setting(
-        0, "most tokens of one prompt in a step that other prompts wait for; 0: no limit", minimum=0, maximum=1 << 20
-    )
     itl_target_ms: float = _setting(
         100.0,
         "target time of a step: chunks of prompts are cut so that it takes no longer. Requests that have waited five "

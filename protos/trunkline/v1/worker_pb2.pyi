@@ -1107,7 +1107,6 @@ class GetModelResponse(_message.Message):
     DETERMINISTIC_FIELD_NUMBER: _builtins.int
     TOKENIZER_DIGEST_FIELD_NUMBER: _builtins.int
     MAX_WAITING_TOKENS_FIELD_NUMBER: _builtins.int
-    LONG_PREFILL_THRESHOLD_FIELD_NUMBER: _builtins.int
     ITL_TARGET_MS_FIELD_NUMBER: _builtins.int
     KV_MEMORY_FRACTION_FIELD_NUMBER: _builtins.int
     INTERACTIVE_RESERVE_FIELD_NUMBER: _builtins.int
@@ -1162,8 +1161,6 @@ class GetModelResponse(_message.Message):
     """
     max_waiting_tokens: _builtins.int
     """Most tokens that may wait for admission, with the same rule as max_waiting_requests."""
-    long_prefill_threshold: _builtins.int
-    """Most tokens of one prompt in a step in which other sequences also need tokens; 0: no limit."""
     itl_target_ms: _builtins.float
     """Chunks of prompts shrink so that a step stays under this time, in milliseconds; 0: no target."""
     kv_memory_fraction: _builtins.float
@@ -1234,7 +1231,6 @@ class GetModelResponse(_message.Message):
         deterministic: _builtins.bool = ...,
         tokenizer_digest: _builtins.bytes = ...,
         max_waiting_tokens: _builtins.int = ...,
-        long_prefill_threshold: _builtins.int = ...,
         itl_target_ms: _builtins.float = ...,
         kv_memory_fraction: _builtins.float = ...,
         interactive_reserve: _builtins.float = ...,
@@ -1252,7 +1248,7 @@ class GetModelResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "aging_s", b"aging_s", "architecture", b"architecture", "batch_size", b"batch_size", "batch_window_ms", b"batch_window_ms", "batching", b"batching", "block_size", b"block_size", "context_length", b"context_length", "default_sampling", b"default_sampling", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "grant_key_ids", b"grant_key_ids", "interactive_reserve", b"interactive_reserve", "itl_target_ms", b"itl_target_ms", "kv_blocks", b"kv_blocks", "kv_memory_fraction", b"kv_memory_fraction", "kv_token_capacity", b"kv_token_capacity", "long_prefill_threshold", b"long_prefill_threshold", "max_running_requests", b"max_running_requests", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "min_router_protocol", b"min_router_protocol", "model", b"model", "price_per_hour", b"price_per_hour", "protocol_version", b"protocol_version", "run_ahead", b"run_ahead", "start_up_s", b"start_up_s", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "aging_s", b"aging_s", "architecture", b"architecture", "batch_size", b"batch_size", "batch_window_ms", b"batch_window_ms", "batching", b"batching", "block_size", b"block_size", "context_length", b"context_length", "default_sampling", b"default_sampling", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "grant_key_ids", b"grant_key_ids", "interactive_reserve", b"interactive_reserve", "itl_target_ms", b"itl_target_ms", "kv_blocks", b"kv_blocks", "kv_memory_fraction", b"kv_memory_fraction", "kv_token_capacity", b"kv_token_capacity", "max_running_requests", b"max_running_requests", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "min_router_protocol", b"min_router_protocol", "model", b"model", "price_per_hour", b"price_per_hour", "protocol_version", b"protocol_version", "run_ahead", b"run_ahead", "start_up_s", b"start_up_s", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

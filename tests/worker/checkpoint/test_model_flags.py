@@ -63,6 +63,6 @@ def test_a_model_without_an_end_of_sequence_token_is_warned_of(directory: Path) 
 
 
 def test_settings_are_the_same_after_their_way_to_the_engine() -> None:
-    settings = EngineSettings("model", ignore_config_keys=("a", "b.c"), allow_non_finite_weights=True)
+    settings = EngineSettings("model", ignore_config_keys=("a", "b.c"))
     assert EngineSettings.from_json(settings.to_json()) == settings
     assert EngineSettings.from_json(EngineSettings("model").to_json()) == EngineSettings("model")

@@ -139,7 +139,6 @@ def test_with_every_feature_of_the_scheduler_on(how: dict[str, Any], alone: Alon
         admission="optimistic",
         interactive_reserve=0.2,
         itl_target_ms=1000.0,  # so far from any step's time that slow steps admit as many requests as fast ones
-        long_prefill_threshold=20,
         aging_s=0.2,
     )
     submits = [submit(index, how) for index in range(NUM_REQUESTS // 2)]

@@ -229,11 +229,3 @@ def test_foreseeing_admission_preempts_far_less_than_optimistic_admission() -> N
         rig.run(most_steps=50_000)
         preemptions[rule] = rig.stats.preemptions
     assert preemptions[AdmissionRule.PREDICTED] < preemptions[OPTIMISTIC] / 3, preemptions
-
-
-def test_a_long_prompt_leaves_room_for_others_under_a_threshold() -> None:
-    rig = Rig(max_step_tokens=64, long_prefill_threshold=16, num_blocks=100)
-    rig.submit(list(range(200)), 2)
-    short = rig.submit([1, 2, 3], 2)
-    rig.step()
-    assert {step.sequence_id: step.num_new for step in rig.plans[0].steps} == {1: 16, short: 3}

@@ -36,7 +36,6 @@ class SchedulerLife(RuleBasedStateMachine):
         interactive_reserve=st.sampled_from([0.0, 0.2, 0.5]),
         aging_s=st.sampled_from([3.0, 30.0]),
         aged_tokens=st.sampled_from([3, 256]),
-        long_prefill_threshold=st.sampled_from([0, 3]),
         batching=st.sampled_from([Batching.CONTINUOUS] * 3 + [Batching.STATIC, Batching.STATIC_UNPADDED]),
         batch_size=st.integers(1, 5),
         itl_target_s=st.sampled_from([0.0, 0.5]),

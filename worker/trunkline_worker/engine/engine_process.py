@@ -154,7 +154,6 @@ def description_of(
         max_running_requests=min(settings.max_running_requests, settings.max_step_tokens),
         max_waiting_requests=settings.max_waiting_requests,
         max_waiting_tokens=settings.max_waiting_tokens,
-        long_prefill_threshold=settings.long_prefill_threshold,
         itl_target_ms=settings.itl_target_ms,
         kv_memory_fraction=0.0 if settings.kv_blocks else kv_memory_fraction(settings, device),
         interactive_reserve=settings.interactive_reserve,
@@ -180,7 +179,6 @@ def scheduler_limits(settings: EngineSettings) -> SchedulerLimits:
         max_running_requests=settings.max_running_requests,
         max_waiting_requests=settings.max_waiting_requests,
         max_waiting_tokens=settings.max_waiting_tokens,
-        long_prefill_threshold=settings.long_prefill_threshold,
         itl_target_s=settings.itl_target_ms / 1e3,
         interactive_reserve=settings.interactive_reserve,
         aging_s=settings.aging_s,
@@ -276,7 +274,6 @@ def start(settings: EngineSettings, link: FrontLink, recorder: FlightRecorder) -
             deterministic=settings.deterministic,
             context_length=settings.context_length,
             ignore_config_keys=settings.ignore_config_keys,
-            allow_non_finite_weights=settings.allow_non_finite_weights,
         )
         report("allocating KV blocks")
         gpu = own_gpu(device)

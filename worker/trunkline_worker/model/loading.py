@@ -75,7 +75,6 @@ def load_model(
     deterministic: bool = False,
     context_length: int | None = None,
     ignore_config_keys: tuple[str, ...] = (),
-    allow_non_finite_weights: bool = False,
 ) -> LoadedModel:
     """Loads config, weights and generation defaults. Raises ModelError (one line) if the model cannot be served.
 
@@ -111,9 +110,7 @@ def load_model(
             checkpoint = stack.enter_context(Checkpoint(directory, stream))
             digests = stack.enter_context(WeightDigests(checkpoint.files))
         kind = _dtype(dtype, spec, checkpoint)
-        weights = _read_weights(
-            spec, kind, device, checkpoint, finish, context=context, allow_non_finite=allow_non_finite_weights
-        )
+        weights = _read_weights(spec, kind, device, checkpoint, finish, context=context)
         weight_digests = [] if digests is None else digests.digests()
     read_bytes = weight_bytes(weights)
     decoder: Decoder | CpuDecoder | GpuDecoder | None
@@ -192,7 +189,6 @@ def _read_weights(
     finish: FinishLayer,
     *,
     context: int,
-    allow_non_finite: bool,
 ) -> DecoderWeights:
     """Returns the weights of the checkpoint, or dummy weights without one. Before it allocates anything, it checks the
     files' headers against the config, and the free memory. Raises ModelError if a check fails."""
@@ -214,8 +210,7 @@ def _read_weights(
         return build_weights(spec, dtype, device, _dummy_fill(device), finish, names=names)
     checkpoint_weights = build_weights(spec, dtype, device, checkpoint.read_into, finish, names=names)
     checkpoint.check_all_read(IGNORED_TENSORS)
-    if not allow_non_finite:
-        checkpoint.check_finite(dtype)
+    checkpoint.check_finite(dtype)
     return checkpoint_weights
 
 

@@ -28,7 +28,6 @@ class SchedulerLimits:
     max_running_requests: int = 256
     max_waiting_requests: int = 1024
     max_waiting_tokens: int = 1 << 24
-    long_prefill_threshold: int = 0
     itl_target_s: float = 0.0
     interactive_reserve: float = 0.0
     aging_s: float = 60.0

@@ -84,8 +84,7 @@ class PromptScheduling:
         sequences."""
         running, waiting, aging = self.running, self.waiting, self.aging
         admits_while_running = self.batching.admits_while_running
-        threshold = self.limits.long_prefill_threshold
-        most = threshold if threshold and len(chunks) + len(waiting) > 1 else self.limits.max_step_tokens
+        most = self.limits.max_step_tokens
         aged = aging.find(chunks, now_s) if admits_while_running else None
         aged_waits = aging.is_blocked
         if aged is not None:

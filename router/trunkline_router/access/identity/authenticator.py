@@ -149,13 +149,10 @@ def authenticator_of(settings: RouterSettings, now_unix_s: Callable[[], float] =
         rules = ClaimRules(
             settings.identity.jwt_issuer,
             frozenset(settings.identity.jwt_audience),
-            settings.identity.jwt_clock_skew_s,
             settings.identity.jwt_tenant_claim,
             settings.identity.jwt_roles_claim,
             settings.identity.jwt_claim_prefix,
         )
-        source = (
-            JwksUrl(jwks, settings.identity.jwt_jwks_max_age_s) if settings.identity.has_jwks_url else JwksFile(jwks)
-        )
+        source = JwksUrl(jwks) if settings.identity.has_jwks_url else JwksFile(jwks)
         tokens = BearerTokens(source, rules, now_unix_s)
     return Authenticator(sources, tokens, now_unix_s=now_unix_s)

@@ -33,6 +33,7 @@ LEAST_REFRESH_S = 10.0  # after an attempt, also if tokens name unknown keys: an
 FETCH_TIMEOUT_S = 5.0  # of one connect or read
 FETCH_S = 10.0  # of a whole answer
 MOST_ANSWER_BYTES = 1 << 20
+MOST_AGE_S = 86400.0  # of keys whose URL cannot be fetched again
 _CHUNK_BYTES = 1 << 16
 
 
@@ -69,7 +70,7 @@ class JwksUrl:
     def __init__(
         self,
         url: str,
-        most_age_s: float,
+        most_age_s: float = MOST_AGE_S,
         *,
         steady_s: Callable[[], float] = time.monotonic,
         context: ssl.SSLContext | None = None,

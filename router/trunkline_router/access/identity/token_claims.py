@@ -11,6 +11,7 @@ from trunkline.status import RequestRefused
 from trunkline_router.access.identity.identity import Identity, Role, unauthenticated
 from trunkline_router.access.identity.identity_fields import LONGEST_NAME, TERMS, FieldError, identity_from
 
+CLOCK_SKEW_S = 60.0  # the clocks of an issuer may be off by so much
 MOST_UNIX_S = 1e11  # the year 5138; larger numbers are milliseconds
 
 
@@ -20,7 +21,6 @@ class ClaimRules:
 
     issuer: str
     audiences: frozenset[str]
-    clock_skew_s: float = 60.0
     tenant_claim: str = "tenant"
     roles_claim: str = "roles"
     prefix: str = ""  # of the claims for all other terms
@@ -35,7 +35,7 @@ def identity_of(claims: Any, rules: ClaimRules, now_unix_s: float) -> Identity:
     if not isinstance(claims, dict):
         raise unauthenticated("the token's claims are not an object")
     try:
-        expires_unix_s = _check_times(claims, rules.clock_skew_s, now_unix_s)
+        expires_unix_s = _check_times(claims, CLOCK_SKEW_S, now_unix_s)
         _check_parties(claims, rules)
         subject = claims.get("sub")
         if not isinstance(subject, str) or not 0 < len(subject) <= LONGEST_NAME or not subject.isprintable():
