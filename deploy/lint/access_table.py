@@ -9,11 +9,8 @@ from trunkline_router.access.identity.needed_roles import (
     HEALTH_WATCH,
     METHODS,
     PATHS,
-    SHOW_CACHE,
     WATCHERS,
     Needed,
-    Open,
-    RoleUnlessOpen,
 )
 
 PAGE = Path(__file__).parents[2] / "docs" / "access.md"
@@ -22,28 +19,27 @@ OWN_PART = "users see their tenant's part ([the live page](page.md#rights))"
 SEES_CACHE = "not for identities without `sees_cache`, nor for anonymous callers"
 
 
-def table(what: str, needs: Mapping[str, Needed | None], notes: Mapping[str, str]) -> str:
+def table(what: str, needs: Mapping[str, Needed]) -> str:
     """A Markdown table with one row for each call."""
-    rows = [f"| `{name}` | {_needed(needed)} | {notes.get(name, '')} |" for name, needed in needs.items()]
+    rows = [f"| `{name}` | {_words(needed)} | {_note(name, needed)} |" for name, needed in needs.items()]
     return "\n".join([f"| {what} | needs | |", "|---|---|---|", *rows]) + "\n"
 
 
-def _needed(needed: Needed | None) -> str:
-    if needed is None:
+def _words(needed: Needed) -> str:
+    if needed.is_open:
         return "nothing: always open"
-    if isinstance(needed, Open):
-        return f"any identity, or `--open={needed}`"
-    if isinstance(needed, RoleUnlessOpen):
-        return f"role `{needed.role}`, or `--open={needed.open}`"
-    if isinstance(needed, frozenset):
-        return " or ".join(f"role `{role}`" for role in sorted(needed))
-    return f"role `{needed}`"
+    roles = " or ".join(f"role `{role}`" for role in sorted(needed.roles)) or "any identity"
+    return roles if needed.open is None else f"{roles}, or `--open={needed.open}`"
+
+
+def _note(name: str, needed: Needed) -> str:
+    if name in (HEALTH_CHECK, HEALTH_WATCH):
+        return LIVENESS
+    return SEES_CACHE if needed.shows_cache else OWN_PART if needed.roles == WATCHERS else ""
 
 
 def main() -> None:
-    notes = dict.fromkeys((HEALTH_CHECK, HEALTH_WATCH), LIVENESS) | dict.fromkeys(SHOW_CACHE, SEES_CACHE)
-    notes |= {name: OWN_PART for name, needed in {**METHODS, **PATHS}.items() if needed == WATCHERS}
-    text = f"\n{table('RPC', METHODS, notes)}\n{table('HTTP', PATHS, notes)}\n"
+    text = f"\n{table('RPC', METHODS)}\n{table('HTTP', PATHS)}\n"
     update(PAGE, "access", text, "make access-table")
 
 

@@ -9,7 +9,7 @@ import pytest
 from deploy.lint import plain_words
 from deploy.lint.rooms import reachable, reduced
 from trunkline_router.access.identity.identity import Role
-from trunkline_router.access.identity.needed_roles import METHODS, PATHS, role_of
+from trunkline_router.access.identity.needed_roles import METHODS, PATHS
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "bench" / "log.md"]
@@ -33,7 +33,7 @@ def _files() -> list[str]:
 
 def test_the_pages_promise_nothing_to_a_role_that_no_call_needs() -> None:
     access, configuration = ((REPOSITORY / "docs" / f"{page}.md").read_text() for page in ("access", "configuration"))
-    needed = {role_of(needs) for needs in (*METHODS.values(), *PATHS.values())}
+    needed = {role for needs in (*METHODS.values(), *PATHS.values()) for role in needs.roles}
     for role in Role:
         assert (f"No call needs the role `{role}` yet" in access) == (role not in needed)
         assert (f"`{role}`: reserved" in configuration) == (role not in needed)

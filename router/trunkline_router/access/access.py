@@ -19,7 +19,7 @@ from trunkline.status import (
 from trunkline.validation import tenant_problem
 from trunkline_router.access.caller import Caller
 from trunkline_router.access.identity.identity import ANY_TENANT, Identity, Role, unauthenticated
-from trunkline_router.access.identity.needed_roles import Needed, Open, Roles, RoleUnlessOpen, role_of
+from trunkline_router.access.identity.needed_roles import USERS, Needed, Open
 from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.address import host_of
 
@@ -87,11 +87,9 @@ class Access:
         self._opened = opened
         self._salt_key = salt_key
 
-    def is_open(self, needed: Needed | None) -> bool:
+    def is_open(self, needed: Needed) -> bool:
         """Whether what needs this is open: credentials do not matter, and every caller is a VISITOR."""
-        if isinstance(needed, RoleUnlessOpen):
-            needed = needed.open
-        return needed is None or needed in self._opened
+        return needed.is_open or needed.open in self._opened
 
     @property
     def tenants(self) -> Tenants:
@@ -101,25 +99,25 @@ class Access:
     def check(self, metadata: Metadata, needed: Needed, peer: str = "") -> None:
         """Raises RequestRefused (UNAUTHENTICATED, FORBIDDEN, OVERLOADED) if the call is not allowed."""
         if not self.is_open(needed):
-            self.caller(metadata, role_of(needed), peer)
+            self.caller(metadata, needed.roles, peer)
 
-    def admit(self, context: Context, role: Roles) -> Caller:
+    def admit(self, context: Context, roles: frozenset[Role]) -> Caller:
         """Returns the caller of a gRPC call, and remembers it for admitted() in the same task. Raises RequestRefused
         as caller() does."""
-        caller = self.caller(context.invocation_metadata(), role, context.peer())
-        _ADMITTED.set((self, role, caller))
+        caller = self.caller(context.invocation_metadata(), roles, context.peer())
+        _ADMITTED.set((self, caller))
         return caller
 
-    def admitted(self, context: Context, role: Roles = Role.USER) -> Caller:
-        """Returns the caller of a gRPC call that the gate has admitted. A call that it has not admitted for this role
-        is checked now. Raises RequestRefused as caller() does."""
-        access, admitted_role, caller = _ADMITTED.get() or (None, None, None)
-        if access is self and admitted_role == role and caller is not None:
-            return caller
-        return self.admit(context, role)
+    def admitted(self) -> Caller:
+        """Returns the caller of the gRPC call that the current task serves: the gate has admitted it with the roles of
+        its method. Raises NotAdmitted if it has not."""
+        access, caller = _ADMITTED.get() or (None, None)
+        if access is not self or caller is None:
+            raise NotAdmitted
+        return caller
 
-    def caller(self, metadata: Metadata, role: Roles | None = Role.USER, peer: str = "") -> Caller:
-        """Returns the caller of a call that needs `role`, or one of several roles; None: any identity may make it.
+    def caller(self, metadata: Metadata, roles: frozenset[Role] = USERS, peer: str = "") -> Caller:
+        """Returns the caller of a call that needs one of these roles; none: any identity may make it.
 
         peer: where the call comes from, as gRPC writes it
 
@@ -128,8 +126,8 @@ class Access:
         tokens came from the peer's host.
         """
         identity = self._identity(metadata, host_of(peer))
-        if role is not None and not identity.has_role(role):
-            raise NotAllowed(f"these credentials do not have {role_words(role)}, which this call needs", identity)
+        if roles and roles.isdisjoint(identity.roles):
+            raise NotAllowed(f"these credentials do not have {_words(roles)}, which this call needs", identity)
         tenant = identity.tenant
         named = tenant_of(metadata)
         if named and named != tenant:
@@ -156,14 +154,16 @@ class Access:
         raise NoCredentials
 
 
-# The caller of the call that the current task serves, with the rules and the role that it was admitted by.
-_ADMITTED: ContextVar[tuple[Access, Roles, Caller] | None] = ContextVar("admitted", default=None)
+# The caller of the call that the current task serves, with the rules that it was admitted by.
+_ADMITTED: ContextVar[tuple[Access, Caller] | None] = ContextVar("admitted", default=None)
 
 
-def role_words(role: Roles) -> str:
-    """The role, or the roles of which one is enough, in words."""
-    names = [role.value] if isinstance(role, Role) else sorted(one.value for one in role)
-    return "the role " + " or ".join(repr(name) for name in names)
+class NotAdmitted(Exception):
+    """A bug: an RPC is served that has not passed the gate. It ends with INTERNAL."""
+
+
+def _words(roles: frozenset[Role]) -> str:
+    return "the role " + " or ".join(repr(role.value) for role in sorted(roles))
 
 
 def refused_tenant(refused: RequestRefused) -> str:

@@ -9,8 +9,7 @@ from starlette.types import Receive, Scope, Send
 from trunkline.status import RequestRefused, internal
 from trunkline_router.access.access import VISITOR, NoCredentials, refused_tenant
 from trunkline_router.access.gate.http_passage import HttpPassage, StatusPassage
-from trunkline_router.access.identity.identity import Role
-from trunkline_router.access.identity.needed_roles import Needed, role_of
+from trunkline_router.access.identity.needed_roles import Needed
 from trunkline_router.edge.http.exchange import ClientGone
 from trunkline_router.edge.http.headers import RequestHeaders, parse_headers, request_id_of, response_headers
 from trunkline_router.edge.http.refusal import http_refusal
@@ -47,19 +46,18 @@ class Endpoint:
     status.
 
     route: the template of its path
-    needed: what the caller needs; None: nothing. What needs no role, or that of scrapers, tells the state of the
-    router, and does not count among open requests.
+    needed: what the caller needs
     error_body: the shape of errors
     """
 
     def __init__(
-        self, edge: Edge, route: str, needed: Needed | None, handle: Handler, error_body: ErrorBody = openai_error
+        self, edge: Edge, route: str, needed: Needed, handle: Handler, error_body: ErrorBody = openai_error
     ) -> None:
         self._edge = edge
         self._route = route
         self._is_open = edge.access.is_open(needed)
-        self._role = role_of(needed)
-        self._passage = StatusPassage if self._role in (None, Role.SCRAPER) else HttpPassage
+        self._roles = needed.roles
+        self._passage = StatusPassage if needed.is_of_router else HttpPassage
         self._handle = handle
         self._error_body = error_body
 
@@ -74,7 +72,7 @@ class Endpoint:
                 headers = RequestHeaders(request_id_of(scope["headers"]))
             else:
                 headers = parse_headers(scope["headers"])
-                caller = self._edge.access.caller(metadata_of(headers), self._role, peer)
+                caller = self._edge.access.caller(metadata_of(headers), self._roles, peer)
             with self._passage(self._edge.gate, peer, caller.tenant, task.cancel) as passage:
                 call = HttpCall(self._edge, scope, receive, send, headers, caller, passage)
                 await self._handle(call)

@@ -35,7 +35,6 @@ from trunkline.v1.fleet_pb2_grpc import FleetServiceServicer
 from trunkline.v1.worker_pb2 import LoadSample
 from trunkline_router.access.access import Access, Context
 from trunkline_router.access.caller import forbidden
-from trunkline_router.access.identity.identity import Role
 from trunkline_router.access.identity.needed_roles import WATCHERS
 from trunkline_router.observe.recent.router_requests import Kind
 from trunkline_router.observe.watch.fleet_watch import FleetWatch
@@ -80,7 +79,7 @@ class FleetService(FleetServiceServicer):
         self._drain = drain
 
     async def ExplainRoute(self, request: ExplainRouteRequest, context: Context) -> ExplainRouteResponse:
-        call = RequestCall.of(request.request, context, self._access, EXPLAIN_RPC, Role.OPERATOR)
+        call = RequestCall.of(request.request, context, self._access, EXPLAIN_RPC)
         if not call.caller.identity.sees_cache:
             raise forbidden("these credentials may not see the cache, which decides the route")
         prepared = await self._preparer.prepare(call)
@@ -99,7 +98,7 @@ class FleetService(FleetServiceServicer):
         )
 
     async def ListWorkers(self, request: ListWorkersRequest, context: Context) -> ListWorkersResponse:
-        self._access.admitted(context, Role.OPERATOR)
+        self._access.admitted()
         now_s = time.monotonic()
         workers = [worker_status(link, now_s) for link in self._pools.links]
         shown = {status.address for status in workers}
@@ -125,21 +124,21 @@ class FleetService(FleetServiceServicer):
                     yield view.message()
 
     async def ListRequests(self, request: ListRequestsRequest, context: Context) -> ListRequestsResponse:
-        caller = self._access.admitted(context, WATCHERS)
+        caller = self._access.admitted()
         kind = Kind.RUNNING if request.running else Kind.NOTABLE if request.notable else Kind.ENDED
         return await self._watch.list_requests(caller, request.limit, request.tenant, kind)
 
     async def GetRequest(self, request: GetRequestRequest, context: Context) -> GetRequestResponse:
-        caller = self._access.admitted(context, WATCHERS)
+        caller = self._access.admitted()
         return await self._watch.request(caller, request.request_id, request.tenant)
 
     async def DrainWorker(self, request: DrainWorkerRequest, context: Context) -> DrainWorkerResponse:
-        caller = self._access.admitted(context, Role.OPERATOR)
+        caller = self._access.admitted()
         timeout_s = request.timeout.ToNanoseconds() / 1e9 if request.HasField("timeout") else None
         return await self._drain.drain(request.worker, timeout_s, caller.identity.name)
 
     async def UndrainWorker(self, request: UndrainWorkerRequest, context: Context) -> UndrainWorkerResponse:
-        caller = self._access.admitted(context, Role.OPERATOR)
+        caller = self._access.admitted()
         return await self._drain.undrain(request.worker, caller.identity.name)
 
 

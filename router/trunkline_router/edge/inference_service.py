@@ -84,11 +84,11 @@ class InferenceService(InferenceServiceServicer):
         return GrantCharge(reservation, len(prepared.prompt), prepared.choices * prepared.most_output_tokens)
 
     async def Tokenize(self, request: TokenizeRequest, context: Context) -> Any:  # serialized
-        caller = self._access.admitted(context)
+        caller = self._access.admitted()
         return await tokenize_response(await self._inference.tokenize(request, caller, context.time_remaining()))
 
     async def Detokenize(self, request: DetokenizeRequest, context: Context) -> Any:  # serialized
-        caller = self._access.admitted(context)
+        caller = self._access.admitted()
         utf8 = await self._inference.detokenize(
             request.model,
             request.token_ids,
@@ -99,7 +99,7 @@ class InferenceService(InferenceServiceServicer):
         return detokenize_response(utf8)
 
     async def ListModels(self, request: ListModelsRequest, context: Context) -> ListModelsResponse:
-        found = await self._inference.models(self._access.admitted(context))
+        found = await self._inference.models(self._access.admitted())
         return ListModelsResponse(
             models=[
                 Model(

@@ -15,7 +15,6 @@ from trunkline.v1.worker_pb2 import Submit
 from trunkline.validation import session_problem
 from trunkline_router.access.access import Access, Context, Metadata
 from trunkline_router.access.caller import Caller, Scheduling
-from trunkline_router.access.identity.identity import Role
 from trunkline_router.record.request_observer import new_record
 from trunkline_router.record.request_record import GRPC, RequestRecord
 from trunkline_router.routing.route_request import RouteRequest
@@ -148,12 +147,9 @@ class RequestCall:
     extras: Extras = NO_EXTRAS
 
     @classmethod
-    def of(
-        cls, request: GenerateRequest, context: Context, access: Access, rpc: str, role: Role = Role.USER
-    ) -> "RequestCall":
-        """Returns the request of a call of `rpc` (its full name) that needs `role`. Raises RequestRefused
-        (UNAUTHENTICATED, FORBIDDEN)."""
-        caller, metadata = access.admitted(context, role), context.invocation_metadata()
+    def of(cls, request: GenerateRequest, context: Context, access: Access, rpc: str) -> "RequestCall":
+        """Returns the request of a call of `rpc` (its full name)."""
+        caller, metadata = access.admitted(), context.invocation_metadata()
         return cls(request, new_record(request_id_of(request), GRPC, rpc), caller, metadata, context.time_remaining)
 
     @property

@@ -20,17 +20,14 @@ from tests.router.cluster import PATIENCE_S, Refusal
 from tests.router.fake_worker import FakeWorker
 from tests.router.identity import issuer
 from trunkline.v1.inference_pb2 import GenerateRequest, GrantRequest
-from trunkline_router.access.access import Access
+from trunkline_router.access.access import Access, NotAdmitted
 from trunkline_router.access.identity.identity import Role
 from trunkline_router.access.identity.key_record import ApiKey
 from trunkline_router.access.identity.needed_roles import (
     METHODS,
     PATHS,
-    SHOW_CACHE,
     Needed,
     Open,
-    RoleUnlessOpen,
-    role_of,
 )
 from trunkline_router.assembly import build
 from trunkline_router.edge.http_call import Edge
@@ -70,26 +67,21 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-def roles_of(needed: Needed | None) -> frozenset[Role]:
-    """The roles of which a call needs one; none if any identity may make it."""
-    role = role_of(needed)
-    if role is None:
-        return frozenset()
-    return role if isinstance(role, frozenset) else frozenset({role})
+ALWAYS_OPEN = Needed(is_open=True)
 
 
-def expected(name: str, needed: Needed | None, case: str, *, anonymous: bool, opened: frozenset[Open]) -> str:
+def expected(needed: Needed, case: str, *, anonymous: bool, opened: frozenset[Open]) -> str:
     """The rule."""
-    if needed is None or (needed.open if isinstance(needed, RoleUnlessOpen) else needed) in opened:
+    if needed.is_open or needed.open in opened:
         return ALLOWED
     if case == "no credentials":
         if not anonymous:
             return UNAUTHENTICATED
-        is_for_users = Role.USER in roles_of(needed) and name not in SHOW_CACHE
-        return ALLOWED if is_for_users or isinstance(needed, Open) else FORBIDDEN
+        is_for_users = Role.USER in needed.roles and not needed.shows_cache
+        return ALLOWED if is_for_users or not needed.roles else FORBIDDEN
     if case in INVALID:
         return UNAUTHENTICATED
-    if case == "other tenant named" or (case == "wrong role" and roles_of(needed)):
+    if case == "other tenant named" or (case == "wrong role" and needed.roles):
         return FORBIDDEN
     return ALLOWED
 
@@ -99,7 +91,7 @@ class Credentials:
 
     def __init__(self, keys: Keys) -> None:
         self._of_role = {role: keys.add(roles=[role.value]) for role in Role}
-        needs = {roles_of(needed) for needed in (*METHODS.values(), *PATHS.values())} - {frozenset()}
+        needs = {needed.roles for needed in (*METHODS.values(), *PATHS.values())} - {frozenset()}
         self._without = {
             roles: keys.add(roles=[other.value for other in Role if other not in roles]) for roles in needs
         }
@@ -119,10 +111,10 @@ class Credentials:
             "forged token": bearer(f"{head}.{claims}.{signature[::-1]}"),
         }
 
-    def headers(self, needed: Needed | None, case: str) -> Headers:
+    def headers(self, needed: Needed, case: str) -> Headers:
         if case in self._fixed:
             return self._fixed[case]
-        roles = roles_of(needed) or frozenset({Role.SCRAPER})
+        roles = needed.roles or frozenset({Role.SCRAPER})
         role = min(roles)
         if case == "wrong role":
             return bearer(self._without.get(roles) or self._of_role[Role.USER])
@@ -183,13 +175,13 @@ async def endpoint(router: Router, name: str, headers: Headers, body: dict[str, 
     return ALLOWED
 
 
-def rows() -> Iterator[tuple[str, Needed | None, bytes | dict[str, Any]]]:
+def rows() -> Iterator[tuple[str, Needed, bytes | dict[str, Any]]]:
     """Each call with what it needs and what it sends: bytes over gRPC, an object over HTTP."""
     for method, needed in METHODS.items():
         message = MESSAGES.get(method)
         yield method, needed, b"" if message is None else message.SerializeToString()
     for method in ("Check", "Watch"):
-        yield f"/grpc.health.v1.Health/{method}", None, HealthCheckRequest(service=LIVENESS).SerializeToString()
+        yield f"/grpc.health.v1.Health/{method}", ALWAYS_OPEN, HealthCheckRequest(service=LIVENESS).SerializeToString()
     for name, path_needs in PATHS.items():
         yield name, path_needs, BODIES.get(name, {})
         if name.startswith("GET "):
@@ -214,7 +206,7 @@ async def test_each_call_is_allowed_or_refused_by_the_rule(
                     found = await rpc(router, name, headers, sent)
                 else:
                     found = await endpoint(router, name, headers, sent)
-                wanted = expected(name, needed, case, anonymous=anonymous, opened=opened)
+                wanted = expected(needed, case, anonymous=anonymous, opened=opened)
                 num_allowed += wanted == ALLOWED
                 if found != wanted:
                     wrong.append(f"{name}, {case}: {found}, not {wanted}")
@@ -307,5 +299,12 @@ async def test_missing_credentials_are_told_in_the_words_of_each_protocol(tmp_pa
 
 
 def test_liveness_and_the_files_of_the_live_page_alone_are_always_open() -> None:
-    assert [name for name, needed in PATHS.items() if needed is None] == ["GET /", "GET /page/{file}", "GET /health"]
-    assert not [method for method, needed in METHODS.items() if needed is None]
+    assert [name for name, needed in PATHS.items() if needed.is_open] == ["GET /", "GET /page/{file}", "GET /health"]
+    assert not [method for method, needed in METHODS.items() if needed.is_open]
+    every = (*METHODS.values(), *PATHS.values())
+    assert all(needed.roles or needed.open or needed.is_open for needed in every), "no entry is empty by mistake"
+
+
+def test_an_rpc_that_has_not_passed_the_gate_has_no_caller() -> None:
+    with pytest.raises(NotAdmitted):
+        Access().admitted()

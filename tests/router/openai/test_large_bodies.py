@@ -12,7 +12,7 @@ from tests.router.openai.openai_rig import CHAT, OpenAiClient, client
 from tests.router.tokenizer_files import BOS, byte_tokenizer, tokenizer_files
 from trunkline_router.access.access import Access
 from trunkline_router.access.gate.request_gate import RequestGate
-from trunkline_router.access.identity.identity import Role
+from trunkline_router.access.identity.needed_roles import USERS, Needed
 from trunkline_router.edge.endpoint import Endpoint
 from trunkline_router.edge.http_call import Edge, HttpCall
 from trunkline_router.edge.request_fields import MAX_TEMPLATE_KWARGS_BYTES
@@ -129,7 +129,7 @@ async def test_a_request_does_not_keep_its_body_nor_a_list_that_is_a_field_of_it
         edges.append(Edge(inference, access, gate))
         return edges[0]
 
-    endpoint = partial(Endpoint, route="/", needed=Role.USER, handle=keeps)
+    endpoint = partial(Endpoint, route="/", needed=Needed(USERS), handle=keeps)
     async with client(FakeWorker("w"), edge=kept_edge) as asks, serving(endpoint(edges[0])) as server:
         answer = await asks.post(f"http://127.0.0.1:{server.port}/", body)
         assert answer.status_code == 200, answer.text

@@ -12,7 +12,7 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.openai.openai_rig import CHAT, OpenAiClient, client
 from tests.router.responses.responses_client import new_store
 from trunkline.status import INVALID_REQUEST
-from trunkline_router.access.identity.needed_roles import PATHS, Open, RoleUnlessOpen
+from trunkline_router.access.identity.needed_roles import PATHS
 from trunkline_router.edge.openapi.operations import OPERATIONS
 from trunkline_router.edge.openapi.page import openapi_page
 from trunkline_router.http_app import ERROR_BODIES, UNSERVED
@@ -55,11 +55,11 @@ def test_schemas_are_valid_and_all_references_lead_somewhere() -> None:
 def test_endpoints_say_who_may_call_them_and_how_they_refuse() -> None:
     for name, operation in operations():
         needed = next(needed for known, needed in PATHS.items() if known.replace(":path}", "}") == name)
-        if needed is None:
+        if needed.is_open:
             assert "security" not in operation
             continue
         assert operation["security"][:2] == [{"bearer": []}, {"api_key": []}]
-        assert ({} in operation["security"]) == isinstance(needed, Open | RoleUnlessOpen)
+        assert ({} in operation["security"]) == (needed.open is not None)
         statuses = operation["responses"].keys()
         assert {"200", "400", "401", "403", "408", "413", "414", "429", "431", "500"} <= statuses, name
         assert ("504" in statuses) == (name.startswith("POST") and "/fleet/" not in name), name

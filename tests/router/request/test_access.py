@@ -7,7 +7,7 @@ from trunkline.v1.generation_pb2 import Lane
 from trunkline_router.access.access import Access
 from trunkline_router.access.caller import Caller
 from trunkline_router.access.identity.identity import Identity, Role
-from trunkline_router.access.identity.needed_roles import Open
+from trunkline_router.access.identity.needed_roles import OPERATORS, USERS, Needed, Open
 from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.quotas.quota import Quotas
 
@@ -39,14 +39,14 @@ ACCESS = Access(
 )
 
 
-def call(key: str = "", tenant: str = "", role: Role | None = Role.USER, access: Access = ACCESS) -> Caller:
+def call(key: str = "", tenant: str = "", roles: frozenset[Role] = USERS, access: Access = ACCESS) -> Caller:
     metadata = [("authorization", f"Bearer {key}")] if key else []
-    return access.caller([*metadata, ("x-trunkline-tenant", tenant)] if tenant else metadata, role)
+    return access.caller([*metadata, ("x-trunkline-tenant", tenant)] if tenant else metadata, roles)
 
 
-def refusal(key: str = "", tenant: str = "", role: Role | None = Role.USER, access: Access = ACCESS) -> str:
+def refusal(key: str = "", tenant: str = "", roles: frozenset[Role] = USERS, access: Access = ACCESS) -> str:
     with pytest.raises(RequestRefused) as caught:
-        call(key, tenant, role, access)
+        call(key, tenant, roles, access)
     return caught.value.reason
 
 
@@ -79,25 +79,25 @@ def test_anonymous_callers_are_admitted_where_that_is_configured_but_wrong_crede
     assert (caller.tenant, caller.identity.roles, caller.identity.sees_cache) == ("", USER, False)
     assert refusal("wrong", access=access) == "UNAUTHENTICATED"
     assert refusal(tenant="acme", access=access) == "FORBIDDEN"
-    assert refusal(role=Role.OPERATOR, access=access) == "FORBIDDEN"
+    assert refusal(roles=OPERATORS, access=access) == "FORBIDDEN"
 
 
 def test_without_identities_each_caller_names_its_tenant_and_may_do_everything() -> None:
     access = Access()
-    assert call("any-key-is-ignored", "acme", Role.OPERATOR, access).tenant == "acme"
+    assert call("any-key-is-ignored", "acme", OPERATORS, access).tenant == "acme"
 
 
 def test_a_role_is_needed() -> None:
-    assert refusal("acme", role=Role.OPERATOR) == "FORBIDDEN"
-    assert refusal("admin", role=Role.USER) == "FORBIDDEN"
-    assert call("admin", role=Role.OPERATOR).tenant == "acme"
-    assert call("admin", role=None).tenant == "acme"
+    assert refusal("acme", roles=OPERATORS) == "FORBIDDEN"
+    assert refusal("admin", roles=USERS) == "FORBIDDEN"
+    assert call("admin", roles=OPERATORS).tenant == "acme"
+    assert call("admin", roles=frozenset()).tenant == "acme"
 
 
 def test_what_is_opened_needs_no_credentials() -> None:
     access = Access(identifier=Known(), opened=frozenset({Open.READINESS}))
-    access.check([], Open.READINESS)
-    for needed in (Open.REFLECTION, Role.USER):
+    access.check([], Needed(open=Open.READINESS))
+    for needed in (Needed(open=Open.REFLECTION), Needed(USERS)):
         with pytest.raises(RequestRefused):
             access.check([], needed)
 

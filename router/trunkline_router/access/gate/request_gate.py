@@ -24,7 +24,7 @@ from trunkline_router.access.gate.places import (
 )
 from trunkline_router.access.gate.reading import MessageTurns, Reading, taken_in_turn
 from trunkline_router.access.gate.request_size import SHAPES, UNSEEN_BYTES, RequestSize
-from trunkline_router.access.identity.needed_roles import HEALTH_CHECK, HEALTH_WATCH, METHODS, role_of
+from trunkline_router.access.identity.needed_roles import HEALTH_CHECK, HEALTH_WATCH, METHODS
 from trunkline_router.address import host_of
 from trunkline_router.record.refused_calls import RefusedCall, RefusedCalls
 from trunkline_router.record.request_record import GRPC
@@ -93,9 +93,8 @@ class RequestGate:
     def _tenant(self, method: str, context: Context) -> str:
         """The tenant of a call that may be made; "" if it needs none. Raises RequestRefused."""
         needed = METHODS[method]
-        role = role_of(needed)
-        if role is not None:
-            return self.access.admit(context, role).tenant
+        if needed.roles:
+            return self.access.admit(context, needed.roles).tenant
         if method not in HEALTH:  # see Passage.read
             self.access.check(context.invocation_metadata(), needed, context.peer())
         return ""

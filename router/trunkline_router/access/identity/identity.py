@@ -37,10 +37,6 @@ class Identity:
     sees_cache: bool = True  # is told cached tokens and the worker
     expires_unix_s: float | None = None  # when it ends, with any allowed clock skew; None: never
 
-    def has_role(self, role: Role | frozenset[Role]) -> bool:
-        """Whether the identity has this role, or one of several."""
-        return role in self.roles if isinstance(role, Role) else not self.roles.isdisjoint(role)
-
     def may_act_for(self, tenant: str) -> bool:
         """Whether the identity may name this tenant."""
         return tenant == self.tenant or tenant in self.acts_for or ANY_TENANT in self.acts_for

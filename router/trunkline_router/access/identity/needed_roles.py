@@ -1,4 +1,5 @@
-"""The role that each RPC and each HTTP endpoint needs, and what may be called without credentials.
+"""What each RPC and each HTTP endpoint needs: one entry for each. The router checks calls against this table, and
+docs/access.md is made from it.
 
 A call that is not listed here is refused. Liveness is always open, because an orchestrator kills a process that does
 not answer it; and so are the files of the live page.
@@ -22,75 +23,72 @@ class Open(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RoleUnlessOpen:
-    """Needs the role, unless the operator opens it."""
+class Needed:
+    """What a call needs.
 
-    role: Role
-    open: Open
+    roles: of which one is enough; none: any identity may make the call
+    open: callers without credentials may make it if the operator opens this
+    is_open: everyone may make it, whatever the credentials
+    shows_cache: its answers show the state of caches, so it is for identities that may see that
+    """
+
+    roles: frozenset[Role] = frozenset()
+    open: Open | None = None
+    is_open: bool = False
+    shows_cache: bool = False
+
+    @property
+    def is_of_router(self) -> bool:
+        """Whether the call asks for the state of the router alone: it is answered at once, and is not a request."""
+        return not self.roles or self.roles == SCRAPERS
 
 
-Roles = Role | frozenset[Role]  # one role, or one of several
-Needed = Roles | Open | RoleUnlessOpen
-
-
-def role_of(needed: Needed | None) -> Roles | None:
-    """The role that a caller with credentials needs; None: none."""
-    if isinstance(needed, RoleUnlessOpen):
-        return needed.role
-    return None if isinstance(needed, Open) else needed
-
-
-# Roles that may watch the fleet. What they see depends on their role: lookup/viewer.py.
-WATCHERS = frozenset({Role.USER, Role.OPERATOR})
+USERS, OPERATORS, SCRAPERS = (frozenset({role}) for role in (Role.USER, Role.OPERATOR, Role.SCRAPER))
+WATCHERS = USERS | OPERATORS  # what they see depends on their role: observe/lookup/viewer.py
 
 HEALTH_CHECK, HEALTH_WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 
-# Full names of methods. An Open value: any identity may call it, and without credentials where it is opened.
-METHODS: Mapping[str, Needed] = {
-    "/trunkline.v1.InferenceService/Generate": Role.USER,
-    "/trunkline.v1.InferenceService/Grant": Role.USER,
-    "/trunkline.v1.InferenceService/Tokenize": Role.USER,
-    "/trunkline.v1.InferenceService/Detokenize": Role.USER,
-    "/trunkline.v1.InferenceService/ListModels": Role.USER,
-    "/trunkline.v1.FleetService/ExplainRoute": Role.OPERATOR,
-    "/trunkline.v1.FleetService/ListWorkers": Role.OPERATOR,
-    "/trunkline.v1.FleetService/WatchFleet": WATCHERS,
-    "/trunkline.v1.FleetService/ListRequests": WATCHERS,
-    "/trunkline.v1.FleetService/GetRequest": WATCHERS,
-    "/trunkline.v1.FleetService/DrainWorker": Role.OPERATOR,
-    "/trunkline.v1.FleetService/UndrainWorker": Role.OPERATOR,
-    HEALTH_CHECK: Open.READINESS,  # but of the service "liveness", which is open
-    HEALTH_WATCH: Open.READINESS,
-    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Open.REFLECTION,
+METHODS: Mapping[str, Needed] = {  # by the RPC's full name
+    "/trunkline.v1.InferenceService/Generate": Needed(USERS),
+    "/trunkline.v1.InferenceService/Grant": Needed(USERS, shows_cache=True),
+    "/trunkline.v1.InferenceService/Tokenize": Needed(USERS),
+    "/trunkline.v1.InferenceService/Detokenize": Needed(USERS),
+    "/trunkline.v1.InferenceService/ListModels": Needed(USERS),
+    "/trunkline.v1.FleetService/ExplainRoute": Needed(OPERATORS, shows_cache=True),
+    "/trunkline.v1.FleetService/ListWorkers": Needed(OPERATORS),
+    "/trunkline.v1.FleetService/WatchFleet": Needed(WATCHERS),
+    "/trunkline.v1.FleetService/ListRequests": Needed(WATCHERS),
+    "/trunkline.v1.FleetService/GetRequest": Needed(WATCHERS),
+    "/trunkline.v1.FleetService/DrainWorker": Needed(OPERATORS),
+    "/trunkline.v1.FleetService/UndrainWorker": Needed(OPERATORS),
+    HEALTH_CHECK: Needed(open=Open.READINESS),  # but of the service "liveness", which is open
+    HEALTH_WATCH: Needed(open=Open.READINESS),
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Needed(open=Open.REFLECTION),
 }
 
-# Methods whose answers show the state of caches, for identities that may see it. Anonymous callers may not.
-SHOW_CACHE = frozenset({"/trunkline.v1.InferenceService/Grant", "/trunkline.v1.FleetService/ExplainRoute"})
-
-# HTTP endpoints by method and path. None: always open.
-PATHS: Mapping[str, Needed | None] = {
-    "POST /v1/completions": Role.USER,
-    "POST /v1/chat/completions": Role.USER,
-    "GET /v1/models": Role.USER,
-    "GET /v1/models/{model:path}": Role.USER,
-    "POST /v1/responses": Role.USER,
-    "GET /v1/responses/{response}": Role.USER,
-    "DELETE /v1/responses/{response}": Role.USER,
-    "POST /v1/messages": Role.USER,
-    "POST /v1/messages/count_tokens": Role.USER,
-    "POST /tokenize": Role.USER,
-    "POST /detokenize": Role.USER,
-    "GET /fleet/events": WATCHERS,
-    "GET /fleet/requests": WATCHERS,
-    "GET /fleet/requests/{request:path}": WATCHERS,
-    "POST /fleet/workers/{worker:path}/drain": Role.OPERATOR,
-    "POST /fleet/workers/{worker:path}/undrain": Role.OPERATOR,
+PATHS: Mapping[str, Needed] = {  # HTTP endpoints, by method and path
+    "POST /v1/completions": Needed(USERS),
+    "POST /v1/chat/completions": Needed(USERS),
+    "GET /v1/models": Needed(USERS),
+    "GET /v1/models/{model:path}": Needed(USERS),
+    "POST /v1/responses": Needed(USERS),
+    "GET /v1/responses/{response}": Needed(USERS),
+    "DELETE /v1/responses/{response}": Needed(USERS),
+    "POST /v1/messages": Needed(USERS),
+    "POST /v1/messages/count_tokens": Needed(USERS),
+    "POST /tokenize": Needed(USERS),
+    "POST /detokenize": Needed(USERS),
+    "GET /fleet/events": Needed(WATCHERS),
+    "GET /fleet/requests": Needed(WATCHERS),
+    "GET /fleet/requests/{request:path}": Needed(WATCHERS),
+    "POST /fleet/workers/{worker:path}/drain": Needed(OPERATORS),
+    "POST /fleet/workers/{worker:path}/undrain": Needed(OPERATORS),
     # A browser sends no credentials for a page and its files. They hold no data.
-    "GET /": None,
-    "GET /page/{file}": None,
-    "GET /health": None,
-    "GET /ready": Open.READINESS,
-    "GET /version": Open.VERSION,
-    "GET /openapi.json": Open.DOCS,
-    "GET /metrics": RoleUnlessOpen(Role.SCRAPER, Open.METRICS),
+    "GET /": Needed(is_open=True),
+    "GET /page/{file}": Needed(is_open=True),
+    "GET /health": Needed(is_open=True),
+    "GET /ready": Needed(open=Open.READINESS),
+    "GET /version": Needed(open=Open.VERSION),
+    "GET /openapi.json": Needed(open=Open.DOCS),
+    "GET /metrics": Needed(SCRAPERS, open=Open.METRICS),
 }

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from pydantic.json_schema import models_json_schema
 
-from trunkline_router.access.identity.needed_roles import PATHS, Open, RoleUnlessOpen
+from trunkline_router.access.identity.needed_roles import PATHS
 from trunkline_router.edge.openapi.answer_schemas import SCHEMAS, STRING, Schema, component, record
 from trunkline_router.edge.openapi.operations import JSON, OPERATIONS, Operation
 from trunkline_router.record.error_statuses import PROTOCOL, TABLE, is_anthropic
@@ -41,11 +41,9 @@ def openapi_page(*, allows_unknown_fields: bool = False) -> bytes:
     for name, needed in PATHS.items():
         method, path = name.split(" ")
         described = _operation(name, OPERATIONS[name], bodies)
-        if needed is not None:
+        if not needed.is_open:
             # What may be opened is open to callers without credentials where it is.
-            described["security"] = [{way: []} for way in CREDENTIALS] + (
-                [{}] if isinstance(needed, Open | RoleUnlessOpen) else []
-            )
+            described["security"] = [{way: []} for way in CREDENTIALS] + ([{}] if needed.open else [])
         paths.setdefault(_CONVERTER.sub("", path), {})[method.lower()] = described
     page = {
         "openapi": "3.1.0",
