@@ -126,11 +126,10 @@ class Answer(Generic[Request]):
 
     def _events(self, prompt: int, response: GenerateResponse) -> bytes:
         """Returns the events for the next response to a prompt; empty if it has nothing to tell."""
-        usage, parts = self._usage, []
-        usage.completion_tokens += sum([len(chunk.token_ids) for chunk in response.chunks])
+        parts = []
+        if self._request.includes_usage:
+            self._count(response)
         if response.HasField("prompt"):
-            usage.prompt_tokens += response.prompt.prompt_tokens
-            usage.cached_tokens += response.prompt.cached_tokens
             parts.append(self._opening(prompt, response.prompt.model))
         for chunk in response.chunks:
             index = prompt * self._num_choices + chunk.index
@@ -192,6 +191,12 @@ class Answer(Generic[Request]):
             "choices": choices,
             **more,
         }
+
+    def _count(self, response: GenerateResponse) -> None:
+        usage = self._usage
+        usage.prompt_tokens += response.prompt.prompt_tokens
+        usage.cached_tokens += response.prompt.cached_tokens
+        usage.completion_tokens += sum(len(chunk.token_ids) for chunk in response.chunks)
 
     def _usage_json(self) -> Json:
         usage = self._usage

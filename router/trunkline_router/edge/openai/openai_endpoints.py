@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import orjson
 
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, invalid
-from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse
+from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline.validation import max_total_tokens
 from trunkline_router.edge.answering import answer_of
 from trunkline_router.edge.http_call import HttpCall
@@ -23,9 +24,9 @@ from trunkline_router.edge.openai.openai_requests import (
     Prompt,
     TokenizeBody,
 )
-from trunkline_router.edge.openai.token_details import DetailOptions, LogprobsBound, PromptDetails
+from trunkline_router.edge.openai.token_details import LogprobsBound, PromptDetails
 from trunkline_router.edge.request_fields import renamed, validated
-from trunkline_router.request.request_call import MAX_REQUEST_ID, Extras
+from trunkline_router.request.request_call import MAX_REQUEST_ID
 from trunkline_router.workers.pool import Pool
 
 AT_ONCE = 32  # prompts of one request that are answered at the same time
@@ -43,16 +44,8 @@ async def chat_completions(call: HttpCall) -> None:
         request.check()
         call.edge.inference.check_choices(request.n or 1)
         generate = request.generate_request(call.request_id)
-    is_scored = request.prompt_logprobs is not None
-    options = DetailOptions(
-        tokens=is_scored or request.num_top is not None,
-        prompt_ids=bool(request.return_token_ids),
-        prompt_logprobs=is_scored,
-    )
-    bound = LogprobsBound(request.prompt_logprobs or 0, 1, "prompt_logprobs") if is_scored else None
-    details = PromptDetails(options, bound)
-    extras = Extras(on_admission=details.on_admission(call))
-    responses = details.scored(answer_of(call, generate, request.field_names, extras))
+    details = PromptDetails(request, LogprobsBound(request))
+    responses = details.scored(answer_of(call, generate, request.field_names, details.extras(call)))
     answer = ChatAnswer(call, request, [details])
     if request.stream:
         await call.stream(responses, answer)
@@ -73,15 +66,11 @@ async def completions(call: HttpCall) -> None:
     ids = [call.request_id]
     if len(prompts) > 1:  # room for a number within the longest request id
         ids = [f"{call.request_id[: MAX_REQUEST_ID - 4]}-{number}" for number in range(len(prompts))]
-    options, bound = _options(request, prompts[0]), _bound(request)
-    details, parts = [], []
-    for prompt, name in zip(prompts, ids, strict=True):
-        told = PromptDetails(options, _bound(request) if request.stream else bound)
-        if request.echo and isinstance(prompt, str):
-            told.text = prompt
-        details.append(told)
-        generate = partial(request.generate_request, prompt, name, sampling)
-        parts.append(partial(_answer_to, call, request, prompt, generate, told))
+    bound = LogprobsBound(request)  # of a body; in a stream each prompt has an event of its own
+    details = [
+        PromptDetails(request, LogprobsBound(request) if request.stream else bound, prompt) for prompt in prompts
+    ]
+    parts = [partial(_answer_to, call, request, of, name, sampling) for of, name in zip(details, ids, strict=True)]
     responses, answer = merged(parts), CompletionAnswer(call, request, details)
     if request.stream:
         await call.stream(responses, answer)
@@ -104,43 +93,13 @@ async def _prompts(call: HttpCall, request: CompletionRequest) -> list[Prompt]:
     return made
 
 
-def _options(request: CompletionRequest, first: Prompt) -> DetailOptions:
-    has_logprobs, is_scored = request.logprobs is not None, request.prompt_logprobs is not None
-    return DetailOptions(
-        tokens=has_logprobs or is_scored,
-        prompt_ids=bool(request.return_token_ids),
-        decoded=bool(request.echo) and not isinstance(first, str),
-        offsets=has_logprobs,
-        echo=bool(request.echo),
-        columns_top=request.logprobs if request.echo else None,
-        prompt_logprobs=is_scored,
-        adds_special=request.add_special_tokens is not False,
-        keeps_special=request.skip_special_tokens is False,
-    )
-
-
-def _bound(request: CompletionRequest) -> LogprobsBound | None:
-    if request.prompt_logprobs is None and not (request.echo and request.logprobs is not None):
-        return None
-    field = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
-    return LogprobsBound(max(request.logprobs or 0, request.prompt_logprobs or 0), request.n or 1, field)
-
-
 def _answer_to(
-    call: HttpCall,
-    request: CompletionRequest,
-    prompt: Prompt,
-    generate: Callable[[], GenerateRequest],
-    details: PromptDetails,
+    call: HttpCall, request: CompletionRequest, details: PromptDetails, request_id: str, sampling: SamplingParams
 ) -> AsyncGenerator[GenerateResponse, None]:
     """Returns the answer to one of the prompts, whose message is made only when its turn comes: 256 copies of large
     sampling parameters would hold the event loop."""
-    extras = Extras(
-        token_ids=None if isinstance(prompt, str) else prompt,
-        special_tokens=details.options.adds_special,
-        on_admission=details.on_admission(call),
-    )
-    return details.scored(answer_of(call, generate(), request.field_names, extras))
+    generate = request.generate_request(details.prompt, request_id, sampling)
+    return details.scored(answer_of(call, generate, request.field_names, details.extras(call)))
 
 
 async def merged(

@@ -170,6 +170,11 @@ class ChatRequest(ChatFields, GenerationFields):
         """How many tokens the answer lists beside each of the output's; None: it has no log-probabilities."""
         return self.top_logprobs or 0 if self.logprobs else None
 
+    @property
+    def prompt_top(self) -> int | None:
+        """The same for the tokens of the prompt."""
+        return self.prompt_logprobs
+
     def generate_request(self, request_id: str) -> GenerateRequest:
         """Returns the request. Raises RequestRefused (INVALID_REQUEST)."""
         sampling = self.sampling(max_tokens=self.max_completion_tokens or self.max_tokens, logprobs=self.num_top)
@@ -223,8 +228,15 @@ class CompletionRequest(GenerationFields):
 
     @property
     def num_top(self) -> int | None:
-        """As ChatRequest.num_top."""
+        """How many tokens the answer lists beside each of the output's; None: it has no log-probabilities."""
         return self.logprobs
+
+    @property
+    def prompt_top(self) -> int | None:
+        """The same for the tokens of the prompts."""
+        if self.echo and self.logprobs is not None:
+            return max(self.logprobs, self.prompt_logprobs or 0)
+        return self.prompt_logprobs
 
     def prompts(self) -> list[GivenPrompt]:
         """Returns the prompts, each a text or token ids, of which the first alone is checked. Raises RequestRefused
@@ -245,11 +257,8 @@ class CompletionRequest(GenerationFields):
     def sampling_params(self) -> SamplingParams:
         """Returns the parameters, which are the same for all prompts. One token is computed even if none is wanted, and
         left out of the answer."""
-        scored = self.prompt_logprobs
-        if self.echo and self.logprobs is not None:
-            scored = max(self.logprobs, scored or 0)
         max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else max(1, self.max_tokens)
-        return self.sampling(max_tokens=max_tokens, prompt_logprobs=scored)
+        return self.sampling(max_tokens=max_tokens, prompt_logprobs=self.prompt_top)
 
     def generate_request(self, prompt: Prompt, request_id: str, sampling: SamplingParams) -> GenerateRequest:
         """Returns the request for one of the prompts, without it if it is token ids."""

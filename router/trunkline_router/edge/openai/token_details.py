@@ -6,7 +6,6 @@ others. Long work is done in pieces or in helper processes, so that other reques
 
 import asyncio
 import codecs
-from array import array
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -20,14 +19,16 @@ from trunkline.v1.generation_pb2 import TokenLogprob, TokenLogprobs
 from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline_router.edge.http_call import HttpCall
 from trunkline_router.edge.long_lists import json_list
+from trunkline_router.edge.openai.openai_requests import ChatRequest, CompletionRequest, Prompt
 from trunkline_router.prompts.token_bytes import TokenBytes
-from trunkline_router.request.request_call import OnAdmission, PreparedRequest
+from trunkline_router.request.request_call import NO_EXTRAS, Extras, PreparedRequest
 
 LEAST_LOGPROB = -9999.0  # in place of minus infinity, which JSON does not have; vLLM's value
 MAX_PROMPT_LOGPROBS = 1 << 17  # of one body or event
 PIECE = 64  # tokens of a prompt; a quarter of a millisecond to two with 0 to 20 top log-probabilities each
 REPLACEMENT = "\ufffd"  # stands for bytes that are not valid UTF-8
 CHARACTER_BYTES = 4  # most bytes of a character in UTF-8
+NO_IDS = orjson.Fragment(b"[]")
 
 Json = dict[str, Any]
 
@@ -119,7 +120,7 @@ class TextOffsets:
         self._run_length = 0  # their number
         self._is_text = True  # whether they may be valid UTF-8
 
-    async def pass_prompt(self, token_ids: "array[int]", offset: int) -> None:
+    async def pass_prompt(self, token_ids: Sequence[int], offset: int) -> None:
         """Takes a prompt. The output begins at this offset, and may complete a character that the prompt has begun."""
         beginning = 0
         while self._blanks and beginning < len(token_ids):
@@ -185,15 +186,12 @@ class TextOffsets:
 class LogprobsBound:
     """Bounds the log-probabilities of prompt tokens in one body or event. To read one takes 1 to 11 us, in pieces. The
     body is written as JSON in one step, which takes half a microsecond for each: 60 ms for the most.
-
-    num_top: of each token, beside its own
-    choices: how often they are written
-    field: what is refused
     """
 
-    def __init__(self, num_top: int, choices: int, field: str) -> None:
-        self._per_token = choices * (num_top + 1)
-        self._field = field
+    def __init__(self, request: ChatRequest | CompletionRequest) -> None:
+        times = 1 if isinstance(request, ChatRequest) else request.n or 1  # that they are written
+        self._per_token = 0 if request.prompt_top is None else times * (request.prompt_top + 1)
+        self._field = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
         self._num_tokens = 0
 
     def add(self, num_tokens: int) -> None:
@@ -205,38 +203,12 @@ class LogprobsBound:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class DetailOptions:
-    """Which details an answer has.
-
-    tokens: the texts and bytes of tokens
-    prompt_ids: the tokens of the prompts
-    decoded: the text of prompts that are given as tokens
-    offsets: where the output's tokens begin, and with an echo the prompt's
-    echo: the answer's text begins with the prompt
-    columns_top: how many tokens the log-probabilities of a choice list beside each of the prompt's; None: they are not
-        in there
-    prompt_logprobs: vLLM's prompt_logprobs
-    adds_special: a prompt that is a text gets the model's special tokens
-    keeps_special: the output's text has special tokens
-    """
-
-    tokens: bool = False
-    prompt_ids: bool = False
-    decoded: bool = False
-    offsets: bool = False
-    echo: bool = False
-    columns_top: int | None = None
-    prompt_logprobs: bool = False
-    adds_special: bool = True
-    keeps_special: bool = False
-
-
 @dataclass(slots=True)
 class PromptDetails:
     """What is told of one prompt. Parts that the answer does not need are empty.
 
-    bound: on the log-probabilities of its tokens; None: they are not told
+    prompt: of a completion
+    text: of an echo
     ids_json: its tokens, as JSON
     tokens: of the model; None if the answer needs none
     offsets: where its tokens begin in its text
@@ -245,49 +217,58 @@ class PromptDetails:
     logprobs: the same as vLLM's prompt_logprobs
     """
 
-    options: DetailOptions
-    bound: LogprobsBound | None = None
-    text: str = ""  # of an echo
-    token_ids: "array[int]" = field(default_factory=lambda: array("i"))
-    ids_json: orjson.Fragment = field(default_factory=lambda: orjson.Fragment(b"[]"))
+    request: ChatRequest | CompletionRequest
+    bound: LogprobsBound
+    prompt: Prompt = ""
+    text: str = ""
+    token_ids: Sequence[int] = ()
+    ids_json: orjson.Fragment = NO_IDS
     tokens: TokenBytes | None = None
     offsets: list[int] = field(default_factory=list)
     output_offsets: TextOffsets | None = None
     columns: dict[str, list[Any]] = field(default_factory=dict)
     logprobs: list[Json | None] = field(default_factory=list)
 
-    def on_admission(self, call: HttpCall) -> OnAdmission | None:
-        """Returns what finds the details once the prompt is admitted; None: the answer has none."""
-        options = self.options
-        return partial(self._find, call) if options.tokens or options.prompt_ids or options.decoded else None
+    def extras(self, call: HttpCall) -> Extras:
+        """Returns how the prompt is treated, and what finds its details once it is admitted."""
+        request = self.request
+        is_plain = request.num_top is None and request.prompt_top is None and not request.return_token_ids
+        if isinstance(request, ChatRequest):
+            return NO_EXTRAS if is_plain else Extras(on_admission=partial(self._find, call))
+        return Extras(
+            token_ids=None if isinstance(self.prompt, str) else self.prompt,
+            special_tokens=request.add_special_tokens is not False,
+            on_admission=None if is_plain and not request.echo else partial(self._find, call),
+        )
 
     async def _find(self, call: HttpCall, prepared: PreparedRequest) -> None:
-        options, self.token_ids = self.options, prepared.prompt
-        if self.bound is not None:
-            self.bound.add(len(prepared.prompt))
-        caller = call.caller
-        tokenizer = (await call.edge.inference.found(prepared.model, caller, None)).tokenizer
-        if options.tokens:
+        request, self.token_ids = self.request, prepared.prompt
+        self.bound.add(len(prepared.prompt))
+        tokenizer = (await call.edge.inference.found(prepared.model, call.caller, None)).tokenizer
+        if request.num_top is not None or request.prompt_top is not None:
             self.tokens = await tokenizer.token_bytes()
-        if options.prompt_ids:
+        if request.return_token_ids:
             self.ids_json = await json_list(prepared.prompt)
-        if options.decoded:
-            utf8 = await tokenizer.decode(prepared.prompt, keep_special=True, tenant=caller.tenant)
-            self.text = utf8.decode()
-        if not options.offsets or self.tokens is None:
+        if isinstance(request, ChatRequest):
             return
-        self.output_offsets = TextOffsets(self.tokens, keeps_special=options.keeps_special)
+        if request.echo and isinstance(self.prompt, str):
+            self.text = self.prompt
+        elif request.echo:
+            self.text = (await tokenizer.decode(prepared.prompt, keep_special=True, tenant=call.caller.tenant)).decode()
+        if request.logprobs is None or self.tokens is None:
+            return
+        self.output_offsets = TextOffsets(self.tokens, keeps_special=request.skip_special_tokens is False)
         await self.output_offsets.pass_prompt(self.token_ids, len(self.text))
-        if options.echo and options.decoded:
-            self.offsets = await _decoded_offsets(self.tokens, self.token_ids, len(self.text))
-        elif options.echo:
-            special = options.adds_special
-            starts = await tokenizer.offsets(self.text, special_tokens=special, tenant=caller.tenant)
+        if request.echo and isinstance(self.prompt, str):
+            special, tenant = request.add_special_tokens is not False, call.caller.tenant
+            starts = await tokenizer.offsets(self.text, special_tokens=special, tenant=tenant)
             self.offsets = starts.tolist()
+        elif request.echo:
+            self.offsets = await _decoded_offsets(self.tokens, self.token_ids, len(self.text))
 
     def scored(self, responses: AsyncGenerator[GenerateResponse, None]) -> AsyncGenerator[GenerateResponse, None]:
         """Returns the responses, and takes the log-probabilities of the prompt's tokens from them as they pass."""
-        return responses if self.bound is None else self._scored(responses)
+        return responses if self.request.prompt_top is None else self._scored(responses)
 
     async def _scored(
         self, responses: AsyncGenerator[GenerateResponse, None]
@@ -300,7 +281,8 @@ class PromptDetails:
 
     async def _score(self, scores: Sequence[TokenLogprobs]) -> None:
         assert self.tokens is not None
-        top = self.options.columns_top
+        request = self.request
+        top = request.logprobs if isinstance(request, CompletionRequest) and request.echo else None
         for start in range(0, len(scores), PIECE):
             await asyncio.sleep(0)
             at = slice(start, start + PIECE)
@@ -308,11 +290,11 @@ class PromptDetails:
                 columns = completion_logprobs(self.tokens, self.token_ids[at], scores[at], top, self.offsets[at])
                 for name, column in columns.items():
                     self.columns.setdefault(name, []).extend(column)
-            if self.options.prompt_logprobs:
+            if request.prompt_logprobs is not None:
                 self.logprobs += prompt_logprobs(self.tokens, scores[at])
 
 
-async def _decoded_offsets(tokens: TokenBytes, token_ids: "array[int]", num_characters: int) -> list[int]:
+async def _decoded_offsets(tokens: TokenBytes, token_ids: Sequence[int], num_characters: int) -> list[int]:
     """Returns where tokens begin in the text that was decoded from them."""
     offsets, found = TextOffsets(tokens, keeps_special=True), []
     for start in range(0, len(token_ids), PIECE):
