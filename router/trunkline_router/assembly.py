@@ -50,7 +50,7 @@ from trunkline_router.request.dispatch import Dispatcher
 from trunkline_router.request.inference import Inference
 from trunkline_router.request.prepare import ModelAliases
 from trunkline_router.request.suspicion import Quarantine
-from trunkline_router.routing.routing_policy import RoutingPolicy
+from trunkline_router.routing.route_request import RoutingPolicy
 from trunkline_router.settings import RouterSettings
 from trunkline_router.workers.discovery import Membership, sources_of
 from trunkline_router.workers.link_context import LinkContext, LinkLimits, LinkSecurity

@@ -49,7 +49,7 @@ from trunkline_router.request.dispatch import Dispatcher
 from trunkline_router.request.failover import FailoverLimits
 from trunkline_router.request.inference import Inference
 from trunkline_router.request.prepare import ModelAliases
-from trunkline_router.routing.routing_policy import PolicyName, RoutingPolicy
+from trunkline_router.routing.route_request import PolicyName, RoutingPolicy
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext, LinkLimits
 from trunkline_router.workers.pool import Pools

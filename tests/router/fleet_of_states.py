@@ -5,11 +5,9 @@ from random import Random
 
 from trunkline.block_hash import prompt_hashes, root_hash
 from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample, StepCostModel
-from trunkline_router.routing.prefix_index import PrefixIndex, keys_of
+from trunkline_router.routing.prefix_index import PrefixIndex, WorkerBlocks, keys_of
 from trunkline_router.routing.route import Route, route
-from trunkline_router.routing.route_request import RouteRequest
-from trunkline_router.routing.routing_policy import PolicyName, RoutingPolicy
-from trunkline_router.routing.worker_blocks import WorkerBlocks
+from trunkline_router.routing.route_request import PolicyName, RouteRequest, RoutingPolicy
 from trunkline_router.routing.worker_state import WorkerState
 
 BLOCK_SIZE = 16

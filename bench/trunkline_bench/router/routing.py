@@ -28,10 +28,9 @@ from trunkline_bench.reports.statistics import percentile
 from trunkline_bench.servers.demo_model import DEMO_MODEL
 from trunkline_router.prompts.helper_pool import Helpers
 from trunkline_router.prompts.tokenizer import PromptTokenizer
-from trunkline_router.routing.prefix_index import PrefixIndex, keys_of
+from trunkline_router.routing.prefix_index import PrefixIndex, WorkerBlocks, keys_of
 from trunkline_router.routing.route import Route, chains_of, route_chains
 from trunkline_router.routing.route_request import RouteRequest
-from trunkline_router.routing.worker_blocks import WorkerBlocks
 from trunkline_router.routing.worker_state import WorkerState
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext

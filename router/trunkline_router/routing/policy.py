@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trunkline_router.routing.route_request import RouteRequest
-from trunkline_router.routing.routing_policy import PolicyName, RoutingPolicy
+from trunkline_router.routing.route_request import PolicyName, RouteRequest, RoutingPolicy
 from trunkline_router.routing.ttft import FEW_WORKERS, Prediction, Terms, predict, queued_before
 from trunkline_router.routing.worker_facts import Column, WorkerTable, hash_53
 

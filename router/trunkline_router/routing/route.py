@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from trunkline.block_hash import prompt_hashes, root_hash
 from trunkline_router.routing.policy import RoutePlan, choose
 from trunkline_router.routing.prefix_index import PrefixIndex, keys_of
-from trunkline_router.routing.route_request import RouteRequest
-from trunkline_router.routing.routing_policy import RoutingPolicy
+from trunkline_router.routing.route_request import RouteRequest, RoutingPolicy
 from trunkline_router.routing.ttft import FEW_WORKERS
 from trunkline_router.routing.worker_facts import Column, WorkerTable
 from trunkline_router.routing.worker_state import InFlight, Kind, WorkerState

@@ -4,8 +4,7 @@ from collections.abc import Callable, Generator, Sequence
 
 from trunkline.block_hash import HASH_BYTES
 from trunkline.v1.worker_pb2 import WatchCacheResponse
-from trunkline_router.routing.prefix_index import keys_of
-from trunkline_router.routing.worker_blocks import WorkerBlocks
+from trunkline_router.routing.prefix_index import WorkerBlocks, keys_of
 from trunkline_router.workers.claims import FalseClaim
 
 STEP_BLOCKS = 1024  # in one step of work: at most half a millisecond

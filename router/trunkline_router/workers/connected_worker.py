@@ -15,7 +15,7 @@ from trunkline.v1.worker_pb2 import (
     UndrainRequest,
 )
 from trunkline_router.prompts.tokenizer import PromptTokenizer
-from trunkline_router.routing.worker_blocks import WorkerBlocks
+from trunkline_router.routing.prefix_index import WorkerBlocks
 from trunkline_router.routing.worker_state import WorkerState
 from trunkline_router.workers.health import WorkerBreaker
 from trunkline_router.workers.link_context import LinkContext

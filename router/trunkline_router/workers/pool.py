@@ -20,8 +20,7 @@ from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.routing.hot_prefixes import HotPrefixes
 from trunkline_router.routing.prefix_index import PrefixIndex
 from trunkline_router.routing.route import Route, route
-from trunkline_router.routing.route_request import RouteRequest
-from trunkline_router.routing.routing_policy import RoutingPolicy
+from trunkline_router.routing.route_request import RouteRequest, RoutingPolicy
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool_terms import Terms, agreed, deviation, limits_of, most_common
 from trunkline_router.workers.worker_link import ANSWERED_AT_MOST_S, ConnectAttempts, WorkerLink

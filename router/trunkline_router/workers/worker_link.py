@@ -15,7 +15,7 @@ from trunkline.v1.worker_pb2 import GetModelRequest, GetModelResponse, SessionWe
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 from trunkline.validation import max_total_tokens
 from trunkline_router.prompts.tokenizer import TokenizerError
-from trunkline_router.routing.worker_blocks import WorkerBlocks
+from trunkline_router.routing.prefix_index import WorkerBlocks
 from trunkline_router.workers.cache_follower import WatchBroken
 from trunkline_router.workers.cache_watch import follow_cache
 from trunkline_router.workers.claims import FalseClaim, WorkerUnusable, check_model, welcome_problem

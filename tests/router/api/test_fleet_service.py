@@ -15,7 +15,7 @@ from trunkline.v1.generation_pb2 import Lane
 from trunkline.v1.inference_pb2 import GenerateRequest, GrantRequest, TokenIds
 from trunkline.v1.worker_pb2 import LoadSample
 from trunkline_router.edge.fleet_service import about, shown_load
-from trunkline_router.routing.routing_policy import PolicyName
+from trunkline_router.routing.route_request import PolicyName
 
 PROMPT = list(range(64))
 

@@ -26,10 +26,8 @@ from trunkline.v1.worker_pb2 import (
     StepCostModel,
 )
 from trunkline_router.routing.policy import choose
-from trunkline_router.routing.prefix_index import PrefixIndex
-from trunkline_router.routing.route_request import RouteRequest
-from trunkline_router.routing.routing_policy import PolicyName, RoutingPolicy
-from trunkline_router.routing.worker_blocks import WorkerBlocks
+from trunkline_router.routing.prefix_index import PrefixIndex, WorkerBlocks
+from trunkline_router.routing.route_request import PolicyName, RouteRequest, RoutingPolicy
 from trunkline_router.routing.worker_facts import WorkerTable
 from trunkline_router.routing.worker_state import WorkerState
 from trunkline_router.workers.claims import MAX_PRICE_PER_HOUR, WorkerUnusable, check_model, load_problem, model_problem

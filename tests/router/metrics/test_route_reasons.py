@@ -4,7 +4,7 @@ import pytest
 
 from tests.router.fleet_of_states import Fleet, cache, prompt_of, report
 from trunkline_router.routing.policy import Why
-from trunkline_router.routing.routing_policy import PolicyName
+from trunkline_router.routing.route_request import PolicyName
 
 PROMPT = prompt_of(400)
 

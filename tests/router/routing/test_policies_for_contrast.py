@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.router.fleet_of_states import Fleet, cache, prompt_of, report
-from trunkline_router.routing.routing_policy import MOST_AFFINITY_KEYS, PolicyName, RoutingPolicy
+from trunkline_router.routing.route_request import MOST_AFFINITY_KEYS, PolicyName, RoutingPolicy
 
 PROMPT = prompt_of(1024)
 

@@ -19,8 +19,7 @@ from trunkline_router.routing import route as route_module
 from trunkline_router.routing import ttft
 from trunkline_router.routing.credit import Credit
 from trunkline_router.routing.prefix_index import keys_of
-from trunkline_router.routing.route_request import BATCH, INTERACTIVE, STANDARD
-from trunkline_router.routing.routing_policy import PolicyName
+from trunkline_router.routing.route_request import BATCH, INTERACTIVE, STANDARD, PolicyName
 from trunkline_router.routing.ttft import FEW_WORKERS, Terms
 
 PROMPT = prompt_of(1024)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from trunkline.block_hash import prompt_hashes, root_hash
-from trunkline_router.routing.prefix_index import SHARDS, PrefixIndex, keys_of
-from trunkline_router.routing.worker_blocks import WorkerBlocks
+from trunkline_router.routing.prefix_index import SHARDS, PrefixIndex, WorkerBlocks, keys_of
 
 # Chains that share prefixes: a tree of blocks, each named by its path.
 PATHS = ["".join(branch) for depth in range(1, 7) for branch in (format(n, f"0{depth}b") for n in range(2**depth))]

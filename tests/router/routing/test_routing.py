@@ -15,8 +15,7 @@ from trunkline.v1.worker_pb2 import (
     Submit,
     WatchCacheResponse,
 )
-from trunkline_router.routing.prefix_index import SHIFT, PrefixIndex
-from trunkline_router.routing.worker_blocks import WorkerBlocks
+from trunkline_router.routing.prefix_index import SHIFT, PrefixIndex, WorkerBlocks
 from trunkline_router.workers import session
 from trunkline_router.workers.cache_follower import CacheFollower, WatchBroken
 from trunkline_router.workers.session import split_request

@@ -6,7 +6,7 @@ from tests.router.cluster import Cluster, cluster
 from tests.router.fake_worker import FakeWorker
 from trunkline import Client
 from trunkline_router.main import router_settings
-from trunkline_router.routing.routing_policy import PolicyName
+from trunkline_router.routing.route_request import PolicyName
 
 KEY = b"a key of thirty-two bytes, or so"
 POLICY = PolicyName(router_settings(["--workers=127.0.0.1:1", "--policy=session-affinity"]).policy)

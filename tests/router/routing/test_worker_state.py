@@ -3,10 +3,9 @@
 import pytest
 
 from tests.router.fleet_of_states import BLOCK_SIZE, Fleet, cache, prompt_of, report
-from trunkline_router.routing.accuracy import KEPT_REQUESTS, STALE_AFTER_S, IndexAccuracy
 from trunkline_router.routing.credit import NO_CREDIT, Credit
-from trunkline_router.routing.worker_blocks import MOST_RECENT_BLOCKS
-from trunkline_router.routing.worker_state import WorkerState
+from trunkline_router.routing.prefix_index import MOST_RECENT_BLOCKS
+from trunkline_router.routing.worker_state import KEPT_REQUESTS, STALE_AFTER_S, IndexAccuracy, WorkerState
 
 PROMPT = prompt_of(1024)
 

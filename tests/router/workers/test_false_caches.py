@@ -22,8 +22,7 @@ from trunkline.v1.worker_pb2 import (
     LoadSample,
     WatchCacheResponse,
 )
-from trunkline_router.routing.prefix_index import PrefixIndex
-from trunkline_router.routing.worker_blocks import WorkerBlocks
+from trunkline_router.routing.prefix_index import PrefixIndex, WorkerBlocks
 from trunkline_router.workers.cache_follower import STEP_BLOCKS, CacheFollower
 from trunkline_router.workers.cache_watch import _EVENTS, MOST_EVENTS, UNSEEN_BYTES, parsed
 from trunkline_router.workers.claims import FalseClaim

@@ -13,9 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from trunkline.block_hash import HASH_BYTES
 from trunkline.v1.worker_pb2 import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, WatchCacheResponse
-from trunkline_router.routing import prefix_index, worker_blocks
-from trunkline_router.routing.prefix_index import PrefixIndex, keys_of
-from trunkline_router.routing.worker_blocks import WorkerBlocks
+from trunkline_router.routing import prefix_index
+from trunkline_router.routing.prefix_index import PrefixIndex, WorkerBlocks, keys_of
 from trunkline_router.workers.cache_follower import CacheFollower, WatchBroken
 from trunkline_worker.front import cache_mirror
 from trunkline_worker.front.cache_mirror import CacheMirror
@@ -169,10 +168,10 @@ class Connection:
 
     def remember(self, path: str) -> None:
         self.blocks.remember(CHAINS[path])
-        self.recent.append(path[: worker_blocks.MOST_RECENT_BLOCKS])
+        self.recent.append(path[: prefix_index.MOST_RECENT_BLOCKS])
         while (
-            len(self.recent) > worker_blocks.MOST_RECENT_PROMPTS
-            or sum(map(len, self.recent)) > worker_blocks.MOST_RECENT_BLOCKS
+            len(self.recent) > prefix_index.MOST_RECENT_PROMPTS
+            or sum(map(len, self.recent)) > prefix_index.MOST_RECENT_BLOCKS
         ):
             self.recent.popleft()
 
@@ -211,7 +210,7 @@ class FollowedCaches(RuleBasedStateMachine):
         prefix_index.SHARDS = num_shards
         cache_mirror.SNAPSHOT_CHUNK_BLOCKS = part_blocks
         cache_mirror.MAX_PENDING_ITEMS = most_pending
-        worker_blocks.MOST_RECENT_PROMPTS, worker_blocks.MOST_RECENT_BLOCKS = recent
+        prefix_index.MOST_RECENT_PROMPTS, prefix_index.MOST_RECENT_BLOCKS = recent
         self.index = PrefixIndex()
 
     def teardown(self) -> None:
@@ -392,7 +391,7 @@ def limits() -> Iterator[None]:
         for name in ("SNAPSHOT_CHUNK_BLOCKS", "MAX_PENDING_ITEMS"):
             patch.setattr(cache_mirror, name, getattr(cache_mirror, name))
         for name in ("MOST_RECENT_PROMPTS", "MOST_RECENT_BLOCKS"):
-            patch.setattr(worker_blocks, name, getattr(worker_blocks, name))
+            patch.setattr(prefix_index, name, getattr(prefix_index, name))
         yield
 
 

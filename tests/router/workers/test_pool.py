@@ -15,8 +15,8 @@ from tests.router.membership import Names, connected, membership
 from trunkline.status import NO_WORKER, RequestRefused
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_router.prompts.helper_pool import Helpers
+from trunkline_router.routing.prefix_index import WorkerBlocks
 from trunkline_router.routing.route_request import RouteRequest
-from trunkline_router.routing.worker_blocks import WorkerBlocks
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.discovery import Addresses
 from trunkline_router.workers.health import FAILURES_TO_OPEN, LEAST_SHARE, OPEN_FIRST_S, WorkerBreaker

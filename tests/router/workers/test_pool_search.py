@@ -10,7 +10,7 @@ import pytest
 
 from tests.router.virtual_time import in_virtual_time
 from trunkline.v1.worker_pb2 import GetModelResponse
-from trunkline_router.routing.worker_blocks import WorkerBlocks
+from trunkline_router.routing.prefix_index import WorkerBlocks
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext
 from trunkline_router.workers.pool import (

@@ -28,7 +28,7 @@ from trunkline_bench.simulation.fleet.summary import COLUMNS, Summary, row, summ
 from trunkline_bench.simulation.traces.trace_lines import SkippedLines, TraceError
 from trunkline_bench.simulation.traces.trace_request import TraceRequest
 from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
-from trunkline_router.routing.routing_policy import PolicyName
+from trunkline_router.routing.route_request import PolicyName
 
 MOST_WORKERS = 4096
 MOST_ROUTERS = 64

@@ -10,11 +10,9 @@ from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.v1.worker_pb2 import CacheEvents, CacheSnapshot, GetModelResponse, LoadSample, WatchCacheResponse
 from trunkline_bench.simulation.fleet.baselines import BASELINES, rerouted
 from trunkline_router.routing.credit import Credit, summed
-from trunkline_router.routing.prefix_index import PrefixIndex
+from trunkline_router.routing.prefix_index import PrefixIndex, WorkerBlocks
 from trunkline_router.routing.route import Route, route_chains
-from trunkline_router.routing.route_request import RouteRequest
-from trunkline_router.routing.routing_policy import PolicyName, RoutingPolicy
-from trunkline_router.routing.worker_blocks import WorkerBlocks
+from trunkline_router.routing.route_request import PolicyName, RouteRequest, RoutingPolicy
 from trunkline_router.routing.worker_state import InFlight, WorkerState
 from trunkline_router.workers.cache_follower import CacheFollower
 
