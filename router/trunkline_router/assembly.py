@@ -7,8 +7,6 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from starlette.types import ASGIApp
-
 from trunkline.v1.fleet_pb2_grpc import add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from trunkline_router.access.access import Access
@@ -16,7 +14,6 @@ from trunkline_router.access.gate.places import request_bounds
 from trunkline_router.access.gate.request_gate import RequestGate
 from trunkline_router.access.gate.request_size import MAX_REQUEST_BYTES
 from trunkline_router.edge.fleet_service import FleetService
-from trunkline_router.edge.http.local_hosts import LocalHosts
 from trunkline_router.edge.http.server import LIMITS, HttpServer
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.edge.inference_service import InferenceService
@@ -198,9 +195,9 @@ def _http_server(
     def is_ready() -> bool:
         return not inference.running.is_stopping and bool(inference.pools.models())
 
-    app: ASGIApp = http_app(edge, is_ready, FreshAnswers(scrape.collect), page, store)
+    only_local_hosts = not (access.is_checked or settings.identity.allow_anonymous)
     return HttpServer(
-        app if access.is_checked or settings.identity.allow_anonymous else LocalHosts(app, gate.refused),
+        http_app(edge, is_ready, FreshAnswers(scrape.collect), page, store, only_local_hosts=only_local_hosts),
         settings.host,
         settings.http.http_port,
         shared_port=is_port_shared,

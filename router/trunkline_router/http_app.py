@@ -1,18 +1,16 @@
 """The HTTP API: its paths and what answers them."""
 
+import re
 from collections.abc import Callable, Mapping
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from trunkline.status import CODE_PERMISSION_DENIED, FORBIDDEN, RequestRefused
 from trunkline_router.access.identity.needed_roles import PATHS
 from trunkline_router.edge.anthropic_messages import count_tokens, messages
-from trunkline_router.edge.endpoint import Endpoint, ErrorBody, Handler, anthropic_error, openai_error
-from trunkline_router.edge.http.starlette_errors import error_handlers
+from trunkline_router.edge.endpoint import Endpoint, Handler
+from trunkline_router.edge.http.exchange import respond
+from trunkline_router.edge.http.headers import http_refusal, is_local, request_id_of, response_headers
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.edge.live.fleet_endpoints import FleetEndpoints
 from trunkline_router.edge.openai.openai_endpoints import (
@@ -27,6 +25,8 @@ from trunkline_router.edge.openapi.page import openapi_page
 from trunkline_router.edge.responses.response_endpoints import Responses
 from trunkline_router.edge.responses.response_store import ResponseStore
 from trunkline_router.edge.status_endpoints import StatusEndpoints
+from trunkline_router.record.error_statuses import PROTOCOL, Header, body_for, protocol_body, status_of
+from trunkline_router.record.refused_calls import RefusedCalls
 from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
 
 HANDLERS_BY_PATH: dict[str, Handler] = {
@@ -39,45 +39,78 @@ HANDLERS_BY_PATH: dict[str, Handler] = {
     "POST /tokenize": tokenize,
     "POST /detokenize": detokenize,
 }
-# The shape of errors, where it is not OpenAI's.
-ERROR_BODIES: dict[str, ErrorBody] = {
-    "POST /v1/messages": anthropic_error,
-    "POST /v1/messages/count_tokens": anthropic_error,
-}
-
-
 # Endpoints of OpenAI that are not served and whose paths look like that of a response: unknown paths, as all others.
 UNSERVED = ("/v1/responses/compact", "/v1/responses/input_tokens")
+PARAMETER = re.compile(r"{(\w+)(:path)?}")  # of a path: a segment, or with :path any text
 
-
-class Methods:
-    """Serves one path: each method by an endpoint of its own."""
-
-    def __init__(self) -> None:
-        self.endpoints: dict[str, Endpoint] = {}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Starlette lets HEAD pass where GET does.
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        await self.endpoints[method](scope, receive, send)
+Methods = dict[str, ASGIApp]  # the endpoints of one path, by method
 
 
 class App:
-    """Calls the endpoints of exact paths directly: Starlette's middleware and routing would take part in every request
-    and every event. Starlette serves the rest: paths with parameters, unknown ones, and other methods."""
+    """An ASGI application that calls the endpoint of a path and a method, and refuses other paths and methods.
 
-    def __init__(self, endpoints: Mapping[tuple[str, str], ASGIApp], others: Starlette) -> None:
-        self._endpoints = endpoints  # by method and path
-        self._others = others
+    endpoints: by method and path, such as "GET /v1/models/{model:path}"
+    refused: is told of requests without an endpoint
+    only_local_hosts: refuses requests whose Host is neither an IP address nor localhost. It protects a server that asks
+    for no credentials from web pages of other origins: a page can have its own name resolved to this machine (DNS
+    rebinding). To the browser, that page's requests then go to the page's own origin. They still carry the page's name.
+    """
 
-    @property
-    def routes(self) -> list[BaseRoute]:
-        """All paths, with their methods."""
-        return self._others.routes
+    def __init__(
+        self, endpoints: Mapping[str, ASGIApp], refused: RefusedCalls, *, only_local_hosts: bool = False
+    ) -> None:
+        self.endpoints = endpoints
+        self._refused = refused
+        self._only_local_hosts = only_local_hosts
+        paths: dict[str, Methods] = {}
+        for name, endpoint in endpoints.items():
+            method, path = name.split(" ")
+            paths.setdefault(path, {})[method] = endpoint
+        self._paths = {path: methods for path, methods in paths.items() if "{" not in path}
+        self._patterns = [(pattern_of(path), methods) for path, methods in paths.items() if "{" in path]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = self._endpoints.get((scope["method"], scope["path"]), self._others)
+        if self._only_local_hosts and not is_local(_host_of(scope)):
+            await self._refuse_host(scope, send)
+            return
+        methods = self._paths.get(scope["path"]) or self._found(scope)
+        if methods is None:
+            await self._refuse(scope, send, 404, f"there is no {scope['path']}")
+            return
+        method = scope["method"]
+        endpoint = methods.get("GET" if method == "HEAD" else method)
+        if endpoint is None:
+            allowed = ", ".join([*methods, "HEAD"] if "GET" in methods else methods)
+            problem = f"{scope['path']} does not take {method}"
+            await self._refuse(scope, send, 405, problem, [(b"allow", allowed.encode())])
+            return
         await endpoint(scope, receive, send)
+
+    def _found(self, scope: Scope) -> Methods | None:
+        """Returns the methods of a path with parameters, which the scope then has."""
+        path = scope["path"]
+        for pattern, methods in self._patterns:
+            found = pattern.fullmatch(path)
+            if found is not None and path not in UNSERVED:
+                scope["path_params"] = found.groupdict()
+                return methods
+        return None
+
+    async def _refuse(
+        self, scope: Scope, send: Send, status: int, message: str, headers: list[Header] | None = None
+    ) -> None:
+        request_id = request_id_of(scope["headers"])
+        self._refused.note(http_refusal(scope, PROTOCOL[status].code, status, request_id))
+        body = protocol_body(status, message, scope["path"], request_id)
+        await respond(send, status, body, [*response_headers(request_id), *(headers or ())])
+
+    async def _refuse_host(self, scope: Scope, send: Send) -> None:
+        refused = RequestRefused(
+            CODE_PERMISSION_DENIED, FORBIDDEN, "without credentials, Host must be an IP address or localhost"
+        )
+        request_id, status = request_id_of(scope["headers"]), status_of(refused)
+        self._refused.note(http_refusal(scope, refused.reason, status, request_id))
+        await respond(send, status, body_for(scope["path"], refused, request_id), response_headers(request_id))
 
 
 def http_app(
@@ -86,6 +119,8 @@ def http_app(
     metrics: FreshAnswers,
     fleet: FleetEndpoints,
     store: ResponseStore | None = None,
+    *,
+    only_local_hosts: bool = False,
 ) -> App:
     """Returns the application.
 
@@ -93,10 +128,8 @@ def http_app(
     metrics: the answers for scrapers
     fleet: the live page
     store: of responses; None: they are not stored
+    only_local_hosts: see App
     """
-    routes = [Route(path, endpoint=_unserved, methods=["POST"]) for path in UNSERVED]
-    paths: dict[str, Methods] = {}
-    endpoints: dict[tuple[str, str], ASGIApp] = {}
     page = openapi_page(allows_unknown_fields=edge.allows_unknown_fields)
     handlers = {
         **HANDLERS_BY_PATH,
@@ -104,19 +137,18 @@ def http_app(
         **StatusEndpoints(is_ready, page, metrics).handlers,
         **fleet.handlers,
     }
-    for name, handle in handlers.items():
-        method, path = name.split(" ")
-        endpoint = Endpoint(edge, path, PATHS[name], handle, ERROR_BODIES.get(name, openai_error))
-        paths.setdefault(path, Methods()).endpoints[method] = endpoint
-        if "{" not in path:
-            endpoints[method, path] = endpoint
-    routes += [Route(path, endpoint=methods, methods=[*methods.endpoints]) for path, methods in paths.items()]
-    others = Starlette(routes=routes, exception_handlers=error_handlers(edge.gate.refused))
-    # A path with a slash at its end is another path. A redirect would go to the host that the request names, which may
-    # be any, and to plaintext behind a proxy that ends TLS.
-    others.router.redirect_slashes = False
-    return App(endpoints, others)
+    endpoints = {name: Endpoint(edge, name.partition(" ")[2], PATHS[name], handle) for name, handle in handlers.items()}
+    return App(endpoints, edge.gate.refused, only_local_hosts=only_local_hosts)
 
 
-def _unserved(request: Request) -> Response:
-    raise HTTPException(404)
+def pattern_of(path: str) -> re.Pattern[str]:
+    """A pattern for the paths that a path with parameters stands for, with a group for each parameter."""
+    made = re.escape(path.partition("{")[0])
+    for parameter in PARAMETER.finditer(path):
+        made += f"(?P<{parameter[1]}>{'.*' if parameter[2] else '[^/]+'})"
+        made += re.escape(path[parameter.end() :].partition("{")[0])
+    return re.compile(made)
+
+
+def _host_of(scope: Scope) -> bytes:
+    return next((value for name, value in scope["headers"] if name == b"host"), b"")

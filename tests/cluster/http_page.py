@@ -25,8 +25,7 @@ from trunkline.validation import (
     MAX_STOP_TOKEN_IDS,
     MAX_TOP_LOGPROBS,
 )
-from trunkline_router.edge.http.json_body import MAX_DEPTH
-from trunkline_router.edge.http.json_limits import MAX_CONTAINERS, MAX_STRINGS, MAX_VALUES
+from trunkline_router.edge.http.json_body import MAX_CONTAINERS, MAX_DEPTH, MAX_STRINGS, MAX_VALUES
 from trunkline_router.edge.http.limits import HttpLimits
 from trunkline_router.edge.http.server import HANDSHAKE_SHARE
 from trunkline_router.edge.openai.openai_endpoints import AT_ONCE

@@ -7,10 +7,9 @@ import orjson
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
-from trunkline_router.edge.answering import answer_of
 from trunkline_router.edge.anthropic_requests import FIELD_NAMES, CountRequest, MessageRequest
 from trunkline_router.edge.http.sse import event
-from trunkline_router.edge.http_call import HttpCall
+from trunkline_router.edge.http_call import HttpCall, answer_of
 from trunkline_router.edge.request_fields import renamed, validated
 from trunkline_router.record.error_statuses import anthropic_body
 

@@ -10,35 +10,21 @@ from trunkline.status import RequestRefused, internal
 from trunkline_router.access.access import VISITOR, NoCredentials, refused_tenant
 from trunkline_router.access.gate.http_passage import HttpPassage, StatusPassage
 from trunkline_router.access.identity.needed_roles import Needed
-from trunkline_router.edge.http.exchange import ClientGone
-from trunkline_router.edge.http.headers import RequestHeaders, parse_headers, request_id_of, response_headers
-from trunkline_router.edge.http.refusal import http_refusal
+from trunkline_router.edge.http.exchange import ClientGone, respond
+from trunkline_router.edge.http.headers import (
+    RequestHeaders,
+    http_refusal,
+    parse_headers,
+    request_id_of,
+    response_headers,
+)
 from trunkline_router.edge.http_call import Edge, HttpCall, given_up, metadata_of
 from trunkline_router.edge.request_fields import known_part
-from trunkline_router.record.error_statuses import (
-    JSON_TYPE,
-    Header,
-    anthropic_body,
-    openai_body,
-    refusal_headers,
-    status_of,
-)
+from trunkline_router.record.error_statuses import body_for, refusal_headers, status_of
 from trunkline_runtime.log import get_logger
 
 Handler = Callable[[HttpCall], Awaitable[None]]
 WHERE_CREDENTIALS = "the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
-
-ErrorBody = Callable[[RequestRefused, str], bytes]  # from a refusal and the request's id
-
-
-def openai_error(refused: RequestRefused, request_id: str) -> bytes:
-    """OpenAI's error object."""
-    return openai_body(refused)
-
-
-def anthropic_error(refused: RequestRefused, request_id: str) -> bytes:
-    """Anthropic's error object."""
-    return anthropic_body(refused, request_id)
 
 
 class Endpoint:
@@ -47,19 +33,15 @@ class Endpoint:
 
     route: the template of its path
     needed: what the caller needs
-    error_body: the shape of errors
     """
 
-    def __init__(
-        self, edge: Edge, route: str, needed: Needed, handle: Handler, error_body: ErrorBody = openai_error
-    ) -> None:
+    def __init__(self, edge: Edge, route: str, needed: Needed, handle: Handler) -> None:
         self._edge = edge
         self._route = route
         self._is_open = edge.access.is_open(needed)
         self._roles = needed.roles
         self._passage = StatusPassage if needed.is_of_router else HttpPassage
         self._handle = handle
-        self._error_body = error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, call, caller, started_s = RequestHeaders(request_id=""), None, VISITOR, time.monotonic()
@@ -97,7 +79,8 @@ class Endpoint:
         if call is None or not call.is_request:
             self._note(failure, scope, request_id, caller.tenant or refused_tenant(failure), started_s)
         told = response_headers(request_id) if call is None else call.response_headers()
-        await self._refuse(send, failure, request_id, told)
+        body = body_for(self._route, failure, request_id)
+        await respond(send, status_of(failure), body, [*told, *refusal_headers(failure)])
 
     def _note(self, refused: RequestRefused, scope: Scope, request_id: str, tenant: str, started_s: float) -> None:
         self._edge.gate.refused.note(
@@ -112,12 +95,6 @@ class Endpoint:
                 started_s=started_s,
             )
         )
-
-    async def _refuse(self, send: Send, refused: RequestRefused, request_id: str, told: list[Header]) -> None:
-        body = self._error_body(refused, request_id)
-        headers = [JSON_TYPE, (b"content-length", b"%d" % len(body)), *told, *refusal_headers(refused)]
-        await send({"type": "http.response.start", "status": status_of(refused), "headers": headers})
-        await send({"type": "http.response.body", "body": body})
 
 
 def peer_of(scope: Scope) -> str:

@@ -10,17 +10,18 @@ from typing import Any, Protocol, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from trunkline.names import SESSION_KEY, TENANT_KEY
-from trunkline.status import RequestRefused, internal, invalid
-from trunkline.v1.inference_pb2 import GenerateRequest, PromptInfo
+from trunkline.status import RequestRefused, internal, invalid, no_worker
+from trunkline.v1.generation_pb2 import FINISH_REASON_ABORT
+from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, PromptInfo
 from trunkline_router.access.access import CREDENTIAL_KEY, Access
 from trunkline_router.access.caller import Caller
 from trunkline_router.access.gate.http_passage import HttpPassage
 from trunkline_router.access.gate.request_gate import RequestGate
 from trunkline_router.edge.http.exchange import ClientGone, ends_with_client, has_body
-from trunkline_router.edge.http.headers import RequestHeaders, response_headers
+from trunkline_router.edge.http.headers import RequestHeaders, rate_limit_headers, response_headers
 from trunkline_router.edge.http.json_body import check_content_type, parse_object, read_body
 from trunkline_router.edge.http.sse import EventStream
-from trunkline_router.edge.rate_limit_headers import rate_limit_headers
+from trunkline_router.edge.request_fields import FieldNames, renamed
 from trunkline_router.record.error_statuses import JSON_TYPE, Header
 from trunkline_router.record.request_observer import new_record
 from trunkline_router.record.request_record import HTTP
@@ -205,6 +206,25 @@ class HttpCall:
         shared = self.edge.inference.shared
         limits = shared.rate_limits(caller.tenant, caller.terms.quotas, is_listed=caller.is_listed)
         return rate_limit_headers(limits, self.scope["path"], time.time()) if limits else []
+
+
+async def answer_of(
+    call: HttpCall, generate: GenerateRequest, names: FieldNames, extras: Extras = NO_EXTRAS
+) -> AsyncGenerator[GenerateResponse, None]:
+    """Yields the responses to one request of a call, from the path that all protocols share. Raises
+    RequestRefused, with its field as `names` has it."""
+    responses = call.edge.inference.generate(call.request_call(generate, extras))
+    try:
+        async for response in responses:
+            if any(chunk.finish_reason == FINISH_REASON_ABORT for chunk in response.chunks):
+                raise no_worker("the answer was cancelled at its worker")  # cut text must not look whole
+            if call.prompt is None and response.HasField("prompt"):
+                call.prompt = response.prompt
+            yield response
+    except RequestRefused as refused:
+        raise renamed(refused, names) from None
+    finally:
+        await responses.aclose()
 
 
 def given_up(cancelled: asyncio.CancelledError) -> RequestRefused | None:

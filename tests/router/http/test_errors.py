@@ -4,19 +4,15 @@ import json
 from typing import Any
 
 import pytest
-from starlette.applications import Starlette
-from starlette.responses import JSONResponse
-from starlette.routing import Route
 
-from tests.router.http.http_rig import connected, error_of, get, serving
+from tests.router.http.http_rig import connected, echo, error_of, get, serving
 from trunkline import status
 from trunkline.status import RequestRefused, internal, invalid, no_worker
 from trunkline_router.edge.http.headers import parse_headers, response_headers
-from trunkline_router.edge.http.starlette_errors import error_handlers
+from trunkline_router.http_app import App
 from trunkline_router.record.error_statuses import anthropic_body, openai_body, refusal_headers, status_of
 from trunkline_router.record.refused_calls import RefusedCalls
 
-ERROR_HANDLERS = dict(error_handlers(RefusedCalls()))
 TRACE = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
@@ -152,18 +148,14 @@ def test_an_empty_credential_is_none(header: tuple[bytes, bytes]) -> None:
 
 def test_response_headers_tell_what_is_known() -> None:
     assert response_headers("req-1") == [(b"x-request-id", b"req-1"), (b"request-id", b"req-1")]
-    assert response_headers("r", worker="w:1", cached_tokens=0, rate_limits=[("remaining-requests", "5")])[2:] == [
+    assert response_headers("r", worker="w:1", cached_tokens=0)[2:] == [
         (b"x-trunkline-worker", b"w:1"),
         (b"x-trunkline-cached-tokens", b"0"),
-        (b"x-ratelimit-remaining-requests", b"5"),
     ]
 
 
 async def test_unknown_paths_and_wrong_methods_get_json() -> None:
-    app = Starlette(
-        routes=[Route("/a", lambda request: JSONResponse({}), methods=["GET"])],
-        exception_handlers=ERROR_HANDLERS,
-    )
+    app = App({"GET /a": echo, "DELETE /a/{name}/{rest:path}/end": echo}, RefusedCalls())
     async with serving(app) as server, connected(server) as client:
         client.send(get("/b"))
         http, _, body = await client.response()
@@ -172,6 +164,9 @@ async def test_unknown_paths_and_wrong_methods_get_json() -> None:
         http, headers, body = await client.response()
         assert (http, error_of(body)["code"]) == (405, "method_not_allowed")
         assert set(headers["allow"].split(", ")) == {"GET", "HEAD"}
+        for path, status in (("/a/b/c/d/end", 200), ("/a/b//end", 200), ("/a/b/end", 404), ("/a/b/c/d", 404)):
+            client.send(get(path).replace(b"GET", b"DELETE"))
+            assert (await client.response())[0] == status, path
 
 
 async def test_errors_under_messages_have_the_shape_of_anthropic() -> None:
@@ -180,10 +175,7 @@ async def test_errors_under_messages_have_the_shape_of_anthropic() -> None:
             raise ValueError(scope["path"])
         await routed(scope, receive, send)
 
-    routed = Starlette(
-        routes=[Route("/v1/messages", lambda request: JSONResponse({}), methods=["POST"])],
-        exception_handlers=ERROR_HANDLERS,
-    )
+    routed = App({"POST /v1/messages": echo}, RefusedCalls())
     expected = {
         get("/v1/messages"): (405, "invalid_request_error"),
         get("/v1/messages/batches"): (404, "not_found_error"),

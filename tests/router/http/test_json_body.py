@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from tests.router.http.hostile_bodies import HOSTILE
 from tests.router.http.http_rig import connected, post, respond, serving
 from trunkline.status import INVALID_REQUEST, RequestRefused
-from trunkline_router.edge.http import json_limits
+from trunkline_router.edge.http import json_body
 from trunkline_router.edge.http.exchange import has_body
 from trunkline_router.edge.http.json_body import MAX_DEPTH, check_content_type, parse_object, read_object
 from trunkline_router.edge.http.limits import HttpLimits
 
 MIB = 1 << 20
-PADDING = b" " * (json_limits.ALWAYS_WITHIN_BYTES + 1)  # makes a body long enough to be checked before it is parsed
+PADDING = b" " * (json_body.ALWAYS_WITHIN_BYTES + 1)  # makes a body long enough to be checked before it is parsed
 LIMIT_BYTES = HttpLimits().max_body_bytes
 # CPU time of the longest step of the costliest body: 0.07 s on a slow core. A parser that goes back over blanks takes
 # more than a second, and so do millions of lists.
@@ -98,9 +98,9 @@ def test_legal_bodies_pass(raw: bytes, padding: bytes) -> None:
 @pytest.mark.parametrize(
     ("element", "most", "what"),
     [
-        (b"[],", json_limits.MAX_CONTAINERS, "lists and objects"),
-        (b'"",', json_limits.MAX_STRINGS, "strings"),
-        (b"0,", json_limits.MAX_VALUES, "values"),
+        (b"[],", json_body.MAX_CONTAINERS, "lists and objects"),
+        (b'"",', json_body.MAX_STRINGS, "strings"),
+        (b"0,", json_body.MAX_VALUES, "values"),
     ],
 )
 def test_number_of_values_is_bounded(element: bytes, most: int, what: str) -> None:
@@ -110,7 +110,7 @@ def test_number_of_values_is_bounded(element: bytes, most: int, what: str) -> No
 
 
 def test_what_is_within_a_text_counts_as_one_string() -> None:
-    text = '[{"a": 1, "b": [2]}, "\\\\"]\n' * (2 * json_limits.MAX_VALUES // 30)
+    text = '[{"a": 1, "b": [2]}, "\\\\"]\n' * (2 * json_body.MAX_VALUES // 30)
     assert parsed(json.dumps({"prompt": text}).encode()) == {"prompt": text}
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.router.http.http_rig import connected, echo, get, serving
-from trunkline_router.edge.http.local_hosts import LocalHosts, is_local
+from trunkline_router.edge.http.headers import is_local
+from trunkline_router.http_app import App
 from trunkline_router.record.refused_calls import RefusedCalls
 
 
@@ -21,7 +22,10 @@ def test_hosts_that_can_be_a_page_are_told_from_those_that_cannot(host: bytes, w
 
 
 async def test_a_page_whose_name_leads_here_is_refused() -> None:
-    async with serving(LocalHosts(echo, RefusedCalls())) as server, connected(server) as client:
+    async with (
+        serving(App({"GET /": echo}, RefusedCalls(), only_local_hosts=True)) as server,
+        connected(server) as client,
+    ):
         for host, status in ((b"evil.example:8000", 403), (b"127.0.0.1:8000", 200)):
             client.send(get("/", "X-Request-Id: req-7").replace(b"Host: x", b"Host: " + host))
             got, headers, _ = await client.response()

@@ -15,8 +15,8 @@ from trunkline.status import INVALID_REQUEST
 from trunkline_router.access.identity.needed_roles import PATHS
 from trunkline_router.edge.openapi.operations import OPERATIONS
 from trunkline_router.edge.openapi.page import openapi_page
-from trunkline_router.http_app import ERROR_BODIES, UNSERVED
-from trunkline_router.record.error_statuses import TABLE
+from trunkline_router.http_app import UNSERVED
+from trunkline_router.record.error_statuses import TABLE, is_anthropic
 
 PAGE: dict[str, Any] = orjson.loads(openapi_page())
 HI = {"model": "tiny", "messages": CHAT}
@@ -63,7 +63,7 @@ def test_endpoints_say_who_may_call_them_and_how_they_refuse() -> None:
         statuses = operation["responses"].keys()
         assert {"200", "400", "401", "403", "408", "413", "414", "429", "431", "500"} <= statuses, name
         assert ("504" in statuses) == (name.startswith("POST") and "/fleet/" not in name), name
-        shape = "MessagesError" if name in ERROR_BODIES else "Error"
+        shape = "MessagesError" if is_anthropic(name.partition(" ")[2]) else "Error"
         refused = operation["responses"]["400"]["content"]["application/json"]["schema"]
         assert refused == {"$ref": f"#/components/schemas/{shape}"}
         assert TABLE[INVALID_REQUEST].code in operation["responses"]["400"]["description"]

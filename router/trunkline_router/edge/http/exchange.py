@@ -1,7 +1,7 @@
 """One request and its response on an HTTP connection: the `receive` and `send` of an ASGI application."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trunkline_router.edge.http.connection import Connection
 
 Scope = MutableMapping[str, Any]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 EXCHANGE = "trunkline.exchange"  # the key of the exchange in its ASGI scope
 BODY_BYTES = 64 << 10  # of a body that the application has not taken; beyond it nothing is read
@@ -57,6 +58,13 @@ def ends_with_client(scope: Scope) -> Iterator[None]:
     if exchange.is_gone:  # the cancellation has not been delivered: nothing inside awaited since
         task.uncancel()
         raise ClientGone
+
+
+async def respond(send: Send, status: int, body: bytes, headers: Iterable[Header]) -> None:
+    """Sends a whole JSON response."""
+    own = [JSON_TYPE, (b"content-length", b"%d" % len(body)), *headers]
+    await send({"type": "http.response.start", "status": status, "headers": own})
+    await send({"type": "http.response.body", "body": body})
 
 
 class Exchange:
@@ -224,11 +232,4 @@ class Exchange:
         self._has_started, self._head, self.keeps_alive = False, b"", False
         refused = internal(request_id)
         body = body_for(self.scope["path"], refused, request_id)
-        headers = [
-            JSON_TYPE,
-            (b"content-length", b"%d" % len(body)),
-            *response_headers(request_id),
-            *refusal_headers(refused),
-        ]
-        await self.send({"type": "http.response.start", "status": 500, "headers": headers})
-        await self.send({"type": "http.response.body", "body": body})
+        await respond(self.send, 500, body, [*response_headers(request_id), *refusal_headers(refused)])

@@ -1,12 +1,22 @@
 """Request headers that the router uses, and its response headers. Credentials are returned and never logged."""
 
+import math
 import re
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from ipaddress import ip_address
+from typing import Any
 
 from trunkline.status import CODE_UNAUTHENTICATED, UNAUTHENTICATED, RequestRefused, invalid
-from trunkline_router.record.error_statuses import Header
+from trunkline_router.access.identity.needed_roles import PATHS
+from trunkline_router.quotas.quota import RateLimit
+from trunkline_router.record.error_statuses import Header, is_anthropic
+from trunkline_router.record.refused_calls import RefusedCall
+from trunkline_router.record.request_record import HTTP
+
+ROUTES = frozenset(name.partition(" ")[2] for name in PATHS)
 
 MAX_REQUEST_ID_CHARACTERS = 128
 MAX_CREDENTIAL_CHARACTERS = 8192  # a JWT with many claims
@@ -85,18 +95,24 @@ def trace_of(headers: Iterable[Header]) -> tuple[str, str]:
     return _trace(parents[0] if len(parents) == 1 else b"", states)
 
 
-def response_headers(
-    request_id: str,
-    *,
-    worker: str = "",
-    cached_tokens: int | None = None,
-    rate_limits: Iterable[tuple[str, str]] = (),
-) -> list[Header]:
+def is_local(host: bytes) -> bool:
+    """Whether a Host header cannot be the name of a web page: an IP address, localhost, or absent (HTTP/1.0)."""
+    name = host.decode("latin-1").lower()
+    name = name[1:].partition("]")[0] if name.startswith("[") else name.rpartition(":")[0] or name
+    if name in ("", "localhost") or name.endswith(".localhost"):
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def response_headers(request_id: str, *, worker: str = "", cached_tokens: int | None = None) -> list[Header]:
     """Headers of a response.
 
     worker: the worker that answers; "": not told
     cached_tokens: tokens of the prompt that came from the cache; None: the tenant may not see them, or not known
-    rate_limits: names behind "x-ratelimit-", such as "remaining-requests", with their values
     """
     named = request_id.encode("latin-1")
     made = [(REQUEST_ID, named), (b"request-id", named)]  # Anthropic's clients read the second one
@@ -104,8 +120,66 @@ def response_headers(
         made.append((b"x-trunkline-worker", worker.encode("latin-1", "replace")))
     if cached_tokens is not None:
         made.append((b"x-trunkline-cached-tokens", b"%d" % cached_tokens))
-    made += [(f"x-ratelimit-{name}".encode(), value.encode()) for name, value in rate_limits]
     return made
+
+
+def rate_limit_headers(limits: Iterable[RateLimit], path: str, now_unix_s: float) -> list[Header]:
+    """What is left of a tenant's quotas, in the headers of the API that the path belongs to."""
+    told = _anthropic_limit if is_anthropic(path) else _openai_limit
+    return [(name.encode(), value.encode()) for limit in limits for name, value in told(limit, now_unix_s)]
+
+
+def _openai_limit(limit: RateLimit, now_unix_s: float) -> list[tuple[str, str]]:
+    return [
+        (f"x-ratelimit-limit-{limit.of}", str(limit.limit)),
+        (f"x-ratelimit-remaining-{limit.of}", str(limit.remaining)),
+        (f"x-ratelimit-reset-{limit.of}", f"{limit.reset_ms / 1e3:g}s"),
+    ]
+
+
+def _anthropic_limit(limit: RateLimit, now_unix_s: float) -> list[tuple[str, str]]:
+    """The reset is a time of RFC 3339 in whole seconds, rounded up."""
+    reset = datetime.fromtimestamp(math.ceil(now_unix_s + limit.reset_ms / 1e3), UTC)
+    return [
+        (f"anthropic-ratelimit-{limit.of}-limit", str(limit.limit)),
+        (f"anthropic-ratelimit-{limit.of}-remaining", str(limit.remaining)),
+        (f"anthropic-ratelimit-{limit.of}-reset", reset.strftime("%Y-%m-%dT%H:%M:%SZ")),
+    ]
+
+
+def http_refusal(
+    scope: Mapping[str, Any],
+    reason: str,
+    status: int,
+    request_id: str,
+    *,
+    route: str = "",
+    tenant: str = "",
+    field: str = "",
+    started_s: float | None = None,
+) -> RefusedCall:
+    """Describes a request that is refused before it reaches the path that all protocols share.
+
+    scope: of ASGI.  route: "" for one that is found by the path alone
+    """
+    headers: Iterable[Header] = scope["headers"]
+    traceparent, tracestate = trace_of(headers)
+    path, client = scope["path"], scope.get("client")
+    return RefusedCall(
+        HTTP,
+        reason,
+        status,
+        request_id=request_id,
+        method=scope["method"],
+        route=route or (path if path in ROUTES else ""),
+        url_scheme=scope["scheme"],
+        host=client[0] if client else "",
+        tenant=tenant,
+        field=field,
+        traceparent=traceparent,
+        tracestate=tracestate,
+        started_s=started_s,
+    )
 
 
 def _request_id(given: bytes | None) -> str:

@@ -1,25 +1,30 @@
 """Reads the JSON body of a request.
 
 The parser is jiter, pydantic's own: unlike orjson it finds names that an object has twice and keeps integers of more
-than 64 bits, and it takes a fraction of the standard library's time.
+than 64 bits, and it takes a fraction of the standard library's time. A byte of a text costs it a few nanoseconds. A
+list costs up to 300, a name up to 900, and each takes tens of bytes of memory. So their numbers are bounded before the
+body is parsed, and the parser needs no pauses: the costliest body takes 0.07 s on a slow core and 52 MiB of memory.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import jiter
 
-from trunkline.status import invalid
+from trunkline.status import RequestRefused, invalid
 from trunkline_router.edge.http.exchange import ClientGone
-from trunkline_router.edge.http.json_limits import check_limits
+from trunkline_router.prompts.chat_template import MAX_MESSAGES
 from trunkline_router.record.long_work import give_way
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 JSON_CONTENT_TYPE = "application/json"
 MAX_DEPTH = 200  # jiter's limit, which cannot be set
+MAX_CONTAINERS = 8 * MAX_MESSAGES  # lists and objects; a message may have several parts and tool calls
+MAX_STRINGS = 16 * MAX_MESSAGES  # names and values
+MAX_VALUES = 1 << 20  # a prompt of a million token ids, and 48,000 other values
+ALWAYS_WITHIN_BYTES = 2 * MAX_CONTAINERS  # a body up to this size is within all limits
 
 
 async def read_body(receive: Receive) -> bytes:
@@ -46,30 +51,43 @@ def check_content_type(content_type: str) -> None:
 
 
 async def parse_object(raw: bytes, took_cpu_s: Callable[[float], object] = lambda _: None) -> dict[str, Any]:
-    """The JSON object that a body is. Lets other tasks run before, between and after the two steps that a long body
-    takes. Raises RequestRefused (INVALID_REQUEST).  took_cpu_s: is told for how long each step held the event loop,
-    also if the body is refused"""
+    """The JSON object that a body is. Lets other tasks run before and after a long body is checked and parsed. Raises
+    RequestRefused (INVALID_REQUEST).  took_cpu_s: is told for how long that held the event loop, also if the body is
+    refused"""
     if not raw:
         raise invalid("body", "is empty")
     await give_way(len(raw))
-    with _timed(took_cpu_s):
+    begun_s = time.thread_time()
+    try:
         check_limits(raw)
-    await give_way(len(raw))
-    with _timed(took_cpu_s):
         value = _parsed(raw)
+    finally:
+        took_cpu_s(time.thread_time() - begun_s)
     await give_way(len(raw))
     if not isinstance(value, dict):
         raise invalid("body", "is not a JSON object")
     return value
 
 
-@contextmanager
-def _timed(took_cpu_s: Callable[[float], object]) -> Iterator[None]:
-    begun_s = time.thread_time()
-    try:
-        yield
-    finally:
-        took_cpu_s(time.thread_time() - begun_s)
+def check_limits(raw: bytes) -> None:
+    """Raises RequestRefused (INVALID_REQUEST) if JSON has too many values. Malformed JSON may pass, but what comes
+    before its first error is within the limits."""
+    if len(raw) <= ALWAYS_WITHIN_BYTES:
+        return
+    if b"\\" in raw:  # without escaped quotes, every quote begins or ends a string
+        raw = raw.replace(b"\\\\", b"..").replace(b'\\"', b"..")
+    if raw.count(b'"') > 2 * MAX_STRINGS:
+        raise _too_many("strings", MAX_STRINGS)
+    outside = b"".join(raw.split(b'"')[::2])
+    containers = outside.count(b"[") + outside.count(b"{")
+    if containers > MAX_CONTAINERS:
+        raise _too_many("lists and objects", MAX_CONTAINERS)
+    if outside.count(b",") + containers > MAX_VALUES:
+        raise _too_many("values", MAX_VALUES)
+
+
+def _too_many(what: str, most: int) -> RequestRefused:
+    return invalid("body", f"has more than {most} {what}")
 
 
 def _parsed(raw: bytes) -> Any:

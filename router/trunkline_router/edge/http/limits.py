@@ -7,7 +7,7 @@ from typing import Any
 
 from trunkline_router.access.gate.reading import MESSAGE_TIMEOUT_S
 from trunkline_router.access.gate.request_size import MAX_REQUEST_BYTES
-from trunkline_router.edge.http.refusal import http_refusal
+from trunkline_router.edge.http.headers import http_refusal
 from trunkline_router.record.error_statuses import PROTOCOL, protocol_body
 from trunkline_router.record.refused_calls import RefusedCall
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from trunkline.status import RequestRefused
 from trunkline_router.access.caller import forbidden
-from trunkline_router.edge.http.local_hosts import is_local
+from trunkline_router.edge.http.headers import is_local
 from trunkline_router.record.error_statuses import Header
 
 SAME = (b"same-origin", b"none")  # of Sec-Fetch-Site; none: the user typed the address

@@ -13,8 +13,7 @@ from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, in
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline.validation import max_total_tokens
-from trunkline_router.edge.answering import answer_of
-from trunkline_router.edge.http_call import HttpCall
+from trunkline_router.edge.http_call import HttpCall, answer_of
 from trunkline_router.edge.long_lists import json_list, packed
 from trunkline_router.edge.openai.openai_answers import ChatAnswer, CompletionAnswer
 from trunkline_router.edge.openai.openai_requests import (

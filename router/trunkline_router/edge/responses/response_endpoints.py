@@ -6,8 +6,7 @@ from urllib.parse import parse_qsl
 import orjson
 
 from trunkline.status import CODE_INVALID_ARGUMENT, CODE_NOT_FOUND, RequestRefused, invalid
-from trunkline_router.edge.answering import answer_of
-from trunkline_router.edge.http_call import HttpCall
+from trunkline_router.edge.http_call import HttpCall, answer_of
 from trunkline_router.edge.request_fields import validated
 from trunkline_router.edge.responses.response_answer import ResponseAnswer
 from trunkline_router.edge.responses.response_request import FIELD_NAMES, ResponseRequest
