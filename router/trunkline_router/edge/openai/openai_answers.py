@@ -102,7 +102,7 @@ class Answer(Generic[Request]):
         self._id, self._created = f"{self.id_prefix}-{call.request_id}", call.created
         self._sees_cache = call.caller.identity.sees_cache  # the caller is told how many tokens came from the cache
         self._num_choices = request.n or 1  # of each prompt
-        self._usage = Usage()
+        self._usage, self._has_usage = Usage(), request.includes_usage
         self._collected = [] if request.stream else [CollectedAnswer() for _ in prompts]
         self._is_plain = request.num_top is None and not (request.return_token_ids or request.has_continuous_usage)
         self._model = ""
@@ -127,7 +127,7 @@ class Answer(Generic[Request]):
     def _events(self, prompt: int, response: GenerateResponse) -> bytes:
         """Returns the events for the next response to a prompt; empty if it has nothing to tell."""
         parts = []
-        if self._request.includes_usage:
+        if self._has_usage:
             self._count(response)
         if response.HasField("prompt"):
             parts.append(self._opening(prompt, response.prompt.model))
@@ -142,7 +142,7 @@ class Answer(Generic[Request]):
 
     def end(self) -> bytes:
         """Returns the last events."""
-        if not self._request.includes_usage:
+        if not self._has_usage:
             return DONE
         return event(orjson.dumps(self._object(self.event_object, [], usage=self._usage_json()))) + DONE
 
@@ -158,7 +158,7 @@ class Answer(Generic[Request]):
             before, after = self.around_text
             self._head = b'data: %b{"index":' % start
             self._before_text = before
-            usage = b',"usage":null' if self._request.includes_usage else b""
+            usage = b',"usage":null' if self._has_usage else b""
             self._tail = b'%b,"logprobs":null,"finish_reason":null}]%b}\n\n' % (after, usage)
         first = prompt * self._num_choices
         indices = range(first, first + self._num_choices)
@@ -178,7 +178,7 @@ class Answer(Generic[Request]):
         return self._event(choice)
 
     def _event(self, choice: Json, **more: Any) -> bytes:
-        if self._request.includes_usage:
+        if self._has_usage:
             more["usage"] = self._usage_json() if self._request.has_continuous_usage else None
         return event(orjson.dumps(self._object(self.event_object, [choice], **more)))
 

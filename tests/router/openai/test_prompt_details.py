@@ -1,4 +1,4 @@
-"""An answer that tells its prompt's tokens costs one tokenization, like any other: within quotas, within the request's
+"""An answer with details of its prompt costs one tokenization, like any other: within quotas, within the request's
 span, and only as long as its client waits."""
 
 import asyncio
@@ -19,7 +19,7 @@ from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.quotas.quota import Quotas
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
-TELLING: dict[str, tuple[str, dict[str, Any]]] = {
+DETAILED: dict[str, tuple[str, dict[str, Any]]] = {
     "token ids": (COMPLETIONS, {"prompt": "hi", "return_token_ids": True}),
     "scored echo": (COMPLETIONS, {"prompt": "hi", "echo": True, "logprobs": 1}),
     "prompt_logprobs": (COMPLETIONS, {"prompt": "hi", "prompt_logprobs": 1}),
@@ -49,9 +49,9 @@ def counted(tokenizer: PromptTokenizer, monkeypatch: pytest.MonkeyPatch) -> Iter
         yield texts
 
 
-@pytest.mark.parametrize("name", TELLING)
+@pytest.mark.parametrize("name", DETAILED)
 async def test_a_prompt_is_tokenized_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, body = TELLING[name]
+    path, body = DETAILED[name]
     async with client(FakeWorker("w", answer=1)) as asks:
         with counted(tokenizer_of(asks), monkeypatch) as texts:
             await asks.answer(path, **body)
@@ -78,7 +78,7 @@ async def test_a_tenant_whose_quota_is_used_up_has_nothing_tokenized(
         )
         choice = await worker.arrived.get()
         with counted(tokenizer_of(asks), monkeypatch) as texts:
-            for path, body in TELLING.values():
+            for path, body in DETAILED.values():
                 refused = await asks.post(path, {"model": "tiny", **body}, x_trunkline_tenant="acme")
                 assert (refused.status_code, refused.json()["error"]["code"]) == (429, "quota_exceeded")
                 assert 1 <= int(refused.headers["retry-after"]) <= 61
@@ -105,7 +105,7 @@ async def test_a_client_that_goes_while_its_prompt_is_tokenized_ends_its_request
                 ended.set()
 
         monkeypatch.setattr(tokenizer_of(asks), "encode", endless)
-        for path, body in TELLING.values():
+        for path, body in DETAILED.values():
             begun.clear()
             ended.clear()
             with capture_logs() as logs:
