@@ -75,10 +75,7 @@ MUST_NOT_REACH: dict[str, set[str]] = {
         PURE | {"redis"},
     ),
     **dict.fromkeys(
-        (
-            "trunkline_router.access.identity." + module
-            for module in ("fleet_secret", "identity", "identity_fields", "key_file", "key_record", "token_claims")
-        ),
+        ("trunkline_router.access.identity." + module for module in ("fleet_secret", "identity", "api_keys")),
         PURE | {"redis", "jwt", "cryptography"},
     ),
     "trunkline_router.access.identity.keys_command": PURE | {"redis", "jwt", "cryptography"},  # for keys in a file

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from tests.cluster.processes import script
 from tests.router.identity.key_rig import answer
+from trunkline_router.access.identity.api_keys import ApiKey
 from trunkline_router.access.identity.authenticator import authenticator_of
-from trunkline_router.access.identity.key_record import ApiKey
 from trunkline_router.settings import RouterSettings
 
 SECRET = "a fleet secret of thirty-two bytes"

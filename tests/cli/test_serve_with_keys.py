@@ -15,7 +15,7 @@ from trunkline_bench.servers.ports import free_port
 from trunkline_cli.launcher import wait_until_serving
 from trunkline_cli.passed_flags import PassedFlags
 from trunkline_cli.plan import ClusterPlan
-from trunkline_router.access.identity.key_record import ApiKey
+from trunkline_router.access.identity.api_keys import ApiKey
 from trunkline_router.main import router_settings
 
 KEYS = "TRUNKLINE_API_KEYS"

@@ -36,7 +36,7 @@ from trunkline.v1.inference_pb2 import (
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline_bench.servers.ports import free_port
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_router.access.identity.key_record import ApiKey
+from trunkline_router.access.identity.api_keys import ApiKey
 
 MODEL = "tiny-tales"
 REQUEST_ID = "a-request-id-may-be-written"

@@ -15,7 +15,7 @@ from tests.cluster.processes import START_S, Process, Worker, script, wait_until
 from tests.router.identity import key_rig
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline_bench.servers.ports import free_port
-from trunkline_router.access.identity.key_record import ApiKey
+from trunkline_router.access.identity.api_keys import ApiKey
 
 if TYPE_CHECKING:
     from openai import OpenAI

@@ -8,7 +8,7 @@ from typing import Any
 from trunkline.names import lane_name
 from trunkline.v1.generation_pb2 import Lane
 from trunkline.validation import LANES, LEAST_TENANT_WEIGHT, MOST_TENANT_WEIGHT, tenant_problem
-from trunkline_router.access.identity.identity_fields import JSON_ERRORS, RepeatedName, loaded
+from trunkline_router.access.identity.identity import JSON_ERRORS, RepeatedName, loaded
 from trunkline_router.quotas.quota import MOST_QUOTA, QUOTA_NAMES, Quotas
 
 OTHER_TENANTS = "*"

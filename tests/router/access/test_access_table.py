@@ -20,8 +20,8 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.identity import issuer
 from trunkline.v1.inference_pb2 import GenerateRequest, GrantRequest
 from trunkline_router.access.access import Access, NotAdmitted
+from trunkline_router.access.identity.api_keys import ApiKey
 from trunkline_router.access.identity.identity import Role
-from trunkline_router.access.identity.key_record import ApiKey
 from trunkline_router.access.identity.needed_roles import (
     METHODS,
     PATHS,

@@ -12,7 +12,7 @@ from tests.router.access.callers import Keys, Router, bearer, router_of
 from tests.router.cluster import PATIENCE_S
 from tests.router.fake_worker import FakeWorker
 from tests.router.identity import issuer
-from trunkline_router.access.identity.failure_budget import FailureShares
+from trunkline_router.access.identity.bearer_token import FailureShares
 
 COST_S = 0.001  # of each verification, by the clock that the router has
 OTHER_HOST = "127.0.0.2"

@@ -9,7 +9,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
-from trunkline_router.access.identity.token_claims import ClaimRules
+from trunkline_router.access.identity.bearer_token import ClaimRules
 
 NOW_UNIX_S = 1_800_000_000.0
 ISSUER, AUDIENCE = "https://issuer.example", "trunkline"

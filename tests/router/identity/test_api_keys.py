@@ -15,11 +15,10 @@ from structlog.testing import capture_logs
 from tests.router.identity.key_rig import NOW_UNIX_S, answer, content, put, record, write
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import Lane
-from trunkline_router.access.identity import key_record
+from trunkline_router.access.identity import api_keys
+from trunkline_router.access.identity.api_keys import ALPHABET, ApiKey, new_record, read_record
 from trunkline_router.access.identity.authenticator import Authenticator, KeyFileSource
-from trunkline_router.access.identity.identity import Identity, Role
-from trunkline_router.access.identity.identity_fields import TERMS, FieldError
-from trunkline_router.access.identity.key_record import ALPHABET, ApiKey, new_record, read_record
+from trunkline_router.access.identity.identity import TERMS, FieldError, Identity, Role
 from trunkline_router.quotas.quota import Quotas
 
 WRONG = "the API key is not valid"
@@ -92,7 +91,7 @@ def test_a_key_with_one_changed_character_is_refused(at: int, character: str) ->
     key = ApiKey("a" * 12, "b" * 43)
     made = key.credential[:at] + character + key.credential[at + 1 :]
     source = KeyFileSource("unused")
-    source._keys.read(content(record(key)))
+    source.take(content(record(key)))
     assert answer(Authenticator([source]), key.credential) == "acme"
     if made != key.credential:
         assert answer(Authenticator([source]), made) in (WRONG, "the credential is not valid")
@@ -116,7 +115,7 @@ def test_keys_are_random_and_have_the_form_that_scanners_look_for() -> None:
     assert len({key.secret for key in keys} | {key.key_id for key in keys}) == 4000
     assert set("".join(key.secret for key in keys)) == set(ALPHABET)
     assert 62**43 >= 2**256
-    assert f"`{SCANNED.pattern}`" in (key_record.__doc__ or "")
+    assert f"`{SCANNED.pattern}`" in (api_keys.__doc__ or "")
 
 
 def test_a_record_has_the_hash_of_the_secret_alone() -> None:
@@ -128,12 +127,12 @@ def test_a_record_has_the_hash_of_the_secret_alone() -> None:
 
 def test_hashes_are_compared_in_constant_time() -> None:
     """`digest` is compared by hmac.compare_digest alone; a dataclass compares itself by ==, so records are not."""
-    tree = ast.parse(inspect.getsource(key_record))
+    tree = ast.parse(inspect.getsource(api_keys))
     compared = [
         node for node in ast.walk(tree) if isinstance(node, ast.Compare) and "digest" in ast.unparse(node)
     ]  # fmt: skip
     assert compared == []
-    assert "hmac.compare_digest(self.digest, key.digest)" in inspect.getsource(key_record.KeyRecord.is_of)
+    assert "hmac.compare_digest(self.digest, key.digest)" in inspect.getsource(api_keys.KeyRecord.is_of)
     authenticator = inspect.getsource(Authenticator)
     assert ".is_of(key)" in authenticator
     assert "digest ==" not in authenticator
@@ -193,7 +192,7 @@ async def test_no_log_line_and_no_refusal_has_a_secret(path: Path) -> None:
             f'{{"keys": {{}}, "{key.secret}": 1}}', f'{{"keys": {{"{key.secret}": 1, "{key.secret}": 1}}}}',
         ):  # fmt: skip
             put(path, broken)
-            await source.file.poll()
+            await source.poll()
         for credential in (f"tl-{key.key_id}-{other.secret}", other.credential, key.credential + "x", key.secret):
             with pytest.raises(RequestRefused) as caught:
                 found.identify(credential)

@@ -3,7 +3,7 @@
 import pytest
 
 from trunkline.status import RequestRefused
-from trunkline_router.access.identity.failure_budget import MOST_HOSTS, FailureBudget, FailureShares
+from trunkline_router.access.identity.bearer_token import MOST_HOSTS, FailureBudget, FailureShares
 from trunkline_router.address import network_of
 
 SHARES = FailureShares(of_host=0.01, in_all=0.04, host_burst_s=0.1, burst_s=0.4)

@@ -10,8 +10,7 @@ import pytest
 
 from tests.router.identity.issuer import AUDIENCE, ISSUER, NOW_UNIX_S, claims, jwk, jwks, private_key, token
 from tests.router.identity.token_rig import TOKENS, part, refusal, tokens_of
-from trunkline_router.access.identity.bearer_token import LONGEST_HEADER, LONGEST_TOKEN
-from trunkline_router.access.identity.token_claims import ClaimRules
+from trunkline_router.access.identity.bearer_token import LONGEST_HEADER, LONGEST_TOKEN, ClaimRules
 
 SIGNATURE, UNKNOWN = "the token's signature is not valid", "the token was signed with a key that is not known"
 NOT_ALLOWED = "the token's algorithm is not allowed"

@@ -19,9 +19,9 @@ from structlog.testing import capture_logs
 from tests.router.cluster import until
 from tests.router.identity.issuer import NOW_UNIX_S, RULES, jwks, private_key, token
 from trunkline.status import NO_WORKER, RequestRefused
-from trunkline_router.access.identity import jwks_source
+from trunkline_router.access.identity import jwks as jwks_module
 from trunkline_router.access.identity.bearer_token import BearerTokens
-from trunkline_router.access.identity.jwks_source import (
+from trunkline_router.access.identity.jwks import (
     LEAST_REFRESH_S,
     MOST_ANSWER_BYTES,
     REFRESH_S,
@@ -178,8 +178,8 @@ async def test_an_unknown_key_is_fetched_soon_but_not_more_often_than_the_least_
 
 async def test_keys_are_fetched_from_time_to_time(server: JwksServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert REFRESH_S <= 600
-    monkeypatch.setattr(jwks_source, "LEAST_REFRESH_S", 0.001)
-    monkeypatch.setattr(jwks_source, "REFRESH_S", 0.002)
+    monkeypatch.setattr(jwks_module, "LEAST_REFRESH_S", 0.001)
+    monkeypatch.setattr(jwks_module, "REFRESH_S", 0.002)
     source = JwksUrl(server.url, MOST_AGE_S)
     running = asyncio.create_task(source.run())
     await until(lambda: server.asked > 3)
@@ -250,7 +250,7 @@ ENDLESS = {
 async def test_an_answer_without_an_end_is_given_up_and_the_next_one_counts(
     endless: str, secure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jwks_source, "FETCH_S", 0.3)
+    monkeypatch.setattr(jwks_module, "FETCH_S", 0.3)
     context = server_context(tmp_path, monkeypatch) if secure else None
     with serving(context) as server:
         server.reply = dripping(server, *ENDLESS[endless])
@@ -262,7 +262,7 @@ async def test_an_answer_without_an_end_is_given_up_and_the_next_one_counts(
                 await asyncio.wait((source._fetching,), timeout=60)
                 assert source._fetching.done(), "it leaves no thread behind"
             server.reply = sends(jwks("ed25519"))
-            monkeypatch.setattr(jwks_source, "FETCH_S", 20)
+            monkeypatch.setattr(jwks_module, "FETCH_S", 20)
             await source.refresh()
         assert accepts(source)
         assert server.asked == 3
@@ -289,7 +289,7 @@ async def test_a_redirect_is_not_followed(server: JwksServer, status: int) -> No
 
 
 async def test_a_body_that_drips_ends(server: JwksServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jwks_source, "FETCH_S", 0.05)
+    monkeypatch.setattr(jwks_module, "FETCH_S", 0.05)
 
     server.reply = dripping(server, b"HTTP/1.1 200 OK\r\n\r\n", b" ")
     source = JwksUrl(server.url, MOST_AGE_S)

@@ -13,10 +13,9 @@ from structlog.testing import capture_logs
 from tests.router.cluster import PATIENCE_S, until
 from tests.router.identity.key_rig import answer, content, put, record, write
 from trunkline_router.access.identity import watched_file
+from trunkline_router.access.identity.api_keys import ApiKey, changing, present
 from trunkline_router.access.identity.authenticator import Authenticator, KeyFileSource
 from trunkline_router.access.identity.identity import IdentityError
-from trunkline_router.access.identity.key_file import KeyFile, changing, present
-from trunkline_router.access.identity.key_record import ApiKey
 from trunkline_router.access.identity.watched_file import POLL_S, WatchedFile
 
 OLD = 1_000_000_000  # seconds since 1970: a file of that time has settled
@@ -60,11 +59,11 @@ async def test_keys_come_and_go_with_the_file(path: Path) -> None:
     write(path, record(first))
     authenticator, source = await started(path)
     write(path, record(first), record(second))
-    await source.file.poll()
+    await source.poll()
     assert [answer(authenticator, key.credential) for key in (first, second)] == ["acme", "acme"]
     kept = source.records[second.key_id]
     write(path, record(second))
-    await source.file.poll()
+    await source.poll()
     assert [answer(authenticator, key.credential) for key in (first, second)] == [WRONG, "acme"]
     assert source.records[second.key_id] is kept  # an unchanged record is not read again
 
@@ -82,7 +81,7 @@ async def test_a_mount_that_is_swapped_by_symbolic_links_is_followed(tmp_path: P
     assert answer(authenticator, first.credential) == "acme"
     (tmp_path / "..new").symlink_to("..2")
     os.replace(tmp_path / "..new", tmp_path / "..data")
-    await source.file.poll()
+    await source.poll()
     assert [answer(authenticator, key.credential) for key in (first, second)] == [WRONG, "acme"]
 
 
@@ -95,7 +94,7 @@ async def test_a_file_that_changes_twice_within_one_tick_of_its_clock_is_read_ag
     write(path, record(first))
     authenticator, source = await started(path)
     write(path, record(second))
-    await source.file.poll()
+    await source.poll()
     assert [answer(authenticator, key.credential) for key in (first, second)] == [WRONG, "acme"]
 
 
@@ -125,10 +124,10 @@ async def test_a_broken_file_keeps_the_last_good_keys_and_is_logged_once(path: P
     with capture_logs() as logs:
         put(path, broken)
         for _ in range(3):
-            await source.file.poll()
+            await source.poll()
         assert answer(authenticator, key.credential) == "acme"
         write(path, record(later))
-        await source.file.poll()
+        await source.poll()
     assert [entry["log_level"] for entry in logs] == ["error", "info"]
     assert [answer(authenticator, one.credential) for one in (key, later)] == [WRONG, "acme"]
 
@@ -139,10 +138,10 @@ async def test_a_file_that_is_gone_for_a_time_keeps_its_keys(path: Path) -> None
     authenticator, source = await started(path)
     with capture_logs() as logs:
         put(path, None)
-        await source.file.poll()
-        await source.file.poll()
+        await source.poll()
+        await source.poll()
         write(path, record(key))
-        await source.file.poll()
+        await source.poll()
     assert [entry["log_level"] for entry in logs] == ["error", "info"]
     assert answer(authenticator, key.credential) == "acme"
 
@@ -189,10 +188,10 @@ def test_a_change_that_fails_leaves_the_file_as_it_was(path: Path) -> None:
 
 def test_of_ten_thousand_keys_the_unchanged_ones_are_read_once(path: Path) -> None:
     made = [record(ApiKey(f"{number:012}", "b" * 43)) for number in range(10_000)]
-    keys = KeyFile()
-    keys.read(content(*made))
+    keys = KeyFileSource("unused")
+    keys.take(content(*made))
     first = keys.records
-    keys.read(content(*made[1:]))
+    keys.take(content(*made[1:]))
     assert len(first) == 10_000
     assert len(keys.records) == 9_999
     assert all(keys.records[key_id] is first[key_id] for key_id in keys.records)
@@ -211,11 +210,11 @@ async def test_a_file_that_is_replaced_by_no_regular_file_keeps_its_keys_and_is_
             os.symlink("/dev/zero", path)
         for _ in range(2):
             async with asyncio.timeout(PATIENCE_S):
-                await source.file.poll()
+                await source.poll()
         assert answer(authenticator, key.credential) == "acme"
         put(path, None)
         write(path, record(later))
-        await source.file.poll()
+        await source.poll()
     assert [(entry["log_level"], entry.get("problem")) for entry in logs] == [
         ("error", "is not a regular file"), ("info", None),
     ]  # fmt: skip

@@ -30,8 +30,8 @@ from tests.router.identity.redis_rig import (
 from trunkline.status import NO_WORKER, RequestRefused
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.access.identity import redis_keys
+from trunkline_router.access.identity.api_keys import ApiKey
 from trunkline_router.access.identity.authenticator import Authenticator
-from trunkline_router.access.identity.key_record import ApiKey
 from trunkline_router.access.identity.redis_keys import PAGE_KEYS, POLL_S, RedisKeys
 from trunkline_router.quotas.stores.store import StoreDown
 

@@ -11,9 +11,9 @@ from tests.parameters import one_in
 from tests.router.identity.key_rig import answer, record
 from tests.router.identity.redis_rig import FIRST, RECORDS, SECOND, VERSION, Opened, emptied, running_redis, views
 from trunkline_bench.servers.redis_server import RedisServer
+from trunkline_router.access.identity.api_keys import ApiKey
 from trunkline_router.access.identity.authenticator import Authenticator
 from trunkline_router.access.identity.identity import IdentityError, Role
-from trunkline_router.access.identity.key_record import ApiKey
 from trunkline_router.access.identity.redis_keys import ANSWER_TIMEOUT_S, PAGE_KEYS, POLL_S, READ_ALL_S, RedisKeys
 from trunkline_router.quotas.stores.store import StoreDown
 

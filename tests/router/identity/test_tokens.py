@@ -19,11 +19,9 @@ from tests.router.identity.token_rig import TOKENS, Clock, part, refusal, tokens
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import Lane
 from trunkline_router.access.identity import bearer_token
-from trunkline_router.access.identity.bearer_token import LONGEST_TOKEN, BearerTokens
+from trunkline_router.access.identity.bearer_token import LONGEST_TOKEN, BearerTokens, ClaimRules, identity_of
 from trunkline_router.access.identity.identity import Identity, IdentityError, Role
-from trunkline_router.access.identity.jwks import MOST_KEYS, read_jwks
-from trunkline_router.access.identity.jwks_source import JwksFile
-from trunkline_router.access.identity.token_claims import ClaimRules, identity_of
+from trunkline_router.access.identity.jwks import MOST_KEYS, JwksFile, read_jwks
 from trunkline_router.quotas.quota import Quotas
 
 
@@ -321,10 +319,10 @@ async def test_a_key_set_in_a_file_is_followed(tmp_path: Path) -> None:
     tokens = BearerTokens(source, RULES, Clock())
     assert "not known" in refusal(token(), tokens)
     path.write_bytes(jwks("p256", "ed25519"))
-    await source.file.poll()
+    await source.poll()
     assert tokens.identify(token()).tenant == "acme"
     path.write_bytes(b"broken")
     with capture_logs() as logs:
-        await source.file.poll()
+        await source.poll()
     assert tokens.identify(token()).tenant == "acme"
     assert [entry["log_level"] for entry in logs] == ["error"]

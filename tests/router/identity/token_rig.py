@@ -9,10 +9,8 @@ import pytest
 from tests.router.identity.issuer import NOW_UNIX_S, RULES, jwks
 from trunkline.status import CODE_UNAUTHENTICATED, UNAUTHENTICATED, RequestRefused
 from trunkline_router.access.identity.authenticator import Authenticator
-from trunkline_router.access.identity.bearer_token import BearerTokens
-from trunkline_router.access.identity.jwks import read_jwks
-from trunkline_router.access.identity.jwks_source import JwksFile
-from trunkline_router.access.identity.token_claims import ClaimRules
+from trunkline_router.access.identity.bearer_token import BearerTokens, ClaimRules
+from trunkline_router.access.identity.jwks import JwksFile, read_jwks
 
 ALL_KINDS = ("rsa", "p256", "p384", "ed25519")
 

@@ -7,14 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from trunkline.status import no_worker
-from trunkline_router.access.identity.bearer_token import BearerTokens
+from trunkline_router.access.identity.api_keys import ApiKey, Entries, KeyRecord, read_entries, record_of
+from trunkline_router.access.identity.bearer_token import BearerTokens, ClaimRules
 from trunkline_router.access.identity.fleet_secret import read_fleet_secret
 from trunkline_router.access.identity.identity import Identity, unauthenticated
-from trunkline_router.access.identity.jwks_source import JwksFile, JwksUrl
-from trunkline_router.access.identity.key_file import KeyFile
-from trunkline_router.access.identity.key_record import ApiKey, KeyRecord
+from trunkline_router.access.identity.jwks import JwksFile, JwksUrl
 from trunkline_router.access.identity.redis_keys import SEAL_PURPOSE, RedisKeys
-from trunkline_router.access.identity.token_claims import ClaimRules
 from trunkline_router.access.identity.watched_file import WatchedFile
 from trunkline_router.settings import RouterSettings
 
@@ -40,26 +38,24 @@ class KeySource(Protocol):
         """Follows the records until it is cancelled."""
 
 
-class KeyFileSource:
-    """API keys in a file."""
+class KeyFileSource(WatchedFile):
+    """API keys in a file. Unchanged records are not read again."""
 
     has_loaded = True  # from start() on
 
     def __init__(self, path: str) -> None:
-        self._keys = KeyFile()
-        self.file = WatchedFile(f"--api-keys={path}", path, self._keys.read)
+        super().__init__(f"--api-keys={path}", path, self.take)
+        self.records: Mapping[str, KeyRecord] = {}
+        self._entries: Entries = {}
 
-    @property
-    def records(self) -> Mapping[str, KeyRecord]:
-        return self._keys.records
-
-    async def start(self) -> None:
-        """See KeySource."""
-        await self.file.start()
-
-    async def run(self) -> None:
-        """See KeySource."""
-        await self.file.run()
+    def take(self, content: bytes) -> None:
+        """Takes the content of the file. Raises IdentityError, and changes nothing, if a part of it is invalid."""
+        entries = read_entries(content)
+        records = {}
+        for key_id, fields in entries.items():
+            known = self.records.get(key_id) if self._entries.get(key_id) == fields else None
+            records[key_id] = known or record_of(key_id, fields)
+        self._entries, self.records = entries, records
 
 
 class Authenticator:

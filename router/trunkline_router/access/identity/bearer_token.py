@@ -1,12 +1,21 @@
-"""Tokens (JWT, RFC 7519): signature, then claims. Results are cached, because a signature costs up to 100 µs."""
+"""Tokens (JWT, RFC 7519): signature, then claims. Results are cached, because a signature costs up to 100 µs.
+
+The signature of a refused token costs 0.1 to 2 ms of the event loop, and anyone can send tokens with forged ones. So
+each host has a budget of time for tokens that turn out to be invalid, and so have all hosts together. A host that has
+used up its budget, or all hosts together theirs, can present known tokens only, until some of the budget has grown
+back. A valid token costs nothing of the budget: it is known from then on.
+
+A claim that is missing or has a wrong type is refused with a message that names it, and without its value.
+"""
 
 import base64
 import binascii
 import hashlib
+import math
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +23,21 @@ from jwt import PyJWK
 from jwt.api_jws import PyJWS
 from jwt.exceptions import PyJWTError
 
-from trunkline.status import RequestRefused, no_worker
-from trunkline_router.access.identity.failure_budget import FailureBudget
-from trunkline_router.access.identity.identity import Identity, unauthenticated
-from trunkline_router.access.identity.identity_fields import JSON_ERRORS, loaded
-from trunkline_router.access.identity.jwks import ALGORITHMS, VerificationKeys
-from trunkline_router.access.identity.jwks_source import JwksSource
-from trunkline_router.access.identity.token_claims import ClaimRules, identity_of
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, no_worker
+from trunkline_router.access.identity.identity import (
+    JSON_ERRORS,
+    LONGEST_NAME,
+    TERMS,
+    FieldError,
+    Identity,
+    Role,
+    identity_from,
+    loaded,
+    unauthenticated,
+)
+from trunkline_router.access.identity.jwks import ALGORITHMS, JwksSource, VerificationKeys
+from trunkline_router.address import network_of
+from trunkline_router.record.token_bucket import TokenBucket
 
 LONGEST_TOKEN = 8192  # characters
 LONGEST_HEADER = 1024  # characters; one with a certificate chain is longer, and is not needed
@@ -30,6 +47,65 @@ FAILURE_S = 10.0  # for which a refusal is remembered: a token that was not vali
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*\.[A-Za-z0-9_-]*", re.ASCII)
 _ALLOWED = frozenset(name for names in ALGORITHMS.values() for name in names)
 _REFUSED = "the token is not valid"
+LEAST_RETRY_MS = 100
+MOST_HOSTS = 4096  # that are remembered; the shares of all hosts together bound what a forgotten one gets again
+CLOCK_SKEW_S = 60.0  # the clocks of an issuer may be off by so much
+MOST_UNIX_S = 1e11  # the year 5138; larger numbers are milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class FailureShares:
+    """Time for invalid tokens, as shares of one event loop's time, and how much of it may be used at once."""
+
+    of_host: float = 0.01
+    in_all: float = 0.04  # leaves room for other hosts while one sends nothing else
+    host_burst_s: float = 0.1
+    burst_s: float = 0.4
+
+
+class FailureBudget:
+    """The time that is left for invalid tokens, in seconds."""
+
+    def __init__(self, shares: FailureShares = FailureShares()) -> None:
+        self._shares = shares
+        self._all = TokenBucket(shares.in_all, shares.burst_s)
+        self._hosts: OrderedDict[str, TokenBucket] = OrderedDict()
+
+    def check(self, host: str, now_s: float) -> None:
+        """Raises RequestRefused (OVERLOADED) if a token of this host must not be verified now."""
+        of_host = self._hosts.get(network_of(host))
+        wait_s = self._all.wait_s(now_s)
+        if of_host is not None:
+            wait_s = max(wait_s, of_host.wait_s(now_s))
+        if wait_s > 0:
+            message = "too many tokens that are not valid came from this client's host, or from all hosts"
+            retry_ms = max(LEAST_RETRY_MS, math.ceil(wait_s * 1e3))
+            raise RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, message, retry_delay_ms=retry_ms)
+
+    def spend(self, host: str, cost_s: float, now_s: float) -> None:
+        """Charges the time that an invalid token of this host took. The budget may become negative by one token."""
+        shares, name = self._shares, network_of(host)
+        self._all.charge(cost_s, now_s)
+        of_host = self._hosts.setdefault(name, TokenBucket(shares.of_host, shares.host_burst_s, now_s))
+        self._hosts.move_to_end(name)
+        of_host.charge(cost_s, now_s)
+        if len(self._hosts) > MOST_HOSTS:
+            self._hosts.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRules:
+    """Which claims are expected and where they are."""
+
+    issuer: str
+    audiences: frozenset[str]
+    tenant_claim: str = "tenant"
+    roles_claim: str = "roles"
+    prefix: str = ""  # of the claims for all other terms
+
+    def claim_of(self, term: str) -> str:
+        """The name of the claim for one of TERMS."""
+        return {"tenant": self.tenant_claim, "roles": self.roles_claim}.get(term, self.prefix + term)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,3 +219,85 @@ def _keep(cache: "OrderedDict[bytes, Any]", digest: bytes, value: Any, most: int
     cache.move_to_end(digest)
     if len(cache) > most:
         cache.popitem(last=False)
+
+
+def identity_of(claims: Any, rules: ClaimRules, now_unix_s: float) -> Identity:
+    """The identity that the claims describe. Raises RequestRefused (UNAUTHENTICATED)."""
+    if not isinstance(claims, dict):
+        raise unauthenticated("the token's claims are not an object")
+    try:
+        expires_unix_s = _check_times(claims, CLOCK_SKEW_S, now_unix_s)
+        _check_parties(claims, rules)
+        subject = claims.get("sub")
+        if not isinstance(subject, str) or not 0 < len(subject) <= LONGEST_NAME or not subject.isprintable():
+            raise FieldError("sub", f"must be a text of 1 to {LONGEST_NAME} characters")
+    except FieldError as error:
+        raise _refusal(error.field, error) from None
+    terms = {term: _found(claims, rules.claim_of(term)) for term in TERMS}
+    try:
+        terms["roles"] = _known_roles(terms["roles"])
+        return identity_from(f"jwt:{subject}", terms, expires_unix_s)
+    except FieldError as error:
+        raise _refusal(rules.claim_of(error.field), error) from None
+
+
+def _check_times(claims: Mapping[str, Any], skew_s: float, now_unix_s: float) -> float:
+    """Returns when the token ends, with the skew. Raises RequestRefused if it does not count now, and FieldError."""
+    expires, not_before, issued = (_time(claims, name) for name in ("exp", "nbf", "iat"))
+    if expires is None:
+        raise FieldError("exp", "is missing")
+    if now_unix_s >= expires + skew_s:
+        raise unauthenticated("the token has expired")
+    if not_before is not None and now_unix_s < not_before - skew_s:
+        raise unauthenticated("the token is not valid yet: its claim nbf is in the future")
+    if issued is not None and now_unix_s < issued - skew_s:
+        raise unauthenticated("the token is not valid yet: its claim iat is in the future")
+    return expires + skew_s
+
+
+def _check_parties(claims: Mapping[str, Any], rules: ClaimRules) -> None:
+    if claims.get("iss") != rules.issuer:
+        raise FieldError("iss", "is not the issuer that this server trusts")
+    given = claims.get("aud")
+    audiences = [given] if isinstance(given, str) else given
+    if not isinstance(audiences, list) or not all(isinstance(audience, str) for audience in audiences):
+        raise FieldError("aud", "must be a text or a list of texts")
+    if rules.audiences.isdisjoint(audiences):
+        raise FieldError("aud", "does not name this server")
+
+
+def _time(claims: Mapping[str, Any], name: str) -> float | None:
+    value = claims.get(name)
+    if value is None:
+        return None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= MOST_UNIX_S:  # false for NaN
+        raise FieldError(name, "must be a number of seconds since 1970")
+    return float(value)
+
+
+def _found(claims: Mapping[str, Any], name: str) -> Any:
+    """The claim of this name or, if there is none, the value at a path of names with dots; None if there is none."""
+    if name in claims:
+        return claims[name]
+    value: Any = claims
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _known_roles(given: Any) -> list[str] | None:
+    """The roles of this program among those of a claim, which may list the roles of others; None if it is absent.
+
+    The claim is a list, or a text of names with spaces between them, as OAuth's scope.
+    """
+    if given is None:
+        return None
+    names = given.split() if isinstance(given, str) else given
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise FieldError("roles", "must be a list of texts, or a text")
+    return [name for name in names if name in set(Role)]
+
+
+def _refusal(claim: str, error: FieldError) -> RequestRefused:
+    return unauthenticated(f"the token's claim {claim} {error.problem}")

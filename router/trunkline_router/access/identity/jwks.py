@@ -1,14 +1,35 @@
-"""Public keys that verify tokens, from a JSON Web Key Set (RFC 7517)."""
+"""Public keys that verify tokens, from a JSON Web Key Set (RFC 7517): in a file that is watched, or behind a URL."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import contextlib
+import math
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import (
+    HTTPHandler,
+    HTTPRedirectHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+    Request,
+    build_opener,
+)
 
 from jwt import PyJWK
 from jwt.exceptions import PyJWTError
 
-from trunkline_router.access.identity.identity import IdentityError
-from trunkline_router.access.identity.identity_fields import JSON_ERRORS, loaded
+from trunkline_router.access.identity.identity import JSON_ERRORS, IdentityError, loaded
+from trunkline_router.access.identity.watched_file import WatchedFile
+from trunkline_runtime.log import get_logger
+from trunkline_runtime.own_thread import in_own_thread
+from trunkline_runtime.tls_settings import is_loopback
 
 MOST_KEYS = 100
 LEAST_RSA_BITS = 2048
@@ -23,6 +44,13 @@ ALGORITHMS: Mapping[tuple[str, str | None], Sequence[str]] = {
     ("OKP", "Ed25519"): ("EdDSA",),
 }
 _PUBLIC_PARTS = {"RSA": ("n", "e"), "EC": ("crv", "x", "y"), "OKP": ("crv", "x")}
+REFRESH_S = 300.0  # issuers publish a new key for longer than this before they sign with it
+LEAST_REFRESH_S = 10.0  # after an attempt, also if tokens name unknown keys: an attacker chooses what tokens name
+FETCH_TIMEOUT_S = 5.0  # of one connect or read
+FETCH_S = 10.0  # of a whole answer
+MOST_ANSWER_BYTES = 1 << 20
+MOST_AGE_S = 86400.0  # of keys whose URL cannot be fetched again
+_CHUNK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +120,209 @@ def _key(member: Mapping[str, Any]) -> VerificationKey | None:
 def _is_for_signatures(member: Mapping[str, Any]) -> bool:
     operations = member.get("key_ops", ["verify"])
     return member.get("use", "sig") == "sig" and isinstance(operations, list) and "verify" in operations
+
+
+class JwksFile(WatchedFile):
+    """Keys in a file."""
+
+    has_loaded = True  # from start() on
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"--jwt-jwks={path}", path, self._take)
+        self.keys = VerificationKeys()
+
+    def ask(self) -> None:
+        """A token names an unknown key. The file is followed closely anyway."""
+
+    def _take(self, content: bytes) -> None:
+        self.keys = read_jwks(content)
+
+
+class JwksUrl:
+    """Keys behind an https URL (http for loopback).
+
+    If they cannot be fetched, the last ones stay valid for `most_age_s` after they were fetched.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        most_age_s: float = MOST_AGE_S,
+        *,
+        steady_s: Callable[[], float] = time.monotonic,
+        context: ssl.SSLContext | None = None,
+    ) -> None:
+        self.keys = VerificationKeys()
+        self.has_loaded = False
+        self._url = url
+        self._most_age_s = most_age_s
+        self._steady_s = steady_s
+        self._connections = _Connections()
+        self._opener = _opener(url, context, self._connections)
+        self._content = b""
+        self._fetched_s = -math.inf
+        self._tried_s = -math.inf
+        self._asked = asyncio.Event()
+        self._fetching: asyncio.Future[bytes] | None = None
+        self._problem = ""
+        self._log = get_logger()
+
+    async def start(self) -> None:
+        """Fetches the keys. If that fails, it is logged, and run() tries again."""
+        await self.refresh()
+
+    async def run(self) -> None:
+        """Fetches the keys from time to time, and when asked, until it is cancelled."""
+        while True:
+            since_s = self._steady_s() - self._tried_s
+            await asyncio.sleep(max(0.0, LEAST_REFRESH_S - since_s))
+            if not self._problem:  # a failed attempt is repeated at once
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._asked.wait(), max(0.0, REFRESH_S - LEAST_REFRESH_S))
+            await self.refresh()
+
+    def ask(self) -> None:
+        """A token names an unknown key: fetches the keys soon, unless they were fetched just now."""
+        self._asked.set()
+
+    async def refresh(self) -> None:
+        """Fetches the keys once."""
+        self._tried_s = self._steady_s()
+        self._asked.clear()
+        try:
+            content = await self._answer()
+            keys = self.keys if content == self._content and self.keys.by_id else read_jwks(content)
+        except (IdentityError, OSError, HTTPException, ValueError) as error:
+            self._failed(_problem(error))
+            return
+        self._asked.clear()  # again: a token that came meanwhile finds the new keys, or asks once more
+        self.has_loaded = True
+        self._fetched_s = self._steady_s()
+        if self._problem:
+            self._log.info("the keys of tokens can be fetched again", url=place_of(self._url))
+            self._problem = ""
+        self._content, self.keys = content, keys  # the same object while nothing changes: results stay cached
+
+    async def _answer(self) -> bytes:
+        """The server's answer. An attempt that outlasts its time is ended. If that takes longer, as in a lookup of the
+        host's name, it is waited for again instead of starting another."""
+        if self._fetching is None or self._fetching.done():
+            self._fetching = in_own_thread(self._fetch, "jwks")
+        # asyncio.wait does not cancel what it waits for.
+        await asyncio.wait((self._fetching,), timeout=FETCH_S)
+        if not self._fetching.done():
+            self._connections.end()
+            raise TimeoutError
+        return self._fetching.result()
+
+    def _fetch(self) -> bytes:
+        began_s = time.monotonic()
+        request = Request(self._url, headers={"Accept": "application/json", "User-Agent": "trunkline-router"})
+        content = bytearray()
+        with self._opened(request) as response:
+            if response.status != 200:
+                raise IdentityError(f"HTTP status {response.status}")
+            while chunk := response.read1(_CHUNK_BYTES):
+                content += chunk
+                if len(content) > MOST_ANSWER_BYTES:
+                    raise IdentityError(f"an answer of more than {MOST_ANSWER_BYTES >> 20} MiB")
+                if time.monotonic() - began_s > FETCH_S:
+                    raise TimeoutError
+        return bytes(content)
+
+    def _opened(self, request: Request) -> HTTPResponse:
+        try:
+            response: HTTPResponse = self._opener.open(request, timeout=FETCH_TIMEOUT_S)
+        except HTTPError as error:
+            with error:  # it holds the connection
+                raise IdentityError(f"HTTP status {error.code}") from None
+        return response
+
+    def _failed(self, problem: str) -> None:
+        age_s = self._steady_s() - self._fetched_s
+        if self.has_loaded and age_s > self._most_age_s and self.keys.by_id:
+            self.keys = VerificationKeys()
+            self._log.error("the keys of tokens are too old: tokens are refused", most_age_s=self._most_age_s)
+        if problem != self._problem:
+            self._log.error(
+                "the keys of tokens cannot be fetched: the last ones stay valid for a time",
+                url=place_of(self._url),
+                problem=problem,
+            )
+        self._problem = problem
+
+
+JwksSource = JwksFile | JwksUrl
+
+
+def place_of(url: str) -> str:
+    """The URL without what may be secret in it: user, password and query."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """A redirect, which could lead to plain HTTP or to an internal service, is an error like any other status."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Follows none."""
+
+
+class _Connections:
+    """Knows the last connection, so that it can be ended while its answer's headers are awaited: a server that sends a
+    byte from time to time outlasts every timeout of a read."""
+
+    def __init__(self) -> None:
+        self._last: HTTPConnection | None = None
+
+    def opening(self, connection: Callable[..., Any]) -> Callable[..., Any]:
+        """The same constructor, for connections that are remembered."""
+
+        def opened(*arguments: Any, **options: Any) -> Any:
+            self._last = connection(*arguments, **options)
+            return self._last
+
+        return opened
+
+    def end(self) -> None:
+        """Ends the last connection, from any thread. What reads from it gets an error."""
+        sock = None if self._last is None else self._last.sock
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # TLS's own shutdown would wait for the reader
+
+
+class _Http(HTTPHandler):
+    def __init__(self, connections: _Connections) -> None:
+        super().__init__()
+        self._connections = connections
+
+    def do_open(self, http_class: Any, req: Request, **options: Any) -> Any:
+        return super().do_open(self._connections.opening(http_class), req, **options)
+
+
+class _Https(HTTPSHandler):
+    def __init__(self, connections: _Connections, context: ssl.SSLContext) -> None:
+        super().__init__(context=context)
+        self._connections = connections
+
+    def do_open(self, http_class: Any, req: Request, **options: Any) -> Any:
+        return super().do_open(self._connections.opening(http_class), req, **options)
+
+
+def _opener(url: str, context: ssl.SSLContext | None, connections: _Connections) -> OpenerDirector:
+    secured = _Https(connections, context or ssl.create_default_context())
+    handlers: list[Any] = [_NoRedirects(), _Http(connections), secured]
+    if is_loopback(urlsplit(url).hostname or ""):
+        handlers.append(ProxyHandler({}))
+    return build_opener(*handlers)
+
+
+def _problem(error: BaseException) -> str:
+    """The error in one line."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, HTTPException):
+        return f"not HTTP: {type(error).__name__}"  # its text is what the server has sent
+    reason = error.reason if isinstance(error, URLError) else error
+    return str(reason).splitlines()[0] if str(reason) else type(reason).__name__

@@ -6,20 +6,26 @@ the exit status is 2.
 
 import argparse
 import asyncio
+import json
 import os
 import re
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trunkline.validation import LANES
+from trunkline_router.access.identity.api_keys import (
+    ApiKey,
+    FileRecords,
+    KeyRecord,
+    is_key_id,
+    new_record,
+    written_time,
+)
 from trunkline_router.access.identity.fleet_secret import read_fleet_secret
-from trunkline_router.access.identity.identity import IdentityError, Role
-from trunkline_router.access.identity.identity_fields import FieldError
-from trunkline_router.access.identity.key_file import FileRecords
-from trunkline_router.access.identity.key_record import ApiKey, KeyRecord, is_key_id, new_record, table, written_time
+from trunkline_router.access.identity.identity import FieldError, IdentityError, Role, terms_of
 from trunkline_router.quotas.quota import MOST_QUOTA, QUOTA_NAMES
 from trunkline_router.quotas.stores.store import StoreDown
 
@@ -35,6 +41,8 @@ REDIS_URL, SECRET = "TRUNKLINE_REDIS_URL", "TRUNKLINE_FLEET_SECRET"
 ROUTER_FLAGS = ("config", "key_prefix", "fleet_secret_file", "redis_tls_ca", "redis_tls_cert", "redis_tls_key")
 # A field of a record → its flag, where that has another name.
 FLAGS = {"tenant": "--tenant", "acts_for": "--acts-for", "models": "--model", "note": "--note"}
+MOST_PADDED = 40  # characters of a cell in a list: a key may have a thousand models
+_PLAIN = re.compile(r"[0-9A-Za-z*._:/@+-]+", re.ASCII)  # others are quoted, so that no name looks like two cells
 
 Fields = dict[str, Any]
 T = TypeVar("T")
@@ -194,6 +202,46 @@ def _router_flags(arguments: argparse.Namespace) -> list[str]:
     names = [name for name in (*ROUTER_FLAGS, "redis_url") if getattr(arguments, name)]
     flags = [f"--{name.replace('_', '-')}={getattr(arguments, name)}" for name in names]
     return [*flags, "--allow-plaintext"] if arguments.allow_plaintext else flags
+
+
+def table(listed: Iterable[tuple[KeyRecord, str]], now_unix_s: float) -> list[str]:
+    """One line for each key, oldest first, without secrets and hashes, below a line of titles.
+
+    listed: records, each with the name of the secret that sealed it; a record in a file has none
+    """
+    rows = [("ID", "TENANT", "ROLES", "STATE", "SEAL", "CREATED", "EXPIRES", "TERMS", "NOTE")]
+    for record, seal in sorted(listed, key=lambda one: (one[0].created_unix_s, one[0].key_id)):
+        expires_unix_s = record.expires_unix_s
+        rows.append((
+            record.key_id,
+            _shown(record.identity.tenant),
+            ",".join(sorted(record.identity.roles)),
+            _state(record, now_unix_s),
+            seal or "none",
+            written_time(record.created_unix_s),
+            "never" if expires_unix_s is None else written_time(expires_unix_s),
+            " ".join(f"{name}={_shown(value)}" for name, value in terms_of(record.identity).items()) or "default",
+            record.note and json.dumps(record.note, ensure_ascii=False),
+        ))  # fmt: skip
+    widths = [min(max(map(len, column)), MOST_PADDED) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _shown(value: Any) -> str:
+    """A term's value, without a space outside of quotation marks."""
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}:{_shown(part)}" for name, part in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ",".join(map(_shown, value)) or "[]"
+    if isinstance(value, str) and _PLAIN.fullmatch(value):
+        return value
+    return json.dumps(value)
+
+
+def _state(record: KeyRecord, now_unix_s: float) -> str:
+    if record.revoked_unix_s is not None:
+        return "revoked"
+    return "expired" if record.expires_unix_s is not None and now_unix_s >= record.expires_unix_s else "active"
 
 
 def _terms(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -25,10 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trunkline_router.access.identity.api_keys import MOST_RECORD_BYTES, KeyRecord, is_key_id, read_record
 from trunkline_router.access.identity.fleet_secret import Seal
-from trunkline_router.access.identity.identity import IdentityError
-from trunkline_router.access.identity.identity_fields import JSON_ERRORS, FieldError, loaded
-from trunkline_router.access.identity.key_record import MOST_RECORD_BYTES, KeyRecord, is_key_id, read_record
+from trunkline_router.access.identity.identity import JSON_ERRORS, FieldError, IdentityError, loaded
 from trunkline_router.quotas.stores.redis_connection import RedisConnection, Script
 from trunkline_router.quotas.stores.redis_pool import CONNECT_TIMEOUT_S
 from trunkline_router.quotas.stores.redis_url import PUBLIC_AUTHORITIES, RedisTls
