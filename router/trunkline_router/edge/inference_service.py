@@ -27,7 +27,7 @@ from trunkline_router.prompts.token_ids import detokenize_response, tokenize_res
 from trunkline_router.record.request_record import GRANT, GRANTED, RequestRecord
 from trunkline_router.request.grant_charge import GrantCharge
 from trunkline_router.request.granting import Granter
-from trunkline_router.request.inference import Inference
+from trunkline_router.request.inference import Inference, ObservedCall
 from trunkline_router.request.request_call import PreparedRequest, RequestCall
 
 GENERATE_RPC, GRANT_RPC = (f"trunkline.v1.InferenceService/{method}" for method in ("Generate", "Grant"))
@@ -66,7 +66,7 @@ class InferenceService(InferenceServiceServicer):
         record.method = GRANT
         if not call.caller.identity.sees_cache:
             raise forbidden("these credentials may not use the direct path, which tells the worker and its cache")
-        with inference.observed(call), inference.running.admitted():
+        with ObservedCall(inference.observer, call), inference.running:
             prepared = await inference.prepare(call)
             self._granter.check_taken(prepared.model)
             check_reservable(call.caller, prepared)

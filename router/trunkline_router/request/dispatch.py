@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable
 from random import Random
 from typing import NoReturn
 
@@ -15,9 +13,6 @@ from trunkline_router.quotas.meter import OutputMeter
 from trunkline_router.record.request_record import COMPLETE, PLACEMENT, RequestRecord
 from trunkline_router.request.attempt import (
     WorkerAttempt,
-    begin_attempt,
-    end_attempt,
-    note_loss,
     trace_of,
 )
 from trunkline_router.request.client_buffer import Backlog
@@ -59,8 +54,7 @@ class Dispatcher:
     def dispatch(
         self, prepared: PreparedRequest, time_left: TimeLeft, record: RequestRecord, meter: OutputMeter
     ) -> "DispatchedRequest":
-        """Returns the request's responses, from as many workers as it needs, and fills in its record. Iterating raises
-        RequestRefused."""
+        """Returns the request, whose responses come from as many workers as it needs."""
         return DispatchedRequest(self, prepared, time_left, record, meter)
 
     def placement(
@@ -90,142 +84,113 @@ class Dispatcher:
         )
 
 
-@dataclass(slots=True)
 class DispatchedRequest:
-    """One request, iterated for its responses. Must be closed, however the iteration ends. `stream` holds the output of
-    its workers so far."""
+    """One request on its way. `stream` holds the output of its workers so far."""
 
-    dispatcher: Dispatcher
-    prepared: PreparedRequest
-    time_left: TimeLeft
-    record: RequestRecord
-    meter: OutputMeter
-    suspicion: Suspicion = field(init=False)
-    stream: RequestStream = field(init=False)
-    placement: Placement = field(init=False)
-    _killed: list[ConnectedWorker] = field(default_factory=list)  # workers that reported a death in a step of it
-    _responses: AsyncGenerator[GenerateResponse, None] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.suspicion = suspicion = Suspicion()
-        prepared, dispatcher = self.prepared, self.dispatcher
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        prepared: PreparedRequest,
+        time_left: TimeLeft,
+        record: RequestRecord,
+        meter: OutputMeter,
+    ) -> None:
         self.stream = RequestStream(
-            self.record,
-            prepared.choices,
-            prepared.prompt_info(),
-            dispatcher.fanout,
-            dispatcher.backlog,
-            self.meter,
+            record, prepared.choices, prepared.prompt_info(), dispatcher.fanout, dispatcher.backlog, meter
         )
-        self.placement = self.dispatcher.placement(
+        self._dispatcher = dispatcher
+        self._prepared = prepared
+        self._record = record
+        self._suspicion = suspicion = Suspicion()
+        self._killed: list[ConnectedWorker] = []  # workers that reported a death in a step of it
+        self._placement = dispatcher.placement(
             prepared,
-            self.time_left,
+            time_left,
             self.stream.answer,
-            self.record,
+            record,
             is_suspect=lambda: suspicion.is_suspect,  # refers to no `self`, which would make a cycle
         )
-        self._responses = self.responses()
-
-    def __aiter__(self) -> AsyncIterator[GenerateResponse]:
-        return self._responses
-
-    async def aclose(self) -> None:
-        await self._responses.aclose()
-        self.stream.close()
-        self.record.cached_tokens = self.stream.cached_tokens
-        self.record.completion_tokens = self.stream.answer.completion_tokens
-        self.record.longest_choice_tokens = max(ledger.num_tokens for ledger in self.stream.answer.ledgers)
 
     async def responses(self) -> AsyncGenerator[GenerateResponse, None]:
-        stream, dispatcher = self.stream, self.dispatcher
-        dispatcher.budget.on_request()
-        self.record.stage = PLACEMENT
-        while True:
-            self._check_quarantine()
-            route = await self.placement.place()
-            self._check_quarantine()  # another copy of the request may have been convicted meanwhile
-            if self.suspicion.is_suspect:
-                self.suspicion.enter(dispatcher.cells.enter(route.worker))
-            try:
-                async with aclosing(self._attempt(route)) as responses:
-                    async for response in responses:
-                        yield response
-                break
-            except BrokenOff as broken:
-                await self._note(route.worker, broken)
-            finally:
-                self.suspicion.leave()
-        reasons = [finish_name(ledger.finish_reason) for ledger in stream.answer.ledgers]
-        self.record.outcome = ",".join(dict.fromkeys(reasons))
+        """Yields the responses, and fills in the request's record. Raises RequestRefused."""
+        stream, record = self.stream, self._record
+        self._dispatcher.budget.on_request()
+        record.stage = PLACEMENT
+        try:
+            while True:
+                route = await self._placed()
+                timeout_ns = self._placement.timeout_ns()
+                attempt = WorkerAttempt(route, self._suspicion, record, stream.answer, self._dispatcher.clock_s)
+                try:
+                    with attempt:
+                        self._submit(attempt, route.worker, timeout_ns)
+                        noted = attempt.noted
+                        while (response := await stream.take()) is not None:
+                            noted.last_output_s = stream.handed_s
+                            if noted.first_output_s is None:
+                                attempt.started(stream.handed_s, stream.cached_tokens)
+                            yield response
+                        noted.ended = COMPLETE
+                    break
+                except BrokenOff as broken:
+                    await self._note(route.worker, broken)
+            reasons = [finish_name(ledger.finish_reason) for ledger in stream.answer.ledgers]
+            record.outcome = ",".join(dict.fromkeys(reasons))
+        finally:
+            stream.close()
+            record.cached_tokens, record.completion_tokens = stream.cached_tokens, stream.answer.completion_tokens
+            record.longest_choice_tokens = max([ledger.num_tokens for ledger in stream.answer.ledgers])
+
+    async def _placed(self) -> Route[ConnectedWorker]:
+        """Returns a route to a worker that this request may go to. Raises RequestRefused."""
+        self._check_quarantine()
+        route = await self._placement.place()
+        self._check_quarantine()  # another copy of the request may have been convicted meanwhile
+        return route
 
     def _check_quarantine(self) -> None:
         """Raises RequestRefused (QUARANTINED)."""
-        prepared, dispatcher = self.prepared, self.dispatcher
+        prepared, dispatcher = self._prepared, self._dispatcher
         dispatcher.quarantine.check(
             prepared.scheduling.tenant, prepared.model, prepared.prompt, prepared.sampling, dispatcher.clock_s()
         )
 
-    async def _attempt(self, route: Route[ConnectedWorker]) -> AsyncGenerator[GenerateResponse, None]:
-        """Yields the responses from one worker. However this ends, the worker is told and its load is settled. Raises
-        BrokenOff if the worker gives the request up."""
-        worker, stream, prepared, dispatcher = route.worker, self.stream, self.prepared, self.dispatcher
-        timeout_ns = self.placement.timeout_ns()
-        noted, previous_traceparent = begin_attempt(self.record, worker, stream.answer)
-        submits = prepared.submits(
+    def _submit(self, attempt: WorkerAttempt, worker: ConnectedWorker, timeout_ns: int | None) -> None:
+        """Sends the unfinished choices to the worker."""
+        stream, suspicion = self.stream, self._suspicion
+        submits = self._prepared.submits(
             stream.answer.unfinished(),
             timeout_ns=timeout_ns,
-            trace=trace_of(self.record, noted.span_id),
-            previous_traceparent=previous_traceparent,
+            trace=trace_of(self._record, attempt.noted.span_id),
+            previous_traceparent=attempt.previous_traceparent,
             prompt_known=stream.answer.prompt_known,
-            suspect=self.suspicion.is_suspect,
+            suspect=suspicion.is_suspect,
         )
-        is_told_cached = not stream.answer.prompt_known
-        has_started = False
-        trial = worker.breaker.dispatch()
-        with route.in_flight() as flight:
-            attempt = WorkerAttempt(worker, flight, self.suspicion, self.record, noted)
-            stream.begin(worker.model.worker_id, attempt)
-            attempt.handles += worker.session.submit(submits, [stream.put] * len(submits))
-            try:
-                while (response := await stream.take()) is not None:
-                    if not has_started:
-                        has_started = True
-                        noted.first_output_s = stream.handed_s
-                        flight.has_started(stream.cached_tokens if is_told_cached else None)
-                        trial.succeeded(dispatcher.clock_s())
-                    yield response
-                noted.ended = COMPLETE
-            except BrokenOff as broken:
-                note_loss(noted, broken.refused)
-                # The link counts a lost worker once, and a worker that drains or hangs has not failed.
-                if worker.accepts and not worker.session.is_broken:
-                    trial.refused(broken.refused.reason, dispatcher.clock_s())
-                raise
-            finally:
-                trial.end()
-                attempt.abort()
-                end_attempt(noted, stream.handed_s if has_started else None)
+        if suspicion.is_suspect:
+            suspicion.enter(self._dispatcher.cells.enter(worker))
+        stream.begin(worker.model.worker_id, attempt)
+        attempt.submit(submits, stream.put)
 
     async def _note(self, worker: ConnectedWorker, broken: BrokenOff) -> None:
         """An attempt broke off. Raises RequestRefused if it was the last one."""
         stream, refused = self.stream, broken.refused
         if broken.suspect:
             self._killed.append(worker)
-            if self.suspicion.on_death(sole_suspect=broken.sole_suspect) and await self._are_gone():
+            if self._suspicion.on_death(sole_suspect=broken.sole_suspect) and await self._are_gone():
                 self._convict()
-        self.placement.on_lost(worker, refused)
+        self._placement.on_lost(worker, refused)
         if not stream.answer.has_output:
             problem = "trying another worker"
         else:
             problem = "continuing on another worker"
             stream.resumptions += 1
-        noted = self.record.attempts[-1]
-        get_logger().warning(problem, **self.record.log_fields(), problem=noted.problem,
+        noted = self._record.attempts[-1]
+        get_logger().warning(problem, **self._record.log_fields(), problem=noted.problem,
                              tokens=stream.answer.completion_tokens, suspect=broken.suspect)  # fmt: skip
 
     async def _are_gone(self) -> bool:
         """Whether the workers that report being killed by the request are gone, after a short wait."""
-        dispatcher, killed = self.dispatcher, self._killed[-2:]
+        dispatcher, killed = self._dispatcher, self._killed[-2:]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GONE_WITHIN_S):
                 while not all(worker.session.is_broken for worker in killed):
@@ -234,18 +199,18 @@ class DispatchedRequest:
         if not alive:
             return True
         get_logger().error("workers report that a request killed them, but they are still connected",
-                           **self.record.log_fields(), workers=sorted({worker.address for worker in killed}),
+                           **self._record.log_fields(), workers=sorted({worker.address for worker in killed}),
                            alive=alive)  # fmt: skip
         return False
 
     def _convict(self) -> NoReturn:
         """Quarantines the request in the whole fleet; or in this router, for a short time, if the workers have
         convicted too many of the tenant's requests. Raises RequestRefused (QUARANTINED)."""
-        prepared, dispatcher = self.prepared, self.dispatcher
+        prepared, dispatcher = self._prepared, self._dispatcher
         tenant, now_s = prepared.scheduling.tenant, dispatcher.clock_s()
         workers = [worker.address for worker in self._killed[-2:]]
         is_believed = dispatcher.witnesses.believe(tenant, set(workers), now_s)
         convict = dispatcher.quarantine.convict if is_believed else dispatcher.quarantine.convict_briefly
         convict(tenant, prepared.model, prepared.prompt, prepared.sampling, now_s)
-        get_logger().error("request quarantined", **self.record.log_fields(), workers=workers, everywhere=is_believed)
+        get_logger().error("request quarantined", **self._record.log_fields(), workers=workers, everywhere=is_believed)
         raise quarantined()

@@ -4,6 +4,7 @@ What a client reports affects its own request alone. It opens no breaker, counts
 suspicion, because a client could report anything of a healthy worker. The number of grants for a request is bounded.
 """
 
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
 from trunkline.v1.inference_pb2 import ChoiceLedger, DirectLost, GrantRequest, GrantResponse
 from trunkline.validation import validate_token_ids
 from trunkline_router.record.request_record import GRANTED, AttemptRecord, RequestRecord
-from trunkline_router.request.attempt import begin_attempt, end_attempt, trace_of
+from trunkline_router.request.attempt import begin_attempt, trace_of
 from trunkline_router.request.dispatch import Dispatcher
 from trunkline_router.request.grant_charge import GrantCharge
 from trunkline_router.request.inference import Running
@@ -270,4 +271,4 @@ def granted(noted: AttemptRecord) -> Iterator[None]:
         yield
         noted.ended = GRANTED
     finally:
-        end_attempt(noted, None)
+        noted.ended_s = time.monotonic()

@@ -19,7 +19,6 @@ from trunkline_router.prompts.token_ids import read_ids
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.quotas.shared_state.state import SharedState
-from trunkline_router.record.long_work import give_way
 from trunkline_router.record.request_observer import RequestObserver, note_refusal
 from trunkline_router.record.request_record import QUOTAS, Interval, RequestRecord
 from trunkline_router.request.dispatch import Dispatcher
@@ -53,22 +52,17 @@ class Inference:
         """Yields the responses to a request: the first one has its prompt, the last one its usage."""
         sees_cache = call.caller.identity.sees_cache
         record = call.record
-        with self.observed(call), self.running.admitted():
+        with ObservedCall(self.observer, call), self.running:
             prepared = await self.prepare(call)
             with await self.reserve(call.caller, prepared, record) as reservation:
                 if call.extras.on_admission is not None:
                     await call.extras.on_admission(prepared)
-                async with aclosing(
-                    self.dispatcher.dispatch(prepared, call.time_left, record, reservation.meter)
-                ) as responses:
-                    reservation.follow(responses.stream)
+                dispatched = self.dispatcher.dispatch(prepared, call.time_left, record, reservation.meter)
+                reservation.follow(dispatched.stream)
+                async with aclosing(dispatched.responses()) as responses:
                     async for response in responses:
                         reservation.took(response)
                         yield response if sees_cache else without_cache(response)
-
-    def observed(self, call: RequestCall) -> "ObservedCall":
-        """Returns a context that keeps the request's record until it closes."""
-        return ObservedCall(self.observer, call)
 
     async def prepare(self, call: RequestCall) -> PreparedRequest:
         """Prepares a request, unless its tenant's quotas are known to be used up: to tokenize a prompt costs more than
@@ -126,9 +120,7 @@ class Inference:
             async with charged_call(self.shared, caller):
                 return await tokenizer.encode_chat(chat, tenant=tenant)
         text = request.text  # each access makes a copy
-        await give_way(len(text))
         tokenizer.check_fits(text)
-        await give_way(len(text))
         special_tokens = not request.omit_special_tokens
         async with charged_call(self.shared, caller):
             return await tokenizer.encode(text, special_tokens=special_tokens, tenant=tenant)
@@ -230,7 +222,9 @@ T = TypeVar("T")
 
 
 class Running:
-    """The running requests of a router. At a stop, waits that do not need the router end once no request needs it."""
+    """Counts the running requests, which a router waits for before it stops: a context counts one. Entering it raises
+    RequestRefused if the router is stopping. At a stop, waits that do not need the router end once no request needs it.
+    """
 
     def __init__(self) -> None:
         self._count = 0
@@ -255,11 +249,6 @@ class Running:
         self._is_stopping = True
         self._review()
         await self._idle.wait()
-
-    def admitted(self) -> "Running":
-        """Returns a context that counts a request while it runs. Entering it raises RequestRefused if the router is
-        stopping."""
-        return self
 
     def __enter__(self) -> None:
         if self._is_stopping:

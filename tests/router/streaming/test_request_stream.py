@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -394,31 +393,6 @@ async def test_chunks_that_fill_a_response_each_by_itself_count_too(monkeypatch:
             num_bytes += brought.chunk.ByteSize() if step else 0
     assert backlog.waiting_bytes > num_bytes
     news.close()
-
-
-async def test_what_was_kept_for_clients_that_go_together_is_freed_in_turns_of_the_event_loop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(client_buffer, "MAX_RESPONSE_BYTES", 1000)
-    monkeypatch.setattr(client_buffer, "TURN_BYTES", 20_000)
-    backlog = Backlog()
-    streams = [RequestStream(record(str(number)), 1, PromptInfo(), backlog=backlog) for number in range(5)]
-    for news in streams:
-        for step in range(11):
-            news.put(output(first=2 * step, text="x" * 1000, offset=1000 * step))
-    waiting_bytes = backlog.waiting_bytes
-    for news in streams:
-        news.close()
-    assert backlog.waiting_bytes == 0
-    freed_bytes = [backlog.deferred_frees.freed_bytes]
-    while freed_bytes[-1] < waiting_bytes - 5 * 3000:  # all but what had not become a full response
-        await asyncio.sleep(0)
-        freed_bytes.append(backlog.deferred_frees.freed_bytes)
-    assert freed_bytes[0] == 0
-    assert max(after - before for before, after in pairwise(freed_bytes)) < 20_000 + 5000
-    for _ in range(9):
-        await asyncio.sleep(0)
-    assert backlog.deferred_frees.freed_bytes <= waiting_bytes
 
 
 async def test_responses_that_do_not_leave_count_against_what_may_wait() -> None:
