@@ -1,4 +1,4 @@
-"""A step's ragged batch for the reference kernels, and the pool of keys and values."""
+"""A step's ragged batch, for the reference kernels and for those in C, and the pool of keys and values."""
 
 from dataclasses import dataclass
 
@@ -78,3 +78,18 @@ def allocate_kv(
         return tensor
 
     return [KVLayer(pool(), pool(), scale, scale) for _ in range(num_layers)]
+
+
+@dataclass(frozen=True, slots=True)
+class PagedBatch:
+    """The new tokens of several sequences, concatenated. Its creator must keep the block tables alive."""
+
+    token_ids: Tensor  # [num_tokens] int64
+    starts: Tensor  # [num_seqs + 1] int64: first row of each sequence; the last one is num_tokens
+    contexts: Tensor  # [num_seqs] int64: KV tokens of each sequence, including new ones
+    tables: Tensor  # [num_seqs] int64: address of each block table, an array of int64 block numbers
+    block_size: int
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)

@@ -8,8 +8,8 @@ import torch
 from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineRequest, EngineStep
 from trunkline.v1.generation_pb2 import FinishReason, SamplingParams
 from trunkline.v1.worker_pb2 import Resume, Submit
+from trunkline_worker.engine.assembly import build_engine
 from trunkline_worker.engine.engine import Engine
-from trunkline_worker.engine.engine_process import build_engine
 from trunkline_worker.model.loading import load_model
 from trunkline_worker.settings import EngineSettings
 

@@ -46,7 +46,7 @@ def run_engine(job: Job) -> Callable[[], int]:
     from trunkline.engine.v1.engine_pb2 import EngineRequest
     from trunkline.v1.generation_pb2 import SamplingParams
     from trunkline.v1.worker_pb2 import Submit
-    from trunkline_worker.engine.engine_process import build_engine
+    from trunkline_worker.engine.assembly import build_engine
     from trunkline_worker.model.loading import load_model
     from trunkline_worker.settings import EngineSettings
 

@@ -16,8 +16,8 @@ import torch
 from trunkline.engine.v1.engine_pb2 import EngineRequest
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import Submit
+from trunkline_worker.engine.assembly import build_engine
 from trunkline_worker.engine.engine import Engine
-from trunkline_worker.engine.engine_process import build_engine
 from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.loading import load_model
 from trunkline_worker.settings import EngineSettings

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from trunkline_worker.step.peak_rates import DATA_SHEETS
+from trunkline_worker.step.model_work import DATA_SHEETS
 
 REGISTERS = (
     65_536  # 32-bit registers of a multiprocessor (CUDA C++ programming guide, compute capabilities 8.0 to 10.0)

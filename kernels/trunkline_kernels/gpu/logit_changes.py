@@ -1,4 +1,4 @@
-"""Bias and penalties on the device. Reference: trunkline_worker.runner.penalties."""
+"""Bias and penalties on the device. Reference: trunkline_worker.runner.sampler."""
 
 import torch
 import triton

@@ -3,7 +3,7 @@
 All logits are read once, by many programs per row, for each tile's contribution. One program per row then adds up the
 contributions. It finds the most likely tokens in the tiles with the highest logits, and reads no other tile again.
 
-Reference: trunkline_worker.runner.logprobs.
+Reference: trunkline_worker.runner.sampler.
 """
 
 import torch

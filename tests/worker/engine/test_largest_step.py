@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.worker.engine_rig import DEMO_MODEL
-from trunkline_worker.engine.largest_step import activation_bytes, largest_step
+from trunkline_worker.engine.rehearsal import activation_bytes, largest_step
 from trunkline_worker.model.loading import load_model
 from trunkline_worker.runner.torch_runner import TorchRunner
 from trunkline_worker.settings import EngineSettings

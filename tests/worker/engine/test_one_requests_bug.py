@@ -13,10 +13,9 @@ from trunkline.status import CODE_INTERNAL, INTERNAL
 from trunkline.v1.worker_pb2 import Submit
 from trunkline_worker.engine import engine as engine_module
 from trunkline_worker.engine.engine import Engine
-from trunkline_worker.engine.step_messages import sequence_output
-from trunkline_worker.engine.submission import sequence_of
+from trunkline_worker.engine.messages import sequence_of, sequence_output
 from trunkline_worker.model.cpu_decoder import CpuDecoder
-from trunkline_worker.runner import penalties, sampler, torch_runner
+from trunkline_worker.runner import sampler, torch_runner
 from trunkline_worker.runner.gpu import row_table, step_sampling
 from trunkline_worker.step.sampling_key import position_key
 
@@ -87,7 +86,7 @@ def on_the_host(options: dict[str, Any]) -> Callable[[], Engine]:
 
 @pytest.mark.parametrize("options", ON_THE_HOST, ids=str)
 def test_in_penalties(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    real = penalties.adjust_logits
+    real = sampler.adjust_logits
 
     def broken(logits: Any, row: Any) -> None:
         real(logits, row)

@@ -4,8 +4,8 @@ import torch
 
 from tests.worker.engine_rig import DEMO_MODEL, drive, make_engine, make_submit
 from trunkline.engine.v1.engine_pb2 import EngineRequest
+from trunkline_worker.engine.assembly import build_engine
 from trunkline_worker.engine.engine import Engine
-from trunkline_worker.engine.engine_process import build_engine
 from trunkline_worker.model.loading import load_model
 from trunkline_worker.scheduler.step_budget import LEAST_CHUNK
 from trunkline_worker.settings import EngineSettings

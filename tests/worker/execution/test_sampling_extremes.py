@@ -15,7 +15,7 @@ from tests.worker.sampling_rig import VOCAB, draw, logits_of, placed, row_of
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.validation import LEAST_REPETITION_PENALTY, validate_sampling
 from trunkline_kernels.gpu import sampling as gpu
-from trunkline_worker.engine.submission import LEAST_TEMPERATURE, resolve_sampling
+from trunkline_worker.engine.messages import LEAST_TEMPERATURE, resolve_sampling
 from trunkline_worker.runner.batch_rows import Row
 from trunkline_worker.runner.gpu.step_sampling import sample_step
 from trunkline_worker.step.plan import SequenceStart

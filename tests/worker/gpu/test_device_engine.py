@@ -14,7 +14,7 @@ from tests.worker.device.models import inventions, model_of, spec_of
 from tests.worker.device.session import Session
 from tests.worker.engine_rig import make_submit
 from trunkline.engine.v1.engine_pb2 import EngineRequest
-from trunkline_worker.engine.engine_process import build_engine
+from trunkline_worker.engine.assembly import build_engine
 from trunkline_worker.runner.gpu.gpu_runner import GpuRunner
 from trunkline_worker.settings import EngineSettings
 from trunkline_worker.step.plan import StepPlan, StepResult

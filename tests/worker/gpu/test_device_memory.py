@@ -14,8 +14,8 @@ from tests.worker.device.device import FakeDevice
 from tests.worker.device.models import NAMES, inventions, model_of, spec_of
 from trunkline_cli.gpus import memory_share
 from trunkline_worker.engine import engine_process
-from trunkline_worker.engine.engine_process import build_engine
-from trunkline_worker.engine.largest_step import activation_bytes, largest_step
+from trunkline_worker.engine.assembly import build_engine
+from trunkline_worker.engine.rehearsal import activation_bytes, largest_step
 from trunkline_worker.model.kv_budget import OutOfMemory
 from trunkline_worker.model.loading import LoadedModel
 from trunkline_worker.runner.gpu.gpu_runner import GRAPH_POOL_BYTES, GpuRunner

@@ -14,7 +14,7 @@ from trunkline_kernels.gpu import ragged_attention, tuned_tilings
 from trunkline_kernels.gpu.gated_linear import gated_linear
 from trunkline_kernels.gpu.quantized_linear import dequantize
 from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, ProductKey
-from trunkline_worker.engine.engine_process import build_engine
+from trunkline_worker.engine.assembly import build_engine
 from trunkline_worker.model import gpu_products
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.checkpoint.spec import read_spec

@@ -12,8 +12,7 @@ from trunkline_kernels.gpu import sampling as gpu
 from trunkline_kernels.gpu import sampling_tiles
 from trunkline_kernels.gpu.logit_changes import add_bias, penalise
 from trunkline_worker.runner.batch_rows import Row
-from trunkline_worker.runner.logprobs import position_logprobs
-from trunkline_worker.runner.penalties import adjust_logits
+from trunkline_worker.runner.sampler import adjust_logits, position_logprobs
 
 
 def sampled(logits: torch.Tensor, rows: list[Row]) -> list[int]:

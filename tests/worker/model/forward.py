@@ -4,8 +4,7 @@ import random
 
 import torch
 
-from trunkline_kernels.cpu.paged_batch import PagedBatch
-from trunkline_kernels.ragged_batch import RaggedBatch, allocate_kv
+from trunkline_kernels.ragged_batch import PagedBatch, RaggedBatch, allocate_kv
 from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.loading import LoadedModel

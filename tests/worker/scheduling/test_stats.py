@@ -5,9 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from trunkline_worker.cache.kv_forecast import SAFETY_DEVIATIONS, peak_blocks
 from trunkline_worker.lanes.lanes import Lane, QueueBounds
-from trunkline_worker.scheduler.admission import OutputLengths
+from trunkline_worker.scheduler.admission import SAFETY_DEVIATIONS, OutputLengths, peak_blocks
 from trunkline_worker.scheduler.deadlines import UNKNOWN_RETRY_S, DrainRate
 from trunkline_worker.scheduler.stats import Histogram
 from trunkline_worker.scheduler.step_cost import STEPS_PER_FIT, StepCost, StepLoad, chunk_pairs

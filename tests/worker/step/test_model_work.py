@@ -7,13 +7,14 @@ import pytest
 from trunkline_worker.step.model_work import (
     Attended,
     ModelWork,
+    PeakRates,
     StepWork,
     kv_token_bytes,
     layer_params,
     num_pairs,
     pair_flops,
+    peak_rates,
 )
-from trunkline_worker.step.peak_rates import PeakRates, peak_rates
 from trunkline_worker.step.plan import SequenceStep
 
 # Two layers of 4 query heads and 2 KV heads of 8 elements, hidden 32, intermediate 64, vocabulary 100, in bfloat16.

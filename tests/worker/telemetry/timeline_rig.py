@@ -7,7 +7,7 @@ from itertools import pairwise
 from tests.worker.rig import Rig
 from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.v1.worker_pb2 import Timeline
-from trunkline_worker.engine.step_messages import fill_record
+from trunkline_worker.engine.messages import fill_record
 from trunkline_worker.front.telemetry.timeline import MAX_CHUNKS, MAX_GAPS, ChoiceTimeline, StepTimes, take_step
 from trunkline_worker.scheduler.sequence_table import StepOutput
 from trunkline_worker.scheduler.stats import StepCounts

@@ -63,7 +63,7 @@ class Sequence:
     chain: Node | None = None  # node of the last published block
     found: list[Node] = field(default_factory=list)  # the longest cached prefix at its last lookup
     num_known_cached: int = 0  # while it waits: tokens in them, as its lane counts them
-    num_announced: int = 0  # leading blocks announced as being computed: see shared_prefixes.py
+    num_announced: int = 0  # leading blocks announced as being computed: see ComputingPrefixes
     is_watched: bool = False  # while it waits: whether Waiting.by_deadline has it
 
     cached_tokens: int | None = None  # found in the cache at the first admission

@@ -14,17 +14,22 @@ from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineRequest, EngineSt
 from trunkline.status import CODE_INVALID_ARGUMENT, CONTEXT_LENGTH_EXCEEDED, RequestRefused
 from trunkline.v1.worker_pb2 import GetStatsResponse, LoadSample, StepCostModel, Submit
 from trunkline_worker.cache.sequence import Sequence
-from trunkline_worker.engine.stats_report import stats_report
+from trunkline_worker.engine.messages import (
+    Prompt,
+    broken_off,
+    cache_events,
+    fill_record,
+    sequence_of,
+    sequence_output,
+    stats_report,
+)
 from trunkline_worker.engine.step_floor import FloorOfStep, StepFloor
-from trunkline_worker.engine.step_messages import broken_off, cache_events, fill_record, sequence_output
-from trunkline_worker.engine.submission import Prompt, sequence_of
 from trunkline_worker.lanes.lanes import LANES, Lane, QueueBounds, lane_of, queue_full
 from trunkline_worker.scheduler.deadlines import too_late
 from trunkline_worker.scheduler.scheduler import Scheduler
 from trunkline_worker.scheduler.sequence_table import StepOutput, StepOutputs
 from trunkline_worker.scheduler.stats import StepCounts
-from trunkline_worker.step.executor import Executor
-from trunkline_worker.step.plan import StepPlan
+from trunkline_worker.step.plan import Executor, StepPlan
 
 
 @dataclass(frozen=True, slots=True)

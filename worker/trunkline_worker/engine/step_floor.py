@@ -3,8 +3,12 @@
 from typing import NamedTuple
 
 from trunkline_worker.scheduler.step_cost import StepLoad
-from trunkline_worker.step.model_work import Attended, ModelWork, StepWork
-from trunkline_worker.step.peak_rates import PeakRates
+from trunkline_worker.step.model_work import (
+    Attended,
+    ModelWork,
+    PeakRates,
+    StepWork,
+)
 from trunkline_worker.step.plan import StepPlan
 
 

@@ -1,6 +1,9 @@
 """Chooses the runner for a model's decoder, and the executor for a runner."""
 
 from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
 
 from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.decoder import Decoder
@@ -8,6 +11,20 @@ from trunkline_worker.model.loading import LoadedModel
 from trunkline_worker.runner.step_thread import InlineExecutor, QueueingExecutor, StepRunner, ThreadedExecutor
 from trunkline_worker.runner.torch_runner import TorchRunner
 from trunkline_worker.settings import EngineSettings
+
+
+class OwnGpu(NamedTuple):
+    """Its names; empty on a CPU."""
+
+    name: str = ""  # as torch reports it
+    uuid: str = ""  # of the GPU, or of the part of a divided one (MIG), without a prefix
+
+
+def own_gpu(device: torch.device) -> OwnGpu:
+    """The names of a device. NVML counts devices in another order than CUDA, so only the UUID says which one it is."""
+    if device.type != "cuda":
+        return OwnGpu()
+    return OwnGpu(torch.cuda.get_device_name(device), str(torch.cuda.get_device_properties(device).uuid))
 
 
 def step_runner(

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from trunkline_kernels.cpu.library import library
 from trunkline_kernels.cpu.packed_linear import Linear, PackedLinear, pack_linear
-from trunkline_kernels.cpu.paged_batch import PagedBatch
-from trunkline_kernels.ragged_batch import KVLayer
+from trunkline_kernels.ragged_batch import KVLayer, PagedBatch
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.checkpoint.spec import DecoderSpec
 from trunkline_worker.model.decoder import DecoderWeights, LayerWeights

@@ -1,25 +1,162 @@
 """Chooses tokens from logits.
 
-Order: log-probabilities of the unchanged distribution; bias, penalties and min_tokens (penalties.py); the most likely
-token if the temperature is 0; otherwise temperature, top_k, top_p and min_p (candidates.py), and a draw.
+Order: log-probabilities of the unchanged distribution; bias, penalties and min_tokens (adjust_logits); the most likely
+token if the temperature is 0; otherwise temperature, the candidates (top_k, then top_p over the tokens that top_k
+keeps, and min_p), and a draw.
+
+top_k keeps every token whose logit is at least the k-th largest one, so equal logits are treated equally. top_p keeps
+the smallest nucleus: of equal logits at its edge, those of the lowest token ids.
+
+The row's highest logit is subtracted before the division by the temperature. The highest is then 0 and the others are
+negative, so an overflow never changes a value that is compared or drawn, and the most likely token always stays.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import log
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trunkline_worker.runner.batch_rows import Row
-from trunkline_worker.runner.candidates import is_narrowed, likely, narrowed
-from trunkline_worker.runner.logprobs import position_logprobs
-from trunkline_worker.runner.penalties import adjust_logits, changes_logits
-from trunkline_worker.step.plan import PositionLogprobs, RowError
-from trunkline_worker.step.sampling_key import position_key, race_noise
+from trunkline_worker.runner.batch_rows import Row, SampledRow
+from trunkline_worker.step.plan import PositionLogprobs, RowError, Sampling
+from trunkline_worker.step.sampling_key import NOISE_SPREAD, position_key, race_noise
 
+LARGEST = torch.finfo(torch.float32).max
+# The nucleus of top_p is searched in this many most likely tokens before the whole row is sorted.
+NUCLEUS_GUESS = 256
 NOT_FINITE = RowError("the model's output is not finite")
 NOTHING_LEFT = RowError("min_tokens leaves no token that may be chosen")
+
+
+def changes_logits(row: SampledRow) -> bool:
+    """Whether adjust_logits() changes this row's logits."""
+    s = row.sampling
+    return bool(
+        s.logit_bias
+        or row.num_output < s.min_tokens
+        or s.repetition_penalty != 1.0
+        or s.presence_penalty
+        or s.frequency_penalty
+    )
+
+
+def adjust_logits(logits: Tensor, row: Row) -> None:
+    """Changes logits in place, in this order: bias; repetition (over prompt and output, Keskar et al., 2019), frequency
+    and presence penalties (over the output, as OpenAI defines them); end tokens to -inf while below min_tokens.
+
+    A finite logit stays finite: instead of overflowing, it becomes the largest number of its sign.
+
+    logits: [vocab] float32. The only state is the row's tokens, so a resumed sequence gets the same logits.
+    """
+    s = row.sampling
+    if s.logit_bias:
+        ids, bias = zip(*s.logit_bias, strict=True)
+        at = torch.tensor(ids)
+        logits[at] = _bounded(logits[at] + torch.tensor(bias, dtype=logits.dtype), logits[at])
+    if s.repetition_penalty != 1.0:
+        seen = torch.from_numpy(np.unique(row.tokens))
+        values = logits[seen]
+        penalised = torch.where(values > 0, values / s.repetition_penalty, values * s.repetition_penalty)
+        logits[seen] = _bounded(penalised, values)
+    if s.presence_penalty or s.frequency_penalty:
+        output, counts = np.unique(row.tokens[row.prompt_len :], return_counts=True)
+        at = torch.from_numpy(output)
+        penalty = torch.from_numpy(s.frequency_penalty * counts + s.presence_penalty).to(logits.dtype)
+        logits[at] = _bounded(logits[at] - penalty, logits[at])
+    if row.num_output < s.min_tokens and s.end_token_ids:
+        logits[torch.tensor(sorted(s.end_token_ids))] = float("-inf")
+
+
+def _bounded(changed: Tensor, before: Tensor) -> Tensor:
+    """Returns `changed`, clamped to finite values where `before` was finite."""
+    return torch.where(before.isfinite(), changed.clamp(-LARGEST, LARGEST), changed)
+
+
+class Candidates(NamedTuple):
+    """Candidate tokens of one or several rows, ordered by row, then by token id."""
+
+    rows: NDArray[np.int64]  # [num_candidates] index of the row
+    ids: NDArray[np.int64]  # [num_candidates] token id
+    scaled: NDArray[np.float64]  # [num_candidates] (logit - highest logit) / temperature
+
+
+def is_narrowed(s: Sampling, vocab: int) -> bool:
+    """Whether top_k or top_p may exclude tokens."""
+    return 0 < s.top_k < vocab or s.top_p < 1.0
+
+
+def likely(logits: Tensor, highest: Tensor, samplings: list[Sampling]) -> Candidates:
+    """Returns the candidates of rows that are not narrowed.
+
+    logits: [num_rows, vocab], overwritten; highest: [num_rows, 1] finite
+    """
+    temperature = torch.tensor([s.temperature for s in samplings])[:, None]
+    scaled = logits.sub_(highest).div_(temperature)
+    least = torch.tensor([_least(s) for s in samplings])[:, None]
+    rows, ids = (scaled >= least).nonzero(as_tuple=True)
+    return Candidates(rows.numpy(), ids.numpy(), scaled[rows, ids].numpy().astype(np.float64))
+
+
+def narrowed(logits: Tensor, highest: Tensor, s: Sampling, row: int) -> Candidates:
+    """Returns the candidates of one row that is narrowed. logits: [vocab]; highest: [1] finite; row: its index"""
+    ids: Tensor | None = None
+    if 0 < s.top_k < len(logits):
+        ids = (logits >= logits.topk(s.top_k).values[-1]).nonzero()[:, 0]
+    values = logits if ids is None else logits[ids]
+    scaled = (values - highest) / s.temperature
+    kept = scaled >= _least(s)
+    if s.top_p < 1.0:
+        kept &= _nucleus(values, scaled.exp(), s.top_p)
+    places = kept.nonzero()[:, 0]
+    ids = places if ids is None else ids[places]
+    return Candidates(np.full(len(ids), row, np.int64), ids.numpy(), scaled[places].numpy().astype(np.float64))
+
+
+def _least(s: Sampling) -> float:
+    """Returns the smallest scaled logit that can be drawn. Noise cannot make up for more than its own spread."""
+    return max(-NOISE_SPREAD, log(s.min_p)) if s.min_p else -NOISE_SPREAD
+
+
+def _nucleus(logits: Tensor, weights: Tensor, top_p: float) -> Tensor:
+    """Returns a mask of the fewest tokens whose weights sum to top_p of the total: [num_tokens] bool, not all false.
+
+    logits: [num_tokens]; they define the order, because they distinguish more tokens than the weights do
+    """
+    target = top_p * float(weights.sum(dtype=torch.float64))
+    size = min(NUCLEUS_GUESS, len(logits))
+    while True:
+        largest = logits.topk(size)
+        mass = weights[largest.indices].double().cumsum(0)
+        if size == len(logits) or float(mass[-1]) >= target:
+            break
+        size = len(logits)
+    count = min(int((mass < target).sum()) + 1, size)
+    edge = largest.values[count - 1]
+    inside = logits > edge
+    equal = (logits == edge).nonzero()[:, 0]
+    inside[equal[: count - int(inside.sum())]] = True
+    return inside
+
+
+def position_logprobs(logits: Tensor, token_ids: list[int], num_top: list[int]) -> list[PositionLogprobs]:
+    """Returns the log-probabilities of each position's token and of its top tokens.
+
+    logits: [num_rows, vocab] float32; token_ids: the token at each position; num_top: number of top tokens of each
+    """
+    logprobs = torch.log_softmax(logits, dim=-1)
+    chosen = logprobs.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
+    ranks = (logprobs > chosen).sum(dim=-1) + 1
+    most = min(max(num_top), logits.shape[1])
+    values, ids = logprobs.topk(most, dim=-1) if most else (logprobs[:, :0], logprobs[:, :0].long())
+    columns = zip(token_ids, chosen[:, 0].tolist(), ranks.tolist(), ids.tolist(), values.tolist(), num_top, strict=True)
+    return [
+        PositionLogprobs(token_id, logprob, rank, list(zip(row_ids, row_values, strict=True))[:count])
+        for token_id, logprob, rank, row_ids, row_values, count in columns
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ Part of the places and of the KV pool is reserved for the interactive lane. Sequ
 one exception: a sequence that runs without another of those lanes may use everything. So the reserve keeps out no
 sequence that fits the pool.
 
-What all will still need is estimated from sequences that have ended: for each running one, the mean and variance of the
-remaining length of those that became as long. Conditioning on the past is the idea of LightLLM's past-future scheduler
-(Gong et al., ASPLOS 2025).
+What all will still need is a forecast, after LightLLM's past-future scheduler (Gong et al., ASPLOS 2025). The output
+length of each sequence is estimated from sequences that have ended, among them those that became as long. All sequences
+grow by a token per step, and a sequence frees its blocks when it ends; so the most blocks are needed at the end of one.
 """
 
 from collections.abc import Iterable
@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trunkline_worker.cache.blocks import KVBlocks
-from trunkline_worker.cache.kv_forecast import peak_blocks
 from trunkline_worker.cache.sequence import Sequence
 from trunkline_worker.lanes.lanes import LANES, Lane
 from trunkline_worker.scheduler.limits import AdmissionRule, SchedulerLimits
 from trunkline_worker.scheduler.step_cost import LEAST_ADDED_SHARE, StepCost, StepLoad
 
+# Margin, in standard deviations of the sum of the lengths. With 1.5 about one forecast in fifteen is too low.
+SAFETY_DEVIATIONS = 1.5
 # Buckets of lengths grow by a factor of about 1.19, up to 2^20 tokens.
 BUCKETS_PER_OCTAVE = 4
 OCTAVES = 20
@@ -30,6 +31,31 @@ PRIOR_COUNT = 4.0
 PRIOR_MEAN_TOKENS = 256.0
 LOWER_LANES_DECODE_SHARE = 0.5  # of a step's target time
 STRETCHED_TARGETS = 2.0  # how long overdue sequences may make a step, in target times: see aging.Overdue
+
+
+def peak_blocks(
+    own: NDArray[np.int64],
+    remaining: NDArray[np.float64],
+    variance: NDArray[np.float64],
+    *,
+    shared: int,
+    block_size: int,
+) -> float:
+    """The most live blocks at any moment, if no other sequence is admitted.
+
+    own: blocks that only this sequence holds; remaining: tokens that it will still add; variance: of `remaining`;
+    shared: live blocks that no single sequence frees by ending. All arrays [num_sequences].
+    """
+    if not len(own):
+        return float(shared)
+    order = np.argsort(remaining)
+    own, remaining, variance = own[order], remaining[order], variance[order]
+    alive = np.arange(len(own), 0, -1)  # at the end of the k-th one, it and all that end later hold their blocks
+    held = np.cumsum(own[::-1])[::-1]
+    spread = np.sqrt(np.cumsum(variance[::-1])[::-1])
+    # Half a block is added for each: a sequence's last block is half full on average.
+    needed = held + alive * (remaining / block_size + 0.5) + SAFETY_DEVIATIONS * spread / block_size
+    return shared + float(needed.max())
 
 
 class OutputLengths:

@@ -8,9 +8,8 @@ from bisect import insort
 from collections import deque
 from operator import attrgetter
 
-from trunkline_worker.cache.blocks import KVBlocks
+from trunkline_worker.cache.blocks import ComputingPrefixes, KVBlocks
 from trunkline_worker.cache.sequence import Sequence, StepMark
-from trunkline_worker.cache.shared_prefixes import ComputingPrefixes
 from trunkline_worker.scheduler.batching import ContinuousBatching
 from trunkline_worker.scheduler.deadlines import DrainRate
 from trunkline_worker.scheduler.stats import EngineStats

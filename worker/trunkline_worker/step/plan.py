@@ -1,13 +1,13 @@
-"""What the scheduler tells an executor to do in a step, and the result.
+"""What the scheduler tells an executor to do in a step, the result, and the interface of executors.
 
-Plain, delta-encoded data: an executor keeps a row of state for each sequence it has been told of, and a plan contains
-only the changes. That is sufficient for a rank that shares no memory with the scheduler.
+A plan is plain, delta-encoded data: an executor keeps a row of state for each sequence it has been told of, and a plan
+contains only the changes. That is sufficient for a rank that shares no memory with the scheduler.
 """
 
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +124,23 @@ class StepResult:
     errors: dict[int, RowError] = field(default_factory=dict)  # entries that end with this step
     device_time_s: float = 0.0
     num_padding: int = 0  # positions computed as padding, beyond the plan's own
+
+
+class Executor(Protocol):
+    """Computes steps one after the other, in the order of their plans: on a device, or in simulation.
+
+    A step may be launched while earlier ones still run; steps are collected in the same order.
+    """
+
+    @property
+    def run_ahead(self) -> int:
+        """How many steps may be in flight (launched and not collected) when the next one is planned."""
+
+    def launch(self, plan: StepPlan) -> None:
+        """Starts a step: the forward pass over the plan's tokens, then sampling. Returns at once if it can."""
+
+    def is_done(self) -> bool:
+        """Whether collect() would return at once."""
+
+    def collect(self) -> StepResult:
+        """Waits for the oldest step in flight, and returns its result."""

@@ -17,8 +17,9 @@ from trunkline.v1.worker_pb2 import Submit
 from trunkline_bench.gpu.shapes import Shapes
 from trunkline_bench.simulation.costs.fitted_cost import Sample
 from trunkline_bench.simulation.costs.recording import RecordingExecutor
+from trunkline_worker.engine.assembly import build_engine
 from trunkline_worker.engine.engine import Engine
-from trunkline_worker.engine.engine_process import build_engine, idle_s
+from trunkline_worker.engine.engine_process import idle_s
 from trunkline_worker.model.checkpoint.spec import DecoderSpec
 from trunkline_worker.model.loading import LoadedModel, load_model
 from trunkline_worker.runner.step_thread import WaitingExecutor

@@ -1,6 +1,6 @@
 """Devices, model shapes, and the time of a step by a roofline model.
 
-Device figures are from the vendor's data sheets: peak rates as in trunkline_worker.step.peak_rates, and memory.
+Device figures are from the vendor's data sheets: peak rates as in trunkline_worker.step.model_work, and memory.
 Shapes are from config.json of Llama-3.1-8B, Qwen3-32B and Llama-3.1-70B on the Hugging Face hub.
 
 Assumed shares of these figures: matrix products reach 0.70 of the peak and attention over prompts 0.55
@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trunkline_bench.simulation.costs.step_work import StepWork
-from trunkline_worker.step.model_work import ModelWork, kv_token_bytes, layer_params, pair_flops
-from trunkline_worker.step.peak_rates import DATA_SHEETS
+from trunkline_worker.step.model_work import DATA_SHEETS, ModelWork, kv_token_bytes, layer_params, pair_flops
 
 GB = 1e9
 BYTES_PER_WEIGHT = 2  # bfloat16

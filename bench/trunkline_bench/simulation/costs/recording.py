@@ -4,8 +4,7 @@ from collections import deque
 
 from trunkline_bench.simulation.costs.fitted_cost import Sample
 from trunkline_bench.simulation.costs.step_work import StepWork, work_of
-from trunkline_worker.step.executor import Executor
-from trunkline_worker.step.plan import StepPlan, StepResult
+from trunkline_worker.step.plan import Executor, StepPlan, StepResult
 
 
 class RecordingExecutor:

@@ -27,7 +27,7 @@ from trunkline_bench.simulation.worker.simulated_worker import (
 )
 from trunkline_router.routing.prefix_index import keys_of
 from trunkline_router.routing.route_request import RouteRequest
-from trunkline_worker.engine.submission import Prompt
+from trunkline_worker.engine.messages import Prompt
 from trunkline_worker.front.cache_mirror import LOAD_INTERVAL_S
 from trunkline_worker.lanes.lanes import Lane
 

@@ -17,7 +17,7 @@ from trunkline_bench.simulation.worker.simulated_worker import FINGERPRINT, Stat
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.prefix_tree import PrefixTree
 from trunkline_worker.engine.engine import Engine, ModelLimits
-from trunkline_worker.engine.submission import Prompt
+from trunkline_worker.engine.messages import Prompt
 from trunkline_worker.lanes.lanes import Lane, lane_number
 from trunkline_worker.scheduler.scheduler import Scheduler
 

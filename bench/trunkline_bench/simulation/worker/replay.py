@@ -10,7 +10,7 @@ from trunkline_bench.simulation.traces.trace_request import TraceRequest
 from trunkline_bench.simulation.worker.outcome import Outcome, record
 from trunkline_bench.simulation.worker.simulated_worker import SimulatedWorker, WorkerSpec, submit_of
 from trunkline_bench.simulation.worker.step_series import StepSeries
-from trunkline_worker.engine.submission import Prompt
+from trunkline_worker.engine.messages import Prompt
 
 
 @dataclass(slots=True)

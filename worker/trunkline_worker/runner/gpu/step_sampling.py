@@ -13,7 +13,7 @@ from trunkline_kernels.gpu.logprobs import logprobs
 from trunkline_kernels.gpu.sampling import sample
 from trunkline_worker.runner.gpu.row_table import TableRow
 from trunkline_worker.runner.gpu.to_device import to_device
-from trunkline_worker.runner.penalties import changes_logits
+from trunkline_worker.runner.sampler import changes_logits
 from trunkline_worker.step.plan import PositionLogprobs, RowError
 
 

@@ -1,0 +1,179 @@
+"""Puts the parts of an engine together for a loaded model, as the settings say."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from trunkline.v1.worker_pb2 import GetModelResponse
+from trunkline_worker.cache.blocks import KVBlocks
+from trunkline_worker.cache.prefix_tree import PrefixTree
+from trunkline_worker.engine.engine import Engine, ModelLimits
+from trunkline_worker.engine.rehearsal import activation_bytes, rehearse
+from trunkline_worker.engine.step_floor import StepFloor
+from trunkline_worker.engine.step_runner import executor_for, step_runner
+from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.kv_budget import check_block_count, kv_block_count, usable_bytes
+from trunkline_worker.model.loading import LoadedModel
+from trunkline_worker.scheduler.limits import AdmissionRule, Batching, SchedulerLimits
+from trunkline_worker.scheduler.scheduler import Scheduler
+from trunkline_worker.scheduler.stats import EngineStats
+from trunkline_worker.settings import EngineSettings
+from trunkline_worker.step.model_work import ModelWork, layer_params, pair_flops, peak_rates
+
+# Of the memory that is free once the model is loaded. A host runs other programs too, such as other workers.
+KV_MEMORY_FRACTION = {"cuda": 0.9, "cpu": 0.25}
+
+
+def build_engine(
+    settings: EngineSettings,
+    model: LoadedModel,
+    device: torch.device,
+    report: Callable[[str], None] | None = None,
+    gpu_name: str = "",
+) -> tuple[Engine, GetModelResponse]:
+    """An engine for a loaded model, and its description without the worker's names.
+
+    report: called with the progress of warming up and of the rehearsal; None: neither is done
+    gpu_name: as torch reports it
+    """
+    num_blocks = kv_blocks_for(settings, model, device)
+    tree = PrefixTree(model.fingerprint, settings.block_size)
+    stats = EngineStats(time.perf_counter())
+    runner = step_runner(model, settings, num_blocks=num_blocks, report=report)
+    executor = executor_for(runner, settings, device.type)
+    scheduler = Scheduler(scheduler_limits(settings), KVBlocks(num_blocks, tree), stats)
+    if report is not None:
+        report("measuring what steps cost")
+        rehearse(
+            runner,
+            scheduler.cost,
+            scheduler.limits,
+            context_length=model.context_length,
+            num_blocks=num_blocks,
+            block_size=settings.block_size,
+        )
+    engine = Engine(
+        scheduler,
+        executor,
+        ModelLimits(min(model.context_length, num_blocks * settings.block_size), frozenset(model.eos_token_ids)),
+        clock_s=time.perf_counter,
+        price_per_hour=settings.price_per_hour,
+        floor=step_floor(model, settings, gpu_name),
+    )
+    return engine, description_of(model, settings, device, num_blocks=num_blocks, run_ahead=executor.run_ahead)
+
+
+def kv_memory_fraction(settings: EngineSettings, device: torch.device) -> float:
+    """The part of the free memory that the KV pool takes, unless the number of its blocks is set."""
+    return settings.kv_memory_fraction or KV_MEMORY_FRACTION[device.type]
+
+
+def kv_blocks_for(settings: EngineSettings, model: LoadedModel, device: torch.device) -> int:
+    """The number of KV blocks: as set, or as many as fit. Raises OutOfMemory if that is too much or too few."""
+    needed = activation_bytes(model, settings)  # first, because it frees memory cached while loading
+    available = max(0, usable_bytes(device, settings.gpu_memory_share) - needed)
+    bytes_per_block = model.kv_bytes_per_block(settings.block_size)
+    if settings.kv_blocks:
+        check_block_count(settings.kv_blocks, bytes_per_block=bytes_per_block, free_bytes=available)
+        return settings.kv_blocks
+    return kv_block_count(
+        bytes_per_block=bytes_per_block,
+        free_bytes=available,
+        fraction=kv_memory_fraction(settings, device),
+        block_size=settings.block_size,
+        context_length=model.context_length,
+        max_running=settings.max_running_requests,
+    )
+
+
+def description_of(
+    model: LoadedModel, settings: EngineSettings, device: torch.device, *, num_blocks: int, run_ahead: int
+) -> GetModelResponse:
+    """What clients and routers are told of the engine and its model, without the worker's names."""
+    return GetModelResponse(
+        fingerprint=model.fingerprint,
+        architecture=model.spec.architecture,
+        vocab_size=model.spec.vocab_size,
+        context_length=model.context_length,
+        kv_token_capacity=num_blocks * settings.block_size,
+        block_size=settings.block_size,
+        kv_blocks=num_blocks,
+        max_step_tokens=settings.max_step_tokens,
+        max_running_requests=min(settings.max_running_requests, settings.max_step_tokens),
+        max_waiting_requests=settings.max_waiting_requests,
+        max_waiting_tokens=settings.max_waiting_tokens,
+        itl_target_ms=settings.itl_target_ms,
+        kv_memory_fraction=0.0 if settings.kv_blocks else kv_memory_fraction(settings, device),
+        interactive_reserve=settings.interactive_reserve,
+        batching=settings.batching,
+        admission=settings.admission,
+        aging_s=settings.aging_s,
+        price_per_hour=settings.price_per_hour,
+        batch_size=settings.batch_size,
+        batch_window_ms=settings.batch_window_ms,
+        run_ahead=run_ahead,
+        eos_token_ids=sorted(model.eos_token_ids),
+        default_sampling=model.default_sampling,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=device.type,
+        deterministic=settings.deterministic,
+    )
+
+
+def scheduler_limits(settings: EngineSettings) -> SchedulerLimits:
+    """The scheduler's part of the settings, in the scheduler's units."""
+    return SchedulerLimits(
+        max_step_tokens=settings.max_step_tokens,
+        max_running_requests=settings.max_running_requests,
+        max_waiting_requests=settings.max_waiting_requests,
+        max_waiting_tokens=settings.max_waiting_tokens,
+        itl_target_s=settings.itl_target_ms / 1e3,
+        interactive_reserve=settings.interactive_reserve,
+        aging_s=settings.aging_s,
+        batching=Batching(settings.batching),
+        batch_size=settings.batch_size,
+        batch_window_s=settings.batch_window_ms / 1e3,
+        admission=AdmissionRule(settings.admission),
+    )
+
+
+def pick_device(name: str) -> torch.device:
+    """The device that a setting names. Raises ModelError if it is not available."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelError("device=cuda, but torch finds no usable NVIDIA GPU: use --device cpu or auto")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def step_floor(model: LoadedModel, settings: EngineSettings, gpu_name: str) -> StepFloor:
+    """The floor of a model's steps.  gpu_name: as torch reports it; empty: no GPU"""
+    dtype = str(model.dtype).removeprefix("torch.")
+    rates = peak_rates(
+        gpu_name,
+        dtype=dtype,
+        quantization=settings.quantization,
+        tflops=settings.peak_tflops,
+        gb_per_s=settings.peak_gb_per_s,
+    )
+    return StepFloor(model_work(model), rates)
+
+
+def model_work(model: LoadedModel) -> ModelWork:
+    """What the work of a loaded model's steps depends on."""
+    spec = model.spec
+    return ModelWork(
+        layer_params=spec.num_layers
+        * layer_params(
+            hidden=spec.hidden_size,
+            heads=spec.num_heads,
+            kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            intermediate=spec.intermediate_size,
+        ),
+        head_params=spec.hidden_size * spec.vocab_size,
+        layer_bytes=model.weight_bytes.layers,
+        head_bytes=model.weight_bytes.head,
+        kv_token_bytes=model.kv_bytes_per_block(1),
+        pair_flops=spec.num_layers * pair_flops(spec.num_heads, spec.head_dim),
+        windows=spec.windows,
+    )
