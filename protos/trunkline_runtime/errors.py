@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import inspect
-import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
@@ -25,6 +24,7 @@ from trunkline.status import (
     invalid,
 )
 from trunkline_runtime.log import get_logger
+from trunkline_runtime.telemetry.trace_context import new_request_id
 
 # A status is sent in trailing metadata, which is limited to 8 KiB; a message may quote a client's input.
 MAX_MESSAGE_CHARACTERS = 400
@@ -301,4 +301,4 @@ def _request_id_of(request: Any) -> str:
         request_id = getattr(named, "request_id", "")
         if request_id and request_id.isascii() and request_id.isprintable():
             return str(request_id)
-    return uuid.uuid4().hex
+    return new_request_id()

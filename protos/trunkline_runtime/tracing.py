@@ -18,9 +18,9 @@ from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanK
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from trunkline_runtime.telemetry.head_sampler import NONE_SAMPLED, HeadSampler, SamplerError, head_sampler
 from trunkline_runtime.telemetry.otlp_exporter import DISABLED, ExporterError, span_exporter
 from trunkline_runtime.telemetry.span_queue import QueueError, SpanQueue, span_queue
+from trunkline_runtime.telemetry.trace_context import NONE_SAMPLED, HeadSampler, SamplerError, head_sampler
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 # Of RPC and HTTP: the conventions for generative AI have no schema yet.

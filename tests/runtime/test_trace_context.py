@@ -1,10 +1,21 @@
 """Which trace a request belongs to, and whether it is sampled."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 
-from trunkline_runtime.telemetry.head_sampler import HeadSampler, SamplerError, head_sampler
-from trunkline_runtime.telemetry.trace_context import MAX_TRACESTATE, TraceContext, new_span_id, trace_context
+from trunkline_runtime.telemetry.trace_context import (
+    MAX_TRACESTATE,
+    HeadSampler,
+    SamplerError,
+    TraceContext,
+    head_sampler,
+    new_request_id,
+    new_span_id,
+    random_int,
+    trace_context,
+)
 
 TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -99,3 +110,12 @@ def test_a_ratio_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch, ratio: st
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", ratio)
     with pytest.raises(SamplerError, match=r"allowed: 0\.0 to 1\.0"):
         head_sampler()
+
+
+def test_ids_are_different_on_all_threads() -> None:
+    with ThreadPoolExecutor(4) as threads:
+        drawn = threads.map(lambda _: [new_request_id() for _ in range(2000)], range(4))
+        ids = [one for each in drawn for one in each]
+    assert len(set(ids)) == 8000
+    assert {len(one) for one in ids} == {32}
+    assert 0.4 < sum(random_int(63) >> 62 for _ in range(2000)) / 2000 < 0.6

@@ -9,8 +9,7 @@ from trunkline.status import RequestRefused, code_of
 from trunkline.v1.worker_pb2 import Timeline
 from trunkline_router.record.request_record import CANCELLED, GRANT, UNKNOWN, RequestListener, RequestRecord
 from trunkline_runtime.log import LogContext, get_logger, log_context
-from trunkline_runtime.telemetry.head_sampler import HeadSampler
-from trunkline_runtime.telemetry.trace_context import new_span_id, new_trace_id, trace_context
+from trunkline_runtime.telemetry.trace_context import HeadSampler, new_span_id, new_trace_id, trace_context
 
 MOST_FIELD = 64  # characters of a field's name: some are a worker's words
 MOST_AWAITING = 4096  # ended requests of which a worker will still say what became of them

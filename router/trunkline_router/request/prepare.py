@@ -1,6 +1,5 @@
 """Prepares a client's request for workers: checks, defaults, tokens."""
 
-import secrets
 import time
 from array import array
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from trunkline_router.record.request_record import CHECKS, MODEL, TOKENIZER, Int
 from trunkline_router.request.request_call import PreparedRequest, RequestCall
 from trunkline_router.workers.claims import DEFAULTED
 from trunkline_router.workers.pool import Pool, Pools
+from trunkline_runtime.telemetry.trace_context import random_int
 
 MAX_CACHE_SALT_BYTES = 256
 MOST_SHOWN = 128  # characters of a name in an error
@@ -205,5 +205,5 @@ def resolve_sampling(params: SamplingParams, defaults: SamplingParams) -> Sampli
         if not params.HasField(name) and defaults.HasField(name):  # type: ignore[arg-type]
             setattr(resolved, name, getattr(defaults, name))
     if not params.HasField("seed"):
-        resolved.seed = secrets.randbits(63)  # 63 bits: clients in languages without unsigned integers can send it back
+        resolved.seed = random_int(63)  # clients in languages without unsigned integers can send it back
     return resolved

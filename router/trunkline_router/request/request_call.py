@@ -1,7 +1,6 @@
 """A client's request: as it came, with its caller (RequestCall), and checked and complete (PreparedRequest)."""
 
 import string
-import uuid
 from array import array
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from trunkline_router.access.caller import Caller, Scheduling
 from trunkline_router.record.request_observer import new_record
 from trunkline_router.record.request_record import GRPC, RequestRecord
 from trunkline_router.routing.route_request import RouteRequest
-from trunkline_runtime.telemetry.trace_context import TraceContext
+from trunkline_runtime.telemetry.trace_context import TraceContext, new_request_id
 
 FIRST_LANE = Lane.LANE_INTERACTIVE  # once: the enum looks up each name that it is asked for
 
@@ -184,7 +183,7 @@ class RequestCall:
 def request_id_of(request: GenerateRequest) -> str:
     """Returns the request's own id, or a new one if it has none or one that cannot be logged."""
     given = request.request_id
-    return given if given and _can_be_logged(given) else uuid.uuid4().hex
+    return given if given and _can_be_logged(given) else new_request_id()
 
 
 def _can_be_logged(request_id: str) -> bool:

@@ -2,7 +2,6 @@
 
 import math
 import re
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from trunkline_router.quotas.quota import RateLimit
 from trunkline_router.record.error_statuses import Header, is_anthropic
 from trunkline_router.record.refused_calls import RefusedCall
 from trunkline_router.record.request_record import HTTP
+from trunkline_runtime.telemetry.trace_context import new_request_id
 
 ROUTES = frozenset(name.partition(" ")[2] for name in PATHS)
 
@@ -184,7 +184,7 @@ def http_refusal(
 
 def _request_id(given: bytes | None) -> str:
     if given is None:
-        return uuid.uuid4().hex
+        return new_request_id()
     if _REQUEST_ID.fullmatch(given) is None:
         raise invalid("x-request-id", f"must have 1 to {MAX_REQUEST_ID_CHARACTERS} visible ASCII characters")
     return given.decode()

@@ -16,9 +16,8 @@ from trunkline_router.observe.tracing.request_spans import EndedRequest, spans_o
 from trunkline_router.record.fair_budget import BudgetLimits, FairBudget
 from trunkline_router.record.refused_calls import RefusedCall
 from trunkline_router.record.request_record import FAILED, RequestRecord, is_worth_a_look
-from trunkline_runtime.telemetry.head_sampler import NONE_SAMPLED, HeadSampler
 from trunkline_runtime.telemetry.span_queue import Spans
-from trunkline_runtime.telemetry.trace_context import new_trace_id, trace_context
+from trunkline_runtime.telemetry.trace_context import NONE_SAMPLED, HeadSampler, new_trace_id, trace_context
 
 
 @dataclass(frozen=True, slots=True)
