@@ -8,7 +8,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 
 
 class Row(NamedTuple):
-    """One metric.  rule: how values of several processes of a router are merged; "" for workers"""
+    """One metric.  rule: how values of several processes of routers become one; "" for workers"""
 
     name: str
     kind: str

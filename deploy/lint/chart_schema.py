@@ -24,7 +24,7 @@ SET_FOR_BOTH = {
 SET_BY_CHART = {
     "routerConfig": {
         *SET_FOR_BOTH,
-        *("workers", "router_id", "tenants", "http_port", "redis_url"),
+        *("workers", "router_id", "tenants", "http_port", "process_metrics_port", "redis_url"),
         *("redis_tls_ca", "redis_tls_cert", "redis_tls_key", "api_keys", "fleet_secret", "fleet_secret_file"),
         *("worker_tls_ca", "worker_tls_cert", "worker_tls_key", "worker_tls_name"),
     },

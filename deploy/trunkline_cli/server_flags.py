@@ -39,6 +39,7 @@ ROUTER_FLAGS = {
     "--open",
     "--policy",
     "--port",
+    "--process-metrics-port",
     "--processes",
     "--quota-when-down",
     "--redis-patience-ms",

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -20,14 +21,12 @@ from trunkline_router.edge.inference_service import InferenceService
 from trunkline_router.edge.live.fleet_endpoints import FleetEndpoints
 from trunkline_router.edge.live.page_files import PageFiles
 from trunkline_router.edge.responses.response_store import ResponseStore, StoreLimits
-from trunkline_router.http_app import http_app
+from trunkline_router.http_app import App, http_app, metrics_app
 from trunkline_router.observe.metrics.request_counts import RequestCounts
 from trunkline_router.observe.recent.recent_requests import SLOW_S, RecentRequests
 from trunkline_router.observe.recent.router_requests import RequestBook, RouterRequests
-from trunkline_router.observe.scraping.metric_sources import certificates_of, label_rules, sources_of_metrics
+from trunkline_router.observe.scraping.metric_sources import certificates_of, collector, label_rules
 from trunkline_router.observe.scraping.process_gauges import ProcessGauges
-from trunkline_router.observe.scraping.scrape import Scrape
-from trunkline_router.observe.scraping.snapshot_files import SnapshotPlace
 from trunkline_router.observe.tracing.request_traces import RequestTraces
 from trunkline_router.observe.watch.fleet_watch import FleetWatch, RouterFacts
 from trunkline_router.observe.watch.worker_drain import WorkerDrain
@@ -48,7 +47,7 @@ from trunkline_router.request.inference import Inference
 from trunkline_router.request.prepare import ModelAliases
 from trunkline_router.request.suspicion import Quarantine
 from trunkline_router.routing.route_request import RoutingPolicy
-from trunkline_router.settings import RouterSettings
+from trunkline_router.settings import METRICS_OPTION, RouterSettings
 from trunkline_router.workers.discovery import Membership, sources_of
 from trunkline_router.workers.link_context import LinkContext, LinkLimits, LinkSecurity
 from trunkline_router.workers.pool import Pools
@@ -56,7 +55,7 @@ from trunkline_router.workers.tokenizer_pool import Tokenizers
 from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.server import GrpcServer
-from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
+from trunkline_runtime.telemetry.fresh_answers import Collect, FreshAnswers
 from trunkline_runtime.tls import ServerTls
 from trunkline_runtime.tracing import Tracing
 
@@ -65,6 +64,7 @@ FLEET_SERVICE = "trunkline.v1.FleetService"
 # Age at which a client's connection takes no further requests, and the client opens another one: so connections spread
 # to processes and routers that started later.
 MAX_CONNECTION_AGE_S = 600.0
+MOST_SCRAPER_CONNECTIONS = 64  # at the port for metrics alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +74,16 @@ class SharedPort:
     on_listening: called once the process listens
     once_useful: the process listens only when it has a worker. Until then the other processes serve the port, and no
         client connects to one that cannot serve it
-    place: where it tells the others its metrics; None: metrics are not served
+    directory: of the sockets at which the processes ask each other for requests
+    number: of the process among them, from 0
+    restarts: how often the process with this number was started again
     """
 
     on_listening: Callable[[], None]
     once_useful: bool
-    place: SnapshotPlace | None = None
+    directory: Path
+    number: int
+    restarts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +95,10 @@ class Router:
     shared: SharedState
     server: GrpcServer
     http: HttpServer | None
+    metrics: HttpServer | None
     service: InferenceService
     helpers: Helpers
-    scrape: Scrape
+    collect: Collect
     background: Sequence[Callable[[], Coroutine[Any, Any, None]]]
 
 
@@ -120,8 +125,7 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
         tls=tls,
         health_port=settings.tls.health_port,
     )
-    place = None if shared_port is None else shared_port.place
-    counted = RequestCounts(label_rules(access.tenants, place))
+    counted = RequestCounts(label_rules(access.tenants))
     recent = RecentRequests(slow_s=settings.trace_slow_ms / 1e3 or SLOW_S)
     listeners: Sequence[RequestListener] = [counted, recent] if traces is None else [traces, counted, recent]
     observer = RequestObserver(tracing.sampler, listeners, None if traces is None else traces.may_export)
@@ -133,30 +137,32 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     add_InferenceServiceServicer_to_server(service, server.grpc)
     facts = RouterFacts(settings.name, has_store=bool(settings.redis_url))
     book = RequestBook(recent, observer.running, time.monotonic, settings.name)
-    directory, number = (None, "") if place is None else (place.directory, str(place.number))
-    requests = RouterRequests(book, directory, number, lambda: max(0, shared.num_neighbours - settings.processes + 1))
+    requests = RouterRequests(
+        book,
+        None if shared_port is None else shared_port.directory,
+        "" if shared_port is None else str(shared_port.number),
+        lambda: max(0, shared.num_neighbours - settings.processes + 1),
+    )
     watch = FleetWatch(pools, shared, access.tenants, requests, facts)
     worker_drain = WorkerDrain(pools)
     add_FleetServiceServicer_to_server(FleetService(inference.preparer, access, watch, worker_drain), server.grpc)
     store, helpers, lag = _response_store(settings), Helpers(), LoopLag()
     spans = None if tracing.queue is None else tracing.queue.counts
-    sources = sources_of_metrics(
-        inference, gate, counted.tenants, ProcessGauges(lag, certificates_of(settings, tls), spans)
-    )
-    scrape = Scrape([counted.families, *sources], place)
+    restarts = None if shared_port is None else shared_port.restarts
+    process = ProcessGauges(lag, certificates_of(settings, tls), spans, restarts)
+    collect = collector(counted, inference, gate, process)
     page = FleetEndpoints(watch, worker_drain, PageFiles())
-    http = _http_server(settings, inference, access, gate, tls, scrape, page, store, is_port_shared=is_port_shared)
-
+    http, metrics = _http_servers(settings, inference, access, gate, tls, collect, page, store, shared_port)
     background = (
         shared.run,
         _membership(settings, pools, fleet, helpers, rng),
         lag.run,
         gate.refused.run,
         watch.run,
-        *(() if place is None else (requests.run, scrape.run)),
+        *(() if shared_port is None else (requests.run,)),
         *(() if store is None else (store.run,)),
     )
-    return Router(settings, pools, shared, server, http, service, helpers, scrape, background)
+    return Router(settings, pools, shared, server, http, metrics, service, helpers, collect, background)
 
 
 def traces_of(settings: RouterSettings, tracing: Tracing) -> RequestTraces | None:
@@ -176,36 +182,53 @@ def _response_store(settings: RouterSettings) -> ResponseStore | None:
     return ResponseStore(limits, time.monotonic)
 
 
-def _http_server(
+def _http_servers(
     settings: RouterSettings,
     inference: Inference,
     access: Access,
     gate: RequestGate,
     tls: ServerTls | None,
-    scrape: Scrape,
+    collect: Collect,
     page: FleetEndpoints,
     store: ResponseStore | None,
-    *,
-    is_port_shared: bool,
-) -> HttpServer | None:
-    if settings.http.http_port < 0:
-        return None
+    shared_port: SharedPort | None,
+) -> tuple[HttpServer | None, HttpServer | None]:
+    """The HTTP server, and that of the process's metrics alone. None: the settings ask for none."""
     edge = Edge(inference, access, gate, settings.http.sse_keep_alive_s, settings.http.allow_unknown_fields)
+    answers = FreshAnswers(collect)
 
     def is_ready() -> bool:
         return not inference.running.is_stopping and bool(inference.pools.models())
 
     only_local_hosts = not (access.is_checked or settings.identity.allow_anonymous)
-    return HttpServer(
-        http_app(edge, is_ready, FreshAnswers(scrape.collect), page, store, only_local_hosts=only_local_hosts),
-        settings.host,
-        settings.http.http_port,
-        shared_port=is_port_shared,
-        ssl_context=None if tls is None else tls.ssl_context(),
-        cors_origins=settings.http.cors_origins,
-        refused=gate.refused,
-        limits=replace(LIMITS, keep_alive_s=settings.http.http_keep_alive_s),
-    )
+
+    def server(app: App, port: int, **options: Any) -> HttpServer:
+        return HttpServer(
+            app,
+            settings.host,
+            port,
+            ssl_context=None if tls is None else tls.ssl_context(),
+            refused=gate.refused,
+            limits=replace(LIMITS, keep_alive_s=settings.http.http_keep_alive_s),
+            **options,
+        )
+
+    http = metrics = None
+    if settings.http.http_port >= 0:
+        # At a shared port a scraper would reach another process each time.
+        for_scrapers = answers if shared_port is None else None
+        app = http_app(edge, is_ready, for_scrapers, page, store, only_local_hosts=only_local_hosts)
+        http = server(
+            app,
+            settings.http.http_port,
+            shared_port=shared_port is not None,
+            cors_origins=settings.http.cors_origins,
+        )
+    if (first := settings.process_metrics_port) >= 0:
+        port = first + shared_port.number if first and shared_port is not None else first
+        app = metrics_app(edge, answers, only_local_hosts=only_local_hosts)
+        metrics = server(app, port, max_connections=MOST_SCRAPER_CONNECTIONS, port_option=METRICS_OPTION)
+    return http, metrics
 
 
 def share(settings: RouterSettings, fleet: Fleet, rng: Random) -> SharedState:

@@ -24,7 +24,7 @@ from trunkline_router.edge.openai.openai_endpoints import (
 from trunkline_router.edge.openapi.page import openapi_page
 from trunkline_router.edge.responses.response_endpoints import Responses
 from trunkline_router.edge.responses.response_store import ResponseStore
-from trunkline_router.edge.status_endpoints import StatusEndpoints
+from trunkline_router.edge.status_endpoints import MetricsEndpoint, StatusEndpoints
 from trunkline_router.record.error_statuses import PROTOCOL, Header, body_for, protocol_body, status_of
 from trunkline_router.record.refused_calls import RefusedCalls
 from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
@@ -116,7 +116,7 @@ class App:
 def http_app(
     edge: Edge,
     is_ready: Callable[[], bool],
-    metrics: FreshAnswers,
+    metrics: FreshAnswers | None,
     fleet: FleetEndpoints,
     store: ResponseStore | None = None,
     *,
@@ -125,7 +125,7 @@ def http_app(
     """Returns the application.
 
     is_ready: whether a worker accepts requests
-    metrics: the answers for scrapers
+    metrics: the answers for scrapers; None: there is no path for them
     fleet: the live page
     store: of responses; None: they are not stored
     only_local_hosts: see App
@@ -134,9 +134,19 @@ def http_app(
     handlers = {
         **HANDLERS_BY_PATH,
         **Responses(store).handlers,
-        **StatusEndpoints(is_ready, page, metrics).handlers,
+        **StatusEndpoints(is_ready, page).handlers,
+        **(MetricsEndpoint(metrics).handlers if metrics is not None else {}),
         **fleet.handlers,
     }
+    return _app(edge, handlers, only_local_hosts=only_local_hosts)
+
+
+def metrics_app(edge: Edge, metrics: FreshAnswers, *, only_local_hosts: bool = False) -> App:
+    """Returns an application for scrapers alone."""
+    return _app(edge, MetricsEndpoint(metrics).handlers, only_local_hosts=only_local_hosts)
+
+
+def _app(edge: Edge, handlers: Mapping[str, Handler], *, only_local_hosts: bool) -> App:
     endpoints = {name: Endpoint(edge, name.partition(" ")[2], PATHS[name], handle) for name, handle in handlers.items()}
     return App(endpoints, edge.gate.refused, only_local_hosts=only_local_hosts)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from trunkline_router.assembly import SharedPort
 from trunkline_router.main import router_settings
-from trunkline_router.observe.scraping.snapshot_files import SnapshotPlace
 from trunkline_router.processes import ONCE_USEFUL
 from trunkline_router.serving import run
 
@@ -24,14 +23,15 @@ def tell_listening(pipe: int) -> None:
 
 
 def main() -> None:
-    parent, listening_fd, when, directory, number, life, *arguments = sys.argv[1:]
+    parent, listening_fd, when, directory, number, restarts, *arguments = sys.argv[1:]
     die_with(int(parent))
 
     def report_listening() -> None:
         tell_listening(int(listening_fd))
 
-    place = SnapshotPlace(Path(directory), int(number), int(life)) if directory else None
-    shared_port = SharedPort(report_listening, once_useful=when == ONCE_USEFUL, place=place)
+    shared_port = SharedPort(
+        report_listening, when == ONCE_USEFUL, directory=Path(directory), number=int(number), restarts=int(restarts)
+    )
     sys.exit(run(router_settings(arguments), shared_port))
 
 

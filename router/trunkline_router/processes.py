@@ -1,8 +1,8 @@
 """Runs several processes of one router on the same ports: starts them, restarts those that die, stops them together.
 
-The kernel distributes connections among them (SO_REUSEPORT). They share nothing else but a directory with their metrics
-(observe/scraping/snapshot_files.py) and sockets for their requests (observe/recent/router_requests.py). To workers, a
-process is a router of its own.
+The kernel distributes connections among them (SO_REUSEPORT). They share nothing else but a directory with sockets, at
+which they ask each other for requests (observe/recent/router_requests.py). To workers and to Prometheus, a process is a
+router of its own.
 """
 
 import asyncio
@@ -13,17 +13,15 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import IO
 
 from trunkline_router.access.identity.fleet_secret import LEAST_SECRET_BYTES
-from trunkline_router.observe.scraping.snapshot_directory import snapshot_directory
-from trunkline_router.observe.scraping.snapshot_files import SnapshotPlace, add_to_past
-from trunkline_router.settings import EXIT_CANNOT_START, RouterSettings
+from trunkline_router.settings import EXIT_CANNOT_START, METRICS_OPTION, RouterSettings
 from trunkline_runtime.instance_name import instance_name
 from trunkline_runtime.log import configure_logging, get_logger
-from trunkline_runtime.server import PortInUse, Signals, hold_port
+from trunkline_runtime.server import PortInUse, Signals, check_port_is_free, hold_port
 
 AT_ONCE, ONCE_USEFUL = "at-once", "once-useful"  # when a process begins to listen
 FIRST_DELAY_S, MOST_DELAY_S = 0.5, 30.0  # before a process that died is restarted; doubles while it keeps dying
@@ -33,7 +31,6 @@ KILL_AFTER_S = 3.0  # beyond the stop timeout: a process that still runs is kill
 
 def supervise(settings: RouterSettings, arguments: Sequence[str]) -> int:
     """Runs `settings.processes` routers with these arguments until a signal; returns the exit status."""
-    directory: Path | None = None
     with contextlib.ExitStack() as held:
         try:
             holder = held.enter_context(hold_port(settings.host, settings.port))
@@ -41,7 +38,10 @@ def supervise(settings: RouterSettings, arguments: Sequence[str]) -> int:
             if settings.http.http_port >= 0:
                 http_holder = held.enter_context(hold_port(settings.host, settings.http.http_port, "--http-port"))
                 ports.append(f"--http-port={http_holder.getsockname()[1]}")
-                directory = held.enter_context(snapshot_directory())
+            if settings.process_metrics_port > 0:
+                for number in range(settings.processes):
+                    check_port_is_free(settings.host, settings.process_metrics_port + number, METRICS_OPTION)
+            directory = held.enter_context(TemporaryDirectory(prefix="trunkline-router-"))
         except PortInUse as error:
             print(f"trunkline-router: {error}", file=sys.stderr)
             return EXIT_CANNOT_START
@@ -56,24 +56,24 @@ def supervise(settings: RouterSettings, arguments: Sequence[str]) -> int:
         configure_logging("router", router=name)
         overrides = [*ports, f"--stop-timeout-s={settings.stop_timeout_s}"]
         commands = [[*arguments, *overrides, f"--router-id={name}/{number}"] for number in range(settings.processes)]
+        if settings.http.http_port >= 0 and settings.process_metrics_port < 0:
+            get_logger().warning("several processes serve no metrics", remedy=f"set {METRICS_OPTION}")
         try:
-            return asyncio.run(Processes(commands, settings.stop_timeout_s, Random(), directory).run())
+            return asyncio.run(Processes(commands, directory, settings.stop_timeout_s, Random()).run())
         except OSError as error:
             print(f"trunkline-router: a process cannot be started: {error.strerror}", file=sys.stderr)
             return EXIT_CANNOT_START
 
 
 class Processes:
-    """Child processes. `commands` has the arguments of each; `directory` is for their metrics. None: none are served"""
+    """Child processes. `commands` has the arguments of each; `directory` is for their sockets."""
 
-    def __init__(
-        self, commands: Sequence[Sequence[str]], stop_timeout_s: float, rng: Random, directory: Path | None = None
-    ) -> None:
+    def __init__(self, commands: Sequence[Sequence[str]], directory: str, stop_timeout_s: float, rng: Random) -> None:
         self._commands = commands
         self._stop_timeout_s = stop_timeout_s
         self._rng = rng
         self._directory = directory
-        self._lives: Counter[int] = Counter()  # by number: how often the process has died
+        self._restarts: Counter[int] = Counter()  # by number: how often the process was started again
         self._running: dict[int, asyncio.subprocess.Process] = {}
         self._listening: set[int] = set()
         self._log = get_logger()
@@ -110,7 +110,7 @@ class Processes:
             process = self._running[number] = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "trunkline_router.process", str(os.getpid()), str(write_end)),
                 ONCE_USEFUL if self._listening else AT_ONCE,
-                *("" if self._directory is None else str(self._directory), str(number), str(self._lives[number])),
+                *(self._directory, str(number), str(self._restarts[number])),
                 *self._commands[number],
                 stdin=asyncio.subprocess.DEVNULL,
                 pass_fds=(write_end,),
@@ -137,20 +137,11 @@ class Processes:
                 status = None
                 self._log.warning("router process cannot be started", number=number, problem=error.strerror)
             self._listening.discard(number)
-            self._keep_counters(number)
+            self._restarts[number] += 1
             deaths = 1 if now_s() - started_s >= HEALTHY_AFTER_S else deaths + 1
             delay_s = restart_delay_s(deaths) * self._rng.uniform(0.75, 1.0)
             self._log.warning("router process died", number=number, status=status, again_in_s=round(delay_s, 1))
             await asyncio.sleep(delay_s)
-
-    def _keep_counters(self, number: int) -> None:
-        """Keeps the counters of a process that has died, for the metrics of the others, and counts its next life."""
-        if self._directory is not None:
-            try:
-                add_to_past(SnapshotPlace(self._directory, number, self._lives[number]))
-            except OSError as error:
-                self._log.warning("metrics of a process are lost", number=number, problem=error.strerror)
-        self._lives[number] += 1
 
     async def _stop(self, signals: Signals) -> None:
         """Sends SIGTERM to all, again at a second signal, and kills the processes that do not stop in time."""

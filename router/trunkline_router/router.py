@@ -30,7 +30,7 @@ async def serve(
     log = get_logger()
     signals = Signals()
     router = build(settings, access, tracing, shared_port)
-    export = metrics_export("trunkline-router", settings.name, router.scrape.own)
+    export = metrics_export("trunkline-router", settings.name, router.collect)
     tasks: list[asyncio.Task[Any]] = []
     try:
         await authenticator.start()
@@ -39,6 +39,8 @@ async def serve(
         tasks += [asyncio.create_task(run()) for run in router.background]
         if export is not None:
             tasks.append(asyncio.create_task(export.run()))
+        if router.metrics is not None:
+            await router.metrics.start()
         stopped = asyncio.create_task(signals.stop.wait())
         if shared_port is not None and shared_port.once_useful:
             useful = asyncio.create_task(has_a_worker(router.pools))
@@ -76,10 +78,12 @@ async def listen(router: Router, shared_port: SharedPort | None) -> None:
     if router.http is not None:
         await router.http.start()
     spare_what_stays()
-    http_port = None if router.http is None else router.http.port
-    get_logger().info(
-        "router listening", port=router.server.port, http_port=http_port, workers=list(router.settings.workers)
-    )
+    ports = {
+        "http_port": None if router.http is None else router.http.port,
+        "metrics_port": None if router.metrics is None else router.metrics.port,
+    }
+    workers = list(router.settings.workers)
+    get_logger().info("router listening", port=router.server.port, **ports, workers=workers)
     if shared_port is not None:
         shared_port.on_listening()
 
@@ -108,8 +112,9 @@ async def close(router: Router, tasks: Sequence[asyncio.Task[Any]]) -> None:
         task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.gather(*tasks, return_exceptions=True)
-    if router.http is not None:
-        await router.http.stop(0)
+    for http in (router.http, router.metrics):
+        if http is not None:
+            await http.stop(0)
     await router.server.stop(0)
     await router.shared.close()
     await router.helpers.close()

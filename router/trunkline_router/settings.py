@@ -16,6 +16,8 @@ from trunkline_runtime.settings import setting
 from trunkline_runtime.tls_settings import ServerTlsSettings
 
 ALLOWED_ALIASES = "allowed: NAME=MODEL, where only the last character of NAME may be *"
+MOST_PROCESSES = 256
+METRICS_OPTION = "--process-metrics-port"
 EXIT_CANNOT_START = 2  # the status of a process that cannot start with its settings or files
 
 
@@ -37,7 +39,18 @@ class RouterSettings:
         "as host if it listens on all addresses",
     )
     processes: int = setting(
-        1, help="processes that serve the port together; each is a router of its own to workers", minimum=1, maximum=256
+        1,
+        help="processes that serve the port together; each is a router of its own to workers",
+        minimum=1,
+        maximum=MOST_PROCESSES,
+    )
+    process_metrics_port: int = setting(
+        -1,
+        help="first of the ports at which the processes serve their metrics, at /metrics: process i, counted from 0, "
+        "serves its own at this port + i. With several processes, the HTTP port has no metrics. 0: each process picks "
+        "a free port, -1: none",
+        minimum=-1,
+        maximum=65535 - MOST_PROCESSES,
     )
     model_aliases: tuple[str, ...] = setting(
         (),

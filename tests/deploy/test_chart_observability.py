@@ -12,6 +12,7 @@ import yaml
 from tests.deploy.chart import CHART, HOST_PATH, KUBERNETES, PLAIN, SECURED, Object, Rendered, Values, pod_of, port_of
 from tests.deploy.observability import DASHBOARDS, RULES
 from trunkline_router.access.identity.needed_roles import PATHS
+from trunkline_router.settings import RouterSettings
 from trunkline_runtime.settings import parse_settings
 from trunkline_runtime.telemetry.metrics_server import PATH
 from trunkline_worker.front_settings import WorkerSettings
@@ -123,6 +124,31 @@ def test_routers_serve_their_metrics_where_prometheus_asks(rendered: Rendered) -
     assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
     assert f"GET {endpoint['path']}" in PATHS
     assert relabeled(endpoint, "job") == {"replacement": "trunkline-router"}
+
+
+@pytest.mark.parametrize("values", [OPEN, GUARDED], ids=["open", "guarded"])
+def test_each_process_of_a_router_is_a_target_of_its_own(values: Values, tmp_path: Path) -> None:
+    router = values.get("router", {})
+    rendered = Rendered(values | {"router": router | {"config": router.get("config", {}) | {"processes": 3}}})
+    assert not rendered.of("ServiceMonitor")
+    monitor = rendered.one("PodMonitor", "demo-trunkline-router")
+    endpoints = monitor["spec"]["podMetricsEndpoints"]
+    (container,) = pod_of(workload := rendered.one("Deployment", "demo-trunkline-router"))["containers"]
+    labels = workload["spec"]["template"]["metadata"]["labels"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    file = tmp_path / "router.json"
+    file.write_text(rendered.one("ConfigMap", "demo-trunkline-router")["data"]["router.json"])
+    settings = parse_settings(RouterSettings, [f"--config={file}"], {}, prog="test")
+    for number, endpoint in enumerate(endpoints):
+        assert port_of(container, endpoint["port"]) == settings.process_metrics_port + number > 0
+        assert endpoint["path"] == PATH
+        assert relabeled(endpoint, "job") == {"replacement": "trunkline-router"}
+        assert ("authorization" in endpoint, "tlsConfig" in endpoint) == (values is GUARDED, values is GUARDED)
+    assert len(endpoints) == settings.processes == 3
+    if values is GUARDED:
+        policy = rendered.one("NetworkPolicy", "demo-trunkline-router")["spec"]["ingress"]
+        ports = [{"port": endpoint["port"]} for endpoint in endpoints]
+        assert {"ports": ports, "from": GUARDED["networkPolicy"]["scrapers"]} in policy
 
 
 def test_prometheus_presents_what_routers_and_workers_demand(

@@ -32,9 +32,8 @@ from trunkline_router.http_app import http_app
 from trunkline_router.observe.metrics.request_counts import RequestCounts
 from trunkline_router.observe.recent.recent_requests import RecentRequests
 from trunkline_router.observe.recent.router_requests import RequestBook, RouterRequests
-from trunkline_router.observe.scraping.metric_sources import label_rules, sources_of_metrics
+from trunkline_router.observe.scraping.metric_sources import collector, label_rules
 from trunkline_router.observe.scraping.process_gauges import ProcessGauges
-from trunkline_router.observe.scraping.scrape import Scrape
 from trunkline_router.observe.watch.fleet_sampler import Periods
 from trunkline_router.observe.watch.fleet_watch import FleetWatch, RouterFacts
 from trunkline_router.observe.watch.worker_drain import WorkerDrain
@@ -59,7 +58,7 @@ from trunkline_runtime.channel import open_channel
 from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.server import GrpcServer
 from trunkline_runtime.telemetry.certificate_expiry import CertificateExpiry
-from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
+from trunkline_runtime.telemetry.fresh_answers import Collect, FreshAnswers
 
 SERVICE = "trunkline.v1.InferenceService"
 PERIODS = Periods(watched_s=0.05, idle_s=60.0, answers_s=0.02)
@@ -80,12 +79,12 @@ class Cluster:
         service: InferenceService,
         gate: RequestGate,
         counted: RequestCounts,
-        scrape: Scrape,
+        collect: Collect,
         http: HttpServer | None,
         watch: FleetWatch,
     ) -> None:
         self.counted = counted
-        self.scrape = scrape
+        self.collect = collect
         self.http = http
         self.http_port = 0 if http is None else http.port
         self.inference = inference
@@ -250,11 +249,10 @@ async def router_before(
         )
         await server.start()
         stack.push_async_callback(server.stop, 0)
-        sources = sources_of_metrics(inference, gate, counted.tenants, ProcessGauges(LoopLag(), CertificateExpiry()))
-        scrape = Scrape([counted.families, *sources])
+        collect = collector(counted, inference, gate, ProcessGauges(LoopLag(), CertificateExpiry()))
         http: HttpServer | None = None
         if edge is not None:
-            answers = FreshAnswers(scrape.collect)
+            answers = FreshAnswers(collect)
             page = FleetEndpoints(watch, drain, PageFiles(page_folder) if page_folder else PageFiles())
             app = http_app(edge(inference, access, gate), lambda: bool(pools.models()), answers, page, store)
             http = HttpServer(app, "127.0.0.1", 0, refused=gate.refused)
@@ -264,7 +262,7 @@ async def router_before(
         stack.push_async_callback(_cancel, tasks)
         channel = await stack.enter_async_context(open_channel(f"127.0.0.1:{server.port}"))
         stubs = InferenceServiceStub(channel), FleetServiceStub(channel)
-        made = Cluster(links, *stubs, server.port, shared, inference, service, gate, counted, scrape, http, watch)
+        made = Cluster(links, *stubs, server.port, shared, inference, service, gate, counted, collect, http, watch)
         await made.until_workers(*(expected or (True for _ in workers)))
         yield made
         await until(lambda: all(link.worker is None or not link.worker.open_choices for link in links))

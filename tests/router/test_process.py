@@ -24,6 +24,7 @@ from trunkline_runtime.channel import open_channel
 
 FREEZE_COUNT = """
 import asyncio, gc, os, signal, sys
+from pathlib import Path
 from trunkline_router.main import router_settings
 from trunkline_router.access.identity.authenticator import Authenticator
 from trunkline_router.access.access import Access
@@ -35,7 +36,7 @@ def on_listening():
     print("frozen:", gc.get_freeze_count())
     os.kill(os.getpid(), signal.SIGTERM)
 
-shared_port = SharedPort(on_listening, once_useful=False)
+shared_port = SharedPort(on_listening, once_useful=False, directory=Path("absent"), number=0, restarts=0)
 tracing = open_tracing("trunkline-router")
 asyncio.run(serve(router_settings(sys.argv[1:]), Access(), Authenticator(), tracing, shared_port))
 """

@@ -235,13 +235,11 @@ ROUTERS = Row(
         ),
         Panel(
             "Processes and other routers",
-            "Processes that answered for a router, restarts in the last hour, and other routers that Redis knows.",
+            "Processes of all routers, their restarts in the last hour, and other processes that Redis knows.",
             [
-                Query("sum by (instance) (trunkline_router_processes)", "{{instance}} processes"),
-                Query(
-                    "sum by (instance) (increase(trunkline_router_process_restarts_total[1h]))", "{{instance}} restarts"
-                ),
-                Query("max (trunkline_router_neighbours)", "other routers"),
+                Query("sum (trunkline_router_processes)", "processes"),
+                Query("sum (increase(trunkline_router_process_restarts_total[1h]))", "restarts"),
+                Query("max (trunkline_router_neighbours)", "other processes"),
             ],
         ),
     ],

@@ -39,10 +39,9 @@ def _priced(window: str) -> str:
 
 
 def of_processes(counter: str, *selectors: str) -> str:
-    """How often it happened to each worker in an hour, as the router sees it to which it happened most often. Each
-    process of a router has connections of its own and counts what happens to them."""
-    happened = f"increase({counter}{{{', '.join(selectors)}}}[1h])"
-    return f"max by (worker) ({happened} / on (job, instance) group_left () trunkline_router_processes)"
+    """How often it happened to each worker in an hour, as the router process sees it to which it happened most often.
+    Each has connections of its own and counts what happens to them."""
+    return f"max by (worker) (increase({counter}{{{', '.join(selectors)}}}[1h]))"
 
 
 def workers_by_state() -> str:

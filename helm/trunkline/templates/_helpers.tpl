@@ -255,18 +255,37 @@ secretKeyRef:
   key: {{ ternary $given.key "password" (not (empty $given.name)) }}
 {{- end -}}
 
+{{/* The number of processes of a router pod. Settings in the environment replace those in the file. */}}
+{{- define "trunkline.processes" -}}
+{{- $processes := .Values.router.config.processes | default 1 -}}
+{{- range .Values.router.env -}}
+{{- if eq .name "TRUNKLINE_PROCESSES" -}}{{- $processes = .value -}}{{- end -}}
+{{- end -}}
+{{- $processes | int -}}
+{{- end -}}
+
+{{/* The ports at which the processes of a router pod serve their metrics, by name; empty if the HTTP port does. */}}
+{{- define "trunkline.routerMetricsPorts" -}}
+{{- $ports := dict -}}
+{{- $processes := include "trunkline.processes" . | int -}}
+{{- if gt $processes 1 -}}
+{{- range $number := until $processes -}}
+{{- $_ := set $ports (printf "metrics-%d" $number) (add (int $.Values.router.processMetricsPort) $number) -}}
+{{- end -}}
+{{- end -}}
+{{- $ports | toJson -}}
+{{- end -}}
+
 {{/* Fails if several router processes would each count a tenant's quotas alone, so that the tenant got a multiple of
 them. A router pod with several processes, quotas and no Redis would not even start. */}}
 {{- define "trunkline.quotasNeedRedis" -}}
 {{- $router := .Values.router -}}
 {{- $external := .Values.redis.external -}}
 {{- $redis := or .Values.redis.enabled $external.url $external.existingSecret.name -}}
-{{- $processes := $router.config.processes | default 1 -}}
 {{- range $router.env -}}
 {{- if eq .name "TRUNKLINE_REDIS_URL" -}}{{- $redis = true -}}{{- end -}}
-{{- if eq .name "TRUNKLINE_PROCESSES" -}}{{- $processes = .value -}}{{- end -}}
 {{- end -}}
-{{- $routers := mul $router.replicas $processes -}}
+{{- $routers := mul $router.replicas (include "trunkline.processes" .) -}}
 {{- if and (not $redis) (gt $routers 1) -}}
 {{- range $tenant := keys $router.tenants | sortAlpha -}}
 {{- range $quota := list "requests_per_minute" "tokens_per_minute" "tokens_in_flight" -}}
@@ -285,16 +304,14 @@ see what comes by valueFrom. */}}
 {{- define "trunkline.responsesNeedOneRouter" -}}
 {{- $router := .Values.router -}}
 {{- $stored := $router.config.max_stored_responses -}}
-{{- $processes := $router.config.processes | default 1 -}}
 {{- range $router.env -}}
 {{- if and (hasKey . "valueFrom") (has .name (list "TRUNKLINE_MAX_STORED_RESPONSES" "TRUNKLINE_PROCESSES")) -}}
 {{- $why := "it decides whether clients find stored responses, and the chart cannot see what comes by valueFrom" -}}
 {{- fail (printf "router.env: %s: %s: set it in router.config or by value" .name $why) -}}
 {{- end -}}
 {{- if eq .name "TRUNKLINE_MAX_STORED_RESPONSES" -}}{{- $stored = .value -}}{{- end -}}
-{{- if eq .name "TRUNKLINE_PROCESSES" -}}{{- $processes = .value -}}{{- end -}}
 {{- end -}}
-{{- $routers := mul $router.replicas $processes -}}
+{{- $routers := mul $router.replicas (include "trunkline.processes" .) -}}
 {{- if and (gt (int $stored) 0) (gt $routers 1) -}}
 {{- $why := printf "of %d routers (replicas x config.processes) only one would have a response" $routers -}}
 {{- fail (printf "router.config.max_stored_responses: %s: set replicas and processes to 1, or max_stored_responses to 0" $why) -}}

@@ -19,11 +19,7 @@ class BoundedNames:
         """The label of a name."""
         label = self._names.get(name)
         if label is None:
-            if len(self._names) >= self._most or not self._may_add(name):
+            if len(self._names) >= self._most:
                 return OTHER
             label = self._names[name] = name
         return label
-
-    def _may_add(self, name: str) -> bool:
-        """Whether a new name gets a label; overridden where others decide about it too."""
-        return True

@@ -20,14 +20,11 @@ SCRAPE_AGAIN_MS = 1000
 
 
 class StatusEndpoints:
-    """is_ready: whether a worker accepts requests;  page: the page of the API, as JSON;  metrics: the answers for
-    scrapers"""
+    """is_ready: whether a worker accepts requests;  page: the page of the API, as JSON"""
 
-    def __init__(self, is_ready: Callable[[], bool], page: bytes, metrics: FreshAnswers) -> None:
+    def __init__(self, is_ready: Callable[[], bool], page: bytes) -> None:
         self._is_ready = is_ready
         self._page = page
-        self._metrics = metrics
-        self._scrapes: Counter[str] = Counter()  # by host
         self._version = orjson.dumps({"version": version("trunkline")})
 
     @property
@@ -38,7 +35,6 @@ class StatusEndpoints:
             "GET /ready": self._ready,
             "GET /version": self._tell_version,
             "GET /openapi.json": self._tell_page,
-            "GET /metrics": self._tell_metrics,
         }
 
     async def _health(self, call: HttpCall) -> None:
@@ -56,10 +52,23 @@ class StatusEndpoints:
     async def _tell_page(self, call: HttpCall) -> None:
         await call.respond(self._page)
 
+
+class MetricsEndpoint:
+    """answers: those for scrapers"""
+
+    def __init__(self, answers: FreshAnswers) -> None:
+        self._answers = answers
+        self._scrapes: Counter[str] = Counter()  # by host
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        """The handler, by method and path."""
+        return {"GET /metrics": self._tell_metrics}
+
     async def _tell_metrics(self, call: HttpCall) -> None:
         with self._scraping(call):
             accept = b",".join(value for name, value in call.scope["headers"] if name == b"accept")
-            body, content_type = await self._metrics.answer(accept.decode("latin-1"))
+            body, content_type = await self._answers.answer(accept.decode("latin-1"))
             await call.respond_in_pieces(body, content_type)
 
     @contextmanager

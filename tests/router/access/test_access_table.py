@@ -248,7 +248,7 @@ async def test_the_table_lists_exactly_the_paths_that_a_router_serves(tmp_path: 
     async with router_of(Keys(tmp_path / "keys.json"), FakeWorker("w")) as router:
         inner = router.inner
         page = FleetEndpoints(inner.watch, WorkerDrain(inner.inference.pools), PageFiles())
-        answers = FreshAnswers(inner.scrape.collect)
+        answers = FreshAnswers(inner.collect)
         app = http_app(Edge(inner.inference, Access(), inner.gate), lambda: True, answers, page)
     assert set(app.endpoints) == set(PATHS)
 

@@ -46,6 +46,7 @@ class HttpServer:
     cors_origins: origins whose pages may use the server from a browser; "*" stands for all. Empty: none
     refused: is told of requests that the server itself refuses; None: only the log is
     max_connections: None: half as many as a gRPC server accepts. With TLS, a share of them is kept for handshakes.
+    port_option: the setting that chooses the port
     """
 
     def __init__(
@@ -60,8 +61,10 @@ class HttpServer:
         limits: HttpLimits = LIMITS,
         refused: RefusedCalls | None = None,
         max_connections: int | None = None,
+        port_option: str = PORT_OPTION,
     ) -> None:
         self._host, self._wanted_port, self._shared_port = host, port, shared_port
+        self._port_option = port_option
         self._limits = limits
         self.port = 0  # the bound one, once started
         most = max_connections or max(1, most_connections() // 2)
@@ -86,7 +89,13 @@ class HttpServer:
     async def start(self) -> None:
         """Binds the port and serves. Raises PortInUse."""
         loop = asyncio.get_running_loop()
-        listener = listen(self._host, self._wanted_port, shared=self._shared_port, unread_s=self._limits.unread_s)
+        listener = listen(
+            self._host,
+            self._wanted_port,
+            shared=self._shared_port,
+            unread_s=self._limits.unread_s,
+            option=self._port_option,
+        )
         self.port = listener.getsockname()[1]
         self._set_date()
         if self._handshakes is not None:
@@ -131,10 +140,11 @@ class HttpServer:
         self._shared.date_line = b"date: " + formatdate(usegmt=True).encode()
 
 
-def listen(host: str, port: int, *, shared: bool, unread_s: float) -> socket.socket:
+def listen(host: str, port: int, *, shared: bool, unread_s: float, option: str = PORT_OPTION) -> socket.socket:
     """A listening socket. Raises PortInUse.
 
     unread_s: connections whose clients take nothing for so long, while output waits for them, are ended by the kernel
+    option: the setting that chooses the port
     """
     listener = socket.socket(address_family(host), socket.SOCK_STREAM)
     try:
@@ -151,7 +161,7 @@ def listen(host: str, port: int, *, shared: bool, unread_s: float) -> socket.soc
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        raise port_problem(host, port, error, PORT_OPTION) from None
+        raise port_problem(host, port, error, option) from None
     return listener
 
 

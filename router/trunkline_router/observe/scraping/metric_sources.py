@@ -1,49 +1,48 @@
 """Which parts of a router its metrics are read from, and which labels they have."""
 
-from collections.abc import Callable, Iterable, Sequence
-
-from prometheus_client.core import Metric
+from itertools import chain
 
 from trunkline_router.access.gate.request_gate import RequestGate
 from trunkline_router.access.identity.needed_roles import METHODS, PATHS
 from trunkline_router.access.tenants import Tenants
+from trunkline_router.observe.metrics.request_counts import RequestCounts
 from trunkline_router.observe.metrics.request_labels import MAX_TENANTS, LabelRules
 from trunkline_router.observe.scraping.gate_gauges import GateGauges
 from trunkline_router.observe.scraping.process_gauges import ProcessGauges
-from trunkline_router.observe.scraping.shared_names import SharedNames
 from trunkline_router.observe.scraping.shared_state_gauges import SharedStateGauges
-from trunkline_router.observe.scraping.snapshot_files import NAMES, SnapshotPlace
 from trunkline_router.observe.scraping.worker_gauges import WorkerGauges
 from trunkline_router.request.inference import Inference
 from trunkline_router.settings import RouterSettings
 from trunkline_runtime.telemetry.bounded_names import BoundedNames
 from trunkline_runtime.telemetry.certificate_expiry import CertificateExpiry
+from trunkline_runtime.telemetry.exposition import Families
+from trunkline_runtime.telemetry.fresh_answers import Collect
 from trunkline_runtime.tls import ServerTls
 
 # As records name them: paths, and RPCs without a leading slash.
 ENDPOINTS = frozenset({name.partition(" ")[2] for name in PATHS} | {name[1:] for name in METHODS})
 
-Source = Callable[[], Iterable[Metric]]  # reads metrics of now
+
+def label_rules(tenants: Tenants) -> LabelRules:
+    """Tenants that the tenants file lists have labels of their own first."""
+    return LabelRules(BoundedNames(MAX_TENANTS, tenants.named), ENDPOINTS)
 
 
-def label_rules(tenants: Tenants, place: SnapshotPlace | None = None) -> LabelRules:
-    """Tenants that the tenants file lists have labels of their own first.  place: see Scrape"""
-    if place is None:
-        return LabelRules(BoundedNames(MAX_TENANTS, tenants.named), ENDPOINTS)
-    return LabelRules(SharedNames(place.directory / NAMES, MAX_TENANTS, tenants.named), ENDPOINTS)
-
-
-def sources_of_metrics(
-    inference: Inference, gate: RequestGate, tenants: BoundedNames, process: ProcessGauges
-) -> Sequence[Source]:
-    """Of a router process.  tenants: those with labels of their own"""
+def collector(counted: RequestCounts, inference: Inference, gate: RequestGate, process: ProcessGauges) -> Collect:
+    """Returns what makes all metrics of a router process, one by one."""
     dispatcher = inference.dispatcher
-    return (
-        GateGauges(gate, inference.running, dispatcher).families,
-        WorkerGauges(inference.pools, dispatcher.clock_s).families,
-        SharedStateGauges(inference.shared, tenants).families,
-        process.families,
+    sources = (
+        counted,
+        GateGauges(gate, inference.running, dispatcher),
+        WorkerGauges(inference.pools, dispatcher.clock_s),
+        SharedStateGauges(inference.shared, counted.tenants),
+        process,
     )
+
+    async def collect() -> Families:
+        return chain.from_iterable(source.families() for source in sources)
+
+    return collect
 
 
 def certificates_of(settings: RouterSettings, tls: ServerTls | None) -> CertificateExpiry:

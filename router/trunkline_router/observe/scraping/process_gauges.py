@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 
 from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.telemetry.certificate_expiry import CertificateExpiry
-from trunkline_runtime.telemetry.exposition import gauge
+from trunkline_runtime.telemetry.exposition import counter, gauge
 from trunkline_runtime.telemetry.process_families import certificate_families, log_family, spans_family
 from trunkline_runtime.telemetry.span_queue import ExportCounts
 
@@ -18,12 +18,21 @@ OF_PROCESS = frozenset(
 
 
 class ProcessGauges:
-    """spans: what became of spans; None: they are not exported"""
+    """spans: what became of spans; None: they are not exported
+    restarts: how often the process was started again; None: it is the only one of its router
+    """
 
-    def __init__(self, lag: LoopLag, certificates: CertificateExpiry, spans: ExportCounts | None = None) -> None:
+    def __init__(
+        self,
+        lag: LoopLag,
+        certificates: CertificateExpiry,
+        spans: ExportCounts | None = None,
+        restarts: int | None = None,
+    ) -> None:
         self._lag = lag
         self._certificates = certificates
         self._spans = spans
+        self._restarts = restarts
         self._process = ProcessCollector(registry=None)  # registered nowhere
 
     def families(self) -> Iterable[Metric]:
@@ -34,7 +43,13 @@ class ProcessGauges:
             (),
             [((), self._lag.recent_s())],
         )
-        yield gauge("trunkline_router_processes", "Processes of the router.", (), [((), 1.0)])
+        yield gauge("trunkline_router_processes", "Always 1: the sum is the number of processes.", (), [((), 1.0)])
+        yield counter(
+            "trunkline_router_process_restarts",
+            "How often this process of the router died and was replaced. Absent if the router is one process.",
+            (),
+            [] if self._restarts is None else [((), float(self._restarts))],
+        )
         yield gauge(
             "trunkline_router_build_info", "The router's version, as a label.", ("version",),
             [((version("trunkline"),), 1.0)],

@@ -28,7 +28,7 @@ class WorkerGauges:
         links = self._links()
         yield gauge(
             "trunkline_router_worker_state",
-            "How many of the router's processes see the worker in this state.",
+            "1 if the process sees the worker in this state.",
             ("worker", "state"),
             [((name, state), float(state == state_of(link))) for name, link in links.items() for state in STATES],
         )
