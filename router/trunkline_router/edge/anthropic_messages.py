@@ -10,7 +10,7 @@ from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline_router.edge.anthropic_requests import FIELD_NAMES, CountRequest, MessageRequest
 from trunkline_router.edge.http.sse import event
 from trunkline_router.edge.http_call import HttpCall, answer_of
-from trunkline_router.edge.request_fields import renamed, validated
+from trunkline_router.edge.request_fields import refusals_named, validated
 from trunkline_router.record.error_statuses import anthropic_body
 
 Json = dict[str, Any]
@@ -46,10 +46,8 @@ async def count_tokens(call: HttpCall) -> None:
         tokenize = request.tokenize_request()
         call.check_unknown(request.unknown())
         request.check()
-    try:
+    with refusals_named(FIELD_NAMES):
         ids = await call.edge.inference.tokenize(tokenize, call.caller, None)
-    except RequestRefused as refused:
-        raise renamed(refused, FIELD_NAMES) from None
     await call.respond(orjson.dumps({"input_tokens": len(ids)}))
 
 

@@ -6,7 +6,8 @@ ignored, because an ignored constraint gives wrong answers. Null means the defau
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, partial
 from itertools import takewhile
 from typing import Annotated, Any, ClassVar
@@ -331,6 +332,15 @@ def prompt_named(name: str, **more: str) -> FieldNames:
     """Returns the names of an endpoint whose field `name` has the prompt."""
     prompts = dict.fromkeys(("prompt", "text", "token_ids", "chat", "chat.messages"), name)
     return {**prompts, "template_variables": "chat_template_kwargs", **more}
+
+
+@contextmanager
+def refusals_named(names: FieldNames) -> Iterator[None]:
+    """Renames the fields of refusals that are raised within it."""
+    try:
+        yield
+    except RequestRefused as refused:
+        raise renamed(refused, names) from None
 
 
 def renamed(refused: RequestRefused, names: FieldNames) -> RequestRefused:

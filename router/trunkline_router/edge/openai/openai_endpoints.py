@@ -1,8 +1,8 @@
 """The endpoints of OpenAI's completions, chat completions and models, and of vLLM's tokenization."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from trunkline_router.edge.openai.openai_requests import (
     TokenizeBody,
 )
 from trunkline_router.edge.openai.token_details import LogprobsBound, PromptDetails
-from trunkline_router.edge.request_fields import renamed, validated
+from trunkline_router.edge.request_fields import refusals_named, validated
 from trunkline_router.request.request_call import MAX_REQUEST_ID
 from trunkline_router.workers.pool import Pool
 
@@ -69,7 +69,7 @@ async def completions(call: HttpCall) -> None:
     details = [
         PromptDetails(request, LogprobsBound(request) if request.stream else bound, prompt) for prompt in prompts
     ]
-    parts = [partial(_answer_to, call, request, of, name, sampling) for of, name in zip(details, ids, strict=True)]
+    parts = [partial(_answer_to, call, request, one, name, sampling) for one, name in zip(details, ids, strict=True)]
     responses, answer = merged(parts), CompletionAnswer(call, request, details)
     if request.stream:
         await call.stream(responses, answer)
@@ -195,10 +195,8 @@ async def tokenize(call: HttpCall) -> None:
         call.check_unknown(body.unknown())
         request = body.tokenize_request()
     inference = call.edge.inference
-    try:
+    with refusals_named(body.field_names):
         ids = await inference.tokenize(request, call.caller, None)
-    except RequestRefused as refused:
-        raise renamed(refused, body.field_names) from None
     pool = await inference.found(request.model, call.caller, None)
     answer = {"count": len(ids), "max_model_len": max_total_tokens(pool.limits), "tokens": await json_list(ids)}
     if body.return_token_strs:
@@ -214,18 +212,9 @@ async def detokenize(call: HttpCall) -> None:
         inference, model = call.edge.inference, body.model or ""
         if not isinstance(body.tokens, list):
             raise invalid("tokens", "must be a list of token ids")
-        with _tokens_named():
+        with refusals_named({"token_ids": "tokens"}):
             await inference.detokenizing_pool(model, len(body.tokens), call.caller)  # before an id is looked at
         ids = await packed(body.tokens, "tokens")
-    with _tokens_named():
+    with refusals_named({"token_ids": "tokens"}):
         utf8 = await inference.detokenize(model, ids, call.caller, None)
     await call.respond(orjson.dumps({"prompt": utf8.decode()}))
-
-
-@contextmanager
-def _tokens_named() -> Iterator[None]:
-    """Names the tokens in refusals as the body does."""
-    try:
-        yield
-    except RequestRefused as refused:
-        raise renamed(refused, {"token_ids": "tokens"}) from None
