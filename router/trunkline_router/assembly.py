@@ -22,11 +22,10 @@ from trunkline_router.edge.live.fleet_endpoints import FleetEndpoints
 from trunkline_router.edge.live.page_files import PageFiles
 from trunkline_router.edge.responses.response_store import ResponseStore, StoreLimits
 from trunkline_router.http_app import App, http_app, metrics_app
-from trunkline_router.observe.metrics.request_counts import RequestCounts
+from trunkline_router.observe.metrics.collector import RequestCounts, certificates_of, collector, label_rules
+from trunkline_router.observe.metrics.router_gauges import ProcessGauges
 from trunkline_router.observe.recent.recent_requests import SLOW_S, RecentRequests
 from trunkline_router.observe.recent.router_requests import RequestBook, RouterRequests
-from trunkline_router.observe.scraping.metric_sources import certificates_of, collector, label_rules
-from trunkline_router.observe.scraping.process_gauges import ProcessGauges
 from trunkline_router.observe.tracing.request_traces import RequestTraces
 from trunkline_router.observe.watch.fleet_watch import FleetWatch, RouterFacts
 from trunkline_router.observe.watch.worker_drain import WorkerDrain

@@ -9,8 +9,7 @@ from prometheus_client.core import Metric
 from tests.router.fleet_of_states import Fleet, prompt_of
 from trunkline.v1.worker_pb2 import Timeline
 from trunkline_router.access.tenants import Tenant, Tenants
-from trunkline_router.observe.metrics.request_counts import RequestCounts
-from trunkline_router.observe.scraping.metric_sources import label_rules
+from trunkline_router.observe.metrics.collector import RequestCounts, label_rules
 from trunkline_router.record.request_record import (
     COMPLETE,
     HTTP,

@@ -8,8 +8,8 @@ import pytest
 
 from tests.router.metrics.records import answered, attempt, counts, refused, values
 from trunkline.status import NO_WORKER
-from trunkline_router.observe.metrics.request_counts import RequestCounts
-from trunkline_router.observe.metrics.worker_counts import MAX_WORKERS
+from trunkline_router.observe.metrics.attempt_metrics import MAX_WORKERS
+from trunkline_router.observe.metrics.collector import RequestCounts
 
 MOST_SERIES = 1000
 LANES = ("interactive", "standard", "batch")

@@ -19,7 +19,7 @@ from tests.router.metrics.records import (
 )
 from trunkline.status import DEADLINE_EXCEEDED, INTERNAL, NO_WORKER, OVERLOADED, QUOTA_EXCEEDED
 from trunkline_router.observe.metrics.attempt_metrics import predicted_first_token_s
-from trunkline_router.observe.metrics.first_token_phases import phases_of
+from trunkline_router.observe.metrics.request_metrics import phases_of
 from trunkline_router.record.request_observer import RequestObserver
 from trunkline_router.record.request_record import (
     CANCELLED,

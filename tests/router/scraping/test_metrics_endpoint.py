@@ -25,7 +25,7 @@ from trunkline_router.access.identity.needed_roles import Open
 from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.edge.status_endpoints import MAX_SCRAPES_OF_HOST
-from trunkline_router.observe.scraping.worker_gauges import KEPT_S, WorkerGauges
+from trunkline_router.observe.metrics.worker_gauges import KEPT_S, WorkerGauges
 from trunkline_router.quotas.quota import Quotas
 
 TERMS = Tenants({"acme": Tenant(quotas=Quotas(requests_per_minute=2, tokens_in_flight=10_000))})

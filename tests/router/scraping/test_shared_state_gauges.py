@@ -6,7 +6,7 @@ from tests.router.cluster import until
 from tests.router.metrics.records import value, values
 from tests.router.running_routers import running
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_router.observe.scraping.shared_state_gauges import SharedStateGauges
+from trunkline_router.observe.metrics.router_gauges import SharedStateGauges
 from trunkline_router.quotas.quota import Quotas
 from trunkline_runtime.telemetry.bounded_names import BoundedNames
 

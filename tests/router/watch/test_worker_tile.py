@@ -5,7 +5,7 @@ import time
 from tests.router.cluster import Cluster, cluster, until
 from tests.router.fake_worker import FakeWorker
 from trunkline.v1 import fleet_pb2
-from trunkline_router.observe.scraping.worker_gauges import WorkerGauges
+from trunkline_router.observe.metrics.worker_gauges import WorkerGauges
 from trunkline_router.observe.watch.worker_tile import SHOWN, shown_state
 from trunkline_router.workers.worker_link import ASIDE, CONNECTING, DRAINING, READY, STATES
 

@@ -1,1 +1,1 @@
-"""Metrics that are counted at the ends of requests."""
+"""Metrics of a router process, for Prometheus and OpenTelemetry."""

@@ -1,13 +1,14 @@
 """Metrics of routing and of attempts at workers: was the prediction right, which attempts were lost, and for how long
 did clients hear nothing."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from prometheus_client.core import Metric
 
-from trunkline_router.observe.metrics.request_labels import RequestLabels, reason_label
-from trunkline_router.observe.metrics.worker_counts import WorkerCounts
+from trunkline_router.observe.metrics.request_metrics import RequestLabels, reason_label
 from trunkline_router.record.request_record import (
     CANCELLED,
     COMPLETE,
@@ -22,16 +23,48 @@ from trunkline_runtime.telemetry.series_counts import SeriesBuckets, SeriesCount
 RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
 ENDS = frozenset({COMPLETE, CANCELLED, GRANTED})
 SILENCE_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+MAX_WORKERS = 1000  # that have series of their own
+
+
+@dataclass(slots=True)
+class OfWorker:
+    """Sums over the attempts at one worker."""
+
+    ended: Counter[str] = field(default_factory=Counter)
+    first_tokens: int = 0
+    first_token_s: float = 0.0
+    predicted_s: float = 0.0
+    error_s: float = 0.0
+    clock_skew_s: float | None = None
+
+
+class WorkerCounts:
+    """The counts of the workers that were used last: workers come and go, and each may be a new name. A worker that
+    returns after it was forgotten counts from zero, which Prometheus takes for a restart."""
+
+    def __init__(self, most: int = MAX_WORKERS) -> None:
+        self._most = most
+        self._workers: OrderedDict[str, OfWorker] = OrderedDict()
+
+    def of(self, worker: str) -> OfWorker:
+        """A worker's counts, to be added to."""
+        counts = self._workers.get(worker)
+        if counts is None:
+            counts = self._workers[worker] = OfWorker()
+            if len(self._workers) > self._most:
+                self._workers.popitem(last=False)
+        self._workers.move_to_end(worker)
+        return counts
+
+    def items(self) -> Sequence[tuple[str, OfWorker]]:
+        """All counts by worker."""
+        return list(self._workers.items())
 
 
 class AttemptMetrics:
-    """Counted at the ends of requests.
+    """Counted at the ends of requests."""
 
-    unix_s: the time, for examples
-    """
-
-    def __init__(self, unix_s: Callable[[], float]) -> None:
-        self._unix_s = unix_s
+    def __init__(self) -> None:
         self._decisions = SeriesCounts(2)
         self._matched_tokens = SeriesCounts(1)
         self._prompt_tokens = SeriesCounts(1)
@@ -41,8 +74,8 @@ class AttemptMetrics:
         self._silence = SeriesBuckets(1, SILENCE_BUCKETS)
         self._workers = WorkerCounts()
 
-    def request_ended(self, record: RequestRecord, labels: RequestLabels) -> None:
-        """Counts a request."""
+    def request_ended(self, record: RequestRecord, labels: RequestLabels, unix_s: float) -> None:
+        """Counts a request that ended now."""
         model = (labels.model,)
         for placement in record.placements:
             if placement.plan is not None:
@@ -55,7 +88,7 @@ class AttemptMetrics:
             counts = self._retries if following.resumed_at_tokens is None else self._failovers
             counts.add((labels.model, reason_label(lost.ended)))
         for silence in record.silences.values():
-            self._silence.of(model).add_traced(silence.duration_s, labels.trace_id, self._unix_s())
+            self._silence.of(model).add_traced(silence.duration_s, labels.trace_id, unix_s)
 
     def _count(self, attempt: AttemptRecord, placement: PlacementRecord | None, model: tuple[str]) -> None:
         worker = self._workers.of(attempt.worker)
@@ -111,13 +144,13 @@ class AttemptMetrics:
 
     def _of_workers(self) -> Iterable[Metric]:
         known = self._workers.items()
-        for name, documentation, field in (
+        for name, documentation, attribute in (
             ("first_tokens", "Attempts with a first output and a prediction of it.", "first_tokens"),
             ("first_token_seconds", "Times to their first outputs, summed.", "first_token_s"),
             ("predicted_first_token_seconds", "Predictions of these times, summed.", "predicted_s"),
             ("first_token_error_seconds", "Differences between the two, without sign, summed.", "error_s"),
         ):
-            samples = [((name,), float(getattr(counts, field))) for name, counts in known]
+            samples = [((name,), float(getattr(counts, attribute))) for name, counts in known]
             yield counter(f"trunkline_router_worker_{name}", documentation, ("worker",), samples)
         yield counter(
             "trunkline_router_worker_attempts",

@@ -1,38 +1,122 @@
-"""Metrics of requests: how many, how long, and where the time went."""
+"""Metrics of requests that have ended, their labels, and where the time to the first token went.
 
-from collections.abc import Callable, Iterable
+All labels have a fixed number of values, whatever clients send.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import NamedTuple
 
 from prometheus_client.core import Metric
 
-from trunkline_router.observe.metrics.first_token_phases import phases_of
-from trunkline_router.observe.metrics.request_labels import RequestLabels
-from trunkline_router.record.request_record import OK, RequestRecord
+from trunkline.v1.worker_pb2 import Timeline
+from trunkline_router.record.request_record import (
+    CANCELLED,
+    GENERATE,
+    GRANTED,
+    OK,
+    PROVIDER,
+    REASONS,
+    AttemptRecord,
+    RequestRecord,
+    operation_of,
+    result_of,
+)
+from trunkline_runtime.telemetry import genai
+from trunkline_runtime.telemetry.bounded_names import OTHER, BoundedNames
+from trunkline_runtime.telemetry.bucket_counts import one_two_five
 from trunkline_runtime.telemetry.exposition import counter, histogram
 from trunkline_runtime.telemetry.series_counts import SeriesBuckets, SeriesCounts
+
+MAX_MODELS = 32
+MAX_TENANTS = 100  # with three lanes and three kinds of tokens: about 900 series
+MOST_TENANTS = 128  # labels: those of tenants with labels of their own, none, and the others
+SEVERAL = "several"  # outcome: a request's choices ended differently
+SLOW_READER = "SLOW_READER"  # outcome: OVERLOADED, because the client read too slowly
+FINISHED = frozenset({"stop", "length", GRANTED})
+OUTCOMES = REASONS | FINISHED | {CANCELLED, SEVERAL}
+
+ADMISSION, TOKENIZE, PLACE, FAILOVER = "admission", "tokenize", "place", "failover"
+WORKER_QUEUE, PREFILL, WORKER, DELIVERY = "worker_queue", "prefill", "worker", "delivery"
+PROMPT_COMPUTED, PROMPT_CACHED, OUTPUT = "prompt_computed", "prompt_cached", "output"
 
 LATENCY_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )  # fmt: skip
 GAP_BUCKETS = (0.0, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)  # 0: no gap over the worker's target
-PROMPT_COMPUTED, PROMPT_CACHED, OUTPUT = "prompt_computed", "prompt_cached", "output"
+TENANT_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5)  # of first tokens; few: each is a series for every tenant
+N_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
+TOKEN_BUCKETS = one_two_five(1_000_000)
+
+GENAI_LABELS = tuple(
+    name.replace(".", "_")
+    for name in (genai.OPERATION_NAME, genai.PROVIDER_NAME, genai.REQUEST_MODEL, genai.RESPONSE_MODEL)
+)
+VLLM_LABELS = ("model_name", "engine")
+ENGINE = "0"  # as at workers
 
 
-def tokens_of(record: RequestRecord) -> Iterable[tuple[str, int]]:
+class RequestLabels(NamedTuple):
+    """One request's labels."""
+
+    model: str
+    tenant: str
+    lane: str
+    endpoint: str
+    outcome: str
+    result: str
+    trace_id: int  # of a trace that is exported; 0: it is not
+
+
+class LabelRules:
+    """Turns what a request says of itself into labels.
+
+    endpoints: the paths and RPCs that there are
+    """
+
+    def __init__(self, tenants: BoundedNames, endpoints: frozenset[str]) -> None:
+        self._models = BoundedNames(MAX_MODELS)
+        self.tenants = tenants
+        self._endpoints = endpoints
+
+    def of(self, record: RequestRecord) -> RequestLabels:
+        """The labels of a request that has ended."""
+        return RequestLabels(
+            self._models.label(record.model),
+            self.tenants.label(record.tenant),
+            record.lane,
+            record.endpoint if record.endpoint in self._endpoints else OTHER,
+            SLOW_READER if record.fell_behind else outcome_label(record.outcome),
+            result_of(record.outcome),
+            record.trace_id if record.is_exported else 0,
+        )
+
+
+def outcome_label(outcome: str) -> str:
+    """A known outcome."""
+    if outcome in OUTCOMES:
+        return outcome
+    return SEVERAL if "," in outcome else OTHER
+
+
+def reason_label(ended: str) -> str:
+    """A known reason of the error table."""
+    return ended if ended in REASONS else OTHER
+
+
+def tokens_of(record: RequestRecord) -> Sequence[tuple[str, int]]:
     """Tokens by kind. A prompt counts once a worker has computed it."""
-    if record.first_token_s is not None:
-        yield PROMPT_COMPUTED, record.prompt_tokens - record.cached_tokens
-        yield PROMPT_CACHED, record.cached_tokens
-    yield OUTPUT, record.completion_tokens
+    output = (OUTPUT, record.completion_tokens)
+    if record.first_token_s is None:
+        return (output,)
+    cached = record.cached_tokens
+    return (PROMPT_COMPUTED, record.prompt_tokens - cached), (PROMPT_CACHED, cached), output
 
 
 class RequestMetrics:
-    """Counts requests that have ended.
+    """The router's own metrics, of all requests."""
 
-    unix_s: the time, for examples
-    """
-
-    def __init__(self, unix_s: Callable[[], float]) -> None:
-        self._unix_s = unix_s
+    def __init__(self) -> None:
         self._requests = SeriesCounts(4)
         self._first_token = SeriesBuckets(2, LATENCY_BUCKETS)
         self._whole = SeriesBuckets(2, LATENCY_BUCKETS)
@@ -41,18 +125,18 @@ class RequestMetrics:
         self._tokens = SeriesCounts(3)
         self._stalled_s = SeriesCounts(1)
 
-    def request_ended(self, record: RequestRecord, labels: RequestLabels) -> None:
-        """Counts a request."""
+    def request_ended(self, record: RequestRecord, labels: RequestLabels, unix_s: float) -> None:
+        """Counts a request that ended now."""
         model, lane = labels.model, labels.lane
         self._requests.add((model, lane, labels.endpoint, labels.outcome))
         trace_id = labels.trace_id
         ttft_s, duration_s = record.ttft_s, record.duration_s
         if ttft_s is not None:
-            self._first_token.of((model, lane)).add_traced(ttft_s, trace_id, self._unix_s())
+            self._first_token.of((model, lane)).add_traced(ttft_s, trace_id, unix_s)
             for phase, spent_s in phases_of(record):
                 self._phases.of((model, phase)).add(spent_s)
         if duration_s is not None and labels.result == OK:
-            self._whole.of((model, lane)).add_traced(duration_s, trace_id, self._unix_s())
+            self._whole.of((model, lane)).add_traced(duration_s, trace_id, unix_s)
         for kind, count in tokens_of(record):
             if count:
                 self._tokens.add((model, lane, kind), count)
@@ -62,7 +146,7 @@ class RequestMetrics:
         for attempt in record.attempts:
             for timeline in attempt.timelines:
                 gaps = gaps or self._gaps.of((model,))
-                gaps.add_traced(timeline.longest_gap_s, trace_id, self._unix_s())
+                gaps.add_traced(timeline.longest_gap_s, trace_id, unix_s)
 
     def families(self) -> Iterable[Metric]:
         """All families."""
@@ -102,3 +186,166 @@ class RequestMetrics:
             ("model_name",),
             self._stalled_s.items(),
         )
+
+
+class TenantTotals:
+    """What tenants had of the fleet, and what it cost. Their number is bounded, see LabelRules."""
+
+    def __init__(self) -> None:
+        self._requests = SeriesCounts(3)
+        self._tokens = SeriesCounts(3)
+        self._first_token = SeriesBuckets(1, TENANT_BUCKETS, most=MOST_TENANTS)
+        self._device_s = SeriesCounts(1)
+        self._cost = SeriesCounts(1)
+        self._cost_of_model = SeriesCounts(1)
+
+    def request_ended(self, record: RequestRecord, labels: RequestLabels, unix_s: float) -> None:
+        """Counts a request that ended now."""
+        tenant, lane = labels.tenant, labels.lane
+        self._requests.add((tenant, lane, labels.result))
+        for kind, count in tokens_of(record):
+            if count:
+                self._tokens.add((tenant, lane, kind), count)
+        if record.ttft_s is not None:
+            self._first_token.of((tenant,)).add(record.ttft_s)
+        device_s = sum(timeline.device_s for attempt in record.attempts for timeline in attempt.timelines)
+        if device_s:
+            self._device_s.add((tenant,), device_s)
+        cost = record.cost
+        if cost:
+            self._cost.add((tenant,), cost)
+            self._cost_of_model.add((labels.model,), cost)
+
+    def families(self) -> Iterable[Metric]:
+        """All families."""
+        yield counter(
+            "trunkline_router_tenant_requests",
+            "Requests that ended, by result: ok, refused, cancelled or failed.",
+            ("tenant", "lane", "result"),
+            self._requests.items(),
+        )
+        yield counter(
+            "trunkline_router_tenant_tokens",
+            "Tokens of requests that ended: of prompts, computed or cached, and of output.",
+            ("tenant", "lane", "kind"),
+            self._tokens.items(),
+        )
+        yield histogram(
+            "trunkline_router_tenant_first_token_seconds",
+            "Time from a request's arrival to its first output.",
+            ("tenant",),
+            self._first_token.items(),
+        )
+        for name, documentation, label, counts in (
+            ("tenant_device_seconds", "Device time of requests: their shares of steps.", "tenant", self._device_s),
+            ("tenant_cost", "Price of that device time, at workers with a price.", "tenant", self._cost),
+            ("cost", "Price of the device time of requests, at workers with a price.", "model_name",
+             self._cost_of_model),
+        ):  # fmt: skip
+            yield counter(f"trunkline_router_{name}", documentation, (label,), counts.items())
+
+
+class GenAiMetrics:
+    """Metrics of OpenTelemetry's conventions for generative AI, and those of vLLM's that count requests rather than
+    choices: workers count choices. Of the direct path only the worker sees the answer."""
+
+    def __init__(self) -> None:
+        self._duration = SeriesBuckets(len(GENAI_LABELS) + 1, genai.DURATION_BUCKETS)
+        self._first_token = SeriesBuckets(len(GENAI_LABELS), genai.FIRST_TOKEN_BUCKETS)
+        self._per_token = SeriesBuckets(len(GENAI_LABELS), genai.PER_TOKEN_BUCKETS)
+        self._n = SeriesBuckets(len(VLLM_LABELS), N_BUCKETS)
+        self._max_tokens = SeriesBuckets(len(VLLM_LABELS), TOKEN_BUCKETS)
+        self._longest = SeriesBuckets(len(VLLM_LABELS), TOKEN_BUCKETS)
+
+    def request_ended(self, record: RequestRecord, labels: RequestLabels, unix_s: float) -> None:
+        """Counts a request that ended now."""
+        duration_s, ttft_s = record.duration_s, record.ttft_s
+        if record.method != GENERATE or duration_s is None:
+            return
+        trace_id = labels.trace_id
+        operation = operation_of(record.endpoint)
+        common = (operation, PROVIDER, labels.model, labels.model)
+        error = "" if labels.result == OK else labels.outcome
+        self._duration.of((*common, error)).add_traced(duration_s, trace_id, unix_s)
+        if not record.choices:
+            return
+        vllm = (labels.model, ENGINE)
+        self._n.of(vllm).add(record.choices)
+        if record.max_tokens is not None:
+            self._max_tokens.of(vllm).add(record.max_tokens)
+        if ttft_s is None or labels.result != OK:
+            return
+        self._first_token.of(common).add_traced(ttft_s, trace_id, unix_s)
+        per_choice = record.completion_tokens / record.choices
+        if per_choice > 1:
+            self._per_token.of(common).add_traced((duration_s - ttft_s) / (per_choice - 1), trace_id, unix_s)
+        self._longest.of(vllm).add(record.longest_choice_tokens)
+
+    def families(self) -> Iterable[Metric]:
+        """All families."""
+        error_type = ("error_type",)
+        for name, documentation, labels, counts in (
+            (genai.SERVER_REQUEST_DURATION, "Duration of a request.", GENAI_LABELS + error_type, self._duration),
+            (genai.SERVER_TIME_TO_FIRST_TOKEN, "Time to the first output, of answered requests.", GENAI_LABELS,
+             self._first_token),
+            (genai.SERVER_TIME_PER_OUTPUT_TOKEN, "Mean time per token of a choice after the first output.",
+             GENAI_LABELS, self._per_token),
+        ):  # fmt: skip
+            yield histogram(f"{name.replace('.', '_')}_seconds", documentation, labels, counts.items())
+        for name, documentation, counts in (
+            ("request_params_n", "Choices that a request asks for.", self._n),
+            ("request_params_max_tokens", "max_tokens of requests that have it.", self._max_tokens),
+            ("request_max_num_generation_tokens", "Output tokens of a request's longest choice.", self._longest),
+        ):
+            yield histogram(f"vllm:{name}", documentation, VLLM_LABELS, counts.items())
+
+
+def phases_of(record: RequestRecord) -> list[tuple[str, float]]:
+    """Phases that took time, in order, with their seconds, which add up to the time to the first token; empty if there
+    was no token.
+
+    FAILOVER: attempts that had no output. WORKER: at a worker that did not tell how it divides into WORKER_QUEUE and
+    PREFILL. DELIVERY: the rest: network, event loops, and decoding the first token into text.
+    """
+    left_s = record.ttft_s
+    first = next((attempt for attempt in record.attempts if attempt.first_output_s is not None), None)
+    if left_s is None or first is None:
+        return []
+    phases = []
+    for phase, part_s in (*_at_router(record, first), *_at_worker(first)):
+        # Clocks and workers may disagree by microseconds: no phase gets more than what is left.
+        part_s = min(part_s, left_s)
+        if part_s > 0.0:
+            phases.append((phase, part_s))
+            left_s -= part_s
+    phases.append((DELIVERY, left_s))
+    return phases
+
+
+def _at_router(record: RequestRecord, first: AttemptRecord) -> Iterator[tuple[str, float]]:
+    if record.admitted is not None:
+        yield ADMISSION, record.admitted.duration_s
+    if record.tokenized is not None:
+        yield TOKENIZE, record.tokenized.duration_s
+    begun_s = first.started_s
+    yield PLACE, sum([made.time.duration_s for made in record.placements if made.time.start_s <= begun_s])
+    for attempt in record.attempts:
+        if attempt is first:
+            break
+        if attempt.ended_s is not None:
+            yield FAILOVER, attempt.ended_s - attempt.started_s
+
+
+def _at_worker(attempt: AttemptRecord) -> Iterator[tuple[str, float]]:
+    timeline = _first_timeline(attempt)
+    if timeline is not None:
+        yield WORKER_QUEUE, timeline.admitted_s
+        yield PREFILL, timeline.first_token_s - timeline.admitted_s
+    elif attempt.first_output_s is not None:
+        yield WORKER, attempt.first_output_s - attempt.started_s
+
+
+def _first_timeline(attempt: AttemptRecord) -> Timeline | None:
+    """That of the choice with the first token."""
+    told = [timeline for timeline in attempt.timelines if timeline.HasField("first_token_s")]
+    return min(told, key=attrgetter("first_token_s")) if len(told) > 1 else told[0] if told else None

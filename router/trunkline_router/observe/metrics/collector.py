@@ -1,16 +1,25 @@
-"""Which parts of a router its metrics are read from, and which labels they have."""
+"""All metrics of a router process: what is counted when requests end, and what is read when it is scraped."""
 
+import time
+from collections.abc import Callable, Iterable
 from itertools import chain
+
+from prometheus_client.core import Metric
 
 from trunkline_router.access.gate.request_gate import RequestGate
 from trunkline_router.access.identity.needed_roles import METHODS, PATHS
 from trunkline_router.access.tenants import Tenants
-from trunkline_router.observe.metrics.request_counts import RequestCounts
-from trunkline_router.observe.metrics.request_labels import MAX_TENANTS, LabelRules
-from trunkline_router.observe.scraping.gate_gauges import GateGauges
-from trunkline_router.observe.scraping.process_gauges import ProcessGauges
-from trunkline_router.observe.scraping.shared_state_gauges import SharedStateGauges
-from trunkline_router.observe.scraping.worker_gauges import WorkerGauges
+from trunkline_router.observe.metrics.attempt_metrics import AttemptMetrics
+from trunkline_router.observe.metrics.request_metrics import (
+    MAX_TENANTS,
+    GenAiMetrics,
+    LabelRules,
+    RequestMetrics,
+    TenantTotals,
+)
+from trunkline_router.observe.metrics.router_gauges import GateGauges, ProcessGauges, SharedStateGauges
+from trunkline_router.observe.metrics.worker_gauges import WorkerGauges
+from trunkline_router.record.request_record import RequestRecord
 from trunkline_router.request.inference import Inference
 from trunkline_router.settings import RouterSettings
 from trunkline_runtime.telemetry.bounded_names import BoundedNames
@@ -21,6 +30,31 @@ from trunkline_runtime.tls import ServerTls
 
 # As records name them: paths, and RPCs without a leading slash.
 ENDPOINTS = frozenset({name.partition(" ")[2] for name in PATHS} | {name[1:] for name in METHODS})
+
+
+class RequestCounts:
+    """Everything that is counted of requests when they end; a RequestListener.  unix_s: the time, for examples"""
+
+    def __init__(self, rules: LabelRules, unix_s: Callable[[], float] = time.time) -> None:
+        self._rules = rules
+        self._unix_s = unix_s
+        self._parts = (RequestMetrics(), AttemptMetrics(), TenantTotals(), GenAiMetrics())
+
+    @property
+    def tenants(self) -> BoundedNames:
+        """The tenants that have labels of their own."""
+        return self._rules.tenants
+
+    def request_ended(self, record: RequestRecord) -> None:
+        """Counts a request."""
+        labels, unix_s = self._rules.of(record), self._unix_s()
+        for part in self._parts:
+            part.request_ended(record, labels, unix_s)
+
+    def families(self) -> Iterable[Metric]:
+        """All families."""
+        for part in self._parts:
+            yield from part.families()
 
 
 def label_rules(tenants: Tenants) -> LabelRules:
