@@ -140,6 +140,8 @@ async def test_an_old_record_that_is_put_back_does_not_undo_a_revocation(opened:
     attacks: list[Callable[[], Awaitable[Any]]] = [
         partial(client.hset, RECORDS, key.key_id, old),
         partial(client.hset, RECORDS, key.key_id, b"garbage"),
+        partial(client.hset, RECORDS, key.key_id, b"\xff not text"),
+        partial(client.hset, RECORDS, key.key_id, b"x" * 100_000),
         partial(client.hdel, RECORDS, key.key_id),
         client.flushall,
     ]

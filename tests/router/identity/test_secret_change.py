@@ -280,7 +280,7 @@ async def test_a_key_that_is_revoked_while_records_are_sealed_stays_revoked(
     ask = command._ask
 
     async def after_a_revocation(script: Any, *arguments: Any) -> Any:
-        if script is command._replace:
+        if script is command._write:
             monkeypatch.setattr(command, "_ask", ask)
             await opened(*OLD).put(record(key) | REVOKED)
         return await ask(script, *arguments)
@@ -297,7 +297,7 @@ async def test_records_that_change_all_the_time_are_given_up(opened: Opened, mon
     await opened(*OLD).put(record(ApiKey.new()))
 
     async def replaces_nothing(script: Any, *arguments: Any) -> Any:
-        return 0 if script is command._replace else await own(script, *arguments)
+        return 0 if script is command._write else await own(script, *arguments)
 
     own = command._ask
     monkeypatch.setattr(command, "_ask", replaces_nothing)

@@ -10,9 +10,10 @@ sealed is ignored. It can hide records, or put an old one back. So nothing but a
 revokes a key: routers keep what they know if Redis is lost, emptied or overwritten, they do not take a revoked record
 back, and they write what is missing into Redis again, for routers that start later.
 
-Routers write sealed records as they have read them, and only if no program has written since they read Redis: else they
-could overwrite a revocation that they have not seen. Only `trunkline keys` seals, so that while the fleet's secret is
-changed routers with different files do not seal against each other. Of two records the one with the newer seal counts.
+Routers write sealed records as they have read them. Each write names the record that it replaces, and is done only if
+Redis still has that one: else a router could overwrite a revocation that it has not seen. Only `trunkline keys` seals,
+so that while the fleet's secret is changed routers with different files do not seal against each other. Of two records
+the one with the newer seal counts.
 """
 
 import asyncio
@@ -46,12 +47,13 @@ MOST_PAGES = 2 * MOST_KEYS // PAGE_KEYS
 MOST_SEALED_BYTES = MOST_RECORD_BYTES + 65  # with the code and the colon before it
 MOST_REPORTED = 1024  # logged problems that are remembered
 RESEAL_ROUNDS = 8  # each for records that others wrote meanwhile
-ANY_VERSION = "*"
+ANY = "*"  # whatever record there is
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
     value: str  # the sealed record
+    digest: str  # its SHA-1, by which writes name it
     seal: int  # the number of the key that sealed it, 0 for the current secret's
     record: KeyRecord
 
@@ -75,9 +77,8 @@ class RedisKeys:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         steady_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._read, self._write, self._replace = scripts = tuple(
-            Script(name, Path(__file__).with_name(f"{name}_keys.lua").read_text())
-            for name in ("read", "write", "replace")
+        self._read, self._write = scripts = tuple(
+            Script(name, Path(__file__).with_name(f"{name}_keys.lua").read_text()) for name in ("read", "write")
         )
         self._redis = RedisConnection(url, scripts, tls=tls, connect_timeout_s=connect_timeout_s)
         self._names = tuple(f"{{{prefix.rstrip(':')}}}:api-keys:{FORMAT}{end}" for end in ("", ":version"))
@@ -127,27 +128,16 @@ class RedisKeys:
 
     async def update(self) -> None:
         """Reads the records if they may have changed. Raises StoreDown."""
-        number = await self._write_back(await self._missing())
+        missing = await self._missing()
+        number = await self._put([(key_id, old, self._known[key_id].value) for key_id, old in missing.items()])
         if number:
             self._log.warning(
                 "API keys were missing or changed in Redis: their records were written back", num_keys=number
             )
 
-    async def _write_back(self, missing: Sequence[str]) -> int:
-        """Writes known records, up to where another program has written since they were read: the next update() reads
-        what it wrote. Returns the number of written records. Raises StoreDown."""
-        version = self._version
-        for at in range(0, len(missing), PAGE_KEYS):
-            values = {key_id: self._known[key_id].value for key_id in missing[at : at + PAGE_KEYS]}
-            written = await self._put(values, version)
-            if written is None:
-                return at
-            version = written
-        return len(missing)
-
-    async def _missing(self) -> list[str]:
-        """Reads as update(), and writes nothing. Returns the ids of known keys that Redis should have and does not.
-        Raises StoreDown."""
+    async def _missing(self) -> dict[str, str]:
+        """Reads as update(), and writes nothing. Returns the ids of known keys whose records Redis does not have, each
+        with the digest of what it has instead, "" for nothing. Raises StoreDown."""
         if not self._redis.is_connected:
             await self._redis.connect()
         try:
@@ -155,30 +145,30 @@ class RedisKeys:
         except (TypeError, LookupError, *JSON_ERRORS) as error:
             raise StoreDown(f"an invalid answer: {type(error).__name__}") from None
 
-    async def _read_changes(self) -> list[str]:
-        """Takes all records if they may have changed. Returns the ids of known keys that Redis should have and does
-        not."""
+    async def _read_changes(self) -> dict[str, str]:
+        """Takes all records if they may have changed. Returns as _missing()."""
         now_s = self._steady_s()
         known_version = "" if now_s >= self._read_all_s else self._version
         reply = await self._ask(self._read, known_version, "0", PAGE_KEYS, MOST_SEALED_BYTES)
         if len(reply) == 1:
-            return []
+            return {}
         version, cursor, page = reply
-        present = self._take(page)
+        found = self._take(page)
         for _ in range(MOST_PAGES):
             if cursor == "0":
                 break
             _, cursor, page = await self._ask(self._read, "", cursor, PAGE_KEYS, MOST_SEALED_BYTES)
-            present |= self._take(page)
+            found |= self._take(page)
         self._version, self._read_all_s = str(version), now_s + READ_ALL_S
         self.has_loaded = True
-        return [key_id for key_id in self._known if key_id not in present]
+        known = self._known.items()
+        return {key_id: found.get(key_id, "") for key_id, one in known if found.get(key_id) != one.digest}
 
     async def put(self, fields: Mapping[str, Any]) -> None:
         """Writes a record, which is valid. Raises StoreDown."""
         if not self._redis.is_connected:
             await self._redis.connect()
-        await self._put({fields["id"]: self._seal.sealed(json.dumps(fields))}, ANY_VERSION)
+        await self._put([(fields["id"], ANY, self._seal.sealed(json.dumps(fields)))])
 
     def fields_of(self, key_id: str) -> dict[str, Any]:
         """The record of a known key, as JSON."""
@@ -218,10 +208,8 @@ class RedisKeys:
             left = self.sealed_before
             if not left:
                 return resealed
-            for at in range(0, len(left), PAGE_KEYS):
-                changes = ((key_id, self._known[key_id].value) for key_id in left[at : at + PAGE_KEYS])
-                flat = [part for key_id, old in changes for part in (key_id, old, self._resealed(key_id))]
-                resealed += await self._ask(self._replace, secrets.token_hex(8), *flat)
+            known = ((key_id, self._known[key_id]) for key_id in left)
+            resealed += await self._put([(key_id, one.digest, self._resealed(key_id)) for key_id, one in known])
         raise StoreDown("other programs change the records all the time: try again")
 
     def _resealed(self, key_id: str) -> str:
@@ -230,22 +218,18 @@ class RedisKeys:
     def _text_of(self, key_id: str) -> str:
         return self._known[key_id].value.partition(":")[2]
 
-    def _take(self, page: Any) -> set[str]:
-        """Takes the records of a page. Returns the ids of keys about which Redis knows what this router knows."""
-        values = loaded(page)
-        present = set()
-        for key_id, value in zip(values[::2], values[1::2], strict=True):
-            if not self._knows(key_id, value):
-                self._take_one(key_id, value)
-            if self._knows(key_id, value):
-                present.add(key_id)
-        return present
+    def _take(self, page: Any) -> dict[str, str]:
+        """Takes the records of a page. Returns the digests of those that have the ids of known keys."""
+        values, found = loaded(page), {}
+        for key_id, value, digest in zip(values[::3], values[1::3], values[2::3], strict=True):
+            known = self._known.get(key_id)
+            if known is None or known.digest != digest:
+                self._take_one(key_id, value, digest)
+            if key_id in self._known:
+                found[key_id] = digest
+        return found
 
-    def _knows(self, key_id: Any, value: Any) -> bool:
-        known = self._known.get(key_id)
-        return known is not None and known.value == value
-
-    def _take_one(self, key_id: Any, value: Any) -> None:
+    def _take_one(self, key_id: Any, value: Any, digest: str) -> None:
         opened = self._seal.opened(value) if isinstance(value, str) and is_key_id(key_id) else None
         if opened is None:
             self._report(key_id, "it is not sealed with this fleet's secret")
@@ -262,16 +246,18 @@ class RedisKeys:
         if key_id not in self._known and len(self._known) >= MOST_KEYS:
             self._report("", f"there are more than {MOST_KEYS} keys")
             return
-        read, known = _Known(value, seal, record), self._known.get(key_id)
+        read, known = _Known(value, digest, seal, record), self._known.get(key_id)
         if known is None or read.rank > known.rank:
             self._known[key_id], self._records[key_id] = read, record
 
-    async def _put(self, values: Mapping[str, str], version: str) -> str | None:
-        """Writes sealed records and returns their new version; None, and writes nothing, if Redis has another version
-        than this one."""
-        flat = (part for pair in values.items() for part in pair)
-        new = secrets.token_hex(8)
-        return new if await self._ask(self._write, new, version, *flat) == 1 else None
+    async def _put(self, changes: Sequence[tuple[str, str, str]]) -> int:
+        """Writes sealed records, each (key id, digest of what it replaces, record), where Redis still has what it
+        replaces. Returns the number of written ones. Raises StoreDown."""
+        written = 0
+        for at in range(0, len(changes), PAGE_KEYS):
+            flat = [part for change in changes[at : at + PAGE_KEYS] for part in change]
+            written += await self._ask(self._write, secrets.token_hex(8), *flat)
+        return written
 
     async def _ask(self, script: Script, *arguments: str | int) -> Any:
         """The script's reply. Raises StoreDown."""
