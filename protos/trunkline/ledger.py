@@ -86,15 +86,17 @@ class AnswerLedger:
     @property
     def has_output(self) -> bool:
         """Whether any part of the answer has arrived. If so, only an equal worker may continue it."""
-        return self.prompt_known or any(ledger.num_tokens or ledger.finished for ledger in self.ledgers)
+        return self.prompt_known or self.completion_tokens > 0 or self.num_unfinished < len(self.ledgers)
 
     @property
     def num_output(self) -> int:
         """Tokens of the longest unfinished choice: a worker needs room for them in addition to the prompt."""
-        return max((ledger.num_tokens for _, ledger in self.unfinished()), default=0)
+        return max([ledger.num_tokens for ledger in self.ledgers if not ledger.finished], default=0)
 
     def longest_output(self) -> "array[int] | None":
         """The output tokens of the longest unfinished choice; None if it has none."""
+        if not self.completion_tokens:
+            return None
         longest = max((ledger for _, ledger in self.unfinished()), key=lambda ledger: ledger.num_tokens)
         return longest.tokens or None
 

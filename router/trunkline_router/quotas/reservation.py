@@ -68,7 +68,7 @@ class Reservation:
             self._prompt_served = True
             prompt_tokens, cached = response.prompt.prompt_tokens, response.prompt.cached_tokens
             cost += INPUT_COST * (prompt_tokens - cached) + CACHED_COST * cached
-        output = sum(len(chunk.token_ids) for chunk in response.chunks)
+        output = sum([len(chunk.token_ids) for chunk in response.chunks])
         self._output_served += output
         self._serve(cost + OUTPUT_COST * output)
 

@@ -262,11 +262,6 @@ class RequestRecord:
         return self.started_unix_ns + int((time_s - self.started_s) * 1e9)
 
     @property
-    def has_answer(self) -> bool:
-        """Whether the outcome is the answer's finish reasons."""
-        return has_answer(self.outcome)
-
-    @property
     def last_timeline(self) -> Timeline | None:
         """Of the first choice in the last attempt of which the worker has said anything."""
         return next((attempt.timelines[0] for attempt in reversed(self.attempts) if attempt.timelines), None)

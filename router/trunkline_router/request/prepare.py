@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, invalid
 from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline.validation import (
     check_length,
@@ -19,7 +20,6 @@ from trunkline_router.prompts.token_ids import read_ids
 from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.quotas.shared_state.admission import LikelyUse
 from trunkline_router.quotas.shared_state.state import SharedState
-from trunkline_router.record.long_work import give_way
 from trunkline_router.record.request_record import CHECKS, MODEL, TOKENIZER, Interval
 from trunkline_router.request.request_call import PreparedRequest, RequestCall
 from trunkline_router.workers.claims import DEFAULTED
@@ -110,24 +110,11 @@ class Preparer:
     async def prepare(self, call: RequestCall) -> PreparedRequest:
         """Checks everything that the client sent, cheap checks first, and fills in every default. Raises
         RequestRefused."""
-        request, caller, record = call.request, call.caller, call.record
-        record.stage = CHECKS
-        call.check_request_id()
-        if len(request.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
-            raise invalid("cache_salt", f"must have at most {MAX_CACHE_SALT_BYTES} bytes")
-        tenant = caller.tenant
-        scheduling = caller.scheduling(request.lane, request.cache_salt)
-        record.lane = scheduling.lane_name
-        served = self.served_name(request.model, caller)
-        if self.pools.search.knows(served):
-            record.model = served  # also of a request that finds no worker; clients may send any other name
-        record.stage, begun_s = MODEL, time.monotonic()
-        try:
-            pool = await self.pool(request.model, caller, call.time_left())
-        finally:
-            record.searched = Interval(begun_s, time.monotonic())
+        request, record = call.request, call.record
+        scheduling = _checked_scheduling(call)
+        pool = await self._searched(call)
         record.model, record.stage = pool.name, CHECKS
-        scheduling = scheduling.corrected(self.shared.weight_factor(tenant))
+        scheduling = scheduling.corrected(self.shared.weight_factor(scheduling.tenant))
         affinity_key = call.affinity_key()
         limits = pool.limits
         validate_sampling(request.sampling, vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids)
@@ -135,25 +122,15 @@ class Preparer:
         self.check_choices(choices)
         begun_s = time.monotonic()
         try:
-            prompt = await prompt_tokens(call, pool.tokenizer, limits, scheduling)
+            prompt = await _prompt_tokens(call, pool.tokenizer, limits, scheduling)
         finally:
             record.tokenized = Interval(begun_s, time.monotonic())
         record.stage = CHECKS
-        room = max_total_tokens(limits) - len(prompt)
-        has_limit = request.sampling.HasField("max_tokens") and not (request.fit_max_tokens and room > 0)
-        check_length(
-            len(prompt),
-            request.sampling.max_tokens if has_limit else None,
-            context_length=limits.context_length,
-            capacity=limits.kv_token_capacity,
-        )
-        check_prompt_logprobs(request.sampling, len(prompt))
+        sampling = _fitted_sampling(request, limits, len(prompt))
+        max_tokens = sampling.max_tokens if sampling.HasField("max_tokens") else None
         record.prompt_tokens, record.choices = len(prompt), choices
-        sampling = resolve_sampling(request.sampling, limits.default_sampling)
-        if request.fit_max_tokens and sampling.max_tokens > room:
-            sampling.max_tokens = room
         record.sampling, record.is_seeded = sampling, request.sampling.HasField("seed")
-        record.max_tokens = sampling.max_tokens if sampling.HasField("max_tokens") else None
+        record.max_tokens = max_tokens
         return PreparedRequest(
             call.request_id,
             pool.name,
@@ -161,13 +138,56 @@ class Preparer:
             sampling,
             choices,
             scheduling,
-            most_output_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else room,
+            most_output_tokens=max_total_tokens(limits) - len(prompt) if max_tokens is None else max_tokens,
             vocab_size=limits.vocab_size,
             affinity_key=affinity_key,
         )
 
+    async def _searched(self, call: RequestCall) -> Pool:
+        """As pool(), for the model that the request names; the record has the time of the search."""
+        record, name = call.record, call.request.model
+        served = self.served_name(name, call.caller)
+        if self.pools.search.knows(served):
+            record.model = served  # also of a request that finds no worker; clients may send any other name
+        record.stage, begun_s = MODEL, time.monotonic()
+        try:
+            return await self.pool(name, call.caller, call.time_left())
+        finally:
+            record.searched = Interval(begun_s, time.monotonic())
 
-async def prompt_tokens(
+
+def _checked_scheduling(call: RequestCall) -> Scheduling:
+    """Checks what needs no model: the request's id, salt and lane. Returns how it is scheduled. Raises
+    RequestRefused."""
+    request, record = call.request, call.record
+    record.stage = CHECKS
+    call.check_request_id()
+    if len(request.cache_salt.encode()) > MAX_CACHE_SALT_BYTES:
+        raise invalid("cache_salt", f"must have at most {MAX_CACHE_SALT_BYTES} bytes")
+    scheduling = call.caller.scheduling(request.lane, request.cache_salt)
+    record.lane = scheduling.lane_name
+    return scheduling
+
+
+def _fitted_sampling(request: GenerateRequest, limits: GetModelResponse, num_prompt: int) -> SamplingParams:
+    """Returns the complete parameters, with a max_tokens that fits beside the prompt if the client asks for that.
+    Raises RequestRefused if prompt and output, or the prompt's log-probabilities, are too long."""
+    params, room = request.sampling, max_total_tokens(limits) - num_prompt
+    has_limit = params.HasField("max_tokens") and not (request.fit_max_tokens and room > 0)
+    check_length(
+        num_prompt,
+        params.max_tokens if has_limit else None,
+        context_length=limits.context_length,
+        capacity=limits.kv_token_capacity,
+    )
+    check_prompt_logprobs(params, num_prompt)
+    sampling = resolve_sampling(params, limits.default_sampling)
+    if request.fit_max_tokens and sampling.max_tokens > room:
+        sampling.max_tokens = room
+    return sampling
+
+
+async def _prompt_tokens(
     call: RequestCall, tokenizer: PromptTokenizer, limits: GetModelResponse, scheduling: Scheduling
 ) -> Sequence[int]:
     """Returns the prompt's token ids, unchecked if there are too many for any worker. Raises RequestRefused."""
@@ -182,9 +202,7 @@ async def prompt_tokens(
             prompt = await read_ids(prompt, vocab_size=limits.vocab_size, field="token_ids")
     elif kind == "text":
         text = request.text  # each access makes a copy
-        await give_way(len(text))
         tokenizer.check_fits(text, most_tokens)
-        await give_way(len(text))
         call.record.stage = TOKENIZER
         prompt = await tokenizer.encode(text, special_tokens=extras.special_tokens, tenant=scheduling.tenant)
     else:
