@@ -146,7 +146,8 @@ class SamplingFields(Fields):
 
         renamed: parameters whose fields have other names, or the same name and another meaning
         """
-        same = {name: value for name, value in self.__dict__.items() if name in PARAMETERS}
+        fields = self.__dict__
+        same = {name: value for name in PARAMETERS if (value := fields.get(name)) is not None}
         return SamplingParams(**{**same, **renamed})
 
     def generate(self, request_id: str, sampling: SamplingParams, **prompt: Any) -> GenerateRequest:
