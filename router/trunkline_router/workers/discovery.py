@@ -11,7 +11,6 @@ import socket
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence, Set
-from dataclasses import dataclass
 from math import inf
 from random import Random
 
@@ -21,7 +20,6 @@ from trunkline_router.workers.worker_link import ConnectAttempts, WorkerLink
 from trunkline_runtime.log import get_logger
 
 ASIDE_FIRST_S, ASIDE_MOST_S = 0.5, 60.0
-RETRY_EVERY = 4
 MOST_REMEMBERED = 4096  # addresses set aside, and addresses that have served; the oldest are forgotten
 # Workers known from leases alone: how many may be connected, and how many may be on trial (first connection) at once.
 MOST_FOLLOWED, MOST_TRIED = 1024, 64
@@ -93,87 +91,72 @@ async def watch_name(
         await sleep(rng.uniform(*LOOKUP_EVERY_S))
 
 
-@dataclass(frozen=True, slots=True)
-class _Aside:
-    until_s: float
-    pause_s: float
-    holder: str  # the address at which the same worker is already connected; "" if there was no worker
-
-
 class LeaseQueue:
-    """Leased addresses in the order of their trials: those that have served before, then those that were never tried.
-    Every RETRY_EVERY-th trial is of an address whose pause is over. Each kind is first in, first out."""
+    """Leased addresses in the order of their trials. An address that has served before may be tried at once, a new one
+    after those that were leased before it, and one that failed when its pause is over. Pauses double."""
 
     def __init__(self) -> None:
         self._leased: set[str] = set()  # leased addresses without a link
+        self._due: dict[str, tuple[float, int, str]] = {}  # the next trial: its time, a number and the address
+        self._heap: list[tuple[float, int, str]] = []  # of these, and outdated ones
+        self._number = 0
+        self._pauses: OrderedDict[str, tuple[float, str]] = OrderedDict()  # of failed ones, with failed()'s `holder`
         self._served: OrderedDict[str, None] = OrderedDict()
-        self._again: dict[str, None] = {}  # waiting, have served before
-        self._new: dict[str, None] = {}  # waiting, never tried
-        self._aside: OrderedDict[str, _Aside] = OrderedDict()
-        self._due: list[tuple[float, str]] = []  # a heap of (until_s, address), which may contain outdated entries
-        self._tried = 0
-
-    def __len__(self) -> int:
-        """Number of addresses that wait for their first trial, or for the next one after having served."""
-        return len(self._again) + len(self._new)
 
     @property
     def num_aside(self) -> int:
         """Number of addresses that are set aside."""
-        return len(self._aside)
+        return len(self._pauses)
 
-    def lease(self, leased: Set[str]) -> None:
+    @property
+    def num_waiting(self) -> int:
+        """Number of leased addresses without a link."""
+        return len(self._leased)
+
+    def lease(self, leased: Set[str], now_s: float) -> None:
         """Sets the leased addresses to which the router has no link."""
         self._leased = set(leased)
-        self._again = {address: None for address in self._again if address in leased}
-        self._new = {address: None for address in self._new if address in leased}
-        for address in sorted(leased - self._aside.keys() - self._again.keys() - self._new.keys()):
-            (self._again if address in self._served else self._new)[address] = None
+        for address in self._due.keys() - leased - self._pauses.keys():
+            del self._due[address]
+        for address in sorted(leased - self._due.keys()):
+            self._set(address, -inf if address in self._served else now_s)
 
     def next(self, now_s: float) -> str | None:
         """Removes and returns the address to try now, or None if there is none."""
-        address = self._first(now_s)
-        if address is not None:
-            self._leased.discard(address)
+        if self.due_in_s(now_s) > 0:
+            return None
+        _, _, address = heapq.heappop(self._heap)
+        del self._due[address]
+        self._leased.discard(address)
         return address
 
-    def _first(self, now_s: float) -> str | None:
-        if self._again:
-            return _pop_first(self._again)
-        self._tried += 1
-        if self._new and self._tried % RETRY_EVERY:
-            return _pop_first(self._new)
-        if self.due_in_s(now_s) <= 0:
-            return heapq.heappop(self._due)[1]
-        return _pop_first(self._new) if self._new else None
-
     def due_in_s(self, now_s: float) -> float:
-        """Seconds until the next pause is over; infinite if no address is set aside."""
-        while self._due:
-            until_s, address = self._due[0]
-            aside = self._aside.get(address)
-            is_present = aside is not None and aside.until_s == until_s
-            if is_present and (until_s > now_s or address in self._leased):
-                return until_s - now_s
-            heapq.heappop(self._due)
-            if is_present:
-                del self._aside[address]  # its lease has ended
+        """Seconds until the next trial; infinite if there is none."""
+        while self._heap:
+            due_s, _, address = entry = self._heap[0]
+            is_present = self._due.get(address) is entry
+            if is_present and (due_s > now_s or address in self._leased):
+                return due_s - now_s
+            heapq.heappop(self._heap)
+            if is_present:  # its lease has ended
+                del self._due[address]
+                self._pauses.pop(address, None)
         return inf
 
     def failed(self, address: str, now_s: float, holder: str = "") -> None:
         """Sets the address aside because no worker could be connected there, or because the same worker is already
         connected at the address `holder`."""
-        before = self._aside.pop(address, None)
-        pause_s = ASIDE_FIRST_S if before is None else min(2 * before.pause_s, ASIDE_MOST_S)
+        before_s, _ = self._pauses.pop(address, (ASIDE_FIRST_S / 2, ""))
+        pause_s = min(2 * before_s, ASIDE_MOST_S)
         self._served.pop(address, None)
-        self._aside[address] = _Aside(now_s + pause_s, pause_s, holder)
-        heapq.heappush(self._due, (now_s + pause_s, address))
-        if len(self._aside) > MOST_REMEMBERED:
-            self._aside.popitem(last=False)
+        self._pauses[address] = (pause_s, holder)
+        if len(self._pauses) > MOST_REMEMBERED:
+            self._pauses.popitem(last=False)
+        self._set(address, now_s + pause_s)
 
     def served(self, address: str) -> None:
         """Records that a worker was connected at the address for a while."""
-        self._aside.pop(address, None)
+        self._pauses.pop(address, None)
         self._served[address] = None
         self._served.move_to_end(address)
         if len(self._served) > MOST_REMEMBERED:
@@ -181,16 +164,18 @@ class LeaseQueue:
 
     def lost(self, holder: str) -> None:
         """Records that the connection to the worker at `holder` has ended. Its other addresses may be tried at once."""
-        for address in [address for address, aside in self._aside.items() if aside.holder == holder]:
-            del self._aside[address]
+        for address in [address for address, (_, held_by) in self._pauses.items() if held_by == holder]:
+            del self._pauses[address]
             if address in self._leased:
-                self._again.setdefault(address)
+                self._set(address, -inf)
 
-
-def _pop_first(addresses: dict[str, None]) -> str:
-    first = next(iter(addresses))
-    del addresses[first]
-    return first
+    def _set(self, address: str, due_s: float) -> None:
+        self._number += 1
+        self._due[address] = entry = (due_s, self._number, address)
+        heapq.heappush(self._heap, entry)
+        if len(self._heap) > 64 + 2 * len(self._due):
+            self._heap = list(self._due.values())
+            heapq.heapify(self._heap)
 
 
 class Membership:
@@ -266,7 +251,7 @@ class Membership:
             tasks.create_task(self._run(link, tasks))
         for address in self._set_aside.keys() - (self._leased - named):
             del self._set_aside[address]
-        self._queue.lease(self._leased - self._by_address.keys())
+        self._queue.lease(self._leased - self._by_address.keys(), self._clock_s())
         self._queue_changed.set()
 
     def _add(self, address: str) -> WorkerLink:
@@ -359,4 +344,4 @@ class Membership:
         if self._queue.num_aside >= 2 * self._logged_aside:
             self._logged_aside = max(1, self._queue.num_aside)
             self._log.warning("leased workers cannot be connected", set_aside=self._queue.num_aside,
-                              waiting=len(self._queue), address=link.address, problem=link.problem)  # fmt: skip
+                              waiting=self._queue.num_waiting, address=link.address, problem=link.problem)  # fmt: skip

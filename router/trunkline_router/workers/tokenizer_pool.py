@@ -47,8 +47,8 @@ class Tokenizers:
         self._by_files: WeakValueDictionary[bytes, PromptTokenizer] = WeakValueDictionary()
         # By worker, epoch and digest: files do not change within an epoch, so bad ones are not fetched again.
         self._problems: dict[tuple[str, int, bytes], str] = {}
-        # By digest, with the number of waiting workers: when a pool starts, the first worker's files serve the others.
-        self._turns: dict[bytes, tuple[asyncio.Lock, int]] = {}
+        # By digest, as long as a worker waits: when a pool starts, the first worker's files serve the others.
+        self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self._building = asyncio.Lock()
 
     async def of(self, model: GetModelResponse, stub: "WorkerServiceAsyncStub") -> PromptTokenizer:
@@ -56,28 +56,22 @@ class Tokenizers:
         used, and WorkerUnusable if they cannot be inspected now."""
         digest = model.tokenizer_digest
         life = (model.worker_id, model.epoch, digest)
-        turn, wanted = self._turns.get(digest, (asyncio.Lock(), 0))
-        self._turns[digest] = (turn, wanted + 1)
+        turn = self._turns.setdefault(digest, asyncio.Lock())
+        has_turn = await _acquired(turn)
         try:
-            has_turn = await _acquired(turn)
-            try:
-                if (known := self._by_digest.get(digest)) is not None:
-                    return known
-                if life in self._problems:
-                    raise TokenizerError(self._problems[life])
-                return await self._made(await fetched(stub), digest, model.model, model.worker_id)
-            except TokenizerError as error:
-                if len(self._problems) >= MAX_PROBLEMS:
-                    self._problems.clear()
-                self._problems[life] = str(error)
-                raise
-            finally:
-                if has_turn:
-                    turn.release()
+            if (known := self._by_digest.get(digest)) is not None:
+                return known
+            if life in self._problems:
+                raise TokenizerError(self._problems[life])
+            return await self._made(await fetched(stub), digest, model.model, model.worker_id)
+        except TokenizerError as error:
+            if len(self._problems) >= MAX_PROBLEMS:
+                self._problems.clear()
+            self._problems[life] = str(error)
+            raise
         finally:
-            turn, wanted = self._turns.pop(digest)
-            if wanted > 1:
-                self._turns[digest] = (turn, wanted - 1)
+            if has_turn:
+                turn.release()
 
     async def _made(self, files: dict[str, bytes], digest: bytes, model: str, worker: str) -> PromptTokenizer:
         """The tokenizer of a worker's files, shared by equal files. Raises TokenizerError or WorkerUnusable."""
