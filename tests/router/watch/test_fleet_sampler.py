@@ -8,8 +8,7 @@ from tests.router.cluster import Cluster, cluster, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.watch.watch_rig import stats
 from trunkline.v1.fleet_pb2 import HistoryPoint, PredictedTtft
-from trunkline_router.observe.watch.fleet_sample import KEEPS_S, MOST_POINTS, History, Point
-from trunkline_router.observe.watch.fleet_sampler import FleetSampler, Periods
+from trunkline_router.observe.watch.fleet_sampler import KEEPS_S, MOST_POINTS, FleetSampler, History, Periods, Point
 
 OFTEN = Periods(watched_s=0.01, idle_s=0.01, answers_s=0.01)
 

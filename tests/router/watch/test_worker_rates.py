@@ -7,7 +7,7 @@ import pytest
 
 from tests.router.watch.watch_rig import stats
 from trunkline.v1.worker_pb2 import Distribution, GetStatsResponse, LaneStats, StepTotals
-from trunkline_router.observe.watch.worker_rates import HIT_RATE_S, MOST_REPORTS, WorkerRates
+from trunkline_router.observe.watch.worker_tile import HIT_RATE_S, MOST_REPORTS, WorkerRates
 
 
 def test_rates_are_between_two_reports_by_the_workers_own_clock() -> None:

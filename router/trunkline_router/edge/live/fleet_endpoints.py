@@ -1,26 +1,90 @@
 """The endpoints of the live page: FleetService over HTTP."""
 
-from collections.abc import AsyncGenerator, Mapping
-from urllib.parse import parse_qsl
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import TypeVar
+from urllib.parse import parse_qsl, urlsplit
 
 import orjson
 
 from trunkline.status import RequestRefused, invalid
-from trunkline_router.access.caller import Caller
+from trunkline_router.access.caller import Caller, forbidden
 from trunkline_router.access.identity.needed_roles import WATCHERS
 from trunkline_router.edge.endpoint import Handler, peer_of
+from trunkline_router.edge.http.headers import is_local
+from trunkline_router.edge.http.json_body import check_content_type, parse_object, read_body
 from trunkline_router.edge.http.sse import event
 from trunkline_router.edge.http_call import HttpCall, metadata_of
-from trunkline_router.edge.live.drain_request import DrainBody, UndrainBody, body_of
 from trunkline_router.edge.live.fleet_json import FleetViewJson, plain, summaries_json, timeline_json
 from trunkline_router.edge.live.page_files import PageFiles
-from trunkline_router.edge.live.same_origin import check_origin
+from trunkline_router.edge.request_fields import Fields, validated
 from trunkline_router.observe.recent.router_requests import Kind
 from trunkline_router.observe.watch.fleet_watch import FleetView, FleetWatch
 from trunkline_router.observe.watch.worker_drain import WorkerDrain
-from trunkline_router.record.error_statuses import openai_body
+from trunkline_router.record.error_statuses import Header, openai_body
 
+SAME = (b"same-origin", b"none")  # of Sec-Fetch-Site; none: the user typed the address
 KINDS = {"": Kind.ENDED, "notable": Kind.NOTABLE, "running": Kind.RUNNING}  # by the parameter `only`
+
+
+class DrainBody(Fields):
+    """The body of POST /fleet/workers/{worker}/drain.
+
+    timeout_s: time for running requests to finish; null: the worker's own setting
+    """
+
+    timeout_s: float | None = None
+
+
+class UndrainBody(Fields):
+    """The body of POST /fleet/workers/{worker}/undrain, which has no fields."""
+
+
+Body = TypeVar("Body", DrainBody, UndrainBody)
+
+
+async def body_of(call: HttpCall, kind: type[Body]) -> Body:
+    """Returns the body of a call, which may be empty. Raises RequestRefused (INVALID_REQUEST)."""
+    raw = await call.passage.read(lambda: read_body(call.receive))
+    if not raw:
+        return kind()
+    check_content_type(call.headers.content_type)
+    body: Body = validated(kind, await parse_object(raw))
+    call.check_unknown(body.unknown())
+    return body
+
+
+def check_origin(headers: Sequence[Header], *, needs_local_host: bool = False) -> None:
+    """Raises RequestRefused (FORBIDDEN) for a request that another origin's page sends from an operator's browser.
+    Clients that are no browsers send neither Sec-Fetch-Site nor Origin.
+
+    Credentials are in a header, which such pages cannot set without being allowed by --cors-origins. But a router
+    without identities asks for none, and then the browser's own place in the network would be the credential.
+
+    needs_local_host: the page's own name may not lead here either (DNS rebinding): Host must be an IP address or
+        localhost
+    """
+    found = {name: value for name, value in headers if name in (b"sec-fetch-site", b"origin", b"host")}
+    site, origin, host = (found.get(name) for name in (b"sec-fetch-site", b"origin", b"host"))
+    if site is not None:
+        is_same = site.lower() in SAME  # pages cannot set it
+    else:
+        is_same = origin is None or _host_of(origin) == (host or b"").decode("latin-1").lower()
+    if not is_same:
+        raise _other_origin()
+    if needs_local_host and not is_local(host or b""):
+        raise forbidden("without credentials, Host must be an IP address or localhost")
+
+
+def _host_of(origin: bytes) -> str:
+    """The host and port of an origin as browsers send it; "null" has none."""
+    try:
+        return urlsplit(origin.decode("latin-1")).netloc.lower()
+    except ValueError:
+        return ""
+
+
+def _other_origin() -> RequestRefused:
+    return forbidden("requests of web pages of other origins are refused here")
 
 
 class ViewEvents:

@@ -19,7 +19,7 @@ from trunkline.status import (
     WORKER_NOT_FOUND,
 )
 from trunkline_router.edge.anthropic_requests import CountRequest, MessageRequest
-from trunkline_router.edge.live.drain_request import DrainBody, UndrainBody
+from trunkline_router.edge.live.fleet_endpoints import DrainBody, UndrainBody
 from trunkline_router.edge.openai.openai_requests import ChatRequest, CompletionRequest, DetokenizeBody, TokenizeBody
 from trunkline_router.edge.openapi.answer_schemas import INTEGER, STRING, Schema, array
 from trunkline_router.edge.request_fields import Fields

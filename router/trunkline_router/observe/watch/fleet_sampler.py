@@ -1,24 +1,95 @@
-"""Samples the fleet: one sampler in a router process, whatever the number of watchers."""
+"""Samples the fleet and keeps the last minutes: one sampler in a process, whatever the number of watchers."""
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import grpc
 
 from trunkline.v1 import fleet_pb2
-from trunkline.v1.fleet_pb2 import PredictedTtft, WorkerTile
-from trunkline_router.observe.watch.fleet_sample import FleetSample, History, Point, totals
-from trunkline_router.observe.watch.worker_rates import WorkerRates
-from trunkline_router.observe.watch.worker_tile import worker_tile
+from trunkline.v1.fleet_pb2 import HistoryPoint, PredictedTtft, WorkerTile
+from trunkline_router.observe.watch.worker_tile import WorkerRates, worker_tile
 from trunkline_router.workers.connected_worker import ConnectedWorker, WorkerCalls
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.log import get_logger
 
+KEEPS_S = 600.0
+MOST_POINTS = 600
 STATS_TIMEOUT_S = 10.0  # an engine answers between two steps
 MOST_ASKED = 64  # workers that are asked for statistics at one time; the others have their turns
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSample:
+    """Everything that operators see of the workers at one moment."""
+
+    number: int  # counts up
+    at_unix_ms: int
+    now_s: float
+    workers: Sequence[WorkerTile]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A point of the history."""
+
+    number: int  # of its sample
+    at_s: float
+    shown: HistoryPoint
+
+
+class History:
+    """The points of the last KEEPS_S, at most MOST_POINTS."""
+
+    def __init__(self) -> None:
+        self._points: deque[Point] = deque(maxlen=MOST_POINTS)
+
+    def add(self, point: Point) -> None:
+        self._points.append(point)
+        while point.at_s - self._points[0].at_s > KEEPS_S:
+            self._points.popleft()
+
+    def since(self, number: int) -> list[HistoryPoint]:
+        """Returns the points of samples after this one."""
+        newer = []
+        for point in reversed(self._points):
+            if point.number <= number:
+                break
+            newer.append(point.shown)
+        return newer[::-1]
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+
+def totals(at_unix_ms: int, tiles: Sequence[WorkerTile], hits: int, computed: int) -> HistoryPoint:
+    """Returns the sums over all workers.
+
+    hits, computed: prompt tokens of the last minute that were found in a cache, and that were not
+    """
+    point = HistoryPoint(
+        at_unix_ms=at_unix_ms,
+        workers=sum(tile.state == fleet_pb2.WORKER_STATE_READY for tile in tiles),
+        running=sum(tile.running for tile in tiles),
+        waiting=sum(tile.waiting for tile in tiles),
+        prefill_tokens_per_s=sum(tile.batch.prefill_tokens_per_s for tile in tiles),
+        decode_tokens_per_s=sum(tile.batch.decode_tokens_per_s for tile in tiles),
+        padding_tokens_per_s=sum(tile.batch.padding_tokens_per_s for tile in tiles),
+        kv_live_blocks=sum(tile.kv.live_blocks for tile in tiles),
+        kv_cached_blocks=sum(tile.kv.cached_blocks for tile in tiles),
+        kv_free_blocks=sum(tile.kv.free_blocks for tile in tiles),
+        output_tokens_per_s=sum(tile.output_tokens_per_s for tile in tiles),
+    )
+    ttfts_s = [tile.ttft_p50_s for tile in tiles if tile.HasField("ttft_p50_s")]
+    if ttfts_s:
+        point.ttft_p50_s = median(ttfts_s)
+    if hits + computed:
+        point.hit_rate = hits / (hits + computed)
+    return point
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,37 +1,119 @@
-"""What watchers of the fleet are told, over gRPC and HTTP alike."""
+"""What watchers of the fleet get, over gRPC and HTTP alike, and how many may watch at the same time."""
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from trunkline.status import invalid
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, invalid
 from trunkline.v1.fleet_pb2 import (
     FleetHistory,
     GetRequestResponse,
     HistoryPoint,
     ListRequestsResponse,
     PredictedTtft,
+    QuotaView,
     RouterView,
+    TenantView,
     WatchFleetResponse,
     WorkerTile,
 )
 from trunkline_router.access.caller import Caller
-from trunkline_router.access.tenants import Tenants
+from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.observe.recent.router_requests import Kind, RouterRequests, first_of
 from trunkline_router.observe.recent.viewer import Viewer
-from trunkline_router.observe.watch.fleet_sample import KEEPS_S, FleetSample
-from trunkline_router.observe.watch.fleet_sampler import FleetSampler, Periods
+from trunkline_router.observe.watch.fleet_sampler import KEEPS_S, FleetSample, FleetSampler, Periods
 from trunkline_router.observe.watch.prefix_view import prefixes_view
-from trunkline_router.observe.watch.tenant_use import tenants_view
-from trunkline_router.observe.watch.watchers import Watchers
 from trunkline_router.observe.watch.worker_tile import public_tile, without_cache
+from trunkline_router.quotas.quota import REQUESTS_PER_MINUTE, TOKENS_IN_FLIGHT, TOKENS_PER_MINUTE
 from trunkline_router.quotas.shared_state.state import SharedState
 from trunkline_router.workers.pool import Pools
 
+MOST_OF_CALLER = 8  # of one identity, whatever tenants it acts for
+MOST_OF_USERS = 48
+MOST_WATCHERS = 64  # in all: what is left is for operators
+RETRY_MS = 5000
+MOST_TENANTS = 100
 SHOWN_REQUESTS, SHOWN_RUNNING = 30, 10  # in each message
 LISTED_REQUESTS, MOST_LISTED = 100, 500
+
+
+class Watchers:
+    """Counts watchers.  on_change: called with their number"""
+
+    def __init__(self, on_change: Callable[[int], None]) -> None:
+        self._on_change = on_change
+        self._of_caller: Counter[str] = Counter()
+        self.num_open = 0
+
+    @contextmanager
+    def watching(self, identity: str, *, is_operator: bool) -> Iterator[None]:
+        """Counts one watcher while the context is open. Raises RequestRefused (OVERLOADED) if there are too many."""
+        most = MOST_WATCHERS if is_operator else MOST_OF_USERS
+        if self._of_caller[identity] >= MOST_OF_CALLER:
+            raise _refusal(f"this caller has {MOST_OF_CALLER}")
+        if self.num_open >= most:
+            raise _refusal(f"{self.num_open} are open")
+        self._of_caller[identity] += 1
+        self._changed(1)
+        try:
+            yield
+        finally:
+            self._of_caller[identity] -= 1
+            if not self._of_caller[identity]:
+                del self._of_caller[identity]
+            self._changed(-1)
+
+    def _changed(self, by: int) -> None:
+        self.num_open += by
+        self._on_change(self.num_open)
+
+
+def _refusal(reason: str) -> RequestRefused:
+    message = f"too many watch the fleet already: {reason}"
+    return RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, message, retry_delay_ms=RETRY_MS)
+
+
+def tenants_view(
+    shared: SharedState, tenants: Tenants, refused: Mapping[str, int], viewer: Viewer
+) -> Sequence[TenantView]:
+    """Returns the tenants that the viewer may see: those with the most running requests and refusals first.
+
+    refused: requests that were refused lately, by tenant; 0 for other tenants that have sent requests lately
+    """
+    if not viewer.sees_requests:
+        return []
+    if not viewer.is_operator:
+        own = tenant_view(shared, viewer.tenant, viewer.terms, refused, is_listed=viewer.is_listed)
+        return [own]
+    names = {*tenants.named, *shared.running, *refused, *shared.tenants_with_use()}
+    running = shared.running
+    chosen = sorted(names, key=lambda name: (-running.get(name, 0), -refused.get(name, 0), name))[:MOST_TENANTS]
+    return [tenant_view(shared, name, tenants.terms(name), refused, is_listed=tenants.lists(name)) for name in chosen]
+
+
+def tenant_view(
+    shared: SharedState, name: str, terms: Tenant, refused: Mapping[str, int], *, is_listed: bool
+) -> TenantView:
+    """Returns one tenant with its quotas."""
+    used = shared.used(name, is_listed=is_listed)
+    quotas = terms.quotas
+    limits = (
+        (REQUESTS_PER_MINUTE, quotas.requests_per_minute, used.requests),
+        (TOKENS_PER_MINUTE, quotas.tokens_per_minute, used.tokens),
+        (TOKENS_IN_FLIGHT, quotas.tokens_in_flight, used.in_flight),
+    )
+    return TenantView(
+        tenant=name,
+        running=shared.running.get(name, 0),
+        weight=terms.weight,
+        lane=terms.cap,
+        quotas=[QuotaView(quota=quota, limit=limit, used=value) for quota, limit, value in limits if limit is not None],
+        refused=refused.get(name, 0),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,20 @@
-"""One worker as watchers of the fleet see it."""
+"""One worker as watchers of the fleet see it, and what it did lately, from the counters that it reports.
 
-from collections.abc import Callable
+A worker's numbers are shown and never acted on. They may be wrong, so no computation here fails on any number."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import isfinite
 
 from trunkline.v1 import fleet_pb2
-from trunkline.v1.fleet_pb2 import KvTile, PredictedTtft, WorkerTile
-from trunkline_router.observe.watch.worker_rates import WorkerRates
+from trunkline.v1.fleet_pb2 import BatchTile, KvTile, LaneTile, PredictedTtft, WorkerTile
+from trunkline.v1.worker_pb2 import Distribution, GetStatsResponse, LaneStats
 from trunkline_router.workers.worker_link import ASIDE, BROKEN, CONNECTING, DRAINING, HUNG, READY, WorkerLink, state_of
 
+HIT_RATE_S = 60.0  # the hit rate is that of this time
+MOST_REPORTS = 128  # that are kept for it: about two a second
+LEAST_ELAPSED_S = 0.01  # between two reports
+NUM_LANES = 3
 SHOWN = {
     CONNECTING: fleet_pb2.WORKER_STATE_CONNECTING,
     READY: fleet_pb2.WORKER_STATE_READY,
@@ -17,6 +25,115 @@ SHOWN = {
 }
 REASONS = {HUNG: "it has work, and sends nothing", BROKEN: "requests failed there recently"}
 MOST_BLOCKS = (1 << 32) - 1  # that the field holds
+
+
+class WorkerRates:
+    """The reports of one life of a worker."""
+
+    def __init__(self) -> None:
+        # uptime, prompt tokens found in the cache and computed
+        self._hits: deque[tuple[float, int, int]] = deque(maxlen=MOST_REPORTS)
+        self._before: GetStatsResponse | None = None
+        self.stats: GetStatsResponse | None = None  # the latest report
+        self.reported_s = 0.0  # when it came
+
+    def take(self, stats: GetStatsResponse, now_s: float) -> None:
+        """Takes a report. One of the same moment as the last one says nothing new, and one of no moment nothing."""
+        if not isfinite(stats.uptime_s) or (self.stats is not None and stats.uptime_s == self.stats.uptime_s):
+            return
+        self._before, self.stats, self.reported_s = self.stats, stats, now_s
+        steps = stats.steps
+        if self._hits and stats.uptime_s <= self._hits[-1][0]:
+            self._hits.clear()
+        self._hits.append((stats.uptime_s, steps.prefix_hit_tokens, steps.prefill_tokens))
+        while len(self._hits) > 2 and stats.uptime_s - self._hits[0][0] > HIT_RATE_S:
+            self._hits.popleft()
+
+    @property
+    def _elapsed_s(self) -> float | None:
+        """The time between the last two reports, by the worker's clock."""
+        if self._before is None or self.stats is None:
+            return None
+        elapsed_s = self.stats.uptime_s - self._before.uptime_s
+        return elapsed_s if isfinite(elapsed_s) and elapsed_s >= LEAST_ELAPSED_S else None
+
+    def hit_tokens(self) -> tuple[int, int]:
+        """Returns the prompt tokens of the last minute that were found in the cache, and those that were computed."""
+        if not self._hits:
+            return 0, 0
+        (_, first_hits, first_computed), (_, hits, computed) = self._hits[0], self._hits[-1]
+        return max(0, hits - first_hits), max(0, computed - first_computed)
+
+    @property
+    def hit_rate(self) -> float | None:
+        hits, computed = self.hit_tokens()
+        return hits / (hits + computed) if hits + computed else None
+
+    def batch(self) -> BatchTile | None:
+        """Returns the composition of the steps between the last two reports."""
+        elapsed_s, before, after = self._elapsed_s, self._before, self.stats
+        if elapsed_s is None or before is None or after is None:
+            return None
+        was, now = before.steps, after.steps
+        return BatchTile(
+            steps_per_s=_rate(was.steps, now.steps, elapsed_s),
+            prefill_tokens_per_s=_rate(was.prefill_tokens, now.prefill_tokens, elapsed_s),
+            decode_tokens_per_s=_rate(was.decode_tokens, now.decode_tokens, elapsed_s),
+            padding_tokens_per_s=_rate(was.padding_tokens, now.padding_tokens, elapsed_s),
+            sequences=after.last_step.sequences,
+            busy_share=min(1.0, _rate(was.device_time_s, now.device_time_s, elapsed_s)),
+        )
+
+    def output_tokens_per_s(self) -> float | None:
+        elapsed_s, before, after = self._elapsed_s, self._before, self.stats
+        if elapsed_s is None or before is None or after is None:
+            return None
+        was, now = (sum(lane.output_tokens for lane in _lanes(stats)) for stats in (before, after))
+        return _rate(was, now, elapsed_s)
+
+    def preemptions_per_s(self) -> float | None:
+        elapsed_s, before, after = self._elapsed_s, self._before, self.stats
+        if elapsed_s is None or before is None or after is None:
+            return None
+        return _rate(before.steps.preemptions, after.steps.preemptions, elapsed_s)
+
+    def lanes(self) -> list[LaneTile]:
+        return [] if self.stats is None else [_lane(lane) for lane in _lanes(self.stats)]
+
+    def ttft_p50_s(self) -> float | None:
+        """Returns the median time to first token in the lane that has served the most."""
+        if self.stats is None:
+            return None
+        recent = [lane.ttft_s for lane in _lanes(self.stats) if lane.ttft_s.p50]
+        return _shown(max(recent, key=lambda ttft_s: ttft_s.count).p50) if recent else None
+
+
+def _lanes(stats: GetStatsResponse) -> Sequence[LaneStats]:
+    return stats.lanes[:NUM_LANES]
+
+
+def _lane(lane: LaneStats) -> LaneTile:
+    return LaneTile(
+        lane=lane.lane,
+        running=lane.running,
+        waiting=lane.waiting,
+        ttft_p50_s=_median(lane.ttft_s),
+        ttft_p99_s=_shown(lane.ttft_s.p99) if lane.ttft_s.p50 else None,
+        itl_p50_s=_median(lane.itl_s),
+    )
+
+
+def _median(times_s: Distribution) -> float | None:
+    return _shown(times_s.p50) if times_s.p50 else None
+
+
+def _shown(value: float) -> float | None:
+    return value if isfinite(value) else None
+
+
+def _rate(was: float, now: float, elapsed_s: float) -> float:
+    per_s = (now - was) / elapsed_s
+    return per_s if isfinite(per_s) and per_s > 0 else 0.0
 
 
 def shown_state(link: WorkerLink, now_s: float) -> "tuple[fleet_pb2.WorkerState.ValueType, str]":
