@@ -13,7 +13,7 @@ from tests.worker.device.cards import A100, CONTEXT_BYTES, H200, RTX_4090, Card
 from tests.worker.device.device import FakeDevice
 from tests.worker.device.models import NAMES, inventions, model_of, spec_of
 from trunkline_cli.gpus import memory_share
-from trunkline_worker.engine import engine_process
+from trunkline_worker.engine import assembly
 from trunkline_worker.engine.assembly import build_engine
 from trunkline_worker.engine.rehearsal import activation_bytes, largest_step
 from trunkline_worker.model.kv_budget import OutOfMemory
@@ -54,7 +54,7 @@ def placed(card: Card, *, others: int = 0, name: str) -> Iterator[FakeDevice]:
 def worker_on(
     card: Card, name: str, *, others: int = 0, context_length: int | None = None, warm: bool = False, **options: Any
 ) -> Worker:
-    """A worker is started as engine_process starts it, and runs the largest steps there may be."""
+    """A worker is started as the engine process starts it, and runs the largest steps there may be."""
     settings = EngineSettings("model", **options)
     with placed(card, others=others, name=name) as device:
         ledger = device.ledger
@@ -66,7 +66,7 @@ def worker_on(
         foreseen = activation_bytes(model, settings)
         runners: list[GpuRunner] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engine_process, "step_runner", lambda *args, **kwargs: kept(runners, *args, **kwargs))
+            patch.setattr(assembly, "step_runner", lambda *args, **kwargs: kept(runners, *args, **kwargs))
             engine, described = build_engine(settings, model, torch.device("cuda"), (lambda _: None) if warm else None)
         assert isinstance(engine.executor, WaitingExecutor)
         engine.executor.close()

@@ -10,6 +10,7 @@ grow by a token per step, and a sequence frees its blocks when it ends; so the m
 """
 
 from collections.abc import Iterable
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +57,14 @@ def peak_blocks(
     # Half a block is added for each: a sequence's last block is half full on average.
     needed = held + alive * (remaining / block_size + 0.5) + SAFETY_DEVIATIONS * spread / block_size
     return shared + float(needed.max())
+
+
+class Resource(IntEnum):
+    """What sequences share. The numbers are indices of shares.Demand."""
+
+    PLACES = 0
+    BLOCKS = 1
+    TIME = 2  # of a step, that decodes take
 
 
 class OutputLengths:
@@ -127,16 +136,6 @@ class Admission:
             and self.has_time(sequence, running, is_overdue=is_overdue)
             and self.has_blocks(sequence, running)
         )
-
-    def scarce_resource(
-        self, sequence: Sequence, running: list[Sequence], gone: list[Sequence], *, is_overdue: bool
-    ) -> int:
-        """The resource that still keeps a sequence out after `gone` have left, as an index of shares.Demand. Call it
-        only if one does."""
-        left = [other for other in running if other not in gone]
-        if not self.has_slot(sequence, left):
-            return 0
-        return 1 if self.has_time(sequence, left, is_overdue=is_overdue) else 2
 
     def is_stretched(self, lane: Lane, running: list[Sequence]) -> bool:
         """Whether decodes make steps take longer than a lane allows."""
@@ -264,7 +263,7 @@ class Admission:
             return self._blocks.can_admit(sequence, reserve + growth)
         return self._blocks.can_admit(sequence, reserve)
 
-    def would_fit_without(
+    def missing_without(
         self,
         victims: list[Sequence],
         sequence: Sequence,
@@ -273,18 +272,18 @@ class Admission:
         is_overdue: bool,
         retiring_blocks: int = 0,
         growth_blocks: int = 0,
-    ) -> bool:
-        """Whether a sequence would fit if the victims were preempted, retiring blocks were free, and running sequences
-        had the blocks that they need to grow."""
+    ) -> Resource | None:
+        """What would keep a sequence out if the victims were preempted, retiring blocks were free, and running
+        sequences had the blocks that they need to grow; None: it would fit."""
         gone = set(map(id, victims))
         left = [other for other in running if id(other) not in gone]
         given_up = retiring_blocks + sum(victim.num_own_blocks for victim in victims)
-        return (
-            self.has_slot(sequence, left)
-            and self.has_time(sequence, left, is_overdue=is_overdue)
-            and self.has_room_now(sequence, left, given_up - growth_blocks)
-            and self._has_room_later(sequence, left, given_up)
-        )
+        if not self.has_slot(sequence, left):
+            return Resource.PLACES
+        if not self.has_time(sequence, left, is_overdue=is_overdue):
+            return Resource.TIME
+        has_room = self.has_room_now(sequence, left, given_up - growth_blocks)
+        return None if has_room and self._has_room_later(sequence, left, given_up) else Resource.BLOCKS
 
     def _has_room_later(self, sequence: Sequence, running: list[Sequence], given_up: int = 0) -> bool:
         if sequence.promised_len or self._limits.admission is AdmissionRule.OPTIMISTIC:

@@ -6,18 +6,18 @@ highest of the levels concerned. A sequence that gave way gets a token before it
 an end even where levels change while sequences grow.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.sequence import Sequence
 from trunkline_worker.lanes.fair_share import Account
 from trunkline_worker.lanes.lanes import LANES, Lane
-from trunkline_worker.scheduler.admission import Admission
+from trunkline_worker.scheduler.admission import Admission, Resource
 from trunkline_worker.scheduler.aging import Overdue
 from trunkline_worker.scheduler.limits import SchedulerLimits
 from trunkline_worker.scheduler.running_set import Evictions, RunningSet
 from trunkline_worker.scheduler.shares import (
-    BLOCKS,
     ROUNDING,
     Demand,
     LaneShares,
@@ -30,8 +30,7 @@ from trunkline_worker.scheduler.step_budget import StepBudget
 from trunkline_worker.scheduler.step_cost import StepCost
 from trunkline_worker.scheduler.waiting import Waiting
 
-# Tenants of a lane that are looked at in one step, the least served first, and as many again of those that want little.
-# Bounds the cost of a step.
+# Waiting sequences that are looked at in one step, and as many again of tenants that want little. Bounds its cost.
 MAX_LOOKED_AT = 8
 MAX_VICTIMS = 16  # the most sequences that give way for one newcomer in a step
 # For this long after several tenants had sequences in a lane, a tenant that is alone there does not stretch steps: the
@@ -39,6 +38,17 @@ MAX_VICTIMS = 16  # the most sequences that give way for one newcomer in a step
 SHARED_S = 10.0
 # While sequences wait that did not fit, shares are computed again after this time: they change as sequences grow.
 LOOK_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """A waiting sequence for which others may have to give way."""
+
+    sequence: Sequence
+    demand: Demand
+    has_right: bool  # whether its tenant stays within its fair share, or room was made for it before
+    is_overdue: bool
+    growth_blocks: int  # that running sequences need in this step
 
 
 class LaneSharing:
@@ -71,7 +81,6 @@ class LaneSharing:
         self.makes_room_in: Lane | None = None
         # Waiting sequences for which others were preempted, by lane: they get the room, not the preempted ones.
         self._expected: list[Sequence | None] = [None for _ in LANES]
-        self._num_modest = 0  # tenants that want little, looked at so far: they take turns at being the first
 
     def begin_step(self, now_s: float) -> None:
         """Called before each step."""
@@ -145,26 +154,22 @@ class LaneSharing:
         budget = self._budget()
         lane_is_overdue = self._overdue.is_overdue(lane, now_s)
         growth = self._growth_blocks(lane)
+        expected, self._expected[lane] = self._expected[lane], None
         is_behind = False  # a sequence earlier in the order waits for more than it may take
-        for sequence, is_modest in self._in_order(lane):
-            is_behind |= is_modest
+        for sequence in self._in_order(lane, expected):
             if not self._evictions.left or not budget.can_begin(sequence):
                 break
             is_overdue = lane_is_overdue and self.may_stretch(sequence)
-            fits = admission.would_fit_without(
+            missing = admission.missing_without(
                 [], sequence, running.members, is_overdue=is_overdue, growth_blocks=growth
             )
-            is_expected = sequence is self._expected[lane]
-            if fits and not is_behind and not is_expected:
+            if missing is None and not is_behind and sequence is not expected:
                 continue  # it is admitted together with all others
             shares = self._of(lane)
             demand = shares.demand(sequence)
-            has_right = is_expected or within_share(shares, sequence.account, demand)
-            if (
-                has_right
-                if fits
-                else self._take(sequence, shares, demand, is_overdue=is_overdue, has_right=has_right, growth=growth)
-            ):
+            has_right = sequence is expected or within_share(shares, sequence.account, demand)
+            newcomer = Newcomer(sequence, demand, has_right=has_right, is_overdue=is_overdue, growth_blocks=growth)
+            if has_right if missing is None else self._take(newcomer, shares):
                 running.join(sequence, now_s)
                 shares.add(sequence, demand)
                 budget.take_chunk(sequence, self._limits.max_step_tokens)
@@ -175,44 +180,34 @@ class LaneSharing:
                 is_behind = True
         self._waiting.restore()
 
-    def _in_order(self, lane: Lane) -> Iterator[tuple[Sequence, bool]]:
-        """Waiting sequences that may be admitted, with their cached prefixes looked up, and whether they are modest.
+    def _in_order(self, lane: Lane, expected: Sequence | None) -> Iterator[Sequence]:
+        """Waiting sequences that may be admitted, with their cached prefixes looked up: the one for which room was
+        made, then the next one of each tenant, the least served tenant first, and again the next one of a tenant of
+        which one was admitted.
 
-        First the one for which room has been made, then the next one of each tenant, and again the next one of a tenant
-        of which one was admitted. The modest ones come last: sequences of other tenants that want little.
+        Tenants that wait for more than their share must not hide those that do not: a step looks at some of each kind.
         """
         waiting, computes_next_of = self._waiting, self._running.computes_next_of
-        expected, self._expected[lane] = self._expected[lane], None
         if expected is not None and expected in waiting and not computes_next_of(expected):
-            self._expected[lane] = expected
-            yield expected, False
-            self._expected[lane] = None
-        looked_at: set[Account] = set()
-        for _ in range(MAX_LOOKED_AT):
-            sequence = waiting.next(lane)
-            if sequence is None:
-                return
-            looked_at.add(sequence.account)
-            if not computes_next_of(sequence):
-                yield sequence, False
+            yield expected
+        looks_left = {True: MAX_LOOKED_AT, False: MAX_LOOKED_AT}  # at sequences of modest tenants, and of others
+        while any(looks_left.values()) and (sequence := waiting.next(lane)) is not None:
+            is_modest = self._is_modest(sequence)
+            if looks_left[is_modest]:
+                looks_left[is_modest] -= 1
+                if not computes_next_of(sequence):
+                    yield sequence
             if sequence in waiting:
                 waiting.pass_over(lane)
-        # Tenants that wait for much stand first in every step; they must not hide those that are within their share.
-        modest = [one for one in waiting.of_other_tenants(lane, looked_at) if self._is_modest(one)]
-        first = self._num_modest % len(modest) if len(modest) > MAX_LOOKED_AT else 0
-        for sequence in (modest[first:] + modest[:first])[:MAX_LOOKED_AT]:
-            self._num_modest += 1
-            if not computes_next_of(sequence):
-                yield sequence, True
 
     def _is_modest(self, sequence: Sequence) -> bool:
-        """Whether a tenant stays within its fair share of places and KV with all that it has waiting, each as long as
-        this sequence. A quick estimate."""
-        account = sequence.account
-        places = (account.running + account.num_queued) / self._admission.places(account.lane)
-        blocks = account.num_queued * self._blocks.blocks_for(len(sequence.token_ids))
-        level = max(places, blocks / self._admission.pool_blocks(account.lane)) / account.weight
-        return level <= self._waiting.lanes[account.lane].fair_share
+        """Whether a tenant stays within its fair share with all that it has waiting, each as long as this sequence. A
+        quick estimate."""
+        account, admission = sequence.account, self._admission
+        num_tokens = len(sequence.token_ids)
+        places = (account.running + account.num_queued) / admission.places(account.lane)
+        blocks = account.num_queued * self._blocks.blocks_for(num_tokens) / admission.pool_blocks(account.lane)
+        return max(places, blocks) / account.weight <= self._waiting.lanes[account.lane].fair_share
 
     def _growth_blocks(self, lane: Lane) -> int:
         """Blocks that running sequences of a lane and those above it need to decode in this step. A sequence that is
@@ -222,98 +217,75 @@ class LaneSharing:
             [s.num_scheduled >= len(s.block_table) * size for s in self._running.members if s.account.lane <= lane]
         )
 
-    def _take(
-        self, sequence: Sequence, shares: LaneShares, demand: Demand, *, is_overdue: bool, has_right: bool, growth: int
-    ) -> bool:
-        """Preempts others for a waiting sequence, if that is enough. Returns whether it fits now.
-
-        demand: of the sequence; growth: blocks that the running sequences need in this step
-        """
-        running, evictions = self._running, self._evictions
+    def _take(self, newcomer: Newcomer, shares: LaneShares) -> bool:
+        """Preempts others for a waiting sequence, if that is enough. Returns whether it fits now."""
+        evictions, sequence = self._evictions, newcomer.sequence
         lower = evictions.of_lower_lanes(sequence)
-
-        def fits_without(gone: list[Sequence], *, with_retiring: bool = True) -> bool:
-            """with_retiring: retiring blocks count as free"""
-            return self._admission.would_fit_without(
-                gone, sequence, running.members, is_overdue=is_overdue, growth_blocks=growth,
-                retiring_blocks=running.num_retiring_blocks if with_retiring else 0,
-            )  # fmt: skip
-
-        others = [s for account in shares.members if account is not sequence.account
-                  for s in self._candidates(shares, account)]  # fmt: skip
-        if not fits_without([*lower, *others]):
-            return False
-        taken = self._victims(
-            sequence, shares, demand, lower, fits_without=fits_without, is_overdue=is_overdue, has_right=has_right
-        )
-        if taken is None:
+        victims = self._victims(newcomer, shares, lower)
+        if victims is None:
             return False
         self.makes_room_in = sequence.lane
         lower.sort(key=lambda s: (-s.lane, s.num_scheduled - s.num_reused))
         # Lower lanes come last: where they alone are not enough, they may not be needed at all.
-        for victim in [*taken, *lower]:
-            if not evictions.left or fits_without([]):
+        for victim in [*victims, *lower]:
+            if not evictions.left or self._missing(newcomer, []) is None:
                 break
             victim.has_yielded = victim.lane is sequence.lane
             self._preempt(victim)
-        if not fits_without([], with_retiring=False):
+        if self._missing(newcomer, [], with_retiring=False) is not None:
             return False
         self.makes_room_in = None
         return True
 
-    def _victims(
-        self,
-        sequence: Sequence,
-        shares: LaneShares,
-        demand: Demand,
-        lower: list[Sequence],
-        *,
-        fits_without: Callable[[list[Sequence]], bool],
-        is_overdue: bool,
-        has_right: bool,
-    ) -> list[Sequence] | None:
-        """Sequences of other tenants of the lane that give way for a waiting one, as many as may be needed; None: those
-        that may be taken are not enough.
-
-        lower: sequences of lower lanes, which give way as well
-        """
-        running, admission = self._running.members, self._admission
-        with_newcomer = shares.level_with(sequence.account, demand)
-        chosen: list[tuple[Sequence, Demand]] = []
-        taken: list[Sequence] = []
-        # A check costs as much as a small step: the number of victims is doubled from one check to the next.
-        checked = 0
-        is_enough = fits_without(lower)
+    def _victims(self, newcomer: Newcomer, shares: LaneShares, lower: list[Sequence]) -> list[Sequence] | None:
+        """Sequences of other tenants of the lane that give way for a newcomer, as many as are needed if all `lower`
+        ones give way as well; None: those that may be taken are not enough."""
+        others = [
+            sequence
+            for account in shares.members
+            if account is not newcomer.sequence.account
+            for sequence in self._candidates(shares, account)
+        ]
+        if self._missing(newcomer, [*lower, *others]) is not None:
+            return None
+        level = shares.level_with(newcomer.sequence.account, newcomer.demand)
         # A sequence that gave way does not take back: each newcomer takes once.
-        may_take_any = has_right or not sequence.generation
-        while not is_enough and may_take_any and len(taken) < MAX_VICTIMS:
-            resource = admission.scarce_resource(sequence, running, [*lower, *taken], is_overdue=is_overdue)
-            victim = self._victim(shares, sequence.account, resource, with_newcomer, has_right=has_right)
+        most = MAX_VICTIMS if newcomer.has_right or not newcomer.sequence.generation else 0
+        taken: dict[Sequence, Demand] = {}
+        missing = self._missing(newcomer, lower)
+        while missing is not None:
+            victim = None
+            if len(taken) < most:
+                victim = self._victim(shares, newcomer.sequence.account, missing, level, has_right=newcomer.has_right)
             if victim is None:
                 break
-            chosen.append((victim, shares.remove(victim)))
-            taken.append(victim)
-            if len(taken) > 2 * checked:
-                is_enough, checked = fits_without([*lower, *taken]), len(taken)
-        if not is_enough and len(taken) > checked:
-            is_enough = fits_without([*lower, *taken])
-        for victim, held in chosen:
-            shares.add(victim, held)
-        return taken if is_enough else None
+            taken[victim] = shares.remove(victim)
+            missing = self._missing(newcomer, [*lower, *taken])
+        for victim, demand in taken.items():
+            shares.add(victim, demand)
+        return list(taken) if missing is None else None
+
+    def _missing(self, newcomer: Newcomer, victims: list[Sequence], *, with_retiring: bool = True) -> Resource | None:
+        """What a newcomer lacks if the victims are preempted.  with_retiring: retiring blocks count as free"""
+        running = self._running
+        return self._admission.missing_without(
+            victims,
+            newcomer.sequence,
+            running.members,
+            is_overdue=newcomer.is_overdue,
+            retiring_blocks=running.num_retiring_blocks if with_retiring else 0,
+            growth_blocks=newcomer.growth_blocks,
+        )
 
     def _victim(
-        self, shares: LaneShares, taker: Account, resource: int, with_newcomer: float, *, has_right: bool
+        self, shares: LaneShares, taker: Account, resource: Resource, level: float, *, has_right: bool
     ) -> Sequence | None:
         """The sequence that is cheapest to preempt, of the tenant that holds most of a resource among those from which
-        may_take() allows to take."""
+        may_take() allows to take.  level: of the taker, with what it takes"""
         for account in holds_most(shares, resource, taker):
             victim = least_to_redo(self._candidates(shares, account))
             if victim is not None and may_take(
-                with_newcomer,
-                shares.level(account),
-                shares.level_without(victim),
-                shares.fair_share,
-                has_right=has_right,
+                level, shares.level(account), shares.level_without(victim), shares.fair_share, has_right=has_right
             ):
                 return victim
         return None
@@ -327,7 +299,7 @@ class LaneSharing:
         """
         shares, own = self._of(sequence.lane), sequence.account
         level = shares.level(own)
-        victim = self._victim(shares, own, BLOCKS, level, has_right=level <= shares.fair_share + ROUNDING)
+        victim = self._victim(shares, own, Resource.BLOCKS, level, has_right=level <= shares.fair_share + ROUNDING)
         if victim is not None:
             return victim
         younger = [s for s in self._candidates(shares, own) if s.rank > sequence.rank]

@@ -100,13 +100,14 @@ class Preemption:
             return False
         if sequence in self.waiting and not self.running.computes_next_of(sequence):
             is_overdue = self.overdue.is_overdue(lane, now_s) and self.sharing.may_stretch(sequence)
-            if self.admission.would_fit_without(
+            missing = self.admission.missing_without(
                 [],
                 sequence,
                 self.running.members,
                 is_overdue=is_overdue,
                 retiring_blocks=self.running.num_retiring_blocks,
-            ):
+            )
+            if missing is None:
                 return True
         self._expected[lane] = None
         return False
@@ -119,7 +120,7 @@ class Preemption:
         if (
             not lower
             or running.is_retiring
-            or not admission.would_fit_without(lower, sequence, running.members, is_overdue=is_overdue)
+            or admission.missing_without(lower, sequence, running.members, is_overdue=is_overdue) is not None
         ):
             return False
         left_before = evictions.left

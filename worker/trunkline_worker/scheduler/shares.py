@@ -11,18 +11,17 @@ from typing import NamedTuple
 from trunkline_worker.cache.sequence import Sequence
 from trunkline_worker.lanes.fair_share import Account, Accounts
 from trunkline_worker.lanes.lanes import Lane
-from trunkline_worker.scheduler.admission import Admission
+from trunkline_worker.scheduler.admission import Admission, Resource
 
 
 class Demand(NamedTuple):
-    """What sequences take, as fractions of all that their lane can have."""
+    """What sequences take of each Resource, as fractions of all that their lane can have."""
 
     places: float
     blocks: float
     time: float
 
 
-PLACES, BLOCKS, TIME = range(3)  # indices of a Demand
 NOTHING = Demand(0.0, 0.0, 0.0)
 
 
@@ -134,7 +133,7 @@ def least_to_redo(sequences: Iterator[Sequence]) -> Sequence | None:
     return min(sequences, key=lambda sequence: sequence.num_scheduled - sequence.num_reused, default=None)
 
 
-def holds_most(shares: LaneShares, resource: int, apart_from: Account) -> list[Account]:
-    """The other tenants with running sequences, those that hold most of a resource (an index of Demand) first."""
+def holds_most(shares: LaneShares, resource: Resource, apart_from: Account) -> list[Account]:
+    """The other tenants with running sequences, those that hold most of a resource first."""
     others = [account for account in shares.members if account is not apart_from]
     return sorted(others, key=lambda account: -shares.held(account)[resource] / account.weight)

@@ -6,7 +6,7 @@ part of the answer.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
 from trunkline_worker.cache.sequence import Sequence
@@ -199,13 +199,6 @@ class Waiting:
         assert heap.first() is sequence, "only the next one can be deferred"
         heap.set_aside()
         self._deferred.append(heap)
-
-    def of_other_tenants(self, lane: Lane, looked_at: Set[Account]) -> list[Sequence]:
-        """The next sequence of each tenant of a lane that is not in `looked_at`, the least served tenant first."""
-        others = [account for account in self._queues if account.lane is lane and account not in looked_at]
-        others.sort(key=lambda account: account.virtual_tokens)
-        found = [self._queues[account].first() for account in others]
-        return [sequence for sequence in found if sequence is not None]
 
     def pass_over(self, lane: Lane) -> None:
         """Passes over the whole tenant whose sequence next() has just returned, until restore()."""
