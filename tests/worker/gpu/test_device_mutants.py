@@ -32,10 +32,10 @@ from trunkline_kernels.gpu.device_rows import DeviceRows
 from trunkline_worker.model import gpu_decoder, gpu_products
 from trunkline_worker.model.gpu_decoder import GpuDecoder
 from trunkline_worker.runner.gpu import gpu_runner, step_inputs, step_sampling
-from trunkline_worker.runner.gpu.from_device import Arriving, FromDevice
 from trunkline_worker.runner.gpu.gpu_runner import GpuRunner
 from trunkline_worker.runner.gpu.step_inputs import StepInputs
 from trunkline_worker.runner.gpu.step_programs import StepPrograms
+from trunkline_worker.runner.gpu.transfers import Arriving, FromDevice
 from trunkline_worker.settings import EngineSettings
 
 Mutation = Callable[[pytest.MonkeyPatch], object]

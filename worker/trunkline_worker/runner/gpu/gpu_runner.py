@@ -4,7 +4,8 @@ of this one is on the device.
 
 import time
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -16,17 +17,15 @@ from trunkline_kernels.gpu.ragged_attention import Pieces
 from trunkline_kernels.ragged_batch import allocate_kv
 from trunkline_worker.model.gpu_decoder import GpuDecoder
 from trunkline_worker.model.loading import LoadedModel
-from trunkline_worker.runner.gpu.from_device import Arriving, FromDevice
 from trunkline_worker.runner.gpu.prefix_groups import FEWEST_SEQUENCES, PrefixGroups
 from trunkline_worker.runner.gpu.row_table import RowTable, TableRow
 from trunkline_worker.runner.gpu.step_inputs import StepInputs, StepLayout, StepLayouts, StepShape
 from trunkline_worker.runner.gpu.step_programs import StepPrograms, mixed_sizes
 from trunkline_worker.runner.gpu.step_sampling import StepSamples, logprob_entries, sample_step
-from trunkline_worker.runner.gpu.to_device import to_device
+from trunkline_worker.runner.gpu.transfers import Arriving, FromDevice, to_device
 from trunkline_worker.runner.sampler import NOT_FINITE
 from trunkline_worker.settings import EngineSettings
 from trunkline_worker.step.plan import (
-    PositionLogprobs,
     RowError,
     Sampling,
     SequenceStart,
@@ -39,6 +38,7 @@ from trunkline_worker.step.plan import (
 LOGPROB_ROWS = 128
 GRAPH_BYTES = 12 << 20  # allowance for each graph
 GRAPH_POOL_BYTES = 512 << 20  # allowance for the memory that the graphs share
+NUM_COLUMNS = 5  # of log-probabilities: see logprobs()
 REHEARSAL = -1  # sequence id of the rehearsal; no real sequence has it
 
 
@@ -140,16 +140,19 @@ class GpuRunner:
             samples = sample_step(logits, [rows[index] for index in sampling], self._table.device_rows)
         tensors = [samples.tokens, *samples.logprobs] if samples else []
         arriving = self._from_device.send([*tensors, *(column for columns in prompts.values() for column in columns)])
-        asked = [rows[sampling[i]].sampling.logprobs or 0 for i in samples.asking] if samples else []
-        wanted = {index: rows[index].sampling.prompt_logprobs or 0 for index in prompts}
-        sizes = {index: len(columns) for index, columns in prompts.items()}
-        broken = {index: row.error for index, row in enumerate(rows) if row.error is not None}
-        result = partial(
-            _result, plan, sampling, samples.asking if samples else [], asked, wanted, sizes, broken, num_padding
-        )
-        if start is None:
-            return lambda: result(arriving, time.perf_counter() - started_s)
-        return lambda: result(arriving, None, start)
+        asking = samples.asking if samples else []
+        return PendingStep(
+            plan,
+            arriving,
+            started_s=started_s,
+            start=start,
+            num_padding=num_padding,
+            sampling=sampling,
+            asking=[sampling[i] for i in asking],
+            num_top=[rows[sampling[i]].sampling.logprobs or 0 for i in asking],
+            prompts={i: (len(columns), rows[i].sampling.prompt_logprobs or 0) for i, columns in prompts.items()},
+            errors={index: row.error for index, row in enumerate(rows) if row.error is not None},
+        ).result
 
     def _hidden(
         self, layout: StepLayout, shape: StepShape, wanted: NDArray[np.int32], whole: bool
@@ -183,46 +186,47 @@ class GpuRunner:
         return columns
 
 
-def _result(
-    plan: StepPlan,
-    sampling: list[int],
-    asking: list[int],
-    asked: list[int],
-    wanted: dict[int, int],
-    sizes: dict[int, int],
-    broken: dict[int, RowError],
-    num_padding: int,
-    arriving: Arriving,
-    device_time_s: float | None,
-    start: "torch.cuda.Event | None" = None,
-) -> StepResult:
-    """Waits for the step's tensors, and returns them as a StepResult."""
-    tensors = arriving.wait()
-    token_ids: list[int | None] = [None] * len(plan.steps)
-    logprobs: dict[int, PositionLogprobs] = {}
-    errors = dict(broken)
-    if sampling:
-        tokens: list[int] = tensors[0].tolist()
-        for index, token_id in zip(sampling, tokens, strict=True):
+@dataclass(slots=True)
+class PendingStep:
+    """A step on the device's queue, and what the tensors that it sends to the host are. Indices are the plan's."""
+
+    plan: StepPlan
+    # Sampled tokens if any step samples; the columns of their log-probabilities if any are requested; the columns of
+    # prompt log-probabilities.
+    arriving: Arriving
+    started_s: float
+    start: "torch.cuda.Event | None"  # None: on a CPU
+    num_padding: int
+    sampling: list[int]  # steps that sample
+    asking: list[int]  # steps whose samples' log-probabilities are requested
+    num_top: list[int]  # for each of these, how many likeliest tokens
+    prompts: dict[int, tuple[int, int]]  # steps with prompt log-probabilities: number of columns, of likeliest tokens
+    errors: dict[int, RowError]  # known before the step
+
+    def result(self) -> StepResult:
+        """Waits for the tensors, and returns them as a StepResult."""
+        device_time_s = time.perf_counter() - self.started_s
+        tensors = iter(self.arriving.wait())
+        result = StepResult(self.plan.step_id, [None] * len(self.plan.steps), num_padding=self.num_padding)
+        result.errors = self.errors
+        if self.sampling:
+            self._add_tokens(result, next(tensors).tolist())
+        if self.asking:
+            found = logprob_entries(list(islice(tensors, NUM_COLUMNS)), self.num_top)
+            for index, entry in zip(self.asking, found, strict=True):
+                if result.token_ids[index] is not None:
+                    result.logprobs[index] = entry
+        for index, (num_columns, num_top) in self.prompts.items():
+            entries = result.prompt_logprobs[index] = []
+            for _ in range(num_columns // NUM_COLUMNS):
+                columns = list(islice(tensors, NUM_COLUMNS))
+                entries += logprob_entries(columns, [num_top] * len(columns[0]))
+        result.device_time_s = device_time_s if self.start is None else self.arriving.seconds_since(self.start)
+        return result
+
+    def _add_tokens(self, result: StepResult, tokens: list[int]) -> None:
+        for index, token_id in zip(self.sampling, tokens, strict=True):
             if token_id < 0:
-                errors.setdefault(index, NOT_FINITE)
+                result.errors.setdefault(index, NOT_FINITE)
             else:
-                token_ids[index] = token_id
-        at = 1 + 5 * bool(asking)
-        if asking:
-            found = logprob_entries(tensors[1:at], asked)
-            logprobs = {sampling[i]: entry for i, entry in zip(asking, found, strict=True) if tokens[i] >= 0}
-    else:
-        at = 0
-    prompt_logprobs: dict[int, list[PositionLogprobs]] = {}
-    for index, size in sizes.items():
-        entries: list[PositionLogprobs] = []
-        for part in range(at, at + size, 5):
-            columns = tensors[part : part + 5]
-            entries += logprob_entries(columns, [wanted[index]] * len(columns[0]))
-        prompt_logprobs[index] = entries
-        at += size
-    seconds = arriving.seconds_since(start) if device_time_s is None else device_time_s
-    return StepResult(
-        plan.step_id, token_ids, logprobs, prompt_logprobs, errors, device_time_s=seconds, num_padding=num_padding
-    )
+                result.token_ids[index] = token_id

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from trunkline_kernels.gpu.device_rows import SAMPLING_COLUMNS, DeviceRows, write_segments
-from trunkline_worker.runner.gpu.to_device import to_device
+from trunkline_worker.runner.gpu.transfers import to_device
 from trunkline_worker.step.plan import RowError, Sampling, SequenceStart, StepPlan
 
 

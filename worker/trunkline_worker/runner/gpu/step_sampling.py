@@ -12,7 +12,7 @@ from trunkline_kernels.gpu.logit_changes import add_bias, penalise
 from trunkline_kernels.gpu.logprobs import logprobs
 from trunkline_kernels.gpu.sampling import sample
 from trunkline_worker.runner.gpu.row_table import TableRow
-from trunkline_worker.runner.gpu.to_device import to_device
+from trunkline_worker.runner.gpu.transfers import to_device
 from trunkline_worker.runner.sampler import changes_logits
 from trunkline_worker.step.plan import PositionLogprobs, RowError
 
