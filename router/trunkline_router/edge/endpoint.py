@@ -64,7 +64,10 @@ class Endpoint:
         except NoCredentials:
             failure = NoCredentials(WHERE_CREDENTIALS)
         except RequestRefused as refused:
-            failure = refused
+            # The frames of its traceback refer to it and to the body: a cycle, which would stay in memory until the
+            # garbage collector runs.
+            refused.__context__ = None
+            failure = refused.with_traceback(None)
         except asyncio.CancelledError as cancelled:
             given = given_up(cancelled)
             if given is None:

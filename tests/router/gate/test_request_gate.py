@@ -4,11 +4,14 @@ import asyncio
 import ctypes
 import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx2
 import pytest
 
 from tests.router.cluster import Cluster, Refusal, cluster, refusal, until
@@ -19,6 +22,7 @@ from trunkline_bench.attacks.vectors.frames import Connection, grpc_message, req
 from trunkline_router.access.gate import reading, request_gate
 from trunkline_router.access.gate.places import BYTE_BOUNDS, WATCH_BOUNDS, Bounds, request_bounds
 from trunkline_router.access.gate.reading import READ_BOUNDS, Reading
+from trunkline_router.edge.http_call import Edge
 from trunkline_runtime import server
 
 GENERATE = "/trunkline.v1.InferenceService/Generate"
@@ -263,14 +267,37 @@ async def test_a_refused_request_leaves_no_memory_behind(monkeypatch: pytest.Mon
     async with cluster(FakeWorker("a")) as router:
         await router.answer("x")
         assert (await refusal(router.stub.Tokenize(request))).reason == "OVERLOADED"
-        trim = ctypes.CDLL(None).malloc_trim
-        trim(0)
-        before = rss_mib()
-        gc.disable()
-        try:
+        with no_memory_kept():
             for _ in range(60):
                 await refusal(router.stub.Tokenize(request))
-            trim(0)  # what is free again may stay with the process
-            assert rss_mib() - before < 30
-        finally:
-            gc.enable()
+
+
+@HAS_PROC
+async def test_a_body_that_is_refused_over_http_leaves_no_memory_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_gate, "BYTE_BOUNDS", replace(BYTE_BOUNDS, of_connection=1))
+    content, headers = b'{"prompt": "' + b"x" * (1 << 20) + b'"}', {"content-type": "application/json"}
+    async with cluster(FakeWorker("a"), edge=Edge) as router, httpx2.AsyncClient(timeout=60, trust_env=False) as http:
+
+        async def status() -> int:
+            url = f"http://127.0.0.1:{router.http_port}/v1/completions"
+            return (await http.post(url, content=content, headers=headers)).status_code
+
+        assert await status() == 429
+        with no_memory_kept():
+            for _ in range(60):
+                await status()
+
+
+@contextmanager
+def no_memory_kept() -> Iterator[None]:
+    """Checks that little memory is in use afterwards, although the collector did not run."""
+    trim = ctypes.CDLL(None).malloc_trim
+    trim(0)
+    before = rss_mib()
+    gc.disable()
+    try:
+        yield
+        trim(0)  # what is free again may stay with the process
+        assert rss_mib() - before < 30
+    finally:
+        gc.enable()
