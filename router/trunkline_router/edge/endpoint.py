@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from starlette.types import Receive, Scope, Send
 
 from trunkline.status import RequestRefused, internal
-from trunkline_router.access.access import VISITOR, NoCredentials, refused_tenant
+from trunkline_router.access.access import VISITOR, Metadata, NoCredentials, refused_tenant
 from trunkline_router.access.gate.http_passage import HttpPassage, StatusPassage
 from trunkline_router.access.identity.needed_roles import Needed
 from trunkline_router.edge.http.exchange import ClientGone, respond
@@ -45,6 +45,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, call, caller, started_s = RequestHeaders(request_id=""), None, VISITOR, time.monotonic()
+        metadata: Metadata = ()
         failure: RequestRefused
         task = asyncio.current_task()
         assert task is not None
@@ -54,9 +55,10 @@ class Endpoint:
                 headers = RequestHeaders(request_id_of(scope["headers"]))
             else:
                 headers = parse_headers(scope["headers"])
-                caller = self._edge.access.caller(metadata_of(headers), self._roles, peer)
+                metadata = metadata_of(headers)
+                caller = self._edge.access.caller(metadata, self._roles, peer)
             with self._passage(self._edge.gate, peer, caller.tenant, task.cancel) as passage:
-                call = HttpCall(self._edge, scope, receive, send, headers, caller, passage)
+                call = HttpCall(self._edge, scope, receive, send, headers, metadata, caller, passage)
                 await self._handle(call)
             return
         except ClientGone:

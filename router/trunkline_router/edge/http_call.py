@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -13,7 +13,7 @@ from trunkline.names import SESSION_KEY, TENANT_KEY
 from trunkline.status import RequestRefused, internal, invalid, no_worker
 from trunkline.v1.generation_pb2 import FINISH_REASON_ABORT
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, PromptInfo
-from trunkline_router.access.access import CREDENTIAL_KEY, Access
+from trunkline_router.access.access import CREDENTIAL_KEY, Access, Metadata
 from trunkline_router.access.caller import Caller
 from trunkline_router.access.gate.http_passage import HttpPassage
 from trunkline_router.access.gate.request_gate import RequestGate
@@ -75,6 +75,7 @@ class HttpCall:
     receive: Receive
     send: Send
     headers: RequestHeaders
+    metadata: Metadata  # the same headers, as those of a gRPC call
     caller: Caller
     passage: HttpPassage
     has_begun: bool = False  # whether the response's status is sent
@@ -93,23 +94,9 @@ class HttpCall:
         """Now, in seconds since 1970."""
         return int(time.time())
 
-    @asynccontextmanager
-    async def json(self) -> AsyncIterator[dict[str, Any]]:
-        """The body, which is emptied at the end, with the lists that are its fields: a request may run for minutes, and
-        must not keep a million objects for so long. What is kept must be copied. Raises RequestRefused
-        (INVALID_REQUEST) if it is not a JSON object, and ClientGone."""
-        check_content_type(self.headers.content_type)
-        body, passage = lambda: read_body(self.receive), self.passage
-        raw = await (passage.read_arrived(body) if has_body(self.scope) else passage.read(body))
-        value = await parse_object(raw, passage.parsed)
-        del raw
-        try:
-            yield value
-        finally:
-            for part in value.values():
-                if isinstance(part, list):
-                    part.clear()
-            value.clear()
+    def json(self) -> "JsonBody":
+        """The body, for `async with`."""
+        return JsonBody(self)
 
     def check_unknown(self, unknown: list[str]) -> None:
         """Raises RequestRefused (INVALID_REQUEST) for unknown fields, unless the router ignores them."""
@@ -125,7 +112,7 @@ class HttpCall:
         record = new_record(request.request_id, HTTP, self.scope["path"])
         record.url_scheme, record.is_streamed = self.scope["scheme"], self.is_streaming
         record.trace_id = self._trace_id = self._trace_id or new_trace_id()  # all prompts of a call are in one trace
-        return RequestCall(request, record, self.caller, metadata_of(self.headers), no_deadline, extras)
+        return RequestCall(request, record, self.caller, self.metadata, no_deadline, extras)
 
     async def respond(self, body: bytes, *, status: int = 200, headers: Iterable[Header] = ()) -> None:
         """Sends a whole JSON response."""
@@ -208,6 +195,34 @@ class HttpCall:
         return rate_limit_headers(limits, self.scope["path"], time.time()) if limits else []
 
 
+class JsonBody:
+    """The body of a call, for `async with`. It is emptied at the end, with the lists that are its fields: a request may
+    run for minutes, and must not keep a million objects for so long. What is kept must be copied."""
+
+    __slots__ = ("_call", "_value")
+
+    def __init__(self, call: HttpCall) -> None:
+        self._call = call
+        self._value: dict[str, Any] = {}
+
+    async def __aenter__(self) -> dict[str, Any]:
+        """Raises RequestRefused (INVALID_REQUEST) if the body is not a JSON object, and ClientGone."""
+        call, passage = self._call, self._call.passage
+        check_content_type(call.headers.content_type)
+        if has_body(call.scope):
+            raw = await passage.read_arrived(lambda: read_body(call.receive))
+        else:
+            raw = await passage.read(lambda: read_body(call.receive))
+        self._value = await parse_object(raw, passage.parsed)
+        return self._value
+
+    async def __aexit__(self, *_: object) -> None:
+        for part in self._value.values():
+            if isinstance(part, list):
+                part.clear()
+        self._value.clear()
+
+
 async def answer_of(
     call: HttpCall, generate: GenerateRequest, names: FieldNames, extras: Extras = NO_EXTRAS
 ) -> AsyncGenerator[GenerateResponse, None]:
@@ -242,7 +257,7 @@ def no_deadline() -> None:
     return None
 
 
-def metadata_of(headers: RequestHeaders) -> tuple[tuple[str, str], ...]:
+def metadata_of(headers: RequestHeaders) -> Metadata:
     """Returns the headers as the metadata of a gRPC call."""
     given = (
         (CREDENTIAL_KEY, f"Bearer {headers.credential}" if headers.credential else ""),

@@ -25,6 +25,7 @@ from trunkline_router.record.refused_calls import RefusedCalls
 HIGH_WATER_BYTES = 16 << 10  # of output that waits in the process; beyond it the application waits
 UNPARSED_BYTES = 64 << 10  # kept of later requests while one is being answered; beyond it nothing is read
 CHUNK_FRAMING_BYTES = 12  # a size of up to 8 digits and two line ends
+ASGI = {"version": "3.0", "spec_version": "2.3"}
 CHECKED = frozenset({b"content-length", b"expect", b"transfer-encoding", b"content-encoding"})  # headers
 
 
@@ -75,8 +76,8 @@ class Connection(asyncio.Protocol):
         self._unparsed = bytearray()
         self._refused: Refused | None = None
         self._is_ending = self._is_reading_paused = False
+        self.is_writing_paused = False  # output waits for the client to read
         self._writable = asyncio.Event()
-        self._writable.set()
         self._phase, self._due_s = Phase.IDLE, inf
         # Of the request that arrives
         self._url = b""
@@ -85,11 +86,6 @@ class Connection(asyncio.Protocol):
         self._fed_bytes = 0  # to the parser
         self._has_begun = False  # in the bytes that are being parsed
         self._is_upgrade = False
-
-    @property
-    def is_writing_paused(self) -> bool:
-        """Whether output waits for the client to read."""
-        return not self._writable.is_set()
 
     def is_busy(self) -> bool:
         """Whether a request is being answered whose body has arrived. A response that is complete and not read does not
@@ -148,6 +144,7 @@ class Connection(asyncio.Protocol):
         self.shared.connections.remove(self)
         self._client_gone()
         self._unparsed.clear()
+        self.is_writing_paused = False
         self._writable.set()
         self._is_ending = True
         del self._parser  # breaks a cycle
@@ -169,10 +166,12 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The client does not read fast enough."""
+        self.is_writing_paused = True
         self._writable.clear()
 
     def resume_writing(self) -> None:
         """The client has read most of what was written."""
+        self.is_writing_paused = False
         self._writable.set()
         if self._answering is None and not self._is_ending:
             self._go_on()
@@ -343,7 +342,7 @@ class Connection(asyncio.Protocol):
         path = raw_path.decode("ascii")
         return {
             "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "asgi": ASGI,
             "http_version": version,
             "server": self._server,
             "client": self.client,
@@ -396,7 +395,8 @@ class Connection(asyncio.Protocol):
         elif self._refused is not None:
             self._refuse(self._refused)
         if not self._keeps_unparsed():
-            unparsed, self._unparsed = bytes(self._unparsed), bytearray()
+            unparsed = bytes(self._unparsed)
+            self._unparsed.clear()
             self.resume_reading()
             if unparsed:
                 self.data_received(unparsed)

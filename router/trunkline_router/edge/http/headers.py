@@ -33,7 +33,7 @@ _ONCE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestHeaders:
     """What a request's headers say.
 
