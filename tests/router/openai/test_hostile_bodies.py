@@ -5,10 +5,10 @@ import time
 from tests.router.fake_worker import FakeWorker
 from tests.router.openai.openai_rig import client
 
-MILLION = b",".join([b"0.5"] * 1_000_000)
+MANY = b",".join([b"0.5"] * 290_000)
 
 
-async def test_a_million_wrong_elements_cost_no_more_than_one() -> None:
+async def test_hundreds_of_thousands_of_wrong_elements_cost_no_more_than_one() -> None:
     bodies = {
         "/v1/completions": [b'{"model":"tiny","prompt":"a","stop_token_ids":[%b]}', b'{"model":"tiny","prompt":[%b]}'],
         "/v1/chat/completions": [
@@ -23,10 +23,10 @@ async def test_a_million_wrong_elements_cost_no_more_than_one() -> None:
         for path, templates in bodies.items():
             for template in templates:
                 begun_s = time.process_time()
-                answer = await asks.post(path, template % MILLION)
+                answer = await asks.post(path, template % MANY)
                 assert answer.status_code == 400, answer.text
-                # Reading a body of 4 MB takes some tenths of a second; an error for each element would take 13 s.
-                assert time.process_time() - begun_s < 4.0, (path, template)
+                # Reading a body of 1 MB takes some hundredths of a second; an error for each element would take 4 s.
+                assert time.process_time() - begun_s < 1.5, (path, template)
         await asks.complete()
 
 

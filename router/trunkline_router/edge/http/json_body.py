@@ -1,17 +1,19 @@
-"""Reads the JSON body of a request.
+"""JSON bodies: reads and parses those of requests, and writes long lists of answers.
 
 The parser is jiter, pydantic's own: unlike orjson it finds names that an object has twice and keeps integers of more
 than 64 bits, and it takes a fraction of the standard library's time. A byte of a text costs it a few nanoseconds. A
 list costs up to 300, a name up to 900, and each takes tens of bytes of memory. So their numbers are bounded before the
-body is parsed, and the parser needs no pauses: the costliest body takes 0.07 s on a slow core and 52 MiB of memory.
+body is parsed, and the parser needs no pauses: the costliest body, 8 MiB of escapes, takes 0.06 s on a slow core.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from array import array
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 import jiter
+import orjson
 
 from trunkline.status import RequestRefused, invalid
 from trunkline_router.edge.http.exchange import ClientGone
@@ -23,8 +25,9 @@ JSON_CONTENT_TYPE = "application/json"
 MAX_DEPTH = 200  # jiter's limit, which cannot be set
 MAX_CONTAINERS = 8 * MAX_MESSAGES  # lists and objects; a message may have several parts and tool calls
 MAX_STRINGS = 16 * MAX_MESSAGES  # names and values
-MAX_VALUES = 1 << 20  # a prompt of a million token ids, and 48,000 other values
 STEP_BYTES = 256 << 10  # to copy, parse or decode this much takes a fraction of a millisecond
+MAX_VALUES = 300_000  # a prompt of 256 Ki token ids, and 37,000 other values
+PIECE = 1 << 14  # elements of a list that are written without a pause: a millisecond or two
 ALWAYS_WITHIN_BYTES = 2 * MAX_CONTAINERS  # a body up to this size is within all limits
 
 
@@ -111,3 +114,27 @@ async def give_way(num_bytes: int) -> None:
     """Lets other tasks run, if the step before or after is on more than STEP_BYTES."""
     if num_bytes > STEP_BYTES:
         await asyncio.sleep(0)
+
+
+def packed(ids: list[Any], field: str) -> "array[int]":
+    """Returns the token ids of a list. Raises RequestRefused (INVALID_REQUEST) if an element is not an int32."""
+    if set(map(type, ids)) - {int}:  # true is an int, too
+        wrong = next(index for index, item in enumerate(ids) if type(item) is not int)
+        raise invalid(field, f"the element at index {wrong} is not a token id")
+    try:
+        return array("i", ids)
+    except OverflowError:
+        wrong = next(item for item in ids if not -(1 << 31) <= item < 1 << 31)
+        raise invalid(field, f"token id {wrong} is out of range") from None
+
+
+async def json_list(numbers: Sequence[int], of: Callable[[int], str] | None = None) -> orjson.Fragment:
+    """Returns numbers as JSON; `of`: texts that take their places. There may be millions: a text of 4 MiB can have as
+    many tokens. Other tasks run in between."""
+    parts = []
+    for start in range(0, len(numbers), PIECE):
+        piece = numbers[start : start + PIECE]
+        parts.append(orjson.dumps(list(piece) if of is None else list(map(of, piece)))[1:-1])
+        if start:
+            await asyncio.sleep(0)
+    return orjson.Fragment(b"[%b]" % b",".join(parts))

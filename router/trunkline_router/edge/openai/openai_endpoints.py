@@ -13,8 +13,8 @@ from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, in
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline.validation import max_total_tokens
+from trunkline_router.edge.http.json_body import json_list, packed
 from trunkline_router.edge.http_call import HttpCall, answer_of
-from trunkline_router.edge.long_lists import json_list, packed
 from trunkline_router.edge.openai.openai_answers import ChatAnswer, CompletionAnswer
 from trunkline_router.edge.openai.openai_requests import (
     ChatRequest,
@@ -84,12 +84,7 @@ async def _prompts(call: HttpCall, request: CompletionRequest) -> list[Prompt]:
     given = request.prompts()
     if not isinstance(given[0], str):
         await call.edge.inference.check_lengths(request.model, call.caller, map(len, given))
-    made: list[Prompt] = []
-    for prompt in given:
-        if made:
-            await asyncio.sleep(0)  # 256 prompts may have a million token ids together
-        made.append(prompt if isinstance(prompt, str) else await packed(prompt, "prompt"))
-    return made
+    return [prompt if isinstance(prompt, str) else packed(prompt, "prompt") for prompt in given]
 
 
 def _answer_to(
@@ -214,7 +209,7 @@ async def detokenize(call: HttpCall) -> None:
             raise invalid("tokens", "must be a list of token ids")
         with refusals_named({"token_ids": "tokens"}):
             await inference.detokenizing_pool(model, len(body.tokens), call.caller)  # before an id is looked at
-        ids = await packed(body.tokens, "tokens")
+        ids = packed(body.tokens, "tokens")
     with refusals_named({"token_ids": "tokens"}):
         utf8 = await inference.detokenize(model, ids, call.caller, None)
     await call.respond(orjson.dumps({"prompt": utf8.decode()}))

@@ -17,8 +17,8 @@ import orjson
 from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import TokenLogprob, TokenLogprobs
 from trunkline.v1.inference_pb2 import GenerateResponse
+from trunkline_router.edge.http.json_body import json_list
 from trunkline_router.edge.http_call import HttpCall
-from trunkline_router.edge.long_lists import json_list
 from trunkline_router.edge.openai.openai_requests import ChatRequest, CompletionRequest, Prompt
 from trunkline_router.prompts.token_bytes import TokenBytes
 from trunkline_router.request.request_call import NO_EXTRAS, Extras, PreparedRequest
