@@ -10,6 +10,7 @@ from typing import Any
 from tests.router.cluster import share_with_nobody
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
 from trunkline_router.access.access import Access
+from trunkline_router.access.gate.request_gate import RequestGate
 from trunkline_router.edge.inference_service import InferenceService
 from trunkline_router.prompts.helper_pool import Helpers
 from trunkline_router.request.dispatch import Dispatcher
@@ -75,11 +76,12 @@ async def membership(
 @asynccontextmanager
 async def serving(pools: Pools) -> AsyncIterator[Any]:
     """A client's stub of a router with these pools."""
-    server = GrpcServer("127.0.0.1", 0, services=[])
+    access = Access()
+    server = GrpcServer("127.0.0.1", 0, services=[], gate=RequestGate(pools, access))
     shared = share_with_nobody(pools, Random(0))
     await shared.start()
     inference = Inference(Dispatcher(pools, time.monotonic, Random(0)), max_choices=4, shared=shared)
-    service = InferenceService(inference, Access())
+    service = InferenceService(inference, access)
     add_InferenceServiceServicer_to_server(service, server.grpc)
     await server.start()
     async with open_channel(f"127.0.0.1:{server.port}") as channel:
