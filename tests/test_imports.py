@@ -67,11 +67,7 @@ MUST_NOT_REACH: dict[str, set[str]] = {
     "trunkline_worker.engine.engine_process": ENGINE,
     "trunkline_kernels.paged_attention": ENGINE,
     **dict.fromkeys(
-        (
-            *("trunkline_router.workers." + module for module in ("cache_follower", "health", "pool_terms")),
-            *("trunkline_router.quotas.shared_state." + module for module in ("quota_book", "served")),
-            *("trunkline_router.quotas.stores." + module for module in ("breaker", "convictions")),
-        ),
+        ("trunkline_router.workers." + module for module in ("cache_follower", "health", "pool_terms")),
         PURE | {"redis"},
     ),
     **dict.fromkeys(
@@ -79,7 +75,7 @@ MUST_NOT_REACH: dict[str, set[str]] = {
         PURE | {"redis", "jwt", "cryptography"},
     ),
     "trunkline_router.access.identity.keys_command": PURE | {"redis", "jwt", "cryptography"},  # for keys in a file
-    "trunkline_router.quotas.stores.embedded_store": {"torch", "grpc", "redis"},
+    "trunkline_router.quotas.shared_state": {"torch", "redis"},
     "trunkline_router.main": ROUTER | {"grpc", "redis", "structlog", "opentelemetry"},  # --help answers at once
     "trunkline_router.serving": ROUTER,
     "trunkline_router.router": ROUTER,
@@ -138,7 +134,9 @@ EVERYWHERE = {"settings", "address"}  # a process's settings, and what an addres
 CLOCKS = {"time", "datetime"}  # pure rooms are given the time
 PURE_ROOMS = [  # and modules
     *("trunkline_worker." + room for room in ("lanes", "cache", "scheduler")),
-    *("trunkline_router." + room for room in ("routing", "quotas")),
+    "trunkline_router.routing",
+    *("trunkline_router.quotas." + module for module in ("convictions", "fairness", "quota", "reservation", "store")),
+    "trunkline_router.quotas.tenant_book",
     *("trunkline_router.workers." + module for module in ("claims", "health", "pool_terms")),
     *("trunkline_router.request." + module for module in ("failover", "suspicion")),
 ]

@@ -30,13 +30,10 @@ from trunkline_router.observe.tracing.request_traces import RequestTraces
 from trunkline_router.observe.watch.fleet_watch import FleetWatch, RouterFacts
 from trunkline_router.observe.watch.worker_drain import WorkerDrain
 from trunkline_router.prompts.helper_pool import Helpers
-from trunkline_router.quotas.shared_state.fleet import Fleet
-from trunkline_router.quotas.shared_state.pool_fleet import PoolFleet
-from trunkline_router.quotas.shared_state.state import SharedState
-from trunkline_router.quotas.stores.conviction_key import conviction_key
-from trunkline_router.quotas.stores.embedded_store import EmbeddedStore
-from trunkline_router.quotas.stores.redis_store import RedisStore
-from trunkline_router.quotas.stores.store import Store
+from trunkline_router.quotas.fleet import Fleet, PoolFleet
+from trunkline_router.quotas.redis_store import RedisStore
+from trunkline_router.quotas.redis_url import conviction_key
+from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.record.refused_calls import RefusedCalls
 from trunkline_router.record.request_observer import RequestObserver
 from trunkline_router.record.request_record import RequestListener
@@ -233,12 +230,11 @@ def _http_servers(
 def share(settings: RouterSettings, fleet: Fleet, rng: Random) -> SharedState:
     """The state shared with other routers: in Redis if the settings have a URL, else in this process alone."""
     patience_s = settings.redis_patience_ms / 1e3
+    store = None
     if settings.redis_url:
-        store: Store = RedisStore(
+        store = RedisStore(
             settings.redis_url, settings.key_prefix, patience_s=patience_s, tls=settings.redis_tls.redis_tls()
         )
-    else:
-        store = EmbeddedStore(lambda: time.monotonic() * 1e3)
     return SharedState(
         store,
         settings.name,

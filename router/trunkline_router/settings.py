@@ -8,7 +8,7 @@ from trunkline_router.access.gate.places import MAX_CALLS
 from trunkline_router.address import DNS_PREFIX, is_address
 from trunkline_router.http_settings import HttpSettings
 from trunkline_router.identity_settings import IdentitySettings
-from trunkline_router.quotas.stores.redis_url import redis_url_problem
+from trunkline_router.quotas.redis_url import redis_url_problem
 from trunkline_router.routing.route_request import PolicyName
 from trunkline_router.tls_settings import RedisTlsSettings, WorkerTlsSettings
 from trunkline_runtime.instance_name import instance_name

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from trunkline_router.address import DNS_PREFIX
-from trunkline_router.quotas.stores.redis_url import RedisTls
+from trunkline_router.quotas.redis_url import RedisTls
 from trunkline_runtime.settings import setting
 from trunkline_runtime.tls_settings import is_loopback, needs_problem, pair_problem
 

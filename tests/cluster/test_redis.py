@@ -32,12 +32,12 @@ from trunkline_bench.servers.ports import free_port
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.main import router_settings
-from trunkline_router.quotas.accounts import Accounts
+from trunkline_router.quotas.fleet import PoolFleet
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.quotas.shared_state.pool_fleet import PoolFleet
-from trunkline_router.quotas.shared_state.state import SharedState
-from trunkline_router.quotas.stores.redis_pool import CONNECT_TIMEOUT_S
-from trunkline_router.quotas.stores.redis_store import RedisStore
+from trunkline_router.quotas.redis_connection import CONNECT_TIMEOUT_S
+from trunkline_router.quotas.redis_store import RedisStore
+from trunkline_router.quotas.shared_state import SharedState
+from trunkline_router.quotas.tenant_book import Accounts
 from trunkline_router.routing.credit import NO_CREDIT, Credit
 from trunkline_router.workers.pool import Pools
 from trunkline_runtime.channel import open_channel
@@ -207,7 +207,7 @@ async def test_no_request_fails_when_redis_is(redis: RedisServer, way: str) -> N
         if way == "restarted empty":
             assert [router.shared.times_entered for router in routers] == [2, 2]
             answered = sum(len(worker.submits) for worker in workers)
-            await until(lambda: all(not router.shared._book.has_changes for router in routers))
+            await until(lambda: all(not router.shared._own.book.has_changes for router in routers))
             counted = await window_of(redis, "acme")
             assert answered <= counted[0] <= answered * 1.02 + 4, "what was admitted before and meanwhile counts again"
 
@@ -253,7 +253,8 @@ async def test_every_way_a_request_can_end_settles_it(redis: RedisServer) -> Non
         choice.fail(RequestRefused(CODE_INTERNAL, INTERNAL, "block 7 is held twice"))
         assert await ended(broken) == INTERNAL
         routers = a, b
-        await until(lambda: all(not router.shared._open and not router.shared._book.has_changes for router in routers))
+        states = [router.shared._own for router in routers]
+        await until(lambda: not any(state.running or state.book.has_changes for state in states))
         for router in routers:
             syncs = router.shared.syncs
             await until(partial(lambda router, syncs: router.shared.syncs > syncs + 1, router, syncs))

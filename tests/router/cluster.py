@@ -37,9 +37,8 @@ from trunkline_router.observe.watch.fleet_sampler import Periods
 from trunkline_router.observe.watch.fleet_watch import FleetWatch, RouterFacts
 from trunkline_router.observe.watch.worker_drain import WorkerDrain
 from trunkline_router.prompts.helper_pool import RENDER_LIMIT_S, Helpers
-from trunkline_router.quotas.shared_state.pool_fleet import PoolFleet
-from trunkline_router.quotas.shared_state.state import SharedState
-from trunkline_router.quotas.stores.embedded_store import EmbeddedStore
+from trunkline_router.quotas.fleet import PoolFleet
+from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.record.refused_calls import RefusedCalls
 from trunkline_router.record.request_observer import RequestObserver
 from trunkline_router.request.client_buffer import Backlog
@@ -124,7 +123,7 @@ class Cluster:
 
 def share_with_nobody(pools: Pools, rng: Random) -> SharedState:
     """As a router without a Redis has it."""
-    return SharedState(EmbeddedStore(lambda: time.monotonic() * 1e3), "router", PoolFleet(pools), rng)
+    return SharedState(None, "router", PoolFleet(pools), rng)
 
 
 EdgeOf = Callable[[Inference, Access, RequestGate], Edge]

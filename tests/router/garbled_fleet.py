@@ -9,10 +9,10 @@ from redis.asyncio import Redis
 from tests.router.shared_state_rig import PATIENCE_S, PREFIX, Clock, Router, keys_in, use
 from trunkline.status import RequestRefused
 from trunkline_bench.servers.redis_server import RedisServer
+from trunkline_router.quotas.convictions import CONVICTION_MS
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.quotas.stores.convictions import CONVICTION_MS
-from trunkline_router.quotas.stores.redis_store import KEYS_OF_ALL_LIVES, RedisStore
-from trunkline_router.quotas.stores.store import KEEP_MS, Lease, WorkerKey
+from trunkline_router.quotas.redis_store import KEYS_OF_ALL_LIVES, RedisStore
+from trunkline_router.quotas.store import KEEP_MS, Lease, WorkerKey
 from trunkline_router.routing.credit import Credit
 
 QUOTAS = Quotas(requests_per_minute=1_000, tokens_per_minute=100_000, tokens_in_flight=50_000)
@@ -35,7 +35,7 @@ class Fleet:
             if router.is_reachable:
                 await router.beat()
             else:
-                await router._link.probe(router._sync.beat)
+                await router.link.probe(router.sync.beat)
             with contextlib.suppress(RequestRefused):
                 use(await router.admit(QUOTAS), 10, 10)
 
@@ -51,7 +51,7 @@ class Fleet:
         client: Any = self.client
         if isinstance(field, str):
             window = int(self.clock.ms // 500)
-            names = {"a": self.routers[0]._link.name, "b": self.routers[1]._link.name, "bucket": f"r{window}"}
+            names = {"a": self.routers[0].link.name, "b": self.routers[1].link.name, "bucket": f"r{window}"}
             field = field.format(**names)
         if isinstance(value, str) and value.startswith("{now}"):
             value = f"{int(self.clock.ms) + 1000}{value[5:]}"
@@ -101,9 +101,9 @@ class Fleet:
         for router in self.routers:
             assert len(router.convictions._ends) <= 4096
             assert all(end <= self.clock.ms + CONVICTION_MS for end in router.convictions._ends.values())
-            assert len(router._sync.neighbours) < 50
+            assert len(router._own.neighbours) < 50
             assert len(router.fleet.known) < 50
-            assert len(router._book._tenants) < 50
+            assert len(router._own.book._tenants) < 50
 
 
 def _score(text: str | bytes) -> float:
@@ -130,4 +130,4 @@ async def fleet(redis: RedisServer) -> AsyncIterator[Fleet]:
             yield both
         finally:
             for router in routers:
-                await router._link.store.close()
+                await router.link.store.close()

@@ -8,8 +8,8 @@ from random import Random
 from tests.router.shared_state_rig import Convicting, FakeFleet, use
 from trunkline.status import RequestRefused
 from trunkline_router.quotas.quota import Quotas
+from trunkline_router.quotas.redis_store import RedisStore
 from trunkline_router.quotas.reservation import Reservation
-from trunkline_router.quotas.stores.redis_store import RedisStore
 
 
 class RunningRouter(Convicting):

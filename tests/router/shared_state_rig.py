@@ -6,12 +6,14 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from trunkline_router.quotas.convictions import CONVICTION_MS
 from trunkline_router.quotas.quota import WINDOW_MS, Quotas
+from trunkline_router.quotas.redis_entries import FORMAT
 from trunkline_router.quotas.reservation import Reservation
-from trunkline_router.quotas.shared_state.state import SharedState
-from trunkline_router.quotas.stores.convictions import CONVICTION_MS
-from trunkline_router.quotas.stores.redis_entries import FORMAT
-from trunkline_router.quotas.stores.store import Lease, Store, WorkerKey
+from trunkline_router.quotas.shared_state import SharedState
+from trunkline_router.quotas.store import Lease, Store, WorkerKey
+from trunkline_router.quotas.store_link import StoreLink
+from trunkline_router.quotas.sync import Sync
 from trunkline_router.routing.credit import Credit
 
 PREFIX = f"{{trunkline}}:{FORMAT}:"
@@ -59,6 +61,16 @@ class FakeFleet:
 class Convicting(SharedState):
     """Told what to convict without the requests."""
 
+    @property
+    def link(self) -> StoreLink:
+        assert self._link is not None
+        return self._link
+
+    @property
+    def sync(self) -> Sync:
+        assert self._sync is not None
+        return self._sync
+
     def convict(self, fingerprint: bytes, ttl_ms: int = CONVICTION_MS) -> None:
         self.convictions.add(fingerprint, self._now_ms(), ttl_ms)
 
@@ -92,13 +104,13 @@ class Router(Convicting):
 
     def window_of(self, tenant: str) -> tuple[int, int]:
         """Requests and tokens that this router counts."""
-        window = self._book.tenant(tenant).window
+        window = self._own.book.tenant(tenant).window
         return window.requests, window.tokens
 
     async def beat(self) -> None:
         """Tells and hears, as once a second."""
-        self._sync.beat_next()
-        await self._tick()
+        self.sync.beat_next()
+        await self.sync.tick()
 
 
 async def keys_in(client: Redis) -> str:

@@ -81,7 +81,7 @@ class Access:
         opened: frozenset[Open] = frozenset(),
         salt_key: bytes = b"",
     ) -> None:
-        self.tenants = tenants or Tenants()
+        self._tenants = tenants or Tenants()
         self._identifier = identifier
         self._allows_anonymous = allows_anonymous
         self._opened = opened
@@ -90,6 +90,11 @@ class Access:
     def is_open(self, needed: Needed) -> bool:
         """Whether what needs this is open: credentials do not matter, and every caller is a VISITOR."""
         return needed.is_open or needed.open in self._opened
+
+    @property
+    def tenants(self) -> Tenants:
+        """The terms of tenants."""
+        return self._tenants
 
     def check(self, metadata: Metadata, needed: Needed, peer: str = "") -> None:
         """Raises RequestRefused (UNAUTHENTICATED, FORBIDDEN, OVERLOADED) if the call is not allowed."""
@@ -129,9 +134,8 @@ class Access:
             if not identity.may_act_for(named):
                 raise NotAllowed(f"these credentials may not act for tenant {named!r}", identity, field=TENANT_KEY)
             tenant = named
-        terms, is_listed = self.tenants.terms(tenant), self.tenants.lists(tenant)
-        if identity.lane is not None or identity.quotas is not None:
-            terms = narrowed(terms, identity, is_listed=is_listed)
+        is_listed = self._tenants.lists(tenant)
+        terms = narrowed(self._tenants.terms(tenant), identity, is_listed=is_listed)
         return Caller(tenant, identity, terms, is_listed, self._salt_key)
 
     @property
@@ -196,6 +200,6 @@ def credential_of(metadata: Metadata) -> str:
 def tenant_of(metadata: Metadata) -> str:
     """Returns the tenant that a call names, "" if it names none. Raises RequestRefused (INVALID_REQUEST)."""
     tenant = only_value(metadata, TENANT_KEY)
-    if tenant and (problem := tenant_problem(tenant)):
+    if problem := tenant_problem(tenant):
         raise invalid(TENANT_KEY, problem)
     return tenant

@@ -6,6 +6,7 @@ to a worker by the tenant's recent service in the whole fleet, relative to the m
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 # Cost units as in the workers' own fair sharing: an output token takes a forward pass of its own, and a token found in
@@ -38,3 +39,38 @@ def weight_factor(tenant: str, served: Mapping[str, float], competing: Iterable[
         return 1.0
     mine = max(served.get(tenant, 0.0), mean / 100)
     return min(MOST_FACTOR, max(LEAST_FACTOR, math.pow(mean / mine, STEEPNESS)))
+
+
+class Served:
+    """What each tenant was served recently, in cost units divided by its weight: here, and in the fleet as last
+    reported. It decays over time."""
+
+    def __init__(self) -> None:
+        self._new: defaultdict[str, float] = defaultdict(float)  # since the last report
+        self._own: dict[str, tuple[float, float]] = {}  # (decayed amount, as of), without what is new
+        self.fleet: Mapping[str, float] = {}
+
+    def add(self, tenant: str, amount: float) -> None:
+        self._new[tenant] += amount
+
+    def changes(self, now_ms: float) -> dict[str, float]:
+        """Returns what was served since the last report, and marks it as reported."""
+        new = dict(self._new)
+        self._new.clear()
+        own = {
+            tenant: (kept, now_ms)
+            for tenant, (amount, as_of_ms) in self._own.items()
+            if (kept := decayed(amount, now_ms - as_of_ms, HALF_LIFE_MS)) >= 1
+        }
+        for tenant, amount in new.items():
+            own[tenant] = own.get(tenant, (0.0, now_ms))[0] + amount, now_ms
+        if len(own) > 2 * MAX_TENANTS:  # names come and go: the tenants with the most service are kept
+            by_amount = sorted(own.items(), key=lambda item: item[1][0], reverse=True)
+            own = dict(by_amount[:MAX_TENANTS])
+        self._own = own
+        return new
+
+    def everything(self, now_ms: float) -> dict[str, float]:
+        """Returns all that this router has served, for a store that knows nothing, and marks it as reported."""
+        self.changes(now_ms)
+        return {tenant: amount for tenant, (amount, _) in self._own.items()}

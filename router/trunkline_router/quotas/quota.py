@@ -47,6 +47,9 @@ class Quotas:
         return name, limit
 
 
+UNLIMITED = Quotas()
+
+
 @dataclass(frozen=True, slots=True)
 class Used:
     """What counts against a tenant's quotas now. `in_flight` is in tokens."""

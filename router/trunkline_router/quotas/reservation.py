@@ -1,12 +1,45 @@
 """Accounts for one request in its tenant's quotas and service, from admission until it ends for any reason."""
 
+import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
-from trunkline.v1.inference_pb2 import GenerateResponse
+from trunkline.v1.inference_pb2 import PromptInfo
 from trunkline_router.quotas.fairness import CACHED_COST, INPUT_COST, OUTPUT_COST
-from trunkline_router.quotas.meter import OutputMeter
+
+
+class OutputMeter:
+    """Counts the output tokens that workers have computed for all choices of a request, whether or not its client has
+    read them. Calls back when a limit is exceeded, so that nothing has to poll it."""
+
+    __slots__ = ("_limit_tokens", "_on_past", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._limit_tokens = sys.maxsize
+        self._on_past: Callable[[], None] | None = None
+
+    def add(self, tokens: int) -> None:
+        """Counts `tokens` more."""
+        self.tokens += tokens
+        if self.tokens > self._limit_tokens:
+            self._notify()
+
+    def when_past(self, tokens: int, on_past: Callable[[], None]) -> None:
+        """Calls `on_past` once when the count exceeds `tokens`, at once if it does already. Replaces any previous
+        callback."""
+        self._limit_tokens, self._on_past = tokens, on_past
+        self.add(0)
+
+    def call_nobody(self) -> None:
+        """Drops the callback, which may refer to the owner of the meter."""
+        self._limit_tokens, self._on_past = sys.maxsize, None
+
+    def _notify(self) -> None:
+        on_past, self._on_past, self._limit_tokens = self._on_past, None, sys.maxsize
+        if on_past is not None:
+            on_past()
 
 
 class Metered(Protocol):
@@ -26,7 +59,11 @@ class Metered(Protocol):
 class Reservation:
     """A context manager that settles the request's usage on exit. `meter` counts the computed output. `tokens` were
     reserved (0 for a tenant without quotas). `prompt_tokens` are charged for the prompt, cached or not, if the request
-    is charged at all."""
+    is charged at all.
+
+    settle: called once at the end
+    serve: called with the cost of what was computed for the request since the last time
+    """
 
     def __init__(
         self, settle: "Callable[[Reservation], None]", serve: Callable[[float], None], tokens: int, prompt_tokens: int
@@ -34,8 +71,8 @@ class Reservation:
         self._settle = settle
         self._serve = serve
         self._metered: Metered | None = None
-        self._prompt_served = False
-        self._output_served = 0  # tokens
+        self._prompt_cost: float | None = None  # None: not known yet
+        self._prompt_served, self._output_served = 0.0, 0  # cost, and tokens
         self.meter = OutputMeter()
         self.tokens = tokens
         self.prompt_tokens = prompt_tokens
@@ -61,16 +98,19 @@ class Reservation:
         """Sets the answer whose progress decides what is charged."""
         self._metered = metered
 
-    def took(self, response: GenerateResponse) -> None:
-        """Counts a response to the client as service."""
-        cost = 0.0
-        if response.HasField("prompt") and not self._prompt_served:
-            self._prompt_served = True
-            prompt_tokens, cached = response.prompt.prompt_tokens, response.prompt.cached_tokens
-            cost += INPUT_COST * (prompt_tokens - cached) + CACHED_COST * cached
-        output = sum([len(chunk.token_ids) for chunk in response.chunks])
-        self._output_served += output
-        self._serve(cost + OUTPUT_COST * output)
+    def prompt_was(self, prompt: PromptInfo) -> None:
+        """Tells what the prompt cost. Only the first time counts."""
+        if self._prompt_cost is None:
+            cached = prompt.cached_tokens
+            self._prompt_cost = INPUT_COST * (prompt.prompt_tokens - cached) + CACHED_COST * cached
+
+    def serve(self) -> None:
+        """Counts as service what was computed since the last call, whether or not the client has read it."""
+        prompt, output = self._prompt_cost or 0.0, self.meter.tokens
+        cost = prompt - self._prompt_served + OUTPUT_COST * (output - self._output_served)
+        self._prompt_served, self._output_served = prompt, output
+        if cost:
+            self._serve(cost)
 
     def charge_in_full(self, prompt_tokens: int, most_output_tokens: int) -> None:
         """Charges the request's maximum to quotas and service, because its actual usage is not seen here."""
@@ -88,11 +128,9 @@ class Reservation:
 
     def settle(self) -> None:
         """Settles the request's usage at its end. Call it once."""
-        self._serve_rest()
-        self._settle(self)
-
-    def _serve_rest(self) -> None:
-        """Counts output as service that was computed but not read by the client."""
+        self.meter.call_nobody()
         if self.used_tokens:
-            prompt_cost = 0.0 if self._prompt_served else INPUT_COST * self.prompt_tokens
-            self._serve(prompt_cost + OUTPUT_COST * (self.output_tokens - self._output_served))
+            if self._prompt_cost is None:
+                self._prompt_cost = INPUT_COST * self.prompt_tokens
+            self.serve()
+        self._settle(self)

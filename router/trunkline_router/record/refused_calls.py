@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trunkline_router.address import network_of
-from trunkline_router.record.token_bucket import BudgetLimits, FairBudget
+from trunkline_router.record.fair_budget import BudgetLimits, FairBudget
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.telemetry.trace_context import trace_context
 
 # Lines, by account: each takes some 50 µs of the event loop.
-LINE_LIMITS = BudgetLimits(per_s=10.0, at_once=100.0)
+LINE_LIMITS = BudgetLimits(per_s=10.0, at_once=100.0, reserve=50.0, account_per_s=1.0, account_at_once=10.0)
 KNOWN_METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
 UNLOGGED_INTERVAL_S = 10.0  # after so long, calls without lines are told of even if no other call is refused
 

@@ -1,11 +1,4 @@
-"""Rate limits that allow bursts, of one account and of many. Pure: time is passed in."""
-
-from collections import OrderedDict
-from dataclasses import dataclass
-
-RESERVE = 0.5  # the part of a budget that is for accounts that ask little
-ACCOUNT_SHARE = 0.1  # what one account takes of the reserve, as a part of the whole budget
-MOST_ACCOUNTS = 1024  # that are remembered
+"""A rate limit that allows bursts. Pure: time is passed in."""
 
 
 class TokenBucket:
@@ -48,39 +41,3 @@ class TokenBucket:
         """Returns the seconds until something is left; 0 if it is."""
         left = self.left(now_s)
         return 0.0 if left > 0 else -left / self.per_s + 1e-3  # a little longer than until it holds exactly nothing
-
-
-@dataclass(frozen=True, slots=True)
-class BudgetLimits:
-    """How often something may be done that clients can ask for, by all accounts together."""
-
-    per_s: float
-    at_once: float
-
-
-class FairBudget:
-    """Any account may use up the budget down to the reserve. Of the reserve each account has a share, so that a flood
-    of a few accounts leaves something to those that ask little."""
-
-    def __init__(self, limits: BudgetLimits, now_s: float) -> None:
-        self._limits = limits
-        self._all = TokenBucket(limits.per_s, limits.at_once, now_s)
-        self._accounts: OrderedDict[str, TokenBucket] = OrderedDict()  # those that took of the reserve, the latest last
-
-    def takes(self, account: str, now_s: float) -> bool:
-        """Takes one from the budget for this account, if there is room for it. Returns whether it did."""
-        left = self._all.left(now_s) - 1.0
-        if left < 0.0 or (left < RESERVE * self._limits.at_once and not self._of_reserve(account, now_s)):
-            return False
-        self._all.charge(1.0, now_s)
-        return True
-
-    def _of_reserve(self, account: str, now_s: float) -> bool:
-        own = self._accounts.pop(account, None)
-        if own is None:
-            limits = self._limits
-            own = TokenBucket(ACCOUNT_SHARE * limits.per_s, max(1.0, ACCOUNT_SHARE * limits.at_once), now_s)
-            if len(self._accounts) >= MOST_ACCOUNTS:
-                self._accounts.popitem(last=False)
-        self._accounts[account] = own
-        return own.takes(1.0, now_s)

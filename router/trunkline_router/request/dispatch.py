@@ -9,7 +9,7 @@ from typing import NoReturn
 from trunkline.ledger import AnswerLedger
 from trunkline.names import finish_name
 from trunkline.v1.inference_pb2 import GenerateResponse
-from trunkline_router.quotas.meter import OutputMeter
+from trunkline_router.quotas.reservation import OutputMeter
 from trunkline_router.record.request_record import COMPLETE, PLACEMENT, RequestRecord
 from trunkline_router.request.attempt import (
     WorkerAttempt,

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from trunkline.grant import LIFETIME_S
 from trunkline.proof import WINDOW_S
-from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
+from trunkline.v1.inference_pb2 import PromptInfo
 from trunkline.v1.worker_pb2 import GrantReport, Submit
 from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.workers.session import WorkerSession
@@ -161,7 +161,7 @@ class GrantCharge:
 
     def _settle(self) -> None:
         if self.is_owed:
-            self._reservation.took(GenerateResponse(prompt=self._prompt))
+            self._reservation.prompt_was(self._prompt)
         self._reservation.follow(_Told(self.is_owed, self.has_ended))
         self._reservation.meter.add(sum(self._output_tokens.values()))
         self._reservation.settle()

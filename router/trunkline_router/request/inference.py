@@ -18,7 +18,7 @@ from trunkline_router.access.gate.request_size import MAX_DETOKENIZED_IDS
 from trunkline_router.prompts.token_ids import read_ids
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.reservation import Reservation
-from trunkline_router.quotas.shared_state.state import SharedState
+from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.record.request_observer import RequestObserver, note_refusal
 from trunkline_router.record.request_record import QUOTAS, Interval, RequestRecord
 from trunkline_router.request.dispatch import Dispatcher
@@ -61,7 +61,8 @@ class Inference:
                 reservation.follow(dispatched.stream)
                 async with aclosing(dispatched.responses()) as responses:
                     async for response in responses:
-                        reservation.took(response)
+                        if response.HasField("prompt"):
+                            reservation.prompt_was(response.prompt)
                         yield response if sees_cache else without_cache(response)
 
     async def prepare(self, call: RequestCall) -> PreparedRequest:

@@ -18,8 +18,8 @@ from trunkline.validation import (
 from trunkline_router.access.caller import Caller, Scheduling
 from trunkline_router.prompts.token_ids import read_ids
 from trunkline_router.prompts.tokenizer import PromptTokenizer
-from trunkline_router.quotas.shared_state.admission import LikelyUse
-from trunkline_router.quotas.shared_state.state import SharedState
+from trunkline_router.quotas.admission import LikelyUse
+from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.record.request_record import CHECKS, MODEL, TOKENIZER, Interval
 from trunkline_router.request.request_call import PreparedRequest, RequestCall
 from trunkline_router.workers.claims import DEFAULTED

@@ -25,7 +25,7 @@ from trunkline.status import (
 from trunkline.v1.generation_pb2 import PromptReport
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput, Timeline
-from trunkline_router.quotas.meter import OutputMeter
+from trunkline_router.quotas.reservation import OutputMeter
 from trunkline_router.record.request_record import RequestRecord
 from trunkline_router.request.client_buffer import Backlog, ClientBuffer
 from trunkline_runtime.log import get_logger

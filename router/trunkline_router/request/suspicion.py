@@ -23,7 +23,7 @@ from typing import TypeVar
 from trunkline.protocol import CLEARING_STEPS
 from trunkline.status import CODE_FAILED_PRECONDITION, QUARANTINED, RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline_router.quotas.stores.convictions import Convictions
+from trunkline_router.quotas.convictions import Convictions
 
 CLEARING_STEPS_AGAIN = 32  # steps to survive for a request that is a suspect again
 # The number of one tenant's requests that a worker's deaths may convict in the whole fleet within WITNESS_S, which is

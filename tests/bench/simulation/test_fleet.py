@@ -18,7 +18,7 @@ from trunkline_bench.simulation.fleet.summary import COLUMNS, Summary, row, summ
 from trunkline_bench.simulation.traces.trace_request import TraceRequest
 from trunkline_bench.simulation.worker.replay import replay
 from trunkline_bench.simulation.worker.simulated_worker import FINGERPRINT, WorkerSpec
-from trunkline_router.quotas.shared_state.sync import LEAST_REST_S
+from trunkline_router.quotas.sync import LEAST_REST_S
 from trunkline_router.routing.credit import NO_CREDIT
 from trunkline_router.routing.prefix_index import keys_of
 from trunkline_worker.scheduler.limits import SchedulerLimits

@@ -10,10 +10,9 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.openai.openai_rig import CHAT, OpenAiClient, client
 from tests.router.shared_state_rig import Clock
 from trunkline_router.access.tenants import Tenant, Tenants
+from trunkline_router.quotas.fleet import PoolFleet
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.quotas.shared_state.pool_fleet import PoolFleet
-from trunkline_router.quotas.shared_state.state import SharedState
-from trunkline_router.quotas.stores.embedded_store import EmbeddedStore
+from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.workers.pool import Pools
 
 QUOTAS = Quotas(tokens_per_minute=10_000)
@@ -69,7 +68,7 @@ async def test_a_client_that_waits_as_told_is_admitted(
     clock = Clock()
 
     def share(pools: Pools, rng: Random) -> SharedState:
-        return SharedState(EmbeddedStore(clock.now_ms), "router", PoolFleet(pools), rng, steady_s=clock.steady_s)
+        return SharedState(None, "router", PoolFleet(pools), rng, steady_s=clock.steady_s)
 
     path, body = requests[name]
     tenants = Tenants(otherwise=Tenant(quotas=QUOTAS))
@@ -87,7 +86,7 @@ async def test_a_request_that_is_too_large_for_its_quota_is_told_so_soon() -> No
     clock = Clock()
 
     def share(pools: Pools, rng: Random) -> SharedState:
-        return SharedState(EmbeddedStore(clock.now_ms), "router", PoolFleet(pools), rng, steady_s=clock.steady_s)
+        return SharedState(None, "router", PoolFleet(pools), rng, steady_s=clock.steady_s)
 
     tenants, body = Tenants(otherwise=Tenant(quotas=QUOTAS)), {"messages": CHAT, "max_tokens": 11_000}
     worker = FakeWorker("w", context_length=CONTEXT, kv_token_capacity=CONTEXT)

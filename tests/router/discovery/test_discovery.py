@@ -18,9 +18,9 @@ from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline_bench.servers.ports import free_port
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.prompts.helper_pool import Helpers
-from trunkline_router.quotas.shared_state.pool_fleet import PoolFleet
-from trunkline_router.quotas.shared_state.state import SharedState
-from trunkline_router.quotas.stores.redis_store import RedisStore
+from trunkline_router.quotas.fleet import PoolFleet
+from trunkline_router.quotas.redis_store import RedisStore
+from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.settings import address_problem
 from trunkline_router.workers.discovery import (
     LOOKUP_EVERY_S,
@@ -121,6 +121,7 @@ async def test_a_lease_ends_with_the_name_that_it_was_taken_for_although_the_wor
 
         async def beat() -> None:
             for one in shared:
+                assert one._sync is not None
                 await one._sync.beat()
 
         for one in shared:

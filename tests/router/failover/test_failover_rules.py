@@ -19,8 +19,8 @@ from trunkline.status import (
 )
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import GetModelResponse, StepCostModel
-from trunkline_router.quotas.stores.convictions import CONVICTION_MS, Convictions
-from trunkline_router.quotas.stores.store import MAX_CONVICTIONS
+from trunkline_router.quotas.convictions import CONVICTION_MS, Convictions
+from trunkline_router.quotas.store import MAX_CONVICTIONS
 from trunkline_router.request.failover import (
     LEAST_PER_S,
     MAX_FULL,

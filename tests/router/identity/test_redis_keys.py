@@ -33,7 +33,7 @@ from trunkline_router.access.identity import redis_keys
 from trunkline_router.access.identity.api_keys import ApiKey
 from trunkline_router.access.identity.authenticator import Authenticator
 from trunkline_router.access.identity.redis_keys import PAGE_KEYS, POLL_S, RedisKeys
-from trunkline_router.quotas.stores.store import StoreDown
+from trunkline_router.quotas.store import StoreDown
 
 SEAL, OTHER = seal_of(FIRST), seal_of(SECOND)
 REVOKED = {"revoked": "2026-01-01T00:00:00Z"}

@@ -15,7 +15,7 @@ from trunkline_router.access.identity.api_keys import ApiKey
 from trunkline_router.access.identity.authenticator import Authenticator
 from trunkline_router.access.identity.identity import IdentityError, Role
 from trunkline_router.access.identity.redis_keys import ANSWER_TIMEOUT_S, PAGE_KEYS, POLL_S, READ_ALL_S, RedisKeys
-from trunkline_router.quotas.stores.store import StoreDown
+from trunkline_router.quotas.store import StoreDown
 
 REVOKED = {"revoked": "2026-01-01T00:00:00Z"}
 WAS_REVOKED = "the API key has been revoked"

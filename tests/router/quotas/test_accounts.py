@@ -1,8 +1,7 @@
 """Names that anybody may invent: what each may cost, and what becomes of those that come too many."""
 
-from trunkline_router.quotas.accounts import SHARED_ACCOUNT, Accounts
-from trunkline_router.quotas.fairness import MAX_TENANTS
-from trunkline_router.quotas.shared_state.served import Served
+from trunkline_router.quotas.fairness import MAX_TENANTS, Served
+from trunkline_router.quotas.tenant_book import SHARED_ACCOUNT, Accounts
 
 
 def test_so_many_unlisted_tenants_have_accounts_of_their_own_and_the_others_share_one() -> None:

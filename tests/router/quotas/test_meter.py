@@ -1,7 +1,6 @@
 """A request that outgrows what it counts with says so, whoever computes it."""
 
-from trunkline_router.quotas.meter import OutputMeter
-from trunkline_router.quotas.reservation import Reservation
+from trunkline_router.quotas.reservation import OutputMeter, Reservation
 
 
 def test_it_tells_once_when_there_are_more_tokens_than_it_was_asked_about() -> None:

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from trunkline_router.quotas.output_estimate import MAX_TENANTS, OutputEstimates
+from trunkline_router.quotas.tenant_book import MAX_TENANTS, OutputEstimates
 
 MOST = 32_000
 QUOTA = 1_000_000

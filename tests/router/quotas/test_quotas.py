@@ -55,12 +55,12 @@ def generate(router: Cluster, max_tokens: int = 8, timeout_s: float = PATIENCE_S
 
 
 async def until_ended(router: Cluster) -> None:
-    await until(lambda: not router.shared._open)
+    await until(lambda: not router.shared.running)
 
 
 def charged(router: Cluster) -> tuple[int, int]:
     """Requests and tokens in the tenant's window."""
-    window = router.shared._book.tenant("acme").window
+    window = router.shared._own.book.tenant("acme").window
     return window.requests, window.tokens
 
 

@@ -12,8 +12,8 @@ from tests.router.shared_state_rig import Clock, Output, Router, use
 from trunkline.status import RequestRefused
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.quota import Quotas
+from trunkline_router.quotas.redis_store import RedisStore
 from trunkline_router.quotas.reservation import Reservation
-from trunkline_router.quotas.stores.redis_store import RedisStore
 
 TICK_S = 0.5  # 25 times a router's and more: what is generated between two looks is more
 PACE = 25  # output tokens of a request in a tick
@@ -56,7 +56,7 @@ async def demand(redis: RedisServer, prefix: str, lengths: Callable[[], int]) ->
         for user in users:
             had[-1] += await advance(user, lengths)
         for router in routers:
-            await router._tick()
+            await router.sync.tick()
     assert not any(router.admission.reserves_alone for router in routers)
     for store in stores:
         await store.close()

@@ -19,9 +19,9 @@ from trunkline_router.access.access import Access
 from trunkline_router.observe.recent import router_requests
 from trunkline_router.observe.recent.router_requests import SUFFIX, Kind, RouterRequests, first_of
 from trunkline_router.observe.recent.viewer import Viewer
-from trunkline_router.quotas.shared_state.pool_fleet import PoolFleet
-from trunkline_router.quotas.shared_state.state import SharedState
-from trunkline_router.quotas.stores.redis_store import RedisStore
+from trunkline_router.quotas.fleet import PoolFleet
+from trunkline_router.quotas.redis_store import RedisStore
+from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.workers.pool import Pools
 
 OPERATOR = Viewer.of(Access().caller(()))

@@ -15,11 +15,11 @@ from tests.router.shared_state_rig import PREFIX, Clock, Router, keys_in, use
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_bench.servers.redis_server import RedisServer
+from trunkline_router.quotas.convictions import CONVICTION_MS, Convictions
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.quotas.stores.conviction_key import conviction_key
-from trunkline_router.quotas.stores.convictions import CONVICTION_MS, Convictions
-from trunkline_router.quotas.stores.redis_store import RedisStore
-from trunkline_router.quotas.stores.store import Lease, WorkerKey
+from trunkline_router.quotas.redis_store import RedisStore
+from trunkline_router.quotas.redis_url import conviction_key
+from trunkline_router.quotas.store import Lease, WorkerKey
 from trunkline_router.request.failover import RetryBudget
 from trunkline_router.request.suspicion import Quarantine
 from trunkline_router.routing.credit import Credit
@@ -73,7 +73,7 @@ async def fleet(redis: RedisServer) -> AsyncIterator[Fleet]:
         routers = []
         for name in "ab":
             store = RedisStore(redis.url, "trunkline:", clock_ms=store_clock.now_ms)
-            store._sync_timeout_s = 20.0
+            store._redis._reply_timeout_s = 20.0
             routers.append(Router(store, name, clock))
         for router in routers:
             await router.start()
@@ -81,7 +81,7 @@ async def fleet(redis: RedisServer) -> AsyncIterator[Fleet]:
             yield Fleet(client, (routers[0], routers[1]), clock, store_clock)
         finally:
             for router in routers:
-                await router._link.store.close()
+                await router.link.store.close()
 
 
 @pytest.mark.parametrize("jumps_s", [(jump_s,) for jump_s in JUMPS_S] + [(HOUR_S, -DAY_S, HOUR_S, DAY_S)])
@@ -169,6 +169,6 @@ async def test_what_a_router_of_the_previous_version_says_is_heard_and_it_hears_
         assert a.fleet.others[WorkerKey("w", 5)] == Credit(4, 900)
         assert Lease("10.0.0.9:50061", "w", 5, "tiny") in a.fleet.known
         assert a.is_convicted(b"\xab" * 16)
-        version, _, said = str(await both.client.hget(keys + "credits", b._link.name)).partition("|")
+        version, _, said = str(await both.client.hget(keys + "credits", b.link.name)).partition("|")
         assert int(version) > 0
         assert json.loads(said) == [[["v", "6", 1, 100]], []]

@@ -17,9 +17,9 @@ from trunkline.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from trunkline_bench.reports.statistics import jain
 from trunkline_bench.router.paced_worker import PacedWorker
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_router.quotas.shared_state.pool_fleet import PoolFleet
-from trunkline_router.quotas.shared_state.state import SharedState
-from trunkline_router.quotas.stores.redis_store import RedisStore
+from trunkline_router.quotas.fleet import PoolFleet
+from trunkline_router.quotas.redis_store import RedisStore
+from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.workers.pool import Pools
 from trunkline_runtime.server import GrpcServer
 

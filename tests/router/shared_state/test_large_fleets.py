@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 
 from tests.router.shared_state_rig import PATIENCE_S
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_router.quotas.shared_state.neighbours import MOST_CREDITS, Neighbours, fair_part
-from trunkline_router.quotas.stores.redis_entries import MOST_CREDIT_BYTES, written_credits
-from trunkline_router.quotas.stores.redis_store import RedisStore
-from trunkline_router.quotas.stores.store import NeighbourReport, Report, SyncReply, WorkerKey
+from trunkline_router.quotas.fleet import MOST_CREDITS, Neighbours, fair_part
+from trunkline_router.quotas.redis_entries import MOST_CREDIT_BYTES, written_credits
+from trunkline_router.quotas.redis_store import RedisStore
+from trunkline_router.quotas.store import NeighbourReport, Report, SyncReply, WorkerKey
 from trunkline_router.routing.credit import Credit
 
 HALF_AN_ANSWER = 262_144  # bytes; see TOLD_BYTES in sync.lua

@@ -9,16 +9,16 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tests.router.conftest import REDIS_VERSIONS
+from tests.router.embedded_store import EmbeddedStore
 from tests.router.shared_state_rig import Clock, Output, Router, use
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.quota import Quotas
+from trunkline_router.quotas.redis_store import RedisStore
 from trunkline_router.quotas.reservation import Reservation
-from trunkline_router.quotas.shared_state.sync import rest_s
-from trunkline_router.quotas.stores.embedded_store import EmbeddedStore
-from trunkline_router.quotas.stores.redis_store import RedisStore
-from trunkline_router.quotas.stores.store import Lease, Store, WorkerKey
+from trunkline_router.quotas.store import Lease, Store, WorkerKey
+from trunkline_router.quotas.sync import rest_s
 from trunkline_router.request.suspicion import Quarantine
 from trunkline_router.routing.credit import Credit
 
@@ -185,7 +185,7 @@ async def test_running_requests_are_looked_at_when_they_outgrow_their_estimates_
             use(reservation, 1, 1)
     answers[5].comes_to(9 * estimate)
     await router.beat()
-    assert router._book.tenant("t").in_flight == 0, "what has ended outgrows nothing"
+    assert router._own.book.tenant("t").in_flight == 0, "what has ended outgrows nothing"
 
 
 async def test_short_answers_do_not_open_the_quotas_to_many_long_ones(routers: tuple[Router, Router]) -> None:
@@ -363,7 +363,7 @@ async def test_a_router_that_was_taken_for_dead_says_again_what_it_has_open(
     await a.beat()
     clock.pass_s(3.1)
     await b.beat()
-    await a._tick()
+    await a.sync.tick()
     await b.beat()
     assert b.fleet.others == {WORKER: Credit(3, 700)}
 
@@ -375,14 +375,14 @@ async def test_credits_are_looked_at_once_a_tick_and_by_a_router_that_is_alone_o
     asked = a.fleet.times_asked
     for choices in range(10):
         a.fleet.own = {WORKER: Credit(choices, 0)}
-        await a._tick()
+        await a.sync.tick()
     assert a.fleet.times_asked == asked + 10
     clock.pass_s(3.1)
     await a.beat()
     asked, syncs = a.fleet.times_asked, a.syncs
     for choices in range(100):
         a.fleet.own = {WORKER: Credit(choices, 0)}
-        await a._tick()
+        await a.sync.tick()
         clock.pass_s(0.02)
     assert (a.fleet.times_asked, a.syncs) == (asked + 1, syncs + 1), "no other router would hear them"
     await b.beat()
@@ -390,7 +390,7 @@ async def test_credits_are_looked_at_once_a_tick_and_by_a_router_that_is_alone_o
     await b.beat()
     assert b.fleet.others == {WORKER: Credit(99, 0)}
     a.fleet.own = {}
-    await a._tick()
+    await a.sync.tick()
     await b.beat()
     assert b.fleet.others == {}
 

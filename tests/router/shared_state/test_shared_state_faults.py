@@ -19,10 +19,10 @@ from trunkline.status import RequestRefused
 from trunkline_bench.servers.ports import free_port, lowest_outgoing
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.quotas.stores.breaker import Breaker
-from trunkline_router.quotas.stores.redis_connection import RedisConnection, Script
-from trunkline_router.quotas.stores.redis_url import place_of, redis_url_problem
-from trunkline_router.quotas.stores.store import Lease, WorkerKey
+from trunkline_router.quotas.redis_connection import RedisConnection, Script
+from trunkline_router.quotas.redis_url import place_of, redis_url_problem
+from trunkline_router.quotas.store import Lease, WorkerKey
+from trunkline_router.quotas.store_link import Breaker
 from trunkline_router.routing.credit import Credit
 
 WORKER = WorkerKey("w", 5)
@@ -114,7 +114,7 @@ async def test_a_hung_redis_costs_a_request_five_milliseconds_and_soon_nothing(r
         assert PATIENCE_S <= min(waits[0]) < 4 * PATIENCE_S
         assert not any(router.is_reachable for router in routers)
         assert min(min(waits[3:])) < PATIENCE_S
-        late = sum(router._link.late_answers for router in routers)
+        late = sum(router.link.late_answers for router in routers)
         assert 4 <= late <= 3 * 4
         redis.go_on()
         await until(lambda: all(router.is_reachable for router in routers))
@@ -303,7 +303,7 @@ async def test_a_full_redis_is_left_for_the_routers_own_book_until_there_is_room
         await until(lambda: not a.is_reachable and not b.is_reachable)
         lost = a.times_lost
         assert [await a.admits(quotas) for _ in range(2)] == [True, False], "nothing is forgotten"
-        probe_in_s = a._link.breaker.probe_in_s
+        probe_in_s = a.link.breaker.probe_in_s
         await until(lambda: probe_in_s(time.monotonic()) > 0.4)
         assert a.times_lost == lost, "it is not taken for back as long as it is full"
         await client.config_set("maxmemory", 0)
@@ -340,7 +340,7 @@ async def test_every_key_expires_and_lies_in_one_slot(redis: RedisServer) -> Non
         reservation = await router.admit(Quotas(requests_per_minute=5))
         reservation._serve(5000.0)
         await until(lambda: router.syncs >= 3)
-        router._sync.beat_next()
+        router.sync.beat_next()
         syncs = router.syncs
         await until(lambda: router.syncs > syncs)
         times = await keys_of(redis)
@@ -421,7 +421,7 @@ async def test_what_a_later_version_says_more_is_not_looked_at(redis: RedisServe
     async with running(redis.url, "a") as (router,):
         await write_as_another_router(redis, [["w", "5", 1, 300, "interactive"]], {"more": 1})
         await until(lambda: router.fleet.others == {WORKER: Credit(1, 300)})
-        assert router._sync.neighbours.competing == {"acme"}
+        assert router._own.neighbours.competing == {"acme"}
 
 
 async def test_an_entry_that_makes_no_sense_is_left_out_by_itself_and_said_once(redis: RedisServer) -> None:
@@ -452,7 +452,7 @@ async def test_a_router_goes_on_without_the_store_where_it_meets_what_nobody_for
             told, router.fleet.take_leases = router.fleet.take_leases, None  # type: ignore[method-assign, assignment]
             router.fleet.own_leases = [LEASE]
             await until(lambda: router.times_lost == 1)
-            probe_in_s = router._link.breaker.probe_in_s
+            probe_in_s = router.link.breaker.probe_in_s
             await until(lambda: probe_in_s(time.monotonic()) > 0.2)  # some probes have failed meanwhile
             assert [await router.admits(Quotas(requests_per_minute=1)) for _ in range(2)] == [True, False]
             router.fleet.take_leases = told  # type: ignore[method-assign]
@@ -474,7 +474,7 @@ async def test_losing_redis_is_said_once_and_so_is_its_return(redis: RedisServer
         async with running(redis.url, "a") as (router,):
             redis.kill()
             await until(lambda: not router.is_reachable)
-            lost = router._link.breaker.probe_in_s
+            lost = router.link.breaker.probe_in_s
             await until(lambda: lost(time.monotonic()) > 0.2)  # some probes have failed meanwhile
             redis.start()
             await until(lambda: router.is_reachable)

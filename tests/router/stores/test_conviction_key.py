@@ -2,7 +2,7 @@
 
 import pytest
 
-from trunkline_router.quotas.stores.conviction_key import conviction_key
+from trunkline_router.quotas.redis_url import conviction_key
 
 URL = "redis://:secret@demo-redis:6379/0"
 GRANT_KEY = b"a key for tests, of thirty-two bytes"

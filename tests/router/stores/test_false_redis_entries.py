@@ -22,13 +22,13 @@ from tests.router.shared_state_rig import PREFIX, Clock, Router, keys_in, use
 from trunkline.status import RequestRefused
 from trunkline_bench.attacks.vectors import redis_entries
 from trunkline_bench.servers.redis_server import RedisServer
+from trunkline_router.quotas.convictions import CONVICTION_MS, Convictions
+from trunkline_router.quotas.fleet import MOST_CREDITS, MOST_TENANTS, Neighbours
 from trunkline_router.quotas.quota import WINDOW_MS, Quotas
-from trunkline_router.quotas.shared_state.neighbours import MOST_CREDITS, MOST_TENANTS, Neighbours
-from trunkline_router.quotas.shared_state.quota_book import MOST_OTHERS, TenantBook
-from trunkline_router.quotas.stores.convictions import CONVICTION_MS, Convictions
-from trunkline_router.quotas.stores.redis_entries import MOST_CREDIT_BYTES, written_credits
-from trunkline_router.quotas.stores.redis_store import RedisStore
-from trunkline_router.quotas.stores.store import MAX_CONVICTIONS, NeighbourReport, SyncReply, WorkerKey
+from trunkline_router.quotas.redis_entries import MOST_CREDIT_BYTES, written_credits
+from trunkline_router.quotas.redis_store import RedisStore
+from trunkline_router.quotas.store import MAX_CONVICTIONS, NeighbourReport, SyncReply, WorkerKey
+from trunkline_router.quotas.tenant_book import MOST_OTHERS, TenantBook
 from trunkline_router.routing.credit import NO_CREDIT, Credit, summed
 
 MOST_PIECE_BYTES = 2 * MOST_CREDIT_BYTES  # one router's credits, with the backslashes of JSON in JSON
@@ -60,7 +60,7 @@ async def patient_fleet(redis: RedisServer) -> AsyncIterator[Fleet]:
     """Two routers that wait for Redis as long as a busy machine takes."""
     async with fleet(redis) as both:
         for router in both.routers:
-            router._link.store._sync_timeout_s = 20.0  # type: ignore[attr-defined]
+            router.link.store._sync_timeout_s = 20.0  # type: ignore[attr-defined]
         yield both
 
 
@@ -114,7 +114,7 @@ async def test_what_is_read_in_one_turn_is_bounded_and_sharing_goes_on(
         assert max(sum(map(len, pieces)) for pieces in answers) <= MOST_ANSWER_BYTES
         for router in both.routers:
             assert len(router.convictions._ends) <= MAX_CONVICTIONS
-            assert sum(len(said.credits) for said in router._sync.neighbours._reports.values()) <= MOST_CREDITS
+            assert sum(len(said.credits) for said in router._own.neighbours._reports.values()) <= MOST_CREDITS
             assert len(router.fleet.known) <= 4096
         both.clock.pass_s(5.0)
         await both.turn()
@@ -139,8 +139,8 @@ async def test_false_routers_lower_what_is_admitted_without_redis_to_a_32nd_and_
         for _ in range(2):
             await put(both, "put_routers", count=1_000)
             await both.turn()
-        assert len(router._sync.neighbours) > 900
-        await router._link.store.close()
+        assert len(router._own.neighbours) > 900
+        await router.link.store.close()
         admitted = 0
         for _ in range(320):
             try:
@@ -189,7 +189,7 @@ async def test_tens_of_thousands_of_false_convictions_push_out_no_real_one(redis
         await newcomer.beat()
         assert all(newcomer.is_convicted(fingerprint) for fingerprint in real), "they are in Redis again"
         assert len(newcomer.convictions._ends) <= MAX_CONVICTIONS
-        await newcomer._link.store.close()
+        await newcomer.link.store.close()
 
 
 async def test_convictions_that_somebody_deletes_are_there_again_with_the_next_beats(redis: RedisServer) -> None:
@@ -287,9 +287,9 @@ async def test_a_router_spends_little_of_its_time_on_reading_however_often_somet
         for _ in range(3):
             await put(both, "put_routers", count=1_000, workers=20)
             await both.turn()
-            read_s = router._sync._read_s
-            await router._sync.tick()
-            assert router._sync.rest_s >= min(1.0, 10 * read_s) - 1e-9 or read_s == 0.0
+            read_s = router.sync._read_s
+            await router.sync.tick()
+            assert router.sync.rest_s >= min(1.0, 10 * read_s) - 1e-9 or read_s == 0.0
 
 
 async def test_the_attacks_of_the_benchmark_find_the_keys_of_a_fleet(redis: RedisServer) -> None:

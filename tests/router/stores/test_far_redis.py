@@ -14,8 +14,8 @@ from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.assembly import share
 from trunkline_router.main import router_settings
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.quotas.shared_state.state import SharedState
-from trunkline_router.quotas.stores.redis_store import RedisStore
+from trunkline_router.quotas.redis_store import RedisStore
+from trunkline_router.quotas.shared_state import SharedState
 
 
 @pytest.fixture(scope="module")

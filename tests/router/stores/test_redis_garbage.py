@@ -17,10 +17,10 @@ from tests.parameters import one_in
 from tests.router.garbled_fleet import fleet
 from tests.router.shared_state_rig import PREFIX
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_router.quotas.stores.convictions import CONVICTION_MS
-from trunkline_router.quotas.stores.redis_entries import MAX_REPORTED, EntryReader
-from trunkline_router.quotas.stores.redis_store import KEYS_OF_A_LIFE, KEYS_OF_ALL_LIVES
-from trunkline_router.quotas.stores.store import TTL_MS, WorkerKey
+from trunkline_router.quotas.convictions import CONVICTION_MS
+from trunkline_router.quotas.redis_entries import MAX_REPORTED, EntryReader
+from trunkline_router.quotas.redis_store import KEYS_OF_A_LIFE, KEYS_OF_ALL_LIVES
+from trunkline_router.quotas.store import TTL_MS, WorkerKey
 from trunkline_router.routing.credit import Credit
 
 KEYS = (*KEYS_OF_ALL_LIVES, *KEYS_OF_A_LIFE, "window:t", "flight:t")
@@ -145,7 +145,7 @@ async def test_a_router_whose_credits_were_overwritten_says_them_again(redis: Re
         a.fleet.own = {WorkerKey("w", 1): Credit(2, 50)}
         await both.turn()
         await both.turn()
-        await both.client.hset(await both.key("credits"), a._link.name, "999|[[],[]]")
+        await both.client.hset(await both.key("credits"), a.link.name, "999|[[],[]]")
         await both.turn()
         await both.turn()
         assert b.fleet.others == {WorkerKey("w", 1): Credit(2, 50)}
@@ -159,10 +159,10 @@ async def test_routers_that_nobody_is_are_forgotten_with_all_they_said(redis: Re
             await both.client.hset(await both.key("credits"), f"n/{number}", f'{number}|[[["w", "1", 5, 5]], []]')
         await both.client.hset(await both.key("credits"), "n/7", "1|[[], []]")
         await both.turn()
-        assert len(both.routers[0]._sync.neighbours) == 2, "the one whose time is possible, and the other router"
+        assert len(both.routers[0]._own.neighbours) == 2, "the one whose time is possible, and the other router"
         await both.turn()
         await both.turn()
-        assert len(both.routers[0]._sync.neighbours) == 1
+        assert len(both.routers[0]._own.neighbours) == 1
         assert len(await both.client.hkeys(await both.key("credits"))) == 2
 
 

@@ -11,9 +11,9 @@ import pytest
 from tests.certificates import Authority, TlsDirectory
 from tests.router.relay import Relay
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_router.quotas.stores.redis_connection import RedisConnection, Script
-from trunkline_router.quotas.stores.redis_url import RedisTls
-from trunkline_router.quotas.stores.store import StoreDown
+from trunkline_router.quotas.redis_connection import RedisConnection, Script
+from trunkline_router.quotas.redis_url import RedisTls
+from trunkline_router.quotas.store import StoreDown
 from trunkline_runtime.tls import ServerTls, TlsFiles
 
 PING = Script("ping", "return 'pong'")

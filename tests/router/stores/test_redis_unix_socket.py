@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_router.quotas.stores.redis_connection import RedisConnection, Script
+from trunkline_router.quotas.redis_connection import RedisConnection, Script
 
 PING = Script("ping", "return 'pong'")
 

@@ -4,12 +4,12 @@ from random import Random
 
 import pytest
 
+from tests.router.embedded_store import EmbeddedStore
 from tests.router.shared_state_rig import Clock
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.quotas.stores.embedded_store import EmbeddedStore
-from trunkline_router.quotas.stores.redis_store import RedisStore
-from trunkline_router.quotas.stores.store import Ask, Lease, Report, Store, SyncReply, WindowChange, WorkerKey
+from trunkline_router.quotas.redis_store import RedisStore
+from trunkline_router.quotas.store import Ask, Lease, Report, Store, SyncReply, WindowChange, WorkerKey
 from trunkline_router.routing.credit import Credit
 
 ROUTERS, TENANTS = ("a", "b", "c"), ("t", "u")

@@ -11,7 +11,7 @@ from trunkline.status import RequestRefused, no_worker
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, TokenLogprob, TokenLogprobs
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput, Timeline
-from trunkline_router.quotas.meter import OutputMeter
+from trunkline_router.quotas.reservation import OutputMeter
 from trunkline_router.record.request_record import RequestRecord
 from trunkline_router.request import client_buffer
 from trunkline_router.request.client_buffer import Backlog

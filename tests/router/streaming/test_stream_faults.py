@@ -11,7 +11,7 @@ from tests.router.fake_worker import FakeWorker
 from trunkline.ledger import AnswerLedger
 from trunkline.status import INTERNAL, RequestRefused
 from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, Submit
-from trunkline_router.quotas.meter import OutputMeter
+from trunkline_router.quotas.reservation import OutputMeter
 from trunkline_router.request.client_buffer import ClientBuffer
 from trunkline_router.request.request_stream import RequestStream
 from trunkline_router.workers.session import WorkerSession

@@ -3,9 +3,11 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from trunkline_router.record.token_bucket import MOST_ACCOUNTS, BudgetLimits, FairBudget
+import pytest
 
-LIMITS = BudgetLimits(per_s=100.0, at_once=400.0)
+from trunkline_router.record.fair_budget import IDLE_S, MOST_ACCOUNTS, BudgetLimits, FairBudget
+
+LIMITS = BudgetLimits(per_s=100.0, at_once=400.0, reserve=200.0, account_per_s=20.0, account_at_once=40.0)
 
 
 def taken_in(seconds: int, budget: FairBudget, accounts: Sequence[str], per_s: int) -> Counter[str]:
@@ -31,11 +33,11 @@ def test_an_account_that_asks_little_is_not_crowded_out() -> None:
         budget.takes("flood", now_s)
         if step % 100 == 0:
             quiet += budget.takes("quiet", now_s)
-    assert quiet == 100, "10 a second are its share"
+    assert quiet == 100, f"10 a second are fewer than {LIMITS.account_per_s}"
 
 
-def test_a_flood_of_a_few_accounts_leaves_something_for_the_next_one() -> None:
-    for num_floods in (2, 4):
+def test_many_accounts_leave_something_for_the_next_one() -> None:
+    for num_floods in (10, 200):
         budget, now_s, quiet = FairBudget(LIMITS, 0.0), 0.0, 0
         for step in range(100_000):
             now_s += 1e-3
@@ -45,8 +47,44 @@ def test_a_flood_of_a_few_accounts_leaves_something_for_the_next_one() -> None:
         assert quiet == 10, num_floods
 
 
+def test_idle_accounts_are_forgotten_so_that_the_others_have_their_shares() -> None:
+    budget = FairBudget(LIMITS, 0.0)
+    taken_in(10, budget, [f"account-{number}" for number in range(100)], per_s=10)
+    now_s = 10.0 + IDLE_S
+    taken = sum(budget.takes("one", now_s + step / 1000) for step in range(1000))
+    assert len(budget._accounts) == 1
+    assert taken >= LIMITS.at_once - LIMITS.reserve + LIMITS.account_at_once
+
+
 def test_it_remembers_a_bounded_number_of_accounts() -> None:
     budget = FairBudget(LIMITS, 0.0)
     for number in range(10 * MOST_ACCOUNTS):
         budget.takes(f"account-{number}", number / 1e3)
     assert len(budget._accounts) <= MOST_ACCOUNTS
+
+
+def test_an_account_that_tries_in_a_loop_finds_room_for_what_costs_several() -> None:
+    """Tries without success take nothing. Otherwise, none would ever find as much as it costs."""
+    budget, taken_at_s = FairBudget(LIMITS, 0.0), []
+    for step in range(60_000):
+        if budget.takes("impatient", step / 1000, cost=7.0):
+            taken_at_s.append(step / 1000)
+    late = [at_s for at_s in taken_at_s if at_s > 30.0]
+    assert 0.9 * 30 * LIMITS.per_s < 7 * len(late) < 1.1 * 30 * LIMITS.per_s
+
+
+@pytest.mark.parametrize("num_floods", [12, 30])
+@pytest.mark.parametrize("cost", [9.0, 25.0])
+def test_what_costs_more_than_a_share_leaves_room_for_those_that_ask_little(num_floods: int, cost: float) -> None:
+    """An account whose share is smaller than the cost pays the rest later."""
+    limits = BudgetLimits(per_s=20.0, at_once=100.0, reserve=75.0, account_per_s=2.0, account_at_once=25.0)
+    budget, found, quiet = FairBudget(limits, 0.0), Counter[str](), 0
+    for step in range(90 * 20):
+        now_s = step / 20
+        for number in range(num_floods):
+            found[f"flood-{number}"] += budget.takes(f"flood-{number}", now_s, cost)
+        if now_s > 20.0 and step % 100 == 99:  # after the first burst
+            quiet += budget.takes("quiet", now_s, cost=2.0)
+    assert quiet >= 7, "of 14: every second time at least, although it asks for more than its share"
+    assert min(found[f"flood-{number}"] for number in range(num_floods)) >= 1
+    assert cost * found.total() <= 90 * 20 + 100

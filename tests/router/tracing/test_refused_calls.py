@@ -25,8 +25,8 @@ from trunkline_router.access.gate.request_size import MAX_REQUEST_BYTES
 from trunkline_router.access.identity.identity import Identity, Role, unauthenticated
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.observe.tracing.request_traces import REFUSED_LIMITS, TRACE_LIMITS, RequestTraces
+from trunkline_router.record.fair_budget import BudgetLimits
 from trunkline_router.record.refused_calls import LINE_LIMITS, RefusedCall, RefusedCalls
-from trunkline_router.record.token_bucket import BudgetLimits
 from trunkline_runtime.telemetry.span_queue import SpanQueue, Spans
 from trunkline_runtime.tracing import open_tracing
 
@@ -294,7 +294,7 @@ def opened(channel: grpc.aio.Channel, number: int) -> Any:
 async def test_a_flood_of_refused_calls_costs_counts_and_a_bounded_number_of_lines_and_spans(
     receiver: Receiver,
 ) -> None:
-    few = BudgetLimits(per_s=0.0, at_once=20.0)
+    few = BudgetLimits(per_s=0.0, at_once=20.0, reserve=10.0, account_per_s=0.0, account_at_once=2.0)
     flood = 300
     async with router_of(receiver, traces=few, lines=few) as (router, queue):
         with capture_logs() as logs:
@@ -316,7 +316,7 @@ async def test_a_flood_of_refused_calls_costs_counts_and_a_bounded_number_of_lin
 
 
 async def test_calls_without_lines_are_told_of_when_a_flood_has_ended_and_when_the_router_stops() -> None:
-    few = BudgetLimits(per_s=0.0, at_once=20.0)
+    few = BudgetLimits(per_s=0.0, at_once=20.0, reserve=10.0, account_per_s=0.0, account_at_once=2.0)
     calls = RefusedCalls(limits=few, interval_s=0.001)
     call = RefusedCall("http", "UNAUTHENTICATED", 401, host="10.0.0.1")
     with capture_logs() as logs:

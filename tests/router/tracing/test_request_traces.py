@@ -25,10 +25,10 @@ from trunkline_router.edge.http_call import Edge
 from trunkline_router.observe.recent.recent_requests import RecordRing
 from trunkline_router.observe.tracing.request_traces import TRACE_LIMITS, RequestTraces, TraceLimits, why_kept
 from trunkline_router.quotas.quota import Quotas
+from trunkline_router.record.fair_budget import BudgetLimits
 from trunkline_router.record.refused_calls import RefusedCall
 from trunkline_router.record.request_observer import RequestObserver
 from trunkline_router.record.request_record import AttemptRecord, RequestRecord
-from trunkline_router.record.token_bucket import RESERVE, BudgetLimits
 from trunkline_router.request.failover import FailoverLimits
 from trunkline_runtime.telemetry import genai
 from trunkline_runtime.tracing import open_tracing
@@ -287,7 +287,7 @@ async def test_all_prompts_of_one_call_are_sampled_or_none_whoever_chose_the_tra
 async def test_workers_do_not_export_what_the_router_has_no_room_for(receiver: Receiver) -> None:
     """Whether there is room is known before a worker is told the flag."""
     worker = FakeWorker("a", answer=1)
-    one = BudgetLimits(per_s=1e-6, at_once=1.0)
+    one = BudgetLimits(per_s=1e-6, at_once=1.0, reserve=0.0, account_per_s=0.0, account_at_once=0.0)
     with traced(receiver, limits=TraceLimits(sampled=one, others=one, refused=one)) as observer:
         async with cluster(worker, observer=observer) as router:
             for request_id in ("first", "second"):
@@ -332,7 +332,7 @@ def test_a_flood_of_requests_that_their_clients_sample_is_withheld_and_counted()
     for outcome, budgets in (("length", [sampled]), ("NO_WORKER", [sampled, others])):
         flood = Flood()
         num_exported = sum(flood.is_exported("", outcome, is_sampled=True) for _ in range(1000))
-        assert sum((1 - RESERVE) * each.at_once for each in budgets) <= num_exported
+        assert sum(each.at_once - each.reserve for each in budgets) <= num_exported
         assert num_exported < sum(each.at_once for each in budgets)
         assert (flood.exports.num_put, flood.exports.num_withheld) == (num_exported, 1000 - num_exported)
 
@@ -383,12 +383,12 @@ def test_refused_calls_take_nothing_of_what_requests_have() -> None:
         assert len(flood.traces._refused._accounts) <= num_networks
 
 
-def test_a_few_tenants_whose_requests_fail_leave_room_for_the_next_one() -> None:
+def test_two_hundred_tenants_whose_requests_fail_leave_room_for_the_next_one() -> None:
     flood, num_exported = Flood(), 0
     for second in range(120):
         for number in range(1000):
             flood.now_s += 1 / 1000
-            flood.is_exported(f"tenant-{number % 4}", "NO_WORKER", is_sampled=number % 2 == 0)
+            flood.is_exported(f"tenant-{number % 200}", "NO_WORKER", is_sampled=number % 2 == 0)
         if second % 10 == 9:
             num_exported += flood.is_exported("quiet", "NO_WORKER")
     assert num_exported == 12

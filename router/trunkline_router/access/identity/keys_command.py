@@ -27,7 +27,7 @@ from trunkline_router.access.identity.api_keys import (
 from trunkline_router.access.identity.fleet_secret import read_fleet_secret
 from trunkline_router.access.identity.identity import FieldError, IdentityError, Role, terms_of
 from trunkline_router.quotas.quota import MOST_QUOTA, QUOTA_NAMES
-from trunkline_router.quotas.stores.store import StoreDown
+from trunkline_router.quotas.store import StoreDown
 
 PROG = "trunkline keys"
 EXIT_FAILED, EXIT_INTERRUPTED = 2, 130

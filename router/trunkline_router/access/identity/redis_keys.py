@@ -29,10 +29,9 @@ from typing import Any
 from trunkline_router.access.identity.api_keys import MOST_RECORD_BYTES, KeyRecord, is_key_id, read_record
 from trunkline_router.access.identity.fleet_secret import Seal
 from trunkline_router.access.identity.identity import JSON_ERRORS, FieldError, IdentityError, loaded
-from trunkline_router.quotas.stores.redis_connection import RedisConnection, Script
-from trunkline_router.quotas.stores.redis_pool import CONNECT_TIMEOUT_S
-from trunkline_router.quotas.stores.redis_url import PUBLIC_AUTHORITIES, RedisTls
-from trunkline_router.quotas.stores.store import StoreDown
+from trunkline_router.quotas.redis_connection import CONNECT_TIMEOUT_S, RedisConnection, Script
+from trunkline_router.quotas.redis_url import PUBLIC_AUTHORITIES, RedisTls
+from trunkline_router.quotas.store import StoreDown
 from trunkline_runtime.log import get_logger
 
 FORMAT = 1

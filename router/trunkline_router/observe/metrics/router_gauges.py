@@ -10,8 +10,8 @@ from prometheus_client.core import Metric
 from trunkline_router.access.gate.request_gate import RequestGate
 from trunkline_router.observe.metrics.request_metrics import reason_label
 from trunkline_router.quotas.quota import QUOTA_NAMES, REQUESTS_PER_MINUTE, TOKENS_IN_FLIGHT, TOKENS_PER_MINUTE
-from trunkline_router.quotas.shared_state.state import SharedState
-from trunkline_router.quotas.stores.redis_store import RedisStore
+from trunkline_router.quotas.redis_store import RedisStore
+from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.record.error_statuses import PROTOCOL
 from trunkline_router.request.dispatch import Dispatcher
 from trunkline_router.request.inference import Running

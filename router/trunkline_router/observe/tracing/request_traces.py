@@ -13,9 +13,9 @@ from typing import Protocol
 
 from trunkline_router.observe.tracing.refused_span import is_servers_fault, refused_span
 from trunkline_router.observe.tracing.request_spans import EndedRequest, spans_of
+from trunkline_router.record.fair_budget import BudgetLimits, FairBudget
 from trunkline_router.record.refused_calls import RefusedCall
 from trunkline_router.record.request_record import FAILED, RequestRecord, is_worth_a_look
-from trunkline_router.record.token_bucket import BudgetLimits, FairBudget
 from trunkline_runtime.telemetry.span_queue import Spans
 from trunkline_runtime.telemetry.trace_context import NONE_SAMPLED, HeadSampler, new_trace_id, trace_context
 
@@ -39,9 +39,9 @@ class TraceLimits:
 # and they take places in the queue before the exporter. So one process exports 100 sampled requests a second, which
 # takes 3 to 5 % of its time, and half as many that say something whatever clients sample. A refused call is one span,
 # which costs less.
-SAMPLED_LIMITS = BudgetLimits(per_s=100.0, at_once=400.0)
-OTHER_LIMITS = BudgetLimits(per_s=50.0, at_once=200.0)
-REFUSED_LIMITS = BudgetLimits(per_s=10.0, at_once=40.0)
+SAMPLED_LIMITS = BudgetLimits(per_s=100.0, at_once=400.0, reserve=200.0, account_per_s=20.0, account_at_once=40.0)
+OTHER_LIMITS = BudgetLimits(per_s=50.0, at_once=200.0, reserve=100.0, account_per_s=10.0, account_at_once=20.0)
+REFUSED_LIMITS = BudgetLimits(per_s=10.0, at_once=40.0, reserve=20.0, account_per_s=1.0, account_at_once=4.0)
 TRACE_LIMITS = TraceLimits(sampled=SAMPLED_LIMITS, others=OTHER_LIMITS, refused=REFUSED_LIMITS)
 SAMPLED, SLOW, RESUMED = "sampled", "slow", "resumed"  # why a request is exported; or FAILED
 

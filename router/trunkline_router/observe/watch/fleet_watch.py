@@ -29,7 +29,7 @@ from trunkline_router.observe.watch.fleet_sampler import KEEPS_S, FleetSample, F
 from trunkline_router.observe.watch.prefix_view import prefixes_view
 from trunkline_router.observe.watch.worker_tile import public_tile, without_cache
 from trunkline_router.quotas.quota import REQUESTS_PER_MINUTE, TOKENS_IN_FLIGHT, TOKENS_PER_MINUTE
-from trunkline_router.quotas.shared_state.state import SharedState
+from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.workers.pool import Pools
 
 MOST_OF_CALLER = 8  # of one identity, whatever tenants it acts for

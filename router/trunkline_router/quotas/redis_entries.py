@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from trunkline_router.address import is_address
-from trunkline_router.quotas.stores.convictions import CONVICTION_MS
-from trunkline_router.quotas.stores.store import Lease, NeighbourReport, WorkerKey
+from trunkline_router.quotas.convictions import CONVICTION_MS
+from trunkline_router.quotas.store import Lease, NeighbourReport, WorkerKey
 from trunkline_router.routing.credit import Credit
 from trunkline_runtime.log import get_logger
 

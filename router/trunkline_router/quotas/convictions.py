@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from trunkline_router.quotas.stores.store import MAX_CONVICTIONS
+from trunkline_router.quotas.store import MAX_CONVICTIONS
 
 CONVICTION_MS = 3_600_000  # lifetime of a new conviction; those of other routers arrive with less
 MIN_RESEND_MS = 1_000  # a conviction that the store has lost is not sent again in its last second

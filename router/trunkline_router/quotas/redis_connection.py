@@ -4,21 +4,39 @@ each call and would drop the reply together with the connection.
 """
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
-from redis.asyncio import Connection
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.asyncio import Connection, ConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AskError,
+    ClusterCrossSlotError,
+    ClusterDownError,
+    MovedError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
 
-from trunkline_router.quotas.stores.redis_pool import CONNECT_TIMEOUT_S, disconnect, reason, redis_pool
-from trunkline_router.quotas.stores.redis_url import PUBLIC_AUTHORITIES, RedisTls, place_of
-from trunkline_router.quotas.stores.store import StoreDown
+from trunkline_router.quotas.redis_url import PUBLIC_AUTHORITIES, RedisTls, place_of
+from trunkline_router.quotas.store import StoreDown
 from trunkline_runtime.telemetry.bucket_counts import BucketCounts
 
+CONNECT_TIMEOUT_S = 0.5  # for DNS, TCP, TLS, the password and loading the scripts
+# From a call to its reply; then the connection is closed. This also bounds the memory that a server can fill that is
+# no Redis: the scripts themselves return bounded replies. The time is waited in slices, so that a delay of this
+# process's own event loop counts as one slice at most.
+REPLY_TIMEOUT_S, REPLY_SLICES = 1.0, 5
 LATENCY_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 NO_EVICTION = "noeviction"
+OF_A_CLUSTER = (MovedError, AskError, ClusterDownError, ClusterCrossSlotError, TryAgainError)
 
 
 class Script:
@@ -33,13 +51,14 @@ class Script:
 class _Call:
     """A script call that was sent or is about to be sent."""
 
-    __slots__ = ("arguments", "asked_s", "future", "script")
+    __slots__ = ("arguments", "asked_s", "future", "script", "slices")
 
     def __init__(self, script: Script, arguments: tuple[Any, ...], future: "asyncio.Future[Any]") -> None:
         self.script = script
         self.arguments = arguments  # number of keys, keys, arguments
         self.future = future
         self.asked_s = time.perf_counter()
+        self.slices = 0  # for which it has been the oldest call without a reply
 
 
 class RedisConnection:
@@ -52,24 +71,38 @@ class RedisConnection:
         *,
         tls: RedisTls = PUBLIC_AUTHORITIES,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        reply_timeout_s: float = REPLY_TIMEOUT_S,
     ) -> None:
         self._place = place_of(url)
-        self._connect_timeout_s = connect_timeout_s
+        self._connect_timeout_s, self._reply_timeout_s = connect_timeout_s, reply_timeout_s
         self._scripts = scripts
-        # Redis may contain arbitrary data.
-        self._pool = redis_pool(url, tls, connect_timeout_s, decode_responses=True, encoding_errors="replace")
+        scheme = urlsplit(url).scheme
+        of_scheme: dict[str, Any] = {"socket_keepalive": True} if scheme != "unix" else {}  # a Unix socket has none
+        if scheme == "rediss":
+            of_scheme |= tls.options()
+        self._pool = ConnectionPool.from_url(
+            url,
+            protocol=2,
+            socket_connect_timeout=connect_timeout_s,
+            socket_timeout=None,  # with a timeout of the library each write would start a task
+            retry=Retry(NoBackoff(), 0),
+            decode_responses=True,
+            encoding_errors="replace",  # Redis may contain arbitrary data
+            **of_scheme,
+        )
         self._connection: Connection | None = None
-        self._broken = ""  # why the connection has failed; "" if it has not
-        self.eviction = ""  # the server's eviction policy; "" if it does not evict keys
         self._tasks: list[asyncio.Task[None]] = []
+        self._broken = "not connected"  # why calls fail; "" if they do not
+        self.eviction = ""  # the server's eviction policy; "" if it does not evict keys
         self._to_send: list[_Call] = []
         self._wake = asyncio.Event()
         self._sent: deque[_Call] = deque()
+        self._timer: asyncio.TimerHandle | None = None  # runs while calls are without a reply
         self.latencies = {script.name: BucketCounts(LATENCY_BUCKETS) for script in scripts}  # to the reply
 
     @property
     def is_connected(self) -> bool:
-        return self._connection is not None and not self._broken
+        return not self._broken
 
     async def connect(self) -> None:
         """Connects, or reconnects. Raises StoreDown if the server cannot be reached or used in time."""
@@ -83,11 +116,11 @@ class RedisConnection:
                     script.sha = str(await connection.read_response())
                 await connection.send_command("INFO", "memory")
                 self.eviction = _eviction(str(await connection.read_response()))
-        except (RedisError, OSError, TimeoutError) as error:
-            await disconnect(connection)
-            raise StoreDown(f"{self._place}: {reason(error)}") from None
+        except (RedisError, OSError, TimeoutError, ValueError, RecursionError) as error:
+            await _disconnect(connection)
+            raise StoreDown(f"{self._place}: {_reason(error)}") from None
         except BaseException:
-            await disconnect(connection)
+            await _disconnect(connection)
             raise
         self._connection, self._broken = connection, ""
         self._wake.clear()
@@ -96,24 +129,24 @@ class RedisConnection:
     def call(self, script: Script, keys: Sequence[str], arguments: Sequence[str | int]) -> "asyncio.Future[Any]":
         """Calls a script. The future gets the reply even if its caller has stopped waiting. It fails with StoreDown."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        if not self.is_connected:
-            future.set_exception(StoreDown(f"{self._place}: {self._broken or 'not connected'}"))
+        if self._broken:
+            future.set_exception(StoreDown(f"{self._place}: {self._broken}"))
             future.exception()  # marks it as retrieved, because the caller may have stopped waiting
             return future
         self._to_send.append(_Call(script, (len(keys), *keys, *arguments), future))
         self._wake.set()
+        if self._timer is None:
+            self._wait_a_slice()
         return future
 
     async def close(self) -> None:
         """Closes the connection. Calls without a reply fail."""
-        connection, tasks = self._connection, self._tasks
         self._fail("the connection was closed")
+        connection, tasks = self._connection, self._tasks
         self._connection, self._tasks = None, []
-        for task in tasks:
-            task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if connection is not None:
-            await disconnect(connection)
+        if connection is not None:  # a task that was cancelled before it began has not closed it
+            await _disconnect(connection)
 
     async def _write(self, connection: Connection) -> None:
         try:
@@ -122,13 +155,10 @@ class RedisConnection:
                 self._wake.clear()
                 calls, self._to_send = self._to_send, []
                 self._sent.extend(calls)
-                await self._send(connection, calls)
+                commands = [("EVALSHA", call.script.sha, *call.arguments) for call in calls]
+                await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
         except Exception as error:  # whatever the error is, calls must not wait for a task that has ended
-            self._fail(reason(error))
-
-    async def _send(self, connection: Connection, calls: Sequence[_Call]) -> None:
-        commands = [("EVALSHA", call.script.sha, *call.arguments) for call in calls]
-        await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            self._fail(_reason(error))
 
     async def _read(self, connection: Connection) -> None:
         try:
@@ -143,17 +173,39 @@ class RedisConnection:
                     command = connection.pack_command("EVAL", call.script.source, *call.arguments)
                     await connection.send_packed_command(command, check_health=False)
                 except ResponseError as error:
-                    _settle(self._sent.popleft(), StoreDown(f"{self._place}: {reason(error)}"))
+                    _settle(self._sent.popleft(), StoreDown(f"{self._place}: {_reason(error)}"))
                 else:
                     call = self._sent.popleft()
                     self.latencies[call.script.name].add(time.perf_counter() - call.asked_s)
                     _settle(call, reply)
         except Exception as error:  # as in _write: invalid replies, or replies without a call
-            self._fail(reason(error))
+            self._fail(_reason(error))
+        finally:
+            await _disconnect(connection)
+
+    def _wait_a_slice(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._reply_timeout_s / REPLY_SLICES, self._slice_is_over)
+
+    def _slice_is_over(self) -> None:
+        """Closes the connection if its oldest call has no reply in time."""
+        self._timer = None
+        oldest = next(iter(self._sent or self._to_send), None)
+        if oldest is None:
+            return
+        oldest.slices += 1
+        if oldest.slices > REPLY_SLICES:
+            self._fail(f"no answer within {self._reply_timeout_s:g} s")
+        else:
+            self._wait_a_slice()
 
     def _fail(self, reason: str) -> None:
         self._broken = self._broken or reason
-        self._wake.set()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
         calls = [*self._sent, *self._to_send]
         self._sent.clear()
         self._to_send = []
@@ -169,6 +221,21 @@ def _settle(call: _Call, reply: Any) -> None:
         call.future.exception()  # marks it as retrieved, because the caller may have stopped waiting
     else:
         call.future.set_result(reply)
+
+
+async def _disconnect(connection: Connection) -> None:
+    """Closes a connection, whatever state it is in."""
+    with contextlib.suppress(RedisError, OSError):
+        await connection.disconnect(nowait=True)
+
+
+def _reason(error: BaseException) -> str:
+    """The error in one line, without credentials."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OF_A_CLUSTER):
+        return "the server is a Redis Cluster node, which is not supported: --redis-url must name a single primary"
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _eviction(info: str) -> str:

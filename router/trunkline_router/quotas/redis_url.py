@@ -1,5 +1,6 @@
 """Where Redis is, and TLS to it. Settings are checked with these, so redis is imported only if there is a URL."""
 
+import hmac
 import ssl
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from urllib.parse import urlsplit
 
 from trunkline.tls_files import read_authorities, read_pair
 
+_KEY_DOMAIN = b"trunkline convictions of "
 SCHEMES = ("redis", "rediss", "unix")
 
 
@@ -64,3 +66,17 @@ def place_of(url: str) -> str:
     """The host and port, or the socket path, of the URL, for logs."""
     parts = urlsplit(url)
     return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
+
+
+def conviction_key(redis_url: str, key_prefix: str, grant_key: bytes = b"") -> bytes:
+    """The key for fingerprints of convictions: equal in all routers of a fleet, and empty without a Redis.
+
+    It is derived from the grant key or, without one, from the password of Redis; with neither it is not secret. The
+    rest of the URL does not matter, because routers may reach the same Redis by several names.
+    """
+    if not redis_url:
+        return b""
+    from redis.asyncio.connection import parse_url  # see redis_url_problem
+
+    secret = grant_key or str(parse_url(redis_url).get("password", "")).encode()
+    return hmac.digest(secret, _KEY_DOMAIN + key_prefix.rstrip(":").encode(), "sha256")

@@ -1,14 +1,83 @@
-"""The other routers of the fleet, as they last reported."""
+"""This router's workers as the shared state sees them, and the other routers of the fleet as they last reported."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
 from heapq import nlargest
+from typing import Protocol
 
-from trunkline_router.quotas.stores.store import NeighbourReport, SyncReply, WorkerKey
+from trunkline_router.quotas.store import Lease, NeighbourReport, SyncReply, WorkerKey
 from trunkline_router.routing.credit import NO_CREDIT, Credit
+from trunkline_router.workers.connected_worker import ConnectedWorker
+from trunkline_router.workers.pool import Pools
 
 # Of all routers together: enough for 63 others with requests at 520 workers each. Beyond that, the largest reports are
 # cut.
 MOST_CREDITS, MOST_TENANTS = 32_768, 8_192
+
+
+class Fleet(Protocol):
+    """The workers of a router, as the shared state sees them; fakes of tests have none."""
+
+    def credits(self) -> Mapping[WorkerKey, Credit]:
+        """Returns what this router has sent to each worker."""
+        ...
+
+    def leases(self) -> Sequence[Lease]:
+        """Returns the connected workers that the router knows from other sources than leases."""
+        ...
+
+    def take_credits(self, others: Mapping[WorkerKey, Credit]) -> None:
+        """Takes what all other routers have sent to each worker; a worker that is missing was sent nothing."""
+        ...
+
+    def take_leases(self, leases: Sequence[Lease]) -> None:
+        """Takes the workers that any router is connected to."""
+        ...
+
+
+class PoolFleet:
+    """A `Fleet` over the router's pools. A worker that connects later gets the next report of other routers."""
+
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
+        self._leased: frozenset[str] = frozenset()
+        self._leases_changed = asyncio.Event()
+
+    def credits(self) -> Mapping[WorkerKey, Credit]:
+        told = ((key_of(worker), worker.credit()) for worker in self._connected())
+        return {key: credit for key, credit in told if credit != NO_CREDIT}
+
+    def leases(self) -> Sequence[Lease]:
+        named = [(link, (link.same_as or link).worker) for link in self._pools.links if link.is_named]
+        return [
+            Lease(link.address, worker.model.worker_id, worker.model.epoch, worker.model.model)
+            for link, worker in named
+            if worker is not None and worker.accepts
+        ]
+
+    def take_credits(self, others: Mapping[WorkerKey, Credit]) -> None:
+        for worker in self._connected():
+            worker.take_foreign(others.get(key_of(worker), NO_CREDIT))
+
+    def take_leases(self, leases: Sequence[Lease]) -> None:
+        leased = frozenset(lease.address for lease in leases)
+        if leased != self._leased:
+            self._leased = leased
+            self._leases_changed.set()
+
+    async def leased(self) -> AsyncIterator[frozenset[str]]:
+        """Yields the addresses of all workers that any router is connected to, whenever they change."""
+        while True:
+            await self._leases_changed.wait()
+            self._leases_changed.clear()
+            yield self._leased
+
+    def _connected(self) -> list[ConnectedWorker]:
+        return [link.worker for link in self._pools.links if link.worker is not None]
+
+
+def key_of(worker: ConnectedWorker) -> WorkerKey:
+    return WorkerKey(worker.model.worker_id, worker.model.epoch)
 
 
 class Neighbours:

@@ -7,16 +7,16 @@ Other routers' credits are worth most in the milliseconds before workers report 
 with each worker and router: so a router rests for ten times as long as a sync took. bench/log.md has the measurements.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from trunkline_router.quotas.shared_state.fleet import Fleet
-from trunkline_router.quotas.shared_state.neighbours import Neighbours
-from trunkline_router.quotas.shared_state.quota_book import QuotaBook
-from trunkline_router.quotas.shared_state.served import Served
-from trunkline_router.quotas.stores.convictions import Convictions
-from trunkline_router.quotas.stores.store import MAX_CONVICTIONS, TTL_MS, Report, StoreDown, SyncReply, WorkerKey
-from trunkline_router.quotas.stores.store_link import StoreLink
+from trunkline_router.quotas.convictions import Convictions
+from trunkline_router.quotas.fairness import Served
+from trunkline_router.quotas.fleet import Fleet, Neighbours
+from trunkline_router.quotas.reservation import Reservation
+from trunkline_router.quotas.store import MAX_CONVICTIONS, TTL_MS, Report, StoreDown, SyncReply, WorkerKey
+from trunkline_router.quotas.store_link import StoreLink
+from trunkline_router.quotas.tenant_book import QuotaBook
 from trunkline_router.routing.credit import Credit
 
 LEAST_REST_S, MOST_REST_S = 0.005, 0.020
@@ -26,38 +26,50 @@ BEAT_S = 1.0
 Own = tuple[Mapping[WorkerKey, Credit], Sequence[str]]  # credits, and tenants with open requests
 
 
+class OwnState:
+    """What a router has to share, and what it has received.
+
+    running: requests by tenant
+    """
+
+    def __init__(self, fleet: Fleet, window_ms: int) -> None:
+        self.fleet = fleet
+        self.book = QuotaBook(window_ms)
+        self.running: dict[str, set[Reservation]] = {}
+        self.served = Served()
+        self.convictions = Convictions()  # on the clock of steady_s
+        self.neighbours = Neighbours()
+
+    def count_service(self) -> None:
+        """Counts what was computed for running requests."""
+        for reservations in self.running.values():
+            for reservation in reservations:
+                reservation.serve()
+
+    def forget_idle(self, now_ms: float) -> None:
+        """Without a store: drops what no longer counts, and takes this router's service for the fleet's."""
+        self.book.changes(now_ms)
+        self.book.in_flight(all_of_them=True)
+        self.book.forget_idle(now_ms)
+        self.convictions.changes()
+        self.served.fleet = self.served.everything(now_ms)
+
+
 def rest_s(took_s: float) -> float:
     """Returns how long to wait after a tick that took `took_s`."""
     return min(MOST_REST_S, max(LEAST_REST_S, REST_TIMES * took_s))
 
 
 class Sync:
-    """Syncs a router with the store.
+    """Syncs a router's state with the store.
 
-    open_tenants: tenants with running requests here
-    on_entry: called before a store is told everything
     steady_s: returns the time of a monotonic clock
     """
 
-    def __init__(
-        self,
-        link: StoreLink,
-        fleet: Fleet,
-        book: QuotaBook,
-        *,
-        open_tenants: Collection[str],
-        on_entry: Callable[[], None],
-        steady_s: Callable[[], float],
-    ) -> None:
+    def __init__(self, state: OwnState, link: StoreLink, steady_s: Callable[[], float]) -> None:
+        self._state = state
         self._link = link
-        self._fleet = fleet
-        self._book = book
-        self._open_tenants = open_tenants
-        self._on_entry = on_entry
         self._steady_s = steady_s
-        self.neighbours = Neighbours()
-        self.convictions = Convictions()  # on the clock of steady_s
-        self.served = Served()
         self._pending: Report | None = None  # sent, and possibly counted
         self._pending_as_of_ms = 0.0
         self._number = 0
@@ -72,12 +84,12 @@ class Sync:
     async def tick(self) -> None:
         """Syncs if there is something to report, or a beat is due."""
         began_s = self._steady_s()
-        is_beat = began_s >= self._beat_at_s
+        is_beat = began_s >= self._beat_at_s or self._link.has_lost_state
         own = self._own(is_beat)
-        has_changes = self._pending is not None or self._book.has_changes or self.convictions.has_changes
+        has_changes = self._pending is not None or self._state.book.has_changes or self._state.convictions.has_changes
         if is_beat or has_changes or own != self._told:
             await self._link.use(partial(self._exchange, own, is_beat))
-        self.rest_s = rest_s(self._steady_s() - began_s) if len(self.neighbours) else MOST_REST_S
+        self.rest_s = rest_s(self._steady_s() - began_s) if len(self._state.neighbours) else MOST_REST_S
         # Whatever the store holds, reading it takes at most this share of the loop's time.
         self.rest_s = max(self.rest_s, min(BEAT_S, REST_TIMES * self._read_s))
         self._read_s = 0.0
@@ -87,12 +99,12 @@ class Sync:
         await self._exchange(self._own(is_beat=True), is_beat=True)
 
     def beat_next(self) -> None:
-        """Makes the next tick a beat, which tells a store that has lost its state everything."""
+        """Makes the next tick a beat."""
         self._beat_at_s = 0.0
 
     def forget_silent(self) -> None:
         """Drops the other routers' reports once the store has been silent for too long."""
-        if len(self.neighbours) and self._is_forgotten:
+        if len(self._state.neighbours) and self._is_forgotten:
             self._forget_others()
 
     async def _exchange(self, own: Own, is_beat: bool) -> None:
@@ -109,7 +121,7 @@ class Sync:
             self._link.life = ""  # the store is not asked for requests until it knows everything
             self._forget_others()
             self._versions = None, None
-            self._on_entry()
+            self._link.entries += 1
             self._pending = report = self._report(self._own(is_beat=True), reply.life, is_beat=True, everything=True)
             reply = await self._link.store.sync(report)
             if reply.life != report.life:
@@ -125,14 +137,16 @@ class Sync:
         now_ms = self._now_ms()
         self._number += 1
         if is_beat:
+            self._link.has_lost_state = False
             self._beat_at_s = self._steady_s() + BEAT_S
-            self._book.forget_idle(now_ms)
+            self._state.count_service()
+            self._state.book.forget_idle(now_ms)
         if everything:
-            windows, served = self._book.everything(now_ms), self.served.everything(now_ms)
-            convictions = self.convictions.everything(now_ms)
+            windows, served = self._state.book.everything(now_ms), self._state.served.everything(now_ms)
+            convictions = self._state.convictions.everything(now_ms)
         else:
-            windows, served = self._book.changes(now_ms), self.served.changes(now_ms)
-            convictions = self.convictions.changes()
+            windows, served = self._state.book.changes(now_ms), self._state.served.changes(now_ms)
+            convictions = self._state.convictions.changes()
         before, self._told = self._told, own
         is_unsaid = everything or own != before or self._is_forgotten
         return Report(
@@ -140,36 +154,36 @@ class Sync:
             life=life,
             number=self._number,
             windows=windows,
-            in_flight=self._book.in_flight(all_of_them=is_beat),
+            in_flight=self._state.book.in_flight(all_of_them=is_beat),
             served=served,
             credits=own[0] if is_unsaid else None,
             competing=own[1],
-            leases=self._fleet.leases() if is_beat else None,
+            leases=self._state.fleet.leases() if is_beat else None,
             convictions=convictions,
-            known=self.neighbours.versions,
+            known=self._state.neighbours.versions,
             known_leases=self._versions[0],
             known_convictions=self._versions[1],
             wants_served=is_beat,
         )
 
     def _take(self, reply: SyncReply) -> None:
-        if self.neighbours.hear(reply):
-            self._fleet.take_credits(self.neighbours.credits())
+        if self._state.neighbours.hear(reply):
+            self._state.fleet.take_credits(self._state.neighbours.credits())
         if reply.leases is not None:
-            self._fleet.take_leases(reply.leases)
+            self._state.fleet.take_leases(reply.leases)
         if reply.convictions is not None:
-            self.convictions.hear(reply.convictions, self._now_ms())
+            self._state.convictions.hear(reply.convictions, self._now_ms())
         if reply.served is not None:
-            self.served.fleet = reply.served
+            self._state.served.fleet = reply.served
         self._read_s = reply.read_s
         self._versions = reply.leases_version, reply.convictions_version
         is_beat = reply.served is not None
-        if is_beat and reply.convictions_count < min(self.convictions.count(self._now_ms()), MAX_CONVICTIONS):
+        if is_beat and reply.convictions_count < min(self._state.convictions.count(self._now_ms()), MAX_CONVICTIONS):
             self._versions = reply.leases_version, None  # the store has lost some: the next reply has the full list
 
     def _forget_others(self) -> None:
-        self.neighbours.forget()
-        self._fleet.take_credits({})
+        self._state.neighbours.forget()
+        self._state.fleet.take_credits({})
 
     @property
     def _is_forgotten(self) -> bool:
@@ -178,9 +192,9 @@ class Sync:
 
     def _own(self, is_beat: bool) -> Own:
         """Returns what it has open now. Without other routers it is computed for beats only."""
-        if not is_beat and not len(self.neighbours):
+        if not is_beat and not len(self._state.neighbours):
             return self._told
-        return self._fleet.credits(), sorted(self._open_tenants)
+        return self._state.fleet.credits(), sorted(self._state.running)
 
     def _now_ms(self) -> float:
         return self._steady_s() * 1e3

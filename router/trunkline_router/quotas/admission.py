@@ -2,7 +2,7 @@
 when a request ends, tells both what it used.
 
 A request without max_tokens is admitted with an estimate. If its answer outgrows the estimate, the tokens so far and as
-many again count from the next sync on: the request continues, but later requests see them. So a tenant exceeds its
+many again count from then on: the request continues, but later requests see them. So a tenant exceeds its
 quotas by what its admitted requests use beyond their estimates, and by nothing else.
 """
 
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, QUOTA_EXCEEDED, RequestRefused
-from trunkline_router.quotas.output_estimate import OutputEstimates
+from trunkline_router.quotas.fleet import Neighbours
 from trunkline_router.quotas.quota import QUOTA_NAMES, Quotas, RateLimit, Refusal, judge, rate_limits
 from trunkline_router.quotas.reservation import Reservation
-from trunkline_router.quotas.shared_state.quota_book import QuotaBook, TenantBook, When
-from trunkline_router.quotas.stores.store import Answer
-from trunkline_router.quotas.stores.store_link import StoreLink
+from trunkline_router.quotas.store import Answer
+from trunkline_router.quotas.store_link import StoreLink
+from trunkline_router.quotas.tenant_book import OutputEstimates, QuotaBook, TenantBook, When
 
 RETRY_WHEN_DOWN_MS = 1000
 UNKNOWN = "unknown"  # the quota of a request that is refused because no quota can be checked
@@ -48,7 +48,7 @@ class Admitted:
     choices: int
     quota: int | None  # of its tenant: the smaller of tokens in a minute and tokens in flight
     is_estimate: bool  # it has no max_tokens
-    entries: int  # Admission.entries at its admission; if they differ later, the store no longer has its bucket
+    entries: int  # StoreLink.entries at its admission; if they differ later, the store no longer has its bucket
     parts: list[tuple[When, int]] = field(
         default_factory=list
     )  # tokens by when they were counted: at admission and later
@@ -60,26 +60,27 @@ class Admitted:
 
 
 class Admission:
-    """Admits and settles requests. `others` returns how many other routers are known to be alive."""
+    """Admits and settles requests.
+
+    link: the store; None: there is none, and the book decides
+    neighbours: the other routers
+    """
 
     def __init__(
         self,
-        link: StoreLink,
+        link: StoreLink | None,
         book: QuotaBook,
+        neighbours: Neighbours,
         *,
         admits_when_down: bool,
-        others: Callable[[], int],
         now_ms: Callable[[], float],
     ) -> None:
         self._link = link
         self._book = book
+        self._neighbours = neighbours
         self._admits_when_down = admits_when_down
-        self._others = others
         self._now_ms = now_ms
         self._estimates = OutputEstimates()
-        self._watched: dict[Admitted, Reservation] = {}  # running requests with an estimate
-        self._outgrown: list[Admitted] = []  # of these, those past their estimate since the last top_up()
-        self.entries = 0  # how often the store was told everything
         self.reserves = self.reserves_alone = 0
         self.refused: Counter[str] = Counter()  # requests, by the quota that was used up, or UNKNOWN
 
@@ -112,7 +113,7 @@ class Admission:
             choices=choices,
             quota=quota,
             is_estimate=max_tokens is None,
-            entries=self.entries,
+            entries=self._entries,
             parts=[(when, tokens)],
         )
 
@@ -153,38 +154,22 @@ class Admission:
         now_ms, book = self._now_ms(), self._book.tenant(tenant)
         return rate_limits(quotas, book.used(now_ms), book.window, now_ms)
 
-    def enter(self) -> None:
-        """The store is about to be told everything: its earlier buckets no longer hold what it counted."""
-        self.entries += 1
-
     def watch(self, admitted: Admitted, reservation: Reservation) -> None:
-        """The request runs now; its reservation reports its output."""
+        """The request runs now, and its reservation counts its output. If that outgrows the estimate, what the request
+        has used beyond it counts, and as much again: an answer of this length is expected to double."""
         if admitted.is_estimate:
-            self._watched[admitted] = reservation
-            self._bound(admitted, reservation)
+            reservation.meter.when_past(admitted.output_tokens, lambda: self._top_up(admitted, reservation))
 
-    def _bound(self, admitted: Admitted, reservation: Reservation) -> None:
-        """Waits for a callback: thousands may run, and none is polled before it outgrows its estimate."""
-        reservation.meter.when_past(admitted.output_tokens, lambda: self._outgrown.append(admitted))
-
-    def top_up(self) -> None:
-        """Counts what running requests have used beyond their estimates, and as much again: an answer of this length is
-        expected to double."""
-        now_ms = self._now_ms()
-        outgrown, self._outgrown = self._outgrown, []
-        for admitted in outgrown:
-            reservation = self._watched.get(admitted)
-            if reservation is None:
-                continue  # it has ended meanwhile and is settled
-            output = reservation.output_tokens
-            more = max(output, min(2 * output, admitted.most_output_tokens)) - admitted.output_tokens
-            book = self._book.tenant(admitted.tenant)
-            when = When(book.window.bucket(now_ms))
-            admitted.output_tokens += more
-            admitted.parts.append((when, more))
-            book.in_flight += more
-            book.correct(when, 0, more, now_ms)
-            self._bound(admitted, reservation)
+    def _top_up(self, admitted: Admitted, reservation: Reservation) -> None:
+        now_ms, output = self._now_ms(), reservation.output_tokens
+        more = max(output, min(2 * output, admitted.most_output_tokens)) - admitted.output_tokens
+        book = self._book.tenant(admitted.tenant)
+        when = When(book.window.bucket(now_ms))
+        admitted.output_tokens += more
+        admitted.parts.append((when, more))
+        book.in_flight += more
+        book.correct(when, 0, more, now_ms)
+        self.watch(admitted, reservation)
 
     def keep(self, admitted: Admitted) -> None:
         """The request has ended, and stays counted with all its tokens."""
@@ -193,7 +178,6 @@ class Admission:
     def settle(self, admitted: Admitted, used: int, output_tokens: int, *, is_whole: bool) -> None:
         """The request has ended and used `used` tokens, of these `output_tokens` output. `is_whole`: it was not broken
         off."""
-        self._watched.pop(admitted, None)
         book, now_ms = self._book.tenant(admitted.tenant), self._now_ms()
         unused, over = max(0, admitted.tokens - used), max(0, used - admitted.tokens)
         book.in_flight -= admitted.tokens
@@ -208,21 +192,25 @@ class Admission:
             book.correct(self._where(admitted, when), 0, -back, now_ms)
         book.correct(When(book.window.bucket(now_ms)), 0, over, now_ms)
 
+    @property
+    def _entries(self) -> int:
+        return 0 if self._link is None else self._link.entries
+
     def _where(self, admitted: Admitted, when: When) -> When:
-        return when if admitted.entries == self.entries else When(when.bucket)
+        return when if admitted.entries == self._entries else When(when.bucket)
 
     async def _count(self, tenant: str, quotas: Quotas, book: TenantBook, tokens: int) -> When:
         """Counts a request and returns the bucket that it counts in. Raises RequestRefused."""
         self.reserves += 1
-        asked = None
-        if self._link.is_reachable:
-            asked = self._link.ask(tenant, quotas, tokens, book.in_flight, book.ask())
+        asked, link = None, self._link
+        if link is not None and link.is_reachable:
+            asked = link.ask(tenant, quotas, tokens, book.in_flight, book.ask())
         book.in_flight += tokens
         answer = None
-        if asked is not None:
+        if link is not None and asked is not None:
             book.reported_in_flight = None
             try:
-                answer = await self._link.answer(asked)
+                answer = await link.answer(asked)
             except asyncio.CancelledError:
                 self._book.tenant(tenant).in_flight -= tokens
                 bucket = book.window.bucket(self._now_ms())
@@ -236,7 +224,7 @@ class Admission:
         else:
             refused = self._judge_alone(tenant, quotas, book, tokens, now_ms)
             if asked is not None:  # whether the store counted it is known later; then book and store must agree
-                late_answer = partial(self._reconcile, tenant, bucket, tokens, refused is None, self.entries)
+                late_answer = partial(self._reconcile, tenant, bucket, tokens, refused is None, self._entries)
                 asked.add_done_callback(late_answer)
             elif refused is None:
                 self._book.tenant(tenant).report(When(bucket), 1, tokens)
@@ -254,9 +242,10 @@ class Admission:
     def _judge_alone(
         self, tenant: str, quotas: Quotas, book: TenantBook, tokens: int, now_ms: float
     ) -> RequestRefused | None:
-        self.reserves_alone += 1
-        if self._admits_when_down:
-            refusal = book.judge_alone(quotas, tokens, self._others(), now_ms)
+        if self._link is not None:
+            self.reserves_alone += 1
+        if self._link is None or self._admits_when_down:
+            refusal = book.judge_alone(quotas, tokens, len(self._neighbours), now_ms)
             return None if refusal is None else _refused(tenant, refusal)
         return RequestRefused(
             CODE_RESOURCE_EXHAUSTED,
@@ -280,7 +269,7 @@ class Admission:
         self._book.tenant(tenant).answered(_refused_tokens(asked, tokens))
         if not asked.cancelled() and asked.exception() is None:
             self._book.tenant(tenant).hear(asked.result(), self._now_ms())
-        if was_admitted and not was_counted and entries == self.entries:
+        if was_admitted and not was_counted and entries == self._entries:
             self._book.tenant(tenant).report(When(bucket), 1, tokens)
         elif was_counted and not was_admitted:
             self._book.tenant(tenant).report(When(bucket, asked.result().bucket), -1, -tokens)

@@ -1,4 +1,4 @@
-"""Shared state in process memory, for a router without Redis. It gives the same answers as redis_store.py."""
+"""A model of the store: the same answers as those of the scripts in Redis, in a few lines of Python."""
 
 import asyncio
 import secrets
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from trunkline_router.quotas.fairness import HALF_LIFE_MS, MAX_TENANTS, decayed
 from trunkline_router.quotas.quota import WINDOW_MS, Used, Window, judge
-from trunkline_router.quotas.stores.store import (
+from trunkline_router.quotas.store import (
     KEEP_MS,
     MAX_CONVICTIONS,
     TTL_MS,

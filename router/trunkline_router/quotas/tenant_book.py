@@ -1,16 +1,33 @@
-"""What one router has admitted for each tenant: enough to decide without the store, and to enter it there again. Pure:
-time is passed in.
+"""What one router knows of each tenant. Pure: time is passed in.
+
+- TenantBook: what was admitted for it, enough to decide without the store and to enter it there again
+- Accounts: the account on which its requests are counted
+- OutputEstimates: how long its answers without max_tokens will be
 """
 
+import math
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trunkline_router.quotas.quota import Quotas, Refusal, Used, Window, judge
-from trunkline_router.quotas.stores.store import Answer, WindowChange
+from trunkline_router.quotas.quota import WINDOW_MS, Quotas, Refusal, Used, Window, judge
+from trunkline_router.quotas.store import Answer, WindowChange
 
 # Most other routers that count while the store does not answer. Their number comes from Redis, where others may write:
 # a router still admits at least one part in 32 of what is left of a quota.
 MOST_OTHERS = 31
+
+MAX_ACCOUNTS = 4096  # of unlisted tenants, in each router
+SHARED_ACCOUNT = "*"
+IDLE_WINDOWS = 2  # an account that is idle for this many windows has expired from Redis
+
+# The first estimate for a tenant is such that its quota admits this many answers at once.
+COLD_REQUESTS = 16
+LEAST_COLD_TOKENS = 256
+# Share of the tenant's token quota after which an estimate mostly reflects new answers.
+MEMORY_SHARE = 0.25
+LEAST_MEMORY_TOKENS = 1024
+MAX_TENANTS = 4096  # those with the latest answers; forgotten tenants get the first estimate again, which is cautious
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,3 +210,65 @@ class QuotaBook:
         """Drops tenants without anything that counts, so that names do not accumulate."""
         self._tenants = {name: book for name, book in self._tenants.items() if not book.is_empty(now_ms)}
         self._touched &= self._tenants.keys()
+
+
+class Accounts:
+    """The accounts of unlisted tenants.
+
+    Any client can invent tenant names, and each name costs keys in Redis and memory in every router. Tenants in the
+    tenants file have their own accounts. So do the first MAX_ACCOUNTS unlisted tenants. Any further tenants share one
+    account, with the quotas of a single unlisted tenant, until another account is idle.
+    """
+
+    def __init__(self, window_ms: int = WINDOW_MS, max_accounts: int = MAX_ACCOUNTS) -> None:
+        self._idle_ms = IDLE_WINDOWS * window_ms
+        self._max_accounts = max_accounts
+        self._used_ms: OrderedDict[str, float] = OrderedDict()  # time of last use by tenant, oldest first
+
+    def known_account(self, tenant: str) -> str:
+        """The account that the tenant's requests are counted on now. Reading it keeps no account in use."""
+        is_own = tenant in self._used_ms or len(self._used_ms) < self._max_accounts
+        return tenant if is_own else SHARED_ACCOUNT
+
+    def account(self, tenant: str, now_ms: float) -> str:
+        """The tenant's own account, or the shared one if there are too many."""
+        while self._used_ms and now_ms - next(iter(self._used_ms.values())) > self._idle_ms:
+            self._used_ms.popitem(last=False)
+        if tenant not in self._used_ms and len(self._used_ms) >= self._max_accounts:
+            return SHARED_ACCOUNT
+        self._used_ms[tenant] = now_ms
+        self._used_ms.move_to_end(tenant)
+        return tenant
+
+
+class OutputEstimates:
+    """Estimates the length of an answer from the tenant's previous answers at this router.
+
+    The estimate is the mean length of answers weighted by length: the expected length of the answer that a random
+    token of the tenant belongs to. Its memory is measured in tokens, not in answers. So the long answers of a mixture
+    dominate the estimate, and lowering it takes more than a quarter of the tenant's tokens per minute.
+
+    `quota` is the smaller of a tenant's limits on tokens per minute and tokens in flight; None for no limit.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: OrderedDict[str, float] = OrderedDict()  # of one choice, by tenant
+
+    def tokens(self, tenant: str, quota: int | None, most_tokens: int) -> int:
+        """Estimated output tokens of one choice, at most `most_tokens`."""
+        return min(math.ceil(self._tokens.get(tenant, _cold(quota))), most_tokens)
+
+    def learn(self, tenant: str, quota: int | None, num_tokens: float, *, is_whole: bool) -> None:
+        """Records that a choice had `num_tokens`. `is_whole` is False if it was cut off and would have been longer."""
+        before = self._tokens.get(tenant, _cold(quota))
+        if not is_whole and num_tokens <= before:
+            return
+        memory = max(LEAST_MEMORY_TOKENS, MEMORY_SHARE * quota if quota is not None else 0)
+        self._tokens[tenant] = before + (1 - math.exp(-num_tokens / memory)) * (num_tokens - before)
+        self._tokens.move_to_end(tenant)
+        if len(self._tokens) > MAX_TENANTS:
+            self._tokens.popitem(last=False)
+
+
+def _cold(quota: int | None) -> float:
+    return LEAST_COLD_TOKENS if quota is None else max(LEAST_COLD_TOKENS, quota / COLD_REQUESTS)

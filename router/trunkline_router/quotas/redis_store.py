@@ -33,11 +33,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trunkline_router.quotas.convictions import CONVICTION_MS
 from trunkline_router.quotas.fairness import HALF_LIFE_MS, MAX_TENANTS
 from trunkline_router.quotas.quota import IN_FLIGHT_RETRY_MS, WINDOW_MS, Refusal, Used
-from trunkline_router.quotas.stores.convictions import CONVICTION_MS
-from trunkline_router.quotas.stores.redis_connection import NO_EVICTION, RedisConnection, Script
-from trunkline_router.quotas.stores.redis_entries import (
+from trunkline_router.quotas.redis_connection import CONNECT_TIMEOUT_S, NO_EVICTION, RedisConnection, Script
+from trunkline_router.quotas.redis_entries import (
     DECODE_ERRORS,
     FORMAT,
     LONGEST_NAME,
@@ -46,9 +46,8 @@ from trunkline_router.quotas.stores.redis_entries import (
     written_credits,
     written_lease,
 )
-from trunkline_router.quotas.stores.redis_pool import CONNECT_TIMEOUT_S
-from trunkline_router.quotas.stores.redis_url import PUBLIC_AUTHORITIES, RedisTls
-from trunkline_router.quotas.stores.store import (
+from trunkline_router.quotas.redis_url import PUBLIC_AUTHORITIES, RedisTls
+from trunkline_router.quotas.store import (
     KEEP_MS,
     MAX_CONVICTIONS,
     TTL_MS,
@@ -60,14 +59,14 @@ from trunkline_router.quotas.stores.store import (
     SyncReply,
     WindowChange,
 )
-from trunkline_router.quotas.stores.store_link import PATIENCE_S
+from trunkline_router.quotas.store_link import PATIENCE_S
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.telemetry.bucket_counts import BucketCounts
 
 Entry = TypeVar("Entry")
 
 # No request waits for a sync. The timeout of a request reflects the distance to Redis, so these are multiples of it.
-SYNC_TIMEOUT_S, SYNC_TIMEOUT_FACTOR, SYNC_SLICES = 0.25, 4.0, 5
+SYNC_TIMEOUT_S, SYNC_TIMEOUT_FACTOR = 0.25, 4.0
 CONNECT_TIMEOUT_FACTOR = 10.0  # some seven round trips, nine with TLS
 TURN_S = 0.001  # of decoding a reply, after which other tasks get a turn
 UNCHANGED = -1
@@ -99,10 +98,14 @@ class RedisStore:
         window, *scripts = (Path(__file__).with_name(name).read_text() for name in ("window.lua", *SCRIPTS))
         names = (name.removesuffix(".lua") for name in SCRIPTS)
         self._reserve, self._sync = (Script(name, window + text) for name, text in zip(names, scripts, strict=True))
-        self._sync_timeout_s = max(SYNC_TIMEOUT_S, SYNC_TIMEOUT_FACTOR * patience_s)
         connect_timeout_s = max(CONNECT_TIMEOUT_S, CONNECT_TIMEOUT_FACTOR * patience_s)
-        scripts_of_all = (self._reserve, self._sync)
-        self._redis = RedisConnection(url, scripts_of_all, tls=tls, connect_timeout_s=connect_timeout_s)
+        self._redis = RedisConnection(
+            url,
+            (self._reserve, self._sync),
+            tls=tls,
+            connect_timeout_s=connect_timeout_s,
+            reply_timeout_s=max(SYNC_TIMEOUT_S, SYNC_TIMEOUT_FACTOR * patience_s),
+        )
         self._tag = f"{{{prefix.rstrip(':')}}}:{FORMAT}:"
         read = self._reader = EntryReader()
         self._readers: Mapping[str, Callable[[Any], Any]] = {
@@ -171,18 +174,9 @@ class RedisStore:
         body, tenants = self._written(report)
         of_tenants = (key for tenant in tenants for key in self._tenant_keys(report.life, tenant))
         keys = [*self._fixed_keys(report.life), *of_tenants]
-        reply = self._redis.call(self._sync, keys, (json.dumps(body), self._now()))
-        for _ in range(SYNC_SLICES):  # in slices for the same reason as in StoreLink.answer
-            if reply.done():
-                break
-            await asyncio.wait((reply,), timeout=self._sync_timeout_s / SYNC_SLICES)
         try:
-            if not reply.done():
-                raise StoreDown(f"no answer within {self._sync_timeout_s:g} s")
-            return await self._sync_reply(reply.result())
-        except StoreDown:
-            # Replies on this connection are now too late, and a server that refuses (it is full, or has become a
-            # replica) may be the wrong one.
+            return await self._sync_reply(await self._redis.call(self._sync, keys, (json.dumps(body), self._now())))
+        except StoreDown:  # a server that refuses (it is full, or has become a replica) may be the wrong one
             await self._redis.close()
             raise
 
