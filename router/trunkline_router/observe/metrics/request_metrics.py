@@ -3,13 +3,12 @@
 All labels have a fixed number of values, whatever clients send.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
 from prometheus_client.core import Metric
 
-from trunkline.v1.worker_pb2 import Timeline
 from trunkline_router.record.request_record import (
     CANCELLED,
     GENERATE,
@@ -17,7 +16,6 @@ from trunkline_router.record.request_record import (
     OK,
     PROVIDER,
     REASONS,
-    AttemptRecord,
     RequestRecord,
     operation_of,
     result_of,
@@ -308,11 +306,33 @@ def phases_of(record: RequestRecord) -> list[tuple[str, float]]:
     PREFILL. DELIVERY: the rest: network, event loops, and decoding the first token into text.
     """
     left_s = record.ttft_s
-    first = next((attempt for attempt in record.attempts if attempt.first_output_s is not None), None)
-    if left_s is None or first is None:
+    if left_s is None:
         return []
+    parts = []
+    if record.admitted is not None:
+        parts.append((ADMISSION, record.admitted.duration_s))
+    if record.tokenized is not None:
+        parts.append((TOKENIZE, record.tokenized.duration_s))
+    lost = []
+    for attempt in record.attempts:
+        if attempt.first_output_s is not None:
+            break
+        if attempt.ended_s is not None:
+            lost.append((FAILOVER, attempt.ended_s - attempt.started_s))
+    else:
+        return []
+    begun_s = attempt.started_s
+    parts.append((PLACE, sum([made.time.duration_s for made in record.placements if made.time.start_s <= begun_s])))
+    parts += lost
+    told = [timeline for timeline in attempt.timelines if timeline.HasField("first_token_s")]
+    if told:
+        timeline = min(told, key=attrgetter("first_token_s")) if len(told) > 1 else told[0]  # with the first token
+        parts.append((WORKER_QUEUE, timeline.admitted_s))
+        parts.append((PREFILL, timeline.first_token_s - timeline.admitted_s))
+    else:
+        parts.append((WORKER, attempt.first_output_s - begun_s))
     phases = []
-    for phase, part_s in (*_at_router(record, first), *_at_worker(first)):
+    for phase, part_s in parts:
         # Clocks and workers may disagree by microseconds: no phase gets more than what is left.
         part_s = min(part_s, left_s)
         if part_s > 0.0:
@@ -320,32 +340,3 @@ def phases_of(record: RequestRecord) -> list[tuple[str, float]]:
             left_s -= part_s
     phases.append((DELIVERY, left_s))
     return phases
-
-
-def _at_router(record: RequestRecord, first: AttemptRecord) -> Iterator[tuple[str, float]]:
-    if record.admitted is not None:
-        yield ADMISSION, record.admitted.duration_s
-    if record.tokenized is not None:
-        yield TOKENIZE, record.tokenized.duration_s
-    begun_s = first.started_s
-    yield PLACE, sum([made.time.duration_s for made in record.placements if made.time.start_s <= begun_s])
-    for attempt in record.attempts:
-        if attempt is first:
-            break
-        if attempt.ended_s is not None:
-            yield FAILOVER, attempt.ended_s - attempt.started_s
-
-
-def _at_worker(attempt: AttemptRecord) -> Iterator[tuple[str, float]]:
-    timeline = _first_timeline(attempt)
-    if timeline is not None:
-        yield WORKER_QUEUE, timeline.admitted_s
-        yield PREFILL, timeline.first_token_s - timeline.admitted_s
-    elif attempt.first_output_s is not None:
-        yield WORKER, attempt.first_output_s - attempt.started_s
-
-
-def _first_timeline(attempt: AttemptRecord) -> Timeline | None:
-    """That of the choice with the first token."""
-    told = [timeline for timeline in attempt.timelines if timeline.HasField("first_token_s")]
-    return min(told, key=attrgetter("first_token_s")) if len(told) > 1 else told[0] if told else None

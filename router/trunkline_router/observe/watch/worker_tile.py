@@ -50,12 +50,13 @@ class WorkerRates:
             self._hits.popleft()
 
     @property
-    def _elapsed_s(self) -> float | None:
-        """The time between the last two reports, by the worker's clock."""
+    def _last_two(self) -> tuple[GetStatsResponse, GetStatsResponse, float] | None:
+        """The last two reports, and the time between them by the worker's clock; None if that is too short."""
         if self._before is None or self.stats is None:
             return None
         elapsed_s = self.stats.uptime_s - self._before.uptime_s
-        return elapsed_s if isfinite(elapsed_s) and elapsed_s >= LEAST_ELAPSED_S else None
+        is_known = isfinite(elapsed_s) and elapsed_s >= LEAST_ELAPSED_S
+        return (self._before, self.stats, elapsed_s) if is_known else None
 
     def hit_tokens(self) -> tuple[int, int]:
         """Returns the prompt tokens of the last minute that were found in the cache, and those that were computed."""
@@ -71,9 +72,9 @@ class WorkerRates:
 
     def batch(self) -> BatchTile | None:
         """Returns the composition of the steps between the last two reports."""
-        elapsed_s, before, after = self._elapsed_s, self._before, self.stats
-        if elapsed_s is None or before is None or after is None:
+        if (last_two := self._last_two) is None:
             return None
+        before, after, elapsed_s = last_two
         was, now = before.steps, after.steps
         return BatchTile(
             steps_per_s=_rate(was.steps, now.steps, elapsed_s),
@@ -85,16 +86,16 @@ class WorkerRates:
         )
 
     def output_tokens_per_s(self) -> float | None:
-        elapsed_s, before, after = self._elapsed_s, self._before, self.stats
-        if elapsed_s is None or before is None or after is None:
+        if (last_two := self._last_two) is None:
             return None
+        before, after, elapsed_s = last_two
         was, now = (sum(lane.output_tokens for lane in _lanes(stats)) for stats in (before, after))
         return _rate(was, now, elapsed_s)
 
     def preemptions_per_s(self) -> float | None:
-        elapsed_s, before, after = self._elapsed_s, self._before, self.stats
-        if elapsed_s is None or before is None or after is None:
+        if (last_two := self._last_two) is None:
             return None
+        before, after, elapsed_s = last_two
         return _rate(before.steps.preemptions, after.steps.preemptions, elapsed_s)
 
     def lanes(self) -> list[LaneTile]:
