@@ -1,4 +1,4 @@
-/** What of the page is of this router alone, and what of its whole fleet. */
+/** Whose requests and whose load the page shows. */
 
 import { count } from "./format.js";
 

@@ -44,7 +44,7 @@ class Needed:
 
 
 USERS, OPERATORS, SCRAPERS = (frozenset({role}) for role in (Role.USER, Role.OPERATOR, Role.SCRAPER))
-WATCHERS = USERS | OPERATORS  # what they see depends on their role: observe/lookup/viewer.py
+WATCHERS = USERS | OPERATORS  # what they see depends on their role: observe/recent/viewer.py
 
 HEALTH_CHECK, HEALTH_WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 
