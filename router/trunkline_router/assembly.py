@@ -51,7 +51,7 @@ from trunkline_router.workers.tokenizer_pool import Tokenizers
 from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.server import GrpcServer
-from trunkline_runtime.telemetry.fresh_answers import Collect, FreshAnswers
+from trunkline_runtime.telemetry.exposition import Collect, FreshAnswers
 from trunkline_runtime.tls import ServerTls
 from trunkline_runtime.tracing import Tracing
 

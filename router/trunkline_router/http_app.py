@@ -27,7 +27,7 @@ from trunkline_router.edge.responses.response_store import ResponseStore
 from trunkline_router.edge.status_endpoints import MetricsEndpoint, StatusEndpoints
 from trunkline_router.record.error_statuses import PROTOCOL, Header, body_for, protocol_body, status_of
 from trunkline_router.record.refused_calls import RefusedCalls
-from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
+from trunkline_runtime.telemetry.exposition import FreshAnswers
 
 HANDLERS_BY_PATH: dict[str, Handler] = {
     "POST /v1/completions": completions,

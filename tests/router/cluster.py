@@ -55,8 +55,8 @@ from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.channel import open_channel
 from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.server import GrpcServer
-from trunkline_runtime.telemetry.certificate_expiry import CertificateExpiry
-from trunkline_runtime.telemetry.fresh_answers import Collect, FreshAnswers
+from trunkline_runtime.telemetry.exposition import Collect, FreshAnswers
+from trunkline_runtime.telemetry.process_families import CertificateExpiry
 
 SERVICE = "trunkline.v1.InferenceService"
 PERIODS = Periods(watched_s=0.05, idle_s=60.0, answers_s=0.02)

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.certificates import LIFETIME_S, Authority, TlsDirectory
-from trunkline_runtime.telemetry.certificate_expiry import CertificateExpiry
-from trunkline_runtime.telemetry.process_families import certificate_families
+from trunkline_runtime.telemetry.process_families import CertificateExpiry, certificate_families
 from trunkline_runtime.tls import ServerTls, TlsFiles
 
 

@@ -1,18 +1,22 @@
-"""Metrics as text, in pieces, so that a long answer delays no stream."""
+"""Metrics as text, in pieces, so that a long answer delays no stream; made at most once a second however many ask."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from trunkline_runtime.telemetry.bucket_counts import BucketCounts
+from trunkline_runtime.telemetry.series import BucketCounts
 
 Families = Iterable[Metric]
 Samples = Iterable[tuple[Sequence[str], float]]  # label values, and a value
 OPENMETRICS_END = b"# EOF\n"
+FRESH_S = 1.0  # an answer is given again for this long
+
+Collect = Callable[[], Awaitable[Families]]
 
 
 def gauge(name: str, documentation: str, labels: Sequence[str], samples: Samples) -> Metric:
@@ -69,3 +73,23 @@ class _Alone:
 
     def __init__(self, family: Metric) -> None:
         self.collect: Callable[[], list[Metric]] = lambda: [family]
+
+
+class FreshAnswers:
+    """collect: returns the metrics of now"""
+
+    def __init__(self, collect: Collect, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._collect = collect
+        self._now_s = now_s
+        self._making = asyncio.Lock()
+        self._answers: dict[str, tuple[float, bytes]] = {}  # by content type: when, and body
+
+    async def answer(self, accept: str) -> tuple[bytes, str]:
+        """(body, content type) of now, or of less than FRESH_S ago, in the format that an Accept header asks for."""
+        content_type = content_type_of(accept)
+        async with self._making:
+            made = self._answers.get(content_type)
+            if made is None or self._now_s() - made[0] >= FRESH_S:
+                body = await exposition(await self._collect(), content_type)
+                made = self._answers[content_type] = (self._now_s(), body)
+            return made[1], content_type

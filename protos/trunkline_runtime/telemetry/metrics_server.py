@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.server import port_problem
-from trunkline_runtime.telemetry.fresh_answers import Collect, FreshAnswers
+from trunkline_runtime.telemetry.exposition import Collect, FreshAnswers
 from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokens
 
 PATH = "/metrics"

@@ -20,7 +20,7 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.resources import Resource
 
 from trunkline_runtime.log import get_logger
-from trunkline_runtime.telemetry.fresh_answers import Collect
+from trunkline_runtime.telemetry.exposition import Collect
 from trunkline_runtime.telemetry.otlp_data import Span, metric_of, metrics_data
 from trunkline_runtime.telemetry.otlp_exporter import METRICS, ExporterError, otlp_exporter
 

@@ -1,14 +1,59 @@
 """Metrics that every server process has. Without what they tell of, they have no samples."""
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 
 from prometheus_client.core import Metric
 
+from trunkline.tls_files import TlsFileError
 from trunkline_runtime.log import num_dropped_lines
-from trunkline_runtime.telemetry.certificate_expiry import CertificateExpiry
 from trunkline_runtime.telemetry.exposition import counter, gauge
 from trunkline_runtime.telemetry.span_queue import ExportCounts
+from trunkline_runtime.tls import ServerTls, Validity, first_to_expire, stamp_of
+
+
+class CertificateExpiry:
+    """How long the certificates of a process last: of its own ports, and of files that it presents or trusts elsewhere.
+
+    tls: of the process's ports; None for plaintext;  files: others, in PEM, by name. Empty paths do not count
+    """
+
+    def __init__(
+        self,
+        tls: ServerTls | None = None,
+        files: Mapping[str, str] | None = None,
+        now_unix_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._tls = tls
+        self._files = {name: path for name, path in (files or {}).items() if path}
+        self._now_unix_s = now_unix_s
+        self._read: dict[str, tuple[object, Validity | None]] = {}  # by path: what stat() said, and the validity
+
+    def validities(self) -> dict[str, Validity]:
+        """By name, the validity of the certificate of each file that expires first. Files that cannot be read are left
+        out."""
+        found = {} if self._tls is None else self._tls.validities()
+        for name, path in self._files.items():
+            validity = self._validity(path)
+            if validity is not None:
+                found[name] = validity
+        return found
+
+    def left_s(self, validity: Validity) -> float:
+        """The time until a certificate expires; negative if it has."""
+        return validity.until_unix_s - self._now_unix_s()
+
+    def _validity(self, path: str) -> Validity | None:
+        stamp = stamp_of(path)
+        if path not in self._read or self._read[path][0] != stamp:
+            try:
+                validity = first_to_expire(Path(path).read_bytes(), path)
+            except (OSError, TlsFileError):
+                validity = None
+            self._read[path] = (stamp, validity)
+        return self._read[path][1]
 
 
 def spans_family(name: str, counts: ExportCounts | None) -> Metric:

@@ -12,7 +12,7 @@ from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
 from trunkline_router.address import host_of, network_of
 from trunkline_router.edge.endpoint import Handler, peer_of
 from trunkline_router.edge.http_call import HttpCall
-from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
+from trunkline_runtime.telemetry.exposition import FreshAnswers
 
 MAX_SCRAPES = 32  # answers that are made or sent at a time
 MAX_SCRAPES_OF_HOST = 8  # so that one host that does not read leaves room for the others

@@ -27,7 +27,7 @@ from redis.exceptions import (
 
 from trunkline_router.quotas.redis_url import PUBLIC_AUTHORITIES, RedisTls, place_of
 from trunkline_router.quotas.store import StoreDown
-from trunkline_runtime.telemetry.bucket_counts import BucketCounts
+from trunkline_runtime.telemetry.series import BucketCounts
 
 CONNECT_TIMEOUT_S = 0.5  # for DNS, TCP, TLS, the password and loading the scripts
 # From a call to its reply; then the connection is closed. This also bounds the memory that a server can fill that is

@@ -61,7 +61,7 @@ from trunkline_router.quotas.store import (
 )
 from trunkline_router.quotas.store_link import PATIENCE_S
 from trunkline_runtime.log import get_logger
-from trunkline_runtime.telemetry.bucket_counts import BucketCounts
+from trunkline_runtime.telemetry.series import BucketCounts
 
 Entry = TypeVar("Entry")
 

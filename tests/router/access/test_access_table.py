@@ -37,7 +37,7 @@ from trunkline_router.http_settings import HttpSettings
 from trunkline_router.observe.watch.worker_drain import WorkerDrain
 from trunkline_router.settings import RouterSettings
 from trunkline_runtime.server import LIVENESS
-from trunkline_runtime.telemetry.fresh_answers import FreshAnswers
+from trunkline_runtime.telemetry.exposition import FreshAnswers
 from trunkline_runtime.tracing import open_tracing
 
 GRANT_KEY = b"the key of grants, of 32 bytes .."

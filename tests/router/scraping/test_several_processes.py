@@ -20,7 +20,7 @@ from tests.router.router_process import start
 from tests.router.scraping.scrape_rig import samples, scrape
 from trunkline_bench.servers.ports import free_port
 from trunkline_runtime.server import PortInUse, check_port_is_free
-from trunkline_runtime.telemetry.fresh_answers import FRESH_S
+from trunkline_runtime.telemetry.exposition import FRESH_S
 
 REQUESTS, RESTARTS = "trunkline_router_requests_total", "trunkline_router_process_restarts_total"
 NUM_REQUESTS = 16  # over a connection each: that all reach one of two processes happens once in 32,768 times

@@ -8,7 +8,7 @@ from tests.router.running_routers import running
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.observe.metrics.router_gauges import SharedStateGauges
 from trunkline_router.quotas.quota import Quotas
-from trunkline_runtime.telemetry.bounded_names import BoundedNames
+from trunkline_runtime.telemetry.series import BoundedNames
 
 QUOTAS = Quotas(requests_per_minute=2, tokens_in_flight=1000)
 

@@ -11,12 +11,16 @@ from prometheus_client.core import Metric
 
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.loop_lag import LoopLag
-from trunkline_runtime.telemetry.certificate_expiry import CertificateExpiry
 from trunkline_runtime.telemetry.exposition import Families, gauge
 from trunkline_runtime.telemetry.gpu_meter import NO_GPU, GpuMeter, gpu_families
 from trunkline_runtime.telemetry.metrics_server import MetricsServer
 from trunkline_runtime.telemetry.otlp_metrics import metrics_export
-from trunkline_runtime.telemetry.process_families import certificate_families, log_family, spans_family
+from trunkline_runtime.telemetry.process_families import (
+    CertificateExpiry,
+    certificate_families,
+    log_family,
+    spans_family,
+)
 from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokens
 from trunkline_runtime.telemetry.span_queue import ExportCounts
 from trunkline_runtime.tls import ServerTls

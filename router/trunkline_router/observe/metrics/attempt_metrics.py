@@ -18,7 +18,7 @@ from trunkline_router.record.request_record import (
     RequestRecord,
 )
 from trunkline_runtime.telemetry.exposition import counter, gauge, histogram
-from trunkline_runtime.telemetry.series_counts import SeriesBuckets, SeriesCounts
+from trunkline_runtime.telemetry.series import SeriesBuckets, SeriesCounts
 
 RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
 ENDS = frozenset({COMPLETE, CANCELLED, GRANTED})

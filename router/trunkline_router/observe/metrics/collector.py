@@ -22,10 +22,9 @@ from trunkline_router.observe.metrics.worker_gauges import WorkerGauges
 from trunkline_router.record.request_record import RequestRecord
 from trunkline_router.request.inference import Inference
 from trunkline_router.settings import RouterSettings
-from trunkline_runtime.telemetry.bounded_names import BoundedNames
-from trunkline_runtime.telemetry.certificate_expiry import CertificateExpiry
-from trunkline_runtime.telemetry.exposition import Families
-from trunkline_runtime.telemetry.fresh_answers import Collect
+from trunkline_runtime.telemetry.exposition import Collect, Families
+from trunkline_runtime.telemetry.process_families import CertificateExpiry
+from trunkline_runtime.telemetry.series import BoundedNames
 from trunkline_runtime.tls import ServerTls
 
 # As records name them: paths, and RPCs without a leading slash.

@@ -21,10 +21,8 @@ from trunkline_router.record.request_record import (
     result_of,
 )
 from trunkline_runtime.telemetry import genai
-from trunkline_runtime.telemetry.bounded_names import OTHER, BoundedNames
-from trunkline_runtime.telemetry.bucket_counts import one_two_five
 from trunkline_runtime.telemetry.exposition import counter, histogram
-from trunkline_runtime.telemetry.series_counts import SeriesBuckets, SeriesCounts
+from trunkline_runtime.telemetry.series import OTHER, BoundedNames, SeriesBuckets, SeriesCounts, one_two_five
 
 MAX_MODELS = 32
 MAX_TENANTS = 100  # with three lanes and three kinds of tokens: about 900 series

@@ -16,10 +16,14 @@ from trunkline_router.record.error_statuses import PROTOCOL
 from trunkline_router.request.dispatch import Dispatcher
 from trunkline_router.request.inference import Running
 from trunkline_runtime.loop_lag import LoopLag
-from trunkline_runtime.telemetry.bounded_names import OTHER, BoundedNames
-from trunkline_runtime.telemetry.certificate_expiry import CertificateExpiry
 from trunkline_runtime.telemetry.exposition import counter, gauge, histogram
-from trunkline_runtime.telemetry.process_families import certificate_families, log_family, spans_family
+from trunkline_runtime.telemetry.process_families import (
+    CertificateExpiry,
+    certificate_families,
+    log_family,
+    spans_family,
+)
+from trunkline_runtime.telemetry.series import OTHER, BoundedNames
 from trunkline_runtime.telemetry.span_queue import ExportCounts
 
 HTTP_REASONS = frozenset(row.code for row in PROTOCOL.values())  # of errors of HTTP itself
