@@ -1,6 +1,6 @@
 """Renders conversations with a model's chat template, which is untrusted code, in a sandbox.
 
-Templates get the names that Hugging Face's apply_chat_template defines. Rendering runs in render_process.py, because a
+Templates get the names that Hugging Face's apply_chat_template defines. Rendering runs in helper_process.py, because a
 sandbox bounds what a template can reach but not how long it runs.
 """
 
