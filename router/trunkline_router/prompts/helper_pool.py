@@ -71,17 +71,22 @@ class Helper:
     async def start(cls, niceness: int) -> Self:
         """Starts a process. Raises RuntimeError if it does not become ready."""
         ours, theirs = socket.socketpair()
-        # Not asyncio's own subprocess call: uvloop forks, and because of gRPC's threads and fork handlers the child
-        # sometimes hangs before exec. Popen uses vfork and takes a millisecond.
-        process = subprocess.Popen(  # noqa: ASYNC220
-            [sys.executable, "-m", PROGRAM, str(niceness)],
-            stdin=theirs.fileno(),
-            stdout=theirs.fileno(),
-            stderr=subprocess.DEVNULL,  # it may quote clients' text, which must not be logged
-            start_new_session=True,
-        )
-        theirs.close()
-        started = cls(process, *await asyncio.open_unix_connection(sock=ours))
+        with theirs:
+            try:
+                stdout, stdin = await asyncio.open_unix_connection(sock=ours)
+            except BaseException:
+                ours.close()
+                raise
+            # Not asyncio's own subprocess call: uvloop forks, and because of gRPC's threads and fork handlers the child
+            # sometimes hangs before exec. Popen uses vfork and takes a millisecond.
+            process = subprocess.Popen(  # noqa: ASYNC220
+                [sys.executable, "-m", PROGRAM, str(niceness)],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.DEVNULL,  # it may quote clients' text, which must not be logged
+                start_new_session=True,
+            )
+        started = cls(process, stdout, stdin)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 kind, _ = await started._read()
