@@ -16,7 +16,7 @@ MOST_CREDITS, MOST_TENANTS = 32_768, 8_192
 
 
 class Fleet(Protocol):
-    """The workers of a router, as the shared state sees them; fakes of tests have none."""
+    """The workers of a router, as the shared state sees them."""
 
     def credits(self) -> Mapping[WorkerKey, Credit]:
         """Returns what this router has sent to each worker."""

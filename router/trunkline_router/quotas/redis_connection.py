@@ -193,7 +193,7 @@ class RedisConnection:
         if oldest is None:
             return
         oldest.slices += 1
-        if oldest.slices > REPLY_SLICES:
+        if oldest.slices >= REPLY_SLICES:
             self._fail(f"no answer within {self._reply_timeout_s:g} s")
         else:
             self._wait_a_slice()

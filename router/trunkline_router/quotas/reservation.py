@@ -32,7 +32,7 @@ class OutputMeter:
         self._limit_tokens, self._on_past = tokens, on_past
         self.add(0)
 
-    def call_nobody(self) -> None:
+    def drop_callback(self) -> None:
         """Drops the callback, which may refer to the owner of the meter."""
         self._limit_tokens, self._on_past = sys.maxsize, None
 
@@ -98,8 +98,8 @@ class Reservation:
         """Sets the answer whose progress decides what is charged."""
         self._metered = metered
 
-    def prompt_was(self, prompt: PromptInfo) -> None:
-        """Tells what the prompt cost. Only the first time counts."""
+    def count_prompt(self, prompt: PromptInfo) -> None:
+        """Counts the prompt as service. Only the first call has an effect."""
         if self._prompt_cost is None:
             cached = prompt.cached_tokens
             self._prompt_cost = INPUT_COST * (prompt.prompt_tokens - cached) + CACHED_COST * cached
@@ -128,7 +128,7 @@ class Reservation:
 
     def settle(self) -> None:
         """Settles the request's usage at its end. Call it once."""
-        self.meter.call_nobody()
+        self.meter.drop_callback()
         if self.used_tokens:
             if self._prompt_cost is None:
                 self._prompt_cost = INPUT_COST * self.prompt_tokens

@@ -29,7 +29,7 @@ Own = tuple[Mapping[WorkerKey, Credit], Sequence[str]]  # credits, and tenants w
 class OwnState:
     """What a router has to share, and what it has received.
 
-    running: requests by tenant
+    running: open reservations by tenant
     """
 
     def __init__(self, fleet: Fleet, window_ms: int) -> None:

@@ -161,7 +161,7 @@ class GrantCharge:
 
     def _settle(self) -> None:
         if self.is_owed:
-            self._reservation.prompt_was(self._prompt)
+            self._reservation.count_prompt(self._prompt)
         self._reservation.follow(_Told(self.is_owed, self.has_ended))
         self._reservation.meter.add(sum(self._output_tokens.values()))
         self._reservation.settle()

@@ -62,7 +62,7 @@ class Inference:
                 async with aclosing(dispatched.responses()) as responses:
                     async for response in responses:
                         if response.HasField("prompt"):
-                            reservation.prompt_was(response.prompt)
+                            reservation.count_prompt(response.prompt)
                         yield response if sees_cache else without_cache(response)
 
     async def prepare(self, call: RequestCall) -> PreparedRequest:

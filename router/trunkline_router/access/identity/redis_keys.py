@@ -79,7 +79,9 @@ class RedisKeys:
         self._read, self._write = scripts = tuple(
             Script(name, Path(__file__).with_name(f"{name}_keys.lua").read_text()) for name in ("read", "write")
         )
-        self._redis = RedisConnection(url, scripts, tls=tls, connect_timeout_s=connect_timeout_s)
+        self._redis = RedisConnection(
+            url, scripts, tls=tls, connect_timeout_s=connect_timeout_s, reply_timeout_s=ANSWER_TIMEOUT_S
+        )
         self._names = tuple(f"{{{prefix.rstrip(':')}}}:api-keys:{FORMAT}{end}" for end in ("", ":version"))
         self._seal = seal
         self._steady_s = steady_s
@@ -260,12 +262,7 @@ class RedisKeys:
 
     async def _ask(self, script: Script, *arguments: str | int) -> Any:
         """The script's reply. Raises StoreDown."""
-        reply = self._redis.call(script, self._names, arguments)
-        await asyncio.wait((reply,), timeout=ANSWER_TIMEOUT_S)
-        if reply.done():
-            return reply.result()
-        await self._redis.close()  # replies on this connection are now too late
-        raise StoreDown(f"no answer within {ANSWER_TIMEOUT_S:g} s")
+        return await self._redis.call(script, self._names, arguments)
 
     def _report(self, key_id: Any, problem: str) -> None:
         """Logs once per id. An invalid id is not repeated: it could be a whole key."""
