@@ -42,9 +42,9 @@ from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.record.refused_calls import RefusedCalls
 from trunkline_router.record.request_observer import RequestObserver
 from trunkline_router.request.client_buffer import Backlog
-from trunkline_router.request.dispatch import Dispatcher
 from trunkline_router.request.failover import FailoverLimits
 from trunkline_router.request.inference import Inference
+from trunkline_router.request.placement import Dispatcher
 from trunkline_router.request.prepare import ModelAliases
 from trunkline_router.routing.route_request import PolicyName, RoutingPolicy
 from trunkline_router.workers.connected_worker import ConnectedWorker

@@ -13,8 +13,8 @@ from trunkline_router.access.access import Access
 from trunkline_router.access.gate.request_gate import RequestGate
 from trunkline_router.edge.inference_service import InferenceService
 from trunkline_router.prompts.helper_pool import Helpers
-from trunkline_router.request.dispatch import Dispatcher
 from trunkline_router.request.inference import Inference
+from trunkline_router.request.placement import Dispatcher
 from trunkline_router.workers.discovery import Addresses, Membership, Source, watch_name
 from trunkline_router.workers.link_context import LinkContext
 from trunkline_router.workers.pool import Pools

@@ -2,86 +2,21 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
-from random import Random
+from collections.abc import AsyncGenerator
 from typing import NoReturn
 
-from trunkline.ledger import AnswerLedger
 from trunkline.names import finish_name
 from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline_router.quotas.reservation import OutputMeter
 from trunkline_router.record.request_record import COMPLETE, PLACEMENT, RequestRecord
-from trunkline_router.request.attempt import (
-    WorkerAttempt,
-    trace_of,
-)
-from trunkline_router.request.client_buffer import Backlog
-from trunkline_router.request.failover import FailoverLimits, Recovery, RetryBudget
-from trunkline_router.request.placement import Placement
+from trunkline_router.request.attempt import WorkerAttempt, trace_of
+from trunkline_router.request.placement import Dispatcher, Placement
 from trunkline_router.request.request_call import PreparedRequest, TimeLeft
-from trunkline_router.request.request_stream import BrokenOff, Fanout, RequestStream
-from trunkline_router.request.suspicion import GONE_WITHIN_S, Cells, Quarantine, Suspicion, Witnesses, quarantined
+from trunkline_router.request.request_stream import BrokenOff, RequestStream
+from trunkline_router.request.suspicion import GONE_WITHIN_S, Suspicion, quarantined
 from trunkline_router.routing.route import Route
 from trunkline_router.workers.connected_worker import ConnectedWorker
-from trunkline_router.workers.pool import Pools
 from trunkline_runtime.log import get_logger
-
-
-class Dispatcher:
-    """Dispatches requests: holds what all requests of one router have in common."""
-
-    def __init__(
-        self,
-        pools: Pools,
-        clock_s: Callable[[], float],
-        rng: Random,
-        *,
-        limits: FailoverLimits | None = None,
-        quarantine: Quarantine | None = None,
-        backlog: Backlog | None = None,
-    ) -> None:
-        self.pools = pools
-        self.clock_s = clock_s
-        self.rng = rng
-        self.limits = limits or FailoverLimits()
-        self.quarantine = quarantine or Quarantine()
-        self.budget = RetryBudget(clock_s())
-        self.cells = Cells(on_free=pools.notify)
-        self.witnesses = Witnesses()
-        self.fanout = Fanout(clock_s)
-        self.backlog = backlog or Backlog()
-
-    def dispatch(
-        self, prepared: PreparedRequest, time_left: TimeLeft, record: RequestRecord, meter: OutputMeter
-    ) -> "DispatchedRequest":
-        """Returns the request, whose responses come from as many workers as it needs."""
-        return DispatchedRequest(self, prepared, time_left, record, meter)
-
-    def placement(
-        self,
-        prepared: PreparedRequest,
-        time_left: TimeLeft,
-        progress: AnswerLedger,
-        record: RequestRecord,
-        *,
-        is_usable: Callable[[ConnectedWorker], bool] | None = None,
-        is_suspect: Callable[[], bool] = lambda: False,
-    ) -> Placement:
-        """Returns the placement of one request."""
-        return Placement(
-            self.pools,
-            self.budget,
-            self.clock_s,
-            self.rng,
-            Recovery(self.limits),
-            prepared,
-            time_left,
-            progress,
-            self.cells,
-            is_usable,
-            is_suspect,
-            record,
-        )
 
 
 class DispatchedRequest:
@@ -103,7 +38,8 @@ class DispatchedRequest:
         self._record = record
         self._suspicion = suspicion = Suspicion()
         self._killed: list[ConnectedWorker] = []  # workers that reported a death in a step of it
-        self._placement = dispatcher.placement(
+        self._placement = Placement(
+            dispatcher,
             prepared,
             time_left,
             self.stream.answer,

@@ -17,10 +17,9 @@ from trunkline.v1.inference_pb2 import ChoiceLedger, DirectLost, GrantRequest, G
 from trunkline.validation import validate_token_ids
 from trunkline_router.record.request_record import GRANTED, AttemptRecord, RequestRecord
 from trunkline_router.request.attempt import begin_attempt, trace_of
-from trunkline_router.request.dispatch import Dispatcher
 from trunkline_router.request.grant_charge import GrantCharge
 from trunkline_router.request.inference import Running
-from trunkline_router.request.placement import Placement
+from trunkline_router.request.placement import Dispatcher, Placement
 from trunkline_router.request.request_call import PreparedRequest, TimeLeft
 from trunkline_router.request.request_stream import MAX_LEDGER_BYTES
 from trunkline_router.routing.route import Route
@@ -84,8 +83,8 @@ class Granter:
         """Yields grants until the client ends its side: the first ones, and others whenever it needs another worker.
         Raises RequestRefused."""
         client_answer = ClientAnswer(prepared)
-        placement = self.dispatcher.placement(
-            prepared, time_left, client_answer.answer, record, is_usable=self.takes_grants
+        placement = Placement(
+            self.dispatcher, prepared, time_left, client_answer.answer, record, is_usable=self.takes_grants
         )
         return _Granting(self, prepared, client_answer, placement, messages, reserve, record).answers()
 

@@ -21,7 +21,8 @@ from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.record.request_observer import RequestObserver, note_refusal
 from trunkline_router.record.request_record import QUOTAS, Interval, RequestRecord
-from trunkline_router.request.dispatch import Dispatcher
+from trunkline_router.request.dispatch import DispatchedRequest
+from trunkline_router.request.placement import Dispatcher
 from trunkline_router.request.prepare import ModelAliases, Preparer
 from trunkline_router.request.request_call import PreparedRequest, RequestCall
 from trunkline_router.workers.pool import Pool
@@ -57,7 +58,7 @@ class Inference:
             with await self.reserve(call.caller, prepared, record) as reservation:
                 if call.extras.on_admission is not None:
                     await call.extras.on_admission(prepared)
-                dispatched = self.dispatcher.dispatch(prepared, call.time_left, record, reservation.meter)
+                dispatched = DispatchedRequest(self.dispatcher, prepared, call.time_left, record, reservation.meter)
                 reservation.follow(dispatched.stream)
                 async with aclosing(dispatched.responses()) as responses:
                     async for response in responses:

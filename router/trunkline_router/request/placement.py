@@ -13,14 +13,41 @@ from random import Random
 from trunkline.ledger import AnswerLedger
 from trunkline.status import OVERLOADED, RequestRefused, deadline_exceeded
 from trunkline_router.record.request_record import PLACEMENT, Interval, PlacementRecord, RequestRecord
-from trunkline_router.request.failover import MAX_JITTER_S, Recovery, RetryBudget
+from trunkline_router.request.client_buffer import Backlog
+from trunkline_router.request.failover import MAX_JITTER_S, FailoverLimits, Recovery, RetryBudget
 from trunkline_router.request.request_call import PreparedRequest, TimeLeft
-from trunkline_router.request.suspicion import Cells
+from trunkline_router.request.request_stream import Fanout
+from trunkline_router.request.suspicion import Cells, Quarantine, Witnesses
 from trunkline_router.routing.route import Route
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool import Pool, Pools
 
 FULL_FOR_MS = 500  # retry delay after a full worker that gives none
+
+
+class Dispatcher:
+    """What all requests of one router have in common."""
+
+    def __init__(
+        self,
+        pools: Pools,
+        clock_s: Callable[[], float],
+        rng: Random,
+        *,
+        limits: FailoverLimits | None = None,
+        quarantine: Quarantine | None = None,
+        backlog: Backlog | None = None,
+    ) -> None:
+        self.pools = pools
+        self.clock_s = clock_s
+        self.rng = rng
+        self.limits = limits or FailoverLimits()
+        self.quarantine = quarantine or Quarantine()
+        self.budget = RetryBudget(clock_s())
+        self.cells = Cells(on_free=pools.notify)
+        self.witnesses = Witnesses()
+        self.fanout = Fanout(clock_s)
+        self.backlog = backlog or Backlog()
 
 
 @dataclass(slots=True)
@@ -31,23 +58,22 @@ class Placement:
     for a worker whose cell holds no other suspect; else it only prefers such workers.
     """
 
-    pools: Pools
-    budget: RetryBudget
-    clock_s: Callable[[], float]
-    rng: Random
-    recovery: Recovery
+    dispatcher: Dispatcher
     prepared: PreparedRequest
     time_left: TimeLeft
     progress: AnswerLedger
-    cells: Cells
-    is_usable: Callable[[ConnectedWorker], bool] | None
-    is_suspect: Callable[[], bool]
     record: RequestRecord
+    is_usable: Callable[[ConnectedWorker], bool] | None = None
+    is_suspect: Callable[[], bool] | None = None
+    recovery: Recovery = field(init=False)
     _failed: dict[ConnectedWorker, int] = field(default_factory=dict)  # workers that lost it → `comebacks` then
     _full: dict[ConnectedWorker, float] = field(default_factory=dict)  # full workers → until when they are left out
     _is_queueing: bool = False  # waits for a cell that another suspect occupies
     _has_looked: bool = False  # a search for workers has failed since the last placement
     _fingerprint: str = ""  # of the weights that have begun the answer
+
+    def __post_init__(self) -> None:
+        self.recovery = Recovery(self.dispatcher.limits)
 
     async def place(self) -> Route[ConnectedWorker]:
         """Returns a route to a worker, as soon as one can take the request, and notes it. Raises RequestRefused."""
@@ -60,25 +86,26 @@ class Placement:
             self.record.note_placement(PlacementRecord(Interval(begun_s, time.monotonic()), plan))
 
     async def _placed(self) -> Route[ConnectedWorker]:
-        progress = self.progress
+        dispatcher, progress = self.dispatcher, self.progress
+        pools = dispatcher.pools
         if self.recovery.lost_last and not progress.has_output:
-            delay_s = self.budget.take(self.clock_s())
+            delay_s = dispatcher.budget.take(dispatcher.clock_s())
             if delay_s is None:
                 raise self.recovery.last_word()
-            await asyncio.sleep(self._within_deadline(delay_s + self.rng.uniform(0, MAX_JITTER_S)))
+            await asyncio.sleep(self._within_deadline(delay_s + dispatcher.rng.uniform(0, MAX_JITTER_S)))
         while True:
-            changed = self.pools.change()
+            changed = pools.change()
             self._is_queueing = False
-            now_s = self.clock_s()
+            now_s = dispatcher.clock_s()
             try:
-                workers = self._workers(self.pools.pool(self.prepared.model), now_s)
-                route = self.pools.route(workers, self.prepared.route_request(now_s, progress.longest_output()))
+                workers = self._workers(pools.pool(self.prepared.model), now_s)
+                route = pools.route(workers, self.prepared.route_request(now_s, progress.longest_output()))
                 break
             except RequestRefused as refused:
                 if not self._has_looked:
                     self._has_looked = True
                     tenant = self.prepared.scheduling.tenant
-                    await self.pools.search.look_for(self.prepared.model, tenant, self.time_left())
+                    await pools.search.look_for(self.prepared.model, tenant, self.time_left())
                     continue
                 if self._is_queueing:
                     self.recovery.stop_waiting()  # its turn will come; the limit is for workers that do not come
@@ -87,18 +114,18 @@ class Placement:
                     wait_s = self.recovery.wait_s(now_s, refused, has_output=progress.has_output)
             wait_s = min([wait_s, *(until_s - now_s for until_s in self._full.values() if until_s > now_s)])
             wait_s = self._within_deadline(wait_s)
-            self.pools.num_waiting += 1
+            pools.num_waiting += 1
             try:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(None if wait_s == float("inf") else wait_s):
                         await changed.wait()
             finally:
-                self.pools.num_waiting -= 1
+                pools.num_waiting -= 1
         self._has_looked = False
         if not progress.has_output:
             self._fingerprint = route.worker.model.fingerprint
             tenant, block_size = self.prepared.scheduling.tenant, route.worker.model.block_size
-            self.pools.hot_prefixes.note(tenant, block_size, route.chain)
+            pools.hot_prefixes.note(tenant, block_size, route.chain)
         return route
 
     def timeout_ns(self) -> int | None:
@@ -117,7 +144,7 @@ class Placement:
             handed_over=worker.load.draining,
         )
         if refused.reason == OVERLOADED:
-            self._full[worker] = self.clock_s() + (refused.retry_delay_ms or FULL_FOR_MS) / 1e3
+            self._full[worker] = self.dispatcher.clock_s() + (refused.retry_delay_ms or FULL_FOR_MS) / 1e3
         else:
             self._failed[worker] = worker.comebacks
 
@@ -133,12 +160,12 @@ class Placement:
             workers = [worker for worker in workers if worker.model.fingerprint == self._fingerprint]
         if self.is_usable is not None:
             workers = [worker for worker in workers if self.is_usable(worker)]
-        if self.is_suspect():
-            free = self.cells.free_of(workers)
+        if self.is_suspect is not None and self.is_suspect():
+            free = self.dispatcher.cells.free_of(workers)
             self._is_queueing = len(free) < len(workers)
             workers = free
         workers = pool.allowed(workers, now_s)
-        return self.cells.free_of(workers) or workers
+        return self.dispatcher.cells.free_of(workers) or workers
 
     def _within_deadline(self, wait_s: float) -> float:
         """Returns the wait, cut to the deadline. Raises RequestRefused if the deadline has passed."""

@@ -13,8 +13,8 @@ from trunkline_router.quotas.quota import QUOTA_NAMES, REQUESTS_PER_MINUTE, TOKE
 from trunkline_router.quotas.redis_store import RedisStore
 from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.record.error_statuses import PROTOCOL
-from trunkline_router.request.dispatch import Dispatcher
 from trunkline_router.request.inference import Running
+from trunkline_router.request.placement import Dispatcher
 from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.telemetry.exposition import counter, gauge, histogram
 from trunkline_runtime.telemetry.process_families import (
