@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from trunkline.tls_files import TlsFileError
-from trunkline_router.access.access import Access
+from trunkline_router.access.access import Access, Tenants, TenantsError, read_tenants
 from trunkline_router.access.identity.authenticator import Authenticator, authenticator_of
 from trunkline_router.access.identity.fleet_secret import LEAST_SECRET_BYTES, derived_key, read_fleet_secret
 from trunkline_router.access.identity.identity import IdentityError
 from trunkline_router.access.identity.needed_roles import Open
-from trunkline_router.access.tenants import Tenants, TenantsError, read_tenants
 from trunkline_router.settings import EXIT_CANNOT_START, RouterSettings
 from trunkline_runtime.log import configure_logging
 from trunkline_runtime.server import PortInUse

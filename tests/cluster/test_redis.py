@@ -30,7 +30,7 @@ from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, Token
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline_bench.servers.ports import free_port
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_router.access.tenants import Tenant, Tenants
+from trunkline_router.access.access import Tenant, Tenants
 from trunkline_router.main import router_settings
 from trunkline_router.quotas.fleet import PoolFleet
 from trunkline_router.quotas.quota import Quotas

@@ -18,10 +18,9 @@ from trunkline.v1.inference_pb2 import GenerateRequest, TokenizeRequest
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline.v1.worker_pb2 import GetModelRequest, GetStatsRequest, WatchCacheRequest
 from trunkline_bench.servers.ports import free_port
-from trunkline_router.access.caller import Caller
+from trunkline_router.access.access import Caller, Tenant
 from trunkline_router.access.identity.fleet_secret import derived_key
 from trunkline_router.access.identity.identity import Identity
-from trunkline_router.access.tenants import Tenant
 from trunkline_router.serving import SALT_PURPOSE
 
 MODEL = "tiny-tales"

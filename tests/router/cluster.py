@@ -17,10 +17,9 @@ from trunkline.grant import GrantKeys
 from trunkline.v1.fleet_pb2_grpc import FleetServiceStub, add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
-from trunkline_router.access.access import Access
+from trunkline_router.access.access import Access, Tenants
 from trunkline_router.access.gate.request_gate import RequestGate
 from trunkline_router.access.gate.request_size import MAX_REQUEST_BYTES
-from trunkline_router.access.tenants import Tenants
 from trunkline_router.edge.fleet_service import UNREAD_S, FleetService
 from trunkline_router.edge.http.server import HttpServer
 from trunkline_router.edge.http_call import Edge

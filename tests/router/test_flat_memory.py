@@ -22,7 +22,7 @@ from trunkline.status import no_worker
 from trunkline.v1.fleet_pb2 import WatchFleetRequest
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline.v1.worker_pb2 import Gap, PrefillChunk, Timeline
-from trunkline_router.access.tenants import Tenants
+from trunkline_router.access.access import Tenants
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.observe.metrics.collector import RequestCounts, label_rules
 from trunkline_router.observe.recent.recent_requests import RecentRequests

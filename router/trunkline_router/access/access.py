@@ -1,13 +1,15 @@
-"""Decides whether a call is allowed, and for which tenant it acts."""
+"""Decides whether a call is allowed, for which tenant it acts, and on which terms."""
 
-from collections.abc import Iterable
+import hmac
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
 
-from trunkline.names import TENANT_KEY, only_value
+from trunkline.names import TENANT_KEY, lane_name, only_value
 from trunkline.status import (
     CODE_PERMISSION_DENIED,
     CODE_UNAUTHENTICATED,
@@ -16,13 +18,27 @@ from trunkline.status import (
     RequestRefused,
     invalid,
 )
-from trunkline.validation import tenant_problem
-from trunkline_router.access.caller import Caller
-from trunkline_router.access.identity.identity import ANY_TENANT, Identity, Role, unauthenticated
+from trunkline.v1.generation_pb2 import Lane
+from trunkline.validation import LANES, LEAST_TENANT_WEIGHT, MOST_TENANT_WEIGHT, tenant_problem, validate_scheduling
+from trunkline_router.access.identity.identity import (
+    ANY_TENANT,
+    JSON_ERRORS,
+    Identity,
+    RepeatedName,
+    Role,
+    loaded,
+    unauthenticated,
+)
 from trunkline_router.access.identity.needed_roles import USERS, Needed, Open
-from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.address import host_of
+from trunkline_router.quotas.quota import MOST_QUOTA, QUOTA_NAMES, Quotas
 
+OTHER_TENANTS = "*"
+CACHE_GROUP = "cache_group"
+STANDARD = Lane.LANE_STANDARD  # once: the enum looks up each name that it is asked for
+TERMS = ("weight", "lane", *QUOTA_NAMES, CACHE_GROUP)
+_SALT_DOMAIN = b"trunkline cache salt"
+_SALT_BYTES = 16
 CREDENTIAL_KEY = "authorization"
 SCHEME = "bearer"
 MAX_CREDENTIAL = 8 << 10  # characters; a token with many claims has two thousand
@@ -36,8 +52,175 @@ UNCHECKED = Identity("anonymous", "", frozenset(Role), frozenset({ANY_TENANT}), 
 ANONYMOUS = Identity("anonymous", "", frozenset({Role.USER}), sees_cache=False)
 
 
+class TenantsError(Exception):
+    """The tenants file is invalid. The message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One tenant's terms."""
+
+    weight: float = 1.0
+    # The highest lane that its requests run in. The interactive lane goes before all others, so it must be granted.
+    cap: "Lane.ValueType" = STANDARD
+    quotas: Quotas = field(default_factory=Quotas)
+    # Tenants of one group share cached prefixes; None: with no other tenant; "": with requests without a tenant.
+    cache_group: str | None = None
+
+    def lane(self, asked: "Lane.ValueType") -> "Lane.ValueType":
+        """Returns the lane that a request of the tenant runs in."""
+        return max(asked or STANDARD, self.cap)
+
+    def cache_scope(self, name: str) -> bytes:
+        """Returns the scope of the tenant's cache entries: requests of one scope share cached prefixes. Without scopes,
+        a prompt's latency and cached tokens would tell one tenant what another has sent. Empty: shared by all callers
+        without a tenant."""
+        if self.cache_group is not None:
+            return f"group\0{self.cache_group}".encode() if self.cache_group else b""
+        return f"tenant\0{name}".encode() if name else b""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenants:
+    """Terms by name."""
+
+    named: Mapping[str, Tenant] = field(default_factory=dict)
+    otherwise: Tenant = Tenant()
+
+    @property
+    def have_quotas(self) -> bool:
+        """Whether any tenant has quotas."""
+        return any(tenant.quotas != Quotas() for tenant in (*self.named.values(), self.otherwise))
+
+    def terms(self, name: str) -> Tenant:
+        return self.named.get(name, self.otherwise)
+
+    def lists(self, name: str) -> bool:
+        """Whether a tenant has terms of its own."""
+        return name in self.named
+
+
+def read_tenants(path: str) -> Tenants:
+    """Reads a JSON file: {"acme": {"weight": 3, "tokens_per_minute": 90000}, "*": {"lane": "batch"}}.
+
+    "*" has the terms of each other tenant. A tenant's highest lane is the standard one, unless its terms (or those of
+    "*", if it has none) say "lane": "interactive". Its cached prefixes are its own, unless it has a "cache_group".
+
+    With an empty path all tenants are equal, none may use the interactive lane, and nothing is limited. Raises
+    TenantsError.
+    """
+    if not path:
+        return Tenants()
+    where = f"--tenants={path}"
+    try:
+        entries = loaded(Path(path).read_bytes())
+    except OSError as error:
+        raise TenantsError(f"{where}: {error.strerror}") from None
+    except RepeatedName as repeated:
+        raise TenantsError(f"{where}: not JSON: {repeated.name!r} appears twice") from None
+    except JSON_ERRORS as error:
+        raise TenantsError(f"{where}: not JSON: {error}") from None
+    if not isinstance(entries, dict):
+        raise TenantsError(f'{where}: must be an object of tenants by name: {{"acme": {{"weight": 3}}}}')
+    tenants = {name: _tenant(f"{where}: tenant {name!r}", name, terms) for name, terms in entries.items()}
+    otherwise = tenants.pop(OTHER_TENANTS, Tenant())
+    return Tenants(tenants, otherwise)
+
+
+def _tenant(where: str, name: str, terms: Any) -> Tenant:
+    if problem := tenant_problem(name):
+        raise TenantsError(f"{where}: the name {problem}")
+    if not isinstance(terms, dict):
+        raise TenantsError(f"{where}: must be an object; allowed: {', '.join(TERMS)}, all optional")
+    unknown = next((key for key in terms if key not in TERMS), None)
+    if unknown is not None:
+        raise TenantsError(f"{where}: {unknown!r} is not known; allowed: {', '.join(TERMS)}, all optional")
+    weight, lane = terms.get("weight", 1.0), terms.get("lane", lane_name(Tenant().cap))
+    is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    if not is_number or not LEAST_TENANT_WEIGHT <= weight <= MOST_TENANT_WEIGHT:
+        raise TenantsError(f"{where}: weight {weight!r} is not in [{LEAST_TENANT_WEIGHT:g}, {MOST_TENANT_WEIGHT:g}]")
+    if not isinstance(lane, str) or lane not in LANES:
+        raise TenantsError(f"{where}: lane {lane!r} is not one of {', '.join(LANES)}")
+    for quota in QUOTA_NAMES:
+        limit = terms.get(quota, 1)
+        if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MOST_QUOTA:
+            raise TenantsError(f"{where}: {quota} {limit!r} is not a whole number in [1, {MOST_QUOTA}]")
+    group = terms.get(CACHE_GROUP)
+    if CACHE_GROUP in terms and (problem := tenant_problem(group) if isinstance(group, str) else "must be a name"):
+        raise TenantsError(f"{where}: {CACHE_GROUP} {group!r} {problem}")
+    quotas = Quotas(**{name: terms[name] for name in QUOTA_NAMES if name in terms})
+    return Tenant(float(weight), LANES[lane], quotas, group)
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """How a request is scheduled: its tenant, weight and lane, and the salt of its cached prefixes."""
+
+    tenant: str
+    weight: float
+    lane: "Lane.ValueType"  # never unspecified
+    cache_salt: bytes = b""
+
+    def corrected(self, factor: float) -> "Scheduling":
+        """Returns the same with the weight multiplied by `factor`, within the bounds on weights."""
+        weight = min(MOST_TENANT_WEIGHT, max(LEAST_TENANT_WEIGHT, factor * self.weight))
+        return self if weight == self.weight else replace(self, weight=weight)
+
+    @property
+    def lane_name(self) -> str:
+        return lane_name(self.lane)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What is known of the sender of a call. `terms` are those of the tenant, narrowed by the identity."""
+
+    tenant: str
+    identity: Identity
+    terms: Tenant
+    is_listed: bool  # the tenant has terms of its own
+    salt_key: bytes = field(repr=False)
+
+    def may_use(self, model: str) -> bool:
+        """Whether the identity may use a served model of this name."""
+        return self.identity.models is None or model in self.identity.models
+
+    def check_model(self, model: str, asked: str) -> None:
+        """Raises RequestRefused (FORBIDDEN) if the identity may not use the model, for which the client used the name
+        `asked`."""
+        if not self.may_use(model):
+            raise forbidden(f"model {asked!r} is not among those that these credentials may use", field="model")
+
+    def scheduling(self, asked: "Lane.ValueType", salt: str = "") -> Scheduling:
+        """Returns the scheduling of a request for a lane; `salt`: the client's cache_salt.
+
+        Raises RequestRefused: INVALID_REQUEST for an unknown lane, FORBIDDEN for a salt that the caller may not set.
+        """
+        validate_scheduling(asked, self.tenant, self.terms.weight)
+        if salt and not self.identity.may_salt:
+            raise forbidden("these credentials may not set a cache salt", field="cache_salt")
+        return Scheduling(self.tenant, self.terms.weight, self.terms.lane(asked), self.cache_salt(salt))
+
+    def cache_salt(self, salt: str = "") -> bytes:
+        """Returns the salt of the caller's cached prefixes, empty for the prefixes that callers without a tenant share.
+
+        It is keyed, so that no tenant can compute the hashes of another tenant's blocks.
+        """
+        scope = self.terms.cache_scope(self.tenant)
+        if not scope and not salt:
+            return b""
+        parts = (_SALT_DOMAIN, scope, salt.encode())
+        scoped = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+        return hmac.digest(self.salt_key, scoped, "sha256")[:_SALT_BYTES]
+
+
 # Of a call that is open to all.
 VISITOR = Caller("", Identity("visitor", "", frozenset(), sees_cache=False), Tenant(), is_listed=False, salt_key=b"")
+
+
+def forbidden(message: str, *, field: str = "") -> RequestRefused:
+    """A refusal with PERMISSION_DENIED and the reason FORBIDDEN."""
+    return RequestRefused(CODE_PERMISSION_DENIED, FORBIDDEN, message, field=field)
 
 
 class NoCredentials(RequestRefused):

@@ -33,8 +33,7 @@ from trunkline.v1.fleet_pb2 import (
 )
 from trunkline.v1.fleet_pb2_grpc import FleetServiceServicer
 from trunkline.v1.worker_pb2 import LoadSample
-from trunkline_router.access.access import Access, Context
-from trunkline_router.access.caller import forbidden
+from trunkline_router.access.access import Access, Context, forbidden
 from trunkline_router.access.identity.needed_roles import WATCHERS
 from trunkline_router.observe.recent.router_requests import Kind
 from trunkline_router.observe.watch.fleet_watch import FleetWatch

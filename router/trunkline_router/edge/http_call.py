@@ -13,8 +13,7 @@ from trunkline.names import SESSION_KEY, TENANT_KEY
 from trunkline.status import RequestRefused, internal, invalid, no_worker
 from trunkline.v1.generation_pb2 import FINISH_REASON_ABORT
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, PromptInfo
-from trunkline_router.access.access import CREDENTIAL_KEY, Access, Metadata
-from trunkline_router.access.caller import Caller
+from trunkline_router.access.access import CREDENTIAL_KEY, Access, Caller, Metadata
 from trunkline_router.access.gate.http_passage import HttpPassage
 from trunkline_router.access.gate.request_gate import RequestGate
 from trunkline_router.edge.http.exchange import ClientGone, ends_with_client, has_body

@@ -21,8 +21,7 @@ from trunkline.v1.inference_pb2 import (
     TokenizeRequest,
 )
 from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer
-from trunkline_router.access.access import Access, Context
-from trunkline_router.access.caller import Caller, forbidden
+from trunkline_router.access.access import Access, Caller, Context, forbidden
 from trunkline_router.prompts.token_ids import detokenize_response, tokenize_response
 from trunkline_router.record.request_record import GRANT, GRANTED, RequestRecord
 from trunkline_router.request.grant_charge import GrantCharge

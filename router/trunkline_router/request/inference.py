@@ -13,7 +13,7 @@ from typing import TypeVar
 from trunkline.status import INTERNAL, RequestRefused, deadline_exceeded, internal, invalid, no_worker
 from trunkline.v1.inference_pb2 import GenerateResponse, TokenizeRequest
 from trunkline.validation import check_length, max_total_tokens
-from trunkline_router.access.caller import Caller
+from trunkline_router.access.access import Caller
 from trunkline_router.access.gate.request_size import MAX_DETOKENIZED_IDS
 from trunkline_router.prompts.token_ids import read_ids
 from trunkline_router.quotas.quota import Quotas

@@ -15,7 +15,7 @@ from trunkline.validation import (
     max_total_tokens,
     validate_sampling,
 )
-from trunkline_router.access.caller import Caller, Scheduling
+from trunkline_router.access.access import Caller, Scheduling
 from trunkline_router.prompts.token_ids import read_ids
 from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.quotas.admission import LikelyUse

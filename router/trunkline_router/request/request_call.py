@@ -12,8 +12,7 @@ from trunkline.v1.generation_pb2 import Lane, SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, PromptInfo
 from trunkline.v1.worker_pb2 import Submit
 from trunkline.validation import session_problem
-from trunkline_router.access.access import Access, Context, Metadata
-from trunkline_router.access.caller import Caller, Scheduling
+from trunkline_router.access.access import Access, Caller, Context, Metadata, Scheduling
 from trunkline_router.record.request_observer import new_record
 from trunkline_router.record.request_record import GRPC, RequestRecord
 from trunkline_router.routing.route_request import RouteRequest

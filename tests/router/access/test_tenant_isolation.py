@@ -14,9 +14,8 @@ from tests.router.identity import issuer
 from trunkline.block_hash import prompt_hashes, root_hash
 from trunkline.v1.fleet_pb2 import ExplainRouteRequest
 from trunkline.v1.inference_pb2 import GenerateRequest, GrantRequest
-from trunkline_router.access.caller import Caller
+from trunkline_router.access.access import Caller, Tenant
 from trunkline_router.access.identity.fleet_secret import derived_key
-from trunkline_router.access.tenants import Tenant
 from trunkline_router.serving import SALT_PURPOSE
 
 GRANT_KEY = b"the key of grants, of 32 bytes .."

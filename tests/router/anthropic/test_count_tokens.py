@@ -4,7 +4,7 @@ import pytest
 
 from tests.router.anthropic.messages_client import HI, Json, client, error_of
 from tests.router.fake_worker import FakeWorker
-from trunkline_router.access.tenants import Tenant, Tenants
+from trunkline_router.access.access import Tenant, Tenants
 from trunkline_router.quotas.quota import Quotas
 
 CONVERSATIONS: list[Json] = [

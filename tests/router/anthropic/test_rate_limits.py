@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from tests.router.anthropic.messages_client import HI, client
 from tests.router.fake_worker import FakeWorker
-from trunkline_router.access.tenants import Tenant, Tenants
+from trunkline_router.access.access import Tenant, Tenants
 from trunkline_router.edge.http.headers import rate_limit_headers
 from trunkline_router.edge.http.server import EXPOSED_HEADERS
 from trunkline_router.quotas.quota import Quotas, RateLimit

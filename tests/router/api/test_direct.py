@@ -21,8 +21,7 @@ from trunkline.errors import (
 )
 from trunkline.status import CODE_INTERNAL, CODE_RESOURCE_EXHAUSTED, INTERNAL, OVERLOADED, RequestRefused
 from trunkline.v1.generation_pb2 import Lane, SamplingParams
-from trunkline_router.access.access import Access
-from trunkline_router.access.tenants import Tenant, Tenants
+from trunkline_router.access.access import Access, Tenant, Tenants
 from trunkline_router.request.failover import FailoverLimits
 
 

@@ -16,7 +16,7 @@ from trunkline.v1.generation_pb2 import RequestError, SamplingParams
 from trunkline.v1.inference_pb2 import GrantRequest
 from trunkline.v1.worker_pb2 import GrantReport, WorkerServiceGenerateRequest
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
-from trunkline_router.access.tenants import Tenant, Tenants
+from trunkline_router.access.access import Tenant, Tenants
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.request.grant_charge import CLOCK_MARGIN_S, GrantCharge
 from trunkline_router.request.granting import MID_ANSWER_WAIT_S

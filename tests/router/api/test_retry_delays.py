@@ -9,7 +9,7 @@ import pytest
 from tests.router.fake_worker import FakeWorker
 from tests.router.openai.openai_rig import CHAT, OpenAiClient, client
 from tests.router.shared_state_rig import Clock
-from trunkline_router.access.tenants import Tenant, Tenants
+from trunkline_router.access.access import Tenant, Tenants
 from trunkline_router.quotas.fleet import PoolFleet
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.shared_state import SharedState

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.router.identity.key_rig import put
+from trunkline_router.access.access import Tenants
 from trunkline_router.access.identity import fleet_secret
 from trunkline_router.access.identity.authenticator import Authenticator
 from trunkline_router.access.identity.fleet_secret import (
@@ -17,7 +18,6 @@ from trunkline_router.access.identity.fleet_secret import (
     read_fleet_secret,
 )
 from trunkline_router.access.identity.identity import IdentityError
-from trunkline_router.access.tenants import Tenants
 from trunkline_router.identity_settings import IdentitySettings
 from trunkline_router.serving import access_of
 from trunkline_router.settings import RouterSettings

@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 
 from tests.router.fleet_of_states import Fleet, prompt_of
 from trunkline.v1.worker_pb2 import Timeline
-from trunkline_router.access.tenants import Tenant, Tenants
+from trunkline_router.access.access import Tenant, Tenants
 from trunkline_router.observe.metrics.collector import RequestCounts, label_rules
 from trunkline_router.record.request_record import (
     COMPLETE,

@@ -12,7 +12,7 @@ from tests.router.openai.openai_rig import CHAT, client
 from tests.router.tokenizer_files import byte_tokenizer, tokenizer_files
 from trunkline.status import RequestRefused, no_worker
 from trunkline.v1.generation_pb2 import FinishReason, Lane
-from trunkline_router.access.tenants import Tenant, Tenants
+from trunkline_router.access.access import Tenant, Tenants
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.request.failover import FailoverLimits

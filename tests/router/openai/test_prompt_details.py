@@ -14,7 +14,7 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.openai.openai_rig import CHAT, OpenAiClient, client
 from trunkline.names import TENANT_KEY
 from trunkline.v1.inference_pb2 import GenerateRequest
-from trunkline_router.access.tenants import Tenant, Tenants
+from trunkline_router.access.access import Tenant, Tenants
 from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.quotas.quota import Quotas
 

@@ -27,8 +27,8 @@ from trunkline.v1.inference_pb2 import (
     TokenIds,
     TokenizeRequest,
 )
+from trunkline_router.access.access import Tenant, Tenants
 from trunkline_router.access.gate.request_size import MAX_DETOKENIZED_IDS
-from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.prompts.tokenizer import MAX_TEXT_BYTES
 from trunkline_router.quotas.quota import Quotas
 

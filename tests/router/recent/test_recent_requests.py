@@ -13,8 +13,7 @@ from tests.router.watch.watch_rig import ACME, BLIND, OPERATOR, OTHER, SCRAPER, 
 from trunkline.v1.fleet_pb2 import GetRequestRequest, ListRequestsRequest
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import TokenIds
-from trunkline_router.access.access import Access
-from trunkline_router.access.tenants import Tenant, Tenants
+from trunkline_router.access.access import Access, Tenant, Tenants
 from trunkline_router.observe.recent import router_requests
 from trunkline_router.observe.recent.recent_requests import BURST, PER_S, RecentRequests, RecordRing, ShownRequest
 from trunkline_router.observe.recent.viewer import Viewer

@@ -12,7 +12,7 @@ from trunkline.status import invalid
 from trunkline.v1.fleet_pb2 import GetRequestRequest, GetRequestResponse
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import ChatMessages, GenerateRequest, TokenIds
-from trunkline_router.access.tenants import Tenant, Tenants
+from trunkline_router.access.access import Tenant, Tenants
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.record.request_record import CHECKS, MODEL, PLACEMENT, QUOTAS, TOKENIZER, WORKER
 from trunkline_router.request.failover import FailoverLimits

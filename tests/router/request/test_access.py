@@ -4,11 +4,9 @@ import pytest
 
 from trunkline.status import CODE_UNAUTHENTICATED, UNAUTHENTICATED, RequestRefused
 from trunkline.v1.generation_pb2 import Lane
-from trunkline_router.access.access import Access
-from trunkline_router.access.caller import Caller
+from trunkline_router.access.access import Access, Caller, Tenant, Tenants
 from trunkline_router.access.identity.identity import Identity, Role
 from trunkline_router.access.identity.needed_roles import OPERATORS, USERS, Needed, Open
-from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.quotas.quota import Quotas
 
 USER, OPERATOR = frozenset({Role.USER}), frozenset({Role.OPERATOR})

@@ -16,9 +16,16 @@ from trunkline.v1.fleet_pb2 import ExplainRouteRequest
 from trunkline.v1.generation_pb2 import Lane
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline.validation import validate_scheduling
-from trunkline_router.access.access import Access
-from trunkline_router.access.caller import Caller, Scheduling
-from trunkline_router.access.tenants import TERMS, Tenant, Tenants, TenantsError, read_tenants
+from trunkline_router.access.access import (
+    TERMS,
+    Access,
+    Caller,
+    Scheduling,
+    Tenant,
+    Tenants,
+    TenantsError,
+    read_tenants,
+)
 
 TENANTS = Tenants({"acme": Tenant(3.0, Lane.LANE_STANDARD)})
 

@@ -21,8 +21,8 @@ from tests.router.metrics.records import answered, value
 from tests.router.scraping.scrape_rig import OPENMETRICS, TEXT, check_with_promtool, samples, scrape
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
+from trunkline_router.access.access import Tenant, Tenants
 from trunkline_router.access.identity.needed_roles import Open
-from trunkline_router.access.tenants import Tenant, Tenants
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.edge.status_endpoints import MAX_SCRAPES_OF_HOST
 from trunkline_router.observe.metrics.worker_gauges import KEPT_S, WorkerGauges

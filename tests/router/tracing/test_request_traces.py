@@ -20,7 +20,7 @@ from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline.v1.worker_pb2 import Gap, PrefillChunk, SampledStep, Timeline
-from trunkline_router.access.tenants import Tenant, Tenants
+from trunkline_router.access.access import Tenant, Tenants
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.observe.recent.recent_requests import RecordRing
 from trunkline_router.observe.tracing.request_traces import TRACE_LIMITS, RequestTraces, TraceLimits, why_kept

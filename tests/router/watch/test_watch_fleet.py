@@ -27,8 +27,7 @@ from trunkline.status import OVERLOADED
 from trunkline.v1 import fleet_pb2
 from trunkline.v1.fleet_pb2 import HistoryPoint, ListRequestsRequest, WatchFleetRequest, WorkerTile
 from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
-from trunkline_router.access.access import Access
-from trunkline_router.access.tenants import Tenant, Tenants
+from trunkline_router.access.access import Access, Tenant, Tenants
 from trunkline_router.observe.watch.fleet_sampler import MOST_POINTS, FleetSample, Point
 from trunkline_router.observe.watch.fleet_watch import MOST_OF_CALLER
 from trunkline_router.quotas.quota import Quotas

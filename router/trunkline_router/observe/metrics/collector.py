@@ -6,9 +6,9 @@ from itertools import chain
 
 from prometheus_client.core import Metric
 
+from trunkline_router.access.access import Tenants
 from trunkline_router.access.gate.request_gate import RequestGate
 from trunkline_router.access.identity.needed_roles import METHODS, PATHS
-from trunkline_router.access.tenants import Tenants
 from trunkline_router.observe.metrics.attempt_metrics import AttemptMetrics
 from trunkline_router.observe.metrics.request_metrics import (
     MAX_TENANTS,

@@ -3,10 +3,8 @@
 from dataclasses import dataclass, field
 
 from trunkline.v1.fleet_pb2 import ViewerRights
-from trunkline_router.access.access import ANONYMOUS
-from trunkline_router.access.caller import Caller
+from trunkline_router.access.access import ANONYMOUS, Caller, Tenant
 from trunkline_router.access.identity.identity import Role
-from trunkline_router.access.tenants import Tenant
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,7 @@ from trunkline.v1.fleet_pb2 import (
     WatchFleetResponse,
     WorkerTile,
 )
-from trunkline_router.access.caller import Caller
-from trunkline_router.access.tenants import Tenant, Tenants
+from trunkline_router.access.access import Caller, Tenant, Tenants
 from trunkline_router.observe.recent.router_requests import Kind, RouterRequests, first_of
 from trunkline_router.observe.recent.viewer import Viewer
 from trunkline_router.observe.watch.fleet_sampler import KEEPS_S, FleetSample, FleetSampler, Periods
