@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from trunkline_router.access.tenants import Tenant, Tenants
 
 from tests.router.cluster import Cluster, router_before, until
 from tests.router.direct_rig import KEY, PROMPT, Call, Stream, arrival, direct, fakes
@@ -13,6 +12,7 @@ from trunkline.status import QUOTA_EXCEEDED, RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import DirectLost, GrantRequest
 from trunkline.v1.worker_pb2 import StepCostModel
+from trunkline_router.access.access import Tenant, Tenants
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.request.granting import _Granting
 from trunkline_router.routing.worker_state import InFlight
