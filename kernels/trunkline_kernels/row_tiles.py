@@ -3,7 +3,8 @@
 Matrix products choose their blocking, and element-wise loops their vector tails and thread splits, by shape. A fixed
 shape means a fixed choice, so a row's result does not depend on the number of other rows. It may still depend on the
 row's place in the tile: for some shapes a library computes the first rows with another kernel than the last ones.
-tile_rows() finds such shapes.
+tile_rows() finds such shapes. A vector tail has other bits, too, so tiles have no tail: the number of their rows is a
+multiple of what PyTorch's loops compute at a time.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-ROW_TILE = 16
+ROW_TILE = 32  # two vectors of 512 bits of float32
 NUM_PROBES = 8  # rows with other values, because two orders of summation may agree on some of them
 
 

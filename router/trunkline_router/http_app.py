@@ -130,7 +130,7 @@ def http_app(
     store: of responses; None: they are not stored
     only_local_hosts: see App
     """
-    page = openapi_page(allows_unknown_fields=edge.allows_unknown_fields)
+    page = openapi_page(allows_unknown_fields=edge.allows_unknown_fields, has_metrics=metrics is not None)
     handlers = {
         **HANDLERS_BY_PATH,
         **Responses(store).handlers,

@@ -39,8 +39,10 @@ def supervise(settings: RouterSettings, arguments: Sequence[str]) -> int:
                 http_holder = held.enter_context(hold_port(settings.host, settings.http.http_port, "--http-port"))
                 ports.append(f"--http-port={http_holder.getsockname()[1]}")
             if settings.process_metrics_port > 0:
-                for number in range(settings.processes):
-                    check_port_is_free(settings.host, settings.process_metrics_port + number, METRICS_OPTION)
+                for port in range(first := settings.process_metrics_port, first + settings.processes):
+                    if port == settings.tls.health_port:
+                        raise PortInUse(f"port {port} is that of --health-port; choose another with {METRICS_OPTION}")
+                    check_port_is_free(settings.host, port, METRICS_OPTION)
             directory = held.enter_context(TemporaryDirectory(prefix="trunkline-router-"))
         except PortInUse as error:
             print(f"trunkline-router: {error}", file=sys.stderr)

@@ -40,6 +40,8 @@ def test_each_endpoint_that_has_a_role_is_on_the_page() -> None:
     assert OPERATIONS.keys() == PATHS.keys()
     assert {name for name, _ in operations()} == {name.replace(":path}", "}") for name in PATHS}
     assert not set(UNSERVED) & PAGE["paths"].keys()
+    without_metrics = orjson.loads(openapi_page(has_metrics=False))["paths"]
+    assert PAGE["paths"].keys() - without_metrics.keys() == {"/metrics"}
 
 
 def test_schemas_are_valid_and_all_references_lead_somewhere() -> None:

@@ -128,6 +128,16 @@ async def test_a_taken_port_for_metrics_is_one_line_whichever_process_would_have
     assert said.decode().splitlines() == [f"trunkline-router: {problem}"]
 
 
+async def test_the_port_for_probes_cannot_be_one_of_those_for_metrics() -> None:
+    first = two_free_ports()
+    ports = (f"--process-metrics-port={first}", f"--health-port={first + 1}", "--port=0", "--http-port=0")
+    process = await start(*ports, "--workers=127.0.0.1:1", "--processes=2")
+    _, said = await process.communicate()
+    assert process.returncode == 2
+    problem = f"port {first + 1} is that of --health-port; choose another with --process-metrics-port"
+    assert said.decode().splitlines() == [f"trunkline-router: {problem}"]
+
+
 async def test_one_process_without_http_serves_its_metrics_and_nothing_else() -> None:
     port = free_port()
     arguments = (f"--port={free_port()}", "--http-port=-1", f"--process-metrics-port={port}", "--workers=127.0.0.1:1")

@@ -136,7 +136,7 @@ def test_a_request_without_a_first_token_is_explained_to_its_end() -> None:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"ended": "complete"}, "w: it is of an earlier version, which sends no timelines"),
+        ({"ended": "complete"}, "w: the worker sent none"),
         ({"ended": "cancelled"}, "w: the request was ended there, and the worker did not answer within a second"),
         ({"ended": "granted"}, "w: it answers the client directly"),
         (

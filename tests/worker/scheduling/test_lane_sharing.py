@@ -402,3 +402,27 @@ def test_sequences_that_take_blocks_from_each_other_advance_all_the_same(
             rig.step()
     rig.run(most_steps=100)
     assert len(rig.finished) == len(arrivals)
+
+
+def test_tenants_with_short_prompts_and_long_outputs_do_not_hide_one_within_its_share() -> None:
+    """By their prompts alone the long ones seem to be within theirs."""
+    rig = Rig(num_blocks=64, block_size=4, max_step_tokens=64, max_running=64)
+    rig.submit(list(range(40)), 1, tenant="small")
+    while rig.scheduler.has_work or rig.in_flight:
+        rig.step()
+    for number in range(8):
+        rig.submit([number] * 8, 80, tenant="hog")
+    for _ in range(3):
+        rig.step()
+    for number in range(12):
+        for one in range(2):
+            rig.submit([number, one, 7, 7], 100, tenant=f"long {number}")
+    waits = []
+    for number in range(30):
+        asked = rig.submit([100 + number, 8, 8, 8], 1, tenant="small")
+        waits.append(0)
+        while asked not in rig.finished:
+            rig.step()
+            waits[-1] += 1
+            assert waits[-1] <= 20
+    assert max(waits) <= 10

@@ -81,6 +81,7 @@ class LaneSharing:
         self.makes_room_in: Lane | None = None
         # Waiting sequences for which others were preempted, by lane: they get the room, not the preempted ones.
         self._expected: list[Sequence | None] = [None for _ in LANES]
+        self._num_modest = 0  # sequences of modest tenants that were looked at in their turn
 
     def begin_step(self, now_s: float) -> None:
         """Called before each step."""
@@ -185,20 +186,27 @@ class LaneSharing:
         made, then the next one of each tenant, the least served tenant first, and again the next one of a tenant of
         which one was admitted.
 
-        Tenants that wait for more than their share must not hide those that do not: a step looks at some of each kind.
+        Tenants that wait for more than their share must not hide those that do not. So a step looks at some of the
+        first tenants, and then at some modest ones, which take turns from step to step.
         """
         waiting, computes_next_of = self._waiting, self._running.computes_next_of
         if expected is not None and expected in waiting and not computes_next_of(expected):
             yield expected
-        looks_left = {True: MAX_LOOKED_AT, False: MAX_LOOKED_AT}  # at sequences of modest tenants, and of others
-        while any(looks_left.values()) and (sequence := waiting.next(lane)) is not None:
-            is_modest = self._is_modest(sequence)
-            if looks_left[is_modest]:
-                looks_left[is_modest] -= 1
+        modest, num_looked_at = list[Sequence](), 0
+        while (sequence := waiting.next(lane)) is not None:
+            if num_looked_at < MAX_LOOKED_AT:
+                num_looked_at += 1
                 if not computes_next_of(sequence):
                     yield sequence
+            elif self._is_modest(sequence):
+                modest.append(sequence)
             if sequence in waiting:
                 waiting.pass_over(lane)
+        first = self._num_modest % len(modest) if len(modest) > MAX_LOOKED_AT else 0
+        for sequence in (modest[first:] + modest[:first])[:MAX_LOOKED_AT]:
+            self._num_modest += 1
+            if not computes_next_of(sequence):
+                yield sequence
 
     def _is_modest(self, sequence: Sequence) -> bool:
         """Whether a tenant stays within its fair share with all that it has waiting, each as long as this sequence. A

@@ -29,10 +29,11 @@ _CONVERTER = re.compile(r":path(?=})")
 
 
 @cache
-def openapi_page(*, allows_unknown_fields: bool = False) -> bytes:
+def openapi_page(*, allows_unknown_fields: bool = False, has_metrics: bool = True) -> bytes:
     """Returns the page as JSON, with each endpoint of needed_roles.py.
 
     allows_unknown_fields: the server ignores unknown fields of requests instead of refusing them
+    has_metrics: the port has metrics; those of several processes are on ports of their own
     """
     kinds = [operation.request for operation in OPERATIONS.values() if operation.request is not None]
     bodies, defined = models_json_schema([(kind, "validation") for kind in kinds], ref_template=TEMPLATE)
@@ -40,6 +41,8 @@ def openapi_page(*, allows_unknown_fields: bool = False) -> bytes:
     paths: dict[str, dict[str, Any]] = {}
     for name, needed in PATHS.items():
         method, path = name.split(" ")
+        if path == "/metrics" and not has_metrics:
+            continue
         described = _operation(name, OPERATIONS[name], bodies)
         if not needed.is_open:
             # What may be opened is open to callers without credentials where it is.

@@ -117,9 +117,7 @@ class Checkpoint:
             reason = f"has values from {least:g} to {greatest:g}, past those of {kind}: use --dtype bfloat16"
         else:
             reason = "has NaN or infinite values: the file is damaged"
-        raise ModelError(
-            f"{self._file_of[name]}: tensor {name} {reason}; to serve it anyway, use --allow-non-finite-weights"
-        )
+        raise ModelError(f"{self._file_of[name]}: tensor {name} {reason}")
 
     def embedding_and_head(self, tied: bool) -> tuple[str, str | None]:
         """Returns the names of embedding and head; None: the head is the embedding.
