@@ -151,8 +151,8 @@ class Admission:
 
     def rate_limits(self, tenant: str, quotas: Quotas) -> list[RateLimit]:
         """Returns what is left of the tenant's limits per minute, as far as this router knows."""
-        now_ms, book = self._now_ms(), self._book.tenant(tenant)
-        return rate_limits(quotas, book.used(now_ms), book.window, now_ms)
+        now_ms = self._now_ms()
+        return rate_limits(quotas, self._book.used(tenant, now_ms), self._book.window(tenant), now_ms)
 
     def watch(self, admitted: Admitted, reservation: Reservation) -> None:
         """The request runs now, and its reservation counts its output. If that outgrows the estimate, what the request

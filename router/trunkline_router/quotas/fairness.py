@@ -8,6 +8,7 @@ to a worker by the tenant's recent service in the whole fleet, relative to the m
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from heapq import nlargest
 
 # Cost units as in the workers' own fair sharing: an output token takes a forward pass of its own, and a token found in
 # the prefix cache costs next to nothing.
@@ -20,7 +21,7 @@ LEAST_FACTOR, MOST_FACTOR = 0.25, 4.0
 STEEPNESS = 6.0
 # Below this mean service, tenants may differ by a single request only, which is not significant.
 LEAST_MEAN = 1000.0
-MAX_TENANTS = 1024  # counted at once: those with the most service
+MAX_TENANTS = 1024  # counted at once: those with the most service. Up to twice as many before the others are dropped
 
 
 def decayed(value: float, age_ms: float, half_life_ms: float) -> float:
@@ -47,30 +48,33 @@ class Served:
 
     def __init__(self) -> None:
         self._new: defaultdict[str, float] = defaultdict(float)  # since the last report
-        self._own: dict[str, tuple[float, float]] = {}  # (decayed amount, as of), without what is new
+        self._own: dict[str, float] = {}  # decayed, without what is new
+        self._own_as_of_ms = 0.0
         self.fleet: Mapping[str, float] = {}
 
     def add(self, tenant: str, amount: float) -> None:
         self._new[tenant] += amount
+        if len(self._new) > 2 * MAX_TENANTS:  # the store does not answer, and names come and go
+            self._new = defaultdict(float, _largest(self._new))
 
     def changes(self, now_ms: float) -> dict[str, float]:
         """Returns what was served since the last report, and marks it as reported."""
         new = dict(self._new)
         self._new.clear()
+        age_ms, self._own_as_of_ms = now_ms - self._own_as_of_ms, now_ms
         own = {
-            tenant: (kept, now_ms)
-            for tenant, (amount, as_of_ms) in self._own.items()
-            if (kept := decayed(amount, now_ms - as_of_ms, HALF_LIFE_MS)) >= 1
+            tenant: kept for tenant, amount in self._own.items() if (kept := decayed(amount, age_ms, HALF_LIFE_MS)) >= 1
         }
         for tenant, amount in new.items():
-            own[tenant] = own.get(tenant, (0.0, now_ms))[0] + amount, now_ms
-        if len(own) > 2 * MAX_TENANTS:  # names come and go: the tenants with the most service are kept
-            by_amount = sorted(own.items(), key=lambda item: item[1][0], reverse=True)
-            own = dict(by_amount[:MAX_TENANTS])
-        self._own = own
+            own[tenant] = own.get(tenant, 0.0) + amount
+        self._own = _largest(own) if len(own) > 2 * MAX_TENANTS else own
         return new
 
     def everything(self, now_ms: float) -> dict[str, float]:
         """Returns all that this router has served, for a store that knows nothing, and marks it as reported."""
         self.changes(now_ms)
-        return {tenant: amount for tenant, (amount, _) in self._own.items()}
+        return dict(self._own)
+
+
+def _largest(amounts: Mapping[str, float]) -> dict[str, float]:
+    return dict(nlargest(MAX_TENANTS, amounts.items(), key=lambda item: item[1]))

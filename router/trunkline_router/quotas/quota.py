@@ -139,7 +139,7 @@ class Window:
         return [(bucket.number, bucket.requests, bucket.tokens) for bucket in self._buckets]
 
 
-def rate_limits(quotas: Quotas, used: Used, window: Window, now_ms: float) -> list[RateLimit]:
+def rate_limits(quotas: Quotas, used: Used, window: Window | None, now_ms: float) -> list[RateLimit]:
     """Returns what is left of the limits per minute. The reset time comes from `window`, which may contain less than
     `used`."""
     limits = (

@@ -141,7 +141,7 @@ class SharedState:
         """Returns what is left of the tenant's limits per minute, as far as this router knows; empty without limits."""
         if quotas.requests_per_minute is None and quotas.tokens_per_minute is None:
             return []
-        account = tenant if is_listed else self._accounts.account(tenant, self._now_ms())
+        account = tenant if is_listed else self._accounts.known_account(tenant)
         return self.admission.rate_limits(account, quotas)
 
     def used(self, tenant: str, *, is_listed: bool) -> Used:
@@ -206,6 +206,7 @@ class SharedState:
             else:
                 await asyncio.sleep(min(MOST_REST_S, self._link.breaker.probe_in_s(self._steady_s())))
                 if not self._link.breaker.probe_in_s(self._steady_s()):
+                    self._own.book.forget_idle(self._now_ms())
                     await self._link.probe(self._sync.beat)
                 self._sync.forget_silent()
 

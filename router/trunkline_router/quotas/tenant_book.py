@@ -46,7 +46,7 @@ class TenantBook:
         self.window = Window(window_ms)
         self.quotas = Quotas()  # those of its last request
         self.in_flight = 0  # tokens that its running requests may use, including requests that wait for the store
-        # (requests, tokens) by bucket, since the last report.
+        # (requests, tokens) by bucket, since the last report. Without those that have left the window.
         self._unreported: dict[When, tuple[int, int]] = {}
         # What other routers had admitted when the store last answered.
         self._others_requests = self._others_tokens = self._others_in_flight = 0.0
@@ -133,8 +133,9 @@ class TenantBook:
 
     def changes(self, now_ms: float) -> list[WindowChange]:
         """Returns what the store does not know yet, and marks it as reported."""
+        self._expire(now_ms)
         unreported, self._unreported = self._unreported, {}
-        return [self._change(when, *counts, now_ms) for when, counts in unreported.items() if any(counts)]
+        return [self._change(when, *counts, now_ms) for when, counts in unreported.items()]
 
     def everything(self, now_ms: float) -> list[WindowChange]:
         """Returns all that counts, for a store that knows nothing, and marks it as reported."""
@@ -153,8 +154,17 @@ class TenantBook:
         return bool(self._unreported) or self.in_flight != self.reported_in_flight
 
     def is_empty(self, now_ms: float) -> bool:
-        self.window.expire(now_ms)
+        self._expire(now_ms)
         return not (self.window or self.in_flight or self.has_changes or self._asking)
+
+    def _expire(self, now_ms: float) -> None:
+        """Drops what has left the window, whether or not the store was told."""
+        self.window.expire(now_ms)
+        self._unreported = {
+            when: counts
+            for when, counts in self._unreported.items()
+            if any(counts) and self.window.holds(when.bucket, now_ms)
+        }
 
 
 class QuotaBook:
@@ -175,6 +185,11 @@ class QuotaBook:
     def names(self) -> Iterable[str]:
         """Returns the tenants of which anything counts."""
         return self._tenants.keys()
+
+    def window(self, name: str) -> Window | None:
+        """Returns what a tenant was admitted with here; None: nothing of it counts."""
+        book = self._tenants.get(name)
+        return None if book is None else book.window
 
     def used(self, name: str, now_ms: float) -> Used:
         """Returns what the fleet has used of a tenant's quotas, as far as this router knows."""
@@ -207,7 +222,7 @@ class QuotaBook:
         return [(name, book.quotas, book.used(now_ms)) for name, book in self._tenants.items()]
 
     def forget_idle(self, now_ms: float) -> None:
-        """Drops tenants without anything that counts, so that names do not accumulate."""
+        """Drops what has left the windows, and tenants without anything that counts, so that neither accumulates."""
         self._tenants = {name: book for name, book in self._tenants.items() if not book.is_empty(now_ms)}
         self._touched &= self._tenants.keys()
 

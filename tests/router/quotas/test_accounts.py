@@ -1,7 +1,34 @@
-"""Names that anybody may invent: what each may cost, and what becomes of those that come too many."""
+"""Names that anybody may invent, also while the store is lost: what each costs, and what becomes of those that are too
+many."""
 
+import asyncio
+from random import Random
+
+from tests.router.shared_state_rig import Clock, FakeFleet, use
+from tests.router.virtual_time import virtual_time
 from trunkline_router.quotas.fairness import MAX_TENANTS, Served
-from trunkline_router.quotas.tenant_book import SHARED_ACCOUNT, Accounts
+from trunkline_router.quotas.quota import Quotas, RateLimit
+from trunkline_router.quotas.shared_state import SharedState
+from trunkline_router.quotas.store import Answer, Ask, Report, StoreDown, SyncReply
+from trunkline_router.quotas.tenant_book import MAX_ACCOUNTS, SHARED_ACCOUNT, Accounts
+
+RATE = Quotas(requests_per_minute=600)
+
+
+class LostStore:
+    """A store that cannot be reached."""
+
+    def reserve(self, ask: Ask) -> asyncio.Future[Answer]:
+        raise AssertionError("a lost store is not asked")
+
+    async def sync(self, report: Report) -> SyncReply:
+        raise StoreDown("lost")
+
+    async def connect(self) -> None:
+        raise StoreDown("lost")
+
+    async def close(self) -> None:
+        pass
 
 
 def test_so_many_unlisted_tenants_have_accounts_of_their_own_and_the_others_share_one() -> None:
@@ -29,3 +56,44 @@ def test_a_router_remembers_the_service_of_a_bounded_number_of_names_those_with_
     told = served.everything(1.0)
     assert len(told) <= 2 * MAX_TENANTS
     assert "acme" in told
+
+
+def test_service_that_no_store_was_told_of_is_bounded_too() -> None:
+    served = Served()
+    served.add("acme", 1e9)
+    for number in range(10 * MAX_TENANTS):
+        served.add(f"invented-{number}", 100.0)
+    told = served.changes(1.0)
+    assert len(told) <= 2 * MAX_TENANTS
+    assert told["acme"] == 1e9
+
+
+def test_telling_what_is_left_keeps_no_account_in_use() -> None:
+    clock = Clock()
+    state = SharedState(None, "r", FakeFleet(), Random(0), window_ms=60_000, steady_s=clock.steady_s)
+    for number in range(MAX_ACCOUNTS):
+        assert state.rate_limits(f"invented-{number}", RATE, is_listed=False) == [RateLimit("requests", 600, 600, 0)]
+    assert not list(state.tenants_with_use())
+    assert state._accounts.account("acme", 0.0) == "acme"
+
+
+@virtual_time
+async def test_an_outage_of_the_store_costs_as_much_memory_as_its_last_minute() -> None:
+    loop = asyncio.get_running_loop()
+    state = SharedState(LostStore(), "r", FakeFleet(), Random(0), window_ms=60_000, steady_s=loop.time)
+    await state.start()
+    background = asyncio.create_task(state.run())
+    for number in range(1200):
+        for tenant in ("acme", f"invented-{number}"):
+            reservation = await state.reserve(
+                tenant, RATE, is_listed=False, weight=1.0, prompt_tokens=1, max_tokens=1, most_tokens=1, choices=1
+            )
+            use(reservation, 1, 1)
+        await asyncio.sleep(1.0)
+    background.cancel()
+    names = list(state.tenants_with_use())
+    assert "acme" in names
+    assert len(names) <= 66, "those of the last minute, and of at most one rest between two attempts"
+    changes = state._own.book.changes(loop.time() * 1e3)
+    assert sum(change.requests for change in changes["acme"]) in range(58, 62), "what the store still has to be told"
+    assert max(change.age_ms for change in changes["acme"]) <= 61_000
