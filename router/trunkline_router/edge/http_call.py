@@ -1,6 +1,7 @@
 """One HTTP request to an endpoint: its caller, its body and its response."""
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
@@ -32,6 +33,7 @@ from trunkline_runtime.telemetry.trace_context import new_trace_id
 Response = TypeVar("Response")
 
 PIECE_BYTES = 64 << 10  # of a long response
+UNPRINTABLE = re.compile(r"[^ -~]")  # what a header's value must not contain, and all that is not ASCII
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +185,8 @@ class HttpCall:
         )
         made += self._rate_limits()
         if self._ignored:
-            names = ", ".join(name[:64] for name in self._ignored[:16]).encode("ascii", "replace")
-            made.append((b"x-trunkline-warning", b"ignored fields: " + names))
+            names = ", ".join(UNPRINTABLE.sub("?", name[:64]) for name in self._ignored[:16])
+            made.append((b"x-trunkline-warning", b"ignored fields: " + names.encode()))
         return made
 
     def _rate_limits(self) -> list[Header]:

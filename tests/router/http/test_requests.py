@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from tests.router.http.http_rig import connected, echo, error_of, get, post, respond, serving
 from trunkline_router.edge.http.connection import Connection
@@ -165,6 +166,38 @@ async def test_expected_continue_comes_before_the_body_but_not_for_one_that_is_t
         async with connected(server) as client:
             client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2000\r\nExpect: 100-continue\r\n\r\n")
             assert (await client.response())[0] == 413
+
+
+async def test_expected_body_that_is_malformed_is_refused_and_no_error_of_the_server() -> None:
+    with capture_logs() as logged:
+        async with serving() as server, connected(server) as client:
+            lines = ["POST / HTTP/1.1", "Host: x", "Transfer-Encoding: chunked", "Expect: 100-continue", "", "ZZ", ""]
+            client.send("\r\n".join(lines).encode())
+            assert (await client.response())[0] == 400
+            assert await client.rest() == b""
+    assert "error" not in {line["log_level"] for line in logged}
+
+
+async def test_response_before_continue_closes_the_connection() -> None:
+    """Whether the client then sends the body is not known: its next request could be taken for the body."""
+
+    async def refuse(scope: Any, receive: Any, send: Any) -> None:
+        await respond(send, b"{}", 401)
+
+    async with serving(refuse) as server, connected(server) as client:
+        client.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 60\r\nExpect: 100-continue\r\n\r\n")
+        status, headers, _ = await client.response()
+        assert (status, headers.get("connection")) == (401, "close")
+        client.send(get())
+        assert await client.rest() == b""
+
+
+async def test_http_1_0_gets_no_continue() -> None:
+    async with serving() as server, connected(server) as client:
+        client.send(b"POST / HTTP/1.0\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+        await asyncio.sleep(0.05)  # for a response that must not come
+        client.send(b"{}")
+        assert (await client.rest()).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 async def test_what_is_sent_while_a_request_is_answered_is_bounded() -> None:

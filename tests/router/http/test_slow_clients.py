@@ -224,6 +224,19 @@ async def test_client_that_reads_nothing_of_its_answer_is_dropped_after_a_while(
                 await asyncio.sleep(0)
 
 
+async def test_client_that_goes_on_sending_is_dropped_whether_or_not_it_reads() -> None:
+    """The kernel's limit does not end it if it reads a little now and then."""
+    pages = Pages(PAGE_BYTES)
+    pages.headers.append((b"connection", b"close"))
+    limits = replace(LONG, unread_s=30.0, check_s=3600.0)
+    async with serving(pages, limits=limits) as server, unreading(server, post(b"{}")[:-1]):
+        connection, now_s = await paused(server), time.monotonic()
+        connection.overdue(now_s + limits.unread_s / 2)
+        assert not connection.transport.is_closing()
+        connection.overdue(now_s + limits.unread_s + 1.0)
+        assert connection.transport.is_closing()
+
+
 @pytest.mark.parametrize("closes", [False, True], ids=["kept", "closing"])
 async def test_client_that_reads_slowly_gets_its_whole_answer(closes: bool) -> None:
     """It takes longer than it may read nothing."""

@@ -185,6 +185,8 @@ async def test_unknown_fields_pass_where_that_is_configured_and_are_named() -> N
     async with client(FakeWorker("w"), edge=partial(Edge, allows_unknown_fields=True)) as asks:
         answer = await asks.post(PATH, {"messages": CHAT, "model": "tiny", "temprature": 1})
         assert (answer.status_code, answer.headers["x-trunkline-warning"]) == (200, "ignored fields: temprature")
+        answer = await asks.post(PATH, {"messages": CHAT, "model": "tiny", "a\r\nb: é\0": 1})
+        assert (answer.status_code, answer.headers["x-trunkline-warning"]) == (200, "ignored fields: a??b: ??")
         await asks.refusal(PATH, messages=CHAT, guided_json={"type": "object"})  # a constraint is never ignored
 
 

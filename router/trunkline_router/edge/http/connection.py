@@ -103,10 +103,12 @@ class Connection(asyncio.Protocol):
 
     def overdue(self, now_s: float) -> None:
         """Ends the connection if the client has taken too long."""
-        if now_s < self._due_s or self.is_writing_paused or (self.is_busy() and not self._is_ending):
+        if now_s < self._due_s:
             return
         if self._is_ending:
             self.drop()
+        elif self.is_writing_paused or self.is_busy():
+            return
         elif self._is_reading_paused:
             self._due_s = now_s + self._limits.body_s  # it is the handler that does not take the body
         elif self._phase is Phase.HEAD:
@@ -299,7 +301,7 @@ class Connection(asyncio.Protocol):
             self._arriving = None
 
     def _check_headers(self, method: bytes, version: str) -> bool:
-        """Returns whether the client expects 100-continue. Raises Refused for a request that this server cannot
+        """Returns whether the client gets 100 Continue. Raises Refused for a request that this server cannot
         understand or does not take."""
         hosts, expects_continue = 0, False
         for name, value in self._headers:
@@ -314,7 +316,7 @@ class Connection(asyncio.Protocol):
             raise Refused(400, "a request must have one Host header")
         if method == b"CONNECT":
             raise Refused(400, "CONNECT is not supported: this is not a proxy")
-        return expects_continue
+        return expects_continue and version == "1.1"  # HTTP/1.0 has no informational responses
 
     def _check_header(self, name: bytes, value: bytes) -> None:
         if name == b"content-length":
@@ -437,7 +439,8 @@ class Connection(asyncio.Protocol):
             self.transport.close()
             return
         # The client may be sending: closing would reset the connection, and the response could be lost.
-        self._due_s = self.shared.now_s() + self._limits.linger_s
+        limit_s = self._limits.unread_s if self.is_writing_paused else self._limits.linger_s
+        self._due_s = self.shared.now_s() + limit_s
         self.resume_reading()
         try:
             self.transport.write_eof()

@@ -131,10 +131,10 @@ class Exchange:
 
     async def receive(self) -> MutableMapping[str, Any]:
         """Returns the next part of the body, or `http.disconnect` once the client has gone or has its response."""
-        if self._expects_continue and self.more_body and not self._body:
-            self._connection.transport.write(CONTINUE)
-        self._expects_continue = False
         if not (self.is_gone or self.is_complete):
+            if self._expects_continue and self.more_body and not self._body:
+                self._connection.transport.write(CONTINUE)
+            self._expects_continue = False
             self._connection.resume_reading()
             await self._news.wait()
             self._news.clear()
@@ -159,7 +159,9 @@ class Exchange:
     def _start(self, status: int, headers: Iterable[Header]) -> None:
         lines = [STATUS_LINES[status], self._connection.shared.date_line]
         length: int | None = None
-        keeps_alive, has_id = self.keeps_alive, False
+        # A client that still waits for 100 Continue may send the body or leave it out (RFC 9110, 10.1.1).
+        keeps_alive = self.keeps_alive and not (self._expects_continue and self.more_body)
+        has_id = False
         for name, value in headers:
             lines.append(b"%b: %b" % (name, value))
             if name == b"content-length":
