@@ -299,6 +299,24 @@ async def test_a_body_that_drips_ends(server: JwksServer, monkeypatch: pytest.Mo
         await source._fetching
 
 
+async def test_a_system_without_a_free_thread_ends_no_router(
+    server: JwksServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = JwksUrl(server.url, MOST_AGE_S)
+    await source.start()
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with capture_logs() as logs:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            await source.refresh()
+        assert accepts(source)
+        await source.refresh()
+    assert [entry.get("problem") for entry in logs] == ["can't start new thread", None]
+
+
 async def test_an_unreachable_server_does_not_stop_the_start(server: JwksServer) -> None:
     server.close()
     source = JwksUrl(server.url, MOST_AGE_S)

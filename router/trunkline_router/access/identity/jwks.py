@@ -192,7 +192,7 @@ class JwksUrl:
         try:
             content = await self._answer()
             keys = self.keys if content == self._content and self.keys.by_id else read_jwks(content)
-        except (IdentityError, OSError, HTTPException, ValueError) as error:
+        except (IdentityError, OSError, HTTPException, ValueError, RuntimeError) as error:  # the last: no thread starts
             self._failed(_problem(error))
             return
         self._asked.clear()  # again: a token that came meanwhile finds the new keys, or asks once more
