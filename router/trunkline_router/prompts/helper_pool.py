@@ -40,6 +40,8 @@ STALLED_FACTOR = 10.0
 JOB_BYTES = 16 << 10
 MAX_BYTES = 128 << 20
 RETRY_MS = 1000
+# The longest text has 16 MiB of token ids, the longest conversation becomes 32 MiB of text.
+MAX_ANSWER_BYTES = 64 << 20
 
 
 class ProcessEnded(Exception):
@@ -48,6 +50,10 @@ class ProcessEnded(Exception):
     def __init__(self, status: int) -> None:
         super().__init__(f"exit status {status}")
         self.status = status
+
+
+class AnswerTooLong(Exception):
+    """The process answers with more than MAX_ANSWER_BYTES. They are not read, so the process must be ended."""
 
 
 class TokenizerSource:
@@ -100,14 +106,15 @@ class Helper:
         return started
 
     async def load(self, tokenizer: TokenizerSource, limit_s: float) -> None:
-        """Loads the tokenizer if the process has another one. Raises RequestRefused or ProcessEnded."""
+        """Loads the tokenizer if the process has another one. Raises as do()."""
         if self.tokenizer != tokenizer.name:
             self.tokenizer = b""
             await self.do("load", limit_s, tokenizer.file)
             self.tokenizer = tokenizer.name
 
     async def do(self, job: str, limit_s: float, *arguments: Any) -> bytes:
-        """Returns what the job (a method of helper_process.Jobs) returns. Raises RequestRefused or ProcessEnded."""
+        """Returns what the job (a method of helper_process.Jobs) returns. Raises RequestRefused, ProcessEnded or
+        AnswerTooLong."""
         message = pickle.dumps((job, limit_s, arguments))
         self._stdin.write(LENGTH.pack(len(message)))
         self._stdin.write(message)
@@ -130,6 +137,8 @@ class Helper:
     async def _read(self) -> tuple[int, bytes]:
         try:
             size, kind = ANSWER_HEADER.unpack(await self._stdout.readexactly(ANSWER_HEADER.size))
+            if size > MAX_ANSWER_BYTES:
+                raise AnswerTooLong
             return kind, await self._stdout.readexactly(size)
         except (asyncio.IncompleteReadError, ConnectionError):
             raise ProcessEnded(await asyncio.to_thread(self._process.wait)) from None
@@ -236,7 +245,7 @@ class HelperPool:
         for is_first in (True, False):  # a second time, because the process may have been killed from outside
             helper = self._idle_helper(tokenizer) if is_first else None
             if helper is None:
-                helper = await Helper.start(self._niceness)
+                helper = await self._started()
             try:
                 if tokenizer is not None:
                     await helper.load(tokenizer, limit_s)
@@ -250,6 +259,10 @@ class HelperPool:
                 if ended.status == -signal.SIGPROF:
                     raise invalid(field, f"the model's {tool} takes longer than {limit_s:g} s for this input") from None
                 problem = f"the model's {tool} ends the process that runs it: {ended}"
+            except AnswerTooLong:
+                await helper.end()
+                problem = f"the model's {tool} makes more than {MAX_ANSWER_BYTES >> 20} MiB of this input"
+                raise invalid(field, problem) from None
             except BaseException:  # including a cancellation: the next job must not read this one's answer
                 await helper.end()
                 raise
@@ -257,6 +270,16 @@ class HelperPool:
                 self._idle.append(helper)
                 return answer
         raise invalid(field, problem)
+
+    async def _started(self) -> Helper:
+        """A new process. If the caller is cancelled meanwhile, the next job gets it."""
+        starting = asyncio.create_task(Helper.start(self._niceness))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            with contextlib.suppress(RuntimeError):  # it did not start
+                self._idle.append(await starting)
+            raise
 
     def _idle_helper(self, tokenizer: TokenizerSource | None) -> Helper | None:
         """A process that has this tokenizer or none, or the one that is idle for longest if no more may be started."""
@@ -289,30 +312,30 @@ class Helpers:
         self.long = HelperPool(LONG_PROCESSES, niceness=LONG_NICENESS)
         self._render_limit_s, self._short_limit_s, self._long_limit_s = render_limit_s, short_limit_s, long_limit_s
 
-    async def render(self, template: bytes, chat: bytes, *, tenant: str = "") -> str:
+    async def render(self, template: bytes, chat: bytes, *, account: Hashable = "") -> str:
         """Returns a prompt's text. `template` is template_source(), `chat` a serialized ChatMessages."""
         utf8 = await self.short.run(
-            (tenant, template), "render", template, chat, limit_s=self._render_limit_s, num_bytes=len(chat)
+            account, "render", template, chat, limit_s=self._render_limit_s, num_bytes=len(chat)
         )
         return utf8.decode()
 
     async def encode(
-        self, tokenizer: TokenizerSource, text: str, *, special_tokens: bool, tenant: str = ""
+        self, tokenizer: TokenizerSource, text: str, *, special_tokens: bool, account: Hashable = ""
     ) -> "array[int]":
         """Returns the token ids of a text."""
-        return array("i", await self._convert(tokenizer, tenant, "encode", text, special_tokens))
+        return array("i", await self._convert(tokenizer, account, "encode", text, special_tokens))
 
     async def offsets(
-        self, tokenizer: TokenizerSource, text: str, *, special_tokens: bool, tenant: str = ""
+        self, tokenizer: TokenizerSource, text: str, *, special_tokens: bool, account: Hashable = ""
     ) -> "array[int]":
         """Returns where the tokens that encode() returns begin in the text, in characters."""
-        return array("i", await self._convert(tokenizer, tenant, "offsets", text, special_tokens))
+        return array("i", await self._convert(tokenizer, account, "offsets", text, special_tokens))
 
     async def decode(
-        self, tokenizer: TokenizerSource, ids: "array[int]", *, keep_special: bool, tenant: str = ""
+        self, tokenizer: TokenizerSource, ids: "array[int]", *, keep_special: bool, account: Hashable = ""
     ) -> bytes:
         """Returns the text of token ids in UTF-8."""
-        return await self._convert(tokenizer, tenant, "decode", ids, keep_special)
+        return await self._convert(tokenizer, account, "decode", ids, keep_special)
 
     async def token_bytes(self, tokenizer: TokenizerSource) -> TokenBytes:
         """Returns the bytes of all tokens of a tokenizer."""
@@ -334,11 +357,11 @@ class Helpers:
         await self.long.close()
 
     async def _convert(
-        self, tokenizer: TokenizerSource, tenant: str, job: str, converted: "str | array[int]", flag: bool
+        self, tokenizer: TokenizerSource, account: Hashable, job: str, converted: "str | array[int]", flag: bool
     ) -> bytes:
         is_long = len(converted) > LONG
         return await (self.long if is_long else self.short).run(
-            (tenant, tokenizer.name),
+            account,
             job,
             converted,
             flag,

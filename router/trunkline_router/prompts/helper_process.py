@@ -44,6 +44,7 @@ PROBLEMS = {
 }
 # The largest text takes up to 1.2 GiB. The sandbox does not stop a template's expression such as 'x' * 10**10.
 MAX_MEMORY_BYTES = 4 << 30
+MAX_REFUSAL_CHARACTERS = 500  # a template or a tokenizer can make an error's text as long as it likes
 KEPT_TEMPLATES = 32  # compiled ones
 TRIM_BYTES = 64 << 10  # jobs and answers of this size leave much memory behind
 
@@ -134,10 +135,10 @@ def template_source(source: str, special_tokens: Mapping[str, str]) -> bytes:
 
 def refusal(job: str, error: BaseException) -> RequestRefused:
     """What a client is told when a job fails."""
-    if isinstance(error, RequestRefused):
-        return error
     field, problem = PROBLEMS[job]
-    return invalid(field, problem + one_line(error))
+    refused = error if isinstance(error, RequestRefused) else invalid(field, problem + one_line(error))
+    refused.message = refused.message[:MAX_REFUSAL_CHARACTERS]
+    return refused
 
 
 def one_line(error: BaseException) -> str:

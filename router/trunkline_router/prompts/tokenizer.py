@@ -65,6 +65,7 @@ class PromptTokenizer:
             else:
                 self._template = template_source(config.template, config.special_tokens)
                 self.rendering = sha256(self._template).digest()
+        self._model = (self._source.name, self.rendering)  # of a tenant's account at the helper processes
         self._token_bytes: TokenBytes | RequestRefused | None = None
         self._listing = asyncio.Lock()
 
@@ -76,7 +77,9 @@ class PromptTokenizer:
         """Returns the token ids of a text, by default with the model's special tokens, such as BOS. Raises
         RequestRefused."""
         if self._tokenizer is None or len(text) > INLINE:
-            ids = await self._helpers.encode(self._source, text, special_tokens=special_tokens, tenant=tenant)
+            ids = await self._helpers.encode(
+                self._source, text, special_tokens=special_tokens, account=(tenant, self._model)
+            )
             return array("i", self._prefix) + ids + array("i", self._suffix) if special_tokens else ids
         try:
             read = self._tokenizer.encode(text, add_special_tokens=special_tokens).ids
@@ -87,7 +90,9 @@ class PromptTokenizer:
     async def offsets(self, text: str, *, special_tokens: bool = True, tenant: str = "") -> "array[int]":
         """Returns where the tokens that encode() returns begin in the text, in characters. Always runs in a helper
         process. Raises RequestRefused."""
-        starts = await self._helpers.offsets(self._source, text, special_tokens=special_tokens, tenant=tenant)
+        starts = await self._helpers.offsets(
+            self._source, text, special_tokens=special_tokens, account=(tenant, self._model)
+        )
         if not special_tokens:
             return starts
         return array("i", [0] * len(self._prefix)) + starts + array("i", [len(text)] * len(self._suffix))
@@ -121,14 +126,16 @@ class PromptTokenizer:
             raise context_exceeded(f"{context_words(most_tokens)}; {len(body)} bytes of conversation cannot fit")
         if len(body) > MAX_CHAT_BYTES:
             raise invalid("chat", f"a conversation of more than {MAX_CHAT_BYTES} bytes is not rendered")
-        text = await self._helpers.render(self._template, body, tenant=tenant)
+        text = await self._helpers.render(self._template, body, account=(tenant, self._model))
         self.check_fits(text, most_tokens)
         return await self.encode(text, special_tokens=False, tenant=tenant)
 
     async def decode(self, token_ids: "array[int]", *, keep_special: bool, tenant: str = "") -> bytes:
         """Returns the text of the token ids in UTF-8. Raises RequestRefused."""
         if self._tokenizer is None or len(token_ids) > INLINE:
-            return await self._helpers.decode(self._source, token_ids, keep_special=keep_special, tenant=tenant)
+            return await self._helpers.decode(
+                self._source, token_ids, keep_special=keep_special, account=(tenant, self._model)
+            )
         try:
             return self._tokenizer.decode(token_ids, skip_special_tokens=not keep_special).encode()
         except BaseException as error:

@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
+from tests.router.renderings import messages
+from tests.router.tokenizer_files import CHAT_TEMPLATE, tokenizer_files
 from trunkline.status import RequestRefused
-from trunkline_router.prompts.helper_pool import JOB_BYTES, HelperPool
+from trunkline_router.prompts.helper_pool import JOB_BYTES, Helper, HelperPool, Helpers
+from trunkline_router.prompts.tokenizer import PromptTokenizer
+from trunkline_router.prompts.tokenizer_files import TokenizerTraits
 
 Work = Callable[[], Awaitable[bytes]]
 
@@ -109,6 +113,53 @@ async def test_what_a_job_raises_is_raised_and_its_place_is_free_again() -> None
         with pytest.raises(TimeoutError, match="its own"):
             await pool.call("a", fails)
     assert await pool.call("a", quick) == b"done"
+    assert pool.is_idle
+
+
+async def test_conversations_and_texts_of_one_model_share_an_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    accounts = []
+
+    async def run(pool: HelperPool, account: object, *_: object, **options: object) -> bytes:
+        accounts.append(account)
+        return b""
+
+    monkeypatch.setattr(HelperPool, "run", run)
+    files = tokenizer_files(chat_template=CHAT_TEMPLATE)
+    tokenizer = PromptTokenizer(files, Helpers(), TokenizerTraits("", (), (), None, 0, None))
+    await tokenizer.encode_chat(messages(), tenant="acme")
+    assert len(accounts) == 2
+    assert len(set(accounts)) == 1
+
+
+async def test_a_process_whose_job_leaves_while_it_starts_gets_the_next_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ready, num_started = asyncio.Event(), asyncio.Event(), 0
+
+    class Started(Helper):
+        def __init__(self) -> None:
+            self.tokenizer = b""
+
+        async def do(self, job: str, limit_s: float, *arguments: object) -> bytes:
+            return b"done"
+
+    async def start(niceness: int) -> Helper:
+        nonlocal num_started
+        num_started += 1
+        begun.set()
+        await ready.wait()
+        return Started()
+
+    monkeypatch.setattr(Helper, "start", start)
+    pool = HelperPool(1)
+    leaving = asyncio.create_task(pool.run("a", "render", limit_s=1.0))
+    await begun.wait()
+    leaving.cancel()
+    staying = asyncio.create_task(pool.run("a", "render", limit_s=1.0))
+    await turns()
+    assert not pool._num_free, "the process that starts keeps its place"
+    ready.set()
+    assert await staying == b"done"
+    assert leaving.cancelled()
+    assert num_started == 1
     assert pool.is_idle
 
 

@@ -21,7 +21,7 @@ FLOOD = 600
 async def helpers() -> AsyncIterator[Helpers]:
     """All its processes have started."""
     made = Helpers()
-    await asyncio.gather(*(made.render(ECHO, chat(), tenant=str(name)) for name in range(SHORT_PROCESSES)))
+    await asyncio.gather(*(made.render(ECHO, chat(), account=str(name)) for name in range(SHORT_PROCESSES)))
     assert len(made.short._idle) == SHORT_PROCESSES
     yield made
     await made.close()
@@ -32,14 +32,14 @@ async def test_a_flood_of_large_conversations_is_bounded_and_delays_no_other_ten
 
     async def hog() -> None:
         nonlocal rendered_of_hog
-        assert len(await helpers.render(ECHO, LARGE, tenant="hog")) == 3 + (1 << 20)
+        assert len(await helpers.render(ECHO, LARGE, account="hog")) == 3 + (1 << 20)
         rendered_of_hog += 1
 
     flood = asyncio.gather(*(hog() for _ in range(FLOOD)), return_exceptions=True)
     await asyncio.sleep(0)
     while not flood.done():
         before = rendered_of_hog
-        assert await helpers.render(ECHO, chat("mine"), tenant="innocent") == "<s>mine"
+        assert await helpers.render(ECHO, chat("mine"), account="innocent") == "<s>mine"
         assert rendered_of_hog - before <= SHORT_PROCESSES, "a process is kept free"
     refused = [one for one in await flood if isinstance(one, RequestRefused)]
     assert rendered_of_hog + len(refused) == FLOOD
@@ -50,11 +50,11 @@ async def test_a_flood_of_large_conversations_is_bounded_and_delays_no_other_ten
 
 async def test_conversations_that_take_seconds_leave_a_process_to_other_tenants(helpers: Helpers) -> None:
     hanging = [
-        asyncio.create_task(helpers.render(SOMETIMES, chat("hang"), tenant="hog")) for _ in range(2 * SHORT_PROCESSES)
+        asyncio.create_task(helpers.render(SOMETIMES, chat("hang"), account="hog")) for _ in range(2 * SHORT_PROCESSES)
     ]
     await asyncio.sleep(0)
     for _ in range(20):
-        assert await helpers.render(SOMETIMES, chat("mine"), tenant="innocent") == "mine"
+        assert await helpers.render(SOMETIMES, chat("mine"), account="innocent") == "mine"
     assert not any(task.done() for task in hanging), "each takes its two seconds of a processor"
     for task in hanging:
         task.cancel()

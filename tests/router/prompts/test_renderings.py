@@ -17,6 +17,7 @@ from tests.router.renderings import ECHO, SOMETIMES, chat, messages, rendered
 from tests.router.tokenizer_files import CHAT_TEMPLATE, tokenizer_files
 from trunkline.status import RequestRefused
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenizeRequest
+from trunkline_router.prompts import helper_pool
 from trunkline_router.prompts.helper_pool import SHORT_PROCESSES, Helpers
 from trunkline_router.prompts.helper_process import template_source
 
@@ -99,6 +100,30 @@ async def test_a_refusal_crosses_the_border_as_it_is(helpers: Helpers) -> None:
         await rendered(helpers, template_source("{{ 1 | nothing }}", {}), chat())
     with pytest.raises(RequestRefused, match="refuses the conversation"):
         await rendered(helpers, template_source("{{ '\\ud800' }}", {}), chat())
+
+
+async def test_an_answer_of_more_than_64_mib_is_not_read(helpers: Helpers, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert helper_pool.MAX_ANSWER_BYTES == 64 << 20
+    monkeypatch.setattr(helper_pool, "MAX_ANSWER_BYTES", 1 << 20)
+    assert len(await rendered(helpers, ECHO, chat("x" * 1_000_000))) == 1_000_003
+    before = processes(helpers)
+    with pytest.raises(RequestRefused, match="chat template makes more than 1 MiB of this input") as caught:
+        await rendered(helpers, ECHO, chat("x" * (1 << 20)))
+    assert (caught.value.reason, caught.value.field) == ("INVALID_REQUEST", "chat")
+    assert not processes(helpers), "the process that has the answer is ended"
+    assert await rendered(helpers, ECHO, chat()) == "<s>hi"
+    assert processes(helpers) != before
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ raise_exception('x' * 10000000) }}", "{{ 1 | " + "x" * 100_000 + " }}"],
+    ids=["rendering", "compiling"],
+)
+async def test_a_template_does_not_choose_how_long_a_refusal_is(helpers: Helpers, source: str) -> None:
+    with pytest.raises(RequestRefused, match="xxx") as caught:
+        await rendered(helpers, template_source(source, {}), chat())
+    assert len(caught.value.message) <= 500
 
 
 async def test_a_process_that_was_killed_from_outside_costs_no_request(helpers: Helpers) -> None:
