@@ -25,7 +25,7 @@ from trunkline.validation import (
     MAX_STOP_TOKEN_IDS,
     MAX_TOP_LOGPROBS,
 )
-from trunkline_router.edge.http.json_body import MAX_CONTAINERS, MAX_DEPTH, MAX_STRINGS, MAX_VALUES
+from trunkline_router.edge.http.json_body import MAX_CONTAINERS, MAX_DEPTH, MAX_DIGITS, MAX_STRINGS, MAX_VALUES
 from trunkline_router.edge.http.limits import HttpLimits
 from trunkline_router.edge.http.server import HANDSHAKE_SHARE
 from trunkline_router.edge.openai.openai_endpoints import AT_ONCE
@@ -98,7 +98,7 @@ def limit_rows() -> list[str]:
         "messages of a conversation; parts of all their contents": f"{MAX_MESSAGES:,}; {MAX_ITEMS:,}",
         "prompts of a completion": f"{MAX_PROMPTS}, of which {AT_ONCE} run at a time",
         "JSON: depth; lists and objects; strings; values": (
-            f"{MAX_DEPTH}; {MAX_CONTAINERS:,}; {MAX_STRINGS:,}; {MAX_VALUES:,}"
+            f"{MAX_DEPTH}; {MAX_CONTAINERS:,}; {MAX_STRINGS:,}; {MAX_VALUES:,}; {MAX_DIGITS:,}"
         ),
         "`chat_template_kwargs`": f"{MAX_TEMPLATE_KWARGS_BYTES >> 20} MiB; integers have at most 64 bits",
         "stop strings; bytes of each; `stop_token_ids`": (

@@ -25,6 +25,15 @@ def _strings(num_bytes: int) -> bytes:
     return b'{"a":[%b]}' % b",".join('"é%d"'.encode() % number for number in numbers)
 
 
+def _mixed(num_bytes: int) -> bytes:
+    """As many names, lists and digits as a large body may have, and escapes."""
+    names = b",".join(b'"k%d":0' % number for number in range(min(32_000, num_bytes // 50)))
+    lists = b",".join([b"[]"] * min(32_000, num_bytes // 50))
+    numbers = b",".join([b"9" * 4300] * min(600, num_bytes // 10_000))
+    escapes = b'\\"' * ((num_bytes - len(names) - len(lists) - len(numbers) - 40) // 2)
+    return b'{"a":{%b},"b":[%b],"c":[%b],"d":"%b"}' % (names, lists, numbers, escapes)
+
+
 def _nested(opening: bytes, closing: bytes, depth: int) -> Callable[[int], bytes]:
     return lambda num_bytes: _list(opening * depth + closing * depth + b",", num_bytes)
 
@@ -52,6 +61,7 @@ HOSTILE: Mapping[str, Callable[[int], bytes]] = {
     "empty strings": lambda size: _list(b'"",', size),
     "strings": _strings,
     "names": _names,
+    "names, lists, long integers and escapes": _mixed,
     "a name twice, at the end": lambda size: _names(size - 14)[:-1] + b',"1000000":1}',
     "escaped line ends": lambda size: _text(b"\\n", size),
     "escaped letters": lambda size: _text(b"\\u00e9", size),

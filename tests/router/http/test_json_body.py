@@ -101,6 +101,7 @@ def test_legal_bodies_pass(raw: bytes, padding: bytes) -> None:
         (b"[],", json_body.MAX_CONTAINERS, "lists and objects"),
         (b'"",', json_body.MAX_STRINGS, "strings"),
         (b"0,", json_body.MAX_VALUES, "values"),
+        (b"9" * 4000 + b",", json_body.MAX_DIGITS // 4000, "digits"),
     ],
 )
 def test_number_of_values_is_bounded(element: bytes, most: int, what: str) -> None:
