@@ -65,6 +65,41 @@ def test_the_longest_idle_connection_is_dropped() -> None:
     assert (first.dropped, second.dropped) == (False, True)
 
 
+def test_busy_connections_do_not_hide_idle_ones_behind_them() -> None:
+    connections = Connections(400)
+    busy = [Counted("a", busy=True) for _ in range(300)]
+    idle = [Counted("a") for _ in range(50)]
+    for each in (*busy, *idle):
+        assert connections.add(each)
+    newcomers = [Counted("a", busy=True) for _ in idle]
+    assert all(connections.add(each) for each in newcomers)
+    assert all(each.dropped for each in idle)
+    assert not connections.add(Counted("a"))
+    busy[7].busy = False
+    connections.used(busy[7])
+    assert connections.add(Counted("a"))
+    assert busy[7].dropped
+
+
+async def test_a_connection_whose_response_is_complete_can_be_dropped_again() -> None:
+    finish = asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await finish.wait()
+        await echo(scope, receive, send)
+
+    async with serving(slow, max_connections=2) as server, connected(server) as client:
+        client.send(get())
+        async with connected(server) as other:
+            assert await other.rest() == b""  # each host may have one, and that is busy
+        finish.set()
+        assert (await client.response())[0] == 200
+        async with connected(server) as other:
+            other.send(get())
+            assert (await other.response())[0] == 200
+        assert await client.rest() == b""
+
+
 async def test_many_idle_connections_do_not_keep_a_request_out() -> None:
     async with serving(max_connections=8) as server:
         idle = [Client(*await asyncio.open_connection("127.0.0.1", server.port)) for _ in range(50)]

@@ -116,6 +116,34 @@ async def test_handler_ends_at_once_when_its_client_goes_while_it_waits() -> Non
             assert isinstance(await ended, ClientGone)
 
 
+@pytest.mark.parametrize("is_split", [False, True], ids=["one read", "many reads"])
+async def test_client_that_goes_is_noticed_whatever_it_has_sent_behind_its_request(is_split: bool) -> None:
+    ended: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+    async def endless(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await read_body(receive)
+            with ends_with_client(scope):
+                await asyncio.Event().wait()
+        except BaseException as error:
+            ended.set_result(error)
+            raise
+
+    more = post(bytes(200_000))
+    async with serving(endless, limits=LONG) as server, connected(server) as client:
+        client.send(post(b"{}"))
+        while not server.connections or not all(one.is_busy() for one in server.connections):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        [connection] = list(server.connections)
+        assert isinstance(connection, Connection)
+        for start in range(0, len(more), 10_000) if is_split else (0,):
+            connection.data_received(more[start : start + 10_000] if is_split else more)
+        assert not ended.done()
+        await client.close()
+        async with asyncio.timeout(5.0):
+            assert isinstance(await ended, ClientGone)
+
+
 async def test_handler_learns_that_its_client_went_before_it_began_to_answer() -> None:
     ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     reading, gone = asyncio.Event(), asyncio.Event()

@@ -44,6 +44,20 @@ async def test_answers_that_are_not_read_keep_no_other_client_out(pipelined: int
         assert len(server.connections) <= most
 
 
+async def test_a_connection_whose_client_went_can_be_dropped_for_another_client() -> None:
+    stream = Pages(1 << 16, streams=True)
+    async with serving(stream, limits=LIMITS, max_connections=2) as server, unreading(server, get()) as client:
+        [connection] = await all_paused(server, 1)
+        async with connected(server) as other:
+            assert await other.rest() == b""  # each host may have one, and that is busy
+        client.shutdown(socket.SHUT_WR)
+        async with asyncio.timeout(WAIT_S):
+            while not stream.ended:  # noqa: ASYNC110  # a handler's end has no event
+                await asyncio.sleep(0)
+        async with connected(server):
+            await dropped(connection, server)
+
+
 async def test_an_answer_that_is_not_complete_is_never_dropped_for_another_client() -> None:
     complete, stream = Pages(PAGE_BYTES), Pages(1 << 16, streams=True)
 

@@ -54,7 +54,8 @@ class HttpPassage:
 
     async def read_arrived(self, body: Callable[[], Awaitable[bytes]]) -> bytes:
         """As read(), for a body that has arrived as a whole. It needs no place among the bodies that are being read:
-        those bound the memory of bodies that grow, and a connection pauses a body at 64 KiB until it is taken."""
+        those bound the memory of bodies that grow, and a connection stops reading a body at 64 KiB, or one read later,
+        until that is taken."""
         raw = await body()
         if len(raw) > UNSEEN_BYTES:
             await self._count_large(raw)

@@ -23,7 +23,7 @@ from trunkline_router.record.error_statuses import Header
 from trunkline_router.record.refused_calls import RefusedCalls
 
 HIGH_WATER_BYTES = 16 << 10  # of output that waits in the process; beyond it the application waits
-UNPARSED_BYTES = 64 << 10  # kept of later requests while one is being answered; beyond it nothing is read
+UNPARSED_BYTES = 64 << 10  # kept of later requests while one is being answered; with more of them they are refused
 CHUNK_FRAMING_BYTES = 12  # a size of up to 8 digits and two line ends
 ASGI = {"version": "3.0", "spec_version": "2.3"}
 CHECKED = frozenset({b"content-length", b"expect", b"transfer-encoding", b"content-encoding"})  # headers
@@ -162,9 +162,11 @@ class Connection(asyncio.Protocol):
         if not self._keeps_unparsed():
             self._parse(data)
             return
-        self._unparsed += data
-        if len(self._unparsed) > UNPARSED_BYTES:
-            self._pause_reading()
+        if len(self._unparsed) + len(data) <= UNPARSED_BYTES:
+            self._unparsed += data
+        else:  # what follows is read and discarded: otherwise it would hide that the client goes
+            self._unparsed.clear()
+            self._refuse(self._too_much_waits())
 
     def pause_writing(self) -> None:
         """The client does not read fast enough."""
@@ -189,7 +191,7 @@ class Connection(asyncio.Protocol):
 
     def resume_reading(self) -> None:
         """The handler takes what has arrived of the body."""
-        if self._is_reading_paused and len(self._unparsed) <= UNPARSED_BYTES:
+        if self._is_reading_paused:
             self._is_reading_paused = False
             self.transport.resume_reading()
 
@@ -197,6 +199,7 @@ class Connection(asyncio.Protocol):
         self._waiting.clear()
         answering, self._answering = self._answering, None
         if answering is not None:
+            self.shared.connections.used(self)
             answering.client_gone()
 
     def _parse(self, data: bytes) -> None:
@@ -290,6 +293,8 @@ class Connection(asyncio.Protocol):
         if self._body_bytes > self._limits.max_body_bytes:
             raise self._too_large_body()
         if self._arriving is not None and not self._arriving.body_arrived(body):
+            if self._arriving in self._waiting:
+                raise self._too_much_waits()
             self._pause_reading()
 
     def on_message_complete(self) -> None:
@@ -364,6 +369,9 @@ class Connection(asyncio.Protocol):
             f"{self._limits.max_header_bytes} bytes in all, and short chunk extensions",
         )
 
+    def _too_much_waits(self) -> Refused:
+        return Refused(400, f"at most {UNPARSED_BYTES >> 10} KiB of requests may wait for an earlier one's response")
+
     def _too_large_body(self) -> Refused:
         return Refused(413, f"a request's body has at most {self._limits.max_body_bytes} bytes")
 
@@ -379,6 +387,7 @@ class Connection(asyncio.Protocol):
     def response_complete(self) -> None:
         """Goes on with the next request."""
         answered, self._answering = self._answering, None
+        self.shared.connections.used(self)
         if answered is None or self._is_ending or self.transport.is_closing():
             return
         if answered.keeps_alive:
@@ -412,8 +421,8 @@ class Connection(asyncio.Protocol):
         if self._waiting and self._waiting[-1].more_body:
             self._waiting.pop()
         answering = self._answering
-        if answering is not None and not answering.more_body:
-            return  # response_complete() comes back to it
+        if self._keeps_unparsed():
+            return  # _go_on() comes back to it
         if answering is not None:
             self._client_gone()
             if answering.has_sent:

@@ -6,11 +6,12 @@ reads its answers.
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Protocol
 
 HOST_SHARE = 7 / 8  # of all connections that one host may have: a gateway is one host, but others need room
-SCANNED = 64  # connections looked at for one that may be closed: bounds the time that a new connection takes
 
 
 class Counted(Protocol):
@@ -19,7 +20,8 @@ class Counted(Protocol):
     host: str  # of the client
 
     def is_busy(self) -> bool:
-        """Whether a request is being answered: such a connection is never closed for another one."""
+        """Whether a request is being answered: such a connection is never closed for another one. When it is no longer
+        busy, used() must be called."""
 
     def drop(self) -> None:
         """Closes the connection at once."""
@@ -31,12 +33,27 @@ class Counted(Protocol):
         """Closes the connection, after the response that is being sent."""
 
 
+@dataclass(slots=True)
+class _Host:
+    """The connections of one host.
+
+    idle: longest without progress first. A busy connection is removed when it is met here, and added again when it is
+    no longer busy: so it is met at most once a request.
+    """
+
+    connections: set[Counted] = field(default_factory=set)
+    idle: OrderedDict[Counted, None] = field(default_factory=OrderedDict)
+
+    def __len__(self) -> int:
+        return len(self.connections)
+
+
 class Connections:
     """Counts connections by host."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._of_host: dict[str, dict[Counted, None]] = {}  # longest without progress first
+        self._hosts: dict[str, _Host] = {}
         self._num = 0
         self._closed = asyncio.Event()
         self._closed.set()
@@ -49,53 +66,52 @@ class Connections:
         return self._num
 
     def __iter__(self) -> Iterator[Counted]:
-        return iter([connection for of_host in self._of_host.values() for connection in of_host])  # a copy
+        return iter([connection for host in self._hosts.values() for connection in host.connections])  # a copy
 
     def add(self, connection: Counted) -> bool:
         """Counts a new connection, and drops another one if a limit is reached. Returns False if the new connection
         must be dropped itself, because its host has the most or no other connection is idle."""
-        of_host = self._of_host.get(connection.host, {})
-        if len(of_host) >= max(1, int(self.most * HOST_SHARE)):
-            if not self._drop_idle(of_host):
+        host = self._hosts.get(connection.host) or _Host()
+        if len(host) >= max(1, int(self.most * HOST_SHARE)):
+            if not self._drop_idle(host):
                 return False
         elif self._num >= self.most:
-            largest = max(self._of_host.values(), key=len)
-            if len(largest) <= len(of_host) + 1 or not self._drop_idle(largest):
+            largest = max(self._hosts.values(), key=len)
+            if len(largest) <= len(host) + 1 or not self._drop_idle(largest):
                 return False
-        self._of_host.setdefault(connection.host, {})[connection] = None
+        self._hosts[connection.host] = host  # dropping its last connection may have removed it
+        host.connections.add(connection)
+        host.idle[connection] = None
         self._num += 1
         self._closed.clear()
         return True
 
     def used(self, connection: Counted) -> None:
-        """Records that the connection makes progress: it becomes the last of its host to be dropped."""
-        of_host = self._of_host.get(connection.host)
-        if of_host is not None and connection in of_host:
-            del of_host[connection]
-            of_host[connection] = None
+        """Records that the connection makes progress, or is no longer busy: it becomes the last of its host to be
+        dropped."""
+        host = self._hosts.get(connection.host)
+        if host is not None and connection in host.connections:
+            host.idle[connection] = None
+            host.idle.move_to_end(connection)
 
     def remove(self, connection: Counted) -> None:
         """Stops counting a connection. Does nothing if it is not counted."""
-        of_host = self._of_host.get(connection.host)
-        if of_host is None or connection not in of_host:
+        host = self._hosts.get(connection.host)
+        if host is None or connection not in host.connections:
             return
-        del of_host[connection]
+        host.connections.remove(connection)
+        host.idle.pop(connection, None)
         self._num -= 1
         if not self._num:
             self._closed.set()
-        if not of_host:
-            del self._of_host[connection.host]
+        if not host.connections:
+            del self._hosts[connection.host]
 
-    def _drop_idle(self, of_host: dict[Counted, None]) -> bool:
-        for connection in _first(of_host, SCANNED):
-            if connection.is_busy():
-                self.used(connection)
-            else:
+    def _drop_idle(self, host: _Host) -> bool:
+        while host.idle:
+            connection, _ = host.idle.popitem(last=False)
+            if not connection.is_busy():
                 self.remove(connection)
                 connection.drop()
                 return True
         return False
-
-
-def _first(connections: dict[Counted, None], most: int) -> list[Counted]:
-    return [connection for connection, _ in zip(connections, range(most), strict=False)]

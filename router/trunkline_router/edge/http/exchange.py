@@ -18,7 +18,7 @@ Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 EXCHANGE = "trunkline.exchange"  # the key of the exchange in its ASGI scope
-BODY_BYTES = 64 << 10  # of a body that the application has not taken; beyond it nothing is read
+BODY_BYTES = 64 << 10  # of a body that the application has not taken; after the read that exceeds it, nothing is read
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode() for status in HTTPStatus}
 BODILESS = (204, 304)
