@@ -15,6 +15,9 @@ IDLE_S = 60.0  # an account that has not asked for so long is forgotten
 class BudgetLimits:
     """Any account may use up the budget down to the reserve. Of the reserve, each account has a small share.
 
+    Accounts that never took of the reserve, or not lately, share what one account may take of it. So invented accounts,
+    however many, do not use up the reserve, but a real account that is new waits among them.
+
     per_s, at_once: of all accounts together
     reserve: the part of `at_once` for accounts that ask little
     account_per_s, account_at_once: what one account takes of the reserve at most. The more accounts ask, the less each
@@ -39,35 +42,29 @@ class FairBudget:
     def __init__(self, limits: BudgetLimits, now_s: float) -> None:
         self._limits = limits
         self._all = TokenBucket(limits.per_s, limits.at_once, now_s)
+        self._new_accounts = TokenBucket(limits.account_per_s, limits.account_at_once, now_s)
         self._accounts: OrderedDict[str, TokenBucket] = OrderedDict()  # those that took of the reserve, the latest last
 
-    def takes(self, account: str, now_s: float, cost: float = 1.0) -> bool:
-        """Takes the cost from the budget for this account, if there is room for it. Otherwise it takes nothing, so that
-        an account that asks again and again is not refused for longer than one that waits."""
-        limits = self._limits
-        cost = min(cost, limits.at_once)  # one that costs more takes everything
+    def takes(self, account: str, now_s: float) -> bool:
+        """Takes one from the budget for this account, if there is room for it. Otherwise it takes nothing, so that an
+        account that asks again and again is not refused for longer than one that waits."""
         left = self._all.left(now_s)
-        if left < cost:
+        if left < 1.0 or (left < self._limits.reserve + 1.0 and not self._takes_of_reserve(account, now_s)):
             return False
-        of_reserve = min(cost, cost - (left - limits.reserve))
-        if of_reserve > 0.0 and not self._takes_of_reserve(account, now_s, of_reserve):
-            return False
-        self._all.charge(cost, now_s)
+        self._all.charge(1.0, now_s)
         return True
 
-    def _takes_of_reserve(self, account: str, now_s: float, cost: float) -> bool:
+    def _takes_of_reserve(self, account: str, now_s: float) -> bool:
         limits = self._limits
+        if account not in self._accounts and not self._new_accounts.takes(1.0, now_s):
+            return False
         own = self._accounts.pop(account, None) or TokenBucket(limits.account_per_s, limits.account_at_once, now_s)
         self._make_room(now_s)
         self._accounts[account] = own
         share = limits.share(len(self._accounts))
         own.per_s = limits.account_per_s * share
         own.burst = min(limits.account_at_once, max(1.0, limits.account_at_once * share))  # less than one is nothing
-        # What costs more than the account may have at once needs all of that, and the rest is a debt.
-        if own.left(now_s) < min(cost, own.burst):
-            return False
-        own.charge(cost, now_s)
-        return True
+        return own.takes(1.0, now_s)
 
     def _make_room(self, now_s: float) -> None:
         """Forgets accounts that are idle, and if there are too many, the one that has not asked for the longest."""
