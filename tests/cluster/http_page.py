@@ -97,7 +97,7 @@ def limit_rows() -> list[str]:
         "text; texts of a conversation": f"{MAX_TEXT_BYTES >> 20} MiB; {MAX_CHAT_BYTES >> 20} MiB",
         "messages of a conversation; parts of all their contents": f"{MAX_MESSAGES:,}; {MAX_ITEMS:,}",
         "prompts of a completion": f"{MAX_PROMPTS}, of which {AT_ONCE} run at a time",
-        "JSON: depth; lists and objects; strings; values": (
+        "JSON: depth; lists and objects; strings; values; digits of numbers": (
             f"{MAX_DEPTH}; {MAX_CONTAINERS:,}; {MAX_STRINGS:,}; {MAX_VALUES:,}; {MAX_DIGITS:,}"
         ),
         "`chat_template_kwargs`": f"{MAX_TEMPLATE_KWARGS_BYTES >> 20} MiB; integers have at most 64 bits",
