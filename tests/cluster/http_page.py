@@ -25,6 +25,7 @@ from trunkline.validation import (
     MAX_STOP_TOKEN_IDS,
     MAX_TOP_LOGPROBS,
 )
+from trunkline_router.edge.http.connection import UNPARSED_BYTES
 from trunkline_router.edge.http.json_body import MAX_CONTAINERS, MAX_DEPTH, MAX_DIGITS, MAX_STRINGS, MAX_VALUES
 from trunkline_router.edge.http.limits import HttpLimits
 from trunkline_router.edge.http.server import HANDSHAKE_SHARE
@@ -113,10 +114,13 @@ def limit_rows() -> list[str]:
         ),
         "URL": f"{http.max_url_bytes >> 10} KiB",
         "headers": (f"{http.max_headers}, {http.max_header_bytes >> 10} KiB, which arrive within {http.head_s:g} s"),
-        "pipelined requests of a connection": f"{http.max_pipelined}",
+        "pipelined requests of a connection": (
+            f"{http.max_pipelined}, and {UNPARSED_BYTES >> 10} KiB of them while an earlier one is answered"
+        ),
         "idle connection": f"`--http-keep-alive-s` ({http.keep_alive_s:g} s)",
         "unread output: a client that reads nothing of it is dropped": (
-            f"after {http.unread_s:g} s; over TLS, what is left when a connection closes must be read within that time"
+            f"after {http.unread_s:g} s; what is left when a connection closes must be read within that time over TLS, "
+            "or if the client goes on sending"
         ),
         "TLS handshakes in progress": (f"1/{1 / HANDSHAKE_SHARE:g} of the connections, each for {http.head_s:g} s"),
     }
