@@ -69,7 +69,7 @@ async def test_a_request_whose_id_cannot_be_used_leaves_a_line(tenants_cluster: 
         with pytest.raises(InvalidRequest) as caught:
             await client.complete("Once", request_id="two words")
     assert caught.value.field == "request_id"
-    tenants_cluster.router.wait_for('"outcome": "INVALID_REQUEST"')
+    tenants_cluster.router.wait_for('"outcome":"INVALID_REQUEST"')
 
 
 async def test_clients_can_wait_until_the_router_is_ready(tenants_cluster: Cluster) -> None:

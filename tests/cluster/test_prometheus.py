@@ -30,7 +30,7 @@ from tests.deploy.observability import (
     rules,
 )
 from tests.worker.engine_rig import DEMO_MODEL
-from trunkline_bench.servers.ports import free_port
+from trunkline_bench.servers.ports import free_port, two_free_ports
 from trunkline_bench.servers.redis_server import RedisServer
 
 pytestmark = pytest.mark.slow
@@ -57,7 +57,7 @@ NOT_HERE = {name for names in ABSENT.values() for name in names}
 
 class Scraped(NamedTuple):
     prometheus: Prometheus
-    router_url: str
+    router_ports: list[int]
     worker_ports: list[int]
 
 
@@ -84,13 +84,14 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
             return started
 
         workers = [worker(port) for port in ports]
-        grpc_port, http_port = free_port(), free_port()
+        grpc_port, http_port, metrics_port = free_port(), free_port(), two_free_ports()
         router = Process(
             script("trunkline-router"),
             f"--workers={','.join(one.address for one in workers)}",
             f"--port={grpc_port}",
             f"--http-port={http_port}",
             "--processes=2",
+            f"--process-metrics-port={metrics_port}",
             f"--redis-url=redis://127.0.0.1:{redis.port}",
             f"--tenants={folder / 'tenants.json'}",
             environment=environment,
@@ -100,12 +101,12 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
             one.wait_ready()
         router.wait_for("worker connected")
         addresses = {f"127.0.0.1:{port}": ports[port] for port in ports}
-        prometheus = stack.enter_context(scraping(folder, [http_port], addresses))
+        prometheus = stack.enter_context(scraping(folder, [metrics_port, metrics_port + 1], addresses))
         wait_until(lambda: prometheus.targets_down() == [], "all targets are scraped")
         url = f"http://127.0.0.1:{http_port}"
         asyncio.run(under_load(MixedLoad(f"127.0.0.1:{grpc_port}", url), workers, worker, prometheus))
         wait_until(lambda: prometheus.targets_down() == [], "the worker that came back is scraped")
-        yield Scraped(prometheus, url, list(ports.values()))
+        yield Scraped(prometheus, [metrics_port, metrics_port + 1], list(ports.values()))
 
 
 async def under_load(
@@ -207,8 +208,8 @@ def test_requests_in_histograms_have_the_ids_of_their_traces(scraped: Scraped) -
 
 
 def test_promtool_has_nothing_to_say_against_the_metrics(scraped: Scraped) -> None:
-    for url in (scraped.router_url, *(f"http://127.0.0.1:{port}" for port in scraped.worker_ports)):
-        with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
+    for port in (*scraped.router_ports, *scraped.worker_ports):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             text = answer.read()
         done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
         said = done.stdout.decode() + done.stderr.decode()

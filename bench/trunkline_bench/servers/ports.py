@@ -1,5 +1,6 @@
 """Free ports for servers that measurements and tests start."""
 
+import contextlib
 import socket
 from collections.abc import Iterator
 from itertools import repeat
@@ -40,3 +41,12 @@ def free_port() -> int:
                 continue
         return port
     raise AssertionError("there is always another candidate")
+
+
+def two_free_ports() -> int:
+    """The first of two ports as free_port() has them, one after the other."""
+    while True:
+        port = free_port()
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port + 1))
+            return port

@@ -1,7 +1,6 @@
 """A real router of two processes, each of which serves its own metrics; one is killed, and counts from zero."""
 
 import asyncio
-import contextlib
 import os
 import re
 import signal
@@ -18,8 +17,7 @@ from tests.router.cluster import PATIENCE_S
 from tests.router.fake_worker import FakeWorker
 from tests.router.router_process import start
 from tests.router.scraping.scrape_rig import samples, scrape
-from trunkline_bench.servers.ports import free_port
-from trunkline_runtime.server import PortInUse, check_port_is_free
+from trunkline_bench.servers.ports import free_port, two_free_ports
 from trunkline_runtime.telemetry.exposition import FRESH_S
 
 REQUESTS, RESTARTS = "trunkline_router_requests_total", "trunkline_router_process_restarts_total"
@@ -75,15 +73,6 @@ async def two_processes(worker: FakeWorker) -> AsyncIterator[Running]:
     finally:
         process.terminate()
         await process.communicate()
-
-
-def two_free_ports() -> int:
-    """The first of two ports, one after the other."""
-    while True:
-        port = free_port()
-        with contextlib.suppress(PortInUse):
-            check_port_is_free("127.0.0.1", port + 1)
-            return port
 
 
 @pytest.fixture
