@@ -121,7 +121,7 @@ LISTS: dict[str, tuple[str, Callable[[], bytes], str, str]] = {
         "/v1/chat/completions",
         lambda: (
             b'{"model":"tiny","messages":[{"role":"user","content":"a"}],"chat_template_kwargs":{"a":%b}}'
-            % ids(1, ",".join(["9" * 4300] * 1900))
+            % ids(1, ",".join(["9" * 4300] * 690))
         ),
         "invalid_request",
         "chat_template_kwargs",
@@ -134,7 +134,7 @@ LISTS: dict[str, tuple[str, Callable[[], bytes], str, str]] = {
     ),
     "parts of a conversation": (
         "/v1/chat/completions",
-        lambda: b'{"model":"tiny","messages":%b}' % parts(2, 4096),
+        lambda: b'{"model":"tiny","messages":%b}' % parts(2, 2900),
         "invalid_request",
         "messages",
     ),
