@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from operator import itemgetter
 from typing import Any
 
 from opentelemetry.sdk.resources import Resource
@@ -10,14 +9,14 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from trunkline.status import QUOTA_EXCEEDED
-from trunkline.v1.worker_pb2 import Gap, PrefillChunk, SampledStep, Timeline
+from trunkline.v1.worker_pb2 import Timeline
 from trunkline_router.observe.tracing.request_attributes import request_attributes, span_name, status
 from trunkline_router.observe.tracing.trace_builder import UNSET, Attributes, TraceBuilder
 from trunkline_router.record.request_record import MOST_CANDIDATES, AttemptRecord, PlacementRecord, RequestRecord
 from trunkline_router.routing.policy import Candidate
 from trunkline_runtime.telemetry import genai
+from trunkline_runtime.telemetry.timeline_phases import phases_of
 
-AGGREGATED: Attributes = {"trunkline.aggregated": True}
 MOST_CHOICES = 4  # of an attempt, whose spans are made
 
 ALWAYS_TOLD = frozenset(("matched_tokens", "cost_s"))  # of a candidate
@@ -169,61 +168,13 @@ def _add_worker_spans(trace: TraceBuilder, attempt: AttemptRecord) -> None:
 
 
 def _add_phases(trace: TraceBuilder, parent_id: int, received_s: float, timeline: Timeline) -> None:
-    ended_s = received_s + timeline.ended_s
-    if not timeline.HasField("admitted_s"):
-        trace.add("queue", parent_id, received_s, ended_s)
-        return
-    admitted_s = received_s + timeline.admitted_s
-    trace.add("queue", parent_id, received_s, admitted_s)
-    first_s = received_s + timeline.first_token_s if timeline.HasField("first_token_s") else ended_s
-    chunks = [chunk for chunk in timeline.chunks if received_s + chunk.started_s < first_s]
-    facts: Attributes = {
-        "trunkline.chunks": len(chunks),
-        "trunkline.computed_tokens": sum(chunk.tokens for chunk in chunks),
-        "trunkline.cached_tokens": timeline.cached_tokens,
-    }
-    events = [trace.event("chunk", received_s + chunk.started_s, _of_chunk(chunk)) for chunk in chunks]
-    trace.add("prefill", parent_id, admitted_s, first_s, facts, events=events)
-    if not timeline.HasField("first_token_s"):
-        return
-    facts = {
-        "trunkline.decode_steps": timeline.decode_steps,
-        "trunkline.gaps": timeline.num_gaps,
-        "trunkline.longest_gap_s": timeline.longest_gap_s,
-        "trunkline.preemptions": timeline.preemptions,
-        "trunkline.recomputed_tokens": timeline.recomputed_tokens,
-        "trunkline.detokenize_s": timeline.detokenize_s,
-    }
-    told = [(gap.at_s, "gap", _of_gap(gap)) for gap in timeline.gaps]
-    told += [(step.at_s, "step", _of_step(step)) for step in timeline.sampled_steps]
-    told.sort(key=itemgetter(0))
-    events = [trace.event(name, received_s + at_s, of) for at_s, name, of in told]
-    decode_id = trace.add("decode", parent_id, first_s, ended_s, facts, events=events)
-    if timeline.detokenize_s:  # in one piece; in truth it is spread over the decode
-        text_end_s = min(first_s + timeline.detokenize_s, ended_s)
-        trace.add("detokenize", decode_id, first_s, text_end_s, AGGREGATED)
-
-
-def _of_gap(gap: Gap) -> Attributes:
-    return {"trunkline.duration_s": gap.duration_s}
-
-
-def _of_step(step: SampledStep) -> Attributes:
-    return {
-        "trunkline.duration_s": step.duration_s,
-        "trunkline.step.prefill_tokens": step.prefill_tokens,
-        "trunkline.step.decode_tokens": step.decode_tokens,
-        "trunkline.step.padding_tokens": step.padding_tokens,
-        "trunkline.step.sequences": step.sequences,
-    }
-
-
-def _of_chunk(chunk: PrefillChunk) -> Attributes:
-    return {
-        "trunkline.duration_s": chunk.duration_s,
-        "trunkline.tokens": chunk.tokens,
-        "trunkline.step.prefill_tokens": chunk.step_prefill_tokens,
-        "trunkline.step.decode_tokens": chunk.step_decode_tokens,
-        "trunkline.step.padding_tokens": chunk.step_padding_tokens,
-        "trunkline.step.sequences": chunk.step_sequences,
-    }
+    previous_id = parent_id
+    for phase in phases_of(timeline):
+        previous_id = trace.add(
+            phase.name,
+            previous_id if phase.is_part else parent_id,
+            received_s + phase.start_s,
+            received_s + phase.end_s,
+            phase.attributes,
+            events=[trace.event(name, received_s + at_s, attributes) for at_s, name, attributes in phase.events],
+        )

@@ -6,8 +6,9 @@ from typing import Any
 from opentelemetry.trace import Span, Status, StatusCode, format_trace_id
 from opentelemetry.util.types import AttributeValue
 
-from trunkline.v1.worker_pb2 import Gap, PrefillChunk, SampledStep, Timeline
+from trunkline.v1.worker_pb2 import Timeline
 from trunkline_runtime.telemetry import genai
+from trunkline_runtime.telemetry.timeline_phases import phases_of
 from trunkline_runtime.tracing import SpanEvent, add_child
 from trunkline_worker.lanes.lanes import Lane
 
@@ -81,54 +82,20 @@ def end_spans(end: ChoiceEnd) -> None:
     if not span.is_recording():
         span.end()
         return
-    admitted_s = timeline.admitted_s if timeline.HasField("admitted_s") else None
-    first_token_s = timeline.first_token_s if timeline.HasField("first_token_s") else None
-    ended_ns = unix_ns(timeline.ended_s)
-    queued_until_ns = ended_ns if admitted_s is None else unix_ns(admitted_s)
-    add_child(span, "queue", received_ns, queued_until_ns)
-    if admitted_s is not None:
-        prefilled_ns = ended_ns if first_token_s is None else unix_ns(first_token_s)
-        chunks = (
-            timeline.chunks if first_token_s is None else [c for c in timeline.chunks if c.started_s < first_token_s]
+    parent = span
+    for phase in phases_of(timeline):
+        parent = add_child(
+            parent if phase.is_part else span,
+            phase.name,
+            unix_ns(phase.start_s),
+            unix_ns(phase.end_s),
+            phase.attributes,
+            [SpanEvent(name, unix_ns(at_s), attributes) for at_s, name, attributes in phase.events],
         )
-        facts: dict[str, AttributeValue] = {
-            "trunkline.chunks": len(chunks),
-            "trunkline.computed_tokens": sum(chunk.tokens for chunk in chunks),
-            "trunkline.cached_tokens": timeline.cached_tokens,
-        }
-        add_child(
-            span,
-            "prefill",
-            unix_ns(admitted_s),
-            prefilled_ns,
-            facts,
-            [SpanEvent("chunk", unix_ns(chunk.started_s), _of_chunk(chunk)) for chunk in chunks],
-        )
-    if first_token_s is not None:
-        decoding_s = timeline.ended_s - first_token_s
-        facts = {
-            "trunkline.decode_steps": timeline.decode_steps,
-            "trunkline.gaps": timeline.num_gaps,
-            "trunkline.longest_gap_s": timeline.longest_gap_s,
-            "trunkline.preemptions": timeline.preemptions,
-            "trunkline.recomputed_tokens": timeline.recomputed_tokens,
-            "trunkline.detokenize_s": timeline.detokenize_s,
-        }
-        if timeline.decode_steps:
-            facts["trunkline.time_per_output_token_s"] = decoding_s / timeline.decode_steps
-        again = [c for c in timeline.chunks if c.started_s >= first_token_s]
-        events = [SpanEvent("gap", unix_ns(gap.at_s), _of_gap(gap)) for gap in timeline.gaps]
-        events += [SpanEvent("chunk", unix_ns(chunk.started_s), _of_chunk(chunk)) for chunk in again]
-        events += [SpanEvent("step", unix_ns(step.at_s), _of_step(step)) for step in timeline.sampled_steps]
-        events.sort(key=lambda event: event.unix_ns)
-        decode = add_child(span, "decode", unix_ns(first_token_s), ended_ns, facts, events)
-        if timeline.detokenize_s:  # in one piece; in truth it is spread over the decode
-            text_end_ns = unix_ns(min(first_token_s + timeline.detokenize_s, timeline.ended_s))
-            add_child(decode, "detokenize", unix_ns(first_token_s), text_end_ns, {"trunkline.aggregated": True})
     span.set_attributes(_of_choice(end))
     if end.is_error:
         span.set_status(Status(StatusCode.ERROR, end.outcome))
-    span.end(ended_ns)
+    span.end(unix_ns(timeline.ended_s))
 
 
 def _of_choice(end: ChoiceEnd) -> dict[str, AttributeValue]:
@@ -149,28 +116,3 @@ def _of_choice(end: ChoiceEnd) -> dict[str, AttributeValue]:
         "trunkline.device_s": timeline.device_s,
         "trunkline.outcome": end.outcome,
     }
-
-
-def _of_chunk(chunk: PrefillChunk) -> dict[str, AttributeValue]:
-    return {
-        "trunkline.duration_s": chunk.duration_s,
-        "trunkline.tokens": chunk.tokens,
-        "trunkline.step.prefill_tokens": chunk.step_prefill_tokens,
-        "trunkline.step.decode_tokens": chunk.step_decode_tokens,
-        "trunkline.step.padding_tokens": chunk.step_padding_tokens,
-        "trunkline.step.sequences": chunk.step_sequences,
-    }
-
-
-def _of_step(step: SampledStep) -> dict[str, AttributeValue]:
-    return {
-        "trunkline.duration_s": step.duration_s,
-        "trunkline.step.prefill_tokens": step.prefill_tokens,
-        "trunkline.step.decode_tokens": step.decode_tokens,
-        "trunkline.step.padding_tokens": step.padding_tokens,
-        "trunkline.step.sequences": step.sequences,
-    }
-
-
-def _of_gap(gap: Gap) -> dict[str, AttributeValue]:
-    return {"trunkline.duration_s": gap.duration_s}
