@@ -105,10 +105,12 @@ def test_what_the_contract_allows_needs_no_cut() -> None:
     ids=["chunks", "small chunks", "gaps", "unknown field"],
 )
 def test_what_is_cut_takes_no_memory(told: Timeline) -> None:
+    """A thousand whole timelines would take 80 MB at least. What other threads of the process allocate meanwhile is
+    far below the bound."""
     believed_timeline(told, MOST_S, PROMPT_TOKENS)
     before = resident_bytes()
-    kept = [believed_timeline(told, MOST_S, PROMPT_TOKENS) for _ in range(64)]
-    assert resident_bytes() - before < 3 << 20, f"{len(kept)} timelines of {told.ByteSize()} bytes"
+    kept = [believed_timeline(told, MOST_S, PROMPT_TOKENS) for _ in range(1000)]
+    assert resident_bytes() - before < 40 << 20, f"{len(kept)} timelines of {told.ByteSize()} bytes"
 
 
 def resident_bytes() -> int:
