@@ -8,6 +8,7 @@ from tests.cluster.processes import script
 from tests.router.identity.key_rig import answer
 from trunkline_router.access.identity.api_keys import ApiKey
 from trunkline_router.access.identity.authenticator import authenticator_of
+from trunkline_router.access.identity.redis_keys import RedisKeys
 from trunkline_router.settings import RouterSettings
 
 SECRET = "a fleet secret of thirty-two bytes"
@@ -40,4 +41,5 @@ async def answers(settings: RouterSettings, *made: ApiKey) -> list[str]:
         return [answer(authenticator, key.credential) for key in made]
     finally:
         for source in authenticator._key_sources:
-            await source.close()  # type: ignore[attr-defined]
+            assert isinstance(source, RedisKeys)
+            await source.close()

@@ -16,11 +16,14 @@ from tests.router.identity import key_rig
 from tests.router.identity.key_rig import answer
 from trunkline.v1.generation_pb2 import Lane
 from trunkline_bench.servers.redis_server import RedisServer
+from trunkline_cli.keys import key_file, keys_command
+from trunkline_cli.keys.key_file import FileRecords, changing
 from trunkline_cli.main import KEYS
-from trunkline_router.access.identity import api_keys, keys_command, watched_file
-from trunkline_router.access.identity.api_keys import ApiKey, FileRecords, changing
+from trunkline_router.access.identity import watched_file
+from trunkline_router.access.identity.api_keys import ApiKey
 from trunkline_router.access.identity.authenticator import Authenticator, authenticator_of
 from trunkline_router.access.identity.identity import Identity, IdentityError, Role
+from trunkline_router.access.identity.redis_keys import RedisKeys
 from trunkline_router.identity_settings import IdentitySettings
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.settings import RouterSettings
@@ -83,7 +86,8 @@ async def test_a_key_in_redis_is_created_listed_and_revoked(tmp_path: Path) -> N
             await authenticator.start()
             said = [answer(authenticator, key.credential) for key in (by_environment, by_file)]
             for source in authenticator._key_sources:
-                await source.close()  # type: ignore[attr-defined]
+                assert isinstance(source, RedisKeys)
+                await source.close()
             return said
 
         assert await answers() == ["acme", "acme"]
@@ -196,15 +200,15 @@ def test_a_key_that_could_not_be_printed_is_named_to_be_revoked(tmp_path: Path) 
 
 
 def test_a_file_that_routers_would_not_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert api_keys.MOST_BYTES == watched_file.MOST_FILE_BYTES
+    assert key_file.MOST_BYTES == watched_file.MOST_FILE_BYTES
     path, record = tmp_path / "keys.json", key_rig.record(ApiKey.new())
     key_rig.write(path, record)
-    monkeypatch.setattr(api_keys, "MOST_BYTES", path.stat().st_size + 100)
+    monkeypatch.setattr(key_file, "MOST_BYTES", path.stat().st_size + 100)
     before = path.read_bytes()
     with pytest.raises(IdentityError, match="would have more than"):
         FileRecords(path).create(key_rig.record(ApiKey.new()))
     assert path.read_bytes() == before
-    monkeypatch.setattr(api_keys, "MOST_BYTES", 10)
+    monkeypatch.setattr(key_file, "MOST_BYTES", 10)
     with pytest.raises(IdentityError, match="has more than"):
         FileRecords(path).listed()
 

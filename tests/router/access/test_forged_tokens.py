@@ -12,7 +12,7 @@ from tests.router.access.callers import Keys, Router, bearer, router_of
 from tests.router.cluster import PATIENCE_S
 from tests.router.fake_worker import FakeWorker
 from tests.router.identity import issuer
-from trunkline_router.access.identity.bearer_token import FailureShares
+from trunkline_router.access.identity.bearer_token import HOST_BURST_S
 
 COST_S = 0.001  # of each verification, by the clock that the router has
 OTHER_HOST = "127.0.0.2"
@@ -39,19 +39,19 @@ class Clocks:
 
 
 async def test_a_flood_of_forged_tokens_is_bounded_and_disturbs_no_other_caller(tmp_path: Path) -> None:
-    keys, clocks, shares = Keys(tmp_path / "keys.json"), Clocks(), FailureShares()
+    keys, clocks = Keys(tmp_path / "keys.json"), Clocks()
     key = keys.add()
     async with router_of(keys, FakeWorker("w"), steady_s=clocks.steady_s, cpu_s=clocks.cpu_s) as router:
         known = bearer(issuer.token(issuer.claims(sub="known")))
         assert (await router.complete(known, **PROMPT)).status_code == 200
         statuses = Counter[Any]()
-        for number in range(2 * round(shares.host_burst_s / COST_S)):
+        for number in range(2 * round(HOST_BURST_S / COST_S)):
             if number % 2:
                 statuses[(await router.refused(bearer(forged(number)), text="hi")).reason] += 1
             else:
                 statuses[(await router.complete(bearer(forged(number)), **PROMPT)).status_code] += 1
         verified = statuses["UNAUTHENTICATED"] + statuses[401]
-        assert abs(verified - shares.host_burst_s / COST_S) <= 1
+        assert abs(verified - HOST_BURST_S / COST_S) <= 1
         assert statuses["OVERLOADED"] > 10
         assert statuses[429] > 10
 

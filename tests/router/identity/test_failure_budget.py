@@ -3,10 +3,17 @@
 import pytest
 
 from trunkline.status import RequestRefused
-from trunkline_router.access.identity.bearer_token import MOST_HOSTS, FailureBudget, FailureShares
+from trunkline_router.access.identity import bearer_token
+from trunkline_router.access.identity.bearer_token import (
+    BURST_S,
+    HOST_BURST_S,
+    MOST_HOSTS,
+    SHARE_IN_ALL,
+    SHARE_OF_HOST,
+    FailureBudget,
+)
 from trunkline_router.address import network_of
 
-SHARES = FailureShares(of_host=0.01, in_all=0.04, host_burst_s=0.1, burst_s=0.4)
 COST_S = 0.001
 HOST = "ipv4:10.0.0.1"
 
@@ -32,20 +39,20 @@ def flood(budget: FailureBudget, seconds: float, *hosts: str, each_s: float = 0.
 
 
 def test_a_host_takes_its_share_and_leaves_room_for_others() -> None:
-    budget = FailureBudget(SHARES)
+    budget = FailureBudget()
     spent = flood(budget, 60.0, HOST)
-    assert spent[HOST] == pytest.approx(0.1 + 60 * 0.01, abs=2 * COST_S)
+    assert spent[HOST] == pytest.approx(HOST_BURST_S + 60 * SHARE_OF_HOST, abs=2 * COST_S)
     assert is_refused(budget, HOST, 60.0)
     assert not is_refused(budget, "ipv4:10.0.0.2", 60.0)
 
 
 def test_all_hosts_together_take_a_bounded_share() -> None:
-    spent = flood(FailureBudget(SHARES), 60.0, *(f"ipv4:10.0.0.{number}" for number in range(100)))
-    assert sum(spent.values()) == pytest.approx(0.4 + 60 * 0.04, abs=2 * COST_S)
+    spent = flood(FailureBudget(), 60.0, *(f"ipv4:10.0.0.{number}" for number in range(100)))
+    assert sum(spent.values()) == pytest.approx(BURST_S + 60 * SHARE_IN_ALL, abs=2 * COST_S)
 
 
 def test_a_refusal_tells_when_a_retry_makes_sense() -> None:
-    budget = FailureBudget(SHARES)
+    budget = FailureBudget()
     budget.spend(HOST, 0.105, 0.0)
     retry_ms = is_refused(budget, HOST, 0.0)
     assert retry_ms == pytest.approx(500, abs=5)
@@ -55,7 +62,7 @@ def test_a_refusal_tells_when_a_retry_makes_sense() -> None:
 
 
 def test_a_budget_grows_back_no_further_than_its_burst() -> None:
-    budget = FailureBudget(SHARES)
+    budget = FailureBudget()
     budget.spend(HOST, 0.1, 0.0)
     for at_s in (1e6, 1e6):
         budget.spend(HOST, 0.06, at_s)
@@ -74,8 +81,10 @@ def test_the_addresses_of_one_ipv6_network_are_one_host() -> None:
         assert network_of(odd) == odd
 
 
-def test_the_number_of_remembered_hosts_is_bounded() -> None:
-    budget = FailureBudget(FailureShares(in_all=1e9, burst_s=1e9))
+def test_the_number_of_remembered_hosts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bearer_token, "SHARE_IN_ALL", 1e9)
+    monkeypatch.setattr(bearer_token, "BURST_S", 1e9)
+    budget = FailureBudget()
     for number in range(MOST_HOSTS + 10):
         budget.spend(f"ipv4:host-{number}", 1.0, 0.0)
     assert len(budget._hosts) == MOST_HOSTS

@@ -378,3 +378,25 @@ async def test_a_proxy_is_not_asked_for_keys_of_this_machine(
     source = JwksUrl(server.url, MOST_AGE_S)
     await source.start()
     assert accepts(source)
+
+
+async def test_keys_of_another_host_come_through_the_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bytes] = []
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readline())
+        writer.write(b"HTTP/1.1 403 Forbidden\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+    proxy = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    port = proxy.sockets[0].getsockname()[1]
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("https_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
+    async with proxy:
+        with capture_logs() as logs:
+            await JwksUrl("https://issuer.invalid/jwks.json", MOST_AGE_S).start()
+    assert [line.partition(b" HTTP/")[0] for line in asked] == [b"CONNECT issuer.invalid:443"]
+    assert [entry["problem"] for entry in logs] == ["Tunnel connection failed: 403 Forbidden"]

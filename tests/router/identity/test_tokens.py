@@ -108,7 +108,7 @@ def test_a_cached_token_ends_when_it_expires() -> None:
     assert tokens.identify(signed) is tokens.identify(signed)
     clock.now_unix_s = NOW_UNIX_S + 70
     assert refusal(signed, tokens) == "the token has expired"
-    assert tokens.num_cached == 1
+    assert len(tokens._known) == 1
 
 
 def test_a_token_that_was_too_early_counts_later() -> None:
@@ -218,8 +218,7 @@ def test_a_token_with_one_changed_character_is_refused(at: int, character: str) 
 
 
 def test_what_is_remembered_is_bounded_and_holds_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bearer_token, "MOST_IDENTITIES", 8)
-    monkeypatch.setattr(bearer_token, "MOST_FAILURES", 4)
+    monkeypatch.setattr(bearer_token, "MOST_KNOWN", 12)
     tokens = tokens_of(jwks("ed25519"))
     first = token()
     kept = tokens.identify(first)
@@ -229,8 +228,8 @@ def test_what_is_remembered_is_bounded_and_holds_no_token(monkeypatch: pytest.Mo
         refusal(token(claims(sub=f"s{number}", aud="other")), tokens)
         refusal(token(kid=f"unknown-{number}"), tokens)
     assert tokens.identify(first) is kept
-    assert tokens.num_cached == 12
-    assert all(len(digest) == 32 for digest in (*tokens._identities, *tokens._failures))
+    assert len(tokens._known) == 12
+    assert all(len(digest) == 32 for digest in tokens._known)
     assert first not in repr(vars(tokens))
 
 
@@ -242,7 +241,7 @@ def test_random_tokens_cost_no_signature_and_no_memory(monkeypatch: pytest.Monke
         refusal(f"{part({'alg': 'EdDSA', 'kid': str(number)})}.{part(claims())}.{'A' * 86}", tokens)
         refusal(f"{part({'alg': 'RS256', 'kid': 'ed25519'})}.{part(claims())}.{number}", tokens)
         refusal(f"{number}.{'A' * number}.{'A' * 86}", tokens)
-    assert (verified, tokens.num_cached) == ([], 0)
+    assert (verified, len(tokens._known)) == ([], 0)
 
 
 def test_refusals_and_logs_repeat_nothing_of_a_token() -> None:

@@ -4,7 +4,6 @@ import asyncio
 import hmac
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from trunkline.status import no_worker
 from trunkline_router.access.identity.api_keys import ApiKey, Entries, KeyRecord, read_entries, record_of
@@ -18,24 +17,6 @@ from trunkline_router.settings import RouterSettings
 
 _WRONG_KEY = "the API key is not valid"  # also if its id is not known: ids must not be found by trying
 _NO_DIGEST = bytes(32)
-
-
-class KeySource(Protocol):
-    """Where records of API keys come from."""
-
-    @property
-    def records(self) -> Mapping[str, KeyRecord]:
-        """Records by key id."""
-
-    @property
-    def has_loaded(self) -> bool:
-        """Whether the records have been read at least once."""
-
-    async def start(self) -> None:
-        """Reads the records. Raises IdentityError if they cannot be used."""
-
-    async def run(self) -> None:
-        """Follows the records until it is cancelled."""
 
 
 class KeyFileSource(WatchedFile):
@@ -56,6 +37,9 @@ class KeyFileSource(WatchedFile):
             known = self.records.get(key_id) if self._entries.get(key_id) == fields else None
             records[key_id] = known or record_of(key_id, fields)
         self._entries, self.records = entries, records
+
+
+KeySource = KeyFileSource | RedisKeys
 
 
 class Authenticator:
@@ -126,29 +110,23 @@ class Authenticator:
 
 def authenticator_of(settings: RouterSettings, now_unix_s: Callable[[], float] = time.time) -> Authenticator:
     """The authenticator that the settings describe. Raises IdentityError if the fleet's secret cannot be read."""
-    secret = read_fleet_secret(settings.identity.fleet_secret, settings.identity.fleet_secret_file)
+    identity = settings.identity
+    secret = read_fleet_secret(identity.fleet_secret, identity.fleet_secret_file)
     sources: list[KeySource] = []
-    if settings.identity.api_keys:
-        sources.append(KeyFileSource(settings.identity.api_keys))
-    if settings.identity.api_keys_in_redis:
-        sources.append(
-            RedisKeys(
-                settings.redis_url,
-                settings.key_prefix,
-                secret.seal(SEAL_PURPOSE),
-                tls=settings.redis_tls.redis_tls(),
-            )
-        )
+    if identity.api_keys:
+        sources.append(KeyFileSource(identity.api_keys))
+    if identity.api_keys_in_redis:
+        tls = settings.redis_tls.redis_tls()
+        sources.append(RedisKeys(settings.redis_url, settings.key_prefix, secret.seal(SEAL_PURPOSE), tls=tls))
     tokens = None
-    if settings.identity.jwt_jwks:
-        jwks = settings.identity.jwt_jwks
+    if identity.jwt_jwks:
         rules = ClaimRules(
-            settings.identity.jwt_issuer,
-            frozenset(settings.identity.jwt_audience),
-            settings.identity.jwt_tenant_claim,
-            settings.identity.jwt_roles_claim,
-            settings.identity.jwt_claim_prefix,
+            identity.jwt_issuer,
+            frozenset(identity.jwt_audience),
+            identity.jwt_tenant_claim,
+            identity.jwt_roles_claim,
+            identity.jwt_claim_prefix,
         )
-        source = JwksUrl(jwks) if settings.identity.has_jwks_url else JwksFile(jwks)
+        source = JwksUrl(identity.jwt_jwks) if identity.has_jwks_url else JwksFile(identity.jwt_jwks)
         tokens = BearerTokens(source, rules, now_unix_s)
     return Authenticator(sources, tokens, now_unix_s=now_unix_s)

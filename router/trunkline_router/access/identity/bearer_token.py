@@ -41,42 +41,33 @@ from trunkline_router.record.token_bucket import TokenBucket
 
 LONGEST_TOKEN = 8192  # characters
 LONGEST_HEADER = 1024  # characters; one with a certificate chain is longer, and is not needed
-MOST_IDENTITIES, MOST_FAILURES = 4096, 1024
-FAILURE_S = 10.0  # for which a refusal is remembered: a token that was not valid yet may have become valid
+MOST_KNOWN = 4096  # tokens whose identities or refusals are remembered
+FAILURE_S = 10.0  # for which a refusal is remembered
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*\.[A-Za-z0-9_-]*", re.ASCII)
 _ALLOWED = frozenset(name for names in ALGORITHMS.values() for name in names)
 _REFUSED = "the token is not valid"
+# Time for invalid tokens, as shares of one event loop's time, and how much of it may be used at once. All hosts together
+# have more, so that others have room while one sends nothing else.
+SHARE_OF_HOST, HOST_BURST_S = 0.01, 0.1
+SHARE_IN_ALL, BURST_S = 0.04, 0.4
 LEAST_RETRY_MS = 100
 MOST_HOSTS = 4096  # that are remembered; the shares of all hosts together bound what a forgotten one gets again
 CLOCK_SKEW_S = 60.0  # the clocks of an issuer may be off by so much
 MOST_UNIX_S = 1e11  # the year 5138; larger numbers are milliseconds
 
 
-@dataclass(frozen=True, slots=True)
-class FailureShares:
-    """Time for invalid tokens, as shares of one event loop's time, and how much of it may be used at once."""
-
-    of_host: float = 0.01
-    in_all: float = 0.04  # leaves room for other hosts while one sends nothing else
-    host_burst_s: float = 0.1
-    burst_s: float = 0.4
-
-
 class FailureBudget:
     """The time that is left for invalid tokens, in seconds."""
 
-    def __init__(self, shares: FailureShares = FailureShares()) -> None:
-        self._shares = shares
-        self._all = TokenBucket(shares.in_all, shares.burst_s)
+    def __init__(self) -> None:
+        self._all = TokenBucket(SHARE_IN_ALL, BURST_S)
         self._hosts: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def check(self, host: str, now_s: float) -> None:
         """Raises RequestRefused (OVERLOADED) if a token of this host must not be verified now."""
-        of_host = self._hosts.get(network_of(host))
-        wait_s = self._all.wait_s(now_s)
-        if of_host is not None:
-            wait_s = max(wait_s, of_host.wait_s(now_s))
+        of_host = self._hosts.get(network_of(host), self._all)
+        wait_s = max(self._all.wait_s(now_s), of_host.wait_s(now_s))
         if wait_s > 0:
             message = "too many tokens that are not valid came from this client's host, or from all hosts"
             retry_ms = max(LEAST_RETRY_MS, math.ceil(wait_s * 1e3))
@@ -84,13 +75,11 @@ class FailureBudget:
 
     def spend(self, host: str, cost_s: float, now_s: float) -> None:
         """Charges the time that an invalid token of this host took. The budget may become negative by one token."""
-        shares, name = self._shares, network_of(host)
-        self._all.charge(cost_s, now_s)
-        of_host = self._hosts.setdefault(name, TokenBucket(shares.of_host, shares.host_burst_s, now_s))
-        self._hosts.move_to_end(name)
+        name = network_of(host)
+        of_host = self._hosts.get(name) or TokenBucket(SHARE_OF_HOST, HOST_BURST_S, now_s)
         of_host.charge(cost_s, now_s)
-        if len(self._hosts) > MOST_HOSTS:
-            self._hosts.popitem(last=False)
+        self._all.charge(cost_s, now_s)
+        _keep(self._hosts, name, of_host, MOST_HOSTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +100,7 @@ class ClaimRules:
 @dataclass(frozen=True, slots=True)
 class _Failure:
     message: str
-    until_unix_s: float
+    expires_unix_s: float  # a token that was not valid yet may then have become valid
 
 
 class BearerTokens:
@@ -133,12 +122,7 @@ class BearerTokens:
         self._budget = FailureBudget()
         self._jws = PyJWS(algorithms=sorted(_ALLOWED))
         self._of_keys: VerificationKeys = source.keys  # what the caches were made with
-        self._identities: OrderedDict[bytes, Identity] = OrderedDict()
-        self._failures: OrderedDict[bytes, _Failure] = OrderedDict()
-
-    @property
-    def num_cached(self) -> int:
-        return len(self._identities) + len(self._failures)
+        self._known: OrderedDict[bytes, Identity | _Failure] = OrderedDict()  # the one used longest ago first
 
     def identify(self, token: str, host: str = "") -> Identity:
         """The identity of a token that came from this host.
@@ -150,17 +134,15 @@ class BearerTokens:
             raise unauthenticated(_REFUSED)
         if self._of_keys is not self.source.keys:
             self._of_keys = self.source.keys
-            self._identities.clear()
-            self._failures.clear()
+            self._known.clear()
         now_unix_s = self._now_unix_s()
         digest = hashlib.sha256(token.encode()).digest()
-        identity = self._identities.get(digest)
-        if identity is not None and identity.expires_unix_s is not None and now_unix_s < identity.expires_unix_s:
-            self._identities.move_to_end(digest)
-            return identity
-        failure = self._failures.get(digest)
-        if failure is not None and now_unix_s < failure.until_unix_s:
-            raise unauthenticated(failure.message)
+        known = self._known.get(digest)
+        if known is not None and known.expires_unix_s is not None and now_unix_s < known.expires_unix_s:
+            self._known.move_to_end(digest)
+            if isinstance(known, _Failure):
+                raise unauthenticated(known.message)
+            return known
         key = self._key_of(token)
         self._budget.check(host, self._steady_s())
         began_s = self._cpu_s()
@@ -168,10 +150,9 @@ class BearerTokens:
             identity = self._verified(token, key, now_unix_s)
         except RequestRefused as refusal:
             self._budget.spend(host, self._cpu_s() - began_s, self._steady_s())
-            self._identities.pop(digest, None)
-            _keep(self._failures, digest, _Failure(refusal.message, now_unix_s + FAILURE_S), MOST_FAILURES)
+            _keep(self._known, digest, _Failure(refusal.message, now_unix_s + FAILURE_S), MOST_KNOWN)
             raise
-        _keep(self._identities, digest, identity, MOST_IDENTITIES)
+        _keep(self._known, digest, identity, MOST_KNOWN)
         return identity
 
     def _key_of(self, token: str) -> PyJWK:
@@ -213,12 +194,12 @@ def _header(token: str) -> dict[str, Any]:
     raise unauthenticated(_REFUSED)
 
 
-def _keep(cache: "OrderedDict[bytes, Any]", digest: bytes, value: Any, most: int) -> None:
+def _keep(known: "OrderedDict[Any, Any]", name: Any, value: Any, most: int) -> None:
     """Remembers a value, and forgets the one that was used longest ago if there are too many."""
-    cache[digest] = value
-    cache.move_to_end(digest)
-    if len(cache) > most:
-        cache.popitem(last=False)
+    known[name] = value
+    known.move_to_end(name)
+    if len(known) > most:
+        known.popitem(last=False)
 
 
 def identity_of(claims: Any, rules: ClaimRules, now_unix_s: float) -> Identity:
@@ -226,7 +207,7 @@ def identity_of(claims: Any, rules: ClaimRules, now_unix_s: float) -> Identity:
     if not isinstance(claims, dict):
         raise unauthenticated("the token's claims are not an object")
     try:
-        expires_unix_s = _check_times(claims, CLOCK_SKEW_S, now_unix_s)
+        expires_unix_s = _check_times(claims, now_unix_s)
         _check_parties(claims, rules)
         subject = claims.get("sub")
         if not isinstance(subject, str) or not 0 < len(subject) <= LONGEST_NAME or not subject.isprintable():
@@ -241,8 +222,9 @@ def identity_of(claims: Any, rules: ClaimRules, now_unix_s: float) -> Identity:
         raise _refusal(rules.claim_of(error.field), error) from None
 
 
-def _check_times(claims: Mapping[str, Any], skew_s: float, now_unix_s: float) -> float:
+def _check_times(claims: Mapping[str, Any], now_unix_s: float) -> float:
     """Returns when the token ends, with the skew. Raises RequestRefused if it does not count now, and FieldError."""
+    skew_s = CLOCK_SKEW_S
     expires, not_before, issued = (_time(claims, name) for name in ("exp", "nbf", "iat"))
     if expires is None:
         raise FieldError("exp", "is missing")

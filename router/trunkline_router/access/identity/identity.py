@@ -20,8 +20,6 @@ TERMS = ("tenant", "roles", "acts_for", "lane", "models", "quotas", "may_salt", 
 MOST_NAMES = 1000  # tenants or models of one identity
 LONGEST_NAME = 256
 
-_LANE_NAMES = {lane: name for name, lane in LANES.items()}
-
 # The errors that json.loads raises for text that is not JSON.
 JSON_ERRORS = (ValueError, RecursionError)
 
@@ -101,21 +99,6 @@ def identity_from(name: str, fields: Mapping[str, Any], expires_unix_s: float | 
         sees_cache=_flag(fields, "sees_cache", True),
         expires_unix_s=expires_unix_s,
     )
-
-
-def terms_of(identity: Identity) -> dict[str, Any]:
-    """The TERMS of an identity as in a record, but the tenant and the roles, and without those that have their
-    defaults."""
-    limits = {name: getattr(identity.quotas, name, None) for name in QUOTA_NAMES}
-    terms = {
-        "acts_for": sorted(identity.acts_for) or None,
-        "lane": None if identity.lane is None else _LANE_NAMES[identity.lane],
-        "models": None if identity.models is None else sorted(identity.models),
-        "quotas": {name: limit for name, limit in limits.items() if limit is not None} or None,
-        "may_salt": identity.may_salt or None,
-        "sees_cache": None if identity.sees_cache else False,
-    }
-    return {name: value for name, value in terms.items() if value is not None}
 
 
 def texts_in(fields: Mapping[str, Any], name: str) -> frozenset[str] | None:

@@ -8,19 +8,10 @@ import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
-from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import (
-    HTTPHandler,
-    HTTPRedirectHandler,
-    HTTPSHandler,
-    OpenerDirector,
-    ProxyHandler,
-    Request,
-    build_opener,
-)
+from urllib.request import getproxies, proxy_bypass
 
 from jwt import PyJWK
 from jwt.exceptions import PyJWTError
@@ -51,13 +42,10 @@ FETCH_S = 10.0  # of a whole answer
 MOST_ANSWER_BYTES = 1 << 20
 MOST_AGE_S = 86400.0  # of keys whose URL cannot be fetched again
 _CHUNK_BYTES = 1 << 16
+HEADERS = {"Accept": "application/json", "User-Agent": "trunkline-router"}
 
 
-@dataclass(frozen=True, slots=True)
-class VerificationKey:
-    """A public key, for each algorithm that may be used with it."""
-
-    by_algorithm: Mapping[str, PyJWK]
+VerificationKey = Mapping[str, PyJWK]  # a public key, for each algorithm that may be used with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +61,7 @@ class VerificationKeys:
             candidates: Sequence[VerificationKey] = keys if len(keys) == 1 else ()
         else:
             candidates = self.by_id.get(key_id, ())
-        found = (key.by_algorithm.get(algorithm) for key in candidates)
-        return next((key for key in found if key is not None), None)
+        return next((key[algorithm] for key in candidates if algorithm in key), None)
 
 
 def read_jwks(content: bytes) -> VerificationKeys:
@@ -114,7 +101,7 @@ def _key(member: Mapping[str, Any]) -> VerificationKey | None:
         return None
     if not keys or (kind == "RSA" and next(iter(keys.values())).key.key_size < LEAST_RSA_BITS):
         return None
-    return VerificationKey(keys)
+    return keys
 
 
 def _is_for_signatures(member: Mapping[str, Any]) -> bool:
@@ -157,8 +144,8 @@ class JwksUrl:
         self._url = url
         self._most_age_s = most_age_s
         self._steady_s = steady_s
-        self._connections = _Connections()
-        self._opener = _opener(url, context, self._connections)
+        self._context = context or ssl.create_default_context()
+        self._connection: HTTPConnection | None = None
         self._content = b""
         self._fetched_s = -math.inf
         self._tried_s = -math.inf
@@ -211,32 +198,53 @@ class JwksUrl:
         # asyncio.wait does not cancel what it waits for.
         await asyncio.wait((self._fetching,), timeout=FETCH_S)
         if not self._fetching.done():
-            self._connections.end()
+            self._end_connection()
             raise TimeoutError
         return self._fetching.result()
 
     def _fetch(self) -> bytes:
+        """Asks the server. It follows no redirect, which could lead to plain HTTP or to an internal service: that is an
+        error like any other status."""
         began_s = time.monotonic()
-        request = Request(self._url, headers={"Accept": "application/json", "User-Agent": "trunkline-router"})
+        parts = urlsplit(self._url)
         content = bytearray()
-        with self._opened(request) as response:
-            if response.status != 200:
-                raise IdentityError(f"HTTP status {response.status}")
-            while chunk := response.read1(_CHUNK_BYTES):
-                content += chunk
-                if len(content) > MOST_ANSWER_BYTES:
-                    raise IdentityError(f"an answer of more than {MOST_ANSWER_BYTES >> 20} MiB")
-                if time.monotonic() - began_s > FETCH_S:
-                    raise TimeoutError
+        with contextlib.closing(self._connect()) as self._connection:
+            target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+            self._connection.request("GET", target, headers=HEADERS)
+            with self._connection.getresponse() as response:
+                if response.status != 200:
+                    raise IdentityError(f"HTTP status {response.status}")
+                while chunk := response.read1(_CHUNK_BYTES):
+                    content += chunk
+                    if len(content) > MOST_ANSWER_BYTES:
+                        raise IdentityError(f"an answer of more than {MOST_ANSWER_BYTES >> 20} MiB")
+                    if time.monotonic() - began_s > FETCH_S:
+                        raise TimeoutError
         return bytes(content)
 
-    def _opened(self, request: Request) -> HTTPResponse:
-        try:
-            response: HTTPResponse = self._opener.open(request, timeout=FETCH_TIMEOUT_S)
-        except HTTPError as error:
-            with error:  # it holds the connection
-                raise IdentityError(f"HTTP status {error.code}") from None
-        return response
+    def _connect(self) -> HTTPConnection:
+        """A connection that is opened when it is used, through the proxy that the environment names."""
+        parts = urlsplit(self._url)
+        host = parts.hostname or ""
+        if parts.scheme == "http":
+            return HTTPConnection(host, parts.port, timeout=FETCH_TIMEOUT_S)
+        proxy = "" if is_loopback(host) or proxy_bypass(host) else getproxies().get("https", "")
+        if not proxy:
+            return HTTPSConnection(host, parts.port, timeout=FETCH_TIMEOUT_S, context=self._context)
+        through = urlsplit(proxy if "://" in proxy else f"//{proxy}")
+        connection = HTTPSConnection(
+            through.hostname or "", through.port, timeout=FETCH_TIMEOUT_S, context=self._context
+        )
+        connection.set_tunnel(host, parts.port)
+        return connection
+
+    def _end_connection(self) -> None:
+        """Ends the last connection while its answer is read: a server that sends a byte from time to time outlasts
+        every timeout of a read."""
+        sock = None if self._connection is None else self._connection.sock
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # TLS's own shutdown would wait for the reader
 
     def _failed(self, problem: str) -> None:
         age_s = self._steady_s() - self._fetched_s
@@ -261,68 +269,10 @@ def place_of(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-class _NoRedirects(HTTPRedirectHandler):
-    """A redirect, which could lead to plain HTTP or to an internal service, is an error like any other status."""
-
-    def redirect_request(self, *_: Any) -> None:
-        """Follows none."""
-
-
-class _Connections:
-    """Knows the last connection, so that it can be ended while its answer's headers are awaited: a server that sends a
-    byte from time to time outlasts every timeout of a read."""
-
-    def __init__(self) -> None:
-        self._last: HTTPConnection | None = None
-
-    def opening(self, connection: Callable[..., Any]) -> Callable[..., Any]:
-        """The same constructor, for connections that are remembered."""
-
-        def opened(*arguments: Any, **options: Any) -> Any:
-            self._last = connection(*arguments, **options)
-            return self._last
-
-        return opened
-
-    def end(self) -> None:
-        """Ends the last connection, from any thread. What reads from it gets an error."""
-        sock = None if self._last is None else self._last.sock
-        if sock is not None:
-            with contextlib.suppress(OSError):
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # TLS's own shutdown would wait for the reader
-
-
-class _Http(HTTPHandler):
-    def __init__(self, connections: _Connections) -> None:
-        super().__init__()
-        self._connections = connections
-
-    def do_open(self, http_class: Any, req: Request, **options: Any) -> Any:
-        return super().do_open(self._connections.opening(http_class), req, **options)
-
-
-class _Https(HTTPSHandler):
-    def __init__(self, connections: _Connections, context: ssl.SSLContext) -> None:
-        super().__init__(context=context)
-        self._connections = connections
-
-    def do_open(self, http_class: Any, req: Request, **options: Any) -> Any:
-        return super().do_open(self._connections.opening(http_class), req, **options)
-
-
-def _opener(url: str, context: ssl.SSLContext | None, connections: _Connections) -> OpenerDirector:
-    secured = _Https(connections, context or ssl.create_default_context())
-    handlers: list[Any] = [_NoRedirects(), _Http(connections), secured]
-    if is_loopback(urlsplit(url).hostname or ""):
-        handlers.append(ProxyHandler({}))
-    return build_opener(*handlers)
-
-
 def _problem(error: BaseException) -> str:
     """The error in one line."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, HTTPException):
         return f"not HTTP: {type(error).__name__}"  # its text is what the server has sent
-    reason = error.reason if isinstance(error, URLError) else error
-    return str(reason).splitlines()[0] if str(reason) else type(reason).__name__
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -15,17 +15,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trunkline.names import lane_name
 from trunkline.validation import LANES
-from trunkline_router.access.identity.api_keys import (
-    ApiKey,
-    FileRecords,
-    KeyRecord,
-    is_key_id,
-    new_record,
-    written_time,
-)
+from trunkline_cli.keys.key_file import FileRecords
+from trunkline_router.access.identity.api_keys import ApiKey, KeyRecord, is_key_id, new_record, written_time
 from trunkline_router.access.identity.fleet_secret import read_fleet_secret
-from trunkline_router.access.identity.identity import FieldError, IdentityError, Role, terms_of
+from trunkline_router.access.identity.identity import FieldError, Identity, IdentityError, Role
 from trunkline_router.quotas.quota import MOST_QUOTA, QUOTA_NAMES
 from trunkline_router.quotas.store import StoreDown
 
@@ -220,11 +215,26 @@ def table(listed: Iterable[tuple[KeyRecord, str]], now_unix_s: float) -> list[st
             seal or "none",
             written_time(record.created_unix_s),
             "never" if expires_unix_s is None else written_time(expires_unix_s),
-            " ".join(f"{name}={_shown(value)}" for name, value in terms_of(record.identity).items()) or "default",
+            " ".join(f"{name}={_shown(value)}" for name, value in _terms_of(record.identity).items()) or "default",
             record.note and json.dumps(record.note, ensure_ascii=False),
         ))  # fmt: skip
     widths = [min(max(map(len, column)), MOST_PADDED) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _terms_of(identity: Identity) -> dict[str, Any]:
+    """The TERMS of an identity as in a record, but the tenant and the roles, and without those that have their
+    defaults."""
+    limits = {name: getattr(identity.quotas, name, None) for name in QUOTA_NAMES}
+    terms = {
+        "acts_for": sorted(identity.acts_for) or None,
+        "lane": None if identity.lane is None else lane_name(identity.lane),
+        "models": None if identity.models is None else sorted(identity.models),
+        "quotas": {name: limit for name, limit in limits.items() if limit is not None} or None,
+        "may_salt": identity.may_salt or None,
+        "sees_cache": None if identity.sees_cache else False,
+    }
+    return {name: value for name, value in terms.items() if value is not None}
 
 
 def _shown(value: Any) -> str:
