@@ -117,7 +117,7 @@ class Cluster:
             if link.worker is not None:
                 assert (link.worker.open_choices, link.worker.queued_tokens) == (0, 0)
                 assert link.worker.session.num_open == 0
-                assert not link.worker.blocks.num_expected
+                assert not link.worker.blocks._index._expecting[link.worker.blocks.slot]
 
 
 def share_with_nobody(pools: Pools, rng: Random) -> SharedState:

@@ -29,6 +29,7 @@ from trunkline_router.observe.recent.recent_requests import RecentRequests
 from trunkline_router.observe.tracing.request_traces import RequestTraces
 from trunkline_router.record.request_observer import RequestObserver
 from trunkline_router.request.failover import FailoverLimits
+from trunkline_router.workers.claims import MAX_CHUNKS, MAX_GAPS
 from trunkline_runtime.telemetry.span_queue import span_queue
 
 NUM_PROMPTS = 300  # so that the fake worker's own memory is bounded
@@ -37,7 +38,7 @@ MOST_FILLED = 64 << 20  # bytes: of the rings, with timelines as large as they m
 # Bytes, less than 3 kB a request, in at least one window: what is kept grows in all of them, and free places between
 # what is kept in some.
 MOST_GROWN = 1 << 20
-HUGE = Timeline(ended_s=1.0, chunks=[PrefillChunk()] * 31_000, gaps=[Gap()] * 100)
+LARGEST = Timeline(chunks=[PrefillChunk(tokens=1 << 31)] * MAX_CHUNKS, gaps=[Gap()] * MAX_GAPS)
 
 
 class Discards(SpanExporter):
@@ -49,7 +50,7 @@ class Discards(SpanExporter):
 
 
 async def serve(router: Cluster, worker: FakeWorker, numbers: range) -> None:
-    """Requests of many tenants, each with a different trace. One in ten fails, and all workers' timelines are lies."""
+    """Requests of many tenants, each with a different trace. One in ten fails, and timelines are as large as may be."""
     for number in numbers:
         metadata = (
             ("x-trunkline-tenant", f"tenant-{number % 200}"),
@@ -63,7 +64,7 @@ async def serve(router: Cluster, worker: FakeWorker, numbers: range) -> None:
             choice.fail(no_worker("lost"))
             await refusal(call)
         else:
-            choice.tokens(2, finish=True, timeline=HUGE)
+            choice.tokens(2, finish=True, timeline=LARGEST)
             assert [response async for response in call]
         worker.submits.clear()
         worker.messages.clear()

@@ -4,9 +4,7 @@ Each block has one integer whose bits are the workers that hold it, so one searc
 hint: it keeps only KEY_BITS of a digest, and an error means only that a worker computes a prefix that another one had.
 """
 
-from array import array
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from struct import unpack
 
 KEY_BITS = 60  # an int of two digits in CPython: 32 bytes
@@ -14,9 +12,6 @@ SHIFT = 64 - KEY_BITS
 # Small tables: growing or sweeping one takes little time.
 SHARDS = 1024
 MOST_SHARED_MASKS = 1 << 16
-# Recent prompts that are remembered for each worker, and count while its reports do not.
-MOST_RECENT_PROMPTS = 256
-MOST_RECENT_BLOCKS = 1 << 14  # of 8 bytes each
 
 
 def keys_of(digests: bytes) -> list[int]:
@@ -50,10 +45,21 @@ class PrefixIndex:
         self._expecting[slot] = {}
         return slot
 
+    def renew(self, slot: int) -> int:
+        """Forgets at once what a worker has reported. Returns its new slot, where its expected blocks still count."""
+        new = self.attach()
+        self._expecting[new] = counts = self._expecting[slot].copy()
+        for key in counts:
+            self._expected[key] |= 1 << new
+        if self._distrusted >> slot & 1:
+            self.distrust(new)
+        self.detach(slot)
+        return new
+
     def detach(self, slot: int) -> None:
         """Removes a worker at once. Calls of sweep() free its blocks step by step."""
         self.trust(slot)
-        self._forget_expected(slot)
+        self._unexpect(self._expecting.pop(slot), 1 << slot)
         if self.num_held.pop(slot):
             self._retired[slot] = SHARDS
         else:
@@ -132,36 +138,17 @@ class PrefixIndex:
                 expected[key] = expected.get(key, 0) | bit
 
     def stop_expecting(self, slot: int, keys: Sequence[int]) -> None:
-        bit, counts, expected = 1 << slot, self._expecting[slot], self._expected
+        counts, gone = self._expecting[slot], []
         for key in keys:
-            left = counts[key] - 1
-            if left:
-                counts[key] = left
-                continue
-            del counts[key]
-            mask = expected[key] ^ bit
-            if mask:
-                expected[key] = mask
-            else:
-                del expected[key]
+            counts[key] -= 1
+            if not counts[key]:
+                del counts[key]
+                gone.append(key)
+        self._unexpect(gone, 1 << slot)
 
-    def num_expected(self, slot: int) -> int:
-        """Returns how many blocks a worker is expected to hold."""
-        return len(self._expecting[slot])
-
-    def move_expected(self, slot: int, to: int) -> None:
-        """Moves the expected blocks of one slot to another, which must have none."""
-        assert not self._expecting[to], "the other slot is in use"
-        bit = 1 << to
-        for key in self._expecting[slot]:
-            self._expected[key] |= bit
-        self._expecting[to] = self._expecting[slot].copy()
-        self._forget_expected(slot)
-        self._expecting[slot] = {}
-
-    def _forget_expected(self, slot: int) -> None:
-        bit, expected = 1 << slot, self._expected
-        for key in self._expecting.pop(slot):
+    def _unexpect(self, keys: Iterable[int], bit: int) -> None:
+        expected = self._expected
+        for key in keys:
             mask = expected[key] ^ bit
             if mask:
                 expected[key] = mask
@@ -253,16 +240,12 @@ class WorkerBlocks:
     """The keys of blocks that one worker holds or is expected to hold.
 
     Expected blocks are those of the prompts of running requests that this router has sent there: so a burst with one
-    prefix stays together before the worker reports its blocks. While the worker's reports do not count, the blocks of
-    recent prompts count too.
+    prefix stays together before the worker reports its blocks.
     """
 
     def __init__(self, index: PrefixIndex) -> None:
         self._index = index
         self.slot = index.attach()
-        self._recent: deque[array[int]] = deque()
-        self._num_recent = 0  # blocks in them
-        self._by_dispatches = False
         self._closed = False
 
     def __len__(self) -> int:
@@ -279,73 +262,35 @@ class WorkerBlocks:
     def remove(self, keys: Sequence[int]) -> None:
         self._index.remove(self.slot, keys)
 
+    def clear(self) -> None:
+        """Forgets the reported blocks at once; calls of sweep() free them. Expected blocks stay."""
+        if len(self):
+            self.slot = self._index.renew(self.slot)
+
+    def sweep(self) -> bool:
+        """See PrefixIndex.sweep()."""
+        return self._index.sweep()
+
+    def close(self) -> None:
+        """The worker is lost: forgets all of its blocks. Requests that end after it change nothing: the slot may belong
+        to another worker."""
+        self._closed = True
+        self._index.detach(self.slot)
+
     def reported(self, chain: Sequence[int]) -> int:
         """Returns how many leading blocks of a chain the worker reports to hold."""
         return 0 if self._closed else self._index.reported(self.slot, chain)
 
-    def clear(self) -> None:
-        """Forgets the reported blocks at once; calls of sweep() free them. Expected blocks stay."""
-        if not len(self):
-            return
-        old, self.slot = self.slot, self._index.attach()
-        self._index.move_expected(old, self.slot)
-        if self._by_dispatches:
-            self._index.distrust(self.slot)
-        self._index.detach(old)
-
-    def sweep(self) -> bool:
-        """Frees a slice of the blocks that are no longer held. Returns whether more are left."""
-        return self._index.sweep()
-
-    def close(self) -> None:
-        """The worker is lost: forgets all of its blocks."""
-        self._recent.clear()
-        self._closed = True
-        self._index.detach(self.slot)
-
-    # Blocks of requests that this router sends
-
     def expect(self, keys: Sequence[int]) -> None:
-        """Does nothing after close(), when the slot may belong to another worker."""
+        """Counts these blocks of a request that this router sends there, until stop_expecting()."""
         if not self._closed:
             self._index.expect(self.slot, keys)
 
     def stop_expecting(self, keys: Sequence[int]) -> None:
-        """Does nothing after close()."""
         if not self._closed:
             self._index.stop_expecting(self.slot, keys)
 
-    def remember(self, chain: Sequence[int]) -> None:
-        """Remembers a prompt that the worker has computed."""
-        if self._closed:
-            return
-        self._recent.append(array("Q", chain[:MOST_RECENT_BLOCKS]))
-        self._num_recent += len(self._recent[-1])
-        if self._by_dispatches:
-            self.expect(self._recent[-1])
-        while self._num_recent > MOST_RECENT_BLOCKS or len(self._recent) > MOST_RECENT_PROMPTS:
-            oldest = self._recent.popleft()
-            self._num_recent -= len(oldest)
-            if self._by_dispatches:
-                self.stop_expecting(oldest)
-
-    def rely_on_reports(self) -> None:
-        """From now on the worker's reports count, and expected blocks of running requests."""
-        if self._by_dispatches and not self._closed:
-            self._by_dispatches = False
-            self._index.trust(self.slot)
-            for chain in self._recent:
-                self.stop_expecting(chain)
-
-    def rely_on_dispatches(self) -> None:
-        """From now on the blocks of recent prompts count, and the worker's reports do not."""
-        if not self._by_dispatches and not self._closed:
-            self._by_dispatches = True
-            self._index.distrust(self.slot)
-            for chain in self._recent:
-                self.expect(chain)
-
-    @property
-    def num_expected(self) -> int:
-        """Blocks of running requests, and of recent prompts while these count."""
-        return 0 if self._closed else self._index.num_expected(self.slot)
+    def count_reports(self, *, count: bool) -> None:
+        """Whether the worker's reports count from now on. While they do not, only its expected blocks do."""
+        if not self._closed:
+            (self._index.trust if count else self._index.distrust)(self.slot)

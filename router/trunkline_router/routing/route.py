@@ -35,10 +35,9 @@ class Route(Generic[W]):
     policy: RoutingPolicy
 
     def in_flight(self, *, is_granted: bool = False) -> InFlight:
-        """Counts the request at its worker, from now until the context closes. `is_granted`: the client takes it there
-        with a grant, or never does."""
+        """Counts the request at its worker, from now until the context closes."""
         self.policy.has_sent(self.request.affinity_key, self.worker.worker_id)
-        return self.worker.in_flight(self.request, self.plan, self.chain, is_granted=is_granted)
+        return InFlight(self.worker, self.request, self.plan.matched_tokens, self.chain, is_granted=is_granted)
 
 
 def route(

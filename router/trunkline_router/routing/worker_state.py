@@ -17,7 +17,6 @@ from math import inf, nan
 from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample
 from trunkline.validation import max_total_tokens
 from trunkline_router.routing.credit import NO_CREDIT, Credit
-from trunkline_router.routing.policy import RoutePlan
 from trunkline_router.routing.prefix_index import WorkerBlocks
 from trunkline_router.routing.route_request import NUM_LANES, RouteRequest
 from trunkline_router.routing.worker_facts import ROW, WorkerFacts, hash_53
@@ -54,7 +53,7 @@ class WorkerState:
         self.open_choices = 0
         self.granted_choices = 0  # of these, those that clients take there with grants, or not
         self.queued_tokens = 0  # uncached tokens of requests without a first output
-        self._freshness = Freshness()
+        self._heard_s: float | None = None  # last message, or when an idle worker was given work; None: neither yet
         self._is_stale = False
         self._load = LoadSample()
         self._fresh, self._young = _Age(), _Age()
@@ -84,8 +83,7 @@ class WorkerState:
 
     def heard(self, now_s: float) -> None:
         """A message arrived on the watch stream."""
-        self._freshness.heard(now_s)
-        self._is_stale = False
+        self._heard_s, self._is_stale = now_s, False
         self._review()
 
     @property
@@ -112,13 +110,7 @@ class WorkerState:
         """Returns this router's requests there that have not ended, for the other routers."""
         return Credit(self.open_choices, self.queued_tokens)
 
-    # Requests that are sent to it
-
-    def in_flight(
-        self, request: RouteRequest, plan: RoutePlan, chain: Sequence[int], *, is_granted: bool = False
-    ) -> "InFlight":
-        """Counts a request here, from now until the context closes."""
-        return InFlight(self, request, plan.matched_tokens, chain, is_granted=is_granted)
+    # Whether its reports count
 
     def distrust(self, now_s: float) -> str:
         """Returns why its cache reports do not count now, in one line; "" if they do."""
@@ -130,11 +122,11 @@ class WorkerState:
 
     def is_stale(self, now_s: float) -> bool:
         """Whether its events have stopped although it has work."""
-        return self._freshness.is_stale(now_s, has_work=self._has_work)
+        return self.index_age_s(now_s) > STALE_AFTER_S
 
     def index_age_s(self, now_s: float) -> float:
         """Time since its last message about its cache or load; 0 while it has no work, and so nothing to tell."""
-        return self._freshness.age_s(now_s, has_work=self._has_work)
+        return 0.0 if self._heard_s is None or not self._has_work else now_s - self._heard_s
 
     @property
     def _has_work(self) -> bool:
@@ -147,10 +139,7 @@ class WorkerState:
         if by_load == self.routed_by_load:
             return
         self.routed_by_load, self._row = by_load, None
-        if by_load:
-            self.blocks.rely_on_dispatches()
-        else:
-            self.blocks.rely_on_reports()
+        self.blocks.count_reports(count=not by_load)
         self.on_turn()
 
     def on_turn(self) -> None:
@@ -235,7 +224,10 @@ class _Age:
 
 
 class InFlight:
-    """A request's part in its worker's load, until the end of a context. Its methods may be called repeatedly."""
+    """A request's part in its worker's load, from now until the end of a context. Its methods may be called repeatedly.
+
+    is_granted: the client takes it there with a grant, or never does
+    """
 
     def __init__(
         self,
@@ -257,7 +249,7 @@ class InFlight:
             block_size = worker.model.block_size
             self._promised_tokens = min(worker.blocks.reported(chain) * block_size, request.most_reusable(block_size))
         if not worker._has_work and not is_granted:
-            worker._freshness.expected(request.now_s)
+            worker._heard_s = request.now_s
         worker._is_stale = worker.is_stale(request.now_s)
         worker._review()
         worker.open_choices += self._choices
@@ -289,7 +281,6 @@ class InFlight:
         if cached_tokens is not None and self._promised_tokens is not None:
             worker.accuracy.add(self._promised_tokens, cached_tokens)
             self._promised_tokens = None
-            worker.blocks.remember(self._chain)
             worker._review()
 
     def end(self) -> None:
@@ -340,29 +331,6 @@ class IndexAccuracy:
         self._promised += sign * promised
         self._found += sign * found
         self._promises += sign * (promised > 0)
-
-
-class Freshness:
-    """When a worker last sent something, as long as it has work."""
-
-    def __init__(self) -> None:
-        self._since_s: float | None = None  # last message, or when an idle worker was given work; None: neither yet
-
-    def heard(self, now_s: float) -> None:
-        """A message arrived on the watch stream."""
-        self._since_s = now_s
-
-    def expected(self, now_s: float) -> None:
-        """Messages are expected from now on: an idle worker was given work."""
-        self._since_s = now_s
-
-    def age_s(self, now_s: float, *, has_work: bool) -> float:
-        """Time since the last message; 0 if none is expected."""
-        return now_s - self._since_s if has_work and self._since_s is not None else 0.0
-
-    def is_stale(self, now_s: float, *, has_work: bool) -> bool:
-        """Whether a message is overdue."""
-        return self.age_s(now_s, has_work=has_work) > STALE_AFTER_S
 
 
 def _queued_by_lane(load: LoadSample) -> list[float]:

@@ -42,17 +42,11 @@ MAX_DIGESTS = 8  # of a worker: its tokenizer's and its grant keys'
 MAX_EOS_TOKENS = 1024
 # Each limit is well above the largest value of any known model or machine. The policy computes with products of these
 # values in doubles, and reports them in fields of 32 and 64 bits.
-MAX_BLOCK_SIZE = 1 << 16
 MAX_VOCAB_SIZE = 1 << 24
 MAX_CONTEXT_TOKENS = 1 << 26
-MAX_KV_TOKENS = 1 << 44
-MAX_STEP_TOKENS = 1 << 24
 MAX_CHOICES = 1 << 24
 MAX_TOKENS = 1 << 48
-MAX_TARGET_MS = 60_000.0
-MAX_WINDOW_MS = 3.6e6
 MAX_PRICE_PER_HOUR = 1e9  # what --price-per-hour of a worker allows
-MAX_STEP_COST_S = 1e3  # of each term: per step or per token
 # A token's text is at most a few hundred bytes. Text held back for a stop string arrives with later tokens.
 MAX_TOKEN_CHARACTERS = 1024
 MAX_HELD_TOKENS = 1024
@@ -63,7 +57,7 @@ MOST_OUTPUT_BYTES = 256 << 10
 LOGPROB_BYTES = 24
 
 # Of a timeline: what the contract allows.
-MAX_CHUNKS, MAX_GAPS, MAX_SAMPLED_STEPS = 64, 16, 16
+MAX_CHUNKS, MAX_GAPS = 64, 16
 MAX_COUNT = 1 << 20  # of steps, preemptions and gaps of one choice
 MAX_BYTES = 5120  # wire size of a timeline that the contract allows: at most 4.4 kB
 MOST_DOUBT_S = 1.0  # a timeline that tells the difference between clocks less exactly does not count
@@ -72,28 +66,23 @@ NO_KEYS = GrantKeys()
 _FINISH_REASONS = frozenset(FinishReason.values()) - {FinishReason.FINISH_REASON_UNSPECIFIED}
 _NAMES = ("model", "worker_id", "fingerprint", "architecture", "dtype", "device", "batching", "admission")
 _MODEL_RANGES: dict[str, tuple[float, float]] = {
-    "block_size": (1, MAX_BLOCK_SIZE),
+    "block_size": (1, 1 << 16),
     "vocab_size": (1, MAX_VOCAB_SIZE),
     "context_length": (1, MAX_CONTEXT_TOKENS),
-    "kv_token_capacity": (1, MAX_KV_TOKENS),
-    "max_step_tokens": (0, MAX_STEP_TOKENS),
+    "kv_token_capacity": (1, 1 << 44),
+    "max_step_tokens": (0, 1 << 24),
     "max_running_requests": (0, MAX_CHOICES),
-    "itl_target_ms": (0.0, MAX_TARGET_MS),
+    "itl_target_ms": (0.0, 60_000.0),
     "interactive_reserve": (0.0, 1.0),
-    "batch_window_ms": (0.0, MAX_WINDOW_MS),
+    "batch_window_ms": (0.0, 3.6e6),
     "price_per_hour": (0.0, MAX_PRICE_PER_HOUR),
 }
 _LOAD_RANGES: dict[str, tuple[float, float]] = {
-    "running": (0, MAX_CHOICES),
-    "waiting": (0, MAX_CHOICES),
-    "waiting_uncached_tokens": (0, MAX_TOKENS),
-    "waiting_tokens": (0, MAX_TOKENS),
-    "running_kv_tokens": (0, MAX_TOKENS),
+    **dict.fromkeys(("running", "waiting"), (0, MAX_CHOICES)),
+    **dict.fromkeys(("waiting_uncached_tokens", "waiting_tokens", "running_kv_tokens"), (0, MAX_TOKENS)),
 }
-_COST_RANGES: dict[str, tuple[float, float]] = {
-    name: (0.0, MAX_STEP_COST_S) for name in ("fixed_s", "token_s", "kv_token_s", "pair_s")
-}
-_TIMES = ("device_s", "longest_gap_s", "detokenize_s")
+_COST_RANGES = dict.fromkeys(("fixed_s", "token_s", "kv_token_s", "pair_s"), (0.0, 1e3))
+_TIMES = ("device_s", "longest_gap_s", "detokenize_s", "admitted_s")
 _COUNTS = ("decode_steps", "preemptions", "recomputed_tokens", "num_gaps")
 _BY_LANE = ("waiting_by_lane", "retry_delay_ms_by_lane", "uncached_tokens_by_lane")
 # The sampling parameters for which a router uses the model's default if a client does not set them. The model's other
@@ -247,27 +236,35 @@ def report_problem(report: GrantReport, *, prompt_tokens: int, most_tokens: int)
 
 
 def believed_timeline(told: Timeline, most_s: float, prompt_tokens: int) -> Timeline:
-    """Returns a copy that is bounded in size, whose times are in order and no longer than the attempt was. `received`
-    is left out: the worker's clock may be wrong. Most timelines need no correction, which takes a few microseconds.
+    """Returns a copy whose times are in order and no longer than the attempt was; an empty one if it is larger than the
+    contract allows. `received` is left out: the worker's clock may be wrong.
 
     most_s: since the choice was sent to the worker. prompt_tokens: of its prompt
     """
     believed = Timeline()
+    if told.ByteSize() > MAX_BYTES or len(told.chunks) > MAX_CHUNKS or len(told.gaps) > MAX_GAPS:
+        return believed
     believed.CopyFrom(told)
     believed.DiscardUnknownFields()
     believed.ClearField("received")
-    is_long = len(told.chunks) > MAX_CHUNKS or len(told.gaps) > MAX_GAPS or len(told.sampled_steps) > MAX_SAMPLED_STEPS
-    if is_long or told.ByteSize() > MAX_BYTES:
-        del believed.chunks[MAX_CHUNKS:], believed.gaps[MAX_GAPS:], believed.sampled_steps[MAX_SAMPLED_STEPS:]
-        # A new message, because what is deleted from one stays in its memory for as long as it lives.
-        believed = Timeline.FromString(believed.SerializeToString())
     _limit(believed, ("ended_s",), 0.0, most_s)
     end_s = believed.ended_s
     _limit(believed, _TIMES, 0.0, end_s)
-    _order_phases(believed, end_s)
-    _order_chunks(believed.chunks, end_s)
-    _order_spans(believed.gaps, end_s)
-    _order_spans(believed.sampled_steps, end_s)
+    if not believed.HasField("admitted_s"):  # a first token needs an admission, and comes after it
+        believed.ClearField("first_token_s")
+    elif believed.HasField("first_token_s"):
+        _limit(believed, ("first_token_s",), believed.admitted_s, end_s)
+    chunks: Any = believed.chunks
+    for chunk in chunks:
+        _limit(chunk, ("started_s",), 0.0, end_s)
+        _limit(chunk, ("duration_s",), 0.0, end_s - chunk.started_s)
+    chunks.sort(key=attrgetter("started_s"))
+    spans: Any
+    for spans in (believed.gaps, believed.sampled_steps):
+        for span in spans:
+            _limit(span, ("at_s",), 0.0, end_s)  # where it ends
+            _limit(span, ("duration_s",), 0.0, span.at_s)
+        spans.sort(key=attrgetter("at_s"))
     _limit(believed, _COUNTS, 0, MAX_COUNT)
     _limit(believed, ("cached_tokens",), 0, prompt_tokens)
     return believed
@@ -351,30 +348,3 @@ def _limit(message: Message, names: Iterable[str], least: float, most: float) ->
         value = getattr(message, name)
         if not least <= value <= most:
             setattr(message, name, most if value > most else least)
-
-
-def _order_phases(believed: Timeline, end_s: float) -> None:
-    """A first token needs an admission, and comes after it."""
-    if not believed.HasField("admitted_s"):
-        believed.ClearField("first_token_s")
-        return
-    _limit(believed, ("admitted_s",), 0.0, end_s)
-    if believed.HasField("first_token_s"):
-        _limit(believed, ("first_token_s",), believed.admitted_s, end_s)
-
-
-def _order_chunks(chunks: Any, end_s: float) -> None:
-    for chunk in chunks:
-        if not 0.0 <= chunk.started_s <= end_s or not 0.0 <= chunk.duration_s <= end_s - chunk.started_s:
-            _limit(chunk, ("started_s",), 0.0, end_s)
-            _limit(chunk, ("duration_s",), 0.0, end_s - chunk.started_s)
-    chunks.sort(key=attrgetter("started_s"))
-
-
-def _order_spans(spans: Any, end_s: float) -> None:
-    """Spans that end at `at_s`."""
-    for span in spans:
-        if not 0.0 <= span.duration_s <= span.at_s <= end_s:
-            _limit(span, ("at_s",), 0.0, end_s)
-            _limit(span, ("duration_s",), 0.0, span.at_s)
-    spans.sort(key=attrgetter("at_s"))

@@ -72,7 +72,7 @@ def test_every_request_ends_once_and_in_the_end_routers_know_what_workers_hold(p
             held = set(keys_of(b"".join(worker.engine.scheduler.blocks.tree.nodes)))
             known = {key for shard in router.index._shards for key, mask in shard.items() if mask & state.blocks.bit}
             assert known == held
-            assert state.blocks.num_expected == 0
+            assert not router.index._expecting[state.blocks.slot]
     for worker in run.workers:
         assert not worker.engine.has_work
         worker.engine.scheduler.blocks.check_integrity([])

@@ -171,7 +171,6 @@ async def test_a_worker_whose_index_is_wrong_is_seen_to_be_routed_by_load() -> N
         assert status.problem == "routed by load: only 0% of what its index promised recently was cached"
         (candidate,) = (await explain(router, [*PROMPT, 1])).candidates
         assert candidate.routed_by_load
-        router.connected(0).blocks.rely_on_reports()  # what is remembered is no trace of a request
 
 
 async def test_nothing_that_a_client_is_told_of_workers_depends_on_whether_another_tenants_prompt_was_new() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trunkline.v1.worker_pb2 import Gap, PrefillChunk, Timeline
+from trunkline.v1.worker_pb2 import Gap, PrefillChunk, SampledStep, Timeline
 from trunkline_router.workers.claims import (
     MAX_BYTES,
     MAX_CHUNKS,
@@ -76,13 +76,19 @@ def test_what_can_be_true_is_believed() -> None:
     assert believed_timeline(told, MOST_S, PROMPT_TOKENS) is not told, "it would keep its whole message in memory"
 
 
-def test_it_is_bounded_in_size() -> None:
-    told = Timeline(ended_s=1.0, chunks=[PrefillChunk()] * 1000, gaps=[Gap()] * 1000)
-    believed = believed_timeline(told, MOST_S, PROMPT_TOKENS)
-    assert (len(believed.chunks), len(believed.gaps)) == (MAX_CHUNKS, MAX_GAPS)
+@pytest.mark.parametrize(
+    "told",
+    [
+        Timeline(ended_s=1.0, chunks=[PrefillChunk()] * (MAX_CHUNKS + 1)),
+        Timeline(ended_s=1.0, gaps=[Gap()] * (MAX_GAPS + 1)),
+        Timeline(ended_s=1.0, sampled_steps=[SampledStep()] * MAX_BYTES),
+    ],
+)
+def test_what_is_larger_than_the_contract_allows_is_not_believed(told: Timeline) -> None:
+    assert believed_timeline(told, MOST_S, PROMPT_TOKENS) == Timeline()
 
 
-def test_what_the_contract_allows_needs_no_cut() -> None:
+def test_what_the_contract_allows_is_believed() -> None:
     chunk = PrefillChunk(started_s=1.0, duration_s=1.0, tokens=2**32 - 1)
     for name in ("step_prefill_tokens", "step_decode_tokens", "step_padding_tokens", "step_sequences"):
         setattr(chunk, name, 2**32 - 1)
@@ -92,6 +98,7 @@ def test_what_the_contract_allows_needs_no_cut() -> None:
         if field.message_type is None:
             setattr(told, field.name, 2**32 - 1)
     assert told.ByteSize() < MAX_BYTES
+    assert len(believed_timeline(told, MOST_S, PROMPT_TOKENS).chunks) == MAX_CHUNKS
 
 
 @pytest.mark.parametrize(
@@ -104,7 +111,7 @@ def test_what_the_contract_allows_needs_no_cut() -> None:
     ],
     ids=["chunks", "small chunks", "gaps", "unknown field"],
 )
-def test_what_is_cut_takes_no_memory(told: Timeline) -> None:
+def test_what_is_too_large_takes_no_memory(told: Timeline) -> None:
     """A thousand whole timelines would take 80 MB at least. What other threads of the process allocate meanwhile is
     far below the bound."""
     believed_timeline(told, MOST_S, PROMPT_TOKENS)

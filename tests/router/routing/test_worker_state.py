@@ -2,9 +2,8 @@
 
 import pytest
 
-from tests.router.fleet_of_states import BLOCK_SIZE, Fleet, cache, prompt_of, report
+from tests.router.fleet_of_states import Fleet, cache, prompt_of, report
 from trunkline_router.routing.credit import NO_CREDIT, Credit
-from trunkline_router.routing.prefix_index import MOST_RECENT_BLOCKS
 from trunkline_router.routing.worker_state import KEPT_REQUESTS, STALE_AFTER_S, IndexAccuracy, WorkerState
 
 PROMPT = prompt_of(1024)
@@ -100,7 +99,7 @@ def answer(fleet: Fleet, prompt: list[int], cached_tokens: int) -> int:
     return route.plan.matched_tokens
 
 
-def test_a_worker_whose_index_is_wrong_is_routed_by_load_and_what_was_sent_there_until_it_is_right_again() -> None:
+def test_a_worker_whose_index_is_wrong_is_routed_by_load_until_it_is_right_again() -> None:
     fleet = Fleet(1)
     (worker,) = fleet.workers
     wrong, right = [*PROMPT, 1], prompt_of(500, seed=1)
@@ -112,11 +111,11 @@ def test_a_worker_whose_index_is_wrong_is_routed_by_load_and_what_was_sent_there
     assert worker.accuracy.share == 0.0
     assert fleet.route(wrong).plan.candidates[0].routed_by_load
     assert answer(fleet, right, 496) == 0, "what the worker reports does not count"
-    assert answer(fleet, right, 496) == 496, "what this router sent there does"
-    assert answer(fleet, wrong, 1024) == 1024, "also from before"
-    fresh = prompt_of(800, seed=2)
-    assert answer(fleet, fresh, 0) == 0
-    assert answer(fleet, fresh, 800) == 784
+    with fleet.route(right).in_flight():
+        assert fleet.route(right).plan.matched_tokens == 496, "a running request's prompt does"
+    worker.blocks.clear()
+    cache(worker, right)
+    assert answer(fleet, right, 496) == 0, "a new snapshot is as little relied on"
     requests = 0
     while worker.routed_by_load:
         answer(fleet, right, 496)
@@ -126,26 +125,7 @@ def test_a_worker_whose_index_is_wrong_is_routed_by_load_and_what_was_sent_there
     never_sent = prompt_of(300, seed=5)
     cache(worker, never_sent)
     assert fleet.route(never_sent).plan.matched_tokens == 288
-    assert worker.blocks.num_expected == 0
-    fleet.index.check_integrity()
-
-
-def test_what_is_remembered_of_a_worker_is_bounded_and_outlives_a_new_snapshot() -> None:
-    fleet = Fleet(1)
-    (worker,) = fleet.workers
-    worker.blocks.rely_on_dispatches()
-    length = BLOCK_SIZE * 1024
-    for n in range(3 * MOST_RECENT_BLOCKS // 1024):
-        answer(fleet, prompt_of(length + 1, seed=n), 0)
-    assert worker.blocks.num_expected == MOST_RECENT_BLOCKS
-    assert fleet.route([*prompt_of(length + 1, seed=0)]).plan.matched_tokens == 0
-    last = prompt_of(length + 1, seed=3 * MOST_RECENT_BLOCKS // 1024 - 1)
-    cache(worker, PROMPT)
-    worker.blocks.clear()
-    cache(worker, PROMPT)
-    assert fleet.route(last).plan.matched_tokens == length
-    assert fleet.route(PROMPT).plan.matched_tokens == 0, "it is as little relied on as before"
-    worker.blocks.close()
+    assert not fleet.index._expecting[worker.blocks.slot]
     fleet.index.check_integrity()
 
 

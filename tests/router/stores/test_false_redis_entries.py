@@ -22,6 +22,7 @@ from tests.router.shared_state_rig import PREFIX, Clock, Router, keys_in, use
 from trunkline.status import RequestRefused
 from trunkline_bench.attacks.vectors import redis_entries
 from trunkline_bench.servers.redis_server import RedisServer
+from trunkline_bench.simulation.fleet.router import summed
 from trunkline_router.quotas.convictions import CONVICTION_MS, Convictions
 from trunkline_router.quotas.fleet import MOST_CREDITS, MOST_TENANTS, Neighbours
 from trunkline_router.quotas.quota import WINDOW_MS, Quotas
@@ -29,7 +30,7 @@ from trunkline_router.quotas.redis_entries import MOST_CREDIT_BYTES, written_cre
 from trunkline_router.quotas.redis_store import RedisStore
 from trunkline_router.quotas.store import MAX_CONVICTIONS, NeighbourReport, SyncReply, WorkerKey
 from trunkline_router.quotas.tenant_book import MOST_OTHERS, TenantBook
-from trunkline_router.routing.credit import NO_CREDIT, Credit, summed
+from trunkline_router.routing.credit import NO_CREDIT, Credit
 
 MOST_PIECE_BYTES = 2 * MOST_CREDIT_BYTES  # one router's credits, with the backslashes of JSON in JSON
 MOST_ANSWER_BYTES = 4 << 20

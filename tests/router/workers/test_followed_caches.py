@@ -1,7 +1,6 @@
 """What a router knows of its workers' caches against a model of sets, whatever happens: see FollowedCaches."""
 
 import asyncio
-from collections import deque
 from collections.abc import Iterable, Iterator
 from random import Random
 from typing import Any
@@ -30,7 +29,7 @@ PROMPTS_PER_CHECK = 12
 paths = st.text("01", min_size=1, max_size=MOST_BLOCKS)
 numbers = st.integers(0, 99)
 changes = st.tuples(st.sampled_from(["stores", "stores", "stores", "removes", "removes", "clears"]), paths)
-fates = st.sampled_from(["runs on", "is computed", "is computed, is cached", "is computed, is cached, ends", "ends"])
+fates = st.sampled_from(["runs on", "is cached", "is cached, ends", "ends"])
 faults = st.sampled_from(["is lost", "comes twice", "comes in a snapshot", "breaks the stream"])
 several_steps = st.lists(st.lists(changes, min_size=1, max_size=3), min_size=1, max_size=4)
 
@@ -120,8 +119,7 @@ class Connection:
         self.blocks = WorkerBlocks(index)
         self.told: set[str] = set()  # by the worker
         self.sent: list[str] = []  # prompts of requests that run
-        self.recent: deque[str] = deque()  # prompts that were computed there
-        self.by_dispatches = False
+        self.reports_count = True
         self.watch = Watch(loop, worker.mirror)
         self.last_events: WatchCacheResponse | None = None
         self._follow()
@@ -166,29 +164,19 @@ class Connection:
         if not is_in_order:
             self.resubscribe()
 
-    def remember(self, path: str) -> None:
-        self.blocks.remember(CHAINS[path])
-        self.recent.append(path[: prefix_index.MOST_RECENT_BLOCKS])
-        while (
-            len(self.recent) > prefix_index.MOST_RECENT_PROMPTS
-            or sum(map(len, self.recent)) > prefix_index.MOST_RECENT_BLOCKS
-        ):
-            self.recent.popleft()
-
     @property
     def expected(self) -> set[str]:
-        prompts = [*self.sent, *(self.recent if self.by_dispatches else ())]
-        return {block for path in prompts for block in blocks_of(path)}
+        return {block for path in self.sent for block in blocks_of(path)}
 
     @property
     def counts(self) -> set[str]:
         """What the router should reckon with."""
-        return self.expected if self.by_dispatches else self.expected | self.told
+        return self.expected | self.told if self.reports_count else self.expected
 
 
 class FollowedCaches(RuleBasedStateMachine):
     """Workers come, compute, evict, clear, start anew and are lost; their streams are late, lose events, repeat them
-    and break off, in the midst of a snapshot too; requests run, whose prompts are computed there or never; workers'
+    and break off, in the midst of a snapshot too; requests run, whose prompts are cached there or never; workers'
     reports are distrusted and trusted; what lost ones held is swept out in slices, or not yet."""
 
     def __init__(self) -> None:
@@ -203,14 +191,12 @@ class FollowedCaches(RuleBasedStateMachine):
         num_shards=st.sampled_from([1, 3, 16, 64]),
         part_blocks=st.integers(1, 8),
         most_pending=st.integers(1, 6),
-        recent=st.sampled_from([(3, 5), (3, 99), (99, 20)]),
     )
-    def starts(self, num_shards: int, part_blocks: int, most_pending: int, recent: tuple[int, int]) -> None:
+    def starts(self, num_shards: int, part_blocks: int, most_pending: int) -> None:
         """Limits that a handful of blocks reaches; the test puts the real ones back."""
         prefix_index.SHARDS = num_shards
         cache_mirror.SNAPSHOT_CHUNK_BLOCKS = part_blocks
         cache_mirror.MAX_PENDING_ITEMS = most_pending
-        prefix_index.MOST_RECENT_PROMPTS, prefix_index.MOST_RECENT_BLOCKS = recent
         self.index = PrefixIndex()
 
     def teardown(self) -> None:
@@ -322,8 +308,6 @@ class FollowedCaches(RuleBasedStateMachine):
 
     def go_on(self, at: int, fate: str) -> None:
         connection, path = self.requests[at]
-        if fate.startswith("is computed"):
-            connection.remember(path)
         if "is cached" in fate:
             connection.worker.step([("stores", path)])
         if fate.endswith("ends"):
@@ -335,11 +319,8 @@ class FollowedCaches(RuleBasedStateMachine):
     @rule(number=numbers)
     def its_reports_count_no_longer_or_again(self, number: int) -> None:
         connection = self.pick(number)
-        connection.by_dispatches = not connection.by_dispatches
-        if connection.by_dispatches:
-            connection.blocks.rely_on_dispatches()
-        else:
-            connection.blocks.rely_on_reports()
+        connection.reports_count = not connection.reports_count
+        connection.blocks.count_reports(count=connection.reports_count)
 
     # The index
 
@@ -370,7 +351,8 @@ class FollowedCaches(RuleBasedStateMachine):
         counts = [connection.counts for connection in self.connections]
         for connection in self.connections:
             assert len(connection.blocks) == len(connection.told)
-            assert connection.blocks.num_expected == len(connection.expected)
+            expected = {CHAINS[path][-1] for path in connection.expected}
+            assert self.index._expecting[connection.blocks.slot].keys() == expected
         for path in self.draw.choices(PATHS, k=PROMPTS_PER_CHECK):
             found: dict[int, int] = {}
             for count, mask in self.index.match(CHAINS[path], sum(bits)):
@@ -390,8 +372,6 @@ def limits() -> Iterator[None]:
         patch.setattr(prefix_index, "SHARDS", prefix_index.SHARDS)
         for name in ("SNAPSHOT_CHUNK_BLOCKS", "MAX_PENDING_ITEMS"):
             patch.setattr(cache_mirror, name, getattr(cache_mirror, name))
-        for name in ("MOST_RECENT_PROMPTS", "MOST_RECENT_BLOCKS"):
-            patch.setattr(prefix_index, name, getattr(prefix_index, name))
         yield
 
 

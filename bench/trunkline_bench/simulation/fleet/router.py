@@ -1,21 +1,23 @@
 """One router replica of the simulated fleet: the real index, policy and credits, with delayed messages."""
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from random import Random
+from typing import TypeVar
 
 from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.v1.worker_pb2 import CacheEvents, CacheSnapshot, GetModelResponse, LoadSample, WatchCacheResponse
 from trunkline_bench.simulation.fleet.baselines import BASELINES, rerouted
-from trunkline_router.routing.credit import Credit, summed
+from trunkline_router.routing.credit import NO_CREDIT, Credit
 from trunkline_router.routing.prefix_index import PrefixIndex, WorkerBlocks
 from trunkline_router.routing.route import Route, route_chains
 from trunkline_router.routing.route_request import PolicyName, RouteRequest, RoutingPolicy
 from trunkline_router.routing.worker_state import InFlight, WorkerState
 from trunkline_router.workers.cache_follower import CacheFollower
 
+Key = TypeVar("Key", bound=Hashable)
 EPOCH = 1
 POLICIES = (*(name.value for name in PolicyName), *BASELINES)
 
@@ -109,3 +111,13 @@ class FleetRouter:
 def cache_news(sequence: int, step: EngineStep) -> WatchCacheResponse:
     """The step's cache events, as the worker's front sends them."""
     return WatchCacheResponse(epoch=EPOCH, sequence=sequence, events=CacheEvents(events=step.cache_events))
+
+
+def summed(told: Iterable[Mapping[Key, Credit]]) -> dict[Key, Credit]:
+    """Returns what several routers have sent to each worker, together."""
+    sums: dict[Key, Credit] = {}
+    for credits in told:
+        for key, credit in credits.items():
+            before = sums.get(key, NO_CREDIT)
+            sums[key] = Credit(before.choices + credit.choices, before.tokens + credit.tokens)
+    return sums
