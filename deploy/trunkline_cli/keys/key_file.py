@@ -1,4 +1,4 @@
-"""The file of API keys, as `trunkline keys` changes it: as a whole, so that a reader sees the old keys or the new ones."""
+"""The file of API keys, which is replaced as a whole: a reader sees the old keys or the new ones."""
 
 import contextlib
 import fcntl

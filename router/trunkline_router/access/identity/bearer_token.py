@@ -47,8 +47,8 @@ FAILURE_S = 10.0  # for which a refusal is remembered
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*\.[A-Za-z0-9_-]*", re.ASCII)
 _ALLOWED = frozenset(name for names in ALGORITHMS.values() for name in names)
 _REFUSED = "the token is not valid"
-# Time for invalid tokens, as shares of one event loop's time, and how much of it may be used at once. All hosts together
-# have more, so that others have room while one sends nothing else.
+# Time for invalid tokens, as shares of one event loop's time, and how much of it may be used at once. All hosts
+# together have more, so that others have room while one sends nothing else.
 SHARE_OF_HOST, HOST_BURST_S = 0.01, 0.1
 SHARE_IN_ALL, BURST_S = 0.04, 0.4
 LEAST_RETRY_MS = 100
