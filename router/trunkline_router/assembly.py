@@ -22,8 +22,7 @@ from trunkline_router.edge.live.fleet_endpoints import FleetEndpoints
 from trunkline_router.edge.live.page_files import PageFiles
 from trunkline_router.edge.responses.response_store import ResponseStore, StoreLimits
 from trunkline_router.http_app import App, http_app, metrics_app
-from trunkline_router.observe.metrics.collector import RequestCounts, certificates_of, collector, label_rules
-from trunkline_router.observe.metrics.router_gauges import ProcessGauges
+from trunkline_router.observe.metrics.collector import RequestCounts, certificates_of, collector
 from trunkline_router.observe.recent.recent_requests import SLOW_S, RecentRequests
 from trunkline_router.observe.recent.router_requests import RequestBook, RouterRequests
 from trunkline_router.observe.tracing.request_traces import RequestTraces
@@ -52,6 +51,7 @@ from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.server import GrpcServer
 from trunkline_runtime.telemetry.exposition import Collect, FreshAnswers
+from trunkline_runtime.telemetry.process_families import ProcessMetrics
 from trunkline_runtime.tls import ServerTls
 from trunkline_runtime.tracing import Tracing
 
@@ -121,7 +121,7 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
         tls=tls,
         health_port=settings.tls.health_port,
     )
-    counted = RequestCounts(label_rules(access.tenants))
+    counted = RequestCounts(access.tenants)
     recent = RecentRequests(slow_s=settings.trace_slow_ms / 1e3 or SLOW_S)
     listeners: Sequence[RequestListener] = [counted, recent] if traces is None else [traces, counted, recent]
     observer = RequestObserver(tracing.sampler, listeners, None if traces is None else traces.may_export)
@@ -145,8 +145,8 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     store, helpers, lag = _response_store(settings), Helpers(), LoopLag()
     spans = None if tracing.queue is None else tracing.queue.counts
     restarts = None if shared_port is None else shared_port.restarts
-    process = ProcessGauges(lag, certificates_of(settings, tls), spans, restarts)
-    collect = collector(counted, inference, gate, process)
+    process = ProcessMetrics("router", lag, certificates_of(settings, tls), spans)
+    collect = collector(counted, inference, gate, process, restarts)
     page = FleetEndpoints(watch, worker_drain, PageFiles())
     http, metrics = _http_servers(settings, inference, access, gate, tls, collect, page, store, shared_port)
     background = (

@@ -28,8 +28,7 @@ from trunkline_router.edge.live.fleet_endpoints import FleetEndpoints
 from trunkline_router.edge.live.page_files import PageFiles
 from trunkline_router.edge.responses.response_store import ResponseStore
 from trunkline_router.http_app import http_app
-from trunkline_router.observe.metrics.collector import RequestCounts, collector, label_rules
-from trunkline_router.observe.metrics.router_gauges import ProcessGauges
+from trunkline_router.observe.metrics.collector import RequestCounts, collector
 from trunkline_router.observe.recent.recent_requests import RecentRequests
 from trunkline_router.observe.recent.router_requests import RequestBook, RouterRequests
 from trunkline_router.observe.watch.fleet_sampler import Periods
@@ -55,7 +54,7 @@ from trunkline_runtime.channel import open_channel
 from trunkline_runtime.loop_lag import LoopLag
 from trunkline_runtime.server import GrpcServer
 from trunkline_runtime.telemetry.exposition import Collect, FreshAnswers
-from trunkline_runtime.telemetry.process_families import CertificateExpiry
+from trunkline_runtime.telemetry.process_families import CertificateExpiry, ProcessMetrics
 
 SERVICE = "trunkline.v1.InferenceService"
 PERIODS = Periods(watched_s=0.05, idle_s=60.0, answers_s=0.02)
@@ -230,7 +229,7 @@ async def router_before(
         await shared.start()
         stack.push_async_callback(shared.close)
         stack.push_async_callback(_cancel, [asyncio.create_task(shared.run())])
-        counted, recent = RequestCounts(label_rules(access.tenants)), recent or RecentRequests()
+        counted, recent = RequestCounts(access.tenants), recent or RecentRequests()
         observer = observer or RequestObserver(listeners=[counted, recent])
         inference = Inference(dispatcher, max_choices=max_choices, shared=shared, observer=observer, aliases=aliases)
         service = InferenceService(inference, access, grant_keys=keys)
@@ -246,7 +245,7 @@ async def router_before(
         )
         await server.start()
         stack.push_async_callback(server.stop, 0)
-        collect = collector(counted, inference, gate, ProcessGauges(LoopLag(), CertificateExpiry()))
+        collect = collector(counted, inference, gate, ProcessMetrics("router", LoopLag(), CertificateExpiry()))
         http: HttpServer | None = None
         if edge is not None:
             answers = FreshAnswers(collect)

@@ -24,7 +24,7 @@ from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline.v1.worker_pb2 import Gap, PrefillChunk, Timeline
 from trunkline_router.access.access import Tenants
 from trunkline_router.edge.http_call import Edge
-from trunkline_router.observe.metrics.collector import RequestCounts, label_rules
+from trunkline_router.observe.metrics.collector import RequestCounts
 from trunkline_router.observe.recent.recent_requests import RecentRequests
 from trunkline_router.observe.tracing.request_traces import RequestTraces
 from trunkline_router.record.request_observer import RequestObserver
@@ -88,7 +88,7 @@ async def test_traffic_leaves_the_memory_of_all_that_listens_flat() -> None:
     """Of a whole router: ring of requests, metrics, traces, prefixes, sampler, scraper, watcher. Messages of protobuf
     are kept outside of Python's memory, so the process's own is measured."""
     queue, recent, tenants = span_queue(Discards(), Resource.create()), RecentRequests(), Tenants()
-    counted = RequestCounts(label_rules(tenants))
+    counted = RequestCounts(tenants)
     observer = RequestObserver(listeners=[RequestTraces(queue, slow_s=2.0), counted, recent])
     worker = FakeWorker("w0", answer=None)
     limits = FailoverLimits(max_resumptions=0)

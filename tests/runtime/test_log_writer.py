@@ -21,7 +21,8 @@ DEADLINE_S = 60.0  # for failures only
 PROGRAM = f"""
 import sys, time
 from trunkline_runtime.log import configure_logging, get_logger, num_dropped_lines
-from trunkline_runtime.telemetry.process_families import log_family
+from trunkline_runtime.loop_lag import LoopLag
+from trunkline_runtime.telemetry.process_families import CertificateExpiry, ProcessMetrics
 
 configure_logging("test")
 for number in range({MANY}):
@@ -29,7 +30,8 @@ for number in range({MANY}):
 print("a line of another library", file=sys.stderr)
 while not num_dropped_lines():
     time.sleep(0.001)
-(sample,) = log_family("dropped").samples
+families = ProcessMetrics("test", LoopLag(), CertificateExpiry()).families()
+((sample,),) = [family.samples for family in families if family.name == "trunkline_test_dropped_log_lines"]
 print(sample.value)
 """
 

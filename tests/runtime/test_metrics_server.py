@@ -12,10 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.router.loop_work import watched_loop
 from trunkline_runtime.server import PortInUse
 from trunkline_runtime.telemetry import metrics_server
-from trunkline_runtime.telemetry.exposition import Families, gauge
+from trunkline_runtime.telemetry.exposition import Families
 from trunkline_runtime.telemetry.metrics_server import MAX_CONNECTIONS, MetricsServer
 from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokenError, ScrapeTokens
-from trunkline_runtime.telemetry.series import OTHER, BoundedNames, BucketCounts, one_two_five
+from trunkline_runtime.telemetry.series import OTHER, BoundedNames, BucketCounts, gauge, one_two_five
 
 TOKEN = b"0123456789abcdef-scraper"
 

@@ -15,9 +15,9 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from prometheus_client.core import Metric
 
-from trunkline_runtime.telemetry.exposition import Families, counter, gauge, histogram
+from trunkline_runtime.telemetry.exposition import Families
 from trunkline_runtime.telemetry.otlp_metrics import MetricsExport, exports_metrics, metrics_export
-from trunkline_runtime.telemetry.series import BucketCounts
+from trunkline_runtime.telemetry.series import BucketCounts, counter, gauge, histogram
 
 PATIENCE_S = 60.0
 SERVICE = "trunkline-router"

@@ -2,47 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from trunkline_runtime.telemetry.series import BucketCounts
-
 Families = Iterable[Metric]
-Samples = Iterable[tuple[Sequence[str], float]]  # label values, and a value
 OPENMETRICS_END = b"# EOF\n"
 FRESH_S = 1.0  # an answer is given again for this long
 
 Collect = Callable[[], Awaitable[Families]]
-
-
-def gauge(name: str, documentation: str, labels: Sequence[str], samples: Samples) -> Metric:
-    """A family of values that go up and down."""
-    family = GaugeMetricFamily(name, documentation, labels=labels)
-    for values, value in samples:
-        family.add_metric(values, value)
-    return family
-
-
-def counter(name: str, documentation: str, labels: Sequence[str], samples: Samples) -> Metric:
-    """A family of values that only grow. Its samples are called name_total."""
-    family = CounterMetricFamily(name, documentation, labels=labels)
-    for values, value in samples:
-        family.add_metric(values, value)
-    return family
-
-
-def histogram(
-    name: str, documentation: str, labels: Sequence[str], samples: Iterable[tuple[Sequence[str], BucketCounts]]
-) -> Metric:
-    """A family of histograms."""
-    family = HistogramMetricFamily(name, documentation, labels=labels)
-    for values, counts in samples:
-        family.add_metric(values, counts.cumulative(), counts.sum)
-    return family
 
 
 def content_type_of(accept: str) -> str:

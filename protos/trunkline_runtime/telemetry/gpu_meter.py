@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from prometheus_client.core import Metric
 
-from trunkline_runtime.telemetry.exposition import gauge
+from trunkline_runtime.telemetry.series import gauge
 
 UUID_PREFIXES = ("GPU-", "MIG-")  # of a whole GPU, and of a part of a divided one
 

@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 
 from trunkline.tls_files import TlsFileError
 from trunkline_runtime.log import num_dropped_lines
-from trunkline_runtime.telemetry.exposition import counter, gauge
+from trunkline_runtime.loop_lag import LoopLag
+from trunkline_runtime.telemetry.series import counter, gauge
 from trunkline_runtime.telemetry.span_queue import ExportCounts
 from trunkline_runtime.tls import ServerTls, Validity, first_to_expire, stamp_of
 
@@ -56,22 +58,41 @@ class CertificateExpiry:
         return self._read[path][1]
 
 
-def spans_family(name: str, counts: ExportCounts | None) -> Metric:
-    """What became of spans.  counts: None: they are not exported"""
-    told = {} if counts is None else asdict(counts)
-    return counter(
-        name,
-        "Spans by outcome: exported, failed because the collector did not take them, dropped because too many waited, "
-        "withheld because a router exports only so many requests a second.",
-        ("outcome",),
-        [((outcome,), float(count)) for outcome, count in told.items()],
-    )
+class ProcessMetrics:
+    """of: the kind of server, which names of metrics have;  spans: what became of spans; None: they are not exported"""
 
+    def __init__(
+        self, of: str, lag: LoopLag, certificates: CertificateExpiry, spans: ExportCounts | None = None
+    ) -> None:
+        self._prefix = f"trunkline_{of}_"
+        self._lag = lag
+        self._certificates = certificates
+        self._spans = spans
+        self._process = ProcessCollector(registry=None)  # registered nowhere
 
-def log_family(name: str) -> Metric:
-    """What became of the log."""
-    lines = [((), float(num_dropped_lines()))]
-    return counter(name, "Lines of the log that could not be written: a full disk, or a reader that stalls.", (), lines)
+    def families(self) -> Iterable[Metric]:
+        """All families."""
+        yield gauge(
+            self._prefix + "event_loop_lag_seconds",
+            "Longest time that a due callback waited in the last minute.",
+            (),
+            [((), self._lag.recent_s())],
+        )
+        yield counter(
+            self._prefix + "spans",
+            "Spans by outcome: exported, failed because the collector did not take them, dropped because too many "
+            "waited, withheld because a router exports only so many requests a second.",
+            ("outcome",),
+            [] if self._spans is None else [((outcome,), count) for outcome, count in asdict(self._spans).items()],
+        )
+        yield counter(
+            self._prefix + "dropped_log_lines",
+            "Lines of the log that could not be written: a full disk, or a reader that stalls.",
+            (),
+            [((), num_dropped_lines())],
+        )
+        yield from certificate_families(self._certificates)
+        yield from self._process.collect()
 
 
 def certificate_families(certificates: CertificateExpiry) -> Iterable[Metric]:

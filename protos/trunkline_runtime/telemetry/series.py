@@ -4,8 +4,9 @@ Counters and histograms are filled without locks by one thread.
 """
 
 from bisect import bisect_left
-from collections.abc import ItemsView, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.samples import Exemplar
 
 OTHER = "other"
@@ -13,6 +14,7 @@ MAX_SERIES = 1000  # of a counter
 MAX_HISTOGRAMS = 64  # of a histogram; each has as many series as buckets, and two
 
 Bucket = tuple[str, float] | tuple[str, float, Exemplar]
+Samples = Iterable[tuple[Sequence[str], float]]  # label values, and a value
 
 
 class BoundedNames:
@@ -86,39 +88,67 @@ def one_two_five(most: int) -> tuple[float, ...]:
     return tuple(float(bound) for bound in bounds if bound <= most)
 
 
+def gauge(name: str, documentation: str, labels: Sequence[str], samples: Samples) -> Metric:
+    """A family of values that go up and down."""
+    family = GaugeMetricFamily(name, documentation, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, float(value))
+    return family
+
+
+def counter(name: str, documentation: str, labels: Sequence[str], samples: Samples) -> Metric:
+    """A family of values that only grow. Its samples are called name_total."""
+    family = CounterMetricFamily(name, documentation, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, float(value))
+    return family
+
+
+def histogram(
+    name: str, documentation: str, labels: Sequence[str], samples: Iterable[tuple[Sequence[str], BucketCounts]]
+) -> Metric:
+    """A family of histograms."""
+    family = HistogramMetricFamily(name, documentation, labels=labels)
+    for values, counts in samples:
+        family.add_metric(values, counts.cumulative(), counts.sum)
+    return family
+
+
 class SeriesCounts:
     """A counter's values by its labels. Labels beyond the bound count as OTHER, all of them."""
 
-    def __init__(self, num_labels: int, most: int = MAX_SERIES) -> None:
-        self._others = (OTHER,) * num_labels
-        self._most = most - 1  # one series is for the others
+    def __init__(self, name: str, documentation: str, labels: Sequence[str]) -> None:
+        self._described = name, documentation, labels
+        self._others = (OTHER,) * len(labels)
         self._counts: dict[tuple[str, ...], float] = {}
 
-    def add(self, labels: tuple[str, ...], count: float = 1.0) -> None:
+    def add(self, *labels: str, count: float = 1.0) -> None:
         """Counts under these labels."""
         counts = self._counts
         if labels in counts:
             counts[labels] += count
-        elif len(counts) < self._most:
+        elif len(counts) < MAX_SERIES - 1:  # one series is for the others
             counts[labels] = count
         else:
             counts[self._others] = counts.get(self._others, 0.0) + count
 
-    def items(self) -> ItemsView[tuple[str, ...], float]:
-        """Labels and counts."""
-        return self._counts.items()
+    def families(self) -> Iterable[Metric]:
+        return [counter(*self._described, self._counts.items())]
 
 
 class SeriesBuckets:
     """Histograms by their labels, as SeriesCounts."""
 
-    def __init__(self, num_labels: int, bounds: Sequence[float], most: int = MAX_HISTOGRAMS) -> None:
-        self._others = (OTHER,) * num_labels
+    def __init__(
+        self, name: str, documentation: str, labels: Sequence[str], bounds: Sequence[float], most: int = MAX_HISTOGRAMS
+    ) -> None:
+        self._described = name, documentation, labels
+        self._others = (OTHER,) * len(labels)
         self._bounds = bounds
         self._most = most - 1
         self._buckets: dict[tuple[str, ...], BucketCounts] = {}
 
-    def of(self, labels: tuple[str, ...]) -> BucketCounts:
+    def of(self, *labels: str) -> BucketCounts:
         """The histogram with these labels."""
         found = self._buckets.get(labels)
         if found is not None:
@@ -127,6 +157,14 @@ class SeriesBuckets:
             labels = self._others
         return self._buckets.setdefault(labels, BucketCounts(self._bounds))
 
-    def items(self) -> ItemsView[tuple[str, ...], BucketCounts]:
-        """Labels and histograms."""
-        return self._buckets.items()
+    def families(self) -> Iterable[Metric]:
+        return [histogram(*self._described, self._buckets.items())]
+
+
+class SeriesGroup:
+    """Counters and histograms that are filled together: the attributes."""
+
+    def families(self) -> Iterable[Metric]:
+        """All families."""
+        for series in vars(self).values():
+            yield from series.families()

@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 from tests.router.fleet_of_states import Fleet, prompt_of
 from trunkline.v1.worker_pb2 import Timeline
 from trunkline_router.access.access import Tenant, Tenants
-from trunkline_router.observe.metrics.collector import RequestCounts, label_rules
+from trunkline_router.observe.metrics.collector import RequestCounts
 from trunkline_router.record.request_record import (
     COMPLETE,
     HTTP,
@@ -87,7 +87,7 @@ def refused(reason: str, **fields: Any) -> RequestRecord:
 
 def counts(*listed: str) -> RequestCounts:
     """With these tenants in the tenants file."""
-    return RequestCounts(label_rules(Tenants({name: Tenant() for name in listed})), lambda: NOW_UNIX_S)
+    return RequestCounts(Tenants({name: Tenant() for name in listed}), lambda: NOW_UNIX_S)
 
 
 def values(families: Callable[[], Iterable[Metric]], sample_name: str, *labels: str) -> dict[tuple[str, ...], float]:

@@ -1,12 +1,16 @@
 """Metrics of quotas and of a real Redis that is lost."""
 
 import asyncio
+from collections.abc import Iterable
+from itertools import chain
+
+from prometheus_client.core import Metric
 
 from tests.router.cluster import until
 from tests.router.metrics.records import value, values
 from tests.router.running_routers import running
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_router.observe.metrics.router_gauges import SharedStateGauges
+from trunkline_router.observe.metrics.router_gauges import quota_families, redis_families
 from trunkline_router.quotas.quota import Quotas
 from trunkline_runtime.telemetry.series import BoundedNames
 
@@ -15,7 +19,10 @@ QUOTAS = Quotas(requests_per_minute=2, tokens_in_flight=1000)
 
 async def test_quotas_and_a_redis_that_is_lost_are_told(redis: RedisServer) -> None:
     async with running(redis.url, "a", "b") as (a, b):
-        families = SharedStateGauges(a, BoundedNames(10)).families
+
+        def families() -> Iterable[Metric]:
+            return chain(quota_families(a, BoundedNames(10)), redis_families(a))
+
         assert [await router.admits(QUOTAS) for router in (a, b, a)] == [True, True, False]
         await until(lambda: a.num_neighbours == 1)
         assert values(families, "trunkline_router_quota_limit", "tenant", "quota") == {
@@ -41,4 +48,4 @@ async def test_quotas_and_a_redis_that_is_lost_are_told(redis: RedisServer) -> N
 async def test_tenants_beyond_the_bound_are_not_mixed_into_one_quota(redis: RedisServer) -> None:
     async with running(redis.url, "a") as (router,):
         await router.admits(QUOTAS)
-        assert not values(SharedStateGauges(router, BoundedNames(0)).families, "trunkline_router_quota_used")
+        assert not values(lambda: quota_families(router, BoundedNames(0)), "trunkline_router_quota_used")

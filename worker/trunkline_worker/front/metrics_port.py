@@ -6,22 +6,17 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import chain
 
-from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.loop_lag import LoopLag
-from trunkline_runtime.telemetry.exposition import Families, gauge
+from trunkline_runtime.telemetry.exposition import Families
 from trunkline_runtime.telemetry.gpu_meter import NO_GPU, GpuMeter, gpu_families
 from trunkline_runtime.telemetry.metrics_server import MetricsServer
 from trunkline_runtime.telemetry.otlp_metrics import metrics_export
-from trunkline_runtime.telemetry.process_families import (
-    CertificateExpiry,
-    certificate_families,
-    log_family,
-    spans_family,
-)
+from trunkline_runtime.telemetry.process_families import CertificateExpiry, ProcessMetrics
 from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokens
+from trunkline_runtime.telemetry.series import gauge
 from trunkline_runtime.telemetry.span_queue import ExportCounts
 from trunkline_runtime.tls import ServerTls
 from trunkline_worker.front.session import Backlog
@@ -81,12 +76,10 @@ class MetricsSources:
         spans: ExportCounts | None = None,
     ) -> None:
         self._metrics = metrics
-        self._lag = lag
         self._backlog = backlog
-        self._certificates = CertificateExpiry(tls)
         self._gpu = gpu
-        self._spans = spans
-        self._process = ProcessCollector(registry=None)  # of the front: the engine is a process of its own
+        # Of the front: the engine is a process of its own.
+        self._process = ProcessMetrics("worker", lag, CertificateExpiry(tls), spans)
 
     async def collect(self) -> Families:
         """All metrics of now, made one by one."""
@@ -95,18 +88,9 @@ class MetricsSources:
 
     def _of_process(self) -> Iterable[Metric]:
         yield gauge(
-            "trunkline_worker_event_loop_lag_seconds",
-            "Longest time that a due callback waited in the last minute.",
-            (),
-            [((), self._lag.recent_s())],
-        )
-        yield gauge(
             "trunkline_worker_outbox_bytes",
             "Output that waits to be sent to routers and direct clients.",
             (),
             [((), float(self._backlog.all_bytes))],
         )
-        yield spans_family("trunkline_worker_spans", self._spans)
-        yield log_family("trunkline_worker_dropped_log_lines")
-        yield from certificate_families(self._certificates)
-        yield from self._process.collect()
+        yield from self._process.families()

@@ -2,13 +2,13 @@
 did clients hear nothing."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from prometheus_client.core import Metric
 
-from trunkline_router.observe.metrics.request_metrics import RequestLabels, reason_label
+from trunkline_router.observe.metrics.request_metrics import MODEL, RequestLabels, reason_label
 from trunkline_router.record.request_record import (
     CANCELLED,
     COMPLETE,
@@ -17,8 +17,7 @@ from trunkline_router.record.request_record import (
     PlacementRecord,
     RequestRecord,
 )
-from trunkline_runtime.telemetry.exposition import counter, gauge, histogram
-from trunkline_runtime.telemetry.series import SeriesBuckets, SeriesCounts
+from trunkline_runtime.telemetry.series import SeriesBuckets, SeriesCounts, SeriesGroup, counter, gauge
 
 RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
 ENDS = frozenset({COMPLETE, CANCELLED, GRANTED})
@@ -38,61 +37,103 @@ class OfWorker:
     clock_skew_s: float | None = None
 
 
-class WorkerCounts:
-    """The counts of the workers that were used last: workers come and go, and each may be a new name. A worker that
-    returns after it was forgotten counts from zero, which Prometheus takes for a restart."""
+class WorkerMetrics:
+    """Of the workers that were used last: workers come and go, and each may be a new name. A worker that returns after
+    it was forgotten counts from zero, which Prometheus takes for a restart."""
 
-    def __init__(self, most: int = MAX_WORKERS) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._workers: OrderedDict[str, OfWorker] = OrderedDict()
 
     def of(self, worker: str) -> OfWorker:
-        """A worker's counts, to be added to."""
-        counts = self._workers.get(worker)
-        if counts is None:
-            counts = self._workers[worker] = OfWorker()
-            if len(self._workers) > self._most:
-                self._workers.popitem(last=False)
-        self._workers.move_to_end(worker)
-        return counts
+        """A worker's sums, to be added to."""
+        sums = self._workers.pop(worker, None) or OfWorker()
+        self._workers[worker] = sums
+        if len(self._workers) > MAX_WORKERS:
+            self._workers.popitem(last=False)
+        return sums
 
-    def items(self) -> Sequence[tuple[str, OfWorker]]:
-        """All counts by worker."""
-        return list(self._workers.items())
+    def families(self) -> Iterable[Metric]:
+        """All families."""
+        known = list(self._workers.items())
+        for name, documentation, attribute in (
+            ("first_tokens", "Attempts with a first output and a prediction of it.", "first_tokens"),
+            ("first_token_seconds", "Times to their first outputs, summed.", "first_token_s"),
+            ("predicted_first_token_seconds", "Predictions of these times, summed.", "predicted_s"),
+            ("first_token_error_seconds", "Differences between the two, without sign, summed.", "error_s"),
+        ):
+            samples = [((name,), getattr(sums, attribute)) for name, sums in known]
+            yield counter(f"trunkline_router_worker_{name}", documentation, ("worker",), samples)
+        yield counter(
+            "trunkline_router_worker_attempts",
+            "Attempts that ended: complete, cancelled, or the reason of an error.",
+            ("worker", "outcome"),
+            [((name, ended), count) for name, sums in known for ended, count in sums.ended.items()],
+        )
+        yield gauge(
+            "trunkline_router_worker_clock_skew_seconds",
+            "The worker's clock minus the router's, by the latest answer.",
+            ("worker",),
+            [((name,), sums.clock_skew_s) for name, sums in known if sums.clock_skew_s is not None],
+        )
 
 
-class AttemptMetrics:
+class AttemptMetrics(SeriesGroup):
     """Counted at the ends of requests."""
 
     def __init__(self) -> None:
-        self._decisions = SeriesCounts(2)
-        self._matched_tokens = SeriesCounts(1)
-        self._prompt_tokens = SeriesCounts(1)
-        self._ratio = SeriesBuckets(1, RATIO_BUCKETS)
-        self._retries = SeriesCounts(2)
-        self._failovers = SeriesCounts(2)
-        self._silence = SeriesBuckets(1, SILENCE_BUCKETS)
-        self._workers = WorkerCounts()
+        self._decisions = SeriesCounts(
+            "trunkline_router_route_decisions", "Decisions for a worker, by policy and reason.", ("policy", "reason")
+        )
+        self._matched_tokens = SeriesCounts(
+            "trunkline_router_route_matched_tokens",
+            "Prompt tokens that the index promised at the chosen worker.",
+            MODEL,
+        )
+        self._prompt_tokens = SeriesCounts(
+            "trunkline_router_route_prompt_tokens", "Prompt tokens of routed requests.", MODEL
+        )
+        self._ratio = SeriesBuckets(
+            "trunkline_router_first_token_prediction_ratio",
+            "Time to the first output of an attempt, divided by the prediction.",
+            MODEL,
+            RATIO_BUCKETS,
+        )
+        self._retries = SeriesCounts(
+            "trunkline_router_retries",
+            "Attempts at another worker before there was any output.",
+            ("model_name", "reason"),
+        )
+        self._failovers = SeriesCounts(
+            "trunkline_router_failovers",
+            "Attempts that continued an answer at another worker.",
+            ("model_name", "reason"),
+        )
+        self._silence = SeriesBuckets(
+            "trunkline_router_failover_silence_seconds",
+            "Time from the last output of a lost attempt to the first output of the one that continued it.",
+            MODEL,
+            SILENCE_BUCKETS,
+        )
+        self._workers = WorkerMetrics()
 
     def request_ended(self, record: RequestRecord, labels: RequestLabels, unix_s: float) -> None:
         """Counts a request that ended now."""
-        model = (labels.model,)
+        model = labels.model
         for placement in record.placements:
             if placement.plan is not None:
-                self._decisions.add((placement.policy, placement.plan.why))
-                self._matched_tokens.add(model, placement.matched_tokens)
-                self._prompt_tokens.add(model, record.prompt_tokens)
+                self._decisions.add(placement.policy, placement.plan.why)
+                self._matched_tokens.add(model, count=placement.matched_tokens)
+                self._prompt_tokens.add(model, count=record.prompt_tokens)
         for attempt, decision in pairs_of(record):
             self._count(attempt, decision, model)
         for lost, following in pairwise(record.attempts):
             counts = self._retries if following.resumed_at_tokens is None else self._failovers
-            counts.add((labels.model, reason_label(lost.ended)))
+            counts.add(model, reason_label(lost.ended))
         for silence in record.silences.values():
             self._silence.of(model).add_traced(silence.duration_s, labels.trace_id, unix_s)
 
-    def _count(self, attempt: AttemptRecord, placement: PlacementRecord | None, model: tuple[str]) -> None:
-        worker = self._workers.of(attempt.worker)
-        ended = attempt.ended
+    def _count(self, attempt: AttemptRecord, placement: PlacementRecord | None, model: str) -> None:
+        worker, ended = self._workers.of(attempt.worker), attempt.ended
         worker.ended[ended if ended in ENDS else reason_label(ended)] += 1
         if attempt.clock_skew_s is not None:
             worker.clock_skew_s = attempt.clock_skew_s
@@ -106,64 +147,6 @@ class AttemptMetrics:
         worker.error_s += abs(real_s - predicted_s)
         if predicted_s > 0:
             self._ratio.of(model).add(real_s / predicted_s)
-
-    def families(self) -> Iterable[Metric]:
-        """All families."""
-        yield from self._of_routing()
-        for name, documentation, counts in (
-            ("retries", "Attempts at another worker before there was any output.", self._retries),
-            ("failovers", "Attempts that continued an answer at another worker.", self._failovers),
-        ):
-            yield counter(f"trunkline_router_{name}", documentation, ("model_name", "reason"), counts.items())
-        yield histogram(
-            "trunkline_router_failover_silence_seconds",
-            "Time from the last output of a lost attempt to the first output of the one that continued it.",
-            ("model_name",),
-            self._silence.items(),
-        )
-        yield from self._of_workers()
-
-    def _of_routing(self) -> Iterable[Metric]:
-        yield counter(
-            "trunkline_router_route_decisions",
-            "Decisions for a worker, by policy and reason.",
-            ("policy", "reason"),
-            self._decisions.items(),
-        )
-        for name, documentation, counts in (
-            ("matched", "Prompt tokens that the index promised at the chosen worker.", self._matched_tokens),
-            ("prompt", "Prompt tokens of routed requests.", self._prompt_tokens),
-        ):
-            yield counter(f"trunkline_router_route_{name}_tokens", documentation, ("model_name",), counts.items())
-        yield histogram(
-            "trunkline_router_first_token_prediction_ratio",
-            "Time to the first output of an attempt, divided by the prediction.",
-            ("model_name",),
-            self._ratio.items(),
-        )
-
-    def _of_workers(self) -> Iterable[Metric]:
-        known = self._workers.items()
-        for name, documentation, attribute in (
-            ("first_tokens", "Attempts with a first output and a prediction of it.", "first_tokens"),
-            ("first_token_seconds", "Times to their first outputs, summed.", "first_token_s"),
-            ("predicted_first_token_seconds", "Predictions of these times, summed.", "predicted_s"),
-            ("first_token_error_seconds", "Differences between the two, without sign, summed.", "error_s"),
-        ):
-            samples = [((name,), float(getattr(counts, attribute))) for name, counts in known]
-            yield counter(f"trunkline_router_worker_{name}", documentation, ("worker",), samples)
-        yield counter(
-            "trunkline_router_worker_attempts",
-            "Attempts that ended: complete, cancelled, or the reason of an error.",
-            ("worker", "outcome"),
-            [((name, ended), float(count)) for name, counts in known for ended, count in counts.ended.items()],
-        )
-        yield gauge(
-            "trunkline_router_worker_clock_skew_seconds",
-            "The worker's clock minus the router's, by the latest answer.",
-            ("worker",),
-            [((name,), counts.clock_skew_s) for name, counts in known if counts.clock_skew_s is not None],
-        )
 
 
 def predicted_first_token_s(placement: PlacementRecord) -> float | None:

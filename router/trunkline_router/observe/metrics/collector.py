@@ -8,7 +8,6 @@ from prometheus_client.core import Metric
 
 from trunkline_router.access.access import Tenants
 from trunkline_router.access.gate.request_gate import RequestGate
-from trunkline_router.access.identity.needed_roles import METHODS, PATHS
 from trunkline_router.observe.metrics.attempt_metrics import AttemptMetrics
 from trunkline_router.observe.metrics.request_metrics import (
     MAX_TENANTS,
@@ -17,32 +16,33 @@ from trunkline_router.observe.metrics.request_metrics import (
     RequestMetrics,
     TenantTotals,
 )
-from trunkline_router.observe.metrics.router_gauges import GateGauges, ProcessGauges, SharedStateGauges
+from trunkline_router.observe.metrics.router_gauges import (
+    build_families,
+    gate_families,
+    quota_families,
+    redis_families,
+)
 from trunkline_router.observe.metrics.worker_gauges import WorkerGauges
 from trunkline_router.record.request_record import RequestRecord
 from trunkline_router.request.inference import Inference
 from trunkline_router.settings import RouterSettings
 from trunkline_runtime.telemetry.exposition import Collect, Families
-from trunkline_runtime.telemetry.process_families import CertificateExpiry
+from trunkline_runtime.telemetry.process_families import CertificateExpiry, ProcessMetrics
 from trunkline_runtime.telemetry.series import BoundedNames
 from trunkline_runtime.tls import ServerTls
 
-# As records name them: paths, and RPCs without a leading slash.
-ENDPOINTS = frozenset({name.partition(" ")[2] for name in PATHS} | {name[1:] for name in METHODS})
-
 
 class RequestCounts:
-    """Everything that is counted of requests when they end; a RequestListener.  unix_s: the time, for examples"""
+    """Everything that is counted of requests when they end; a RequestListener.  unix_s: the time, for examples
 
-    def __init__(self, rules: LabelRules, unix_s: Callable[[], float] = time.time) -> None:
-        self._rules = rules
+    Tenants that the tenants file lists have labels of their own first.
+    """
+
+    def __init__(self, tenants: Tenants, unix_s: Callable[[], float] = time.time) -> None:
+        self.tenants = BoundedNames(MAX_TENANTS, tenants.named)
+        self._rules = LabelRules(self.tenants)
         self._unix_s = unix_s
         self._parts = (RequestMetrics(), AttemptMetrics(), TenantTotals(), GenAiMetrics())
-
-    @property
-    def tenants(self) -> BoundedNames:
-        """The tenants that have labels of their own."""
-        return self._rules.tenants
 
     def request_ended(self, record: RequestRecord) -> None:
         """Counts a request."""
@@ -52,28 +52,32 @@ class RequestCounts:
 
     def families(self) -> Iterable[Metric]:
         """All families."""
-        for part in self._parts:
-            yield from part.families()
+        return chain.from_iterable(part.families() for part in self._parts)
 
 
-def label_rules(tenants: Tenants) -> LabelRules:
-    """Tenants that the tenants file lists have labels of their own first."""
-    return LabelRules(BoundedNames(MAX_TENANTS, tenants.named), ENDPOINTS)
+def collector(
+    counted: RequestCounts,
+    inference: Inference,
+    gate: RequestGate,
+    process: ProcessMetrics,
+    restarts: int | None = None,
+) -> Collect:
+    """Returns what makes all metrics of a router process, one by one.
 
-
-def collector(counted: RequestCounts, inference: Inference, gate: RequestGate, process: ProcessGauges) -> Collect:
-    """Returns what makes all metrics of a router process, one by one."""
-    dispatcher = inference.dispatcher
-    sources = (
-        counted,
-        GateGauges(gate, inference.running, dispatcher),
-        WorkerGauges(inference.pools, dispatcher.clock_s),
-        SharedStateGauges(inference.shared, counted.tenants),
-        process,
-    )
+    restarts: how often the process was started again; None: it is the only one of its router
+    """
+    workers = WorkerGauges(inference.pools, inference.dispatcher.clock_s)
 
     async def collect() -> Families:
-        return chain.from_iterable(source.families() for source in sources)
+        return chain(
+            counted.families(),
+            gate_families(gate, inference),
+            workers.families(),
+            quota_families(inference.shared, counted.tenants),
+            redis_families(inference.shared),
+            process.families(),
+            build_families(restarts),
+        )
 
     return collect
 

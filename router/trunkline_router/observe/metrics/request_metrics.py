@@ -3,12 +3,11 @@
 All labels have a fixed number of values, whatever clients send.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from prometheus_client.core import Metric
-
+from trunkline_router.access.identity.needed_roles import METHODS, PATHS
 from trunkline_router.record.request_record import (
     CANCELLED,
     GENERATE,
@@ -21,8 +20,14 @@ from trunkline_router.record.request_record import (
     result_of,
 )
 from trunkline_runtime.telemetry import genai
-from trunkline_runtime.telemetry.exposition import counter, histogram
-from trunkline_runtime.telemetry.series import OTHER, BoundedNames, SeriesBuckets, SeriesCounts, one_two_five
+from trunkline_runtime.telemetry.series import (
+    OTHER,
+    BoundedNames,
+    SeriesBuckets,
+    SeriesCounts,
+    SeriesGroup,
+    one_two_five,
+)
 
 MAX_MODELS = 32
 MAX_TENANTS = 100  # with three lanes and three kinds of tokens: about 900 series
@@ -30,11 +35,13 @@ MOST_TENANTS = 128  # labels: those of tenants with labels of their own, none, a
 SEVERAL = "several"  # outcome: a request's choices ended differently
 SLOW_READER = "SLOW_READER"  # outcome: OVERLOADED, because the client read too slowly
 FINISHED = frozenset({"stop", "length", GRANTED})
+# As records name them: paths, and RPCs without a leading slash.
+ENDPOINTS = frozenset({name.partition(" ")[2] for name in PATHS} | {name[1:] for name in METHODS})
 OUTCOMES = REASONS | FINISHED | {CANCELLED, SEVERAL}
 
 ADMISSION, TOKENIZE, PLACE, FAILOVER = "admission", "tokenize", "place", "failover"
 WORKER_QUEUE, PREFILL, WORKER, DELIVERY = "worker_queue", "prefill", "worker", "delivery"
-PROMPT_COMPUTED, PROMPT_CACHED, OUTPUT = "prompt_computed", "prompt_cached", "output"
+TOKENS = "Tokens of requests that ended: of prompts, computed or cached, and of output."
 
 LATENCY_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
@@ -44,6 +51,7 @@ TENANT_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5)  # of first tokens; few: each is a s
 N_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
 TOKEN_BUCKETS = one_two_five(1_000_000)
 
+MODEL, MODEL_LANE, TENANT = ("model_name",), ("model_name", "lane"), ("tenant",)
 GENAI_LABELS = tuple(
     name.replace(".", "_")
     for name in (genai.OPERATION_NAME, genai.PROVIDER_NAME, genai.REQUEST_MODEL, genai.RESPONSE_MODEL)
@@ -65,23 +73,19 @@ class RequestLabels(NamedTuple):
 
 
 class LabelRules:
-    """Turns what a request says of itself into labels.
+    """Turns what a request says of itself into labels."""
 
-    endpoints: the paths and RPCs that there are
-    """
-
-    def __init__(self, tenants: BoundedNames, endpoints: frozenset[str]) -> None:
+    def __init__(self, tenants: BoundedNames) -> None:
         self._models = BoundedNames(MAX_MODELS)
-        self.tenants = tenants
-        self._endpoints = endpoints
+        self._tenants = tenants
 
     def of(self, record: RequestRecord) -> RequestLabels:
         """The labels of a request that has ended."""
         return RequestLabels(
             self._models.label(record.model),
-            self.tenants.label(record.tenant),
+            self._tenants.label(record.tenant),
             record.lane,
-            record.endpoint if record.endpoint in self._endpoints else OTHER,
+            record.endpoint if record.endpoint in ENDPOINTS else OTHER,
             SLOW_READER if record.fell_behind else outcome_label(record.outcome),
             result_of(record.outcome),
             record.trace_id if record.is_exported else 0,
@@ -101,199 +105,172 @@ def reason_label(ended: str) -> str:
 
 
 def tokens_of(record: RequestRecord) -> Sequence[tuple[str, int]]:
-    """Tokens by kind. A prompt counts once a worker has computed it."""
-    output = (OUTPUT, record.completion_tokens)
-    if record.first_token_s is None:
-        return (output,)
-    cached = record.cached_tokens
-    return (PROMPT_COMPUTED, record.prompt_tokens - cached), (PROMPT_CACHED, cached), output
+    """Tokens by kind, without kinds of which there are none. A prompt counts once a worker has computed it."""
+    counts = [("output", record.completion_tokens)]
+    if record.first_token_s is not None:
+        cached = record.cached_tokens
+        counts += [("prompt_computed", record.prompt_tokens - cached), ("prompt_cached", cached)]
+    return [(kind, count) for kind, count in counts if count]
 
 
-class RequestMetrics:
+class RequestMetrics(SeriesGroup):
     """The router's own metrics, of all requests."""
 
     def __init__(self) -> None:
-        self._requests = SeriesCounts(4)
-        self._first_token = SeriesBuckets(2, LATENCY_BUCKETS)
-        self._whole = SeriesBuckets(2, LATENCY_BUCKETS)
-        self._phases = SeriesBuckets(2, LATENCY_BUCKETS, most=256)
-        self._gaps = SeriesBuckets(1, GAP_BUCKETS)
-        self._tokens = SeriesCounts(3)
-        self._stalled_s = SeriesCounts(1)
-
-    def request_ended(self, record: RequestRecord, labels: RequestLabels, unix_s: float) -> None:
-        """Counts a request that ended now."""
-        model, lane = labels.model, labels.lane
-        self._requests.add((model, lane, labels.endpoint, labels.outcome))
-        trace_id = labels.trace_id
-        ttft_s, duration_s = record.ttft_s, record.duration_s
-        if ttft_s is not None:
-            self._first_token.of((model, lane)).add_traced(ttft_s, trace_id, unix_s)
-            for phase, spent_s in phases_of(record):
-                self._phases.of((model, phase)).add(spent_s)
-        if duration_s is not None and labels.result == OK:
-            self._whole.of((model, lane)).add_traced(duration_s, trace_id, unix_s)
-        for kind, count in tokens_of(record):
-            if count:
-                self._tokens.add((model, lane, kind), count)
-        if record.stalled_s:
-            self._stalled_s.add((model,), record.stalled_s)
-        gaps = None
-        for attempt in record.attempts:
-            for timeline in attempt.timelines:
-                gaps = gaps or self._gaps.of((model,))
-                gaps.add_traced(timeline.longest_gap_s, trace_id, unix_s)
-
-    def families(self) -> Iterable[Metric]:
-        """All families."""
-        yield counter(
+        self._requests = SeriesCounts(
             "trunkline_router_requests",
             "Requests that ended, by outcome: a finish reason, several, granted, cancelled, SLOW_READER, or the reason "
             "of an error.",
             ("model_name", "lane", "endpoint", "outcome"),
-            self._requests.items(),
         )
-        for name, documentation, counts in (
-            ("first_token_seconds", "Time from a request's arrival to its first output.", self._first_token),
-            ("request_seconds", "Time from the arrival of an answered request to its end.", self._whole),
-        ):
-            yield histogram(f"trunkline_router_{name}", documentation, ("model_name", "lane"), counts.items())
-        yield histogram(
+        self._first_token = SeriesBuckets(
+            "trunkline_router_first_token_seconds",
+            "Time from a request's arrival to its first output.",
+            MODEL_LANE,
+            LATENCY_BUCKETS,
+        )
+        self._whole = SeriesBuckets(
+            "trunkline_router_request_seconds",
+            "Time from the arrival of an answered request to its end.",
+            MODEL_LANE,
+            LATENCY_BUCKETS,
+        )
+        self._phases = SeriesBuckets(
             "trunkline_router_phase_seconds",
             "Where the time to the first output went, for phases that took time. Those of a request add up to it.",
             ("model_name", "phase"),
-            self._phases.items(),
+            LATENCY_BUCKETS,
+            most=256,
         )
-        yield histogram(
+        self._gaps = SeriesBuckets(
             "trunkline_router_token_gap_seconds",
             "Longest gap between two output tokens of a choice, if it exceeds the worker's target; 0 otherwise.",
-            ("model_name",),
-            self._gaps.items(),
+            MODEL,
+            GAP_BUCKETS,
         )
-        yield counter(
-            "trunkline_router_tokens",
-            "Tokens of requests that ended: of prompts, computed or cached, and of output.",
-            ("model_name", "lane", "kind"),
-            self._tokens.items(),
-        )
-        yield counter(
-            "trunkline_router_stalled_seconds",
-            "Time in which output waited for clients that did not read.",
-            ("model_name",),
-            self._stalled_s.items(),
+        self._tokens = SeriesCounts("trunkline_router_tokens", TOKENS, ("model_name", "lane", "kind"))
+        self._stalled_s = SeriesCounts(
+            "trunkline_router_stalled_seconds", "Time in which output waited for clients that did not read.", MODEL
         )
 
+    def request_ended(self, record: RequestRecord, labels: RequestLabels, unix_s: float) -> None:
+        """Counts a request that ended now."""
+        model, lane = labels.model, labels.lane
+        self._requests.add(model, lane, labels.endpoint, labels.outcome)
+        trace_id = labels.trace_id
+        ttft_s, duration_s = record.ttft_s, record.duration_s
+        if ttft_s is not None:
+            self._first_token.of(model, lane).add_traced(ttft_s, trace_id, unix_s)
+            for phase, spent_s in phases_of(record):
+                self._phases.of(model, phase).add(spent_s)
+        if duration_s is not None and labels.result == OK:
+            self._whole.of(model, lane).add_traced(duration_s, trace_id, unix_s)
+        for kind, count in tokens_of(record):
+            self._tokens.add(model, lane, kind, count=count)
+        if record.stalled_s:
+            self._stalled_s.add(model, count=record.stalled_s)
+        for attempt in record.attempts:
+            for timeline in attempt.timelines:
+                self._gaps.of(model).add_traced(timeline.longest_gap_s, trace_id, unix_s)
 
-class TenantTotals:
+
+class TenantTotals(SeriesGroup):
     """What tenants had of the fleet, and what it cost. Their number is bounded, see LabelRules."""
 
     def __init__(self) -> None:
-        self._requests = SeriesCounts(3)
-        self._tokens = SeriesCounts(3)
-        self._first_token = SeriesBuckets(1, TENANT_BUCKETS, most=MOST_TENANTS)
-        self._device_s = SeriesCounts(1)
-        self._cost = SeriesCounts(1)
-        self._cost_of_model = SeriesCounts(1)
+        self._requests = SeriesCounts(
+            "trunkline_router_tenant_requests",
+            "Requests that ended, by result: ok, refused, cancelled or failed.",
+            ("tenant", "lane", "result"),
+        )
+        self._tokens = SeriesCounts("trunkline_router_tenant_tokens", TOKENS, ("tenant", "lane", "kind"))
+        self._first_token = SeriesBuckets(
+            "trunkline_router_tenant_first_token_seconds",
+            "Time from a request's arrival to its first output.",
+            TENANT,
+            TENANT_BUCKETS,
+            most=MOST_TENANTS,
+        )
+        self._device_s = SeriesCounts(
+            "trunkline_router_tenant_device_seconds", "Device time of requests: their shares of steps.", TENANT
+        )
+        self._cost = SeriesCounts(
+            "trunkline_router_tenant_cost", "Price of that device time, at workers with a price.", TENANT
+        )
+        self._cost_of_model = SeriesCounts(
+            "trunkline_router_cost", "Price of the device time of requests, at workers with a price.", MODEL
+        )
 
     def request_ended(self, record: RequestRecord, labels: RequestLabels, unix_s: float) -> None:
         """Counts a request that ended now."""
         tenant, lane = labels.tenant, labels.lane
-        self._requests.add((tenant, lane, labels.result))
+        self._requests.add(tenant, lane, labels.result)
         for kind, count in tokens_of(record):
-            if count:
-                self._tokens.add((tenant, lane, kind), count)
+            self._tokens.add(tenant, lane, kind, count=count)
         if record.ttft_s is not None:
-            self._first_token.of((tenant,)).add(record.ttft_s)
-        device_s = sum(timeline.device_s for attempt in record.attempts for timeline in attempt.timelines)
+            self._first_token.of(tenant).add(record.ttft_s)
+        device_s = sum([attempt.device_s for attempt in record.attempts])
         if device_s:
-            self._device_s.add((tenant,), device_s)
+            self._device_s.add(tenant, count=device_s)
         cost = record.cost
         if cost:
-            self._cost.add((tenant,), cost)
-            self._cost_of_model.add((labels.model,), cost)
-
-    def families(self) -> Iterable[Metric]:
-        """All families."""
-        yield counter(
-            "trunkline_router_tenant_requests",
-            "Requests that ended, by result: ok, refused, cancelled or failed.",
-            ("tenant", "lane", "result"),
-            self._requests.items(),
-        )
-        yield counter(
-            "trunkline_router_tenant_tokens",
-            "Tokens of requests that ended: of prompts, computed or cached, and of output.",
-            ("tenant", "lane", "kind"),
-            self._tokens.items(),
-        )
-        yield histogram(
-            "trunkline_router_tenant_first_token_seconds",
-            "Time from a request's arrival to its first output.",
-            ("tenant",),
-            self._first_token.items(),
-        )
-        for name, documentation, label, counts in (
-            ("tenant_device_seconds", "Device time of requests: their shares of steps.", "tenant", self._device_s),
-            ("tenant_cost", "Price of that device time, at workers with a price.", "tenant", self._cost),
-            ("cost", "Price of the device time of requests, at workers with a price.", "model_name",
-             self._cost_of_model),
-        ):  # fmt: skip
-            yield counter(f"trunkline_router_{name}", documentation, (label,), counts.items())
+            self._cost.add(tenant, count=cost)
+            self._cost_of_model.add(labels.model, count=cost)
 
 
-class GenAiMetrics:
+def _genai(name: str, documentation: str, bounds: Sequence[float], *labels: str) -> SeriesBuckets:
+    return SeriesBuckets(f"{name.replace('.', '_')}_seconds", documentation, (*GENAI_LABELS, *labels), bounds)
+
+
+class GenAiMetrics(SeriesGroup):
     """Metrics of OpenTelemetry's conventions for generative AI, and those of vLLM's that count requests rather than
     choices: workers count choices. Of the direct path only the worker sees the answer."""
 
     def __init__(self) -> None:
-        self._duration = SeriesBuckets(len(GENAI_LABELS) + 1, genai.DURATION_BUCKETS)
-        self._first_token = SeriesBuckets(len(GENAI_LABELS), genai.FIRST_TOKEN_BUCKETS)
-        self._per_token = SeriesBuckets(len(GENAI_LABELS), genai.PER_TOKEN_BUCKETS)
-        self._n = SeriesBuckets(len(VLLM_LABELS), N_BUCKETS)
-        self._max_tokens = SeriesBuckets(len(VLLM_LABELS), TOKEN_BUCKETS)
-        self._longest = SeriesBuckets(len(VLLM_LABELS), TOKEN_BUCKETS)
+        self._duration = _genai(
+            genai.SERVER_REQUEST_DURATION, "Duration of a request.", genai.DURATION_BUCKETS, "error_type"
+        )
+        self._first_token = _genai(
+            genai.SERVER_TIME_TO_FIRST_TOKEN,
+            "Time to the first output, of answered requests.",
+            genai.FIRST_TOKEN_BUCKETS,
+        )
+        self._per_token = _genai(
+            genai.SERVER_TIME_PER_OUTPUT_TOKEN,
+            "Mean time per token of a choice after the first output.",
+            genai.PER_TOKEN_BUCKETS,
+        )
+        self._n = SeriesBuckets("vllm:request_params_n", "Choices that a request asks for.", VLLM_LABELS, N_BUCKETS)
+        self._max_tokens = SeriesBuckets(
+            "vllm:request_params_max_tokens", "max_tokens of requests that have it.", VLLM_LABELS, TOKEN_BUCKETS
+        )
+        self._longest = SeriesBuckets(
+            "vllm:request_max_num_generation_tokens",
+            "Output tokens of a request's longest choice.",
+            VLLM_LABELS,
+            TOKEN_BUCKETS,
+        )
 
     def request_ended(self, record: RequestRecord, labels: RequestLabels, unix_s: float) -> None:
         """Counts a request that ended now."""
         duration_s, ttft_s = record.duration_s, record.ttft_s
         if record.method != GENERATE or duration_s is None:
             return
-        trace_id = labels.trace_id
-        operation = operation_of(record.endpoint)
-        common = (operation, PROVIDER, labels.model, labels.model)
-        error = "" if labels.result == OK else labels.outcome
-        self._duration.of((*common, error)).add_traced(duration_s, trace_id, unix_s)
+        model, trace_id, is_ok = labels.model, labels.trace_id, labels.result == OK
+        common = (operation_of(record.endpoint), PROVIDER, model, model)
+        self._duration.of(*common, "" if is_ok else labels.outcome).add_traced(duration_s, trace_id, unix_s)
         if not record.choices:
             return
-        vllm = (labels.model, ENGINE)
-        self._n.of(vllm).add(record.choices)
+        self._n.of(model, ENGINE).add(record.choices)
         if record.max_tokens is not None:
-            self._max_tokens.of(vllm).add(record.max_tokens)
-        if ttft_s is None or labels.result != OK:
+            self._max_tokens.of(model, ENGINE).add(record.max_tokens)
+        if ttft_s is None or not is_ok:
             return
-        self._first_token.of(common).add_traced(ttft_s, trace_id, unix_s)
+        self._first_token.of(*common).add_traced(ttft_s, trace_id, unix_s)
         per_choice = record.completion_tokens / record.choices
         if per_choice > 1:
-            self._per_token.of(common).add_traced((duration_s - ttft_s) / (per_choice - 1), trace_id, unix_s)
-        self._longest.of(vllm).add(record.longest_choice_tokens)
-
-    def families(self) -> Iterable[Metric]:
-        """All families."""
-        error_type = ("error_type",)
-        for name, documentation, labels, counts in (
-            (genai.SERVER_REQUEST_DURATION, "Duration of a request.", GENAI_LABELS + error_type, self._duration),
-            (genai.SERVER_TIME_TO_FIRST_TOKEN, "Time to the first output, of answered requests.", GENAI_LABELS,
-             self._first_token),
-            (genai.SERVER_TIME_PER_OUTPUT_TOKEN, "Mean time per token of a choice after the first output.",
-             GENAI_LABELS, self._per_token),
-        ):  # fmt: skip
-            yield histogram(f"{name.replace('.', '_')}_seconds", documentation, labels, counts.items())
-        for name, documentation, counts in (
-            ("request_params_n", "Choices that a request asks for.", self._n),
-            ("request_params_max_tokens", "max_tokens of requests that have it.", self._max_tokens),
-            ("request_max_num_generation_tokens", "Output tokens of a request's longest choice.", self._longest),
-        ):
-            yield histogram(f"vllm:{name}", documentation, VLLM_LABELS, counts.items())
+            self._per_token.of(*common).add_traced((duration_s - ttft_s) / (per_choice - 1), trace_id, unix_s)
+        self._longest.of(model, ENGINE).add(record.longest_choice_tokens)
 
 
 def phases_of(record: RequestRecord) -> list[tuple[str, float]]:

@@ -1,17 +1,19 @@
 """Metrics of workers as the router sees them now, and of what has happened to them."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 
 from prometheus_client.core import Metric
 
 from trunkline_router.observe.metrics.attempt_metrics import MAX_WORKERS
+from trunkline_router.observe.metrics.request_metrics import MODEL
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.worker_link import STATES, WorkerLink, state_of
-from trunkline_runtime.telemetry.exposition import counter, gauge
+from trunkline_runtime.telemetry.series import counter, gauge
 
-LABEL = ("worker",)
+WORKER = ("worker",)
 KEPT_S = 86_400.0  # for how long a model without a worker is told of if no address is left that served it
 
 
@@ -25,19 +27,49 @@ class WorkerGauges:
 
     def families(self) -> Iterable[Metric]:
         """All families."""
-        links = self._links()
+        links, now_s = self._links(), self._clock_s()
         yield gauge(
             "trunkline_router_worker_state",
             "1 if the process sees the worker in this state.",
             ("worker", "state"),
-            [((name, state), float(state == state_of(link))) for name, link in links.items() for state in STATES],
+            [((name, state), state == state_of(link)) for name, link in links.items() for state in STATES],
         )
-        yield from self._totals(links)
-        workers = [(name, link.worker) for name, link in links.items() if link.worker is not None]
-        for name, documentation, value in self._of_connected():
-            samples = [((worker_name,), value(worker)) for worker_name, worker in workers]
-            yield gauge(f"trunkline_router_worker_{name}", documentation, LABEL, samples)
-        yield from self._of_pools(links)
+        totals = {name: link.totals.with_present(link.worker) for name, link in links.items()}
+        for field, documentation in (
+            ("connections", "Times that the router has connected to the worker."),
+            ("losses", "Times that the connection was lost."),
+            ("hangs", "Times that the worker had work and sent nothing for too long."),
+            ("promised_tokens", "Prompt tokens that the index promised at the worker."),
+            ("found_tokens", "Those of them that were in the worker's cache."),
+        ):
+            samples = [((name,), getattr(total, field)) for name, total in totals.items()]
+            yield counter(f"trunkline_router_worker_{field}", documentation, WORKER, samples)
+        yield counter(
+            "trunkline_router_worker_breaker_openings",
+            "Times that the worker's circuit breaker has opened.",
+            WORKER,
+            [((name,), link.breaker.times_opened) for name, link in links.items()],
+        )
+        connected = [(name, link.worker) for name, link in links.items() if link.worker is not None]
+        for name, documentation, value_of in _of_connected(now_s):
+            values = [((worker_name,), value_of(worker)) for worker_name, worker in connected]
+            yield gauge(f"trunkline_router_worker_{name}", documentation, WORKER, values)
+        yield gauge(
+            "trunkline_router_pool_workers",
+            "Workers that accept requests; 0 for a model that was served before.",
+            MODEL,
+            [((name,), number) for name, number in islice(self._pool_sizes(links, now_s), MAX_WORKERS)],
+        )
+        prices: dict[str, float] = defaultdict(float)
+        for worker in (link.worker for link in self._pools.links):
+            if worker is not None and worker.model.price_per_hour:
+                prices[worker.model_name] += worker.model.price_per_hour
+        yield gauge(
+            "trunkline_router_fleet_price_per_hour",
+            "What the connected workers cost, those that have a price.",
+            MODEL,
+            [((name,), price) for name, price in islice(prices.items(), MAX_WORKERS)],
+        )
 
     def _links(self) -> Mapping[str, WorkerLink]:
         """By the label of the worker: its id or, while that is not known, its address."""
@@ -47,78 +79,40 @@ class WorkerGauges:
             links.setdefault(link.address if link.model is None else link.model.worker_id, link)
         return links
 
-    def _totals(self, links: Mapping[str, WorkerLink]) -> Iterable[Metric]:
-        totals = {name: link.totals.with_present(link.worker) for name, link in links.items()}
-        for name, documentation, field in (
-            ("connections", "Times that the router has connected to the worker.", "connections"),
-            ("losses", "Times that the connection was lost.", "losses"),
-            ("hangs", "Times that the worker had work and sent nothing for too long.", "hangs"),
-            ("promised_tokens", "Prompt tokens that the index promised at the worker.", "promised_tokens"),
-            ("found_tokens", "Those of them that were in the worker's cache.", "found_tokens"),
-        ):
-            samples = [((worker,), float(getattr(total, field))) for worker, total in totals.items()]
-            yield counter(f"trunkline_router_worker_{name}", documentation, LABEL, samples)
-        yield counter(
-            "trunkline_router_worker_breaker_openings",
-            "Times that the worker's circuit breaker has opened.",
-            LABEL,
-            [((worker,), float(link.breaker.times_opened)) for worker, link in links.items()],
-        )
+    def _pool_sizes(self, links: Mapping[str, WorkerLink], now_s: float) -> Iterable[tuple[str, int]]:
+        """Workers by model. A model that was served before is among them, so that an alert can tell that its last
+        worker is gone. It is forgotten when none of the known addresses has served it and KEPT_S have passed."""
+        accepting = self._pools.models()
+        served = {*accepting, *(link.model.model for link in links.values() if link.model is not None)}
+        self._served_s |= dict.fromkeys(served, now_s)
+        self._served_s = {name: served_s for name, served_s in self._served_s.items() if now_s - served_s < KEPT_S}
+        sizes = {name: len(pool.workers) for name, pool in accepting.items()}
+        return (dict.fromkeys(self._served_s, 0) | sizes).items()
 
-    def _of_connected(self) -> Iterable[tuple[str, str, Callable[[ConnectedWorker], float]]]:
-        now_s = self._clock_s()
-        yield "index_accuracy", "Share of promised tokens found, of the last requests.", lambda w: w.accuracy.share
-        yield (
+
+def _of_connected(now_s: float) -> Iterable[tuple[str, str, Callable[[ConnectedWorker], float]]]:
+    return (
+        ("index_accuracy", "Share of promised tokens found, of the last requests.", lambda w: w.accuracy.share),
+        (
             "index_age_seconds",
             "Time since the worker's last message about its cache or load; 0 while it has no work.",
             lambda w: w.index_age_s(now_s),
-        )
-        yield "index_blocks", "KV blocks that the index knows at the worker.", lambda w: float(len(w.blocks))
-        yield (
+        ),
+        ("index_blocks", "KV blocks that the index knows at the worker.", lambda w: len(w.blocks)),
+        (
             "routed_by_load",
             "1 if what the worker says of its cache does not count, because it is stale or was wrong.",
-            lambda w: float(bool(w.distrust(now_s))),
-        )
-        yield "open_choices", "Choices of this router that have not ended there.", lambda w: float(w.open_choices)
-        yield (
+            lambda w: bool(w.distrust(now_s)),
+        ),
+        ("open_choices", "Choices of this router that have not ended there.", lambda w: w.open_choices),
+        (
             "queued_tokens",
             "Uncached prompt tokens of this router's requests there that have no output yet.",
-            lambda w: float(w.queued_tokens),
-        )
-        yield (
+            lambda w: w.queued_tokens,
+        ),
+        (
             "unsent_messages",
             "Submits and aborts that wait to be written to the worker's session.",
-            lambda w: float(w.session.num_unsent),
-        )
-
-    def _of_pools(self, links: Mapping[str, WorkerLink]) -> Iterable[Metric]:
-        accepting = self._pools.models()
-        numbers = {name: float(len(pool.workers)) for name, pool in accepting.items()}
-        for name in self._without_worker(accepting, links):
-            numbers.setdefault(name, 0.0)
-        yield gauge(
-            "trunkline_router_pool_workers",
-            "Workers that accept requests; 0 for a model that was served before.",
-            ("model_name",),
-            [((name,), number) for name, number in islice(numbers.items(), MAX_WORKERS)],
-        )
-        prices: dict[str, float] = {}
-        for link in self._pools.links:
-            if link.worker is not None and link.worker.model.price_per_hour:
-                name = link.worker.model_name
-                prices[name] = prices.get(name, 0.0) + link.worker.model.price_per_hour
-        yield gauge(
-            "trunkline_router_fleet_price_per_hour",
-            "What the connected workers cost, those that have a price.",
-            ("model_name",),
-            [((name,), price) for name, price in islice(prices.items(), MAX_WORKERS)],
-        )
-
-    def _without_worker(self, accepting: Iterable[str], links: Mapping[str, WorkerLink]) -> Iterable[str]:
-        """Models that were served before, so that an alert can tell that their last worker is gone. One is forgotten
-        when none of the known addresses has served it and KEPT_S have passed."""
-        now_s = self._clock_s()
-        self._served_s |= dict.fromkeys(accepting, now_s)
-        self._served_s |= {link.model.model: now_s for link in links.values() if link.model is not None}
-        self._served_s = {name: served_s for name, served_s in self._served_s.items() if now_s - served_s < KEPT_S}
-        return self._served_s
+            lambda w: w.session.num_unsent,
+        ),
+    )

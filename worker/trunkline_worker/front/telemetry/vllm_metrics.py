@@ -8,8 +8,7 @@ from prometheus_client.core import Metric
 from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.v1.generation_pb2 import PromptReport
 from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample
-from trunkline_runtime.telemetry.exposition import counter, gauge, histogram
-from trunkline_runtime.telemetry.series import BucketCounts, one_two_five
+from trunkline_runtime.telemetry.series import BucketCounts, counter, gauge, histogram, one_two_five
 from trunkline_worker.front.telemetry.choice_end import ChoiceEnd
 
 LABELS = ("model_name", "engine")
