@@ -12,9 +12,8 @@ import socket
 import subprocess
 import sys
 from array import array
-from collections import OrderedDict
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Self
 
@@ -148,33 +147,26 @@ class Helper:
 class Account:
     """The jobs of one account, such as a tenant's with one model."""
 
+    places: asyncio.Semaphore
     num_bytes: int = 0  # of all its jobs
-    num_running: int = 0
-    waiting: "OrderedDict[asyncio.Future[None], None]" = field(default_factory=OrderedDict)
 
 
 class HelperPool:
     """At most `places` processes, started on demand and replaced when they end.
 
-    Accounts that wait take turns, one job each, and one account has at most half of the places. So an account that uses
-    less than that waits for at most one job of each other account. Its jobs may take at most half of the memory that
-    the other accounts leave; what is beyond that is refused at once.
+    An account has at most half of the places, and only as many of its jobs stand in the queue for them. So an account
+    that uses less than that waits for at most as many jobs of each other account. Its jobs may take at most half of the
+    memory that the other accounts leave; what is beyond that is refused at once.
     """
 
     def __init__(self, places: int, *, niceness: int = 0, max_bytes: int = MAX_BYTES) -> None:
-        self._places, self._of_one = places, max(1, places // 2)
+        self._num_places, self._places = places, asyncio.Semaphore(places)
         self._niceness = niceness
         self._max_bytes = max_bytes
         self._idle: list[Helper] = []
-        self._num_free = places
+        self._num_busy = 0  # places
         self._num_bytes = 0
         self._accounts: dict[Hashable, Account] = {}
-        self._turns: OrderedDict[Account, None] = OrderedDict()  # the accounts that wait
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no job waits or runs."""
-        return not self._accounts
 
     async def run(
         self,
@@ -190,7 +182,7 @@ class HelperPool:
         Raises RequestRefused if the queue is full (OVERLOADED), if the job takes more than `limit_s` of CPU time, ends
         its process or fails.
         """
-        own = self._accounts.get(account) or Account()
+        own = self._accounts.get(account) or Account(asyncio.Semaphore(max(1, self._num_places // 2)))
         num_bytes += JOB_BYTES
         if 2 * (own.num_bytes + num_bytes) > self._max_bytes - (self._num_bytes - own.num_bytes):
             problem = "too many texts and conversations are waiting to be converted to tokens"
@@ -198,43 +190,18 @@ class HelperPool:
         self._accounts[account] = own
         own.num_bytes += num_bytes
         self._num_bytes += num_bytes
-        begins = asyncio.get_running_loop().create_future()
-        own.waiting[begins] = self._turns[own] = None
-        self._begin_next()
         try:
-            await begins
-            return await self._done(job, arguments, limit_s, tokenizer)
+            async with own.places, self._places:
+                self._num_busy += 1
+                try:
+                    return await self._done(job, arguments, limit_s, tokenizer)
+                finally:
+                    self._num_busy -= 1
         finally:
-            if begins.done() and not begins.cancelled():
-                own.num_running -= 1
-                self._num_free += 1
-            elif begins in own.waiting:
-                del own.waiting[begins]
-                if not own.waiting:
-                    del self._turns[own]
             own.num_bytes -= num_bytes
             self._num_bytes -= num_bytes
             if not own.num_bytes:
                 del self._accounts[account]
-            self._begin_next()
-
-    def _begin_next(self) -> None:
-        """Gives free places to the accounts that wait, in turn."""
-        num_skipped = 0
-        while self._num_free and num_skipped < len(self._turns):
-            own = next(iter(self._turns))
-            self._turns.move_to_end(own)
-            if own.num_running >= self._of_one:
-                num_skipped += 1
-                continue
-            num_skipped = 0
-            begins, _ = own.waiting.popitem(last=False)
-            if not begins.done():  # otherwise its caller was cancelled
-                begins.set_result(None)
-                own.num_running += 1
-                self._num_free -= 1
-            if not own.waiting:
-                del self._turns[own]
 
     async def _done(
         self, job: str, arguments: tuple[Any, ...], limit_s: float, tokenizer: TokenizerSource | None
@@ -285,7 +252,7 @@ class HelperPool:
         """A process that has this tokenizer or none, or the one that is idle for longest if no more may be started."""
         fits = (b"", tokenizer.name if tokenizer else b"")
         helper = next((one for one in reversed(self._idle) if not tokenizer or one.tokenizer in fits), None)
-        if helper is None and len(self._idle) > self._num_free:
+        if helper is None and len(self._idle) + self._num_busy > self._num_places:
             helper = self._idle[0]
         if helper is not None:
             self._idle.remove(helper)

@@ -1,8 +1,8 @@
 """The bytes of each token of a model, for log-probabilities that name tokens by text and by bytes.
 
 A vocabulary writes pieces in its decoder's notation: GPT-2's alphabet of bytes, `<0xE2>` for a byte, "▁" for a blank.
-The steps of the decoder translate them. Steps that change only a text's ends do nothing to a piece between others, so
-a text's bytes differ from those of its tokens at most in a blank at one end.
+The decoder translates them. What it changes only at a text's ends does not change a piece between others, so a text's
+bytes differ from those of its tokens at most in a blank at one end.
 """
 
 import json
@@ -11,18 +11,13 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
-from tokenizers import Tokenizer, decoders
+from tokenizers import Tokenizer
 
 MAX_BYTES = 16 << 20  # what a router holds for one tokenizer; 128,000 tokens of a published one have a megabyte
 PREFIX = "bytes:"
 BACKSLASH = ord("\\")
 Part = dict[str, Any]  # of a component, as tokenizer.json describes it
-# A piece before and after it has become bytes.
-Piece = str | bytes
-Step = Callable[[Piece], Piece]
-PieceBytes = Callable[[str], bytes]
-MAX_STEPS = 16  # of a decoder; published ones have at most five
-NEIGHBOUR = "\ue000"  # a private-use character that stands for the tokens before and after a piece
+BEFORE, AFTER = "\ue000", "\ue001"  # private-use characters that stand for the tokens before and after a piece
 ABSENT = 0xFFFD  # any character that is not in Latin-1
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -79,32 +74,31 @@ class TokenBytes:
 
     def to_wire(self) -> bytes:
         """The table for from_wire() in another process on this machine."""
-        ids = array("I", [*sorted(self.special), *sorted(self.single_bytes)])
-        head = array("I", [len(self._ends), len(self.special), len(self.single_bytes), self.leading_blanks])
-        return b"".join((head.tobytes(), self._ends.tobytes(), ids.tobytes(), self._bytes))
+        lists = (self._ends, array("I", sorted(self.special)), array("I", sorted(self.single_bytes)))
+        head = array("I", [*map(len, lists), self.leading_blanks])
+        return b"".join((head.tobytes(), *(numbers.tobytes() for numbers in lists), self._bytes))
 
     @classmethod
     def from_wire(cls, data: bytes) -> Self:
         """The inverse of to_wire()."""
-
-        def numbers(start: int, count: int) -> "array[int]":
-            read = array("I")
-            read.frombytes(data[start * read.itemsize : (start + count) * read.itemsize])
-            return read
-
-        num_ends, num_special, num_single, leading_blanks = head = numbers(0, 4)
-        ends = numbers(len(head), num_ends)
-        special = numbers(len(head) + num_ends, num_special)
-        single_bytes = numbers(len(head) + num_ends + num_special, num_single)
-        joined = data[(len(head) + num_ends + num_special + num_single) * ends.itemsize :]
-        return cls(ends, joined, special=special, single_bytes=single_bytes, leading_blanks=leading_blanks)
+        words = memoryview(data)[: len(data) // 4 * 4].cast("I")
+        num_ends, num_special, num_single, leading_blanks = words[:4]
+        special_at = 4 + num_ends
+        single_at = special_at + num_special
+        joined_at = single_at + num_single
+        return cls(
+            array("I", words[4:special_at]),
+            data[4 * joined_at :],
+            special=words[special_at:single_at],
+            single_bytes=words[single_at:joined_at],
+            leading_blanks=leading_blanks,
+        )
 
 
 def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
     """Returns the table of a tokenizer. Takes seconds for a large vocabulary.
 
-    Raises ValueError if the table would exceed MAX_BYTES or the decoder MAX_STEPS steps, and whatever the library
-    raises: a bare Exception or a panic.
+    Raises ValueError if the table would exceed MAX_BYTES, and whatever the library raises: a bare Exception or a panic.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     added = tokenizer.get_added_tokens_decoder()
@@ -161,21 +155,22 @@ def parts_of(component: Any, key: str) -> list[Part] | None:
     return list(flat(json.loads(component.__getstate__())))
 
 
-def piece_bytes(tokenizer: Tokenizer) -> PieceBytes:
-    """Returns the function from a piece to its bytes. The function raises what the library raises: an Exception or a
-    panic. Raises ValueError if the decoder has more than MAX_STEPS steps."""
+def piece_bytes(tokenizer: Tokenizer) -> Callable[[str], bytes]:
+    """Returns the function from a piece to its bytes: what the decoder writes for it between two other pieces. The
+    function raises what the library raises: an Exception or a panic."""
     parts = parts_of(tokenizer.decoder, "decoders")
     if parts is None:  # the library joins tokens with blanks
         return lambda piece: b" " + piece.encode()
-    if len(parts) > MAX_STEPS:
-        raise ValueError(f"its decoder has {len(parts)} steps; at most {MAX_STEPS} are supported")
-    steps = _steps(parts)
+    types = {part["type"] for part in parts}
+    if "ByteLevel" in types:
+        return _from_alphabet
+    decode: Callable[[list[str]], str] = tokenizer.decoder.decode
+    after = decode([BEFORE, AFTER]).removeprefix(BEFORE)  # with a blank, if the decoder puts one before words
 
     def bytes_of(piece: str) -> bytes:
-        result: Piece = piece
-        for step in steps:
-            result = step(result)
-        return result.encode() if isinstance(result, str) else result
+        if "ByteFallback" in types and (found := BYTE_PIECE.fullmatch(piece)):
+            return bytes([int(found[1], 16)])
+        return decode([BEFORE, piece, AFTER]).removeprefix(BEFORE).removesuffix(after).encode()
 
     return bytes_of
 
@@ -202,63 +197,6 @@ def leading_blanks(tokenizer: Tokenizer) -> int:
     return 0
 
 
-def _steps(parts: list[Part]) -> list[Step]:
-    """The steps of a decoder for one piece. After Fuse or ByteLevel, a step takes the whole text as one piece."""
-    steps: list[Step] = []
-    is_whole = False
-    for part in parts:
-        if part["type"] == "Fuse":
-            is_whole = True
-        elif part["type"] == "ByteLevel":
-            steps.append(_from_alphabet)
-            is_whole = True
-        elif part["type"] == "ByteFallback":
-            steps.append(_from_byte_piece)
-        elif part["type"] == "Replace" and (pattern := part["pattern"].get("String")):
-            steps.append(_on_text(_replace(pattern, part["content"])))
-        elif part["type"] == "Strip" and is_whole:
-            continue  # changes only the text's ends
-        else:
-            steps.append(_on_text(_within_text(part) if is_whole else _among_pieces(part)))
-    return steps
-
-
-def _on_text(change: Callable[[str], str]) -> Step:
-    """A step that changes text. It leaves bytes alone, because they may be a part of a character."""
-    return lambda piece: change(piece) if isinstance(piece, str) else piece
-
-
-def _replace(pattern: str, content: str) -> Callable[[str], str]:
-    """The library's own takes ten times longer for a short piece."""
-    return lambda text: text.replace(pattern, content)
-
-
-def _within_text(part: Part) -> Callable[[str], str]:
-    decode = _library(part)
-    return lambda text: decode([f"{NEIGHBOUR}{text}{NEIGHBOUR}"]).removeprefix(NEIGHBOUR).removesuffix(NEIGHBOUR)
-
-
-def _among_pieces(part: Part) -> Callable[[str], str]:
-    decode = _library(part)
-    if part["type"] in ("WordPiece", "Metaspace"):  # the first piece gets no blank
-        return lambda piece: decode([NEIGHBOUR, piece]).removeprefix(NEIGHBOUR)
-    if part["type"] == "BPEDecoder":  # the last piece gets no blank
-        return lambda piece: decode([piece, NEIGHBOUR]).removesuffix(NEIGHBOUR)
-    return lambda piece: decode([piece])
-
-
-def _library(part: Part) -> Callable[[list[str]], str]:
-    decoder = decoders.Sequence([])
-    decoder.__setstate__(json.dumps({"type": "Sequence", "decoders": [part]}).encode())
-    decode: Callable[[list[str]], str] = decoder.decode
-    return decode
-
-
-def _from_byte_piece(piece: Piece) -> Piece:
-    found = BYTE_PIECE.fullmatch(piece) if isinstance(piece, str) else None
-    return piece if found is None else bytes([int(found[1], 16)])
-
-
 def _alphabet() -> dict[int, int]:
     """The inverse of GPT-2's alphabet, for str.translate(). Visible characters of Latin-1 are their own bytes. The
     other bytes, in order, are written as the characters from U+0100 on; their own characters do not occur."""
@@ -270,9 +208,7 @@ def _alphabet() -> dict[int, int]:
 ALPHABET = _alphabet()
 
 
-def _from_alphabet(piece: Piece) -> Piece:
-    if isinstance(piece, bytes):
-        return piece
+def _from_alphabet(piece: str) -> bytes:
     try:
         return piece.translate(ALPHABET).encode("latin-1")
     except UnicodeEncodeError:  # as in the library, a piece with any other character is plain text

@@ -21,9 +21,6 @@ from trunkline_runtime.template_syntax import syntax_problem
 INLINE = 4096
 # Listing the bytes of this many tokens takes some milliseconds.
 INLINE_VOCABULARY = 2048
-# A conversation with more bytes than this per character that fits is not rendered. A character has at most four bytes,
-# and a template that leaves parts out, such as earlier thoughts, is assumed to keep at least an eighth.
-BYTES_PER_CHARACTER = 32
 MAX_CHAT_BYTES = 4 << 20
 MAX_TEXT_BYTES = 4 << 20  # a million tokens of prose; takes seconds and up to a GiB
 
@@ -98,10 +95,8 @@ class PromptTokenizer:
         return array("i", [0] * len(self._prefix)) + starts + array("i", [len(text)] * len(self._suffix))
 
     def check_fits(self, text: str, most_tokens: int | None = None) -> None:
-        """Raises RequestRefused if it is clear without tokenizing that the text exceeds `most_tokens` or the size
-        limit for all texts."""
-        width = self._characters_per_token
-        if most_tokens is not None and width is not None and len(text) > most_tokens * width:
+        """Raises RequestRefused if the text is too long for `most_tokens`, or exceeds the limit for all texts."""
+        if most_tokens is not None and len(text) > most_tokens * self._characters_per_token:
             raise context_exceeded(f"{context_words(most_tokens)}; {len(text)} characters of text cannot fit")
         # A character has at most four bytes, so short texts need not be counted.
         if 4 * len(text) > MAX_TEXT_BYTES and (len(text) > MAX_TEXT_BYTES or len(text.encode()) > MAX_TEXT_BYTES):
@@ -121,9 +116,6 @@ class PromptTokenizer:
         RequestRefused."""
         self.check_chat(chat)
         body = chat.SerializeToString()  # takes three milliseconds for the largest conversation
-        width = self._characters_per_token
-        if most_tokens is not None and width is not None and len(body) > BYTES_PER_CHARACTER * most_tokens * width:
-            raise context_exceeded(f"{context_words(most_tokens)}; {len(body)} bytes of conversation cannot fit")
         if len(body) > MAX_CHAT_BYTES:
             raise invalid("chat", f"a conversation of more than {MAX_CHAT_BYTES} bytes is not rendered")
         text = await self._helpers.render(self._template, body, account=(tenant, self._model))

@@ -13,9 +13,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any, Self
 
-from tokenizers import Tokenizer, pre_tokenizers
-
-from trunkline_router.prompts.token_bytes import parts_of
+from tokenizers import Tokenizer
 
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
@@ -31,10 +29,11 @@ CHEAP_CHARACTERS = 1024
 # The library and the router walk over all ids up to the largest. Published vocabularies have up to a million tokens.
 MAX_TOKENS = 1 << 21
 CHEAP_GROWTH = 64  # the largest factor by which a cheap tokenizer's replacements make a text longer
-# Composing normal forms merge at most four characters into one (U+1F82 decomposes into that many).
-SHRINKS = {"NFC": 4, "NFKC": 4, "NFD": 1, "NFKD": 1, "Prepend": 1}
-CUTS_WITHOUT_LOSS = {"ByteLevel", "Metaspace", "Digits", "Split", "Punctuation"}
-BYTE_TOKENS = {f"<0x{byte:02X}>" for byte in range(256)}
+CHEAP_STEPS = 64  # of all its parts; published ones have at most twenty
+# A text with more characters than this for each token of a context does not fit, nor one with more than the longest
+# token has. Composing normal forms merge four characters into one, and some tokenizers collapse blanks; prose has four
+# characters a token.
+CHARACTERS_PER_TOKEN = 64
 
 
 class ConfigError(Exception):
@@ -169,7 +168,7 @@ class TokenizerTraits:
     encoding: str  # identifies how text becomes tokens, in hex
     prefix: tuple[int, ...]  # special ids that the library leaves out
     suffix: tuple[int, ...]
-    characters_per_token: int | None  # that one token can stand for; None without a bound
+    characters_per_token: int  # that one token can stand for, at most
     largest_id: int  # of its tokens; -1 if there are none
     padding_token: str | None  # that of tokenizer.json
 
@@ -188,7 +187,8 @@ def described(files: Mapping[str, bytes]) -> tuple[Tokenizer, TokenizerTraits]:
     """A worker's tokenizer and its traits. Raises ConfigError, ValueError if an id exceeds MAX_TOKENS, and whatever the
     library raises: a bare Exception or a panic."""
     tokenizer = Tokenizer.from_buffer(files[TOKENIZER])
-    largest_id = max(tokenizer.get_vocab().values(), default=-1)
+    vocabulary = tokenizer.get_vocab()
+    largest_id = max(vocabulary.values(), default=-1)
     if largest_id >= MAX_TOKENS:
         raise ValueError(f"a token has the id {largest_id}; ids below {MAX_TOKENS} are supported")
     padding_token = (tokenizer.padding or {}).get("pad_token")
@@ -202,7 +202,7 @@ def described(files: Mapping[str, bytes]) -> tuple[Tokenizer, TokenizerTraits]:
         sha256(f"{prefix}{suffix}{tokenizer.to_str()}".encode()).hexdigest(),
         tuple(prefix),
         tuple(suffix),
-        characters_per_token(tokenizer),
+        max([CHARACTERS_PER_TOKEN, *map(len, vocabulary)]),
         largest_id,
         padding_token,
     )
@@ -225,22 +225,24 @@ def _missing_special_ids(tokenizer: Tokenizer, config: TokenizerConfig) -> tuple
 
 def is_cheap(file: bytes) -> bool:
     """Whether a tokenizer is quick to read, and needs little time and memory for a short text. It must be small, have
-    no regular expression, and have no rule or token that turns a short text into a long one."""
+    few steps and no regular expression, and have no rule or token that turns a short text into a long one."""
     if len(file) > CHEAP_BYTES:
         return False
+    growth, num_steps = 1, 0
     try:
-        growth = 1
         for part in _parts(json.loads(file)):
             if isinstance(part, str):
                 if len(part) > CHEAP_CHARACTERS:
                     return False
             elif "Regex" in part:
                 return False
-            elif part.get("type") == "Replace" and isinstance(content := part.get("content"), str):
-                growth *= max(1, len(content))
+            else:
+                num_steps += "type" in part
+                if part.get("type") == "Replace" and isinstance(content := part.get("content"), str):
+                    growth *= max(1, len(content))
     except (ValueError, RecursionError):
         return False  # damaged; the helper process reports how
-    return growth <= CHEAP_GROWTH
+    return growth <= CHEAP_GROWTH and num_steps <= CHEAP_STEPS
 
 
 def _parts(value: Any) -> Iterator[str | dict[str, Any]]:
@@ -255,40 +257,3 @@ def _parts(value: Any) -> Iterator[str | dict[str, Any]]:
             yield from _parts(inside)
     elif isinstance(value, str):
         yield value
-
-
-def characters_per_token(tokenizer: Tokenizer) -> int | None:
-    """The largest number of characters that one token can stand for, or None if there is no bound. With it, a text that
-    cannot fit into a context is refused without being tokenized.
-
-    Most tokenizers keep every byte of a text in its tokens, so the longest token is the bound. There is none if a
-    component drops or merges text (by collapsing whitespace, or by turning words into one unknown token) or is not
-    known here.
-    """
-    vocabulary = tokenizer.get_vocab()
-    cutters = parts_of(tokenizer.pre_tokenizer, "pretokenizers") or []
-    by_bytes = any(part["type"] == "ByteLevel" for part in cutters)
-    alphabet = set(pre_tokenizers.ByteLevel.alphabet()) if by_bytes else BYTE_TOKENS
-    if not alphabet <= vocabulary.keys():  # a run of missing characters becomes one unknown token, however long
-        return None
-    if not by_bytes and not getattr(tokenizer.model, "byte_fallback", False):
-        return None
-    if any(part["type"] not in CUTS_WITHOUT_LOSS or part.get("behavior") == "Removed" for part in cutters):
-        return None
-    if any(token.lstrip or token.rstrip for token in tokenizer.get_added_tokens_decoder().values()):
-        return None  # such a token absorbs all whitespace beside it
-    width = max(map(len, vocabulary))
-    for part in parts_of(tokenizer.normalizer, "normalizers") or []:
-        shrink = _shrink(part)
-        if shrink is None:
-            return None
-        width *= shrink
-    return width
-
-
-def _shrink(normalizer: dict[str, Any]) -> int | None:
-    """The largest number of characters that the normalizer merges into one, or None if there is no bound."""
-    if normalizer["type"] == "Replace":
-        pattern = normalizer["pattern"].get("String")
-        return 1 if pattern and len(normalizer["content"]) >= len(pattern) else None
-    return SHRINKS.get(normalizer["type"])

@@ -58,7 +58,7 @@ async def test_one_account_has_at_most_half_of_the_places() -> None:
     for work in works:
         work.released.set()
     assert await asyncio.gather(*tasks) == [b"held"] * 4
-    assert pool.is_idle
+    assert not pool._accounts
 
 
 async def test_accounts_that_wait_take_turns_one_job_each() -> None:
@@ -80,7 +80,7 @@ async def test_accounts_that_wait_take_turns_one_job_each() -> None:
     first.released.set()
     await asyncio.gather(*tasks)
     assert "".join(order) == "abcaba"
-    assert pool.is_idle
+    assert not pool._accounts
 
 
 async def test_an_account_gets_half_of_the_memory_that_the_others_leave() -> None:
@@ -100,7 +100,7 @@ async def test_an_account_gets_half_of_the_memory_that_the_others_leave() -> Non
     for work in works:
         work.released.set()
     assert await asyncio.gather(*tasks) == [b"held"] * 8 + [b"done"]
-    assert pool.is_idle
+    assert not pool._accounts
 
 
 async def test_what_a_job_raises_is_raised_and_its_place_is_free_again() -> None:
@@ -113,7 +113,7 @@ async def test_what_a_job_raises_is_raised_and_its_place_is_free_again() -> None
         with pytest.raises(TimeoutError, match="its own"):
             await pool.call("a", fails)
     assert await pool.call("a", quick) == b"done"
-    assert pool.is_idle
+    assert not pool._accounts
 
 
 async def test_conversations_and_texts_of_one_model_share_an_account(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ async def test_conversations_and_texts_of_one_model_share_an_account(monkeypatch
 
     monkeypatch.setattr(HelperPool, "run", run)
     files = tokenizer_files(chat_template=CHAT_TEMPLATE)
-    tokenizer = PromptTokenizer(files, Helpers(), TokenizerTraits("", (), (), None, 0, None))
+    tokenizer = PromptTokenizer(files, Helpers(), TokenizerTraits("", (), (), 64, 0, None))
     await tokenizer.encode_chat(messages(), tenant="acme")
     assert len(accounts) == 2
     assert len(set(accounts)) == 1
@@ -155,12 +155,12 @@ async def test_a_process_whose_job_leaves_while_it_starts_gets_the_next_job(monk
     leaving.cancel()
     staying = asyncio.create_task(pool.run("a", "render", limit_s=1.0))
     await turns()
-    assert not pool._num_free, "the process that starts keeps its place"
+    assert pool._num_busy == 1, "the process that starts keeps its place"
     ready.set()
     assert await staying == b"done"
     assert leaving.cancelled()
     assert num_started == 1
-    assert pool.is_idle
+    assert not pool._accounts
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -180,6 +180,6 @@ async def test_callers_that_leave_at_any_moment_leave_no_place_taken(seed: int) 
     ended = await asyncio.gather(*tasks, return_exceptions=True)
     assert {type(one) for one in ended} >= {bytes, asyncio.CancelledError}
     assert {type(one) for one in ended} <= {bytes, asyncio.CancelledError, RequestRefused}
-    assert pool.is_idle
-    assert (pool._num_free, pool._num_bytes) == (4, 0)
-    assert not pool._turns
+    assert not pool._accounts
+    assert (pool._num_busy, pool._num_bytes) == (0, 0)
+    assert await asyncio.gather(*(pool.call(account, quick) for account in range(6))) == [b"done"] * 6

@@ -31,7 +31,7 @@ HERE = Path("/proc/self/statm")
 @pytest.fixture
 async def helpers(helpers: Helpers) -> AsyncIterator[Helpers]:
     yield helpers
-    assert helpers.long.is_idle
+    assert not helpers.long._accounts
 
 
 def rss_mib(pid: int | str = "self") -> float:

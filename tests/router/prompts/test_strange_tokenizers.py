@@ -30,6 +30,7 @@ from trunkline_router.prompts.tokenizer_files import (
     CHEAP_BYTES,
     CHEAP_CHARACTERS,
     CHEAP_GROWTH,
+    CHEAP_STEPS,
     MAX_TOKENS,
     TokenizerTraits,
     described,
@@ -61,6 +62,7 @@ NOT_CHEAP = {
     "a pattern to replace": strange(normalizer=normalizers.Replace(Regex("a"), "b")),
     "text that becomes longer": strange(normalizer=grows(CHEAP_GROWTH + 1)),
     "text that becomes longer and longer": strange(normalizer=normalizers.Sequence([grows(8)] * 3)),
+    "steps without measure": strange(normalizer=normalizers.Sequence([normalizers.NFC()] * CHEAP_STEPS)),
     "a long rule": strange(normalizer=normalizers.Prepend("x" * (CHEAP_CHARACTERS + 1))),
 }
 

@@ -1,21 +1,17 @@
 """Text that cannot fit is refused before time is spent on it."""
 
-import json
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers
 
 from tests.router.cluster import cluster, refusal
 from tests.router.fake_worker import FakeWorker
-from tests.router.tokenizer_files import DEMO_MODEL, byte_tokenizer
+from tests.router.tokenizer_files import DEMO_MODEL, byte_tokenizer, tokenizer_files
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenizeRequest
 from trunkline_router.prompts import tokenizer as tokenizer_module
-from trunkline_router.prompts.helper_pool import Helpers
-from trunkline_router.prompts.tokenizer import BYTES_PER_CHARACTER, PromptTokenizer
-from trunkline_router.prompts.tokenizer_files import characters_per_token
+from trunkline_router.prompts.tokenizer import PromptTokenizer
+from trunkline_router.prompts.tokenizer_files import CHARACTERS_PER_TOKEN, described
 
 LIKELY = "\u1f82\u03b1\u0313\u0300\u0345 \n<s>"
 DEMO = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
@@ -25,69 +21,30 @@ def chat(content: str) -> ChatMessages:
     return ChatMessages(messages=[ChatMessage(role="user", content=content)])
 
 
-def normalized(*parts: normalizers.Normalizer) -> Tokenizer:
+def characters_per_token(tokenizer: Tokenizer) -> int:
+    return described(tokenizer_files(tokenizer))[1].characters_per_token
+
+
+def composing() -> Tokenizer:
     tokenizer = byte_tokenizer()
-    tokenizer.normalizer = normalizers.Sequence(list(parts))
+    tokenizer.normalizer = normalizers.NFC()
     return tokenizer
 
 
-NFC = normalized(normalizers.NFC())
+WIDTHS = {tokenizer: characters_per_token(tokenizer) for tokenizer in (DEMO, byte_tokenizer(), composing())}
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(LIKELY), min_size=1))
 def test_no_text_is_wider_than_its_tokens_say(text: str) -> None:
-    for tokenizer in (DEMO, byte_tokenizer(), NFC):
-        width = characters_per_token(tokenizer)
-        assert width is not None
+    for tokenizer, width in WIDTHS.items():
         assert len(text) <= width * len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def test_four_characters_that_normalize_to_one_count_as_four() -> None:
-    text = "\u03b1\u0313\u0300\u0345"
-    assert len(normalizers.NFC().normalize_str(text)) == 1
-    assert characters_per_token(NFC) == 4 * (characters_per_token(byte_tokenizer()) or 0)
-
-
-def without(token: str) -> Tokenizer:
-    described = json.loads(byte_tokenizer().to_str())
-    del described["model"]["vocab"][token]
-    return Tokenizer.from_str(json.dumps(described))
-
-
-def absorbing() -> Tokenizer:
-    tokenizer = byte_tokenizer()
-    tokenizer.add_special_tokens([AddedToken("<end>", rstrip=True)])
-    return tokenizer
-
-
-def cutting(pre_tokenizer: pre_tokenizers.PreTokenizer) -> Tokenizer:
-    tokenizer = byte_tokenizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizer, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    return tokenizer
-
-
-@pytest.mark.parametrize(
-    "tokenizer",
-    [
-        Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]")),
-        without("!"),
-        absorbing(),
-        normalized(normalizers.Strip()),
-        normalized(normalizers.NFC(), normalizers.Replace("aa", "a")),
-        cutting(pre_tokenizers.WhitespaceSplit()),
-        cutting(pre_tokenizers.Split(" ", "removed")),
-    ],
-)
-def test_where_text_can_vanish_there_is_no_bound(tokenizer: Tokenizer) -> None:
-    assert characters_per_token(tokenizer) is None
-
-
-@pytest.mark.parametrize("name", ["models/stories260k", "tokenizers/tinyllama"])
-def test_real_tokenizers_have_a_bound(shared: Path, name: str) -> None:
-    assert characters_per_token(Tokenizer.from_file(str(shared / name / "tokenizer.json"))) == {
-        "models/stories260k": 7, "tokenizers/tinyllama": 16,
-    }[name]  # fmt: skip
+def test_a_token_stands_for_64_characters_or_as_many_as_the_longest_has() -> None:
+    long = "x" * 100
+    assert characters_per_token(byte_tokenizer()) == 64
+    assert characters_per_token(Tokenizer(models.WordLevel({"a": 0, long: 1}, unk_token="a"))) == 100
 
 
 async def test_text_and_conversations_that_cannot_fit_are_refused_untokenized(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,31 +54,14 @@ async def test_text_and_conversations_that_cannot_fit_are_refused_untokenized(mo
             raise AssertionError("it was tokenized")
 
         monkeypatch.setattr(PromptTokenizer, "encode", unreachable)
-        width = characters_per_token(byte_tokenizer())
-        assert width is not None
+        too_long = "x" * (80 * CHARACTERS_PER_TOKEN + 1)
         for request in (
-            GenerateRequest(text="x" * (80 * width + 1)),
-            GenerateRequest(chat=chat("x" * (80 * width + 1))),
+            GenerateRequest(text=too_long),
+            GenerateRequest(chat=chat(too_long)),
         ):
             refused = await refusal(router.stub.Generate(request))
             assert (refused.reason, refused.field) == ("CONTEXT_LENGTH_EXCEEDED", "prompt")
             assert "maximum context length is 80 tokens" in refused.message
-
-
-async def test_a_conversation_many_times_too_long_is_refused_unrendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with cluster(FakeWorker("a", context_length=100)) as router:
-
-        async def unreachable(*_: object, **__: object) -> None:
-            raise AssertionError("it was rendered")
-
-        monkeypatch.setattr(Helpers, "render", unreachable)
-        for turns in (1, 100):
-            width = characters_per_token(byte_tokenizer())
-            assert width is not None
-            long = ChatMessage(role="user", content="x" * (BYTES_PER_CHARACTER * 100 * width // turns))
-            refused = await refusal(router.stub.Generate(GenerateRequest(chat=ChatMessages(messages=[long] * turns))))
-            assert (refused.reason, refused.field) == ("CONTEXT_LENGTH_EXCEEDED", "prompt")
-            assert "100 tokens" in refused.message
 
 
 async def test_tokenize_takes_texts_that_fit_no_context_but_not_any_text(monkeypatch: pytest.MonkeyPatch) -> None:

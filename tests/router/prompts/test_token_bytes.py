@@ -22,7 +22,7 @@ from tests.router.tokenizer_files import (
 )
 from trunkline.status import RequestRefused
 from trunkline_router.prompts.helper_pool import LONG_PROCESSES, HelperPool, Helpers, TokenizerSource
-from trunkline_router.prompts.token_bytes import MAX_BYTES, MAX_STEPS, TokenBytes, token_bytes
+from trunkline_router.prompts.token_bytes import MAX_BYTES, TokenBytes, token_bytes
 from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.prompts.tokenizer_files import described
 
@@ -233,10 +233,6 @@ def wide_file() -> bytes:
 HOSTILE = {
     "bytes without measure": (wide_file(), f"more than {MAX_BYTES} bytes"),
     "a step that panics": (changed(decoder=decoders.Strip("a", 0, 5)).to_str().encode(), "cannot be listed"),
-    "steps without measure": (
-        changed(decoder=decoders.Sequence([decoders.Fuse()] * (MAX_STEPS + 1))).to_str().encode(),
-        f"at most {MAX_STEPS} are supported",
-    ),
 }
 
 
@@ -275,7 +271,7 @@ async def test_a_damaged_file_is_refused(file: bytes, helpers: Helpers) -> None:
 
 
 async def test_a_refusal_is_remembered_unless_it_was_for_lack_of_room(helpers: Helpers) -> None:
-    file, problem = HOSTILE["steps without measure"]
+    file, problem = HOSTILE["a step that panics"]
     files = {**tokenizer_files(), "tokenizer.json": file}
     hostile = PromptTokenizer(files, helpers, described(files)[1])
     with pytest.raises(RequestRefused, match=problem):
