@@ -13,14 +13,9 @@ from trunkline_router.edge.http.exchange import respond
 from trunkline_router.edge.http.headers import http_refusal, is_local, request_id_of, response_headers
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.edge.live.fleet_endpoints import FleetEndpoints
-from trunkline_router.edge.openai.openai_endpoints import (
-    chat_completions,
-    completions,
-    detokenize,
-    list_models,
-    retrieve_model,
-    tokenize,
-)
+from trunkline_router.edge.openai.chat import chat_completions
+from trunkline_router.edge.openai.completions import completions
+from trunkline_router.edge.openai.models_and_tokens import detokenize, list_models, retrieve_model, tokenize
 from trunkline_router.edge.openapi.page import openapi_page
 from trunkline_router.edge.responses.response_endpoints import Responses
 from trunkline_router.edge.responses.response_store import ResponseStore

@@ -29,8 +29,8 @@ from trunkline_router.edge.http.connection import UNPARSED_BYTES
 from trunkline_router.edge.http.json_body import MAX_CONTAINERS, MAX_DEPTH, MAX_DIGITS, MAX_STRINGS, MAX_VALUES
 from trunkline_router.edge.http.limits import HttpLimits
 from trunkline_router.edge.http.server import HANDSHAKE_SHARE
-from trunkline_router.edge.openai.openai_endpoints import AT_ONCE
-from trunkline_router.edge.openai.openai_requests import MAX_PROMPTS
+from trunkline_router.edge.openai.completion_request import MAX_PROMPTS
+from trunkline_router.edge.openai.completions import AT_ONCE
 from trunkline_router.edge.openai.token_details import MAX_PROMPT_LOGPROBS
 from trunkline_router.edge.request_fields import MAX_ITEMS, MAX_TEMPLATE_KWARGS_BYTES
 from trunkline_router.edge.responses.response_request import MAX_METADATA_KEY, MAX_METADATA_PAIRS, MAX_METADATA_VALUE

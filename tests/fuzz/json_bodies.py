@@ -15,7 +15,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from trunkline_router.edge.anthropic_requests import CountRequest, MessageRequest
-from trunkline_router.edge.openai.openai_requests import ChatRequest, CompletionRequest, DetokenizeBody, TokenizeBody
+from trunkline_router.edge.openai.chat import ChatRequest
+from trunkline_router.edge.openai.completion_request import CompletionRequest
+from trunkline_router.edge.openai.models_and_tokens import DetokenizeBody, TokenizeBody
 from trunkline_router.edge.request_fields import Fields
 from trunkline_router.edge.responses.response_request import ResponseRequest
 

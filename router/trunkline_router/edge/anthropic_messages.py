@@ -6,8 +6,9 @@ import orjson
 
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk
-from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
+from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline_router.edge.anthropic_requests import FIELD_NAMES, CountRequest, MessageRequest
+from trunkline_router.edge.collected_answer import CollectedAnswer
 from trunkline_router.edge.http.sse import event
 from trunkline_router.edge.http_call import HttpCall, answer_of
 from trunkline_router.edge.request_fields import refusals_named, validated
@@ -15,8 +16,7 @@ from trunkline_router.record.error_statuses import anthropic_body
 
 Json = dict[str, Any]
 
-# An event is put together from parts that are made once: serializing a dictionary for each token takes several times as
-# long.
+# The events of tokens have a head that is made once: serializing all of it takes longer.
 DELTA_HEAD = (
     b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":'
 )
@@ -60,35 +60,36 @@ class MessageAnswer:
     def __init__(self, call: HttpCall, max_tokens: int) -> None:
         self._request_id = call.request_id
         self._max_tokens = max_tokens
-        self._sees_cache = call.caller.identity.sees_cache
-        self._texts: list[str] = []
-        self._prompt = PromptInfo()
-        self._output_tokens = 0
-        self._last = OutputChunk()
+        self._answer = CollectedAnswer()
 
     def take(self, response: GenerateResponse) -> None:
         """Takes the next response, for whole()."""
-        self._texts.append(self._text(response))
+        self._answer.take(response)
 
     def whole(self) -> bytes:
         """Returns the message. An empty answer has an empty block, because clients read the first one."""
-        return orjson.dumps(self._message([_block("".join(self._texts))]))
+        [output] = self._answer.choices
+        return orjson.dumps(self._message([_block(output.text)], output))
 
     def events(self, response: GenerateResponse) -> bytes:
         """Returns the events for the next response; empty if it has no text."""
         opening = b""
         if response.HasField("prompt"):
-            self._prompt = response.prompt
-            opening = self._opening()  # before its output is counted
-        text = self._text(response)
-        return b"%b%b%b%b" % (opening, DELTA_HEAD, orjson.dumps(text), DELTA_TAIL) if text else opening
+            self._answer.prompt = response.prompt
+            message = self._message([], OutputChunk())  # before its output is counted
+            opening = _event("message_start", message=message)
+            opening += _event("content_block_start", index=0, content_block=_block(""))
+        self._answer.take(response)
+        text = "".join([chunk.text for chunk in response.chunks])
+        return b"".join((opening, DELTA_HEAD, orjson.dumps(text), DELTA_TAIL)) if text else opening
 
     def end(self) -> bytes:
         """Returns the last events."""
+        [output] = self._answer.choices
         return b"".join(
             (
                 _event("content_block_stop", index=0),
-                _event("message_delta", delta=self._ending(), usage=self._usage()),
+                _event("message_delta", delta=self._ending(output), usage=self._usage(output)),
                 _event("message_stop"),
             )
         )
@@ -97,66 +98,48 @@ class MessageAnswer:
         """Returns the event for an error. Nothing follows it: the answer is not whole."""
         return event(anthropic_body(refused, self._request_id), b"error")
 
-    def _text(self, response: GenerateResponse) -> str:
-        """Counts the output of the next response, and returns its text."""
-        if response.HasField("prompt"):
-            self._prompt = response.prompt
-        for chunk in response.chunks:
-            self._output_tokens += len(chunk.token_ids)
-            if chunk.finish_reason:
-                self._last = chunk
-        if response.HasField("usage"):
-            self._output_tokens = response.usage.completion_tokens
-        return "".join([chunk.text for chunk in response.chunks])
-
-    def _opening(self) -> bytes:
-        return _event("message_start", message=self._message([])) + _event(
-            "content_block_start", index=0, content_block=_block("")
-        )
-
-    def _message(self, content: list[Json]) -> Json:
+    def _message(self, content: list[Json], output: OutputChunk) -> Json:
         return {
             "id": f"msg_{self._request_id}",
             "type": "message",
             "role": "assistant",
-            "model": self._prompt.model,
+            "model": self._answer.prompt.model,
             "content": content,
-            **self._ending(),
+            **self._ending(output),
             "usage": {
-                **self._usage(),
+                **self._usage(output),
                 "cache_creation": None,
                 "inference_geo": None,
                 "service_tier": "standard",
             },
         }
 
-    def _ending(self) -> Json:
+    def _ending(self, output: OutputChunk) -> Json:
         """Returns why the answer ended; its values are null until it has."""
         return {
-            "stop_reason": self._stop_reason(),
-            "stop_sequence": self._last.stop_string if self._last.HasField("stop_string") else None,
+            "stop_reason": self._stop_reason(output),
+            "stop_sequence": output.stop_string if output.HasField("stop_string") else None,
             "stop_details": None,
             "container": None,
         }
 
-    def _stop_reason(self) -> str | None:
-        reason = self._last.finish_reason
-        if reason == FinishReason.FINISH_REASON_UNSPECIFIED:
+    def _stop_reason(self, output: OutputChunk) -> str | None:
+        if not output.finish_reason:
             return None
-        if self._last.HasField("stop_string"):
+        if output.HasField("stop_string"):
             return "stop_sequence"
-        if reason != FinishReason.FINISH_REASON_LENGTH:
+        if output.finish_reason != FinishReason.FINISH_REASON_LENGTH:
             return "end_turn"
-        return "max_tokens" if self._output_tokens >= self._max_tokens else "model_context_window_exceeded"
+        return "max_tokens" if len(output.token_ids) >= self._max_tokens else "model_context_window_exceeded"
 
-    def _usage(self) -> Json:
+    def _usage(self, output: OutputChunk) -> Json:
         """Returns the token counts. As Anthropic counts, the tokens that came from the cache are not input tokens."""
-        cached_tokens = self._prompt.cached_tokens if self._sees_cache else 0
+        prompt = self._answer.prompt
         return {
-            "input_tokens": self._prompt.prompt_tokens - cached_tokens,
+            "input_tokens": prompt.prompt_tokens - prompt.cached_tokens,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": cached_tokens,
-            "output_tokens": self._output_tokens,
+            "cache_read_input_tokens": prompt.cached_tokens,
+            "output_tokens": len(output.token_ids),
             "output_tokens_details": None,
             "server_tool_use": None,
         }

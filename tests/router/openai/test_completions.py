@@ -7,7 +7,7 @@ from tests.router.cluster import until
 from tests.router.fake_worker import FakeWorker
 from tests.router.openai.openai_rig import client
 from tests.router.tokenizer_files import BOS, byte_tokenizer
-from trunkline_router.edge.openai.openai_endpoints import AT_ONCE
+from trunkline_router.edge.openai.completions import AT_ONCE
 from trunkline_router.workers.link_context import LinkLimits
 
 PATH = "/v1/completions"

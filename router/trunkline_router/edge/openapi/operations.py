@@ -20,7 +20,9 @@ from trunkline.status import (
 )
 from trunkline_router.edge.anthropic_requests import CountRequest, MessageRequest
 from trunkline_router.edge.live.fleet_endpoints import DrainBody, UndrainBody
-from trunkline_router.edge.openai.openai_requests import ChatRequest, CompletionRequest, DetokenizeBody, TokenizeBody
+from trunkline_router.edge.openai.chat import ChatRequest
+from trunkline_router.edge.openai.completion_request import CompletionRequest
+from trunkline_router.edge.openai.models_and_tokens import DetokenizeBody, TokenizeBody
 from trunkline_router.edge.openapi.answer_schemas import INTEGER, STRING, Schema, array
 from trunkline_router.edge.request_fields import Fields
 from trunkline_router.edge.responses.response_request import ResponseRequest

@@ -9,10 +9,11 @@ import orjson
 from trunkline.status import INVALID_REQUEST, QUARANTINED, RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, SamplingParams, TokenLogprobs
 from trunkline.v1.inference_pb2 import GenerateResponse, Usage
+from trunkline_router.edge.collected_answer import CollectedAnswer
 from trunkline_router.edge.http.sse import event
 from trunkline_router.edge.http_call import HttpCall
-from trunkline_router.edge.openai.openai_answers import CollectedAnswer
-from trunkline_router.edge.openai.token_details import Json, chat_logprobs
+from trunkline_router.edge.openai.openai_answer import Json
+from trunkline_router.edge.openai.token_details import chat_logprobs, tokenizer_of
 from trunkline_router.edge.responses.response_request import ResponseRequest
 from trunkline_router.edge.responses.response_store import ResponseStore, StoredResponse, Turn
 from trunkline_router.prompts.token_bytes import TokenBytes
@@ -26,8 +27,7 @@ DELTA = "response.output_text.delta"
 class ResponseAnswer:
     """One response, as a whole or as events in OpenAI's order, each with its number.
 
-    The event of a token is put together from parts that are made once: serializing a dictionary for each token takes
-    several times as long.
+    The events of tokens have a head that is made once: serializing all of it takes longer.
 
     conversation: what it answers, without instructions
     store: where it is stored once it is whole; None: it is not
@@ -46,8 +46,8 @@ class ResponseAnswer:
         self._number = 0  # of the next event
         self._has_begun = False
         self._place: Json = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
-        head = orjson.dumps({"type": DELTA, **self._place})[:-1]  # without the brace that ends it
-        self._delta_head = b"event: " + DELTA.encode() + b"\ndata: " + head + b',"sequence_number":'
+        head = orjson.dumps({"type": DELTA, **self._place}).removesuffix(b"}")
+        self._delta_head = b"event: %b\ndata: %b," % (DELTA.encode(), head)
         self._fields: Json = {
             "id": self._id,
             "object": "response",
@@ -84,8 +84,7 @@ class ResponseAnswer:
         defaults, and the names of tokens if their log-probabilities are wanted. Raises RequestRefused."""
         self._fields |= {"model": prepared.model, **_sampling_fields(self._request, prepared.sampling)}
         if self._request.num_top is not None:
-            pool = await self._call.edge.inference.found(prepared.model, self._call.caller, None)
-            self._tokens = await pool.tokenizer.token_bytes()
+            self._tokens = await (await tokenizer_of(self._call, prepared)).token_bytes()
 
     def take(self, response: GenerateResponse) -> None:
         """Takes the next response of the shared path, for whole()."""
@@ -100,16 +99,11 @@ class ResponseAnswer:
         self._answer.take(response)
         events = b"" if self._has_begun else self._opening()
         for chunk in response.chunks:
-            text = chunk.text  # each access makes a copy
-            if text or (chunk.logprobs and self._tokens is not None):
-                number, self._number = self._number, self._number + 1
-                logprobs = b"[]" if self._tokens is None else orjson.dumps(self._logprobs(chunk.logprobs))
-                events += b'%b%d,"delta":%b,"logprobs":%b}\n\n' % (
-                    self._delta_head,
-                    number,
-                    orjson.dumps(text),
-                    logprobs,
-                )
+            text, logprobs = chunk.text, self._logprobs(chunk.logprobs)
+            if text or logprobs:
+                data = orjson.dumps({"sequence_number": self._number, "delta": text, "logprobs": logprobs})
+                events += b"%b%b\n\n" % (self._delta_head, data.removeprefix(b"{"))
+                self._number += 1
         return events
 
     def end(self) -> bytes:
@@ -178,8 +172,8 @@ class ResponseAnswer:
 
     def _item(self) -> Json:
         """The message that the answer is."""
-        choice = self._answer.choices[0]
-        is_complete = choice.last.finish_reason == FinishReason.FINISH_REASON_STOP
+        [choice] = self._answer.choices
+        is_complete = choice.finish_reason == FinishReason.FINISH_REASON_STOP
         part = _part(choice.text, self._logprobs(choice.logprobs))
         return self._message("completed" if is_complete else "incomplete", [part])
 
@@ -196,10 +190,7 @@ class ResponseAnswer:
     def _usage(self, usage: Usage) -> Json:
         return {
             "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {
-                "cached_tokens": usage.cached_tokens if self._call.caller.identity.sees_cache else 0,
-                "cache_write_tokens": 0,
-            },
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,

@@ -7,7 +7,7 @@ from pydantic import Discriminator, Field, Tag
 
 from trunkline.status import invalid
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest
-from trunkline_router.edge.openai.openai_requests import ROLES, Part, TopLogprobs, plain_text
+from trunkline_router.edge.openai.chat import ROLES, Part, TopLogprobs, plain_text
 from trunkline_router.edge.request_fields import (
     GUIDED,
     NOT_YET,

@@ -1,14 +1,19 @@
-"""The bodies of OpenAI's endpoints, and of vLLM's /tokenize and /detokenize."""
+"""POST /v1/chat/completions: its body, and its answer."""
 
-from array import array
+import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Union
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field
 
 from trunkline.status import invalid
-from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenizeRequest
+from trunkline.v1.generation_pb2 import OutputChunk
+from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, GenerateResponse
+from trunkline_router.edge.collected_answer import CollectedAnswer
+from trunkline_router.edge.http_call import HttpCall, answer_of
+from trunkline_router.edge.openai.openai_answer import Json, OpenAiAnswer
+from trunkline_router.edge.openai.token_details import LogprobsBound, PromptDetails, chat_logprobs
 from trunkline_router.edge.request_fields import (
     GUIDED,
     NOT_YET,
@@ -22,18 +27,39 @@ from trunkline_router.edge.request_fields import (
     Strings,
     prompt_named,
     template_variables,
+    validated,
 )
 from trunkline_router.prompts.chat_template import MAX_MESSAGES
+from trunkline_router.request.request_call import NO_EXTRAS, Extras
 
 MAX_TOP_LOGPROBS = 20
 MAX_PARTS = 4096  # of a message
-MAX_PROMPTS = 256
-DEFAULT_MAX_TOKENS = 16  # of a completion; OpenAI's
 NO_AUDIO = "is not supported: audio is not served"
 # Templates know "system", which developers' instructions were called before.
 ROLES = {"developer": "system"}
 
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+
+
+async def chat_completions(call: HttpCall) -> None:
+    """POST /v1/chat/completions."""
+    async with call.json() as body:
+        request: ChatRequest = validated(ChatRequest, body)
+        call.check_unknown(request.unknown())
+        request.check()
+        call.edge.inference.check_choices(request.n or 1)
+        generate = request.generate_request(call.request_id)
+    details = request.details()
+    extras = NO_EXTRAS if details is None else Extras(on_admission=partial(details.find, call))
+    responses = answer_of(call, generate, request.field_names, extras)
+    if details is not None and request.prompt_logprobs is not None:
+        responses = details.scored(responses)
+    answer = ChatAnswer(call, request, details)
+    if request.stream:
+        await call.stream(responses, answer)
+        return
+    await call.collect(responses, answer.take)
+    await call.respond(await answer.whole())
 
 
 class Part(Fields):
@@ -114,6 +140,10 @@ class ChatFields(Fields):
         )
 
 
+CHAT_NAMES = prompt_named("messages")
+MAX_COMPLETION_NAMES = prompt_named("messages", max_tokens="max_completion_tokens")
+
+
 class ChatRequest(ChatFields, GenerationFields):
     """A conversation to continue."""
 
@@ -131,15 +161,9 @@ class ChatRequest(ChatFields, GenerationFields):
     ignored: ClassVar[frozenset[str]] = GenerationFields.ignored | {"parallel_tool_calls"}
     unserved: ClassVar[Mapping[str, str]] = {
         **GenerationFields.unserved,
-        "tools": TOOLS,
-        "functions": TOOLS,
-        "function_call": TOOLS,
+        **dict.fromkeys(("tools", "functions", "function_call"), TOOLS),
+        **dict.fromkeys(("prediction", "reasoning_effort", "verbosity", "web_search_options", "documents"), NOT_YET),
         "audio": NO_AUDIO,
-        "prediction": NOT_YET,
-        "reasoning_effort": NOT_YET,
-        "verbosity": NOT_YET,
-        "web_search_options": NOT_YET,
-        "documents": NOT_YET,
         "echo": "is not supported for chat completions",
         "chat_template": "is not supported: the model's own template is used",
         "mm_processor_kwargs": TEXT_ALONE,
@@ -170,137 +194,74 @@ class ChatRequest(ChatFields, GenerationFields):
         """How many tokens the answer lists beside each of the output's; None: it has no log-probabilities."""
         return self.top_logprobs or 0 if self.logprobs else None
 
-    @property
-    def prompt_top(self) -> int | None:
-        """The same for the tokens of the prompt."""
-        return self.prompt_logprobs
-
     def generate_request(self, request_id: str) -> GenerateRequest:
         """Returns the request. Raises RequestRefused (INVALID_REQUEST)."""
         sampling = self.sampling(max_tokens=self.max_completion_tokens or self.max_tokens, logprobs=self.num_top)
         return self.generate(request_id, sampling, chat=self.chat(), n=self.n or 1)
 
-
-CHAT_NAMES = prompt_named("messages")
-MAX_COMPLETION_NAMES = prompt_named("messages", max_tokens="max_completion_tokens")
-
-
-_IDS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-_SOME_IDS_SCHEMA = {**_IDS_SCHEMA, "minItems": 1}
-_PROMPT_SCHEMA = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_PROMPTS},
-        _SOME_IDS_SCHEMA,
-        {"type": "array", "items": _SOME_IDS_SCHEMA, "minItems": 1, "maxItems": MAX_PROMPTS},
-    ]
-}
-
-GivenPrompt = str | list[Any]  # a text, or token ids as JSON has them
-Prompt = Union[str, "array[int]"]
+    def details(self) -> PromptDetails | None:
+        """Returns what holds the answer's details of tokens; None: it has none."""
+        prompt_top = self.prompt_logprobs
+        if prompt_top is None and not (self.logprobs or self.return_token_ids):
+            return None
+        bound = None if prompt_top is None else LogprobsBound("prompt_logprobs", prompt_top + 1)
+        return PromptDetails(self, bound, has_logprobs=bool(self.logprobs))
 
 
-class CompletionRequest(GenerationFields):
-    """Prompts to continue."""
+class ChatAnswer(OpenAiAnswer):
+    """The answer, as a whole or as events."""
 
-    model: ModelName
-    # Checked by prompts(): pydantic would try every alternative on long lists.
-    prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)]
-    max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
-    echo: bool | None = None
-    logprobs: TopLogprobs | None = None
-    add_special_tokens: bool | None = None
+    id_prefix, whole_object, event_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    long_lists: ClassVar[frozenset[str]] = frozenset({"prompt"})
-    unserved: ClassVar[Mapping[str, str]] = {**GenerationFields.unserved, "suffix": "is not supported"}
+    def __init__(self, call: HttpCall, request: ChatRequest, details: PromptDetails | None) -> None:
+        super().__init__(call, request)
+        self._details = details
+        self._num_choices = request.n or 1
+        self._num_top = request.num_top
+        self._collected = CollectedAnswer()
 
-    def check(self) -> None:
-        super().check()
-        if self.max_tokens == 0 and not self.echo:
-            raise invalid("max_tokens", "must be at least 1 unless echo is true")
-        if self.echo and self.stream and self.prompt_logprobs is not None:
-            raise invalid("prompt_logprobs", "is not supported for a stream with echo")
+    def take(self, response: GenerateResponse) -> None:
+        """Takes the next response, for whole()."""
+        self._count(response)
+        self._collected.take(response)
 
-    @property
-    def field_names(self) -> FieldNames:
-        """What refusals name. Prompts are scored for `logprobs` with an echo, too."""
-        return COMPLETION_NAMES if self.prompt_logprobs is not None else ECHO_NAMES
+    async def whole(self) -> bytes:
+        """Returns the whole answer as JSON."""
+        choices = []
+        for index, output in enumerate(self._collected.choices):
+            if index:
+                await asyncio.sleep(0)  # the log-probabilities of a choice may take long
+            message: Json = {"role": "assistant", "content": output.text, "refusal": None, "annotations": []}
+            choices.append(self._choice(index, {"message": message}, output, self._logprobs(output)))
+        return self._whole(self._collected.prompt.model, choices, **self._of_prompt())
 
-    @property
-    def num_top(self) -> int | None:
-        """How many tokens the answer lists beside each of the output's; None: it has no log-probabilities."""
-        return self.logprobs
+    def events(self, response: GenerateResponse) -> bytes:
+        """Returns the events for the next response; empty if it has nothing to tell."""
+        if self._has_usage:
+            self._count(response)
+        events = self._opening(response.prompt.model) if response.HasField("prompt") else []
+        for chunk in response.chunks:
+            text, is_last = chunk.text, chunk.finish_reason
+            if text or is_last or chunk.token_ids:
+                delta = {"content": text} if text or not is_last else {}
+                events.append(self._event(self._choice(chunk.index, {"delta": delta}, chunk, self._logprobs(chunk))))
+        return b"".join(events)
 
-    @property
-    def prompt_top(self) -> int | None:
-        """The same for the tokens of the prompts."""
-        if self.echo and self.logprobs is not None:
-            return max(self.logprobs, self.prompt_logprobs or 0)
-        return self.prompt_logprobs
+    def _opening(self, model: str) -> list[bytes]:
+        """Returns the events before the output."""
+        self._begin(model)
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        choices = [
+            {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+            for index in range(self._num_choices)
+        ]
+        return [self._event(choices[0], **self._of_prompt()), *map(self._event, choices[1:])]
 
-    def prompts(self) -> list[GivenPrompt]:
-        """Returns the prompts, each a text or token ids, of which the first alone is checked. Raises RequestRefused
-        (INVALID_REQUEST)."""
-        prompt = self.prompt
-        if isinstance(prompt, str):
-            return [prompt]
-        if isinstance(prompt, list) and prompt:
-            if type(prompt[0]) is int:
-                return [prompt]
-            if len(prompt) > MAX_PROMPTS:
-                raise invalid("prompt", f"{len(prompt)} prompts are more than {MAX_PROMPTS}")
-            kinds = set(map(type, prompt))
-            if kinds == {str} or (kinds == {list} and all(item and type(item[0]) is int for item in prompt)):
-                return prompt
-        raise invalid("prompt", "must be a string, a list of strings, token ids, or a list of lists of token ids")
+    def _of_prompt(self) -> Json:
+        return {} if self._details is None else self._details.told()
 
-    def sampling_params(self) -> SamplingParams:
-        """Returns the parameters, which are the same for all prompts. One token is computed even if none is wanted, and
-        left out of the answer."""
-        max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else max(1, self.max_tokens)
-        return self.sampling(max_tokens=max_tokens, prompt_logprobs=self.prompt_top)
-
-    def generate_request(self, prompt: Prompt, request_id: str, sampling: SamplingParams) -> GenerateRequest:
-        """Returns the request for one of the prompts, without it if it is token ids."""
-        text = prompt if isinstance(prompt, str) else None
-        return self.generate(request_id, sampling, text=text, n=self.n or 1, fit_max_tokens=self.max_tokens is None)
-
-
-COMPLETION_NAMES = prompt_named("prompt")
-ECHO_NAMES = prompt_named("prompt", prompt_logprobs="logprobs")
-
-
-class TokenizeBody(ChatFields):
-    """A text or a conversation."""
-
-    model: str | None = None
-    prompt: str | None = None
-    add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
-
-    @property
-    def field_names(self) -> FieldNames:
-        """What refusals name."""
-        return COMPLETION_NAMES if self.messages is None else CHAT_NAMES
-
-    def tokenize_request(self) -> TokenizeRequest:
-        """Returns the request. Raises RequestRefused (INVALID_REQUEST)."""
-        if (self.prompt is None) == (self.messages is None):
-            raise invalid("prompt", "exactly one of prompt and messages must be given")
-        if self.messages is not None and self.add_special_tokens:
-            raise invalid("add_special_tokens", "is for prompts: a chat template writes the special tokens itself")
-        request = TokenizeRequest(model=self.model or "", omit_special_tokens=self.add_special_tokens is False)
-        if self.messages is None:
-            request.text = self.prompt or ""
-        else:
-            request.chat.CopyFrom(self.chat())
-        return request
-
-
-class DetokenizeBody(Fields):
-    """Token ids."""
-
-    model: str | None = None
-    tokens: Annotated[Any, WithJsonSchema(_IDS_SCHEMA)]
-
-    long_lists: ClassVar[frozenset[str]] = frozenset({"tokens"})
+    def _logprobs(self, output: OutputChunk) -> Json | None:
+        """Returns the log-probabilities of tokens; None: the request does not want them."""
+        if self._num_top is None or self._details is None or self._details.names is None:
+            return None
+        return chat_logprobs(self._details.names, output.logprobs, self._num_top)
