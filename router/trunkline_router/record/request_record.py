@@ -5,7 +5,7 @@ none per token. Listeners read it once, when the request has ended. It never hol
 credential. Times that end in `_s` are on the router's monotonic clock.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -24,7 +24,7 @@ from trunkline.status import (
 )
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import Timeline
-from trunkline_router.routing.policy import RoutePlan
+from trunkline_router.routing.policy import Candidate, RoutePlan
 
 GENERATE, GRANT = "generate", "grant"  # RequestRecord.method
 GRPC, HTTP = "grpc", "http"  # RequestRecord.protocol
@@ -58,18 +58,19 @@ class PlacementRecord:
     """One decision for a worker. `time` includes the wait until there was a worker to choose.
 
     plan: the decision, which holds nothing of the prompt, but a table of the fleet; None if no worker came, and once
-        the listeners were told
+        the listeners were told, see keep_candidates()
     worker, policy, reason: as in the plan, "" without one
     predicted_ttft_s: of the chosen worker; None if the policy predicts nothing
     waits_for_kv: whether most of the predicted wait there was for KV blocks
     """
 
-    __slots__ = ("matched_tokens", "num_workers", "plan", "policy", "predicted_ttft_s", "reason", "time",
+    __slots__ = ("_candidates", "matched_tokens", "num_workers", "plan", "policy", "predicted_ttft_s", "reason", "time",
                  "waits_for_kv", "worker")  # fmt: skip
 
     def __init__(self, time: Interval, plan: RoutePlan | None) -> None:
         self.time = time
         self.plan = plan
+        self._candidates: Sequence[Candidate] = ()
         self.worker = self.policy = self.reason = ""
         self.matched_tokens = self.num_workers = 0
         self.predicted_ttft_s: float | None = None
@@ -81,6 +82,15 @@ class PlacementRecord:
         if plan.prediction is not None:
             self.predicted_ttft_s = float(plan.prediction.cost_s[plan.chosen])
             self.waits_for_kv = plan.prediction.waits_for_kv(plan.chosen)
+
+    @property
+    def candidates(self) -> Sequence[Candidate]:
+        """The chosen worker, then the next best. None, once the plan was dropped, unless they were kept."""
+        return self._candidates or (() if self.plan is None else self.plan.best(MOST_CANDIDATES))
+
+    def keep_candidates(self) -> None:
+        """Keeps them for readers that come after the listeners were told."""
+        self._candidates = self.candidates
 
 
 @dataclass(slots=True)

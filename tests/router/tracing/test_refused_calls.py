@@ -24,7 +24,7 @@ from trunkline_router.access.gate.places import Bounds, Places
 from trunkline_router.access.gate.request_size import MAX_REQUEST_BYTES
 from trunkline_router.access.identity.identity import Identity, Role, unauthenticated
 from trunkline_router.edge.http_call import Edge
-from trunkline_router.observe.tracing.request_traces import REFUSED_LIMITS, TRACE_LIMITS, RequestTraces
+from trunkline_router.observe.tracing.request_traces import TRACE_LIMITS, RequestTraces
 from trunkline_router.record.fair_budget import BudgetLimits
 from trunkline_router.record.refused_calls import LINE_LIMITS, RefusedCall, RefusedCalls
 from trunkline_runtime.telemetry.span_queue import SpanQueue, Spans
@@ -55,7 +55,7 @@ def receiver() -> Iterator[Receiver]:
 
 @asynccontextmanager
 async def router_of(
-    receiver: Receiver, *, traces: BudgetLimits = REFUSED_LIMITS, lines: BudgetLimits = LINE_LIMITS
+    receiver: Receiver, *, traces: BudgetLimits = TRACE_LIMITS.refused, lines: BudgetLimits = LINE_LIMITS
 ) -> AsyncIterator[tuple[Cluster, SpanQueue]]:
     """A router that demands a key, and exports to the receiver.  traces, lines: how many at most"""
     with pytest.MonkeyPatch.context() as patch:

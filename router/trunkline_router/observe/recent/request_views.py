@@ -16,7 +16,7 @@ from trunkline.v1.fleet_pb2 import (
 from trunkline.v1.worker_pb2 import Timeline
 from trunkline_router.observe.recent.recent_requests import ShownRequest
 from trunkline_router.observe.recent.viewer import Viewer
-from trunkline_router.record.request_record import AttemptRecord
+from trunkline_router.record.request_record import AttemptRecord, PlacementRecord
 from trunkline_router.routing.policy import Candidate
 
 MOST_COUNT = (1 << 32) - 1
@@ -72,15 +72,14 @@ def timeline_of(request: ShownRequest, viewer: Viewer) -> GetRequestResponse:
     )
     if viewer.sees_cache:
         zero_s = record.started_s
-        shown.placements.extend(_placement(request, place, viewer) for place in range(len(record.placements)))
+        shown.placements.extend(_placement(placement, zero_s, viewer) for placement in record.placements)
         shown.attempts_made.extend(_attempt(attempt, zero_s, request.end_s, viewer) for attempt in record.attempts)
     return shown
 
 
-def _placement(request: ShownRequest, place: int, viewer: Viewer) -> PlacementView:
-    placement = request.record.placements[place]
+def _placement(placement: PlacementRecord, zero_s: float, viewer: Viewer) -> PlacementView:
     shown = PlacementView(
-        start_s=placement.time.start_s - request.record.started_s,
+        start_s=placement.time.start_s - zero_s,
         duration_s=placement.time.duration_s,
         worker_id=placement.worker,
         policy=placement.policy,
@@ -90,26 +89,13 @@ def _placement(request: ShownRequest, place: int, viewer: Viewer) -> PlacementVi
         shown.reason = placement.reason
         if placement.predicted_ttft_s is not None:
             shown.predicted_ttft_s = placement.predicted_ttft_s
-        shown.candidates.extend(_candidate(candidate) for candidate in request.candidates(place))
+        shown.candidates.extend(_candidate(candidate) for candidate in placement.candidates)
     return shown
 
 
 def _candidate(candidate: Candidate) -> RouteCandidate:
-    return RouteCandidate(
-        worker_id=candidate.worker_id,
-        matched_tokens=candidate.matched_tokens,
-        queued_tokens=candidate.queued_tokens,
-        running=min(MOST_COUNT, candidate.running),
-        queue_s=candidate.queue_s,
-        prefill_s=candidate.prefill_s,
-        decode_s=candidate.decode_s,
-        kv_wait_s=candidate.kv_wait_s,
-        kv_penalty_s=candidate.kv_penalty_s,
-        slow_start_s=candidate.slow_start_s,
-        others_s=candidate.others_s,
-        cost_s=candidate.cost_s,
-        routed_by_load=candidate.routed_by_load,
-    )
+    bounded = candidate._replace(running=min(MOST_COUNT, candidate.running))
+    return RouteCandidate(**bounded._asdict())
 
 
 def _attempt(attempt: AttemptRecord, zero_s: float, now_s: float, viewer: Viewer) -> AttemptView:

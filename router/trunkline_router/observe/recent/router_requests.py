@@ -65,7 +65,7 @@ class RequestBook:
 
         tenant: only a request of this tenant; "": of any
         """
-        running = self._shown(record for record in self._not_ended() if record.request_id == request_id)
+        running = self._not_ended(lambda record: record.request_id == request_id)
         for request in chain(running, self.recent.newest_first()):
             if request.record.request_id == request_id and _is_seen(request.record, viewer, tenant):
                 found = timeline_of(request, viewer)
@@ -79,7 +79,7 @@ class RequestBook:
         listed = []
         for kind in kinds:
             if kind == Kind.RUNNING:
-                seen = self._shown(record for record in self._not_ended() if _is_seen(record, viewer, tenant))
+                seen = self._not_ended(lambda record: _is_seen(record, viewer, tenant))
             else:
                 ended = self.recent.newest_first(only_notable=kind == Kind.NOTABLE)
                 seen = (request for request in ended if _is_seen(request.record, viewer, tenant))
@@ -88,13 +88,10 @@ class RequestBook:
             summary.router = self._router
         return listed
 
-    def _not_ended(self) -> Iterator[RequestRecord]:
-        return iter(list(self._running.values()))
-
-    def _shown(self, records: Iterable[RequestRecord]) -> Iterator[ShownRequest]:
-        """Running requests. Many run and few are looked at, so only those are given that the viewer gets."""
+    def _not_ended(self, is_wanted: Callable[[RequestRecord], bool]) -> Iterator[ShownRequest]:
+        """Many run and few are looked at, so those alone are made that are wanted."""
         now_s = self._clock_s()
-        return (ShownRequest(record, now_s) for record in records)
+        return (ShownRequest(record, now_s) for record in list(self._running.values()) if is_wanted(record))
 
 
 def _is_seen(record: RequestRecord, viewer: Viewer, tenant: str) -> bool:

@@ -1,4 +1,5 @@
-"""The attributes of a request's own span: OpenTelemetry's conventions for generative AI, RPC and HTTP, and ours.
+"""The attributes of a request's own span, and of a call that was refused before it became a request: OpenTelemetry's
+conventions for generative AI, RPC and HTTP, and ours.
 
 https://opentelemetry.io/docs/specs/semconv/rpc/grpc/ and https://opentelemetry.io/docs/specs/semconv/http/http-spans/,
 version 1.44.0. The version after it calls `rpc.response.status_code` `rpc.status_code`.
@@ -13,6 +14,7 @@ from trunkline.status import CODE_DEADLINE_EXCEEDED, CODE_INTERNAL, CODE_UNAVAIL
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_router.observe.tracing.trace_builder import UNSET, Attributes
 from trunkline_router.record.error_statuses import TABLE
+from trunkline_router.record.refused_calls import KNOWN_METHODS, RefusedCall
 from trunkline_router.record.request_record import (
     CANCELLED,
     GRPC,
@@ -20,16 +22,14 @@ from trunkline_router.record.request_record import (
     UNKNOWN,
     RequestRecord,
     has_answer,
-    is_failure,
     operation_of,
 )
 from trunkline_router.record.ttft_parts import causes_of
 from trunkline_runtime.telemetry import genai
 
-RPC_SYSTEM, RPC_METHOD, RPC_STATUS = "rpc.system.name", "rpc.method", "rpc.response.status_code"
-HTTP_METHOD, HTTP_ROUTE, HTTP_STATUS = "http.request.method", "http.route", "http.response.status_code"
-URL_PATH, URL_SCHEME, ERROR_TYPE = "url.path", "url.scheme", "error.type"
 POST = "POST"  # the method of all requests over HTTP
+# Of RFC 9110, and PATCH: the methods that the conventions know. Any other one is _OTHER, and HTTP in names of spans.
+OTHER_METHOD, UNNAMED_METHOD = "_OTHER", "HTTP"
 HTTP_OK, HTTP_SERVER_ERROR = 200, 500
 
 STATUS_NAMES: dict[int, str] = {code.value[0]: code.name for code in grpc.StatusCode}
@@ -47,10 +47,10 @@ _PARAMETERS = {
 }
 
 
-def span_name(protocol: str, endpoint: str) -> str:
+def span_name(record: RequestRecord) -> str:
     """The name of a request's own span, which is a server's: over HTTP `{method} {route}`, over gRPC the method's full
     name. The names in the conventions for generative AI are for spans of clients."""
-    return endpoint if protocol == GRPC else f"{POST} {endpoint}"
+    return record.endpoint if record.protocol == GRPC else f"{POST} {record.endpoint}"
 
 
 def request_attributes(record: RequestRecord, sampling: SamplingParams | None, kept: Sequence[str]) -> Attributes:
@@ -59,10 +59,9 @@ def request_attributes(record: RequestRecord, sampling: SamplingParams | None, k
     sampling: the request's parameters, which its record has dropped
     kept: why the request is exported
     """
-    spelled = genai.spelled({**_generative(record), **_usage(record)})
     return {
         **_own(record, kept),
-        **spelled,
+        **genai.spelled(_generative(record)),
         **_of_protocol(record),
         **_of_sampling(record, sampling),
         **_latencies(record),
@@ -123,17 +122,11 @@ def _generative(record: RequestRecord) -> Attributes:
         attributes[genai.REQUEST_MAX_TOKENS] = record.max_tokens
     if record.ttft_s is not None:
         attributes[genai.RESPONSE_TIME_TO_FIRST_CHUNK] = record.ttft_s
+    if record.choices:
+        attributes[genai.USAGE_INPUT_TOKENS] = record.prompt_tokens
+        attributes[genai.USAGE_OUTPUT_TOKENS] = record.completion_tokens
+        attributes[genai.USAGE_CACHE_READ_INPUT_TOKENS] = record.cached_tokens
     return attributes
-
-
-def _usage(record: RequestRecord) -> Attributes:
-    if not record.choices:
-        return {}
-    return {
-        genai.USAGE_INPUT_TOKENS: record.prompt_tokens,
-        genai.USAGE_OUTPUT_TOKENS: record.completion_tokens,
-        genai.USAGE_CACHE_READ_INPUT_TOKENS: record.cached_tokens,
-    }
 
 
 def _of_sampling(record: RequestRecord, sampling: SamplingParams | None) -> Attributes:
@@ -149,23 +142,33 @@ def _of_sampling(record: RequestRecord, sampling: SamplingParams | None) -> Attr
 
 
 def _of_protocol(record: RequestRecord) -> Attributes:
-    attributes: Attributes
-    is_failed, is_cancelled = is_failure(record.outcome), record.outcome == CANCELLED
+    is_cancelled = record.outcome == CANCELLED
     if record.protocol == GRPC:
         code = "CANCELLED" if is_cancelled else STATUS_NAMES.get(record.code, UNKNOWN)
-        attributes = {RPC_SYSTEM: "grpc", RPC_METHOD: record.endpoint, RPC_STATUS: code}
-        if is_failed:
-            attributes[ERROR_TYPE] = code
-        return attributes
-    route = record.endpoint
-    attributes = {HTTP_METHOD: POST, HTTP_ROUTE: route, URL_PATH: route, URL_SCHEME: record.url_scheme}
-    if is_failed:
-        is_begun = record.is_streamed and record.first_token_s is not None
-        attributes[ERROR_TYPE] = record.outcome
-        attributes[HTTP_STATUS] = HTTP_OK if is_begun else _http_error(record.outcome)
-    elif not is_cancelled:
-        attributes[HTTP_STATUS] = HTTP_OK
-    return attributes
+        return _of_rpc(record.endpoint, code, code if record.is_failed else "")
+    is_begun = record.is_streamed and record.first_token_s is not None
+    status = None if is_cancelled else HTTP_OK
+    if record.is_failed and not is_begun:
+        status = _http_error(record.outcome)
+    return _of_http(POST, record.endpoint, record.url_scheme, status, record.outcome if record.is_failed else "")
+
+
+def _of_rpc(method: str, code: str, error: str) -> Attributes:
+    attributes: Attributes = {"rpc.system.name": "grpc", "rpc.method": method, "rpc.response.status_code": code}
+    return attributes | {"error.type": error} if error else attributes
+
+
+def _of_http(method: str, route: str, url_scheme: str, status: int | None, error: str) -> Attributes:
+    """Without a route the path is anything that a client has written, so it is not told."""
+    attributes = {
+        "http.request.method": method,
+        "http.route": route,
+        "http.response.status_code": status,
+        "url.path": route,
+        "url.scheme": url_scheme,
+        "error.type": error,
+    }
+    return {name: value for name, value in attributes.items() if value}
 
 
 def _http_error(outcome: str) -> int:
@@ -188,3 +191,29 @@ def _latencies(record: RequestRecord) -> Attributes:
             attributes[genai.LATENCY_TIME_IN_MODEL_PREFILL] = timeline.first_token_s - timeline.admitted_s
             attributes[genai.LATENCY_TIME_IN_MODEL_DECODE] = timeline.ended_s - timeline.first_token_s
     return attributes
+
+
+def refused_name(call: RefusedCall) -> str:
+    """The name of the span of a call that was refused before it became a request."""
+    if call.protocol == GRPC:
+        return call.route
+    method = call.method if call.method in KNOWN_METHODS else UNNAMED_METHOD
+    return f"{method} {call.route}" if call.route else method
+
+
+def refused_attributes(call: RefusedCall, kept: str) -> Attributes:
+    """All attributes of that span.  kept: why the call is exported"""
+    attributes: Attributes = {"trunkline.outcome": call.reason, "trunkline.kept": [kept]}
+    for name, value in (("request_id", call.request_id), ("tenant", call.tenant)):
+        if value:
+            attributes["trunkline." + name] = value
+    if call.protocol == GRPC:
+        code = STATUS_NAMES.get(call.status, call.reason)
+        return attributes | _of_rpc(call.route, code, code)
+    method = call.method if call.method in KNOWN_METHODS else OTHER_METHOD
+    return attributes | _of_http(method, call.route, call.url_scheme, call.status, call.reason)
+
+
+def is_servers_fault(call: RefusedCall) -> bool:
+    """Whether the call failed through no fault of its client."""
+    return call.status in SERVER_ERRORS if call.protocol == GRPC else call.status >= HTTP_SERVER_ERROR

@@ -1,20 +1,31 @@
-"""The spans of a request: its own, and under it admission, tokenize, and for each worker route and attempt."""
+"""The spans of a request: its own, and under it admission, tokenize, and for each worker route and attempt. A call that
+was refused before it became a request has one span."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from trunkline.status import QUOTA_EXCEEDED
+from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import Timeline
-from trunkline_router.observe.tracing.request_attributes import request_attributes, span_name, status
+from trunkline_router.observe.tracing.request_attributes import (
+    is_servers_fault,
+    refused_attributes,
+    refused_name,
+    request_attributes,
+    span_name,
+    status,
+)
 from trunkline_router.observe.tracing.trace_builder import UNSET, Attributes, TraceBuilder
-from trunkline_router.record.request_record import MOST_CANDIDATES, AttemptRecord, PlacementRecord, RequestRecord
+from trunkline_router.record.refused_calls import RefusedCall
+from trunkline_router.record.request_record import AttemptRecord, PlacementRecord, RequestRecord
 from trunkline_router.routing.policy import Candidate
 from trunkline_runtime.telemetry import genai
+from trunkline_runtime.telemetry.span_queue import Spans
 from trunkline_runtime.telemetry.timeline_phases import phases_of
 
 MOST_CHOICES = 4  # of an attempt, whose spans are made
@@ -22,37 +33,31 @@ MOST_CHOICES = 4  # of an attempt, whose spans are made
 ALWAYS_TOLD = frozenset(("matched_tokens", "cost_s"))  # of a candidate
 
 
-class EndedRequest:
-    """A request whose spans are wanted. Keeps what its record drops once its listeners were told, but no table of the
-    fleet: thousands may wait for a collector.
+def later_spans_of(record: RequestRecord, kept: Sequence[str]) -> Spans:
+    """Returns what makes all spans of a request that ends now. It keeps what the record drops once its listeners were
+    told, but no table of the fleet: thousands may wait for a collector.
 
     kept: why it is exported
-    candidates: of each placement, the chosen worker, then the next best
     """
-
-    __slots__ = ("candidates", "kept", "record", "sampling")
-
-    def __init__(self, record: RequestRecord, kept: Sequence[str]) -> None:
-        self.record = record
-        self.kept = kept
-        self.sampling = record.sampling
-        plans = (placement.plan for placement in record.placements)
-        self.candidates = [() if plan is None else plan.best(MOST_CANDIDATES) for plan in plans]
+    for placement in record.placements:
+        placement.keep_candidates()
+    return partial(spans_of, record, kept, record.sampling)
 
 
-def spans_of(ended: EndedRequest, resource: Resource) -> Sequence[ReadableSpan]:
+def spans_of(
+    record: RequestRecord, kept: Sequence[str], sampling: SamplingParams | None, resource: Resource
+) -> Sequence[ReadableSpan]:
     """Makes all spans of a request.
 
     If the request was not sampled when it began, its workers export nothing. Their spans are made here then.
     """
-    record = ended.record
     trace = TraceBuilder(record, resource)
     trace.add(
-        span_name(record.protocol, record.endpoint),
+        span_name(record),
         record.parent_span_id,
         record.started_s,
         record.started_s if record.ended_s is None else record.ended_s,
-        request_attributes(record, ended.sampling, ended.kept),
+        request_attributes(record, sampling, kept),
         events=list(_events(trace)),
         span_id=record.span_id,
         kind=SpanKind.SERVER,
@@ -66,12 +71,28 @@ def spans_of(ended: EndedRequest, resource: Resource) -> Sequence[ReadableSpan]:
         trace.add(
             "admission", record.span_id, *record.admitted, {"trunkline.is_refused": record.outcome == QUOTA_EXCEEDED}
         )
-    for placement, candidates in zip(record.placements, ended.candidates, strict=True):
-        _add_route(trace, placement, candidates)
-    previous: AttemptRecord | None = None
-    for attempt in record.attempts:
+    for placement in record.placements:
+        _add_route(trace, placement)
+    for previous, attempt in zip([None, *record.attempts], record.attempts, strict=False):
         _add_attempt(trace, attempt, previous)
-        previous = attempt
+    return trace.spans
+
+
+def refused_span(
+    call: RefusedCall, record: RequestRecord, ended_s: float, kept: str, resource: Resource
+) -> Sequence[ReadableSpan]:
+    """One span.  record: says its place in its trace, and when it began"""
+    trace = TraceBuilder(record, resource)
+    trace.add(
+        refused_name(call),
+        record.parent_span_id,
+        record.started_s,
+        ended_s,
+        refused_attributes(call, kept),
+        kind=SpanKind.SERVER,
+        status=Status(StatusCode.ERROR) if is_servers_fault(call) else UNSET,
+        is_parent_remote=True,
+    )
     return trace.spans
 
 
@@ -93,7 +114,7 @@ def _events(trace: TraceBuilder) -> Iterator[Event]:
         yield trace.event("failover", following.started_s, attributes)
 
 
-def _add_route(trace: TraceBuilder, placement: PlacementRecord, candidates: Sequence[Candidate]) -> None:
+def _add_route(trace: TraceBuilder, placement: PlacementRecord) -> None:
     attributes: Attributes = {"trunkline.route.candidates": placement.num_workers}
     if placement.worker:
         attributes |= {
@@ -105,14 +126,13 @@ def _add_route(trace: TraceBuilder, placement: PlacementRecord, candidates: Sequ
     if placement.predicted_ttft_s is not None:
         attributes["trunkline.route.predicted_ttft_s"] = placement.predicted_ttft_s
     decided_s = placement.time.end_s
-    events = [trace.event("candidate", decided_s, _of_candidate(each)) for each in candidates]
+    events = [trace.event("candidate", decided_s, _of_candidate(each)) for each in placement.candidates]
     trace.add("route", trace.record.span_id, *placement.time, attributes, events=events)
 
 
 def _of_candidate(candidate: Candidate) -> Attributes:
     """What is zero is left out, but for a few."""
-    told: Iterator[tuple[str, Any]] = zip(candidate._fields, candidate, strict=True)
-    return {name: value for name, value in told if value or name in ALWAYS_TOLD}
+    return {name: value for name, value in candidate._asdict().items() if value or name in ALWAYS_TOLD}
 
 
 def _add_attempt(trace: TraceBuilder, attempt: AttemptRecord, previous: AttemptRecord | None) -> None:

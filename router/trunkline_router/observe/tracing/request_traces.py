@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from trunkline_router.observe.tracing.refused_span import is_servers_fault, refused_span
-from trunkline_router.observe.tracing.request_spans import EndedRequest, spans_of
+from trunkline_router.observe.tracing.request_attributes import is_servers_fault
+from trunkline_router.observe.tracing.request_spans import later_spans_of, refused_span
 from trunkline_router.record.fair_budget import BudgetLimits, FairBudget
 from trunkline_router.record.refused_calls import RefusedCall
 from trunkline_router.record.request_record import FAILED, RequestRecord, is_worth_a_look
@@ -39,23 +39,20 @@ class TraceLimits:
 # and they take places in the queue before the exporter. So one process exports 100 sampled requests a second, which
 # takes 3 to 5 % of its time, and half as many that say something whatever clients sample. A refused call is one span,
 # which costs less.
-SAMPLED_LIMITS = BudgetLimits(per_s=100.0, at_once=400.0, reserve=200.0, account_per_s=20.0, account_at_once=40.0)
-OTHER_LIMITS = BudgetLimits(per_s=50.0, at_once=200.0, reserve=100.0, account_per_s=10.0, account_at_once=20.0)
-REFUSED_LIMITS = BudgetLimits(per_s=10.0, at_once=40.0, reserve=20.0, account_per_s=1.0, account_at_once=4.0)
-TRACE_LIMITS = TraceLimits(sampled=SAMPLED_LIMITS, others=OTHER_LIMITS, refused=REFUSED_LIMITS)
+TRACE_LIMITS = TraceLimits(
+    sampled=BudgetLimits(per_s=100.0, at_once=400.0, reserve=200.0, account_per_s=20.0, account_at_once=40.0),
+    others=BudgetLimits(per_s=50.0, at_once=200.0, reserve=100.0, account_per_s=10.0, account_at_once=20.0),
+    refused=BudgetLimits(per_s=10.0, at_once=40.0, reserve=20.0, account_per_s=1.0, account_at_once=4.0),
+)
 SAMPLED, SLOW, RESUMED = "sampled", "slow", "resumed"  # why a request is exported; or FAILED
 
 
 class Exports(Protocol):
-    """Takes spans for the exporter: a SpanQueue."""
+    """Takes spans for the exporter: a SpanQueue, which says what the methods do."""
 
-    def put(self, spans: Spans) -> bool:
-        """Takes a function that makes the spans of a request; False: there is no room for them."""
-        ...
+    def put(self, spans: Spans) -> bool: ...
 
-    def withhold(self) -> None:
-        """Counts the spans of a request that is not exported though it should be."""
-        ...
+    def withhold(self) -> None: ...
 
 
 class RequestTraces:
@@ -90,29 +87,12 @@ class RequestTraces:
 
     def request_ended(self, record: RequestRecord) -> None:
         """See RequestListener."""
-        if self._is_ordinary(record):
-            return
         kept = why_kept(record, self._slow_s)
-        if not kept:
-            if record.has_export_place is False:
-                self._exports.withhold()
-            return
-        if not record.has_export_place and not self._has_room(record.tenant):
+        has_place = record.has_export_place
+        if kept and (has_place or self._has_room(record.tenant)):
+            record.is_exported = self._exports.put(later_spans_of(record, kept))
+        elif kept or has_place is False:
             self._exports.withhold()
-            return
-        record.is_exported = self._exports.put(partial(spans_of, EndedRequest(record, kept)))
-
-    def _is_ordinary(self, record: RequestRecord) -> bool:
-        """Whether the request is certainly not exported: it was not sampled, it did not fail, and it took so little
-        time that no wait in it was slow. Every request is checked so, and few of them need why_kept()."""
-        ended_s, slow_s = record.ended_s, self._slow_s
-        return (
-            record.has_export_place is None
-            and not record.is_sampled
-            and len(record.attempts) < 2
-            and (slow_s is None or (ended_s is not None and ended_s - record.started_s <= slow_s))
-            and not is_worth_a_look(record)
-        )
 
     def call_refused(self, call: RefusedCall) -> None:
         """See RefusalListener. The spans of calls that their clients sample are exported, and of those that failed
@@ -156,10 +136,8 @@ def longest_wait_s(record: RequestRecord) -> float:
     """The longest time in which the client waited for a token: the first one, or one between two others. Time in which
     the client did not read does not count."""
     ttft_s = record.ttft_s
-    longest_s = ttft_s if ttft_s is not None else record.duration_s or 0.0
-    for attempt in record.attempts:
-        for timeline in attempt.timelines:
-            longest_s = max(longest_s, timeline.longest_gap_s)
+    waits_s = [ttft_s if ttft_s is not None else record.duration_s or 0.0]
+    waits_s += [timeline.longest_gap_s for attempt in record.attempts for timeline in attempt.timelines]
     if len(record.attempts) > 1:  # there are silences between two attempts alone
-        longest_s = max([longest_s, *(silence.duration_s for silence in record.silences.values())])
-    return longest_s
+        waits_s += [silence.duration_s for silence in record.silences.values()]
+    return max(waits_s)

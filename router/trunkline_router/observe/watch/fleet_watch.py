@@ -240,10 +240,7 @@ class FleetWatch:
         )
 
     def _predicted(self) -> Mapping[str, PredictedTtft]:
-        names = {link.model.worker_id for link in self._pools.links if link.model is not None}
-        recent = self.requests.book.recent
-        recent.forget_workers(names)
-        return recent.predicted()
+        return self.requests.book.recent.predicted()
 
 
 def tile_for(viewer: Viewer, tile: WorkerTile) -> WorkerTile | None:
