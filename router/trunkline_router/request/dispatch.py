@@ -2,21 +2,30 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
+from types import TracebackType
 from typing import NoReturn
 
+from trunkline.ledger import AnswerLedger
 from trunkline.names import finish_name
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, NO_WORKER, OVERLOADED, RequestRefused, code_of
 from trunkline.v1.inference_pb2 import GenerateResponse
+from trunkline.v1.worker_pb2 import Submit, Timeline
 from trunkline_router.quotas.reservation import OutputMeter
-from trunkline_router.record.request_record import COMPLETE, PLACEMENT, RequestRecord
-from trunkline_router.request.attempt import WorkerAttempt, trace_of
+from trunkline_router.record.request_record import COMPLETE, PLACEMENT, UNKNOWN, WORKER, AttemptRecord, RequestRecord
 from trunkline_router.request.placement import Dispatcher, Placement
 from trunkline_router.request.request_call import PreparedRequest, TimeLeft
 from trunkline_router.request.request_stream import BrokenOff, RequestStream
 from trunkline_router.request.suspicion import GONE_WITHIN_S, Suspicion, quarantined
 from trunkline_router.routing.route import Route
+from trunkline_router.workers.claims import believed_timeline, clock_skew_s
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_runtime.log import get_logger
+from trunkline_runtime.telemetry.trace_context import TraceContext, new_span_id
+
+MOST_PROBLEM = 200  # characters: some are a worker's words
 
 
 class DispatchedRequest:
@@ -36,29 +45,23 @@ class DispatchedRequest:
         self._dispatcher = dispatcher
         self._prepared = prepared
         self._record = record
-        self._suspicion = suspicion = Suspicion()
+        self._suspicion = Suspicion(dispatcher.cells)
         self._killed: list[ConnectedWorker] = []  # workers that reported a death in a step of it
         self._placement = Placement(
-            dispatcher,
-            prepared,
-            time_left,
-            self.stream.answer,
-            record,
-            is_suspect=lambda: suspicion.is_suspect,  # refers to no `self`, which would make a cycle
+            dispatcher, prepared, time_left, self.stream.answer, record, suspicion=self._suspicion
         )
 
     async def responses(self) -> AsyncGenerator[GenerateResponse, None]:
         """Yields the responses, and fills in the request's record. Raises RequestRefused."""
-        stream, record = self.stream, self._record
-        self._dispatcher.budget.on_request()
+        stream, record, dispatcher = self.stream, self._record, self._dispatcher
+        dispatcher.budget.on_request()
         record.stage = PLACEMENT
         try:
             while True:
                 route = await self._placed()
                 timeout_ns = self._placement.timeout_ns()
-                attempt = WorkerAttempt(route, self._suspicion, record, stream.answer, self._dispatcher.clock_s)
                 try:
-                    with attempt:
+                    with WorkerAttempt(route, dispatcher, self._suspicion, record, stream.answer) as attempt:
                         self._submit(attempt, route.worker, timeout_ns)
                         noted = attempt.noted
                         while (response := await stream.take()) is not None:
@@ -79,19 +82,14 @@ class DispatchedRequest:
 
     async def _placed(self) -> Route[ConnectedWorker]:
         """Returns a route to a worker that this request may go to. Raises RequestRefused."""
-        self._check_quarantine()
+        dispatcher, computation = self._dispatcher, self._prepared.computation
+        dispatcher.quarantine.check(computation, dispatcher.clock_s())
         route = await self._placement.place()
-        self._check_quarantine()  # another copy of the request may have been convicted meanwhile
+        # Another copy of the request may have been convicted meanwhile.
+        dispatcher.quarantine.check(computation, dispatcher.clock_s())
         return route
 
-    def _check_quarantine(self) -> None:
-        """Raises RequestRefused (QUARANTINED)."""
-        prepared, dispatcher = self._prepared, self._dispatcher
-        dispatcher.quarantine.check(
-            prepared.scheduling.tenant, prepared.model, prepared.prompt, prepared.sampling, dispatcher.clock_s()
-        )
-
-    def _submit(self, attempt: WorkerAttempt, worker: ConnectedWorker, timeout_ns: int | None) -> None:
+    def _submit(self, attempt: "WorkerAttempt", worker: ConnectedWorker, timeout_ns: int | None) -> None:
         """Sends the unfinished choices to the worker."""
         stream, suspicion = self.stream, self._suspicion
         submits = self._prepared.submits(
@@ -103,9 +101,9 @@ class DispatchedRequest:
             suspect=suspicion.is_suspect,
         )
         if suspicion.is_suspect:
-            suspicion.enter(self._dispatcher.cells.enter(worker))
+            suspicion.enter(worker)
         stream.begin(worker.model.worker_id, attempt)
-        attempt.submit(submits, stream.put)
+        attempt.submit(submits, stream)
 
     async def _note(self, worker: ConnectedWorker, broken: BrokenOff) -> None:
         """An attempt broke off. Raises RequestRefused if it was the last one."""
@@ -140,13 +138,128 @@ class DispatchedRequest:
         return False
 
     def _convict(self) -> NoReturn:
-        """Quarantines the request in the whole fleet; or in this router, for a short time, if the workers have
-        convicted too many of the tenant's requests. Raises RequestRefused (QUARANTINED)."""
-        prepared, dispatcher = self._prepared, self._dispatcher
-        tenant, now_s = prepared.scheduling.tenant, dispatcher.clock_s()
-        workers = [worker.address for worker in self._killed[-2:]]
-        is_believed = dispatcher.witnesses.believe(tenant, set(workers), now_s)
-        convict = dispatcher.quarantine.convict if is_believed else dispatcher.quarantine.convict_briefly
-        convict(tenant, prepared.model, prepared.prompt, prepared.sampling, now_s)
-        get_logger().error("request quarantined", **self._record.log_fields(), workers=workers, everywhere=is_believed)
+        """Quarantines the request. Raises RequestRefused (QUARANTINED)."""
+        dispatcher, workers = self._dispatcher, [worker.address for worker in self._killed[-2:]]
+        everywhere = dispatcher.quarantine.convict(self._prepared.computation, set(workers), dispatcher.clock_s())
+        get_logger().error("request quarantined", **self._record.log_fields(), workers=workers, everywhere=everywhere)
         raise quarantined()
+
+
+class WorkerAttempt:
+    """A request's attempt at the worker of a route; an AttemptListener, and a context. However the context closes, the
+    worker is told and its load is settled.
+
+    The listener's methods act at once, because the generator of responses stands still until the client reads on.
+    """
+
+    def __init__(
+        self,
+        route: Route[ConnectedWorker],
+        dispatcher: Dispatcher,
+        suspicion: Suspicion,
+        record: RequestRecord,
+        answer: AnswerLedger,
+    ) -> None:
+        self.noted, self.previous_traceparent = begin_attempt(record, route.worker, answer)
+        self.is_watched = suspicion.is_suspect
+        self.progressed = suspicion.on_progress
+        self._worker = route.worker
+        self._suspicion = suspicion
+        self._record = record
+        self._clock_s = dispatcher.clock_s
+        self._is_told_cached = not answer.prompt_known
+        self._handles: list[int] = []  # of its submits
+        self._trial = route.worker.breaker.dispatch()
+        self._flight = route.in_flight()
+
+    def __enter__(self) -> "WorkerAttempt":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, BrokenOff):
+            self._note_loss(error.refused)
+        self._trial.end()
+        self._abort()
+        self._suspicion.leave()
+        self._flight.end()
+        self.noted.ended_s = time.monotonic()
+
+    def submit(self, submits: Sequence[Submit], stream: RequestStream) -> None:
+        """Sends the choices to the worker."""
+        self._handles += self._worker.session.submit(submits, [stream.put] * len(submits))
+
+    def started(self, first_output_s: float, cached_tokens: int) -> None:
+        """The first response of this attempt was handed on."""
+        self.noted.first_output_s = first_output_s
+        self._flight.has_started(cached_tokens if self._is_told_cached else None)
+        self._trial.succeeded(self._clock_s())
+
+    def gave_up(self) -> None:
+        self.broke_off()
+        self._record.outcome, self._record.code = OVERLOADED, CODE_RESOURCE_EXHAUSTED
+
+    def broke_off(self) -> None:
+        self._abort()
+        self._flight.end()
+        self._suspicion.broke_off()
+
+    def choice_ended(self, timeline: Timeline) -> None:
+        note_timeline(self._record, self.noted, timeline)
+
+    def _abort(self) -> None:
+        """Has the worker end the choices that it still computes."""
+        record = self._record
+        record.awaited += self._worker.session.abort(self._handles, partial(note_aborted, record, self.noted))
+
+    def _note_loss(self, refused: RequestRefused) -> None:
+        """Notes why the worker was lost."""
+        noted, worker = self.noted, self._worker
+        noted.ended = refused.reason if code_of(refused.reason) is not None else UNKNOWN
+        # Messages of other reasons may quote the request.
+        noted.problem = refused.message[:MOST_PROBLEM] if refused.reason == NO_WORKER else noted.ended
+        # The link counts a lost worker once, and a worker that drains or hangs has not failed.
+        if worker.accepts and not worker.session.is_broken:
+            self._trial.refused(refused.reason, self._clock_s())
+
+
+def begin_attempt(record: RequestRecord, worker: ConnectedWorker, answer: AnswerLedger) -> tuple[AttemptRecord, str]:
+    """Notes that the request goes to this worker. Returns the note, and the traceparent of the attempt before, "" if
+    there is none."""
+    previous = trace_of(record, record.attempts[-1].span_id).traceparent if record.attempts else ""
+    noted = AttemptRecord(
+        worker.model.worker_id,
+        time.monotonic(),
+        span_id=new_span_id(),
+        resumed_at_tokens=answer.completion_tokens if answer.has_output else None,
+        price_per_hour=worker.model.price_per_hour,
+    )
+    record.note_attempt(noted)
+    record.stage = WORKER
+    return noted, previous
+
+
+def trace_of(record: RequestRecord, span_id: int) -> TraceContext:
+    """The context that a worker gets: of the span of its attempt."""
+    return TraceContext(record.trace_id, span_id, record.is_sampled, record.tracestate)
+
+
+def note_timeline(record: RequestRecord, noted: AttemptRecord, timeline: Timeline) -> None:
+    """Notes what the attempt's worker says of a choice that has just ended there."""
+    now_s = time.monotonic()
+    noted.clock_skew_s = clock_skew_s(timeline, record.unix_ns(noted.started_s) / 1e9, now_s - noted.started_s)
+    end_s = now_s if noted.ended_s is None else noted.ended_s
+    believed = believed_timeline(timeline, end_s - noted.started_s, record.prompt_tokens)
+    believed.received.FromNanoseconds(record.unix_ns(end_s - believed.ended_s))
+    noted.timelines.append(believed)
+
+
+def note_aborted(record: RequestRecord, noted: AttemptRecord, timeline: Timeline | None) -> None:
+    """Notes what the worker says of a choice that was aborted; None: it says nothing. Does nothing if the listeners
+    were told without it."""
+    if not record.awaited:
+        return
+    if timeline is not None:
+        note_timeline(record, noted, timeline)
+    record.heard()

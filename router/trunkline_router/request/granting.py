@@ -16,7 +16,7 @@ from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
 from trunkline.v1.inference_pb2 import ChoiceLedger, DirectLost, GrantRequest, GrantResponse
 from trunkline.validation import validate_token_ids
 from trunkline_router.record.request_record import GRANTED, AttemptRecord, RequestRecord
-from trunkline_router.request.attempt import begin_attempt, trace_of
+from trunkline_router.request.dispatch import begin_attempt, trace_of
 from trunkline_router.request.grant_charge import GrantCharge
 from trunkline_router.request.inference import Running
 from trunkline_router.request.placement import Dispatcher, Placement
@@ -140,8 +140,7 @@ class _Granting:
     async def answers(self) -> AsyncGenerator[GrantResponse, None]:
         prepared, dispatcher = self.prepared, self.granter.dispatcher
         now_s = dispatcher.clock_s()
-        tenant = prepared.scheduling.tenant
-        dispatcher.quarantine.check(tenant, prepared.model, prepared.prompt, prepared.sampling, now_s)
+        dispatcher.quarantine.check(prepared.computation, now_s)
         dispatcher.budget.on_request()
         charge = await self.reserve()
         try:

@@ -17,7 +17,7 @@ from trunkline_router.request.client_buffer import Backlog
 from trunkline_router.request.failover import MAX_JITTER_S, FailoverLimits, Recovery, RetryBudget
 from trunkline_router.request.request_call import PreparedRequest, TimeLeft
 from trunkline_router.request.request_stream import Fanout
-from trunkline_router.request.suspicion import Cells, Quarantine, Witnesses
+from trunkline_router.request.suspicion import Cells, Quarantine, Suspicion
 from trunkline_router.routing.route import Route
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool import Pool, Pools
@@ -45,7 +45,6 @@ class Dispatcher:
         self.quarantine = quarantine or Quarantine()
         self.budget = RetryBudget(clock_s())
         self.cells = Cells(on_free=pools.notify)
-        self.witnesses = Witnesses()
         self.fanout = Fanout(clock_s)
         self.backlog = backlog or Backlog()
 
@@ -54,8 +53,8 @@ class Dispatcher:
 class Placement:
     """The placement of one request.
 
-    is_usable: a further condition on workers. is_suspect: whether the request may have killed a worker. If so, it waits
-    for a worker whose cell holds no other suspect; else it only prefers such workers.
+    is_usable: a further condition on workers. suspicion: while the request is a suspect, it waits for a worker without
+    another one; else it only prefers such workers.
     """
 
     dispatcher: Dispatcher
@@ -64,7 +63,7 @@ class Placement:
     progress: AnswerLedger
     record: RequestRecord
     is_usable: Callable[[ConnectedWorker], bool] | None = None
-    is_suspect: Callable[[], bool] | None = None
+    suspicion: Suspicion | None = None
     recovery: Recovery = field(init=False)
     _failed: dict[ConnectedWorker, int] = field(default_factory=dict)  # workers that lost it → `comebacks` then
     _full: dict[ConnectedWorker, float] = field(default_factory=dict)  # full workers → until when they are left out
@@ -160,7 +159,7 @@ class Placement:
             workers = [worker for worker in workers if worker.model.fingerprint == self._fingerprint]
         if self.is_usable is not None:
             workers = [worker for worker in workers if self.is_usable(worker)]
-        if self.is_suspect is not None and self.is_suspect():
+        if self.suspicion is not None and self.suspicion.is_suspect:
             free = self.dispatcher.cells.free_of(workers)
             self._is_queueing = len(free) < len(workers)
             workers = free

@@ -15,6 +15,7 @@ from trunkline.validation import session_problem
 from trunkline_router.access.access import Access, Caller, Context, Metadata, Scheduling
 from trunkline_router.record.request_observer import new_record
 from trunkline_router.record.request_record import GRPC, RequestRecord
+from trunkline_router.request.suspicion import Computation
 from trunkline_router.routing.route_request import RouteRequest
 from trunkline_runtime.telemetry.trace_context import TraceContext, new_request_id
 
@@ -38,6 +39,11 @@ class PreparedRequest:
     @property
     def seed(self) -> int:
         return self.sampling.seed
+
+    @property
+    def computation(self) -> Computation:
+        """What it may be convicted for."""
+        return self.scheduling.tenant, self.model, self.prompt
 
     def prompt_info(self) -> PromptInfo:
         """Returns what the client is told of the prompt, as far as it is known before a worker has it."""

@@ -9,8 +9,8 @@ All of this relies on the workers' reports, and two workers could report falsely
 that worker is really gone. The deaths of one worker can convict only a few requests of one tenant per hour in the whole
 fleet: see Witnesses. Beyond that, only this router refuses the request, for a minute: see Quarantine.
 
-A conviction applies to the tenant of the request, and to requests that need the same computation. It is stored as a
-keyed hash, which reveals nothing about the prompt.
+A conviction applies to a tenant's requests with the same model and prompt, whatever their sampling parameters. It is
+stored as a keyed hash, which reveals nothing about the prompt.
 """
 
 import secrets
@@ -22,7 +22,6 @@ from typing import TypeVar
 
 from trunkline.protocol import CLEARING_STEPS
 from trunkline.status import CODE_FAILED_PRECONDITION, QUARANTINED, RequestRefused
-from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_router.quotas.convictions import Convictions
 
 CLEARING_STEPS_AGAIN = 32  # steps to survive for a request that is a suspect again
@@ -30,7 +29,7 @@ CLEARING_STEPS_AGAIN = 32  # steps to survive for a request that is a suspect ag
 # also the lifetime of a conviction. A worker that dies more often may be broken itself or report falsely. Each tenant
 # has its own count, so that one tenant's deadly prompts do not use up the protection from another tenant's.
 MOST_CONVICTIONS, WITNESS_S = 8, 3600.0
-MOST_WITNESSES = 4096  # pairs of a tenant and a worker that are remembered
+MOST_WITNESSED = 4096  # convictions that are remembered with their workers
 GONE_WITHIN_S = 5.0  # time from a worker's report that its engine has died until the worker is gone
 
 Worker = TypeVar("Worker", bound=Hashable)
@@ -41,64 +40,47 @@ class Cells:
 
     def __init__(self, on_free: Callable[[], None]) -> None:
         self._on_free = on_free
-        self._taken: set[Hashable] = set()
-
-    def is_free(self, worker: Hashable) -> bool:
-        """Whether a suspect may go to this worker."""
-        return worker not in self._taken
+        self.taken: set[Hashable] = set()
 
     def free_of(self, workers: Sequence[Worker]) -> Sequence[Worker]:
         """Those of the workers that have no suspect."""
-        return [worker for worker in workers if worker not in self._taken] if self._taken else workers
+        return [worker for worker in workers if worker not in self.taken] if self.taken else workers
 
-    def enter(self, worker: Hashable) -> "Cell":
+    def enter(self, worker: Hashable) -> None:
         """Reserves the worker, which must be free, for a suspect."""
-        assert worker not in self._taken, "two suspects at one worker"
-        self._taken.add(worker)
-        return Cell(self, worker)
+        assert worker not in self.taken, "two suspects at one worker"
+        self.taken.add(worker)
 
     def leave(self, worker: Hashable) -> None:
         """Frees the worker."""
-        self._taken.discard(worker)
+        self.taken.remove(worker)
         self._on_free()
-
-
-class Cell:
-    """A suspect's stay at a worker."""
-
-    def __init__(self, cells: Cells, worker: Hashable) -> None:
-        self._cells = cells
-        self._worker = worker
-        self.is_held = True
-
-    def leave(self) -> None:
-        """Frees the worker. Repeated calls have no effect."""
-        if self.is_held:
-            self.is_held = False
-            self._cells.leave(self._worker)
 
 
 class Suspicion:
     """The history of one request as a suspect."""
 
-    def __init__(self) -> None:
+    def __init__(self, cells: Cells) -> None:
+        self._cells = cells
+        self._cell: Hashable | None = None  # the worker that it has for itself
         self._deaths = 0
-        self._cell: Cell | None = None
         self._was_isolated = False  # when its last attempt was interrupted
         self.is_suspect = False  # if so, it must go to a worker without another suspect
 
-    def enter(self, cell: Cell) -> None:
-        """Records that an attempt begins in this cell."""
-        self._cell = cell
+    def enter(self, worker: Hashable) -> None:
+        """Records that an attempt begins at this worker, which gets no other suspect meanwhile."""
+        self._cells.enter(worker)
+        self._cell = worker
 
     def leave(self) -> None:
-        """Records that the attempt is over."""
+        """Frees the worker. Repeated calls have no effect."""
         if self._cell is not None:
-            self._cell.leave()
+            self._cells.leave(self._cell)
+            self._cell = None
 
     def broke_off(self) -> None:
         """Records that the attempt was interrupted. on_death() follows if an engine died."""
-        self._was_isolated = self._cell is not None and self._cell.is_held
+        self._was_isolated = self._cell is not None
         self.leave()
 
     def on_progress(self, steps: int) -> None:
@@ -117,29 +99,22 @@ class Suspicion:
 
 class Witnesses:
     """Limits how many requests of a tenant the deaths of one worker convict. A worker is identified by its address,
-    which stays the same after a restart. Pure: time is passed in."""
+    which stays the same after a restart."""
 
     def __init__(self) -> None:
-        # Times of convictions by tenant and address, the oldest first.
-        self._convicted_s: dict[tuple[str, str], deque[float]] = {}
+        # Time, tenant and addresses of each conviction, the oldest first.
+        self._convictions: deque[tuple[float, str, frozenset[str]]] = deque(maxlen=MOST_WITNESSED)
 
     def believe(self, tenant: str, addresses: Collection[str], now_s: float) -> bool:
         """Whether the deaths of these workers convict a request of the tenant in the whole fleet. If so, the conviction
         counts against each of the workers."""
-        pairs = [(tenant, address) for address in addresses]
-        for pair in pairs:
-            times = self._convicted_s.get(pair)
-            while times and times[0] <= now_s - WITNESS_S:
-                times.popleft()
-            if times is not None and len(times) >= MOST_CONVICTIONS:
+        known = self._convictions
+        while known and known[0][0] <= now_s - WITNESS_S:
+            known.popleft()
+        for address in addresses:
+            if sum(whose == tenant and address in those for _, whose, those in known) >= MOST_CONVICTIONS:
                 return False
-        for pair in pairs:
-            # Reinserted at the end, because the first entries are forgotten.
-            times = self._convicted_s.pop(pair, None) or deque()
-            times.append(now_s)
-            self._convicted_s[pair] = times
-        while len(self._convicted_s) > MOST_WITNESSES:
-            del self._convicted_s[next(iter(self._convicted_s))]
+        known.append((now_s, tenant, frozenset(addresses)))
         return True
 
 
@@ -149,49 +124,8 @@ KEY_BYTES = 32
 # short because the workers' reports may be false; without it, the same prompt would kill engines on every retry.
 BRIEF_S = 60.0
 MOST_BRIEF = 4096  # brief convictions that are remembered
-# Parameters that only change the length or randomness of an answer, or cut its text.
-NOT_COUNTED = (
-    "seed",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "min_tokens",
-    "max_tokens",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "include_stop",
-    "keep_special_tokens",
-)
-# Values without effect, which count as unset, like a bias of 0. (logprobs=0 has an effect: it requests that of the
-# chosen token.)
-NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
-
-def fingerprint_of(key: bytes, tenant: str, model: str, prompt: "array[int]", sampling: SamplingParams) -> bytes:
-    """Identifies the computation that a request needs: its prompt, and whatever is computed from the logits
-    (log-probabilities) or changes them (penalties, biases).
-
-    Parameters that only change the length or randomness of the answer do not count: a retry has another seed or
-    max_tokens, and if it counted as another request, each retry could kill two more workers. So a harmless request with
-    the same prompt, model and tenant can be refused. Values without effect do not count either.
-    """
-    same = SamplingParams()
-    same.CopyFrom(sampling)
-    for name in NOT_COUNTED:
-        same.ClearField(name)  # type: ignore[arg-type]
-    for name, neutral in NEUTRAL.items():
-        if getattr(same, name) == neutral:
-            same.ClearField(name)  # type: ignore[arg-type]
-    for token_id in [token_id for token_id, bias in same.logit_bias.items() if not bias]:
-        del same.logit_bias[token_id]
-    same.DiscardUnknownFields()
-    named = blake2b(key=key, digest_size=FINGERPRINT_BYTES)
-    for part in (tenant.encode(), model.encode(), same.SerializeToString(deterministic=True), prompt.tobytes()):
-        named.update(len(part).to_bytes(8, "little"))
-        named.update(part)
-    return named.digest()
+Computation = tuple[str, str, "array[int]"]  # what kills engines: a tenant, its model and prompt
 
 
 def quarantined() -> RequestRefused:
@@ -214,36 +148,47 @@ class Quarantine:
         self._key = key or secrets.token_bytes(KEY_BYTES)
         self._convictions = Convictions() if convictions is None else convictions
         self._brief: dict[bytes, float] = {}  # expiry in s by fingerprint, the earliest first
+        self.witnesses = Witnesses()
         self.convicted = self.convicted_briefly = 0  # so far
 
-    def check(self, tenant: str, model: str, prompt: "array[int]", sampling: SamplingParams, now_s: float) -> None:
+    def check(self, request: Computation, now_s: float) -> None:
         """Raises RequestRefused (QUARANTINED) if the request must not be computed."""
         now_ms = now_s * 1e3
         self._forget_brief(now_s)
         if self._brief or self._convictions.hold_any(now_ms):
-            fingerprint = fingerprint_of(self._key, tenant, model, prompt, sampling)
+            fingerprint = self._fingerprint(request)
             if fingerprint in self._brief or self._convictions.holds(fingerprint, now_ms):
                 raise quarantined()
 
-    def convict(self, tenant: str, model: str, prompt: "array[int]", sampling: SamplingParams, now_s: float) -> None:
-        """Convicts the request in the whole fleet: here at once, and in other routers with their next sync."""
-        self.convicted += 1
-        self._convictions.add(fingerprint_of(self._key, tenant, model, prompt, sampling), now_s * 1e3)
-
-    def convict_briefly(
-        self, tenant: str, model: str, prompt: "array[int]", sampling: SamplingParams, now_s: float
-    ) -> None:
-        """Convicts the request in this router only, for BRIEF_S."""
-        self.convicted_briefly += 1
-        fingerprint = fingerprint_of(self._key, tenant, model, prompt, sampling)
-        self._brief.pop(fingerprint, None)  # keeps the order by expiry
-        self._brief[fingerprint] = now_s + BRIEF_S
-        self._forget_brief(now_s)
+    def convict(self, request: Computation, addresses: Collection[str], now_s: float) -> bool:
+        """Convicts a request that has killed these workers: in the whole fleet, here at once and in other routers with
+        their next sync, and returns True; or here alone for BRIEF_S, if the workers have convicted too many of the
+        tenant's requests."""
+        fingerprint = self._fingerprint(request)
+        if is_believed := self.witnesses.believe(request[0], addresses, now_s):
+            self.convicted += 1
+            self._convictions.add(fingerprint, now_s * 1e3)
+        else:
+            self.convicted_briefly += 1
+            self._brief.pop(fingerprint, None)  # keeps the order by expiry
+            self._brief[fingerprint] = now_s + BRIEF_S
+            self._forget_brief(now_s)
+        return is_believed
 
     def num_in_force(self, now_s: float) -> int:
         """Convictions that this router knows, brief ones too."""
         self._forget_brief(now_s)
         return len(self._brief) + self._convictions.num_in_force(now_s * 1e3)
+
+    def _fingerprint(self, request: Computation) -> bytes:
+        """Identifies a prompt, whatever the sampling parameters: a retry has another seed or max_tokens, and if it
+        counted as another request, each retry could kill two more workers."""
+        tenant, model, prompt = request
+        named = blake2b(key=self._key, digest_size=FINGERPRINT_BYTES)
+        for part in (tenant.encode(), model.encode(), prompt.tobytes()):
+            named.update(len(part).to_bytes(8, "little"))
+            named.update(part)
+        return named.digest()
 
     def _forget_brief(self, now_s: float) -> None:
         while self._brief:

@@ -1,7 +1,6 @@
 """The pure parts of failover: when to try again, how fast, and whom to leave alone."""
 
 from array import array
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,6 @@ from trunkline.status import (
     RequestRefused,
     no_worker,
 )
-from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import GetModelResponse, StepCostModel
 from trunkline_router.quotas.convictions import CONVICTION_MS, Convictions
 from trunkline_router.quotas.store import MAX_CONVICTIONS
@@ -34,11 +32,9 @@ from trunkline_router.request.failover import (
 )
 from trunkline_router.request.suspicion import (
     CLEARING_STEPS_AGAIN,
-    NOT_COUNTED,
     Cells,
     Quarantine,
     Suspicion,
-    fingerprint_of,
 )
 from trunkline_router.workers.health import (
     FAILURES_TO_OPEN,
@@ -237,13 +233,13 @@ def test_a_worker_of_long_steps_may_be_silent_for_longer() -> None:
 def test_a_cell_holds_one_suspect_until_it_has_survived_a_few_steps() -> None:
     freed: list[bool] = []
     cells = Cells(lambda: freed.append(True))
-    suspicion = Suspicion()
+    suspicion = Suspicion(cells)
     assert not suspicion.on_death(sole_suspect=True), "nobody is convicted of the first one"
-    suspicion.enter(cells.enter("w"))
+    suspicion.enter("w")
     suspicion.on_progress(CLEARING_STEPS - 1)
-    assert not cells.is_free("w")
+    assert "w" in cells.taken
     suspicion.on_progress(CLEARING_STEPS)
-    assert cells.is_free("w")
+    assert "w" not in cells.taken
     assert freed == [True]
     assert not suspicion.is_suspect
     suspicion.leave()
@@ -251,25 +247,26 @@ def test_a_cell_holds_one_suspect_until_it_has_survived_a_few_steps() -> None:
 
 
 def test_a_death_convicts_in_a_cell_and_alone_only_and_a_second_suspicion_takes_longer_to_clear() -> None:
-    cells, suspicion = Cells(lambda: None), Suspicion()
+    cells = Cells(lambda: None)
+    suspicion = Suspicion(cells)
     suspicion.on_death(sole_suspect=False)
-    suspicion.enter(cells.enter("w"))
+    suspicion.enter("w")
     suspicion.on_progress(CLEARING_STEPS)
     suspicion.broke_off()
     assert not suspicion.on_death(sole_suspect=True), "it had left its cell: others may have been there"
-    suspicion.enter(cells.enter("v"))
+    suspicion.enter("v")
     suspicion.on_progress(CLEARING_STEPS)
     assert suspicion.is_suspect
-    assert not cells.is_free("v")
+    assert "v" in cells.taken
     suspicion.broke_off()
-    assert cells.is_free("v"), "whenever its client reads on"
+    assert "v" not in cells.taken, "whenever its client reads on"
     assert not suspicion.on_death(sole_suspect=False)
-    suspicion.enter(cells.enter("u"))
+    suspicion.enter("u")
     suspicion.broke_off()
     assert suspicion.on_death(sole_suspect=True)
-    suspicion.enter(cells.enter("t"))
+    suspicion.enter("t")
     suspicion.on_progress(CLEARING_STEPS_AGAIN)
-    assert cells.is_free("t")
+    assert "t" not in cells.taken
 
 
 def test_convictions_end_and_are_bounded() -> None:
@@ -284,50 +281,14 @@ def test_convictions_end_and_are_bounded() -> None:
     assert convictions.holds(MAX_CONVICTIONS.to_bytes(4, "big"), 1.0)
 
 
-# What makes another request of it: a step computes something else.
-COUNTED: dict[str, Any] = {
-    "repetition_penalty": 1.5,
-    "presence_penalty": 1.5,
-    "frequency_penalty": 1.5,
-    "logit_bias": {3: 1.5},
-    "logprobs": 3,
-    "prompt_logprobs": 3,
-}
-VARIED: dict[str, Any] = {
-    "seed": 3,
-    "temperature": 0.5,
-    "top_k": 3,
-    "top_p": 0.5,
-    "min_p": 0.5,
-    "min_tokens": 3,
-    "max_tokens": 3,
-    "stop": ["x"],
-    "stop_token_ids": [3],
-    "ignore_eos": True,
-    "include_stop": True,
-    "keep_special_tokens": True,
-}
-
-
-def test_a_convicted_request_is_the_same_however_long_or_random_its_answer() -> None:
-    assert {field.name for field in SamplingParams.DESCRIPTOR.fields} == {*COUNTED, *VARIED}, "a new one: which is it?"
-    assert set(NOT_COUNTED) == set(VARIED)
-    prompt = array("i", [1, 2, 3])
-    plain = fingerprint_of(b"k", "t", "m", prompt, SamplingParams())
-    for name, value in VARIED.items():
-        assert fingerprint_of(b"k", "t", "m", prompt, SamplingParams(**{name: value})) == plain, name
-    for name, value in COUNTED.items():
-        assert fingerprint_of(b"k", "t", "m", prompt, SamplingParams(**{name: value})) != plain, name
-
-
-def test_a_request_with_one_token_more_to_come_is_refused_like_the_convicted_one() -> None:
+def test_a_convicted_prompt_is_refused_to_its_tenant_and_model_alone() -> None:
     quarantine, prompt = Quarantine(), array("i", [1, 2, 3])
-    quarantine.convict("t", "m", prompt, SamplingParams(max_tokens=9, seed=1), now_s=0.0)
+    assert quarantine.convict(("t", "m", prompt), {"w"}, now_s=0.0)
     with pytest.raises(RequestRefused) as caught:
-        quarantine.check("t", "m", prompt, SamplingParams(max_tokens=10, seed=2), now_s=1.0)
+        quarantine.check(("t", "m", array("i", [1, 2, 3])), now_s=1.0)
     assert caught.value.reason == QUARANTINED
-    quarantine.check("t", "m", prompt, SamplingParams(max_tokens=9, logprobs=1), now_s=1.0)
-    quarantine.check("other", "m", prompt, SamplingParams(max_tokens=9), now_s=1.0)
+    for other in (("other", "m", prompt), ("t", "other", prompt), ("t", "m", prompt[:2]), ("tm", "", prompt)):
+        quarantine.check(other, now_s=1.0)
 
 
 def test_a_fresh_worker_takes_a_growing_share() -> None:

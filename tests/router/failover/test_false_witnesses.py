@@ -3,6 +3,7 @@ quarantined in the whole fleet: they are believed where they are gone, and a few
 router alone refuses what kills its workers, for a short time."""
 
 from array import array
+from collections.abc import Collection
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,7 +22,7 @@ from trunkline_router.request.suspicion import (
     BRIEF_S,
     MOST_BRIEF,
     MOST_CONVICTIONS,
-    MOST_WITNESSES,
+    MOST_WITNESSED,
     WITNESS_S,
     Quarantine,
     Witnesses,
@@ -82,8 +83,11 @@ async def test_beyond_what_is_believed_a_deadly_request_is_still_refused_here_an
     workers = fakes("a", "b", "c", "d")
     async with cluster(*workers) as router:
         dispatcher = router.inference.dispatcher
+        believes, addresses = dispatcher.quarantine.witnesses.believe, {worker.address for worker in workers}
         for _ in range(MOST_CONVICTIONS):
-            assert dispatcher.witnesses.believe("", {worker.address for worker in workers}, dispatcher.clock_s())
+            assert dispatcher.quarantine.witnesses.believe(
+                "", {worker.address for worker in workers}, dispatcher.clock_s()
+            )
         with capture_logs() as lines:
             call = router.generate(LONG)
             left = await kills_two(router, workers, call)
@@ -103,12 +107,20 @@ async def test_one_tenants_deadly_requests_leave_the_others_their_protection() -
     workers = fakes("a", "b", "c", "d")
     async with cluster(*workers) as router:
         dispatcher = router.inference.dispatcher
+        believes, addresses = dispatcher.quarantine.witnesses.believe, {worker.address for worker in workers}
         for _ in range(MOST_CONVICTIONS):
-            assert dispatcher.witnesses.believe("flood", {worker.address for worker in workers}, dispatcher.clock_s())
+            assert dispatcher.quarantine.witnesses.believe(
+                "flood", {worker.address for worker in workers}, dispatcher.clock_s()
+            )
         call = router.generate(LONG)
         await kills_two(router, workers, call)
         assert (await refusal(call)).reason == QUARANTINED
         assert dispatcher.quarantine._convictions.has_changes, "the whole fleet learns of it"
+
+
+class Disbelieved(Witnesses):
+    def believe(self, tenant: str, addresses: Collection[str], now_s: float) -> bool:
+        return False
 
 
 @given(
@@ -121,26 +133,28 @@ def test_a_brief_conviction_lasts_for_so_long_after_the_last_death_and_no_longer
     turns: list[tuple[int, float, bool]],
 ) -> None:
     quarantine, now_s, ends = Quarantine(), 0.0, dict[int, float]()
+    quarantine.witnesses = Disbelieved()
     for number, passes_s, kills in turns:
         now_s += passes_s
-        request = "tenant", "tiny", array("i", [number]), SamplingParams()
+        request = "tenant", "tiny", array("i", [number])
         if kills:
-            quarantine.convict_briefly(*request, now_s)
+            assert not quarantine.convict(request, {"liar"}, now_s)
             ends[number] = now_s + BRIEF_S
         is_held = now_s < ends.get(number, 0.0)
         with pytest.raises(RequestRefused) if is_held else nullcontext():
-            quarantine.check(*request, now_s)
+            quarantine.check(request, now_s)
         assert len(quarantine._brief) == sum(end > now_s for end in ends.values()), "what has ended is forgotten"
 
 
 def test_what_is_remembered_of_brief_convictions_is_bounded() -> None:
-    quarantine, sampling = Quarantine(), SamplingParams()
+    quarantine = Quarantine()
+    quarantine.witnesses = Disbelieved()
     for number in range(MOST_BRIEF + 10):
-        quarantine.convict_briefly("tenant", "tiny", array("i", [number]), sampling, 1.0)
+        quarantine.convict(("tenant", "tiny", array("i", [number])), {"liar"}, 1.0)
     assert len(quarantine._brief) == MOST_BRIEF
     with pytest.raises(RequestRefused):
-        quarantine.check("tenant", "tiny", array("i", [MOST_BRIEF + 9]), sampling, 1.0)
-    quarantine.check("tenant", "tiny", array("i", [0]), sampling, 1.0)
+        quarantine.check(("tenant", "tiny", array("i", [MOST_BRIEF + 9])), 1.0)
+    quarantine.check(("tenant", "tiny", array("i", [0])), 1.0)
 
 
 @given(
@@ -171,8 +185,8 @@ def test_what_is_remembered_of_witnesses_is_bounded_and_keeps_those_that_convict
     witnesses = Witnesses()
     for _ in range(MOST_CONVICTIONS):
         assert witnesses.believe("x", {"liar:1"}, 0.0)
-    for number in range(MOST_WITNESSES - 1):
+    for number in range(MOST_WITNESSED - MOST_CONVICTIONS):
         assert witnesses.believe("x", {f"w:{number}"}, 1.0)
     assert not witnesses.believe("x", {"liar:1"}, 2.0)
-    assert len(witnesses._convicted_s) <= MOST_WITNESSES
+    assert len(witnesses._convictions) <= MOST_WITNESSED
     assert witnesses.believe("x", {"liar:1"}, WITNESS_S + 1.0), "an hour later"

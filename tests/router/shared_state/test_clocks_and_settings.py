@@ -13,7 +13,6 @@ from redis.asyncio import Redis
 
 from tests.router.shared_state_rig import PREFIX, Clock, Router, keys_in, use
 from trunkline.status import RequestRefused
-from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.convictions import CONVICTION_MS, Convictions
 from trunkline_router.quotas.quota import Quotas
@@ -127,13 +126,13 @@ def test_retry_budgets_and_convictions_stand_a_clock_that_goes_back_and_forth(mo
 
 def test_routers_with_different_keys_do_not_know_each_other_s_convictions() -> None:
     keys = [conviction_key("redis://h", prefix, key) for prefix in ("p", "q") for key in (b"", b"k", b"l")]
-    prompt, sampling = array("i", [1, 2, 3]), SamplingParams()
+    poison = "t", "m", array("i", [1, 2, 3])
     for one, other in permutations(keys, 2):
         shared = Convictions()
-        Quarantine(one, shared).convict("t", "m", prompt, sampling, 0.0)
-        Quarantine(other, shared).check("t", "m", prompt, sampling, 1.0)
+        Quarantine(one, shared).convict(poison, {"w"}, 0.0)
+        Quarantine(other, shared).check(poison, 1.0)
         with pytest.raises(RequestRefused):
-            Quarantine(one, shared).check("t", "m", prompt, sampling, 1.0)
+            Quarantine(one, shared).check(poison, 1.0)
 
 
 async def test_routers_with_different_quotas_of_one_tenant_each_hold_it_to_their_own(redis: RedisServer) -> None:

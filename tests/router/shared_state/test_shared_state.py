@@ -12,7 +12,6 @@ from tests.router.conftest import REDIS_VERSIONS
 from tests.router.embedded_store import EmbeddedStore
 from tests.router.shared_state_rig import Clock, Output, Router, use
 from trunkline.status import RequestRefused
-from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.redis_store import RedisStore
@@ -432,18 +431,18 @@ async def test_a_router_that_learns_of_a_conviction_late_refuses_for_the_rest_of
 ) -> None:
     a, b = routers
     here, there = Quarantine(b"key", a.convictions), Quarantine(b"key", b.convictions)
-    poison = "t", "m", array("i", [1, 2, 3]), SamplingParams()
-    here.convict(*poison, now_s=clock.steady_s())
+    poison = "t", "m", array("i", [1, 2, 3])
+    here.convict(poison, {"w"}, now_s=clock.steady_s())
     await a.beat()
-    there.check(*poison, now_s=clock.steady_s())
+    there.check(poison, now_s=clock.steady_s())
     clock.pass_s(59 * 60)
     await b.beat()
     for quarantine in (here, there):
         with pytest.raises(RequestRefused):
-            quarantine.check(*poison, now_s=clock.steady_s())
+            quarantine.check(poison, now_s=clock.steady_s())
     clock.pass_s(60)
     for quarantine in (here, there):
-        quarantine.check(*poison, now_s=clock.steady_s())
+        quarantine.check(poison, now_s=clock.steady_s())
 
 
 async def test_convictions_are_bounded(routers: tuple[Router, Router]) -> None:
