@@ -109,7 +109,7 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     dispatcher = _dispatcher(settings, pools, shared, rng)
     traces = traces_of(settings, tracing)
     bounds = request_bounds(settings.max_calls, settings.max_calls // 2)
-    gate = RequestGate(pools, access, bounds, RefusedCalls(traces))
+    gate = RequestGate(pools, access, bounds, RefusedCalls(None if traces is None else traces.call_refused))
     server = GrpcServer(
         settings.host,
         settings.port,
@@ -153,7 +153,6 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
         shared.run,
         _membership(settings, pools, fleet, helpers, rng),
         lag.run,
-        gate.refused.run,
         watch.run,
         *(() if shared_port is None else (requests.run,)),
         *(() if store is None else (store.run,)),

@@ -12,7 +12,7 @@ from trunkline_router.edge.collected_answer import CollectedAnswer
 from trunkline_router.edge.http.sse import event
 from trunkline_router.edge.http_call import HttpCall, answer_of
 from trunkline_router.edge.request_fields import refusals_named, validated
-from trunkline_router.record.error_statuses import anthropic_body
+from trunkline_router.record.error_statuses import ANTHROPIC_PATH, body_for
 
 Json = dict[str, Any]
 
@@ -96,7 +96,7 @@ class MessageAnswer:
 
     def failed(self, refused: RequestRefused) -> bytes:
         """Returns the event for an error. Nothing follows it: the answer is not whole."""
-        return event(anthropic_body(refused, self._request_id), b"error")
+        return event(body_for(ANTHROPIC_PATH, refused, self._request_id), b"error")
 
     def _message(self, content: list[Json], output: OutputChunk) -> Json:
         return {

@@ -5,15 +5,6 @@ import math
 from dataclasses import dataclass
 
 from trunkline.status import (
-    CODE_DEADLINE_EXCEEDED,
-    CODE_FAILED_PRECONDITION,
-    CODE_INTERNAL,
-    CODE_INVALID_ARGUMENT,
-    CODE_NOT_FOUND,
-    CODE_PERMISSION_DENIED,
-    CODE_RESOURCE_EXHAUSTED,
-    CODE_UNAUTHENTICATED,
-    CODE_UNAVAILABLE,
     CONTEXT_LENGTH_EXCEEDED,
     DEADLINE_EXCEEDED,
     FORBIDDEN,
@@ -28,6 +19,7 @@ from trunkline.status import (
     UNAUTHENTICATED,
     WORKER_NOT_FOUND,
     RequestRefused,
+    code_of,
 )
 
 Header = tuple[bytes, bytes]
@@ -84,15 +76,11 @@ TABLE = {
 }
 # For reasons of newer versions, by number of google.rpc.Code.
 _BY_CODE = {
-    CODE_INVALID_ARGUMENT: TABLE[INVALID_REQUEST],
-    CODE_DEADLINE_EXCEEDED: TABLE[DEADLINE_EXCEEDED],
-    CODE_NOT_FOUND: TABLE[MODEL_NOT_FOUND],
-    CODE_PERMISSION_DENIED: TABLE[FORBIDDEN],
-    CODE_RESOURCE_EXHAUSTED: TABLE[OVERLOADED],
-    CODE_FAILED_PRECONDITION: TABLE[QUARANTINED],
-    CODE_INTERNAL: TABLE[INTERNAL],
-    CODE_UNAVAILABLE: TABLE[NO_WORKER],
-    CODE_UNAUTHENTICATED: TABLE[UNAUTHENTICATED],
+    code_of(reason): TABLE[reason]
+    for reason in (
+        *(INVALID_REQUEST, DEADLINE_EXCEEDED, MODEL_NOT_FOUND, FORBIDDEN, OVERLOADED),
+        *(QUARANTINED, INTERNAL, NO_WORKER, UNAUTHENTICATED),
+    )
 }
 # Errors of HTTP itself, which have no gRPC counterpart, by status. Their bodies have the same shape.
 PROTOCOL = {
@@ -121,18 +109,31 @@ def status_of(refused: RequestRefused) -> int:
 
 def openai_body(refused: RequestRefused) -> bytes:
     """OpenAI's error object, as JSON."""
-    row = row_of(refused)
-    return _openai(row, _shortened(refused.message), refused.field or None)
-
-
-def anthropic_body(refused: RequestRefused, request_id: str) -> bytes:
-    """Anthropic's error object, as JSON."""
-    return _anthropic(row_of(refused), _shortened(refused.message), request_id)
+    return body_for("", refused, "")
 
 
 def body_for(path: str, refused: RequestRefused, request_id: str) -> bytes:
     """The error object in the shape of the API that the path belongs to, as JSON."""
-    return anthropic_body(refused, request_id) if is_anthropic(path) else openai_body(refused)
+    return _body(path, row_of(refused), refused.message, request_id, refused.field)
+
+
+def protocol_body(status: int, message: str, path: str, request_id: str) -> bytes:
+    """The body of an error of HTTP itself, an entry of PROTOCOL, in the shape of the path's API.  path: "" if it is not
+    known"""
+    return _body(path, PROTOCOL[status], message, request_id)
+
+
+def _body(path: str, row: HttpError, message: str, request_id: str, field: str = "") -> bytes:
+    if len(message) > MAX_MESSAGE_CHARACTERS:
+        message = message[:MAX_MESSAGE_CHARACTERS] + "…"
+    body: dict[str, object] = {
+        "error": {"message": message, "type": row.type, "param": field or None, "code": row.code}
+    }
+    if is_anthropic(path):
+        error = {"type": row.anthropic_type, "message": message}
+        body = {"type": "error", "error": error, "request_id": request_id}
+    # ASCII only: a quoted input may have characters, such as lone surrogates, that UTF-8 cannot express.
+    return json.dumps(body, separators=(",", ":")).encode()
 
 
 def refusal_headers(refused: RequestRefused) -> list[Header]:
@@ -154,30 +155,3 @@ def refusal_headers(refused: RequestRefused) -> list[Header]:
 def is_anthropic(path: str) -> bool:
     """Whether a path belongs to Anthropic's API, whose errors have another shape than OpenAI's."""
     return path == ANTHROPIC_PATH or path.startswith((f"{ANTHROPIC_PATH}/", f"{ANTHROPIC_PATH}?"))
-
-
-def protocol_body(status: int, message: str, path: str, request_id: str) -> bytes:
-    """The body of an error of HTTP itself, an entry of PROTOCOL, in the shape of the path's API.  path: "" if it is not
-    known"""
-    row, message = PROTOCOL[status], _shortened(message)
-    if is_anthropic(path):
-        return _anthropic(row, message, request_id)
-    return _openai(row, message, None)
-
-
-def _anthropic(row: HttpError, message: str, request_id: str) -> bytes:
-    error = {"type": row.anthropic_type, "message": message}
-    return _json({"type": "error", "error": error, "request_id": request_id})
-
-
-def _openai(row: HttpError, message: str, param: str | None) -> bytes:
-    return _json({"error": {"message": message, "type": row.type, "param": param, "code": row.code}})
-
-
-def _shortened(message: str) -> str:
-    return message if len(message) <= MAX_MESSAGE_CHARACTERS else message[:MAX_MESSAGE_CHARACTERS] + "…"
-
-
-def _json(value: object) -> bytes:
-    # ASCII only: a quoted input may have characters, such as lone surrogates, that UTF-8 cannot express.
-    return json.dumps(value, separators=(",", ":")).encode()

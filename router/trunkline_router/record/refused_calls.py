@@ -3,12 +3,11 @@
 Anyone can send such calls, so a flood of them costs a counter and a bounded number of lines and spans.
 """
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from trunkline_router.address import network_of
 from trunkline_router.record.fair_budget import BudgetLimits, FairBudget
@@ -18,7 +17,6 @@ from trunkline_runtime.telemetry.trace_context import trace_context
 # Lines, by account: each takes some 50 µs of the event loop.
 LINE_LIMITS = BudgetLimits(per_s=10.0, at_once=100.0, reserve=50.0, account_per_s=1.0, account_at_once=10.0)
 KNOWN_METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
-UNLOGGED_INTERVAL_S = 10.0  # after so long, calls without lines are told of even if no other call is refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,45 +71,25 @@ class RefusedCall:
         return known | {"status": self.status, "reason": self.reason}
 
 
-class RefusalListener(Protocol):
-    """Is told of each refused call, and must bound what it does."""
-
-    def call_refused(self, call: RefusedCall) -> None:
-        """Called on the event loop, so it must be quick."""
-        ...
-
-
 class RefusedCalls:
     """All refused calls of a process.
 
-    listener: is told of them, too
+    listener: is told of them, too. It must be quick, and bound what it does
     limits: how many lines, by account
-    interval_s: how often run() tells of calls that have no lines
     """
 
     def __init__(
         self,
-        listener: RefusalListener | None = None,
+        listener: Callable[[RefusedCall], None] | None = None,
         *,
         clock_s: Callable[[], float] = time.monotonic,
         limits: BudgetLimits = LINE_LIMITS,
-        interval_s: float = UNLOGGED_INTERVAL_S,
     ) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()  # by protocol and reason
         self._listener = listener
         self._clock_s = clock_s
         self._lines = FairBudget(limits, clock_s())
-        self._num_unlogged = 0
-        self._interval_s = interval_s
-
-    async def run(self) -> None:
-        """Tells now and then how many calls have no lines, and a last time when it is cancelled. Never returns."""
-        try:
-            while True:
-                await asyncio.sleep(self._interval_s)
-                self._tell_unlogged()
-        finally:
-            self._tell_unlogged()
+        self._num_unlogged = 0  # since the last line
 
     def note(self, call: RefusedCall) -> None:
         """Counts a refused call, and tells of it."""
@@ -123,9 +101,4 @@ class RefusedCalls:
         else:
             self._num_unlogged += 1
         if self._listener is not None:
-            self._listener.call_refused(call)
-
-    def _tell_unlogged(self) -> None:
-        if self._num_unlogged:
-            get_logger().info("calls refused without lines", unlogged=self._num_unlogged)
-            self._num_unlogged = 0
+            self._listener(call)

@@ -10,7 +10,7 @@ from trunkline import status
 from trunkline.status import RequestRefused, internal, invalid, no_worker
 from trunkline_router.edge.http.headers import parse_headers, response_headers
 from trunkline_router.http_app import App
-from trunkline_router.record.error_statuses import anthropic_body, openai_body, refusal_headers, status_of
+from trunkline_router.record.error_statuses import ANTHROPIC_PATH, body_for, openai_body, refusal_headers, status_of
 from trunkline_router.record.refused_calls import RefusedCalls
 
 TRACE = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -38,7 +38,7 @@ def test_each_reason_has_the_status_of_the_table(reason: str, http: int, anthrop
     refused = RequestRefused(code, reason, "it says why")
     assert status_of(refused) == http
     assert error_of(openai_body(refused))["message"] == "it says why"
-    assert json.loads(anthropic_body(refused, "req-1")) == {
+    assert json.loads(body_for(ANTHROPIC_PATH, refused, "req-1")) == {
         "type": "error",
         "error": {"type": anthropic, "message": "it says why"},
         "request_id": "req-1",

@@ -1,6 +1,5 @@
 """Calls that are refused before they become requests: a line in the log, a count, and a span if the client traces."""
 
-import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -26,7 +25,7 @@ from trunkline_router.access.identity.identity import Identity, Role, unauthenti
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.observe.tracing.request_traces import TRACE_LIMITS, RequestTraces
 from trunkline_router.record.fair_budget import BudgetLimits
-from trunkline_router.record.refused_calls import LINE_LIMITS, RefusedCall, RefusedCalls
+from trunkline_router.record.refused_calls import LINE_LIMITS, RefusedCalls
 from trunkline_runtime.telemetry.span_queue import SpanQueue, Spans
 from trunkline_runtime.tracing import open_tracing
 
@@ -65,7 +64,7 @@ async def router_of(
     assert tracing.queue is not None
     limits = replace(TRACE_LIMITS, refused=traces)
     listener = RequestTraces(tracing.queue, None, limits=limits, sampler=tracing.sampler)
-    refused = RefusedCalls(listener, limits=lines)
+    refused = RefusedCalls(listener.call_refused, limits=lines)
     access = Access(identifier=TwoKeys())
     async with cluster(FakeWorker("a"), access=access, expected=(True,), edge=Edge, refused=refused) as router:
         yield router, tracing.queue
@@ -315,26 +314,6 @@ async def test_a_flood_of_refused_calls_costs_counts_and_a_bounded_number_of_lin
     assert withheld == flood - 12
 
 
-async def test_calls_without_lines_are_told_of_when_a_flood_has_ended_and_when_the_router_stops() -> None:
-    few = BudgetLimits(per_s=0.0, at_once=20.0, reserve=10.0, account_per_s=0.0, account_at_once=2.0)
-    calls = RefusedCalls(limits=few, interval_s=0.001)
-    call = RefusedCall("http", "UNAUTHENTICATED", 401, host="10.0.0.1")
-    with capture_logs() as logs:
-
-        def unlogged() -> list[int]:
-            return [line["unlogged"] for line in logs if line["event"] == "calls refused without lines"]
-
-        running = asyncio.create_task(calls.run())
-        for _ in range(1000):
-            calls.note(call)
-        await until(lambda: bool(unlogged()))
-        for _ in range(500):
-            calls.note(call)
-        running.cancel()
-        await asyncio.wait({running})
-    assert unlogged() == [1000 - 12, 500], "12 calls have lines"
-
-
 async def test_a_failure_of_the_router_has_a_span_in_any_case() -> None:
     """As for requests. Without a request, only a bug fails so."""
     exported: list[ReceivedSpan] = []
@@ -348,7 +327,7 @@ async def test_a_failure_of_the_router_has_a_span_in_any_case() -> None:
             raise AssertionError
 
     listener = RequestTraces(Exports(), None)
-    async with cluster(FakeWorker("a"), edge=Edge, refused=RefusedCalls(listener)) as router:
+    async with cluster(FakeWorker("a"), edge=Edge, refused=RefusedCalls(listener.call_refused)) as router:
 
         async def broken(*_: object) -> None:
             raise RuntimeError(SECRET)
