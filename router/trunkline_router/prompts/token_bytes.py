@@ -8,7 +8,7 @@ bytes differ from those of its tokens at most in a blank at one end.
 import json
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
 from tokenizers import Tokenizer
@@ -29,7 +29,7 @@ class TokenBytes:
     beginning. Special tokens and other added tokens have the bytes of their own text.
     """
 
-    __slots__ = ("_bytes", "_ends", "leading_blanks", "single_bytes", "special")
+    __slots__ = ("_bytes", "_ends", "leading_blanks", "special")
 
     def __init__(
         self,
@@ -37,17 +37,15 @@ class TokenBytes:
         joined: bytes,
         *,
         special: Iterable[int] = (),
-        single_bytes: Iterable[int] = (),
         leading_blanks: int = 0,
     ) -> None:
         """`joined` holds the bytes of all tokens in order of id, `ends[token_id]` where a token's bytes end.
 
         special: the special tokens, which a decoder may leave out
-        single_bytes: the tokens of byte fallback, of which a decoder takes a run as a whole
         leading_blanks: number of blanks that the decoder removes at the beginning of a text
         """
         self._ends, self._bytes = ends, joined
-        self.special, self.single_bytes = frozenset(special), frozenset(single_bytes)
+        self.special = frozenset(special)
         self.leading_blanks = leading_blanks
 
     def __len__(self) -> int:
@@ -74,23 +72,21 @@ class TokenBytes:
 
     def to_wire(self) -> bytes:
         """The table for from_wire() in another process on this machine."""
-        lists = (self._ends, array("I", sorted(self.special)), array("I", sorted(self.single_bytes)))
-        head = array("I", [*map(len, lists), self.leading_blanks])
-        return b"".join((head.tobytes(), *(numbers.tobytes() for numbers in lists), self._bytes))
+        special = array("I", sorted(self.special))
+        head = array("I", [len(self._ends), len(special), self.leading_blanks])
+        return b"".join((head.tobytes(), self._ends.tobytes(), special.tobytes(), self._bytes))
 
     @classmethod
     def from_wire(cls, data: bytes) -> Self:
         """The inverse of to_wire()."""
         words = memoryview(data)[: len(data) // 4 * 4].cast("I")
-        num_ends, num_special, num_single, leading_blanks = words[:4]
-        special_at = 4 + num_ends
-        single_at = special_at + num_special
-        joined_at = single_at + num_single
+        num_ends, num_special, leading_blanks = words[:3]
+        special_at = 3 + num_ends
+        joined_at = special_at + num_special
         return cls(
-            array("I", words[4:special_at]),
+            array("I", words[3:special_at]),
             data[4 * joined_at :],
-            special=words[special_at:single_at],
-            single_bytes=words[single_at:joined_at],
+            special=words[special_at:joined_at],
             leading_blanks=leading_blanks,
         )
 
@@ -122,7 +118,6 @@ def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
         ends,
         bytes(joined),
         special=(token_id for token_id, token in added.items() if token.special),
-        single_bytes=single_bytes(tokenizer, pieces) - own.keys(),
         leading_blanks=leading_blanks(tokenizer),
     )
 
@@ -173,13 +168,6 @@ def piece_bytes(tokenizer: Tokenizer) -> Callable[[str], bytes]:
         return decode([BEFORE, piece, AFTER]).removeprefix(BEFORE).removesuffix(after).encode()
 
     return bytes_of
-
-
-def single_bytes(tokenizer: Tokenizer, pieces: Sequence[str | None]) -> set[int]:
-    """Returns the ids of the pieces that are one byte of a run, which the decoder takes as a whole (ByteFallback)."""
-    if all(part["type"] != "ByteFallback" for part in parts_of(tokenizer.decoder, "decoders") or ()):
-        return set()
-    return {token_id for token_id, piece in enumerate(pieces) if piece is not None and BYTE_PIECE.fullmatch(piece)}
 
 
 def leading_blanks(tokenizer: Tokenizer) -> int:
