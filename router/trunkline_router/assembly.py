@@ -26,7 +26,7 @@ from trunkline_router.observe.metrics.collector import RequestCounts, certificat
 from trunkline_router.observe.recent.recent_requests import SLOW_S, RecentRequests
 from trunkline_router.observe.recent.router_requests import RequestBook, RouterRequests
 from trunkline_router.observe.tracing.request_traces import RequestTraces
-from trunkline_router.observe.watch.fleet_watch import FleetWatch, RouterFacts
+from trunkline_router.observe.watch.fleet_watch import FleetWatch
 from trunkline_router.observe.watch.worker_drain import WorkerDrain
 from trunkline_router.prompts.helper_pool import Helpers
 from trunkline_router.quotas.fleet import Fleet, PoolFleet
@@ -131,7 +131,6 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     )
     service = InferenceService(inference, access, grant_keys=settings.grant_keys)
     add_InferenceServiceServicer_to_server(service, server.grpc)
-    facts = RouterFacts(settings.name, has_store=bool(settings.redis_url))
     book = RequestBook(recent, observer.running, time.monotonic, settings.name)
     requests = RouterRequests(
         book,
@@ -139,7 +138,7 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
         "" if shared_port is None else str(shared_port.number),
         lambda: max(0, shared.num_neighbours - settings.processes + 1),
     )
-    watch = FleetWatch(pools, shared, access.tenants, requests, facts)
+    watch = FleetWatch(pools, shared, access.tenants, requests)
     worker_drain = WorkerDrain(pools)
     add_FleetServiceServicer_to_server(FleetService(inference.preparer, access, watch, worker_drain), server.grpc)
     store, helpers, lag = _response_store(settings), Helpers(), LoopLag()

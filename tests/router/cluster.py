@@ -32,7 +32,7 @@ from trunkline_router.observe.metrics.collector import RequestCounts, collector
 from trunkline_router.observe.recent.recent_requests import RecentRequests
 from trunkline_router.observe.recent.router_requests import RequestBook, RouterRequests
 from trunkline_router.observe.watch.fleet_sampler import Periods
-from trunkline_router.observe.watch.fleet_watch import FleetWatch, RouterFacts
+from trunkline_router.observe.watch.fleet_watch import FleetWatch
 from trunkline_router.observe.watch.worker_drain import WorkerDrain
 from trunkline_router.prompts.helper_pool import RENDER_LIMIT_S, Helpers
 from trunkline_router.quotas.fleet import PoolFleet
@@ -235,9 +235,8 @@ async def router_before(
         service = InferenceService(inference, access, grant_keys=keys)
         add_InferenceServiceServicer_to_server(service, server.grpc)
         book = RequestBook(recent, observer.running, time.monotonic, name)
-        facts = RouterFacts(name, has_store=share is not share_with_nobody)
         requests = RouterRequests(book, num_others=lambda: shared.num_neighbours)
-        watch = FleetWatch(pools, shared, access.tenants, requests, facts, periods=PERIODS)
+        watch = FleetWatch(pools, shared, access.tenants, requests, PERIODS)
         stack.push_async_callback(_cancel, [asyncio.create_task(watch.run())])
         drain = WorkerDrain(pools)
         add_FleetServiceServicer_to_server(

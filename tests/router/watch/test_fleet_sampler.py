@@ -8,14 +8,16 @@ from tests.router.cluster import Cluster, cluster, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.watch.watch_rig import stats
 from trunkline.v1.fleet_pb2 import HistoryPoint, PredictedTtft
-from trunkline_router.observe.watch.fleet_sampler import KEEPS_S, MOST_POINTS, FleetSampler, History, Periods, Point
+from trunkline_router.observe.watch.fleet_sampler import KEEPS_S, MOST_POINTS, FleetSampler, History, Periods
 
 OFTEN = Periods(watched_s=0.01, idle_s=0.01, answers_s=0.01)
 
 
 @asynccontextmanager
-async def sampling(router: Cluster, periods: Periods = OFTEN) -> AsyncIterator[FleetSampler]:
-    sampler = FleetSampler(router.inference.pools, periods=periods)
+async def sampling(
+    router: Cluster, periods: Periods = OFTEN, wanted: asyncio.Event | None = None
+) -> AsyncIterator[FleetSampler]:
+    sampler = FleetSampler(router.inference.pools, wanted or asyncio.Event(), periods=periods)
     running = asyncio.create_task(sampler.run())
     yield sampler
     running.cancel()
@@ -30,16 +32,15 @@ def number(sampler: FleetSampler) -> int:
 async def test_history_is_kept_while_nobody_watches() -> None:
     async with cluster(FakeWorker("a")) as router, sampling(router) as sampler:
         await until(lambda: len(sampler.history) >= 3)
-        assert sampler.num_watchers == 0
 
 
 async def test_the_first_watcher_does_not_wait_for_an_idle_period() -> None:
     seldom = Periods(watched_s=0.01, idle_s=3600.0, answers_s=0.01)
-    async with cluster(FakeWorker("a")) as router, sampling(router, seldom) as sampler:
-        sampler.watched(1)
+    wanted = asyncio.Event()
+    async with cluster(FakeWorker("a")) as router, sampling(router, seldom, wanted) as sampler:
+        wanted.set()
         first = await sampler.after(0)
         assert (await sampler.after(first.number)).number == first.number + 1
-        sampler.watched(0)
 
 
 async def test_a_worker_that_does_not_answer_is_asked_once_and_holds_up_no_sample() -> None:
@@ -74,7 +75,7 @@ async def test_a_sample_that_fails_does_not_end_the_sampler() -> None:
         return {}
 
     async with cluster(FakeWorker("a")) as router:
-        sampler = FleetSampler(router.inference.pools, predicted, periods=OFTEN)
+        sampler = FleetSampler(router.inference.pools, asyncio.Event(), predicted, OFTEN)
         running = asyncio.create_task(sampler.run())
         await until(lambda: running.done() or number(sampler) > 0)
         assert (running.done(), failures) == (False, [])
@@ -86,8 +87,8 @@ async def test_a_sample_that_fails_does_not_end_the_sampler() -> None:
 def test_the_history_is_bounded_in_points_and_in_time() -> None:
     history = History()
     for n in range(1, 2 * MOST_POINTS):
-        history.add(Point(n, float(n), HistoryPoint(at_unix_ms=n)))
+        history.add(n, float(n), HistoryPoint(at_unix_ms=n))
     assert len(history) == MOST_POINTS
     assert [point.at_unix_ms for point in history.since(2 * MOST_POINTS - 4)] == [1197, 1198, 1199]
-    history.add(Point(5000, 1e6, HistoryPoint(at_unix_ms=5000)))
+    history.add(5000, 1e6, HistoryPoint(at_unix_ms=5000))
     assert [point.at_unix_ms for point in history.since(0)] == [5000], f"older than {KEEPS_S} s"

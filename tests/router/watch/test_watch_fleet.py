@@ -28,7 +28,7 @@ from trunkline.v1 import fleet_pb2
 from trunkline.v1.fleet_pb2 import HistoryPoint, ListRequestsRequest, WatchFleetRequest, WorkerTile
 from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
 from trunkline_router.access.access import Access, Tenant, Tenants
-from trunkline_router.observe.watch.fleet_sampler import MOST_POINTS, FleetSample, Point
+from trunkline_router.observe.watch.fleet_sampler import MOST_POINTS, FleetSample
 from trunkline_router.observe.watch.fleet_watch import MOST_OF_CALLER
 from trunkline_router.quotas.quota import Quotas
 
@@ -128,7 +128,7 @@ async def test_a_watcher_that_reads_nothing_loses_its_place_and_one_that_reads_s
         await reading.read()
         point = HistoryPoint(running=2, waiting=1, prefill_tokens_per_s=3.5, decode_tokens_per_s=4.5, kv_free_blocks=9)
         for number in range(1, MOST_POINTS):  # more than the client's window holds
-            router.watch.sampler.history.add(Point(number, time.monotonic(), point))
+            router.watch.sampler.history.add(number, time.monotonic(), point)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{router.port}", small) as channel:
             fleet: Any = FleetServiceStub(channel)
             call = fleet.WatchFleet(WatchFleetRequest())

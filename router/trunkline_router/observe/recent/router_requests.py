@@ -58,7 +58,7 @@ class RequestBook:
         self.recent = recent
         self._running = running
         self._clock_s = clock_s
-        self._router = router
+        self.router = router
 
     def find(self, viewer: Viewer, request_id: str, tenant: str = "") -> GetRequestResponse | None:
         """Returns the timeline of the newest request with this id; None if there is none that the viewer may see.
@@ -69,7 +69,7 @@ class RequestBook:
         for request in chain(running, self.recent.newest_first()):
             if request.record.request_id == request_id and _is_seen(request.record, viewer, tenant):
                 found = timeline_of(request, viewer)
-                found.summary.router = self._router
+                found.summary.router = self.router
                 return found
         return None
 
@@ -85,7 +85,7 @@ class RequestBook:
                 seen = (request for request in ended if _is_seen(request.record, viewer, tenant))
             listed += [summary_of(request, viewer) for request in islice(seen, most)]
         for summary in listed:
-            summary.router = self._router
+            summary.router = self.router
         return listed
 
     def _not_ended(self, is_wanted: Callable[[RequestRecord], bool]) -> Iterator[ShownRequest]:

@@ -21,23 +21,17 @@ class TraceBuilder:
     """The spans of a request so far, from times on the router's clock. Spans and events that would end before they
     begin last no time."""
 
-    __slots__ = ("_resource", "_state", "_zero_ns", "_zero_s", "record", "spans")
-
     def __init__(self, record: RequestRecord, resource: Resource) -> None:
         self.record = record
         self.spans: list[ReadableSpan] = []
         self._resource = resource
-        self._zero_s, self._zero_ns = record.started_s, record.started_unix_ns
         self._state = TraceState.from_header([record.tracestate]) if record.tracestate else None
-
-    def _unix_ns(self, time_s: float) -> int:
-        return self._zero_ns + int((time_s - self._zero_s) * 1e9)
 
     def _context(self, span_id: int, *, is_remote: bool = False) -> SpanContext:
         return SpanContext(self.record.trace_id, span_id, is_remote, SAMPLED_FLAG, self._state)
 
     def event(self, name: str, time_s: float, attributes: Attributes | None = None) -> Event:
-        return Event(name, attributes, self._unix_ns(time_s))
+        return Event(name, attributes, self.record.unix_ns(time_s))
 
     def link(self, span_id: int) -> Link:
         return Link(self._context(span_id))
@@ -70,8 +64,8 @@ class TraceBuilder:
                 links=links,
                 kind=kind,
                 status=status,
-                start_time=self._unix_ns(start_s),
-                end_time=self._unix_ns(max(start_s, end_s)),
+                start_time=self.record.unix_ns(start_s),
+                end_time=self.record.unix_ns(max(start_s, end_s)),
                 instrumentation_scope=SCOPE,
             )
         )

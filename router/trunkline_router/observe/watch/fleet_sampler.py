@@ -33,34 +33,20 @@ class FleetSample:
     workers: Sequence[WorkerTile]
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A point of the history."""
-
-    number: int  # of its sample
-    at_s: float
-    shown: HistoryPoint
-
-
 class History:
-    """The points of the last KEEPS_S, at most MOST_POINTS."""
+    """The points of the last KEEPS_S, at most MOST_POINTS, with the numbers and times of their samples."""
 
     def __init__(self) -> None:
-        self._points: deque[Point] = deque(maxlen=MOST_POINTS)
+        self._points: deque[tuple[int, float, HistoryPoint]] = deque(maxlen=MOST_POINTS)
 
-    def add(self, point: Point) -> None:
-        self._points.append(point)
-        while point.at_s - self._points[0].at_s > KEEPS_S:
+    def add(self, number: int, at_s: float, point: HistoryPoint) -> None:
+        self._points.append((number, at_s, point))
+        while at_s - self._points[0][1] > KEEPS_S:
             self._points.popleft()
 
     def since(self, number: int) -> list[HistoryPoint]:
         """Returns the points of samples after this one."""
-        newer = []
-        for point in reversed(self._points):
-            if point.number <= number:
-                break
-            newer.append(point.shown)
-        return newer[::-1]
+        return [point for point_number, _, point in self._points if point_number > number]
 
     def __len__(self) -> int:
         return len(self._points)
@@ -71,7 +57,8 @@ def totals(at_unix_ms: int, tiles: Sequence[WorkerTile], hits: int, computed: in
 
     hits, computed: prompt tokens of the last minute that were found in a cache, and that were not
     """
-    point = HistoryPoint(
+    ttfts_s = [tile.ttft_p50_s for tile in tiles if tile.HasField("ttft_p50_s")]
+    return HistoryPoint(
         at_unix_ms=at_unix_ms,
         workers=sum(tile.state == fleet_pb2.WORKER_STATE_READY for tile in tiles),
         running=sum(tile.running for tile in tiles),
@@ -83,13 +70,9 @@ def totals(at_unix_ms: int, tiles: Sequence[WorkerTile], hits: int, computed: in
         kv_cached_blocks=sum(tile.kv.cached_blocks for tile in tiles),
         kv_free_blocks=sum(tile.kv.free_blocks for tile in tiles),
         output_tokens_per_s=sum(tile.output_tokens_per_s for tile in tiles),
+        ttft_p50_s=median(ttfts_s) if ttfts_s else None,
+        hit_rate=hits / (hits + computed) if hits + computed else None,
     )
-    ttfts_s = [tile.ttft_p50_s for tile in tiles if tile.HasField("ttft_p50_s")]
-    if ttfts_s:
-        point.ttft_p50_s = median(ttfts_s)
-    if hits + computed:
-        point.hit_rate = hits / (hits + computed)
-    return point
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,29 +90,30 @@ class Periods:
 
 
 class FleetSampler:
-    """Makes the samples while run() runs. `predicted` returns how well TTFTs were predicted, by worker."""
+    """Makes the samples while run() runs.
+
+    wanted: set while there is a watcher. The first one does not wait for the end of an idle period
+    predicted: returns how well TTFTs were predicted, by worker
+    """
 
     def __init__(
         self,
         pools: Pools,
+        wanted: asyncio.Event,
         predicted: Callable[[], Mapping[str, PredictedTtft]] = dict,
-        *,
         periods: Periods | None = None,
-        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pools = pools
+        self._wanted = wanted
         self._predicted = predicted
         self._periods = periods or Periods()
-        self._clock_s = clock_s
-        self._unix_less_clock_s = time.time() - clock_s()
+        self._unix_less_clock_s = time.time() - time.monotonic()
         self._rates: dict[ConnectedWorker, WorkerRates] = {}
         self._asked: dict[ConnectedWorker, asyncio.Task[None]] = {}
         self._first_asked = 0
         self._states: dict[str, tuple[int, int]] = {}  # of workers, and since when in Unix milliseconds, by address
         self.latest: FleetSample | None = None
         self._next = asyncio.Event()  # set by the next sample
-        self._wanted = asyncio.Event()  # set while there is a watcher
-        self.num_watchers = 0
         self.history = History()
 
     async def run(self) -> None:
@@ -151,14 +135,6 @@ class FleetSampler:
                 task.cancel()
             await asyncio.gather(*self._asked.values(), return_exceptions=True)
 
-    def watched(self, watchers: int) -> None:
-        """So many watch now. The first one does not wait for the end of an idle period."""
-        self.num_watchers = watchers
-        if watchers:
-            self._wanted.set()
-        else:
-            self._wanted.clear()
-
     async def after(self, number: int) -> FleetSample:
         """Returns the latest sample, as soon as there is one after this number."""
         while self.latest is None or self.latest.number <= number:
@@ -166,18 +142,18 @@ class FleetSampler:
         return self.latest
 
     async def _rest(self) -> None:
-        if self.latest is None or not self.num_watchers:
+        if self.latest is None or not self._wanted.is_set():
             try:
                 async with asyncio.timeout(self._periods.idle_s):
                     await self._wanted.wait()
             except TimeoutError:
                 return
         if self.latest is not None:
-            since_s = self._clock_s() - self.latest.now_s
+            since_s = time.monotonic() - self.latest.now_s
             await asyncio.sleep(max(0.0, self._periods.watched_s - since_s))
 
     async def _take(self) -> None:
-        now_s = self._clock_s()
+        now_s = time.monotonic()
         links = list(self._pools.links)
         await self._ask(links)
         self._pools.hot_prefixes.fold(now_s)
@@ -186,8 +162,8 @@ class FleetSampler:
         tiles = []
         for link in links:
             name = "" if link.model is None else link.model.worker_id
-            rates = WorkerRates() if link.worker is None else self._rates.get(link.worker, WorkerRates())
-            tiles.append(worker_tile(link, rates, predicted.get(name), now_s, self._unix_ms))
+            rates = None if link.worker is None else self._rates.get(link.worker)
+            tiles.append(worker_tile(link, rates or WorkerRates(), predicted.get(name), now_s, self._unix_ms))
         shown = {tile.address for tile in tiles}
         tiles += [
             WorkerTile(address=address, state=fleet_pb2.WORKER_STATE_CONNECTING, reason=problem)
@@ -197,7 +173,7 @@ class FleetSampler:
         self._add_since(tiles, at_unix_ms)
         tokens = [rates.hit_tokens() for rates in self._rates.values()]
         point = totals(at_unix_ms, tiles, sum(hits for hits, _ in tokens), sum(computed for _, computed in tokens))
-        self.history.add(Point(number, now_s, point))
+        self.history.add(number, now_s, point)
         self.latest = FleetSample(number, at_unix_ms, now_s, tiles)
         self._next.set()
         self._next = asyncio.Event()
@@ -229,7 +205,7 @@ class FleetSampler:
             stats = await calls.stats(STATS_TIMEOUT_S)
         except grpc.aio.AioRpcError:
             return  # a worker that is lost or hangs is found by its link; its tile keeps the report before
-        self._rates.setdefault(worker, WorkerRates()).take(stats, self._clock_s())
+        self._rates.setdefault(worker, WorkerRates()).take(stats, time.monotonic())
 
     def _unix_ms(self, time_s: float) -> int:
         return int((time_s + self._unix_less_clock_s) * 1e3)

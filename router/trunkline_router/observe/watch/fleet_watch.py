@@ -14,19 +14,17 @@ from trunkline.v1.fleet_pb2 import (
     GetRequestResponse,
     HistoryPoint,
     ListRequestsResponse,
-    PredictedTtft,
     QuotaView,
     RouterView,
     TenantView,
     WatchFleetResponse,
-    WorkerTile,
 )
 from trunkline_router.access.access import Caller, Tenant, Tenants
 from trunkline_router.observe.recent.router_requests import Kind, RouterRequests, first_of
 from trunkline_router.observe.recent.viewer import Viewer
 from trunkline_router.observe.watch.fleet_sampler import KEEPS_S, FleetSample, FleetSampler, Periods
 from trunkline_router.observe.watch.prefix_view import prefixes_view
-from trunkline_router.observe.watch.worker_tile import public_tile, without_cache
+from trunkline_router.observe.watch.worker_tile import tile_for
 from trunkline_router.quotas.quota import REQUESTS_PER_MINUTE, TOKENS_IN_FLIGHT, TOKENS_PER_MINUTE
 from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.workers.pool import Pools
@@ -41,12 +39,15 @@ LISTED_REQUESTS, MOST_LISTED = 100, 500
 
 
 class Watchers:
-    """Counts watchers.  on_change: called with their number"""
+    """Counts watchers. `any` is set while there is one."""
 
-    def __init__(self, on_change: Callable[[int], None]) -> None:
-        self._on_change = on_change
+    def __init__(self) -> None:
         self._of_caller: Counter[str] = Counter()
-        self.num_open = 0
+        self.any = asyncio.Event()
+
+    @property
+    def num_open(self) -> int:
+        return self._of_caller.total()
 
     @contextmanager
     def watching(self, identity: str, *, is_operator: bool) -> Iterator[None]:
@@ -57,18 +58,14 @@ class Watchers:
         if self.num_open >= most:
             raise _refusal(f"{self.num_open} are open")
         self._of_caller[identity] += 1
-        self._changed(1)
+        self.any.set()
         try:
             yield
         finally:
             self._of_caller[identity] -= 1
-            if not self._of_caller[identity]:
-                del self._of_caller[identity]
-            self._changed(-1)
-
-    def _changed(self, by: int) -> None:
-        self.num_open += by
-        self._on_change(self.num_open)
+            self._of_caller = +self._of_caller  # without those that have none left
+            if not self._of_caller:
+                self.any.clear()
 
 
 def _refusal(reason: str) -> RequestRefused:
@@ -115,14 +112,6 @@ def tenant_view(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class RouterFacts:
-    """What a router tells of itself.  has_store: it shares state with other routers"""
-
-    name: str = ""
-    has_store: bool = False
-
-
 @dataclass(slots=True)
 class FleetView:
     """One message to one watcher. `shown` is made once for all viewers with the same rights, and has no points of the
@@ -149,21 +138,17 @@ class FleetWatch:
         shared: SharedState,
         tenants: Tenants,
         requests: RouterRequests,
-        facts: RouterFacts,
-        *,
         periods: Periods | None = None,
-        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pools = pools
         self._shared = shared
         self._tenants = tenants
         self.requests = requests
-        self._facts = facts
-        self._started_s = clock_s()
+        self._started_s = time.monotonic()
         self._version = version("trunkline")
-        self.sampler = FleetSampler(pools, self._predicted, periods=periods, clock_s=clock_s)
+        self.watchers = Watchers()
+        self.sampler = FleetSampler(pools, self.watchers.any, requests.book.recent.predicted, periods)
         self.run = self.sampler.run
-        self.watchers = Watchers(self.sampler.watched)
         self._views: dict[Viewer, asyncio.Task[WatchFleetResponse]] = {}  # of the sample with this number:
         self._views_of = 0
 
@@ -225,26 +210,14 @@ class FleetWatch:
         )
 
     def _router(self, now_s: float) -> RouterView:
-        redis = "none"
-        if self._facts.has_store:
-            redis = "ok" if self._shared.is_reachable else "lost"
+        has_store, is_reachable = self._shared.store is not None, self._shared.is_reachable
         return RouterView(
-            name=self._facts.name,
+            name=self.requests.book.router,
             version=self._version,
             uptime_s=now_s - self._started_s,
             policy=self._pools.policy.name,
-            redis=redis,
+            redis="none" if not has_store else "ok" if is_reachable else "lost",
             open_requests=sum(self._shared.running.values()),
             watchers=self.watchers.num_open,
             other_routers=self.requests.num_others(),
         )
-
-    def _predicted(self) -> Mapping[str, PredictedTtft]:
-        return self.requests.book.recent.predicted()
-
-
-def tile_for(viewer: Viewer, tile: WorkerTile) -> WorkerTile | None:
-    """Returns a worker as the viewer may see it; None if it may not."""
-    if viewer.is_operator:
-        return tile if viewer.sees_cache else without_cache(tile)
-    return public_tile(tile, sees_workers=viewer.sees_cache) if viewer.may_see_model(tile.model) else None

@@ -7,7 +7,6 @@ import grpc
 from trunkline.status import CODE_NOT_FOUND, WORKER_NOT_FOUND, RequestRefused, invalid, no_worker
 from trunkline.v1 import fleet_pb2
 from trunkline.v1.fleet_pb2 import DrainWorkerResponse, UndrainWorkerResponse
-from trunkline.v1.worker_pb2 import DrainResponse
 from trunkline_router.observe.watch.worker_tile import SHOWN
 from trunkline_router.workers.connected_worker import ConnectedWorker, WorkerCalls
 from trunkline_router.workers.pool import Pools
@@ -24,7 +23,7 @@ class WorkerDrain:
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
-        self._calls: dict[str, asyncio.Task[DrainResponse]] = {}  # by address
+        self._drains: dict[str, asyncio.Task[str]] = {}  # by address
 
     async def drain(self, name: str, timeout_s: float | None, by: str) -> DrainWorkerResponse:
         """Drains the worker with this name or address. Returns when it takes no new requests.
@@ -38,19 +37,22 @@ class WorkerDrain:
             raise invalid("timeout", f"must be in [0, {MOST_TIMEOUT_S:g}] seconds")
         link, worker, calls = self._connected(name)
         get_logger().warning("a drain was asked for", worker=worker.worker_id, address=link.address, by=by)
-        call = self._calls.get(link.address)
-        if call is None:
-            call = self._calls[link.address] = asyncio.create_task(calls.drain(timeout_s))
-            call.add_done_callback(lambda ended: self._ended(link.address, ended))
+        self._drains = {address: drain for address, drain in self._drains.items() if not drain.done()}
+        drain = self._drains.get(link.address)
+        if drain is None:
+            drain = self._drains[link.address] = asyncio.create_task(_drained(link.address, calls, timeout_s))
         try:
             async with asyncio.timeout(BEGINS_WITHIN_S):
-                while link.worker is worker and not worker.load.draining and not call.done():
-                    await self._change_or(call)
+                while link.worker is worker and not worker.load.draining and not drain.done():
+                    changed = asyncio.create_task(self._pools.change().wait())
+                    try:
+                        await asyncio.wait({changed, drain}, return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        changed.cancel()
         except TimeoutError:
             raise no_worker(f"worker {name[:128]!r} has not begun to drain within {BEGINS_WITHIN_S:g} s") from None
-        if call.done() and not worker.load.draining and (error := call.exception()) is not None:
-            reason = error.code().name if isinstance(error, grpc.aio.AioRpcError) else type(error).__name__
-            raise no_worker(f"worker {name[:128]!r} did not drain: {reason}")
+        if drain.done() and not worker.load.draining and (problem := drain.result()):
+            raise no_worker(f"worker {name[:128]!r} did not drain: {problem}")
         # An idle worker has drained before its load sample says so.
         is_lost = link.worker is not worker
         state = fleet_pb2.WORKER_STATE_CONNECTING if is_lost else fleet_pb2.WORKER_STATE_DRAINING
@@ -74,43 +76,32 @@ class WorkerDrain:
                     await self._pools.change().wait()
         except (grpc.aio.AioRpcError, TimeoutError) as error:
             raise no_worker(f"worker {name[:128]!r} is not back in service: {_problem(error)}") from None
-        self._calls.pop(link.address, None)  # its drain is over, though the answer may still be on its way
+        self._drains.pop(link.address, None)  # its drain is over, though the answer may still be on its way
         return UndrainWorkerResponse(worker_id=worker.worker_id, address=link.address, state=SHOWN[state_of(link)])
 
-    def _ended(self, address: str, call: "asyncio.Task[DrainResponse]") -> None:
-        if self._calls.get(address) is call:
-            del self._calls[address]
-        problem = None if call.cancelled() else call.exception()
-        if call.cancelled() or problem is not None:
-            get_logger().warning("the end of a worker's drain was not seen", address=address,
-                                 problem="" if problem is None else type(problem).__name__)  # fmt: skip
-        else:
-            done = call.result()
-            get_logger().info("worker has drained", address=address, finished=done.finished, aborted=done.aborted)
-
-    async def _change_or(self, call: "asyncio.Task[DrainResponse]") -> None:
-        changed = asyncio.create_task(self._pools.change().wait())
-        try:
-            await asyncio.wait({changed, call}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            changed.cancel()
-
     def _connected(self, name: str) -> tuple[WorkerLink, ConnectedWorker, WorkerCalls]:
-        """Raises RequestRefused (WORKER_NOT_FOUND, NO_WORKER)."""
-        link = self._link(name)
+        """The link with this address, else the one whose worker says that this is its name: it may say an address.
+        Raises RequestRefused (WORKER_NOT_FOUND, NO_WORKER)."""
+        links = self._pools.links
+        named = [link for link in links if link.model is not None and name == link.model.worker_id]
+        found = [*(link for link in links if name == link.address), *named]
+        if not name or not found:
+            raise RequestRefused(CODE_NOT_FOUND, WORKER_NOT_FOUND, f"no worker {name[:128]!r} is known here")
+        link = found[0]
         if link.worker is None or link.calls is None:
             raise no_worker(f"worker {name[:128]!r} is not connected")
         return link, link.worker, link.calls
 
-    def _link(self, name: str) -> WorkerLink:
-        """The link with this address, else the one whose worker says that this is its name: it may say an address."""
-        for link in self._pools.links:
-            if name and name == link.address:
-                return link
-        for link in self._pools.links:
-            if name and link.model is not None and name == link.model.worker_id:
-                return link
-        raise RequestRefused(CODE_NOT_FOUND, WORKER_NOT_FOUND, f"no worker {name[:128]!r} is known here")
+
+async def _drained(address: str, calls: WorkerCalls, timeout_s: float | None) -> str:
+    """Drains a worker, which may take hours. Returns why the end was not seen, "" if it was."""
+    try:
+        done = await calls.drain(timeout_s)
+    except grpc.aio.AioRpcError as error:
+        get_logger().warning("the end of a worker's drain was not seen", address=address, problem=error.code().name)
+        return str(error.code().name)
+    get_logger().info("worker has drained", address=address, finished=done.finished, aborted=done.aborted)
+    return ""
 
 
 def _problem(error: grpc.aio.AioRpcError | TimeoutError) -> str:

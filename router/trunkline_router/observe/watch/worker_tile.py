@@ -9,6 +9,8 @@ from math import isfinite
 from trunkline.v1 import fleet_pb2
 from trunkline.v1.fleet_pb2 import BatchTile, KvTile, LaneTile, PredictedTtft, WorkerTile
 from trunkline.v1.worker_pb2 import Distribution, GetStatsResponse, LaneStats
+from trunkline_router.observe.recent.viewer import Viewer
+from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.worker_link import ASIDE, BROKEN, CONNECTING, DRAINING, HUNG, READY, WorkerLink, state_of
 
 HIT_RATE_S = 60.0  # the hit rate is that of this time
@@ -49,14 +51,15 @@ class WorkerRates:
         while len(self._hits) > 2 and stats.uptime_s - self._hits[0][0] > HIT_RATE_S:
             self._hits.popleft()
 
-    @property
-    def _last_two(self) -> tuple[GetStatsResponse, GetStatsResponse, float] | None:
-        """The last two reports, and the time between them by the worker's clock; None if that is too short."""
+    def _per_s(self, total_of: Callable[[GetStatsResponse], float]) -> float | None:
+        """How fast a total grew between the last two reports, by the worker's clock; None if they are too near."""
         if self._before is None or self.stats is None:
             return None
         elapsed_s = self.stats.uptime_s - self._before.uptime_s
-        is_known = isfinite(elapsed_s) and elapsed_s >= LEAST_ELAPSED_S
-        return (self._before, self.stats, elapsed_s) if is_known else None
+        if not (isfinite(elapsed_s) and elapsed_s >= LEAST_ELAPSED_S):
+            return None
+        per_s = (total_of(self.stats) - total_of(self._before)) / elapsed_s
+        return per_s if isfinite(per_s) and per_s > 0 else 0.0
 
     def hit_tokens(self) -> tuple[int, int]:
         """Returns the prompt tokens of the last minute that were found in the cache, and those that were computed."""
@@ -72,31 +75,27 @@ class WorkerRates:
 
     def batch(self) -> BatchTile | None:
         """Returns the composition of the steps between the last two reports."""
-        if (last_two := self._last_two) is None:
+        steps_per_s = self._per_s(lambda stats: stats.steps.steps)
+        if steps_per_s is None or self.stats is None:
             return None
-        before, after, elapsed_s = last_two
-        was, now = before.steps, after.steps
+
+        def per_s(total: str) -> float:
+            return self._per_s(lambda stats: getattr(stats.steps, total)) or 0.0
+
         return BatchTile(
-            steps_per_s=_rate(was.steps, now.steps, elapsed_s),
-            prefill_tokens_per_s=_rate(was.prefill_tokens, now.prefill_tokens, elapsed_s),
-            decode_tokens_per_s=_rate(was.decode_tokens, now.decode_tokens, elapsed_s),
-            padding_tokens_per_s=_rate(was.padding_tokens, now.padding_tokens, elapsed_s),
-            sequences=after.last_step.sequences,
-            busy_share=min(1.0, _rate(was.device_time_s, now.device_time_s, elapsed_s)),
+            steps_per_s=steps_per_s,
+            prefill_tokens_per_s=per_s("prefill_tokens"),
+            decode_tokens_per_s=per_s("decode_tokens"),
+            padding_tokens_per_s=per_s("padding_tokens"),
+            sequences=self.stats.last_step.sequences,
+            busy_share=min(1.0, per_s("device_time_s")),
         )
 
     def output_tokens_per_s(self) -> float | None:
-        if (last_two := self._last_two) is None:
-            return None
-        before, after, elapsed_s = last_two
-        was, now = (sum(lane.output_tokens for lane in _lanes(stats)) for stats in (before, after))
-        return _rate(was, now, elapsed_s)
+        return self._per_s(lambda stats: sum(lane.output_tokens for lane in _lanes(stats)))
 
     def preemptions_per_s(self) -> float | None:
-        if (last_two := self._last_two) is None:
-            return None
-        before, after, elapsed_s = last_two
-        return _rate(before.steps.preemptions, after.steps.preemptions, elapsed_s)
+        return self._per_s(lambda stats: stats.steps.preemptions)
 
     def lanes(self) -> list[LaneTile]:
         return [] if self.stats is None else [_lane(lane) for lane in _lanes(self.stats)]
@@ -132,11 +131,6 @@ def _shown(value: float) -> float | None:
     return value if isfinite(value) else None
 
 
-def _rate(was: float, now: float, elapsed_s: float) -> float:
-    per_s = (now - was) / elapsed_s
-    return per_s if isfinite(per_s) and per_s > 0 else 0.0
-
-
 def shown_state(link: WorkerLink, now_s: float) -> "tuple[fleet_pb2.WorkerState.ValueType, str]":
     """Returns a worker's state, and its problem in one line, "" if there is none."""
     worker, state = link.worker, state_of(link)
@@ -164,53 +158,56 @@ def worker_tile(
     tile = WorkerTile(address=link.address, state=state, reason=reason, predicted_ttft=predicted)
     if link.model is not None:
         tile.worker_id, tile.model = link.model.worker_id, link.model.model
-    worker = link.worker
-    if worker is None:
-        return tile
+    if link.worker is not None:
+        tile.MergeFrom(_load(link.worker))
+        if rates.stats is not None:
+            tile.MergeFrom(_lately(rates, rates.stats, unix_ms_of))
+    return tile
+
+
+def _load(worker: ConnectedWorker) -> WorkerTile:
+    """What a connected worker has to do now."""
     load, model = worker.load, worker.model
-    tile.running, tile.waiting, tile.open_choices = load.running, load.waiting, worker.open_choices
-    if model.max_running_requests:
-        tile.most_running = model.max_running_requests
-    tile.kv.CopyFrom(
-        KvTile(
+    return WorkerTile(
+        running=load.running,
+        waiting=load.waiting,
+        open_choices=worker.open_choices,
+        most_running=model.max_running_requests or None,
+        kv=KvTile(
             live_blocks=load.kv_live_blocks,
             cached_blocks=load.kv_cached_blocks,
             free_blocks=load.kv_free_blocks,
             block_tokens=model.block_size,
-        )
+        ),
+        index_accuracy=worker.accuracy.share,
+        index_accuracy_requests=worker.accuracy.num_requests,
+        routed_by_load=worker.routed_by_load,
     )
-    tile.index_accuracy, tile.index_accuracy_requests = worker.accuracy.share, worker.accuracy.num_requests
-    tile.routed_by_load = worker.routed_by_load
-    if rates.stats is not None:
-        _add_rates(tile, rates, unix_ms_of)
-    return tile
 
 
-def _add_rates(tile: WorkerTile, rates: WorkerRates, unix_ms_of: Callable[[float], int]) -> None:
-    tile.sampled_unix_ms = unix_ms_of(rates.reported_s)
-    tile.lanes.extend(rates.lanes())
-    if (batch := rates.batch()) is not None:
-        tile.batch.CopyFrom(batch)
-    values = {
-        "output_tokens_per_s": rates.output_tokens_per_s(),
-        "preemptions_per_s": rates.preemptions_per_s(),
-        "ttft_p50_s": rates.ttft_p50_s(),
-        "hit_rate": rates.hit_rate,
-    }
-    if rates.stats is not None and rates.stats.cost_per_million_output_tokens:
-        values["cost_per_million_output_tokens"] = rates.stats.cost_per_million_output_tokens
-    for name, value in values.items():
-        if value is not None:
-            setattr(tile, name, value)
+def _lately(rates: WorkerRates, stats: GetStatsResponse, unix_ms_of: Callable[[float], int]) -> WorkerTile:
+    """What it did lately."""
+    return WorkerTile(
+        sampled_unix_ms=unix_ms_of(rates.reported_s),
+        lanes=rates.lanes(),
+        batch=rates.batch(),
+        output_tokens_per_s=rates.output_tokens_per_s(),
+        preemptions_per_s=rates.preemptions_per_s(),
+        ttft_p50_s=rates.ttft_p50_s(),
+        hit_rate=rates.hit_rate,
+        cost_per_million_output_tokens=stats.cost_per_million_output_tokens or None,
+    )
 
 
-def public_tile(tile: WorkerTile, *, sees_workers: bool) -> WorkerTile:
-    """Returns what users see of a worker: nothing that depends on the requests of others."""
-    return WorkerTile(worker_id=tile.worker_id if sees_workers else "", model=tile.model, state=tile.state)
-
-
-def without_cache(tile: WorkerTile) -> WorkerTile:
-    """Returns what operators without the right to see caches see."""
+def tile_for(viewer: Viewer, tile: WorkerTile) -> WorkerTile | None:
+    """Returns a worker as the viewer may see it; None if it may not. Users see nothing that depends on the requests of
+    others."""
+    if not viewer.is_operator:
+        if not viewer.may_see_model(tile.model):
+            return None
+        return WorkerTile(worker_id=tile.worker_id if viewer.sees_cache else "", model=tile.model, state=tile.state)
+    if viewer.sees_cache:
+        return tile
     shown = WorkerTile()
     shown.CopyFrom(tile)
     for name in ("hit_rate", "index_accuracy", "index_accuracy_requests"):
