@@ -109,7 +109,7 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     dispatcher = _dispatcher(settings, pools, shared, rng)
     traces = traces_of(settings, tracing)
     bounds = request_bounds(settings.max_calls, settings.max_calls // 2)
-    gate = RequestGate(pools, access, bounds, RefusedCalls(None if traces is None else traces.call_refused))
+    gate = RequestGate(access, bounds, RefusedCalls(None if traces is None else traces.call_refused))
     server = GrpcServer(
         settings.host,
         settings.port,

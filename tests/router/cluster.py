@@ -216,7 +216,7 @@ async def router_before(
         links = [WorkerLink(worker.address, context) for worker in workers]
         pools.links = links
         access = access or Access(tenants)
-        gate = RequestGate(pools, access, refused=refused)
+        gate = RequestGate(access, refused=refused)
         server = GrpcServer(
             "127.0.0.1",
             0,

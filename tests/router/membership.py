@@ -77,7 +77,7 @@ async def membership(
 async def serving(pools: Pools) -> AsyncIterator[Any]:
     """A client's stub of a router with these pools."""
     access = Access()
-    server = GrpcServer("127.0.0.1", 0, services=[], gate=RequestGate(pools, access))
+    server = GrpcServer("127.0.0.1", 0, services=[], gate=RequestGate(access))
     shared = share_with_nobody(pools, Random(0))
     await shared.start()
     inference = Inference(Dispatcher(pools, time.monotonic, Random(0)), max_choices=4, shared=shared)

@@ -14,7 +14,6 @@ from trunkline.status import INTERNAL, RequestRefused, deadline_exceeded, intern
 from trunkline.v1.inference_pb2 import GenerateResponse, TokenizeRequest
 from trunkline.validation import check_length, max_total_tokens
 from trunkline_router.access.access import Caller
-from trunkline_router.access.gate.request_size import MAX_DETOKENIZED_IDS
 from trunkline_router.prompts.token_ids import read_ids
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.reservation import Reservation
@@ -28,6 +27,8 @@ from trunkline_router.request.request_call import PreparedRequest, RequestCall
 from trunkline_router.workers.pool import Pool
 from trunkline_runtime.log import LogContext, get_logger
 from trunkline_runtime.tracing import trace_context_of
+
+MAX_DETOKENIZED_IDS = 1 << 18  # or the length of the longest context, if that is more
 
 
 class Inference:

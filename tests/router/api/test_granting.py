@@ -190,11 +190,10 @@ async def test_what_follows_the_first_message_counts_as_memory_and_waits_for_its
         account = sender_of(connection).account
         gate.turns.took(account, 64 << 20)  # it is far ahead of its pace
         asking = asyncio.create_task(call.refused(large))
-        await until(lambda: gate.turns._waiting.next_names(1) == [account])
-        gate.turns._free_of_account_s.clear()
+        await until(lambda: account in gate.turns._turns_of_accounts)
         assert "tokens are more than" in (await asking).message
         call = Call(router)
         await call.begin()
         monkeypatch.setattr(gate.held, "_bounds", Bounds(in_all=1, of_host=1, of_connection=1, of_tenant=1))
         assert (await call.refused(large)).reason == OVERLOADED
-        await until(lambda: not gate.reading.num_read and not gate.held.num_held)
+        await until(lambda: not gate.reading._places.num_held and not gate.held.num_held)

@@ -1,7 +1,6 @@
 """Bodies of HTTP requests at the gate."""
 
 import asyncio
-from random import Random
 
 import pytest
 
@@ -12,7 +11,6 @@ from trunkline_router.access.gate.places import Bounds
 from trunkline_router.access.gate.reading import Reading
 from trunkline_router.access.gate.request_gate import RequestGate
 from trunkline_router.access.gate.request_size import UNSEEN_BYTES
-from trunkline_router.workers.pool import Pools
 
 LARGE = b" " * (UNSEEN_BYTES + 1)
 
@@ -26,7 +24,7 @@ async def large_body() -> bytes:
 
 
 async def test_a_body_that_has_arrived_waits_for_no_place_among_those_being_read() -> None:
-    gate = RequestGate(Pools(Random(1)), Access())
+    gate = RequestGate(Access())
     gate.reading = Reading(Bounds(in_all=1, of_host=1, of_connection=1, of_tenant=1))
     never = asyncio.get_running_loop().create_future()
     with passage(gate) as first, passage(gate) as second, passage(gate) as third:
@@ -44,7 +42,7 @@ async def test_a_body_that_has_arrived_waits_for_no_place_among_those_being_read
 
 @pytest.mark.parametrize("has_arrived", [False, True])
 async def test_a_large_body_counts_until_the_answer_begins(has_arrived: bool) -> None:
-    gate = RequestGate(Pools(Random(1)), Access())
+    gate = RequestGate(Access())
     with passage(gate) as one:
         await (one.read_arrived(large_body) if has_arrived else one.read(large_body))
         assert gate.held.num_held == len(LARGE)
@@ -55,7 +53,7 @@ async def test_a_large_body_counts_until_the_answer_begins(has_arrived: bool) ->
 @virtual_time
 async def test_bodies_of_an_account_wait_for_as_long_as_the_loop_parses_for_it() -> None:
     """A third of the event loop is an account's. The bodies alone would be within its rate."""
-    gate, loop = RequestGate(Pools(Random(1)), Access()), asyncio.get_running_loop()
+    gate, loop = RequestGate(Access()), asyncio.get_running_loop()
     with passage(gate) as first, passage(gate) as second:
         await first.read_arrived(large_body)
         first.parsed(0.2)

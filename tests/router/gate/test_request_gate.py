@@ -170,19 +170,19 @@ async def test_what_waits_to_be_read_stays_with_its_client(monkeypatch: pytest.M
         with_nothing_to_say = Connection(router.port)  # its calls hold all places
         assert with_nothing_to_say.open_streams(4, request_headers(GENERATE))
         gate: request_gate.RequestGate = router.gate
-        await until(lambda: gate.reading.num_read == 4)
+        await until(lambda: gate.reading._places.num_held == 4)
         before = rss_mib()
         sender = await asyncio.create_subprocess_exec(
             sys.executable, "-c", SENDER, f"127.0.0.1:{router.port}", stdin=asyncio.subprocess.PIPE
         )
-        await until(lambda: gate.reading.num_waiting == SENDERS)
+        await until(lambda: len(gate.reading._waiting) == SENDERS)
         async with lone_channel(router) as kubelet:
             assert await outcome(health_check(kubelet)) == grpc.StatusCode.OK
         assert rss_mib() - before < SENT_MIB / 4
         sender.kill()
         await sender.wait()
         with_nothing_to_say.close()
-        await until(lambda: not gate.reading.num_waiting and not gate.reading.num_read)
+        await until(lambda: not gate.reading._waiting and not gate.reading._places.num_held)
 
 
 SENDERS, SENT_MIB = 60, 240

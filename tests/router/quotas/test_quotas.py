@@ -28,9 +28,9 @@ from trunkline.v1.inference_pb2 import (
     TokenizeRequest,
 )
 from trunkline_router.access.access import Tenant, Tenants
-from trunkline_router.access.gate.request_size import MAX_DETOKENIZED_IDS
 from trunkline_router.prompts.tokenizer import MAX_TEXT_BYTES
 from trunkline_router.quotas.quota import Quotas
+from trunkline_router.request.inference import MAX_DETOKENIZED_IDS
 
 ACME = (("x-trunkline-tenant", "acme"),)
 PROMPT = [5] * 1000

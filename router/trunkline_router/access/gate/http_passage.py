@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from trunkline_router.access.gate.places import GiveUp, Place, http_sender_of
-from trunkline_router.access.gate.reading import LOOP_BYTES_PER_S
 from trunkline_router.access.gate.request_size import UNSEEN_BYTES
+from trunkline_router.access.gate.turns import LOOP_BYTES_PER_S
 
 if TYPE_CHECKING:
     from trunkline_router.access.gate.request_gate import RequestGate

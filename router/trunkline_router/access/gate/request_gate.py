@@ -22,13 +22,14 @@ from trunkline_router.access.gate.places import (
     request_bounds,
     sender_of,
 )
-from trunkline_router.access.gate.reading import MessageTurns, Reading, taken_in_turn
-from trunkline_router.access.gate.request_size import SHAPES, UNSEEN_BYTES, RequestSize
+from trunkline_router.access.gate.reading import Reading
+from trunkline_router.access.gate.request_size import METHODS as REQUESTS
+from trunkline_router.access.gate.request_size import UNSEEN_BYTES, check_size
+from trunkline_router.access.gate.turns import MessageTurns, taken_in_turn
 from trunkline_router.access.identity.needed_roles import HEALTH_CHECK, HEALTH_WATCH, METHODS
 from trunkline_router.address import host_of
 from trunkline_router.record.refused_calls import RefusedCall, RefusedCalls
 from trunkline_router.record.request_record import GRPC
-from trunkline_router.workers.pool import Pools
 from trunkline_runtime.server import LIVENESS
 from trunkline_runtime.tracing import trace_context_of
 
@@ -44,11 +45,8 @@ class RequestGate:
     refused: is told of calls that were no requests yet; None: only the log is
     """
 
-    def __init__(
-        self, pools: Pools, access: Access, bounds: Bounds | None = None, refused: RefusedCalls | None = None
-    ) -> None:
+    def __init__(self, access: Access, bounds: Bounds | None = None, refused: RefusedCalls | None = None) -> None:
         self.access = access
-        self.size = RequestSize(pools)
         self.requests = Places(bounds or REQUEST_BOUNDS, "open requests")
         self.held = Places(BYTE_BOUNDS, "large requests without an answer")
         self.checks = Places(CHECK_BOUNDS, "open health checks")
@@ -102,7 +100,7 @@ class RequestGate:
     def _open(self, method: str, context: Context, tenant: str, started_s: float) -> "Passage":
         task = asyncio.current_task()
         assert task is not None  # grpc gives each call one
-        places = self.requests if method in SHAPES else self.checks if method == HEALTH_CHECK else self.watches
+        places = self.requests if method in REQUESTS else self.checks if method == HEALTH_CHECK else self.watches
         return Passage(self, method, places, places.take(sender_of(context.peer(), tenant), task.cancel), started_s)
 
 
@@ -144,14 +142,14 @@ class Passage:
         else:
             raw = await self._first(context)
         self._has_first = True
-        if self._method in SHAPES:
+        if self._method in REQUESTS:
             self._places.keep(self._place)  # a request that was read is not given up
         if self._method in HEALTH and raw != LIVENESS_CHECK:
             self._gate.access.check(context.invocation_metadata(), METHODS[self._method], context.peer())
         if raw is not grpc.aio.EOF and len(raw) > UNSEEN_BYTES:
             self._held = self._gate.held.take(self._place.sender, self._place.give_up, len(raw))
             self._gate.held.loosen(self._held)
-            await self._gate.size.check(self._method, raw)
+            await check_size(self._method, raw)
         return raw
 
     async def _first(self, context: Context) -> Any:
