@@ -37,9 +37,9 @@ async def connected(worker: FakeWorker, rest: Rest) -> AsyncIterator[WorkerSessi
     await worker.die()
 
 
-def send(session: WorkerSession) -> None:
+def send(session: WorkerSession) -> int:
     submit = Submit(request_id="r", prompt_token_ids=[1, 2, 3], sampling=SamplingParams(max_tokens=3))
-    session.submit([submit], [lambda output: None])
+    return session.submit([submit], [lambda output: None])[0]
 
 
 async def test_what_is_sent_while_a_session_rests_leaves_in_one_message() -> None:
@@ -65,3 +65,19 @@ async def test_requests_that_come_one_after_the_other_never_wait_for_a_rest() ->
             send(session)
             await until(lambda count=count: len(worker.submits) == count and not session.num_open)  # type: ignore[misc]
     assert not rest.began.is_set()
+
+
+async def test_aborts_that_follow_one_another_share_a_message() -> None:
+    """Clients that come and leave by the thousand cost a message for each pause, not one each."""
+    worker, rest = FakeWorker("a", answer=None), Rest()
+    async with connected(worker, rest) as session:
+        handles = [send(session) for _ in range(4)]
+        await until(lambda: len(worker.submits) == 4)
+        session.abort(handles[:1])
+        await rest.began.wait()
+        for handle in handles[1:]:
+            session.abort([handle])
+            await asyncio.sleep(0)
+        rest.over.set()
+        await until(lambda: len(worker.aborted) == 4)
+    assert [list(message.abort_handles) for message in worker.messages[-2:]] == [handles[:1], handles[1:]]

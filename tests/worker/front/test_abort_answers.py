@@ -1,11 +1,14 @@
 """A worker answers an abort with the choice's timeline."""
 
+import asyncio
+
+from tests.router.virtual_time import virtual_time
 from tests.worker.front.front_rig import MODEL, PROMPT, TOKENIZER, Link
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import SequenceOutput, SessionHello, SessionRequest, Submit
 from trunkline_worker.front.cache_mirror import CacheMirror
 from trunkline_worker.front.front import Front
-from trunkline_worker.front.session import Session
+from trunkline_worker.front.session import REST_S, Session
 
 
 async def answers(*aborts: int) -> list[SequenceOutput]:
@@ -30,3 +33,29 @@ async def test_an_abort_is_answered_with_the_timeline_and_nothing_else() -> None
     assert output.timeline.ended_s >= 0.0
     assert output.timeline.received.seconds
     assert not output.timeline.HasField("admitted_s")
+
+
+@virtual_time
+async def test_answers_to_aborts_that_follow_one_another_share_a_message() -> None:
+    front = Front(MODEL, TOKENIZER, CacheMirror(1))
+    front.connect(Link())
+    session = Session(front, lambda: None)
+    submits = [
+        Submit(handle=handle, prompt_token_ids=PROMPT, sampling=SamplingParams(seed=1)) for handle in range(1, 6)
+    ]
+    await session.take(SessionRequest(submits=submits).SerializeToString())
+    messages: list[list[int]] = []
+
+    async def read() -> None:
+        async for response in session.responses(1):
+            messages.append([output.handle for output in response.outputs])
+
+    reading = asyncio.create_task(read())
+    await asyncio.sleep(2 * REST_S)
+    for handle in range(1, 6):
+        await asyncio.sleep(REST_S / 10)
+        await session.take(SessionRequest(abort_handles=[handle]).SerializeToString())
+    await asyncio.sleep(2 * REST_S)
+    reading.cancel()
+    session.close()
+    assert messages == [[], [1], [2, 3, 4, 5]]

@@ -24,6 +24,8 @@ OUTPUT_BYTES = 256  # memory of an output on top of its bytes on the wire
 ROOM_BYTES = 4 << 20  # while more waits, the reader's requests are not read, so that it is sent no more refusals
 # Largest part of a message parsed at once; takes about a millisecond at worst. A longer submit is parsed by itself.
 PART_BYTES = 16 << 10
+# Pause after a message, so that answers to many aborts share one. Shorter than a step.
+REST_S = 0.002
 TURN_S = 0.001  # time spent on a router's message before other tasks get a turn
 MAX_SUBMITS = 1 << 16  # in one message
 MAX_ABORT_BYTES = 1 << 20  # of handles in one message
@@ -196,6 +198,7 @@ class Session:
         yield SessionResponse(welcome=SessionWelcome(worker_id=model.worker_id, epoch=model.epoch, session=number))
         while True:
             yield SessionResponse(outputs=await self._outbox.take())
+            await asyncio.sleep(REST_S)
 
     def refuse(self, refused: RequestRefused) -> None:
         """Aborts all choices and ends the session with this error."""
