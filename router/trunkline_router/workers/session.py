@@ -40,10 +40,10 @@ from trunkline_runtime.wire import LENGTH, VARINT, NotAMessage, fields, varint
 
 METHOD = "/trunkline.v1.WorkerService/Session"
 
-# Pause after a message with aborts, or while other choices are open there: under load submits and aborts leave together,
-# at a fraction of the cost of one message each, here and at the worker. Shorter than a worker's step. grpc.aio wakes the
-# event loop for each message and reads one wake-up in a turn, so the pause also lasts some turns: a router whose turns
-# are long sends fewer messages.
+# Pause after a message with aborts, or while other choices are open there: under load submits and aborts leave
+# together, at a fraction of the cost of one message each, here and at the worker. Shorter than a worker's step.
+# grpc.aio wakes the event loop for each message and reads one wake-up in a turn, so the pause also lasts some turns: a
+# router whose turns are long sends fewer messages.
 REST_S = 0.002
 REST_TURNS = 4
 # Outputs of a message that are handed out without a pause: one or two milliseconds.

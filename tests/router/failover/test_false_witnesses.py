@@ -85,9 +85,7 @@ async def test_beyond_what_is_believed_a_deadly_request_is_still_refused_here_an
         dispatcher = router.inference.dispatcher
         believes, addresses = dispatcher.quarantine.witnesses.believe, {worker.address for worker in workers}
         for _ in range(MOST_CONVICTIONS):
-            assert dispatcher.quarantine.witnesses.believe(
-                "", {worker.address for worker in workers}, dispatcher.clock_s()
-            )
+            assert believes("", addresses, dispatcher.clock_s())
         with capture_logs() as lines:
             call = router.generate(LONG)
             left = await kills_two(router, workers, call)
@@ -109,9 +107,7 @@ async def test_one_tenants_deadly_requests_leave_the_others_their_protection() -
         dispatcher = router.inference.dispatcher
         believes, addresses = dispatcher.quarantine.witnesses.believe, {worker.address for worker in workers}
         for _ in range(MOST_CONVICTIONS):
-            assert dispatcher.quarantine.witnesses.believe(
-                "flood", {worker.address for worker in workers}, dispatcher.clock_s()
-            )
+            assert believes("flood", addresses, dispatcher.clock_s())
         call = router.generate(LONG)
         await kills_two(router, workers, call)
         assert (await refusal(call)).reason == QUARANTINED
