@@ -272,12 +272,11 @@ class Helpers:
         self,
         *,
         render_limit_s: float = RENDER_LIMIT_S,
-        short_limit_s: float = SHORT_LIMIT_S,
         long_limit_s: float = LONG_LIMIT_S,
     ) -> None:
         self.short = HelperPool(SHORT_PROCESSES, niceness=SHORT_NICENESS)
         self.long = HelperPool(LONG_PROCESSES, niceness=LONG_NICENESS)
-        self._render_limit_s, self._short_limit_s, self._long_limit_s = render_limit_s, short_limit_s, long_limit_s
+        self._render_limit_s, self._long_limit_s = render_limit_s, long_limit_s
 
     async def render(self, template: bytes, chat: bytes, *, account: Hashable = "") -> str:
         """Returns a prompt's text. `template` is template_source(), `chat` a serialized ChatMessages."""
@@ -286,23 +285,20 @@ class Helpers:
         )
         return utf8.decode()
 
-    async def encode(
-        self, tokenizer: TokenizerSource, text: str, *, special_tokens: bool, account: Hashable = ""
-    ) -> "array[int]":
-        """Returns the token ids of a text."""
-        return array("i", await self._convert(tokenizer, account, "encode", text, special_tokens))
-
-    async def offsets(
-        self, tokenizer: TokenizerSource, text: str, *, special_tokens: bool, account: Hashable = ""
-    ) -> "array[int]":
-        """Returns where the tokens that encode() returns begin in the text, in characters."""
-        return array("i", await self._convert(tokenizer, account, "offsets", text, special_tokens))
-
-    async def decode(
-        self, tokenizer: TokenizerSource, ids: "array[int]", *, keep_special: bool, account: Hashable = ""
+    async def convert(
+        self, tokenizer: TokenizerSource, account: Hashable, job: str, converted: "str | array[int]", flag: bool
     ) -> bytes:
-        """Returns the text of token ids in UTF-8."""
-        return await self._convert(tokenizer, account, "decode", ids, keep_special)
+        """Returns what a job on a text or on token ids returns: encode, offsets or decode."""
+        is_long = len(converted) > LONG
+        return await (self.long if is_long else self.short).run(
+            account,
+            job,
+            converted,
+            flag,
+            limit_s=self._long_limit_s if is_long else SHORT_LIMIT_S,
+            num_bytes=sys.getsizeof(converted),
+            tokenizer=tokenizer,
+        )
 
     async def token_bytes(self, tokenizer: TokenizerSource) -> TokenBytes:
         """Returns the bytes of all tokens of a tokenizer."""
@@ -315,24 +311,10 @@ class Helpers:
         account = ("worker", worker)
         traits = await self.long.run(account, "inspect", dict(files), limit_s=self._long_limit_s)
         tokenizer = TokenizerSource(files[TOKENIZER])
-        await self.short.run(account, "encode", "", False, limit_s=self._short_limit_s, tokenizer=tokenizer)
+        await self.short.run(account, "encode", "", False, limit_s=SHORT_LIMIT_S, tokenizer=tokenizer)
         return TokenizerTraits.from_json(traits)
 
     async def close(self) -> None:
         """Ends the processes."""
         await self.short.close()
         await self.long.close()
-
-    async def _convert(
-        self, tokenizer: TokenizerSource, account: Hashable, job: str, converted: "str | array[int]", flag: bool
-    ) -> bytes:
-        is_long = len(converted) > LONG
-        return await (self.long if is_long else self.short).run(
-            account,
-            job,
-            converted,
-            flag,
-            limit_s=self._long_limit_s if is_long else self._short_limit_s,
-            num_bytes=sys.getsizeof(converted),
-            tokenizer=tokenizer,
-        )

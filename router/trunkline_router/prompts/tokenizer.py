@@ -74,9 +74,7 @@ class PromptTokenizer:
         """Returns the token ids of a text, by default with the model's special tokens, such as BOS. Raises
         RequestRefused."""
         if self._tokenizer is None or len(text) > INLINE:
-            ids = await self._helpers.encode(
-                self._source, text, special_tokens=special_tokens, account=(tenant, self._model)
-            )
+            ids = array("i", await self._converted("encode", text, special_tokens, tenant))
             return array("i", self._prefix) + ids + array("i", self._suffix) if special_tokens else ids
         try:
             read = self._tokenizer.encode(text, add_special_tokens=special_tokens).ids
@@ -87,9 +85,7 @@ class PromptTokenizer:
     async def offsets(self, text: str, *, special_tokens: bool = True, tenant: str = "") -> "array[int]":
         """Returns where the tokens that encode() returns begin in the text, in characters. Always runs in a helper
         process. Raises RequestRefused."""
-        starts = await self._helpers.offsets(
-            self._source, text, special_tokens=special_tokens, account=(tenant, self._model)
-        )
+        starts = array("i", await self._converted("offsets", text, special_tokens, tenant))
         if not special_tokens:
             return starts
         return array("i", [0] * len(self._prefix)) + starts + array("i", [len(text)] * len(self._suffix))
@@ -125,9 +121,7 @@ class PromptTokenizer:
     async def decode(self, token_ids: "array[int]", *, keep_special: bool, tenant: str = "") -> bytes:
         """Returns the text of the token ids in UTF-8. Raises RequestRefused."""
         if self._tokenizer is None or len(token_ids) > INLINE:
-            return await self._helpers.decode(
-                self._source, token_ids, keep_special=keep_special, account=(tenant, self._model)
-            )
+            return await self._converted("decode", token_ids, keep_special, tenant)
         try:
             return self._tokenizer.decode(token_ids, skip_special_tokens=not keep_special).encode()
         except BaseException as error:
@@ -142,6 +136,9 @@ class PromptTokenizer:
         if isinstance(self._token_bytes, RequestRefused):  # a copy, because raising it adds to its traceback
             raise RequestRefused.from_proto(self._token_bytes.to_proto())
         return self._token_bytes
+
+    async def _converted(self, job: str, converted: "str | array[int]", flag: bool, tenant: str) -> bytes:
+        return await self._helpers.convert(self._source, (tenant, self._model), job, converted, flag)
 
     async def _listed(self) -> TokenBytes | RequestRefused:
         """Raises RequestRefused if there may be a better answer later."""

@@ -42,29 +42,36 @@ class Backlog:
         self.waiting_bytes -= self._waiting.pop(waiting, 0)
 
 
-class MergedChunks:
-    """Consecutive chunks of one choice, serialized: concatenated, they parse as one chunk, except for its text and its
-    start. As messages, they would keep the whole messages of their steps in memory."""
+class MergedResponse:
+    """Chunks of a response, serialized: those of one choice, concatenated, parse as one chunk, except for its text and
+    its start. As messages, they would keep the whole messages of their steps in memory."""
 
-    __slots__ = ("_first_token_index", "_text", "_text_offset", "_wire")
+    __slots__ = ("_choices", "num_bytes")
 
-    def __init__(self, first: OutputChunk) -> None:
-        self._first_token_index, self._text_offset = first.first_token_index, first.text_offset
-        self._wire, self._text = bytearray(), bytearray()
+    def __init__(self) -> None:
+        # By choice: first token index and text offset of its first chunk; all chunks and their texts.
+        self._choices: dict[int, tuple[int, int, bytearray, bytearray]] = {}
+        self.num_bytes = 0
 
-    def add(self, chunk: OutputChunk) -> int:
-        """Adds the choice's next chunk, which must be contiguous. Returns the bytes that it takes."""
+    def add(self, index: int, chunk: OutputChunk) -> int:
+        """Adds a choice's next chunk, which must be contiguous. Returns the bytes that it takes."""
+        if index not in self._choices:
+            self._choices[index] = chunk.first_token_index, chunk.text_offset, bytearray(), bytearray()
+        _, _, all_wire, all_text = self._choices[index]
         wire, text = chunk.SerializeToString(), chunk.text.encode()
-        self._wire += wire
-        self._text += text
+        all_wire += wire
+        all_text += text
+        self.num_bytes += len(wire) + len(text)
         return len(wire) + len(text)
 
-    def chunk(self) -> OutputChunk:
-        """Returns all of the output as one chunk."""
-        chunk = OutputChunk.FromString(bytes(self._wire))
-        chunk.first_token_index, chunk.text_offset = self._first_token_index, self._text_offset
-        chunk.text = self._text.decode()
-        return chunk
+    def chunks(self) -> list[OutputChunk]:
+        """Returns all of the output, one chunk for each choice."""
+        chunks = []
+        for first_token_index, text_offset, wire, text in self._choices.values():
+            chunk = OutputChunk.FromString(bytes(wire))
+            chunk.first_token_index, chunk.text_offset, chunk.text = first_token_index, text_offset, text.decode()
+            chunks.append(chunk)
+        return chunks
 
 
 class ClientBuffer:
@@ -75,62 +82,48 @@ class ClientBuffer:
     before the next one arrives. Once a second one comes, the client is slow, and all chunks are merged and counted.
     """
 
-    __slots__ = ("_backlog", "_chunks", "_full", "_merged", "_merged_bytes", "_waiting_bytes", "fall_behind",
-                 "holds_any", "sending_bytes")  # fmt: skip
+    __slots__ = ("_backlog", "_chunks", "_merged", "_merged_bytes", "fall_behind", "holds_any", "sending_bytes")
 
     def __init__(self, backlog: Backlog, fall_behind: Callable[[str], None]) -> None:
         self._backlog = backlog
         self.fall_behind = fall_behind
         self._chunks: dict[int, OutputChunk] = {}  # by choice; empty if anything is merged
-        self._merged: dict[int, MergedChunks] = {}  # by choice: the last response, which still grows
+        self._merged: deque[MergedResponse] = deque()  # the last one still grows
         self._merged_bytes = 0
-        self._full: deque[tuple[dict[int, MergedChunks], int]] = deque()  # responses before it, with their bytes
-        self._waiting_bytes = 0  # of all merged chunks
         self.sending_bytes = 0  # memory of the response that was taken last
         self.holds_any = False  # whether there is any output
 
     def add(self, index: int, chunk: OutputChunk) -> None:
         """Adds a choice's next chunk."""
         self.holds_any = True
-        if self._merged or self._full or index in self._chunks:
+        if self._merged or index in self._chunks:
             self._merge(index, chunk)
         else:
             self._chunks[index] = chunk
 
     def _merge(self, index: int, chunk: OutputChunk) -> None:
-        chunks, self._chunks = [*self._chunks.items(), (index, chunk)], {}
-        more_bytes = 0
-        for choice, one in chunks:
-            merged = self._merged.get(choice)
-            if merged is None:
-                merged = self._merged[choice] = MergedChunks(one)
-            more_bytes += merged.add(one)
+        if not self._merged or self._merged[-1].num_bytes > MAX_RESPONSE_BYTES:
+            self._merged.append(MergedResponse())
+        last, chunks, self._chunks = self._merged[-1], [*self._chunks.items(), (index, chunk)], {}
+        more_bytes = sum([last.add(choice, one) for choice, one in chunks])
         self._merged_bytes += more_bytes
-        self._waiting_bytes += more_bytes
-        if self._merged_bytes > MAX_RESPONSE_BYTES:
-            self._full.append((self._merged, self._merged_bytes))
-            self._merged, self._merged_bytes = {}, 0
-        if self._waiting_bytes > MAX_WAITING_BYTES:
+        if self._merged_bytes > MAX_WAITING_BYTES:
             self.fall_behind(f"more than {MAX_WAITING_BYTES} bytes of output were waiting")
         else:
             self._backlog.grow(self, more_bytes)
 
     def take(self) -> list[OutputChunk]:
         """Removes and returns the chunks of the next response. Their bytes count until mark_sent() is called."""
-        if not (self._merged or self._full):
+        if not self._merged:
             chunks, self._chunks = self._chunks, {}
             self.holds_any = False
             return list(chunks.values())
-        if self._full:
-            merged, num_bytes = self._full.popleft()
-        else:
-            merged, num_bytes = self._merged, self._merged_bytes
-            self._merged, self._merged_bytes = {}, 0
-        self.holds_any = bool(self._merged or self._full)
-        self._waiting_bytes -= num_bytes
-        self.sending_bytes = RESPONSE_COST * num_bytes
-        self._backlog.grow(self, self.sending_bytes - num_bytes)
-        return [one.chunk() for one in merged.values()]
+        merged = self._merged.popleft()
+        self.holds_any = bool(self._merged)
+        self._merged_bytes -= merged.num_bytes
+        self.sending_bytes = RESPONSE_COST * merged.num_bytes
+        self._backlog.grow(self, self.sending_bytes - merged.num_bytes)
+        return merged.chunks()
 
     def mark_sent(self) -> None:
         """Records that the response that was taken last has been written. Needed if `sending_bytes` is not 0."""
@@ -140,9 +133,9 @@ class ClientBuffer:
 
     def clear(self) -> None:
         """Drops all output because the client reads no more."""
-        self._chunks, self._merged, self._full = {}, {}, deque()
+        self._chunks, self._merged = {}, deque()
         self.holds_any = False
-        self._merged_bytes = self._waiting_bytes = self.sending_bytes = 0
+        self._merged_bytes = self.sending_bytes = 0
         self._backlog.clear(self)
         self.fall_behind = _ignore  # breaks the reference cycle with the callback's owner
 

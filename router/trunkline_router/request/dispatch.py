@@ -146,10 +146,10 @@ class DispatchedRequest:
 
 
 class WorkerAttempt:
-    """A request's attempt at the worker of a route; an AttemptListener, and a context. However the context closes, the
-    worker is told and its load is settled.
+    """A request's attempt at the worker of a route: a context. However the context closes, the worker is told and its
+    load is settled.
 
-    The listener's methods act at once, because the generator of responses stands still until the client reads on.
+    What the stream calls acts at once, because the generator of responses stands still until the client reads on.
     """
 
     def __init__(
@@ -161,8 +161,7 @@ class WorkerAttempt:
         answer: AnswerLedger,
     ) -> None:
         self.noted, self.previous_traceparent = begin_attempt(record, route.worker, answer)
-        self.is_watched = suspicion.is_suspect
-        self.progressed = suspicion.on_progress
+        self.is_watched = suspicion.is_suspect  # whether progressed() is called
         self._worker = route.worker
         self._suspicion = suspicion
         self._record = record
@@ -196,16 +195,23 @@ class WorkerAttempt:
         self._flight.has_started(cached_tokens if self._is_told_cached else None)
         self._trial.succeeded(self._clock_s())
 
+    def progressed(self, steps: int) -> None:
+        """The attempt has produced `steps` tokens per choice on average."""
+        self._suspicion.on_progress(steps)
+
     def gave_up(self) -> None:
+        """The client has fallen too far behind."""
         self.broke_off()
         self._record.outcome, self._record.code = OVERLOADED, CODE_RESOURCE_EXHAUSTED
 
     def broke_off(self) -> None:
+        """The worker has ended the attempt."""
         self._abort()
         self._flight.end()
         self._suspicion.broke_off()
 
     def choice_ended(self, timeline: Timeline) -> None:
+        """A choice has ended at the worker, which says this of it, unchecked."""
         note_timeline(self._record, self.noted, timeline)
 
     def _abort(self) -> None:

@@ -1,6 +1,5 @@
 """Decides whether and when an interrupted request continues at another worker. Pure: time is passed in."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trunkline.status import NO_WORKER, OVERLOADED, RequestRefused
@@ -41,8 +40,10 @@ class Recovery:
         return bool(self._refusals) and self._refusals[-1].reason != OVERLOADED
 
     def last_word(self) -> RequestRefused:
-        """The refusal for the client if the request is not retried."""
-        return last_word(self._refusals)
+        """The refusal for the client if the request is not retried: that of the full worker with the shortest retry
+        delay, else the last one."""
+        full = [refused for refused in self._refusals if refused.reason == OVERLOADED]
+        return min(full, key=lambda refused: refused.retry_delay_ms or float("inf"), default=self._refusals[-1])
 
     def stop_waiting(self) -> None:
         """Ends the wait for a worker because there is one that will have room."""
@@ -69,37 +70,29 @@ class Recovery:
         self._refusals.append(refused)
         if refused.reason == OVERLOADED:
             if not has_output and not self._lost and self._count(OVERLOADED) >= MAX_FULL:
-                raise last_word(self._refusals)
+                raise self.last_word()
             return
         if made_progress and handed_over:
             return
         self._lost += 1
         if self._lost > self._limits.max_resumptions or self._count(NO_WORKER) >= MAX_WITHOUT_PROGRESS:
-            raise last_word(self._refusals)
+            raise self.last_word()
 
     def wait_s(self, now_s: float, unavailable: RequestRefused, *, has_output: bool) -> float:
         """How long to wait, at most, for a worker when there is none to send the request to. Raises the refusal for the
         client if the request should not wait: that of the workers, or `unavailable` if none has refused it."""
         if not self.lost_last and not self._lost and not has_output:
             # No attempt was begun, so no work is lost, and the client can decide whether to retry.
-            raise last_word(self._refusals) if self._refusals else unavailable
+            raise self.last_word() if self._refusals else unavailable
         if self._waiting_since_s is None:
             self._waiting_since_s = now_s
         left_s = self._waiting_since_s + self._limits.patience_s - now_s
         if left_s <= 0:
-            raise last_word(self._refusals) if self._refusals else unavailable
+            raise self.last_word() if self._refusals else unavailable
         return left_s
 
     def _count(self, reason: str) -> int:
         return sum(refused.reason == reason for refused in self._refusals)
-
-
-def last_word(refusals: Sequence[RequestRefused]) -> RequestRefused:
-    """Chooses the refusal for the client: that of the full worker with the shortest retry delay, else the last one."""
-    full = [refused for refused in refusals if refused.reason == OVERLOADED]
-    if not full:
-        return refusals[-1]
-    return min(full, key=lambda refused: refused.retry_delay_ms or float("inf"))
 
 
 RETRY_SHARE = 0.2  # retries per new request

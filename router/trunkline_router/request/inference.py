@@ -75,14 +75,10 @@ class Inference:
         self.shared.check_left(caller.tenant, caller.terms.quotas, likely, is_listed=caller.is_listed)
         return await self.preparer.prepare(call)
 
-    def check_choices(self, choices: int) -> None:
-        """As Preparer.check_choices(): for protocols that prepare an answer for each choice."""
-        self.preparer.check_choices(choices)
-
     async def check_lengths(self, model: str, caller: Caller, lengths: Iterable[int]) -> None:
         """Refuses prompts of so many tokens as prepare() would, before a token is looked at. Raises RequestRefused: as
-        found(), and CONTEXT_LENGTH_EXCEEDED."""
-        limits = (await self.found(model, caller, None)).limits
+        Preparer.pool(), and CONTEXT_LENGTH_EXCEEDED."""
+        limits = (await self.preparer.pool(model, caller, None)).limits
         for num_prompt in lengths:
             check_length(num_prompt, None, context_length=limits.context_length, capacity=limits.kv_token_capacity)
 
@@ -111,7 +107,7 @@ class Inference:
 
     async def tokenize(self, request: TokenizeRequest, caller: Caller, time_left_s: float | None) -> Sequence[int]:
         """Returns the token ids of a text or conversation. Raises RequestRefused."""
-        pool = await self.found(request.model, caller, time_left_s)
+        pool = await self.preparer.pool(request.model, caller, time_left_s)
         tokenizer = pool.tokenizer
         kind = request.WhichOneof("input")
         if kind is None:
@@ -146,9 +142,9 @@ class Inference:
     async def detokenizing_pool(
         self, model: str, num_ids: int, caller: Caller, time_left_s: float | None = None
     ) -> Pool:
-        """Returns the pool that detokenizes so many ids. Raises RequestRefused: as found(), and INVALID_REQUEST if they
-        are too many."""
-        pool = await self.found(model, caller, time_left_s)
+        """Returns the pool that detokenizes so many ids. Raises RequestRefused: as Preparer.pool(), and INVALID_REQUEST
+        if they are too many."""
+        pool = await self.preparer.pool(model, caller, time_left_s)
         most = max(MAX_DETOKENIZED_IDS, max_total_tokens(pool.limits))
         if num_ids > most:
             raise invalid("token_ids", f"{num_ids} ids are more than the {most} that are detokenized")
@@ -159,10 +155,6 @@ class Inference:
         found = await self.pools.found_models(caller.tenant)
         allowed = caller.identity.models
         return {name: pool for name, pool in sorted(found.items()) if allowed is None or name in allowed}
-
-    async def found(self, model: str, caller: Caller, time_left_s: float | None) -> Pool:
-        """As Preparer.pool()."""
-        return await self.preparer.pool(model, caller, time_left_s)
 
 
 def without_cache(response: GenerateResponse) -> GenerateResponse:
@@ -230,38 +222,28 @@ class Running:
     """
 
     def __init__(self) -> None:
-        self._count = 0
+        self.num_running = 0  # requests that have begun and not ended
+        self.is_stopping = False  # whether new requests are refused
         self._needing = 0  # requests that need this router
         self._unneeded: set[asyncio.Timeout] = set()  # the waits of the others
         self._idle = asyncio.Event()
         self._idle.set()
-        self._is_stopping = False
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether new requests are refused."""
-        return self._is_stopping
-
-    @property
-    def num_running(self) -> int:
-        """Requests that have begun and not ended."""
-        return self._count
 
     async def stop(self) -> None:
         """Refuses new requests from now on. Returns when the last running request has ended."""
-        self._is_stopping = True
+        self.is_stopping = True
         self._review()
         await self._idle.wait()
 
     def __enter__(self) -> None:
-        if self._is_stopping:
+        if self.is_stopping:
             raise no_worker("this router is stopping; another one, or this one restarted, may serve you")
-        self._count += 1
+        self.num_running += 1
         self._needing += 1
         self._idle.clear()
 
     def __exit__(self, *_: object) -> None:
-        self._count -= 1
+        self.num_running -= 1
         self._needing -= 1
         self._review()
 
@@ -281,11 +263,11 @@ class Running:
         return None
 
     def _review(self) -> None:
-        if self._is_stopping and not self._needing:
+        if self.is_stopping and not self._needing:
             waits, self._unneeded = self._unneeded, set()
             for wait in waits:
                 wait.reschedule(asyncio.get_running_loop().time())
-        if not self._count:
+        if not self.num_running:
             self._idle.set()
 
 

@@ -11,7 +11,7 @@ continues after it.
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from trunkline.ledger import AnswerLedger, OutOfOrder
 from trunkline.status import (
@@ -24,11 +24,14 @@ from trunkline.status import (
 )
 from trunkline.v1.generation_pb2 import PromptReport
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
-from trunkline.v1.worker_pb2 import SequenceOutput, Timeline
+from trunkline.v1.worker_pb2 import SequenceOutput
 from trunkline_router.quotas.reservation import OutputMeter
 from trunkline_router.record.request_record import RequestRecord
 from trunkline_router.request.client_buffer import Backlog, ClientBuffer
 from trunkline_runtime.log import get_logger
+
+if TYPE_CHECKING:
+    from trunkline_router.request.dispatch import WorkerAttempt
 
 # Delay in multiples of a round's time: the transport takes about as long again for the writes, and as much stays free.
 REST_PER_ROUND = 2.0
@@ -105,29 +108,6 @@ class BrokenOff(Exception):
         self.sole_suspect = sole_suspect
 
 
-class AttemptListener(Protocol):
-    """The callbacks of one attempt of a worker to answer the request."""
-
-    is_watched: bool  # whether progressed() is called
-
-    def gave_up(self) -> None:
-        """The client has fallen too far behind. Called at once, so that the worker stops now and not only when the
-        client reads again."""
-        ...
-
-    def broke_off(self) -> None:
-        """The worker has ended the attempt. Called at once, before the client reads again."""
-        ...
-
-    def progressed(self, steps: int) -> None:
-        """The attempt has produced `steps` tokens per choice on average."""
-        ...
-
-    def choice_ended(self, timeline: Timeline) -> None:
-        """A choice has ended at the worker, which says this of it, unchecked."""
-        ...
-
-
 class RequestStream:
     """The stream of one request. The first choice's report completes `prompt`; no response is sent before that."""
 
@@ -152,7 +132,7 @@ class RequestStream:
         self._meter = meter or OutputMeter()
         self._due = asyncio.Event()  # set when the next response may be taken
         self.answer = AnswerLedger(choices, max_ledger_bytes)
-        self._attempt: AttemptListener | None = None  # the current or last one
+        self._attempt: WorkerAttempt | None = None  # the current or last one
         self._is_watched = False
         self._attempt_tokens = 0  # of a watched attempt
         self._attempt_choices = choices
@@ -177,7 +157,7 @@ class RequestStream:
         """Whether every choice has ended."""
         return not self.answer.num_unfinished
 
-    def begin(self, worker_id: str, attempt: AttemptListener) -> None:
+    def begin(self, worker_id: str, attempt: "WorkerAttempt") -> None:
         """Begins another attempt, at this worker."""
         self._attempt, self._is_watched = attempt, attempt.is_watched
         if not self._prompt_sent:

@@ -39,7 +39,7 @@ def rss_mib(pid: int | str = "self") -> float:
 
 
 async def encoded(helpers: Helpers, text: str, source: TokenizerSource = BYTES, tenant: str = "") -> "array[int]":
-    return await helpers.encode(source, text, special_tokens=False, account=tenant)
+    return array("i", await helpers.convert(source, tenant, "encode", text, False))
 
 
 TEXTS = {

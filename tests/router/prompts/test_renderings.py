@@ -66,7 +66,8 @@ async def test_a_template_that_hangs_is_stopped_and_named_and_others_go_on(
 ) -> None:
     await rendered(helpers, ECHO, chat())
     hung = asyncio.gather(
-        *(helpers.render(template, chat(said)) for _ in range(SHORT_PROCESSES + 1)), return_exceptions=True
+        *(helpers.render(template, chat(said), account="hung") for _ in range(SHORT_PROCESSES + 1)),
+        return_exceptions=True,
     )
     await asyncio.sleep(0)
     answers = 0

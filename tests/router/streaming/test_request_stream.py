@@ -15,6 +15,7 @@ from trunkline_router.quotas.reservation import OutputMeter
 from trunkline_router.record.request_record import RequestRecord
 from trunkline_router.request import client_buffer
 from trunkline_router.request.client_buffer import Backlog
+from trunkline_router.request.dispatch import WorkerAttempt
 from trunkline_router.request.request_stream import BrokenOff, RequestStream
 
 STOP = FinishReason.FINISH_REASON_STOP
@@ -50,8 +51,8 @@ def stream(choices: int = 1) -> RequestStream:
     return RequestStream(record("r"), choices, PromptInfo(model="m", prompt_tokens=9))
 
 
-class Told:
-    """An attempt that notes what it is told."""
+class Told(WorkerAttempt):
+    """An attempt at no worker, which notes what it is told."""
 
     def __init__(self, *, is_watched: bool = False) -> None:
         self.is_watched = is_watched

@@ -47,7 +47,7 @@ async def chat_completions(call: HttpCall) -> None:
         request: ChatRequest = validated(ChatRequest, body)
         call.check_unknown(request.unknown())
         request.check()
-        call.edge.inference.check_choices(request.n or 1)
+        call.edge.inference.preparer.check_choices(request.n or 1)
         generate = request.generate_request(call.request_id)
     details = request.details()
     extras = NO_EXTRAS if details is None else Extras(on_admission=partial(details.find, call))

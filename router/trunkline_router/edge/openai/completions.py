@@ -30,7 +30,7 @@ async def completions(call: HttpCall) -> None:
         request: CompletionRequest = validated(CompletionRequest, body)
         call.check_unknown(request.unknown())
         request.check()
-        call.edge.inference.check_choices(request.n or 1)
+        call.edge.inference.preparer.check_choices(request.n or 1)
         sampling = request.sampling_params()
         prompts = await _prompts(call, request)
     ids = [call.request_id]

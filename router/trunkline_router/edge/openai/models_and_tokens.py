@@ -108,7 +108,7 @@ async def tokenize(call: HttpCall) -> None:
     inference = call.edge.inference
     with refusals_named(body.field_names):
         ids = await inference.tokenize(request, call.caller, None)
-    pool = await inference.found(request.model, call.caller, None)
+    pool = await inference.preparer.pool(request.model, call.caller, None)
     answer = {"count": len(ids), "max_model_len": max_total_tokens(pool.limits), "tokens": await json_list(ids)}
     if body.return_token_strs:
         answer["token_strs"] = await json_list(ids, (await pool.tokenizer.token_bytes()).text)

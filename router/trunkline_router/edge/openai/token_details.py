@@ -50,7 +50,7 @@ def finite(logprob: float) -> float:
 
 async def tokenizer_of(call: HttpCall, prepared: PreparedRequest) -> PromptTokenizer:
     """Returns the tokenizer of a request's model."""
-    return (await call.edge.inference.found(prepared.model, call.caller, None)).tokenizer
+    return (await call.edge.inference.preparer.pool(prepared.model, call.caller, None)).tokenizer
 
 
 class LogprobsBound:
