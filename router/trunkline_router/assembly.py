@@ -268,8 +268,8 @@ def _membership(
         settings.grant_keys,
         security=LinkSecurity(settings.worker_tls.client_tls(), settings.tls.allow_plaintext),
     )
-    members = Membership(pools.links, lambda address: WorkerLink(address, context), set_aside=pools.set_aside)
+    members = Membership(pools, lambda address: WorkerLink(address, context))
     sources, lookups = sources_of(settings.workers, rng)
-    pools.search.lookups += lookups
+    pools.lookups += lookups
     leases = fleet.leased() if settings.redis_url and settings.follow_leases else None
     return partial(members.run, sources, leases)

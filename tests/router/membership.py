@@ -64,7 +64,7 @@ async def membership(
     rng = Random(0)
     pools = pools or Pools(rng)
     context = LinkContext("router-1", Tokenizers(helpers), pools.index, pools.notify, rng)
-    members = Membership(pools.links, lambda address: WorkerLink(address, context), set_aside=pools.set_aside)
+    members = Membership(pools, lambda address: WorkerLink(address, context))
     running = asyncio.create_task(members.run(sources, leases))
     try:
         yield pools

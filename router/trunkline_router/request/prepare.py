@@ -72,7 +72,7 @@ class Preparer:
         """Returns the name of the model that a client means: itself, unless it is an alias. A served model that the
         caller may use precedes an alias of the same name. Other callers must not learn that it is served."""
         target = self.aliases.model_of(model)
-        is_model = self.pools.search.knows(model) and caller.may_use(model)
+        is_model = self.pools.knows(model) and caller.may_use(model)
         return model if target is None or is_model else target
 
     async def pool(self, model: str, caller: Caller, time_left_s: float | None) -> Pool:
@@ -147,7 +147,7 @@ class Preparer:
         """As pool(), for the model that the request names; the record has the time of the search."""
         record, name = call.record, call.request.model
         served = self.served_name(name, call.caller)
-        if self.pools.search.knows(served):
+        if self.pools.knows(served):
             record.model = served  # also of a request that finds no worker; clients may send any other name
         record.stage, begun_s = MODEL, time.monotonic()
         try:

@@ -5,28 +5,27 @@ aside with exponential back-off, and no address waits for those that were leased
 """
 
 import asyncio
-import contextlib
-import heapq
 import socket
 import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Sequence, Set
+from dataclasses import dataclass
 from math import inf
 from random import Random
 
 from trunkline_router.address import DNS_PREFIX
 from trunkline_router.workers.health import SHORT_LIFE_S
-from trunkline_router.workers.worker_link import ConnectAttempts, WorkerLink
+from trunkline_router.workers.pool import Pools
+from trunkline_router.workers.pool_search import ConnectAttempts
+from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.log import get_logger
 
 ASIDE_FIRST_S, ASIDE_MOST_S = 0.5, 60.0
-MOST_REMEMBERED = 4096  # addresses set aside, and addresses that have served; the oldest are forgotten
-# Workers known from leases alone: how many may be connected, and how many may be on trial (first connection) at once.
+# Links to workers known from leases alone, and those of them that are on trial: not connected yet.
 MOST_FOLLOWED, MOST_TRIED = 1024, 64
-# Time between the starts of two trials. A failed trial takes a millisecond of CPU time, so trials use at most an eighth
-# of a core.
-TRY_APART_S, TRY_APART_WHEN_WELL_S = 0.01, 0.002
-TRIAL_ANSWERED_AT_MOST_S = 15.0  # to fetch and build a tokenizer, and to open a session
+# Between the starts of two trials. A failed one takes a millisecond of CPU time, so trials use at most an eighth of a
+# core.
+TRY_APART_S = 0.01
+LEASES_EVERY_S = 0.1  # how often leases are looked at while none is due
 MOST_SHOWN_ASIDE = 64  # leased addresses whose problem is kept; anything that writes to Redis can lease any number
 LOOKUP_EVERY_S = (1.0, 2.0)  # drawn at random each time, so that routers do not look up at the same moment
 
@@ -91,126 +90,71 @@ async def watch_name(
         await sleep(rng.uniform(*LOOKUP_EVERY_S))
 
 
+@dataclass(slots=True)
+class _Lease:
+    due_s: float  # of its next trial
+    pause_s: float = ASIDE_FIRST_S  # after the next failure
+    holder: str = ""  # the address at which the same worker is connected already
+
+
 class LeaseQueue:
-    """Leased addresses in the order of their trials. An address that has served before may be tried at once, a new one
-    after those that were leased before it, and one that failed when its pause is over. Pauses double."""
+    """When to try each leased address: one that has served at once, a new one after those that were leased before it,
+    and one that failed when its pause is over. Pauses double. Addresses whose leases end are forgotten."""
 
     def __init__(self) -> None:
-        self._leased: set[str] = set()  # leased addresses without a link
-        self._due: dict[str, tuple[float, int, str]] = {}  # the next trial: its time, a number and the address
-        self._heap: list[tuple[float, int, str]] = []  # of these, and outdated ones
-        self._number = 0
-        self._pauses: OrderedDict[str, tuple[float, str]] = OrderedDict()  # of failed ones, with failed()'s `holder`
-        self._served: OrderedDict[str, None] = OrderedDict()
+        self._leases: dict[str, _Lease] = {}
 
     @property
     def num_aside(self) -> int:
-        """Number of addresses that are set aside."""
-        return len(self._pauses)
-
-    @property
-    def num_waiting(self) -> int:
-        """Number of leased addresses without a link."""
-        return len(self._leased)
+        """Number of addresses whose last trial failed."""
+        return sum(lease.pause_s > ASIDE_FIRST_S for lease in self._leases.values())
 
     def lease(self, leased: Set[str], now_s: float) -> None:
-        """Sets the leased addresses to which the router has no link."""
-        self._leased = set(leased)
-        for address in self._due.keys() - leased - self._pauses.keys():
-            del self._due[address]
-        for address in sorted(leased - self._due.keys()):
-            self._set(address, -inf if address in self._served else now_s)
+        """Sets the leased addresses."""
+        self._leases = {address: self._leases.get(address) or _Lease(now_s) for address in sorted(leased)}
 
-    def next(self, now_s: float) -> str | None:
-        """Removes and returns the address to try now, or None if there is none."""
-        if self.due_in_s(now_s) > 0:
-            return None
-        _, _, address = heapq.heappop(self._heap)
-        del self._due[address]
-        self._leased.discard(address)
-        return address
-
-    def due_in_s(self, now_s: float) -> float:
-        """Seconds until the next trial; infinite if there is none."""
-        while self._heap:
-            due_s, _, address = entry = self._heap[0]
-            is_present = self._due.get(address) is entry
-            if is_present and (due_s > now_s or address in self._leased):
-                return due_s - now_s
-            heapq.heappop(self._heap)
-            if is_present:  # its lease has ended
-                del self._due[address]
-                self._pauses.pop(address, None)
-        return inf
+    def next(self, now_s: float, linked: Container[str]) -> str | None:
+        """Returns the address to try now, without the linked ones; None if there is none."""
+        due = {address: lease.due_s for address, lease in self._leases.items() if lease.due_s <= now_s}
+        return min((address for address in due if address not in linked), key=due.__getitem__, default=None)
 
     def failed(self, address: str, now_s: float, holder: str = "") -> None:
-        """Sets the address aside because no worker could be connected there, or because the same worker is already
-        connected at the address `holder`."""
-        before_s, _ = self._pauses.pop(address, (ASIDE_FIRST_S / 2, ""))
-        pause_s = min(2 * before_s, ASIDE_MOST_S)
-        self._served.pop(address, None)
-        self._pauses[address] = (pause_s, holder)
-        if len(self._pauses) > MOST_REMEMBERED:
-            self._pauses.popitem(last=False)
-        self._set(address, now_s + pause_s)
+        """No worker could be connected there, or the same one is connected at the address `holder`."""
+        if (lease := self._leases.get(address)) is not None:
+            lease.due_s, lease.holder = now_s + lease.pause_s, holder
+            lease.pause_s = min(2 * lease.pause_s, ASIDE_MOST_S)
 
     def served(self, address: str) -> None:
-        """Records that a worker was connected at the address for a while."""
-        self._pauses.pop(address, None)
-        self._served[address] = None
-        self._served.move_to_end(address)
-        if len(self._served) > MOST_REMEMBERED:
-            self._served.popitem(last=False)
+        """A worker was connected there for a while."""
+        if address in self._leases:
+            self._leases[address] = _Lease(-inf)
 
     def lost(self, holder: str) -> None:
-        """Records that the connection to the worker at `holder` has ended. Its other addresses may be tried at once."""
-        for address in [address for address, (_, held_by) in self._pauses.items() if held_by == holder]:
-            del self._pauses[address]
-            if address in self._leased:
-                self._set(address, -inf)
-
-    def _set(self, address: str, due_s: float) -> None:
-        self._number += 1
-        self._due[address] = entry = (due_s, self._number, address)
-        heapq.heappush(self._heap, entry)
-        if len(self._heap) > 64 + 2 * len(self._due):
-            self._heap = list(self._due.values())
-            heapq.heapify(self._heap)
+        """The connection at `holder` has ended: other addresses of its worker may be tried at once."""
+        for address, lease in self._leases.items():
+            if lease.holder == holder:
+                self._leases[address] = _Lease(-inf)
 
 
 class Membership:
-    """Keeps `links` equal to the workers that the sources name plus the leased workers that could be connected, and
-    runs the links. `set_aside` has the problem of leased ones that could not be, of the last MOST_SHOWN_ASIDE.
+    """Keeps the links of the pools equal to the workers that the sources name plus the leased workers that could be
+    connected, and runs them. `Pools.set_aside` has the problems of the last MOST_SHOWN_ASIDE that could not be.
 
     A worker that no source names any more may have streams to finish, so its link ends only with its connection.
 
-    A lease is only a hint. Workers known from leases alone are tried at most MOST_TRIED at once, one per turn of the
-    event loop. Those that could be connected, at most MOST_FOLLOWED, keep a link as long as their leases last and their
-    connections do not break early. A worker behind n leases without a worker is tried within n / 60 seconds plus one
-    second; behind n that answer and then fall silent, within n * TRIAL_ANSWERED_AT_MOST_S / MOST_TRIED.
+    A lease is only a hint. Workers known from leases alone are tried at most MOST_TRIED at once, one per TRY_APART_S,
+    and at most MOST_FOLLOWED of them have links, each for one connection. A worker behind n leases without a worker is
+    tried within n / 60 seconds plus one second; behind n that answer and then fall silent, within
+    n * TRIAL_AT_MOST_S / MOST_TRIED.
     """
 
-    def __init__(
-        self,
-        links: list[WorkerLink],
-        connect: Callable[[str], WorkerLink],
-        clock_s: Callable[[], float] = time.monotonic,
-        sleep: Sleep = asyncio.sleep,
-        *,
-        set_aside: dict[str, str],
-    ) -> None:
-        self._links = links
-        self._set_aside = set_aside
+    def __init__(self, pools: Pools, connect: Callable[[str], WorkerLink]) -> None:
+        self._links, self._set_aside = pools.links, pools.set_aside
         self._connect = connect
-        self._clock_s = clock_s
-        self._sleep = sleep
         self._named: dict[int, Addresses] = {}  # by source
         self._leased: Addresses = frozenset()
         self._by_address: dict[str, WorkerLink] = {}
         self._queue = LeaseQueue()
-        self._queue_changed = asyncio.Event()
-        self._trials = 0  # links on trial
-        self._followed = 0  # links known from leases alone that have passed their trial
         self._logged_aside = 0  # the last logged number of leases set aside
         self._log = get_logger()
 
@@ -236,6 +180,7 @@ class Membership:
     async def _follow_leases(self, leases: Source, tasks: asyncio.TaskGroup) -> None:
         async for addresses in leases:
             self._leased = addresses
+            self._queue.lease(addresses, time.monotonic())
             self._update(tasks)
 
     def _update(self, tasks: asyncio.TaskGroup) -> None:
@@ -245,14 +190,11 @@ class Membership:
             if link.wanted and address not in members and not link.is_on_trial:
                 self._log.info("worker no longer named", address=address)
             link.wanted, link.is_named = address in members, address in named
+            link.is_on_trial &= not link.is_named
         for address in sorted(named - self._by_address.keys()):
-            link = self._add(address)
-            link.is_named = True
-            tasks.create_task(self._run(link, tasks))
+            tasks.create_task(self._run(self._add(address), tasks))
         for address in self._set_aside.keys() - (self._leased - named):
             del self._set_aside[address]
-        self._queue.lease(self._leased - self._by_address.keys(), self._clock_s())
-        self._queue_changed.set()
 
     def _add(self, address: str) -> WorkerLink:
         link = self._connect(address)
@@ -272,76 +214,45 @@ class Membership:
 
     async def _try_leased(self, tasks: asyncio.TaskGroup) -> None:
         while True:
-            tasks.create_task(self._try(await self._next(), tasks))
-            # Starting a trial takes about a millisecond of the event loop.
-            await self._sleep(TRY_APART_S if self._queue.num_aside else TRY_APART_WHEN_WELL_S)
+            link = self._next_trial()
+            if link is not None:
+                tasks.create_task(self._try(link, tasks))
+            await asyncio.sleep(LEASES_EVERY_S if link is None else TRY_APART_S)
 
-    async def _next(self) -> WorkerLink:
-        """Waits until there is a leased worker to try and a place for it, and returns a link to it."""
-        while True:
-            self._queue_changed.clear()
-            wait_s = inf
-            if self._trials < MOST_TRIED and self._trials + self._followed < MOST_FOLLOWED:
-                now_s = self._clock_s()
-                address = self._queue.next(now_s)
-                if address is not None:
-                    self._trials += 1
-                    link = self._add(address)
-                    link.is_named, link.is_on_trial = False, True
-                    return link
-                wait_s = self._queue.due_in_s(now_s)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if wait_s == inf else wait_s):
-                    await self._queue_changed.wait()
+    def _next_trial(self) -> WorkerLink | None:
+        """Returns a link to a leased worker that may be tried now."""
+        followed = [link for link in self._links if not link.is_named]
+        if len(followed) >= MOST_FOLLOWED or sum(link.is_on_trial for link in followed) >= MOST_TRIED:
+            return None
+        address = self._queue.next(time.monotonic(), self._by_address)
+        if address is None:
+            return None
+        link = self._add(address)
+        link.is_named, link.is_on_trial = False, True
+        return link
 
     async def _try(self, link: WorkerLink, tasks: asyncio.TaskGroup) -> None:
-        running = tasks.create_task(link.run())
-        following = tasks.create_task(self._follow_one(link))
-        await asyncio.wait({running, following}, return_when=asyncio.FIRST_COMPLETED)
-        holder = link.same_as.address if link.same_as is not None else ""
-        has_failed = not running.done()
-        if has_failed and link.is_named:
-            self._end_trial(link)
-            await asyncio.wait({running})  # a source names it now, so it is retried without limit
-            has_failed = False
-        for task in (running, following):
-            task.cancel()
-        await asyncio.wait({running, following})
-        if has_failed:
-            self._queue.failed(link.address, self._clock_s(), holder)
-            self._set_aside.pop(link.address, None)
-            if not holder:
-                self._set_aside[link.address] = link.problem
-                if len(self._set_aside) > MOST_SHOWN_ASIDE:
-                    del self._set_aside[next(iter(self._set_aside))]
-            self._log_aside(link)
-        self._end_trial(link)
-        self._followed -= 1
+        """Connects a leased worker once. The queue decides when it is tried again."""
+        lasted_s = await link.connect()
+        if link.is_named:  # a source names it now, so it is tried without limit
+            await link.run()
+        elif lasted_s >= SHORT_LIFE_S:
+            self._queue.served(link.address)
+        elif link.wanted:
+            self._set_apart(link)
         self._remove(link, tasks)
 
-    async def _follow_one(self, link: WorkerLink) -> None:
-        """Returns when no worker could be connected or its connection has broken early."""
-        while await link.connect_attempts.outcome(TRIAL_ANSWERED_AT_MOST_S):
-            self._end_trial(link)
-            since_s = self._clock_s()
-            await link.connect_attempts.next()
-            if self._clock_s() - since_s < SHORT_LIFE_S:
-                return
-            self._queue.served(link.address)
-
-    def _end_trial(self, link: WorkerLink) -> None:
-        """Ends the link's trial, which makes room for another one. The link then counts as followed."""
-        if link.is_on_trial:
-            link.is_on_trial = False
-            if link.worker is not None:
-                self._set_aside.pop(link.address, None)
-            self._trials -= 1
-            self._followed += 1
-            self._queue_changed.set()
-
-    def _log_aside(self, link: WorkerLink) -> None:
-        """Logs the number of leases set aside, and again whenever it has doubled."""
-        if self._queue.num_aside >= 2 * self._logged_aside:
-            self._logged_aside = max(1, self._queue.num_aside)
-            self._log.warning("leased workers cannot be connected", set_aside=self._queue.num_aside,
-                              waiting=self._queue.num_waiting, address=link.address, problem=link.problem)  # fmt: skip
+    def _set_apart(self, link: WorkerLink) -> None:
+        holder = link.same_as.address if link.same_as is not None else ""
+        self._queue.failed(link.address, time.monotonic(), holder)
+        self._set_aside.pop(link.address, None)
+        if not holder:
+            self._set_aside[link.address] = link.problem
+            if len(self._set_aside) > MOST_SHOWN_ASIDE:
+                del self._set_aside[next(iter(self._set_aside))]
+        num_aside = self._queue.num_aside
+        if num_aside >= 2 * self._logged_aside:  # a line whenever their number has doubled
+            self._logged_aside = max(1, num_aside)
+            self._log.warning(
+                "leased workers cannot be connected", set_aside=num_aside, address=link.address, problem=link.problem
+            )

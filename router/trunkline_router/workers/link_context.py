@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from random import Random
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from trunkline.grant import GrantKeys
 from trunkline.proof import Metadata, proof_metadata
@@ -24,20 +24,13 @@ from trunkline_router.workers.tokenizer_pool import Tokenizers
 from trunkline_runtime.tls_settings import is_loopback
 
 if TYPE_CHECKING:
-    from trunkline_router.workers.connected_worker import ConnectedWorker
-
-
-class Link(Protocol):
-    """The part of a WorkerLink that is needed here."""
-
-    address: str
-    worker: "ConnectedWorker | None"
+    from trunkline_router.workers.worker_link import WorkerLink
 
 
 class SameWorker(Exception):
     """Another link has this worker already. The message is one line."""
 
-    def __init__(self, holder: Link) -> None:
+    def __init__(self, holder: "WorkerLink") -> None:
         super().__init__(f"the same worker as {holder.address}")
         self.holder = holder
 
@@ -67,10 +60,10 @@ class WorkerNames:
     """
 
     def __init__(self) -> None:
-        self._holders: dict[tuple[str, int], list[tuple[Link, Place]]] = {}
+        self._holders: dict[tuple[str, int], list[tuple[WorkerLink, Place]]] = {}
 
     @contextmanager
-    def held(self, model: GetModelResponse, link: Link, place: Place) -> Iterator[None]:
+    def held(self, model: GetModelResponse, link: "WorkerLink", place: Place) -> Iterator[None]:
         """Holds the worker for this link. Raises SameWorker if another link holds it."""
         life = model.worker_id, model.epoch
         holders = self._holders.setdefault(life, [])

@@ -1,10 +1,6 @@
 """A router's connection to one worker: channel, model, cache events, session, load. Reconnects by itself."""
 
 import asyncio
-import contextlib
-import time
-from collections.abc import Callable
-from math import inf
 from typing import TYPE_CHECKING
 
 import grpc
@@ -22,7 +18,8 @@ from trunkline_router.workers.claims import FalseClaim, WorkerUnusable, check_mo
 from trunkline_router.workers.connected_worker import ConnectedWorker, WorkerCalls, WorkerTotals
 from trunkline_router.workers.health import WorkerBreaker
 from trunkline_router.workers.health_watch import WorkerHealth
-from trunkline_router.workers.link_context import Link, LinkContext, SameWorker, place_of
+from trunkline_router.workers.link_context import LinkContext, SameWorker, place_of
+from trunkline_router.workers.pool_search import SILENT_AT_MOST_S, ConnectAttempts
 from trunkline_router.workers.session import WorkerSession
 from trunkline_runtime.channel import open_channel
 from trunkline_runtime.log import get_logger
@@ -31,11 +28,11 @@ if TYPE_CHECKING:
     from trunkline.v1.worker_pb2_grpc import WorkerServiceAsyncStub  # exists in the stub file only
 
 UNARY_TIMEOUT_S = 10.0  # for GetModel
-BACKOFF_FIRST_S, BACKOFF_MOST_S = 0.2, 2.0
-# Pause after a false claim. Each return of the worker costs the checks again.
-ASIDE_FIRST_S, ASIDE_MOST_S = 1.0, 60.0
+TRIAL_AT_MOST_S = 15.0  # on trial: to fetch and build a tokenizer, and to open a session
+PAUSE_FIRST_S, PAUSE_MOST_S = 0.2, 2.0  # between two attempts
+ASIDE_MOST_S = 60.0  # the same after false claims: each return of the worker costs the checks again
+HONEST_S = 300.0  # a false claim after a connection that lasted this long is like a first one
 LOADING_S = 60.0  # a worker that was never connected may refuse this long without a warning: it loads its model
-HONEST_S = 300.0  # after a connection that lasted this long, the pause is ASIDE_FIRST_S again
 MAX_PROBLEM_CHARACTERS = 400
 SERVICE = "trunkline.v1.WorkerService"
 # Size limits of a message. Workers send pieces of a quarter of a MiB. Earlier versions sent 1 MiB of cache or tokenizer
@@ -48,8 +45,6 @@ MOST_BYTES = {
     "WatchCache": 2 << 20,
     "Session": 24 << 20,
 }
-SILENT_AT_MOST_S = 1.0  # a worker that does not even refuse a connection in this time is taken for absent
-ANSWERED_AT_MOST_S = 5.0  # a worker that has answered is present, but its tokenizer must be fetched and built
 CONNECTING, READY, DRAINING, HUNG, BROKEN, ASIDE = "connecting", "ready", "draining", "hung", "broken", "aside"
 STATES = (CONNECTING, READY, DRAINING, HUNG, BROKEN, ASIDE)
 
@@ -64,69 +59,63 @@ class WorkerLink:
         self.wanted = True  # if False, the present connection is the last one
         self.is_named = True  # by this router's own sources, not only by another router's lease
         self.is_on_trial = False  # only a lease names it, and no worker has answered there yet
-        self.same_as: Link | None = None  # the link that already has this worker by another name
+        self.same_as: WorkerLink | None = None  # the link that already has this worker by another name
         self.model: GetModelResponse | None = None  # of the last connection
         self.problem = "not connected yet"  # in one line; empty while it is connected
         self.breaker = WorkerBreaker(context.on_change)
         self.totals = WorkerTotals()
         self.connect_attempts = ConnectAttempts()
         self._context = context
-        self._sweeping: asyncio.Task[None] | None = None
-        self._connected_s = 0.0
-        self._was_connected = False  # in the present connection
+        self._deadline = asyncio.Timeout(None)  # of the present trial
+        self._pause_s = PAUSE_FIRST_S
+        self._connected_s: float | None = None  # since when the worker is connected
+        self._lasted_s: float | None = None  # the last connection; None: the last attempt has failed
         self._has_answered = False  # the worker has described its model, on whichever connection
+        self._begun_s = context.clock_s()
+        self._last_logged = (False, "")
         self._log = get_logger()
 
     async def run(self) -> None:
         """Connects, and reconnects whenever the connection ends, as long as the link is wanted."""
-        backoff_s, aside_s = BACKOFF_FIRST_S, ASIDE_FIRST_S
-        last_logged = (False, "")
-        first_attempt_s = self._context.clock_s()
         while self.wanted:
-            problem = "closed by the worker"
-            was_connected = is_false = is_refused = False
-            holder = None
-            begun_s = self._context.clock_s()
-            try:
+            await self.connect()
+            await self.connect_attempts.pause(self._pause_s * self._context.rng.uniform(0.5, 1.0))
+
+    async def connect(self) -> float:
+        """Connects once. Returns when the attempt has failed or the connection has ended: how long it lasted."""
+        problem, is_refused, is_false = "closed by the worker", False, False
+        self._lasted_s, holder = None, None
+        try:
+            async with asyncio.timeout(TRIAL_AT_MOST_S if self.is_on_trial else None) as self._deadline:
                 async with self._open_channel() as channel:
                     await self._serve(channel)
-            except grpc.aio.AioRpcError as error:
-                problem = f"{error.code().name}: {error.details()}"
-                is_false = is_too_large(error)
-                is_refused = error.code() is grpc.StatusCode.UNAVAILABLE and not self._has_answered
-            except SameWorker as same:
-                holder, problem = same.holder, str(same)
-            except (WorkerUnusable, WatchBroken, TokenizerError, TlsFileError, TimeoutError) as error:
-                problem = str(error) or type(error).__name__
-                is_false = isinstance(error, FalseClaim)
-            except Exception as error:  # one worker's errors must not end the router for all the others
-                problem = f"unexpected {type(error).__name__}"
-                self._log.error("unexpected error", address=self.address, exc_info=error)
-            finally:
-                was_connected, self._was_connected = self._was_connected, False
-                if was_connected:
-                    self.totals.losses += 1
-                    now_s = self._context.clock_s()
-                    self.breaker.on_lost(now_s, now_s - self._connected_s)
-                    self._context.on_change()
-            problem = one_line(problem)
-            may_be_loading = self.model is None and self._context.clock_s() - first_attempt_s < LOADING_S
-            is_expected = is_refused and may_be_loading
-            # One line per change, not per attempt.
-            if was_connected or ((is_expected, problem) != last_logged and not self.is_on_trial):
-                log = self._log.info if is_expected else self._log.warning
-                log("worker not connected", address=self.address, problem=problem)
-            last_logged, self.problem = (is_expected, problem), problem
-            self.same_as = holder
-            backoff_s = BACKOFF_FIRST_S if was_connected else min(backoff_s * 2, BACKOFF_MOST_S)
-            pause_s = backoff_s
-            if self._context.clock_s() - begun_s > HONEST_S:
-                aside_s = ASIDE_FIRST_S
-            if is_false:
-                pause_s, aside_s = aside_s, min(aside_s * 2, ASIDE_MOST_S)
-            await self.connect_attempts.pause(pause_s * self._context.rng.uniform(0.5, 1.0))
-        if self._sweeping is not None:
-            await self._sweeping
+        except grpc.aio.AioRpcError as error:
+            problem, is_false = f"{error.code().name}: {error.details()}", is_too_large(error)
+            is_refused = error.code() is grpc.StatusCode.UNAVAILABLE and not self._has_answered
+        except SameWorker as same:
+            holder, problem = same.holder, str(same)
+        except (WorkerUnusable, WatchBroken, TokenizerError, TlsFileError, TimeoutError) as error:
+            problem, is_false = str(error) or type(error).__name__, isinstance(error, FalseClaim)
+        except Exception as error:  # one worker's errors must not end the router for all the others
+            problem = f"unexpected {type(error).__name__}"
+            self._log.error("unexpected error", address=self.address, exc_info=error)
+        self.same_as, self.problem = holder, one_line(problem)
+        self._log_problem(is_refused=is_refused)
+        if self._lasted_s is not None and not (is_false and self._lasted_s < HONEST_S):
+            self._pause_s = PAUSE_FIRST_S
+        else:
+            self._pause_s = min(2 * self._pause_s, ASIDE_MOST_S if is_false else PAUSE_MOST_S)
+        return self._lasted_s or 0.0
+
+    def _log_problem(self, *, is_refused: bool) -> None:
+        """Logs one line per change, not per attempt."""
+        may_be_loading = self.model is None and self._context.clock_s() - self._begun_s < LOADING_S
+        is_expected = is_refused and may_be_loading
+        has_changed = (is_expected, self.problem) != self._last_logged and not self.is_on_trial
+        if self._lasted_s is not None or has_changed:
+            log = self._log.info if is_expected else self._log.warning
+            log("worker not connected", address=self.address, problem=self.problem)
+        self._last_logged = (is_expected, self.problem)
 
     def _open_channel(self) -> grpc.aio.Channel:
         """Each connection reads the certificates again. Raises WorkerUnusable and TlsFileError."""
@@ -138,12 +127,13 @@ class WorkerLink:
     async def _serve(self, channel: grpc.aio.Channel) -> None:
         """Runs one connection. Returns or raises when it is over."""
         stub: WorkerServiceAsyncStub = WorkerServiceStub(channel)
-        model = await stub.GetModel(GetModelRequest(), timeout=UNARY_TIMEOUT_S)
+        timeout_s = SILENT_AT_MOST_S if self.is_on_trial else UNARY_TIMEOUT_S
+        model = await stub.GetModel(GetModelRequest(), timeout=timeout_s)
         self._has_answered = True
         check_model(model, self._context.grant_keys)
         with self._context.names.held(model, self, await place_of(self.address)):
             self.same_as = None
-            self.connect_attempts.answered(model.model)
+            self.connect_attempts.found(model.model)
             await self._converse(channel, stub, model)
 
     async def _converse(
@@ -181,111 +171,33 @@ class WorkerLink:
                     task.result()
         finally:
             self.worker = self.calls = None  # before any other task runs: a worker that is lost must not be chosen
+            self._note_end(worker)
             self._context.on_change()
-            self.totals.add(worker)
-            self.connect_attempts.lost()
             for task in (talking, watch, ready, looking):
                 task.cancel()
             await asyncio.gather(talking, watch, ready, looking, return_exceptions=True)
             worker.blocks.close()
-            if self._sweeping is None or self._sweeping.done():
-                self._sweeping = asyncio.create_task(self._sweep())
 
-    async def _sweep(self) -> None:
-        """Removes the lost worker's blocks from the index, while requests and another connection go on."""
-        for _ in iter(self._context.index.sweep, False):
-            await asyncio.sleep(0)
+    def _note_end(self, worker: ConnectedWorker) -> None:
+        self.totals.add(worker)
+        self.connect_attempts.found(None)
+        if self._connected_s is not None:
+            now_s = self._context.clock_s()
+            self._lasted_s, self._connected_s = now_s - self._connected_s, None
+            self.totals.losses += 1
+            self.breaker.on_lost(now_s, self._lasted_s)
 
     async def _announce(self, worker: ConnectedWorker, *conditions: asyncio.Event) -> None:
         for condition in conditions:
             await condition.wait()
         self.worker, self.model, self.problem = worker, worker.model, ""
-        self._was_connected = True
-        self.totals.connections += 1
-        self.connect_attempts.worked()
+        self.is_on_trial = False
+        self._deadline.reschedule(None)
         self._connected_s = self._context.clock_s()
+        self.totals.connections += 1
         self._log.info("worker connected", address=self.address, worker=worker.worker_id, model=worker.model_name,
                        blocks=len(worker.blocks))  # fmt: skip
         self._context.on_change()
-
-
-class ConnectAttempts:
-    """The attempts at one address or name. An attempt that fails ends with pause(); one that works lasts until lost().
-
-    is_paused: no attempt is under way
-    begun_s: when the present attempt began, or else the last one
-    tried_s: when the latest attempt that is over began
-    model: the model that the present attempt has found there
-    works: the present attempt has succeeded, and what it found is not lost
-    """
-
-    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self.is_paused = False
-        self.begun_s = clock_s()
-        self.tried_s = -inf
-        self.model: str | None = None
-        self.works = False
-        self._clock_s = clock_s
-        self._since_s = self.begun_s  # time of the last progress
-        self._hurry = asyncio.Event()
-        self._changed = asyncio.Event()  # the state of the present attempt has changed
-
-    def answered(self, model: str) -> None:
-        """A worker has answered that serves this model."""
-        self.model, self._since_s = model, self._clock_s()
-        self._changed.set()
-
-    def worked(self) -> None:
-        """The present attempt has succeeded."""
-        self.works = True
-        self._changed.set()
-
-    def lost(self) -> None:
-        """What the attempt found is lost: another attempt is about to begin."""
-        self.works = False
-        self.model, self._since_s = None, self._clock_s()
-        self._changed.set()
-
-    async def pause(self, pause_s: float) -> None:
-        """An attempt is over. Returns when the next one should begin."""
-        self.is_paused, self.model, self.tried_s = True, None, self.begun_s
-        self._changed.set()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
-                await self._hurry.wait()
-        self._hurry.clear()
-        self.is_paused = False
-        self.begun_s = self._since_s = self._clock_s()
-        self._changed.set()
-
-    def hurry(self) -> None:
-        """Ends the pause."""
-        self._hurry.set()
-
-    def may_succeed(self, now_s: float) -> bool:
-        """Whether an attempt is under way that has not been silent for too long, and so is worth waiting for."""
-        patience_s = SILENT_AT_MOST_S if self.model is None else ANSWERED_AT_MOST_S
-        return not self.is_paused and now_s - self._since_s < patience_s
-
-    async def outcome(self, answered_at_most_s: float) -> bool:
-        """Waits for the end of the present attempt, and returns whether it succeeded. It fails if it is silent for
-        SILENT_AT_MOST_S, or has answered and then makes no progress for `answered_at_most_s`."""
-        while not self.works and not self.is_paused:
-            patience_s = SILENT_AT_MOST_S if self.model is None else answered_at_most_s
-            left_s = self._since_s + patience_s - self._clock_s()
-            if left_s <= 0:
-                return False
-            self._changed.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    await self._changed.wait()
-        return self.works
-
-    async def next(self) -> None:
-        """Returns when what the attempt found is lost and the pause after that is over."""
-        while self.works or self.is_paused:
-            self._changed.clear()
-            await self._changed.wait()
 
 
 def state_of(link: WorkerLink) -> str:

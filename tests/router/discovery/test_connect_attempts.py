@@ -15,10 +15,10 @@ from tests.router.membership import membership, serving
 from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, TokenizeRequest
 from trunkline.v1.worker_pb2 import SessionResponse
 from trunkline_router.prompts.helper_pool import Helpers
-from trunkline_router.workers import pool
+from trunkline_router.workers import pool_search
 from trunkline_router.workers.discovery import Addresses, watch_name
 from trunkline_router.workers.pool import Pools
-from trunkline_router.workers.worker_link import ConnectAttempts
+from trunkline_router.workers.pool_search import ConnectAttempts
 
 LONG_S = 3600.0
 
@@ -65,7 +65,7 @@ async def test_a_name_is_looked_up_at_once_for_a_request_that_finds_nobody(helpe
         await lookup.pause(LONG_S)
 
     pools, lookup = Pools(Random(0)), ConnectAttempts()
-    pools.search.lookups.append(lookup)
+    pools.lookups.append(lookup)
     source = watch_name("workers", 50061, Random(0), resolve, pause)
     async with membership(helpers, source, pools=pools), serving(pools) as stub:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -131,7 +131,7 @@ async def test_a_worker_that_came_back_with_another_model_has_the_requests_for_i
 async def test_a_worker_that_does_not_come_up_wholly_delays_no_refusal_of_another_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pool, "LOOK_AT_MOST_S", LONG_S)  # who looks for so long has no answer in time
+    monkeypatch.setattr(pool_search, "LOOK_AT_MOST_S", LONG_S)  # who looks for so long has no answer in time
 
     class Half(FakeWorker):
         async def Session(self, request_iterator: AsyncIterator[Any], context: Any) -> AsyncIterator[SessionResponse]:

@@ -18,7 +18,6 @@ from trunkline_router.prompts.helper_pool import Helpers
 from trunkline_router.workers.discovery import (
     ASIDE_FIRST_S,
     ASIDE_MOST_S,
-    MOST_REMEMBERED,
     MOST_SHOWN_ASIDE,
     MOST_TRIED,
     Addresses,
@@ -121,9 +120,10 @@ async def test_why_a_leased_worker_is_not_connected_is_known_while_the_lease_las
         await until(lambda: pools.set_aside.keys() == {ELSEWHERE, worker.address})
         assert pools.set_aside[ELSEWHERE] == LinkSecurity().problem(ELSEWHERE)
         await worker.start()
-        await until(lambda: connected(pools) == {worker.address} and pools.set_aside.keys() == {ELSEWHERE})
+        await until(lambda: connected(pools) == {worker.address})
+        assert pools.set_aside.keys() - connected(pools) == {ELSEWHERE}
         leases.say(frozenset({worker.address}))
-        await until(lambda: not pools.set_aside)
+        await until(lambda: not pools.set_aside.keys() - connected(pools))
     await worker.die()
 
 
@@ -191,11 +191,10 @@ def test_what_is_leased_is_tried_in_its_turn_and_never_twice_at_once(
 ) -> None:
     queue, now_s, linked = LeaseQueue(), 0.0, set[str]()
     for leased, what, passes_s in turns:
-        queue.lease(leased - linked, now_s)
+        queue.lease(leased, now_s)
         now_s += passes_s
-        address = queue.next(now_s)
+        address = queue.next(now_s, linked)
         if address is None:
-            assert queue.due_in_s(now_s) > 0
             continue
         assert address in leased - linked
         if what == "serves":
@@ -206,42 +205,39 @@ def test_what_is_leased_is_tried_in_its_turn_and_never_twice_at_once(
         if what == "fails" and linked:
             queue.lost(linked.pop())
     everything = {f"h:{port}" for port in range(1, 9)}
-    queue.lease(everything - linked, now_s)
-    tried = [queue.next(now_s + ASIDE_MOST_S) for _ in range(8 - len(linked))]
-    assert {*tried} == everything - linked, "everything has its turn"
+    queue.lease(everything, now_s)
+    while (address := queue.next(now_s + ASIDE_MOST_S, linked)) is not None:
+        assert address not in linked
+        linked.add(address)
+    assert linked == everything, "everything has its turn"
 
 
 def test_pauses_grow_up_to_a_minute_and_a_worker_that_served_is_tried_first() -> None:
     queue, now_s = LeaseQueue(), 0.0
     queue.lease({"false:1"}, now_s)
-    assert queue.next(now_s) == "false:1"
-    pauses = []
-    for _ in range(10):
+    assert queue.next(now_s, ()) == "false:1"
+    for pause_s in [min(ASIDE_FIRST_S * 2**number, ASIDE_MOST_S) for number in range(10)]:
         queue.failed("false:1", now_s)
         queue.lease({"false:1"}, now_s)
-        pauses.append(queue.due_in_s(now_s))
-        assert queue.next(now_s) is None
-        now_s += pauses[-1]
-        assert queue.next(now_s) == "false:1"
-    assert pauses[:4] == [ASIDE_FIRST_S * 2**number for number in range(4)]
-    assert pauses[-1] == ASIDE_MOST_S
-    queue.served("real:1")
+        assert queue.next(now_s + pause_s * 0.99, ()) is None
+        now_s += pause_s
+        assert queue.next(now_s, ()) == "false:1"
     queue.lease({*(f"false:{port}" for port in range(2, 50)), "real:1"}, now_s)
-    assert queue.next(now_s) == "real:1"
+    queue.served("real:1")
+    assert queue.next(now_s, ()) == "real:1"
 
 
-def test_addresses_that_come_all_the_time_overtake_none_and_what_is_remembered_is_bounded() -> None:
+def test_addresses_that_come_all_the_time_overtake_none_and_ended_leases_are_forgotten() -> None:
     queue, now_s, tried = LeaseQueue(), 0.0, list[str]()
     ahead = {f"false:{number}" for number in range(100)}
     queue.lease({*ahead, "real:1"}, now_s)
-    for turn in range(3 * MOST_REMEMBERED):
-        address = queue.next(now_s)
+    for turn in range(1000):
+        address = queue.next(now_s, ())
         if address is not None:
             tried.append(address)
             queue.failed(address, now_s)
         now_s += 0.01
-        queue.lease({*ahead, "real:1", *(f"later:{number}" for number in range(turn, turn + 5))}, now_s)
+        leased = {*ahead, "real:1", *(f"later:{number}" for number in range(turn, turn + 5))}
+        queue.lease(leased, now_s)
+        assert queue._leases.keys() == leased, "nothing else is remembered"
     assert tried.index("real:1") <= len(ahead)
-    assert queue.num_aside <= MOST_REMEMBERED
-    assert len(queue._due) <= 2 * MOST_REMEMBERED
-    assert len(queue._heap) <= 5 * MOST_REMEMBERED

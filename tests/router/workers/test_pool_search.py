@@ -13,24 +13,20 @@ from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_router.routing.prefix_index import WorkerBlocks
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext
-from trunkline_router.workers.pool import (
+from trunkline_router.workers.pool import Pools
+from trunkline_router.workers.pool_search import (
+    ANSWERED_AT_MOST_S,
     APART_S,
     LOOK_AT_MOST_S,
     MOST_LOOKING,
     PATIENCE_SHARE,
+    SILENT_AT_MOST_S,
     STEP_S,
-    UNKNOWN_APART_S,
-    Pools,
+    ConnectAttempts,
     PoolSearch,
 )
 from trunkline_router.workers.session import WorkerSession
-from trunkline_router.workers.worker_link import (
-    ANSWERED_AT_MOST_S,
-    SILENT_AT_MOST_S,
-    UNARY_TIMEOUT_S,
-    ConnectAttempts,
-    WorkerLink,
-)
+from trunkline_router.workers.worker_link import UNARY_TIMEOUT_S, WorkerLink
 
 LONG_S = 3600.0
 CONNECT_S = 0.02  # from a worker's answer to being of use
@@ -48,7 +44,7 @@ class Fleet:
     def __init__(self, pause_s: float = LONG_S) -> None:
         self.pools = Pools(Random(0))
         self.asked = 0  # whether there are workers
-        self.search = self.pools.search = PoolSearch(lambda: self.pools.links, self._has, now_s)
+        self.search = self.pools.search = PoolSearch(self.pools.missing, self._has, now_s)
         self.pause_s = pause_s
         self.tries_s: list[float] = []  # when they began
         self._running: list[asyncio.Task[None]] = []
@@ -69,7 +65,7 @@ class Fleet:
     def lookup(self, look_up: Callable[[], Any], pause_s: float = LONG_S) -> None:
         """A name."""
         tries = ConnectAttempts(now_s)
-        self.search.lookups.append(tries)
+        self.pools.lookups.append(tries)
 
         async def run() -> None:
             while True:
@@ -105,7 +101,7 @@ class Address:
             if self.is_silent:
                 await asyncio.sleep(UNARY_TIMEOUT_S)
             elif self.model:
-                tries.answered(self.model)
+                tries.found(self.model)
                 await asyncio.sleep(LONG_S if self.hangs else CONNECT_S)
                 model = GetModelResponse(model=self.model, worker_id=self.link.address, block_size=16)
                 tokenizer: Any = SimpleNamespace(encoding=b"")
@@ -244,8 +240,8 @@ def test_a_try_that_does_not_end_leaves_a_request_the_time_to_hear_of_it(
     in_virtual_time(scenario())
 
 
-@pytest.mark.parametrize(("name", "apart_s"), [("m", APART_S), ("unknown", UNKNOWN_APART_S)])
-def test_whoever_asks_for_whatever_tries_are_spread_and_bounded(name: str, apart_s: float) -> None:
+@pytest.mark.parametrize("name", ["m", "unknown"])
+def test_whoever_asks_for_whatever_tries_are_spread_and_bounded(name: str) -> None:
     async def scenario() -> None:
         fleet = Fleet()
         addresses = [fleet.add(was="m") for _ in range(200)]
@@ -259,13 +255,13 @@ def test_whoever_asks_for_whatever_tries_are_spread_and_bounded(name: str, apart
         assert min(apart) >= STEP_S * 0.99
         for address in addresses[:3]:
             between = zip(address.tries_s, address.tries_s[1:], strict=False)
-            assert all(later - earlier >= apart_s * 0.99 for earlier, later in between)
+            assert all(later - earlier >= APART_S * 0.99 for earlier, later in between)
 
     in_virtual_time(scenario())
 
 
-@pytest.mark.parametrize(("name", "apart_s"), [("m", APART_S), ("unknown", UNKNOWN_APART_S)])
-def test_one_address_is_not_tried_more_often_however_many_ask(name: str, apart_s: float) -> None:
+@pytest.mark.parametrize("name", ["m", "unknown"])
+def test_one_address_is_not_tried_more_often_however_many_ask(name: str) -> None:
     async def scenario() -> None:
         fleet = Fleet()
         address = fleet.add(was="m")
@@ -275,7 +271,7 @@ def test_one_address_is_not_tried_more_often_however_many_ask(name: str, apart_s
             looked = await asyncio.gather(*(fleet.looked(name, tenant=str(number % 7)) for number in range(100)))
             assert not any(found for found, _ in looked)
         assert len(address.tries_s) == 4
-        assert address.tries_s[-1] - address.tries_s[0] >= 3 * apart_s * 0.99
+        assert address.tries_s[-1] - address.tries_s[0] >= 3 * APART_S * 0.99
 
     in_virtual_time(scenario())
 
