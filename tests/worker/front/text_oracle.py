@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from trunkline_worker.front.text.detokenizer import NewText
+from trunkline_worker.front.text.output_stream import NewText
 
 TEXTS = (
     "Once upon a time there was a fox.",

@@ -15,7 +15,7 @@ from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineStep, StepRecord
 from trunkline.v1.generation_pb2 import PromptReport
 from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample, PrefillChunk, Timeline
 from trunkline_runtime.telemetry.exposition import content_type_of, exposition
-from trunkline_worker.front.telemetry.choice_end import ChoiceEnd
+from trunkline_worker.front.telemetry.timeline import ChoiceEnd
 from trunkline_worker.front.telemetry.worker_metrics import WorkerMetrics
 from trunkline_worker.lanes.lanes import LANES, Lane
 

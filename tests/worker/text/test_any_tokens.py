@@ -19,8 +19,7 @@ from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, SamplingParams
 from trunkline.v1.worker_pb2 import Resume, Submit
 from trunkline_worker.front.text.decoder_stages import ByteRun
-from trunkline_worker.front.text.detokenizer import Detokenizer, NewText
-from trunkline_worker.front.text.output_stream import OutputStream
+from trunkline_worker.front.text.output_stream import Detokenizer, NewText, OutputStream
 from trunkline_worker.front.text.token_texts import TokenTexts
 
 NAMES = ("demo", "tokenizers/tinyllama", "tokenizers/phi-3-mini", "models/stories260k")

@@ -14,8 +14,7 @@ from trunkline.engine.v1.engine_pb2 import EngineOutput
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, SamplingParams
 from trunkline.v1.worker_pb2 import Resume, Submit
-from trunkline_worker.front.text.detokenizer import Detokenizer, NewText
-from trunkline_worker.front.text.output_stream import OutputStream, StopSearch
+from trunkline_worker.front.text.output_stream import Detokenizer, NewText, OutputStream, StopSearch
 from trunkline_worker.front.text.token_texts import TokenTexts
 
 DEMO = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))

@@ -19,8 +19,7 @@ from trunkline_runtime.tracing import start_span
 from trunkline_worker.front.cache_mirror import CacheMirror
 from trunkline_worker.front.choice import Choice, Deliver, FrontQueue, are_of_one_request
 from trunkline_worker.front.submit_validation import validate_submit
-from trunkline_worker.front.telemetry.choice_end import ChoiceEnd, end_spans
-from trunkline_worker.front.telemetry.timeline import ChoiceTimeline, StepTimes, take_step
+from trunkline_worker.front.telemetry.timeline import ChoiceEnd, ChoiceTimeline, StepTimes, end_spans, take_step
 from trunkline_worker.front.telemetry.worker_metrics import WorkerMetrics
 from trunkline_worker.front.text.output_stream import OutputStream
 from trunkline_worker.front.text.token_texts import TokenTexts

@@ -9,7 +9,7 @@ from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline.v1.generation_pb2 import PromptReport
 from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample
 from trunkline_runtime.telemetry.series import BucketCounts, counter, gauge, histogram, one_two_five
-from trunkline_worker.front.telemetry.choice_end import ChoiceEnd
+from trunkline_worker.front.telemetry.timeline import ChoiceEnd
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"  # a worker has one

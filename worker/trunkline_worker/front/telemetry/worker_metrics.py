@@ -10,7 +10,7 @@ from trunkline.names import lane_name
 from trunkline.v1.generation_pb2 import PromptReport
 from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample
 from trunkline_runtime.telemetry.series import BoundedNames, BucketCounts, counter, gauge, histogram
-from trunkline_worker.front.telemetry.choice_end import ChoiceEnd
+from trunkline_worker.front.telemetry.timeline import ChoiceEnd
 from trunkline_worker.front.telemetry.vllm_metrics import VllmMetrics
 from trunkline_worker.lanes.lanes import LANES, lane_number
 
