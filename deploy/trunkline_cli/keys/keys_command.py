@@ -49,7 +49,8 @@ class RedisRecords:
     def __init__(self, arguments: Sequence[str]) -> None:
         try:
             from trunkline.tls_files import TlsFileError
-            from trunkline_router.access.identity import redis_keys
+            from trunkline_cli.keys.redis_key_writer import RedisKeyWriter
+            from trunkline_router.access.identity.redis_keys import SEAL_PURPOSE
             from trunkline_router.settings import RouterSettings, sharing_problem
             from trunkline_runtime.log import configure_logging
             from trunkline_runtime.settings import SettingError, parse_settings
@@ -78,8 +79,8 @@ class RedisRecords:
         if not secret:
             raise IdentityError(f"keys in Redis need the fleet's secret: set {SECRET} or --fleet-secret-file")
         configure_logging("keys")  # about records that are not this fleet's: to standard error
-        seal = secret.seal(redis_keys.SEAL_PURPOSE)
-        self._connect: Callable[[], Any] = lambda: redis_keys.RedisKeys(
+        seal = secret.seal(SEAL_PURPOSE)
+        self._connect: Callable[[], Any] = lambda: RedisKeyWriter(
             url, settings.key_prefix, seal, tls=tls.redis_tls(), connect_timeout_s=CONNECT_TIMEOUT_S
         )
 

@@ -7,13 +7,14 @@ from typing import Any
 import redis.asyncio
 
 from trunkline_bench.servers.redis_server import RedisServer
+from trunkline_cli.keys.redis_key_writer import RedisKeyWriter
 from trunkline_router.access.identity.fleet_secret import FleetSecret, Seal
-from trunkline_router.access.identity.redis_keys import SEAL_PURPOSE, RedisKeys
+from trunkline_router.access.identity.redis_keys import SEAL_PURPOSE
 
 FIRST, SECOND = b"a fleet secret of thirty-two bytes", b"another secret of thirty-two bytes"
 RECORDS, VERSION = "{trunkline}:api-keys:1", "{trunkline}:api-keys:1:version"
 
-Opened = Callable[..., RedisKeys]
+Opened = Callable[..., RedisKeyWriter]
 
 
 def seal_of(*secrets: bytes) -> Seal:
@@ -41,11 +42,11 @@ async def emptied(server: RedisServer) -> AsyncIterator[Any]:
 @asynccontextmanager
 async def views(server: RedisServer) -> AsyncIterator[Opened]:
     """Opens views of the keys; all are closed at the end. They wait longer for a server on a busy machine."""
-    made: list[RedisKeys] = []
+    made: list[RedisKeyWriter] = []
 
-    def opened(*secrets: bytes, **options: Any) -> RedisKeys:
+    def opened(*secrets: bytes, **options: Any) -> RedisKeyWriter:
         patient = {"connect_timeout_s": 10.0, **options}
-        made.append(RedisKeys(server.url, "trunkline:", seal_of(*(secrets or (FIRST,))), **patient))
+        made.append(RedisKeyWriter(server.url, "trunkline:", seal_of(*(secrets or (FIRST,))), **patient))
         return made[-1]
 
     try:

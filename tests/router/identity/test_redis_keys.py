@@ -29,10 +29,11 @@ from tests.router.identity.redis_rig import (
 )
 from trunkline.status import NO_WORKER, RequestRefused
 from trunkline_bench.servers.redis_server import RedisServer
+from trunkline_cli.keys.redis_key_writer import RedisKeyWriter
 from trunkline_router.access.identity import redis_keys
 from trunkline_router.access.identity.api_keys import ApiKey
 from trunkline_router.access.identity.authenticator import Authenticator
-from trunkline_router.access.identity.redis_keys import PAGE_KEYS, POLL_S, RedisKeys
+from trunkline_router.access.identity.redis_keys import PAGE_KEYS, POLL_S
 from trunkline_router.quotas.store import StoreDown
 
 SEAL, OTHER = seal_of(FIRST), seal_of(SECOND)
@@ -176,7 +177,7 @@ async def test_an_emptied_redis_gets_its_keys_back(opened: Opened, client: Any) 
 async def test_without_redis_the_known_keys_stay_valid_and_others_are_not_called_wrong(opened: Opened) -> None:
     key = ApiKey.new()
     with RedisServer() as server:
-        router = RedisKeys(server.url, "trunkline:", SEAL)
+        router = RedisKeyWriter(server.url, "trunkline:", SEAL)
         await router.put(record(key))
         await router.poll()
         server.kill()
@@ -185,7 +186,7 @@ async def test_without_redis_the_known_keys_stay_valid_and_others_are_not_called
                 await router.poll()
             assert answer(Authenticator([router]), key.credential) == "acme"
             assert answer(Authenticator([router]), ApiKey.new().credential) == WRONG
-            fresh = RedisKeys(server.url, "trunkline:", SEAL)
+            fresh = RedisKeyWriter(server.url, "trunkline:", SEAL)
             await fresh.start()
             with pytest.raises(RequestRefused) as caught:
                 Authenticator([fresh]).identify(key.credential)
@@ -231,7 +232,7 @@ async def test_a_server_that_is_no_redis_ends_with_one_log_line() -> None:
 
     listening = await asyncio.start_server(answers, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
-    router = RedisKeys(f"redis://127.0.0.1:{port}", "trunkline:", SEAL, connect_timeout_s=0.2)
+    router = RedisKeyWriter(f"redis://127.0.0.1:{port}", "trunkline:", SEAL, connect_timeout_s=0.2)
     with capture_logs() as logs:
         for _ in range(2):
             await router.poll()
@@ -259,7 +260,7 @@ async def test_whatever_lies_in_redis_the_known_keys_stay_valid(
 ) -> None:
     client, router, key = (
         redis.asyncio.from_url(server.url),
-        RedisKeys(server.url, "trunkline:", SEAL),
+        RedisKeyWriter(server.url, "trunkline:", SEAL),
         ApiKey.new(),
     )
     await client.flushall()
@@ -303,7 +304,7 @@ async def test_the_number_of_keys_is_bounded(opened: Opened, monkeypatch: pytest
 async def test_a_redis_that_cannot_be_reached_is_an_error_for_the_command() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        keys = RedisKeys(f"redis://:canary@127.0.0.1:{taken.getsockname()[1]}", "trunkline:", SEAL)
+        keys = RedisKeyWriter(f"redis://:canary@127.0.0.1:{taken.getsockname()[1]}", "trunkline:", SEAL)
         with pytest.raises(StoreDown) as caught:
             await keys.put(record(ApiKey.new()))
     assert "canary" not in str(caught.value)

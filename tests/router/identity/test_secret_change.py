@@ -11,10 +11,11 @@ from tests.parameters import one_in
 from tests.router.identity.key_rig import answer, record
 from tests.router.identity.redis_rig import FIRST, RECORDS, SECOND, VERSION, Opened, emptied, running_redis, views
 from trunkline_bench.servers.redis_server import RedisServer
+from trunkline_cli.keys.redis_key_writer import RedisKeyWriter
 from trunkline_router.access.identity.api_keys import ApiKey
 from trunkline_router.access.identity.authenticator import Authenticator
 from trunkline_router.access.identity.identity import IdentityError, Role
-from trunkline_router.access.identity.redis_keys import ANSWER_TIMEOUT_S, PAGE_KEYS, POLL_S, READ_ALL_S, RedisKeys
+from trunkline_router.access.identity.redis_keys import ANSWER_TIMEOUT_S, PAGE_KEYS, POLL_S, READ_ALL_S
 from trunkline_router.quotas.store import StoreDown
 
 REVOKED = {"revoked": "2026-01-01T00:00:00Z"}
@@ -48,7 +49,7 @@ class Clock:
         return self.now_s
 
 
-async def polled(clock: Clock, *routers: RedisKeys) -> None:
+async def polled(clock: Clock, *routers: RedisKeyWriter) -> None:
     """Each router reads everything, twice: what one of them writes, all have read in the end."""
     for _ in range(2):
         clock.now_s += READ_ALL_S
@@ -60,7 +61,7 @@ async def at_once() -> None:
     """No router polls."""
 
 
-def answers(routers: list[RedisKeys], key: ApiKey) -> set[str]:
+def answers(routers: list[RedisKeyWriter], key: ApiKey) -> set[str]:
     return {answer(Authenticator([router]), key.credential) for router in routers}
 
 
@@ -75,7 +76,7 @@ class Fleet:
         self.active: list[ApiKey] = []
         self.revoked: list[ApiKey] = []
 
-    def started(self, *file: bytes) -> RedisKeys:
+    def started(self, *file: bytes) -> RedisKeyWriter:
         return self.opened(*file, steady_s=self.clock)
 
     async def create(self, *file: bytes) -> None:

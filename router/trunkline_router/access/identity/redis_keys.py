@@ -17,18 +17,17 @@ the one with the newer seal counts.
 """
 
 import asyncio
-import json
 import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trunkline_router.access.identity.api_keys import MOST_RECORD_BYTES, KeyRecord, is_key_id, read_record
 from trunkline_router.access.identity.fleet_secret import Seal
-from trunkline_router.access.identity.identity import JSON_ERRORS, FieldError, IdentityError, loaded
+from trunkline_router.access.identity.identity import JSON_ERRORS, FieldError, loaded
 from trunkline_router.quotas.redis_connection import CONNECT_TIMEOUT_S, RedisConnection, Script
 from trunkline_router.quotas.redis_url import PUBLIC_AUTHORITIES, RedisTls
 from trunkline_router.quotas.store import StoreDown
@@ -45,8 +44,6 @@ PAGE_KEYS = 64  # reading a page must not hold the event loop for more than abou
 MOST_PAGES = 2 * MOST_KEYS // PAGE_KEYS
 MOST_SEALED_BYTES = MOST_RECORD_BYTES + 65  # with the code and the colon before it
 MOST_REPORTED = 1024  # logged problems that are remembered
-RESEAL_ROUNDS = 8  # each for records that others wrote meanwhile
-ANY = "*"  # whatever record there is
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,60 +161,6 @@ class RedisKeys:
         self.has_loaded = True
         known = self._known.items()
         return {key_id: found.get(key_id, "") for key_id, one in known if found.get(key_id) != one.digest}
-
-    async def put(self, fields: Mapping[str, Any]) -> None:
-        """Writes a record, which is valid. Raises StoreDown."""
-        if not self._redis.is_connected:
-            await self._redis.connect()
-        await self._put([(fields["id"], ANY, self._seal.sealed(json.dumps(fields)))])
-
-    def fields_of(self, key_id: str) -> dict[str, Any]:
-        """The record of a known key, as JSON."""
-        fields: dict[str, Any] = loaded(self._text_of(key_id))
-        return fields
-
-    def seal_of(self, key_id: str) -> int:
-        """The number of the secret that has sealed a known key's record, 0 for the current one."""
-        return self._known[key_id].seal
-
-    @property
-    def sealed_before(self) -> list[str]:
-        """The ids of known keys whose records an earlier secret has sealed."""
-        return [key_id for key_id, known in self._known.items() if known.seal]
-
-    async def reseal(self, pause: Callable[[], Awaitable[None]]) -> int:
-        """Seals the records that an earlier secret has sealed with the current one. Returns their number. A record that
-        is revoked meanwhile stays revoked. One that was forged with an earlier secret is sealed like any other.
-
-        pause: lets routers poll. Those without the current secret in the first place then write back what they know;
-        that raises IdentityError. A router that cannot reach Redis meanwhile is not noticed. Raises StoreDown if Redis
-        does not answer, or if the records do not stop changing.
-        """
-        resealed = await self._reseal()
-        await pause()
-        if await self._missing():
-            raise IdentityError(
-                "a router wrote records with an earlier seal back, so it was not started with this file yet: restart "
-                "all routers with it, then seal again"
-            )
-        return resealed
-
-    async def _reseal(self) -> int:
-        resealed = 0
-        for _ in range(RESEAL_ROUNDS):
-            await self.update()
-            left = self.sealed_before
-            if not left:
-                return resealed
-            known = ((key_id, self._known[key_id]) for key_id in left)
-            resealed += await self._put([(key_id, one.digest, self._resealed(key_id)) for key_id, one in known])
-        raise StoreDown("other programs change the records all the time: try again")
-
-    def _resealed(self, key_id: str) -> str:
-        return self._seal.sealed(self._text_of(key_id))
-
-    def _text_of(self, key_id: str) -> str:
-        return self._known[key_id].value.partition(":")[2]
 
     def _take(self, page: Any) -> dict[str, str]:
         """Takes the records of a page. Returns the digests of those that have the ids of known keys."""
