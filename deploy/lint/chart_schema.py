@@ -9,7 +9,7 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
-from trunkline_router.access.access import TERMS
+from trunkline_router.access.tenants_file import TERMS
 from trunkline_router.observe.metrics.request_metrics import LATENCY_BUCKETS
 from trunkline_router.settings import RouterSettings
 from trunkline_runtime.settings import base_type, flat_fields

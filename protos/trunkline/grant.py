@@ -11,7 +11,7 @@ import hmac
 
 from google.protobuf.message import DecodeError
 
-from trunkline.status import CODE_PERMISSION_DENIED, FORBIDDEN, RequestRefused, invalid
+from trunkline.status import forbidden, invalid
 from trunkline.v1.worker_pb2 import GetModelResponse, Grant, Submit
 
 LEAST_KEY_BYTES = 32  # the length of a signature
@@ -99,11 +99,6 @@ def open_grant(keys: GrantKeys, grant: Grant, *, epoch: int, now_unix_ms: int) -
     except DecodeError:
         raise invalid("grant.submit", "is signed, but is not a Submit: the router speaks another protocol") from None
     return submit
-
-
-def forbidden(message: str) -> RequestRefused:
-    """A refusal with PERMISSION_DENIED and the reason FORBIDDEN."""
-    return RequestRefused(CODE_PERMISSION_DENIED, FORBIDDEN, message)
 
 
 def _signature(key: bytes, grant: Grant) -> bytes:

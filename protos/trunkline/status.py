@@ -93,6 +93,16 @@ def invalid(field: str, message: str) -> RequestRefused:
     return RequestRefused(CODE_INVALID_ARGUMENT, INVALID_REQUEST, f"{field}: {message}", field=field)
 
 
+def unauthenticated(message: str) -> RequestRefused:
+    """A refusal with UNAUTHENTICATED."""
+    return RequestRefused(CODE_UNAUTHENTICATED, UNAUTHENTICATED, message)
+
+
+def forbidden(message: str, *, field: str = "") -> RequestRefused:
+    """A refusal with PERMISSION_DENIED and the reason FORBIDDEN."""
+    return RequestRefused(CODE_PERMISSION_DENIED, FORBIDDEN, message, field=field)
+
+
 def context_exceeded(message: str, field: str = "prompt") -> RequestRefused:
     """A refusal because of more tokens than the model's context or the worker's memory can ever hold."""
     return RequestRefused(CODE_INVALID_ARGUMENT, CONTEXT_LENGTH_EXCEEDED, message, field=field)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from trunkline.tls_files import TlsFileError
-from trunkline_router.access.access import Access, Tenants, TenantsError, read_tenants
+from trunkline_router.access.access import Access, Tenants
 from trunkline_router.access.identity.authenticator import Authenticator, authenticator_of
 from trunkline_router.access.identity.fleet_secret import LEAST_SECRET_BYTES, derived_key, read_fleet_secret
 from trunkline_router.access.identity.identity import IdentityError
 from trunkline_router.access.identity.needed_roles import Open
+from trunkline_router.access.tenants_file import TenantsError, read_tenants
 from trunkline_router.settings import EXIT_CANNOT_START, RouterSettings
 from trunkline_runtime.log import configure_logging
 from trunkline_runtime.server import PortInUse
@@ -31,7 +32,7 @@ def access_of(settings: RouterSettings, tenants: Tenants, authenticator: Authent
     secret = given.current or settings.grant_key.encode()
     return Access(
         tenants,
-        authenticator if authenticator.is_configured else None,
+        authenticator.identify if authenticator.is_configured else None,
         allows_anonymous=settings.identity.allow_anonymous,
         opened=frozenset(Open(name) for name in settings.identity.open),
         salt_key=derived_key(secret or secrets.token_bytes(LEAST_SECRET_BYTES), SALT_PURPOSE),

@@ -39,7 +39,7 @@ from tests.deploy.chart import (
     port_of,
     selected,
 )
-from trunkline_router.access.access import read_tenants
+from trunkline_router.access.tenants_file import read_tenants
 from trunkline_router.quotas.quota import QUOTA_NAMES
 from trunkline_router.settings import (
     RouterSettings,

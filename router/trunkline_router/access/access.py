@@ -1,11 +1,10 @@
 """Decides whether a call is allowed, for which tenant it acts, and on which terms."""
 
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
@@ -16,32 +15,26 @@ from trunkline.status import (
     FORBIDDEN,
     UNAUTHENTICATED,
     RequestRefused,
+    forbidden,
     invalid,
-)
-from trunkline.v1.generation_pb2 import Lane
-from trunkline.validation import LANES, LEAST_TENANT_WEIGHT, MOST_TENANT_WEIGHT, tenant_problem, validate_scheduling
-from trunkline_router.access.identity.identity import (
-    ANY_TENANT,
-    JSON_ERRORS,
-    Identity,
-    RepeatedName,
-    Role,
-    loaded,
     unauthenticated,
 )
+from trunkline.v1.generation_pb2 import Lane
+from trunkline.validation import LEAST_TENANT_WEIGHT, MOST_TENANT_WEIGHT, tenant_problem, validate_scheduling
+from trunkline_router.access.identity.identity import ANY_TENANT, Identity, Role
 from trunkline_router.access.identity.needed_roles import USERS, Needed, Open
 from trunkline_router.address import host_of
-from trunkline_router.quotas.quota import MOST_QUOTA, QUOTA_NAMES, Quotas
+from trunkline_router.quotas.quota import Quotas
 
-OTHER_TENANTS = "*"
-CACHE_GROUP = "cache_group"
 STANDARD = Lane.LANE_STANDARD  # once: the enum looks up each name that it is asked for
-TERMS = ("weight", "lane", *QUOTA_NAMES, CACHE_GROUP)
 _SALT_DOMAIN = b"trunkline cache salt"
 _SALT_BYTES = 16
 CREDENTIAL_KEY = "authorization"
 SCHEME = "bearer"
 MAX_CREDENTIAL = 8 << 10  # characters; a token with many claims has two thousand
+
+# The caller of the call that the current task serves.
+_ADMITTED: "ContextVar[Caller | None]" = ContextVar("admitted", default=None)
 
 Metadata = Iterable[tuple[str, str | bytes]] | None
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -50,10 +43,6 @@ Context = grpc.aio.ServicerContext[Any, Any]
 UNCHECKED = Identity("anonymous", "", frozenset(Role), frozenset({ANY_TENANT}), may_salt=True)
 # Of a caller without credentials, where a router that has identities admits such callers.
 ANONYMOUS = Identity("anonymous", "", frozenset({Role.USER}), sees_cache=False)
-
-
-class TenantsError(Exception):
-    """The tenants file is invalid. The message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,58 +87,6 @@ class Tenants:
     def lists(self, name: str) -> bool:
         """Whether a tenant has terms of its own."""
         return name in self.named
-
-
-def read_tenants(path: str) -> Tenants:
-    """Reads a JSON file: {"acme": {"weight": 3, "tokens_per_minute": 90000}, "*": {"lane": "batch"}}.
-
-    "*" has the terms of each other tenant. A tenant's highest lane is the standard one, unless its terms (or those of
-    "*", if it has none) say "lane": "interactive". Its cached prefixes are its own, unless it has a "cache_group".
-
-    With an empty path all tenants are equal, none may use the interactive lane, and nothing is limited. Raises
-    TenantsError.
-    """
-    if not path:
-        return Tenants()
-    where = f"--tenants={path}"
-    try:
-        entries = loaded(Path(path).read_bytes())
-    except OSError as error:
-        raise TenantsError(f"{where}: {error.strerror}") from None
-    except RepeatedName as repeated:
-        raise TenantsError(f"{where}: not JSON: {repeated.name!r} appears twice") from None
-    except JSON_ERRORS as error:
-        raise TenantsError(f"{where}: not JSON: {error}") from None
-    if not isinstance(entries, dict):
-        raise TenantsError(f'{where}: must be an object of tenants by name: {{"acme": {{"weight": 3}}}}')
-    tenants = {name: _tenant(f"{where}: tenant {name!r}", name, terms) for name, terms in entries.items()}
-    otherwise = tenants.pop(OTHER_TENANTS, Tenant())
-    return Tenants(tenants, otherwise)
-
-
-def _tenant(where: str, name: str, terms: Any) -> Tenant:
-    if problem := tenant_problem(name):
-        raise TenantsError(f"{where}: the name {problem}")
-    if not isinstance(terms, dict):
-        raise TenantsError(f"{where}: must be an object; allowed: {', '.join(TERMS)}, all optional")
-    unknown = next((key for key in terms if key not in TERMS), None)
-    if unknown is not None:
-        raise TenantsError(f"{where}: {unknown!r} is not known; allowed: {', '.join(TERMS)}, all optional")
-    weight, lane = terms.get("weight", 1.0), terms.get("lane", lane_name(Tenant().cap))
-    is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
-    if not is_number or not LEAST_TENANT_WEIGHT <= weight <= MOST_TENANT_WEIGHT:
-        raise TenantsError(f"{where}: weight {weight!r} is not in [{LEAST_TENANT_WEIGHT:g}, {MOST_TENANT_WEIGHT:g}]")
-    if not isinstance(lane, str) or lane not in LANES:
-        raise TenantsError(f"{where}: lane {lane!r} is not one of {', '.join(LANES)}")
-    for quota in QUOTA_NAMES:
-        limit = terms.get(quota, 1)
-        if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MOST_QUOTA:
-            raise TenantsError(f"{where}: {quota} {limit!r} is not a whole number in [1, {MOST_QUOTA}]")
-    group = terms.get(CACHE_GROUP)
-    if CACHE_GROUP in terms and (problem := tenant_problem(group) if isinstance(group, str) else "must be a name"):
-        raise TenantsError(f"{where}: {CACHE_GROUP} {group!r} {problem}")
-    quotas = Quotas(**{name: terms[name] for name in QUOTA_NAMES if name in terms})
-    return Tenant(float(weight), LANES[lane], quotas, group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,11 +155,6 @@ class Caller:
 VISITOR = Caller("", Identity("visitor", "", frozenset(), sees_cache=False), Tenant(), is_listed=False, salt_key=b"")
 
 
-def forbidden(message: str, *, field: str = "") -> RequestRefused:
-    """A refusal with PERMISSION_DENIED and the reason FORBIDDEN."""
-    return RequestRefused(CODE_PERMISSION_DENIED, FORBIDDEN, message, field=field)
-
-
 class NoCredentials(RequestRefused):
     """A call that needs credentials presents none.  where: they belong, as clients of the protocol call it"""
 
@@ -238,18 +170,11 @@ class NotAllowed(RequestRefused):
         self.tenant = identity.tenant
 
 
-class Identifier(Protocol):
-    """Finds the identity of a credential."""
-
-    def identify(self, credential: str, host: str = "") -> Identity:
-        """Raises RequestRefused (UNAUTHENTICATED, OVERLOADED)."""
-        ...
-
-
 class Access:
     """Turns a call's metadata into its caller.
 
-    identifier: None if credentials are not checked: then all callers are UNCHECKED
+    identify: tells the identity of a credential that came from a host, or raises RequestRefused (UNAUTHENTICATED,
+        OVERLOADED); None: credentials are not checked, and all callers are UNCHECKED
     allows_anonymous: callers without credentials are admitted as ANONYMOUS
     opened: what callers without credentials may call in any case
     salt_key: a secret of the fleet that cache salts derive from
@@ -258,14 +183,15 @@ class Access:
     def __init__(
         self,
         tenants: Tenants | None = None,
-        identifier: Identifier | None = None,
+        identify: Callable[[str, str], Identity] | None = None,
         *,
         allows_anonymous: bool = False,
         opened: frozenset[Open] = frozenset(),
         salt_key: bytes = b"",
     ) -> None:
-        self._tenants = tenants or Tenants()
-        self._identifier = identifier
+        self.tenants = tenants or Tenants()
+        self.is_checked = identify is not None  # whether callers need credentials
+        self._identify = identify
         self._allows_anonymous = allows_anonymous
         self._opened = opened
         self._salt_key = salt_key
@@ -273,11 +199,6 @@ class Access:
     def is_open(self, needed: Needed) -> bool:
         """Whether what needs this is open: credentials do not matter, and every caller is a VISITOR."""
         return needed.is_open or needed.open in self._opened
-
-    @property
-    def tenants(self) -> Tenants:
-        """The terms of tenants."""
-        return self._tenants
 
     def check(self, metadata: Metadata, needed: Needed, peer: str = "") -> None:
         """Raises RequestRefused (UNAUTHENTICATED, FORBIDDEN, OVERLOADED) if the call is not allowed."""
@@ -288,14 +209,14 @@ class Access:
         """Returns the caller of a gRPC call, and remembers it for admitted() in the same task. Raises RequestRefused
         as caller() does."""
         caller = self.caller(context.invocation_metadata(), roles, context.peer())
-        _ADMITTED.set((self, caller))
+        _ADMITTED.set(caller)
         return caller
 
     def admitted(self) -> Caller:
         """Returns the caller of the gRPC call that the current task serves: the gate has admitted it with the roles of
         its method. Raises NotAdmitted if it has not."""
-        access, caller = _ADMITTED.get() or (None, None)
-        if access is not self or caller is None:
+        caller = _ADMITTED.get()
+        if caller is None:
             raise NotAdmitted
         return caller
 
@@ -317,28 +238,19 @@ class Access:
             if not identity.may_act_for(named):
                 raise NotAllowed(f"these credentials may not act for tenant {named!r}", identity, field=TENANT_KEY)
             tenant = named
-        is_listed = self._tenants.lists(tenant)
-        terms = narrowed(self._tenants.terms(tenant), identity, is_listed=is_listed)
+        is_listed = self.tenants.lists(tenant)
+        terms = narrowed(self.tenants.terms(tenant), identity, is_listed=is_listed)
         return Caller(tenant, identity, terms, is_listed, self._salt_key)
 
-    @property
-    def is_checked(self) -> bool:
-        """Whether callers need credentials."""
-        return self._identifier is not None
-
     def _identity(self, metadata: Metadata, host: str) -> Identity:
-        if self._identifier is None:
+        if self._identify is None:
             return UNCHECKED
         credential = credential_of(metadata)
         if credential:
-            return self._identifier.identify(credential, host)
+            return self._identify(credential, host)
         if self._allows_anonymous:
             return ANONYMOUS
         raise NoCredentials
-
-
-# The caller of the call that the current task serves, with the rules that it was admitted by.
-_ADMITTED: ContextVar[tuple[Access, Caller] | None] = ContextVar("admitted", default=None)
 
 
 class NotAdmitted(Exception):

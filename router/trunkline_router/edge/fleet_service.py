@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 
-from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, forbidden
 from trunkline.v1 import fleet_pb2
 from trunkline.v1.fleet_pb2 import (
     DrainWorkerRequest,
@@ -33,7 +33,7 @@ from trunkline.v1.fleet_pb2 import (
 )
 from trunkline.v1.fleet_pb2_grpc import FleetServiceServicer
 from trunkline.v1.worker_pb2 import LoadSample
-from trunkline_router.access.access import Access, Context, forbidden
+from trunkline_router.access.access import Access, Context
 from trunkline_router.access.identity.needed_roles import WATCHERS
 from trunkline_router.observe.recent.router_requests import Kind
 from trunkline_router.observe.watch.fleet_watch import FleetWatch

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from trunkline.grant import GrantKeys
-from trunkline.status import invalid
+from trunkline.status import forbidden, invalid
 from trunkline.v1.inference_pb2 import (
     DetokenizeRequest,
     GenerateRequest,
@@ -21,7 +21,7 @@ from trunkline.v1.inference_pb2 import (
     TokenizeRequest,
 )
 from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer
-from trunkline_router.access.access import Access, Caller, Context, forbidden
+from trunkline_router.access.access import Access, Caller, Context
 from trunkline_router.prompts.token_ids import detokenize_response, tokenize_response
 from trunkline_router.record.request_record import GRANT, GRANTED, RequestRecord
 from trunkline_router.request.grant_charge import GrantCharge

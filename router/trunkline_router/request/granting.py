@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from trunkline.channel import MAX_MESSAGE_BYTES
-from trunkline.grant import LIFETIME_S, GrantKeys, forbidden, sign_grant
+from trunkline.grant import LIFETIME_S, GrantKeys, sign_grant
 from trunkline.ledger import AnswerLedger, Ledger
-from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, invalid, no_worker
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, forbidden, invalid, no_worker
 from trunkline.v1.inference_pb2 import ChoiceLedger, DirectLost, GrantRequest, GrantResponse
 from trunkline.validation import validate_token_ids
 from trunkline_router.record.request_record import GRANTED, AttemptRecord, RequestRecord

@@ -108,7 +108,9 @@ async def router_of(
     tokens = BearerTokens(JwksFile(str(jwks)), issuer.RULES, now_unix_s, steady_s=steady_s, cpu_s=cpu_s)
     authenticator = Authenticator([KeyFileSource(str(keys.path))], tokens, now_unix_s=now_unix_s)
     await authenticator.start()
-    access = Access(tenants, authenticator, allows_anonymous=allows_anonymous, opened=opened, salt_key=SALT_KEY)
+    access = Access(
+        tenants, authenticator.identify, allows_anonymous=allows_anonymous, opened=opened, salt_key=SALT_KEY
+    )
     options.setdefault("edge", Edge)
     async with cluster(*workers, access=access, **options) as inner:
         url = f"http://127.0.0.1:{inner.http_port}"

@@ -173,7 +173,7 @@ async def test_a_caller_is_identified_once_for_each_call(tmp_path: Path, monkeyp
             counted.append(host)
             return identify(credential, host)
 
-        monkeypatch.setattr(router.authenticator, "identify", counting)
+        monkeypatch.setattr(router.inner.gate.access, "_identify", counting)
         await router.generate(headers, text="hi")
         await router.stub.Tokenize(TokenizeRequest(text="hi"), metadata=metadata_of(headers))
         await router.complete(headers, prompt="hi")

@@ -155,7 +155,7 @@ class Keys:
 
 
 async def test_cached_tokens_are_no_input_tokens_and_told_only_to_those_who_may_see_them() -> None:
-    async with client(FakeWorker("w"), access=Access(None, Keys())) as messages:
+    async with client(FakeWorker("w"), access=Access(identify=Keys().identify)) as messages:
 
         async def usage(key: str) -> tuple[int, int]:
             response = await messages.post(headers={"x-api-key": key}, system="a long prompt that is cached")

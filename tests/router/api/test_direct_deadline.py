@@ -11,7 +11,7 @@ from tests.router.cluster import SERVICE
 from tests.runtime.unimplemented_service import UnimplementedService
 from trunkline import Client
 from trunkline.errors import DeadlineExceeded
-from trunkline.grant import forbidden
+from trunkline.status import forbidden
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk
 from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server

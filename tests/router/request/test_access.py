@@ -32,7 +32,7 @@ ACCESS = Access(
         gateway=Identity("key:g", "gate", USER, acts_for=frozenset({"acme"}), may_salt=True),
         any=Identity("key:x", "", USER, acts_for=frozenset({"*"})),
         admin=Identity("key:d", "acme", OPERATOR),
-    ),
+    ).identify,
     salt_key=b"a secret of the fleet",
 )
 
@@ -72,7 +72,7 @@ def test_without_valid_credentials_no_call_is_allowed() -> None:
 
 
 def test_anonymous_callers_are_admitted_where_that_is_configured_but_wrong_credentials_are_not() -> None:
-    access = Access(identifier=Known(), allows_anonymous=True)
+    access = Access(identify=Known().identify, allows_anonymous=True)
     caller = call(access=access)
     assert (caller.tenant, caller.identity.roles, caller.identity.sees_cache) == ("", USER, False)
     assert refusal("wrong", access=access) == "UNAUTHENTICATED"
@@ -93,7 +93,7 @@ def test_a_role_is_needed() -> None:
 
 
 def test_what_is_opened_needs_no_credentials() -> None:
-    access = Access(identifier=Known(), opened=frozenset({Open.READINESS}))
+    access = Access(identify=Known().identify, opened=frozenset({Open.READINESS}))
     access.check([], Needed(open=Open.READINESS))
     for needed in (Needed(open=Open.REFLECTION), Needed(USERS)):
         with pytest.raises(RequestRefused):

@@ -16,16 +16,8 @@ from trunkline.v1.fleet_pb2 import ExplainRouteRequest
 from trunkline.v1.generation_pb2 import Lane
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline.validation import validate_scheduling
-from trunkline_router.access.access import (
-    TERMS,
-    Access,
-    Caller,
-    Scheduling,
-    Tenant,
-    Tenants,
-    TenantsError,
-    read_tenants,
-)
+from trunkline_router.access.access import Access, Caller, Scheduling, Tenant, Tenants
+from trunkline_router.access.tenants_file import TERMS, TenantsError, read_tenants
 
 TENANTS = Tenants({"acme": Tenant(3.0, Lane.LANE_STANDARD)})
 

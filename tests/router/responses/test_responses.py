@@ -215,7 +215,7 @@ async def test_a_router_may_let_unknown_fields_pass_and_names_them() -> None:
 
 
 async def test_cached_tokens_are_told_only_to_callers_that_may_see_them() -> None:
-    async with client(FakeWorker("w"), access=Access(None, Keys())) as responses:
+    async with client(FakeWorker("w"), access=Access(identify=Keys().identify)) as responses:
 
         async def cached(key: str) -> int:
             usage = (await responses.response(key=key, instructions="a long text"))["usage"]

@@ -56,7 +56,7 @@ async def test_a_response_is_retrieved_as_it_was_answered_and_can_be_deleted(sto
 
 
 async def test_a_stored_response_tells_cached_tokens_only_to_callers_that_may_see_them() -> None:
-    async with client(FakeWorker("w"), store=new_store(), access=Access(identifier=Keys())) as responses:
+    async with client(FakeWorker("w"), store=new_store(), access=Access(identify=Keys().identify)) as responses:
         for _ in range(2):
             response = await responses.response(key="acme", input="a prompt of several blocks")
         assert response["usage"]["input_tokens_details"]["cached_tokens"] > 0
@@ -177,7 +177,7 @@ async def test_old_responses_expire_and_the_oldest_goes_when_a_tenant_has_too_ma
 
 async def test_another_tenant_does_not_find_a_response() -> None:
     worker = FakeWorker("w")
-    async with client(worker, access=Access(None, Keys()), store=new_store()) as responses:
+    async with client(worker, access=Access(identify=Keys().identify), store=new_store()) as responses:
         name = (await responses.response(key="acme"))["id"]
         unknown = error_of(await responses.get("resp_" + "0" * 48, key="globex"), 404)
         theirs = error_of(await responses.get(name, key="globex"), 404)

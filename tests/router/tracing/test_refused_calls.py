@@ -17,11 +17,13 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.http.http_rig import connected, get
 from tests.runtime.otlp_receiver import GENERATE, ReceivedSpan, Receiver, read, receiving
 from trunkline.names import TENANT_KEY
+from trunkline.status import unauthenticated
+from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline_router.access.access import UNCHECKED, Access
 from trunkline_router.access.gate.places import Bounds, Places
 from trunkline_router.access.gate.request_size import MAX_REQUEST_BYTES
-from trunkline_router.access.identity.identity import Identity, Role, unauthenticated
+from trunkline_router.access.identity.identity import Identity, Role
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.observe.tracing.request_traces import TRACE_LIMITS, RequestTraces
 from trunkline_router.record.fair_budget import BudgetLimits
@@ -65,7 +67,7 @@ async def router_of(
     limits = replace(TRACE_LIMITS, refused=traces)
     listener = RequestTraces(tracing.queue, None, limits=limits, sampler=tracing.sampler)
     refused = RefusedCalls(listener.call_refused, limits=lines)
-    access = Access(identifier=TwoKeys())
+    access = Access(identify=TwoKeys().identify)
     async with cluster(FakeWorker("a"), access=access, expected=(True,), edge=Edge, refused=refused) as router:
         yield router, tracing.queue
     tracing.queue.close()
@@ -258,7 +260,7 @@ async def test_the_line_and_the_span_of_a_refused_call_have_the_tenant_of_its_cr
 
 
 async def test_the_span_of_a_call_over_grpc_begins_when_the_call_arrives(receiver: Receiver) -> None:
-    """One call sends a message that is too large for any request, another one is given up before it sends any."""
+    """One call sends a message with too many fields for any request, another one is given up before it sends any."""
     few = Places(Bounds(in_all=9, of_host=2, of_connection=9, of_tenant=9), "open requests")
     async with router_of(receiver) as (router, _), lone_channel(router) as one, lone_channel(router) as other:
         router.gate.requests = few
@@ -269,7 +271,7 @@ async def test_the_span_of_a_call_over_grpc_begins_when_the_call_arrives(receive
         opened_ns = time.time_ns()
         third = opened(other, 403)
         assert await calls[0].code() is grpc.StatusCode.RESOURCE_EXHAUSTED, "it is given up"
-        await calls[1].write(GenerateRequest(model="x" * (1 << 20)).SerializeToString())
+        await calls[1].write(GenerateRequest(sampling=SamplingParams(stop=[""] * (1 << 15))).SerializeToString())
         assert await calls[1].code() is grpc.StatusCode.INVALID_ARGUMENT
         assert router.gate.refused.counts == {("grpc", "OVERLOADED"): 1, ("grpc", "INVALID_REQUEST"): 1}
         third.cancel()

@@ -12,10 +12,10 @@ from typing import Any
 
 import grpc
 
-from trunkline.grant import GrantKeys, forbidden
+from trunkline.grant import GrantKeys
 from trunkline.proof import check_proof
 from trunkline.protocol import MAX_SUBMITS_BYTES
-from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, invalid
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, forbidden, invalid
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.peer_names import names_of

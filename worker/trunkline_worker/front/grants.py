@@ -6,8 +6,8 @@ from heapq import heappop, heappush
 from itertools import count
 from types import TracebackType
 
-from trunkline.grant import GrantKeys, forbidden, open_grant
-from trunkline.status import CODE_RESOURCE_EXHAUSTED, NO_WORKER, OVERLOADED, RequestRefused, invalid
+from trunkline.grant import GrantKeys, open_grant
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, NO_WORKER, OVERLOADED, RequestRefused, forbidden, invalid
 from trunkline.v1.worker_pb2 import Grant, GrantReport, SequenceOutput, Submit, WorkerServiceGenerateRequest
 from trunkline_worker.front.choice import Choice
 

@@ -5,11 +5,11 @@ import hmac
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from trunkline.status import no_worker
+from trunkline.status import no_worker, unauthenticated
 from trunkline_router.access.identity.api_keys import ApiKey, Entries, KeyRecord, read_entries, record_of
 from trunkline_router.access.identity.bearer_token import BearerTokens, ClaimRules
 from trunkline_router.access.identity.fleet_secret import read_fleet_secret
-from trunkline_router.access.identity.identity import Identity, unauthenticated
+from trunkline_router.access.identity.identity import Identity
 from trunkline_router.access.identity.jwks import JwksFile, JwksUrl
 from trunkline_router.access.identity.redis_keys import SEAL_PURPOSE, RedisKeys
 from trunkline_router.access.identity.watched_file import WatchedFile

@@ -23,7 +23,7 @@ from jwt import PyJWK
 from jwt.api_jws import PyJWS
 from jwt.exceptions import PyJWTError
 
-from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, no_worker
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, no_worker, unauthenticated
 from trunkline_router.access.identity.identity import (
     JSON_ERRORS,
     LONGEST_NAME,
@@ -33,7 +33,6 @@ from trunkline_router.access.identity.identity import (
     Role,
     identity_from,
     loaded,
-    unauthenticated,
 )
 from trunkline_router.access.identity.jwks import ALGORITHMS, JwksSource, VerificationKeys
 from trunkline_router.address import network_of

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from trunkline.status import CODE_UNAUTHENTICATED, UNAUTHENTICATED, RequestRefused
 from trunkline.v1.generation_pb2 import Lane
 from trunkline.validation import LANES, tenant_problem
 from trunkline_router.quotas.quota import MOST_QUOTA, QUOTA_NAMES, Quotas
@@ -54,11 +53,6 @@ class Identity:
     def may_act_for(self, tenant: str) -> bool:
         """Whether the identity may name this tenant."""
         return tenant == self.tenant or tenant in self.acts_for or ANY_TENANT in self.acts_for
-
-
-def unauthenticated(message: str) -> RequestRefused:
-    """A refusal with UNAUTHENTICATED."""
-    return RequestRefused(CODE_UNAUTHENTICATED, UNAUTHENTICATED, message)
 
 
 class FieldError(Exception):
@@ -116,6 +110,11 @@ def loaded(text: str | bytes) -> Any:
     return json.loads(text, object_pairs_hook=_without_repetition, parse_constant=_refuse_constant)
 
 
+def is_limit(value: Any) -> bool:
+    """Whether the value is a quota's."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_QUOTA
+
+
 def _tenant(fields: Mapping[str, Any]) -> str:
     tenant = fields.get("tenant")
     if tenant is None:
@@ -141,9 +140,8 @@ def _quotas(fields: Mapping[str, Any]) -> Quotas | None:
         return None
     if not isinstance(quotas, dict) or not quotas or not quotas.keys() <= set(QUOTA_NAMES):
         raise FieldError("quotas", f"must be an object with one or more of {', '.join(QUOTA_NAMES)}")
-    for limit in quotas.values():
-        if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MOST_QUOTA:
-            raise FieldError("quotas", f"must have whole numbers of 1 to {MOST_QUOTA}")
+    if not all(map(is_limit, quotas.values())):
+        raise FieldError("quotas", f"must have whole numbers of 1 to {MOST_QUOTA}")
     return Quotas(**quotas)
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Any
 
-from trunkline.status import CODE_UNAUTHENTICATED, UNAUTHENTICATED, RequestRefused, invalid
+from trunkline.status import RequestRefused, invalid, unauthenticated
 from trunkline_router.access.identity.needed_roles import PATHS
 from trunkline_router.quotas.quota import RateLimit
 from trunkline_router.record.error_statuses import Header, is_anthropic
@@ -206,16 +206,16 @@ def _credential(authorization: bytes | None, api_key: bytes | None) -> str:
     if authorization is not None:
         scheme, _, token = authorization.partition(b" ")
         if scheme.lower() != b"bearer":
-            raise _unauthenticated("Authorization must be Bearer with an API key or a token")
+            raise unauthenticated("Authorization must be Bearer with an API key or a token")
         given.add(token.strip())
     if api_key is not None:
         given.add(api_key)
     given.discard(b"")  # some clients send an empty key if they have none
     if len(given) > 1:
-        raise _unauthenticated("Authorization and x-api-key name two different credentials")
+        raise unauthenticated("Authorization and x-api-key name two different credentials")
     for credential in given:
         if len(credential) > MAX_CREDENTIAL_CHARACTERS or not credential.isascii():
-            raise _unauthenticated("the credential is too long or is not ASCII")
+            raise unauthenticated("the credential is too long or is not ASCII")
         return credential.decode()
     return ""
 
@@ -225,7 +225,3 @@ def _text(name: bytes, found: dict[bytes, bytes]) -> str:
         return found.get(name, b"").decode()
     except UnicodeDecodeError:
         raise invalid(name.decode(), "is not UTF-8") from None
-
-
-def _unauthenticated(message: str) -> RequestRefused:
-    return RequestRefused(CODE_UNAUTHENTICATED, UNAUTHENTICATED, message)

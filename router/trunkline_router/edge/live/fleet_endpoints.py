@@ -6,8 +6,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 import orjson
 
-from trunkline.status import RequestRefused, invalid
-from trunkline_router.access.access import Caller, forbidden
+from trunkline.status import RequestRefused, forbidden, invalid
+from trunkline_router.access.access import Caller
 from trunkline_router.access.identity.needed_roles import WATCHERS
 from trunkline_router.edge.endpoint import Handler, peer_of
 from trunkline_router.edge.http.headers import is_local
