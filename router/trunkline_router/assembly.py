@@ -34,8 +34,7 @@ from trunkline_router.quotas.redis_store import RedisStore
 from trunkline_router.quotas.redis_url import conviction_key
 from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.record.refused_calls import RefusedCalls
-from trunkline_router.record.request_observer import RequestObserver
-from trunkline_router.record.request_record import RequestListener
+from trunkline_router.record.request_observer import RequestListener, RequestObserver
 from trunkline_router.request.client_buffer import Backlog
 from trunkline_router.request.inference import Inference
 from trunkline_router.request.placement import Dispatcher
@@ -123,7 +122,9 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     )
     counted = RequestCounts(access.tenants)
     recent = RecentRequests(slow_s=settings.trace_slow_ms / 1e3 or SLOW_S)
-    listeners: Sequence[RequestListener] = [counted, recent] if traces is None else [traces, counted, recent]
+    listeners: list[RequestListener] = [counted.request_ended, recent.request_ended]
+    if traces is not None:
+        listeners.insert(0, traces.request_ended)
     observer = RequestObserver(tracing.sampler, listeners, None if traces is None else traces.may_export)
     aliases = ModelAliases.of(settings.model_aliases)
     inference = Inference(

@@ -230,7 +230,7 @@ async def router_before(
         stack.push_async_callback(shared.close)
         stack.push_async_callback(_cancel, [asyncio.create_task(shared.run())])
         counted, recent = RequestCounts(access.tenants), recent or RecentRequests()
-        observer = observer or RequestObserver(listeners=[counted, recent])
+        observer = observer or RequestObserver(listeners=[counted.request_ended, recent.request_ended])
         inference = Inference(dispatcher, max_choices=max_choices, shared=shared, observer=observer, aliases=aliases)
         service = InferenceService(inference, access, grant_keys=keys)
         add_InferenceServiceServicer_to_server(service, server.grpc)

@@ -89,7 +89,8 @@ async def test_traffic_leaves_the_memory_of_all_that_listens_flat() -> None:
     are kept outside of Python's memory, so the process's own is measured."""
     queue, recent, tenants = span_queue(Discards(), Resource.create()), RecentRequests(), Tenants()
     counted = RequestCounts(tenants)
-    observer = RequestObserver(listeners=[RequestTraces(queue, slow_s=2.0), counted, recent])
+    traces = RequestTraces(queue, slow_s=2.0)
+    observer = RequestObserver(listeners=[traces.request_ended, counted.request_ended, recent.request_ended])
     worker = FakeWorker("w0", answer=None)
     limits = FailoverLimits(max_resumptions=0)
     async with cluster(worker, observer=observer, recent=recent, tenants=tenants, edge=Edge, failover=limits) as router:

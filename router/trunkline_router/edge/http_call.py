@@ -23,8 +23,7 @@ from trunkline_router.edge.http.json_body import check_content_type, parse_objec
 from trunkline_router.edge.http.sse import EventStream
 from trunkline_router.edge.request_fields import FieldNames, renamed
 from trunkline_router.record.error_statuses import JSON_TYPE, Header
-from trunkline_router.record.request_observer import new_record
-from trunkline_router.record.request_record import HTTP
+from trunkline_router.record.request_record import HTTP, RequestRecord
 from trunkline_router.request.inference import Inference
 from trunkline_router.request.request_call import NO_EXTRAS, Extras, RequestCall
 from trunkline_runtime.log import get_logger
@@ -110,7 +109,7 @@ class HttpCall:
     def request_call(self, request: GenerateRequest, extras: Extras = NO_EXTRAS) -> RequestCall:
         """Returns a request of this call for the path that all protocols share."""
         self.is_request = True
-        record = new_record(request.request_id, HTTP, self.scope["path"])
+        record = RequestRecord(request.request_id, protocol=HTTP, endpoint=self.scope["path"])
         record.url_scheme, record.is_streamed = self.scope["scheme"], self.is_streaming
         record.trace_id = self._trace_id = self._trace_id or new_trace_id()  # all prompts of a call are in one trace
         return RequestCall(request, record, self.caller, self.metadata, no_deadline, extras)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trunkline_router.address import network_of
-from trunkline_router.record.fair_budget import BudgetLimits, FairBudget
+from trunkline_router.record.rate_limits import BudgetLimits, FairBudget
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.telemetry.trace_context import trace_context
 

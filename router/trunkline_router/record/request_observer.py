@@ -7,7 +7,7 @@ from typing import Any
 
 from trunkline.status import RequestRefused, code_of
 from trunkline.v1.worker_pb2 import Timeline
-from trunkline_router.record.request_record import CANCELLED, GRANT, UNKNOWN, RequestListener, RequestRecord
+from trunkline_router.record.request_record import CANCELLED, GRANT, MOST_TIMELINES, UNKNOWN, RequestRecord
 from trunkline_runtime.log import LogContext, get_logger, log_context
 from trunkline_runtime.telemetry.trace_context import HeadSampler, new_span_id, new_trace_id, trace_context
 
@@ -15,18 +15,19 @@ MOST_FIELD = 64  # characters of a field's name: some are a worker's words
 MOST_AWAITING = 4096  # ended requests of which a worker will still say what became of them
 
 
-def new_record(request_id: str, protocol: str, endpoint: str) -> RequestRecord:
-    """The record of a request that begins now."""
-    return RequestRecord(request_id, time.monotonic(), time.time_ns(), protocol=protocol, endpoint=endpoint)
+RequestListener = Callable[[RequestRecord], object]
 
 
 class RequestObserver:
-    """Observes the requests of a router. The log has a line for each; `listeners` are told, too. `running` has the
-    records of requests that were not told of yet, the oldest first. `may_export` is asked whether a request that the
-    sampler chooses may be exported: if not, its workers must not export it either.
+    """Observes the requests of a router, and writes a line for each in the log.
 
     A request that was aborted is told of when its workers have said what became of it. That takes milliseconds, and
     the stage that ends the request limits it. Nothing but the log and the listeners waits for it.
+
+    listeners: are told of each request that has ended, on the event loop. They may keep the record, but plans, sampling
+        parameters and all but a few timelines are dropped from it then. What they raise is logged, and fails no request
+    may_export: whether a request that the sampler chooses may be exported; otherwise its workers do not export it, too
+    running: requests that were not told of yet, the oldest first
     """
 
     def __init__(
@@ -85,14 +86,14 @@ class RequestObserver:
         log_end(record)
         for listener in self._listeners:
             try:
-                listener.request_ended(record)
+                listener(record)
             except Exception as error:
                 get_logger().error("a request's end cannot be told", **record.log_fields(), exc_info=error)
         record.sampling = None
         for placement in record.placements:
             placement.plan = None
         for attempt in record.attempts:
-            attempt.cut()
+            attempt.timelines = attempt.timelines[:MOST_TIMELINES]  # a request may have hundreds of choices
 
 
 def note_refusal(record: RequestRecord, refused: RequestRefused) -> None:
@@ -148,7 +149,7 @@ def _add_attempts(fields: dict[str, Any], record: RequestRecord) -> None:
     timelines = [timeline for attempt in attempts for timeline in attempt.timelines]
     if timelines:
         _add_timeline(fields, next(attempt.timelines[0] for attempt in reversed(attempts) if attempt.timelines))
-        fields["device_ms"] = _ms(sum([timeline.device_s for timeline in timelines]))
+        fields["device_ms"] = _ms(sum([attempt.device_s for attempt in attempts]))
         if num_gaps := sum([timeline.num_gaps for timeline in timelines]):
             fields["num_gaps"] = num_gaps
         if preemptions := sum([timeline.preemptions for timeline in timelines]):

@@ -5,9 +5,10 @@ none per token. Listeners read it once, when the request has ended. It never hol
 credential. Times that end in `_s` are on the router's monotonic clock.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from trunkline.status import (
     CONTEXT_LENGTH_EXCEEDED,
@@ -104,8 +105,8 @@ class AttemptRecord:
     problem: why the worker was lost, in one line without content; "" if it was not
     clock_skew_s: the worker's clock minus the router's; None: not known
     timelines: what the worker says of the choices that ended there. Checked: times are in order and within the attempt,
-        and `received` is on this router's clock
-    uncut_device_s: device time of all choices, once timelines were dropped; None: all are there
+        and `received` is on this router's clock. Those beyond MOST_TIMELINES go once the listeners were told
+    device_s: of all choices that ended there
     """
 
     worker: str
@@ -120,19 +121,11 @@ class AttemptRecord:
     problem: str = ""
     clock_skew_s: float | None = None
     timelines: list[Timeline] = field(default_factory=list)
-    uncut_device_s: float | None = None
+    device_s: float = 0.0
 
-    def cut(self) -> None:
-        """Keeps the first timelines alone: a request may have hundreds of choices. None may be added after it."""
-        if len(self.timelines) > MOST_TIMELINES:
-            self.uncut_device_s = self.device_s
-            self.timelines = self.timelines[:MOST_TIMELINES]
-
-    @property
-    def device_s(self) -> float:
-        """Device time of all choices. Any thread may read it: cut() stores the sum before it replaces the list."""
-        timelines, uncut_s = self.timelines, self.uncut_device_s
-        return sum([timeline.device_s for timeline in timelines]) if uncut_s is None else uncut_s
+    def note_timeline(self, timeline: Timeline) -> None:
+        self.timelines.append(timeline)
+        self.device_s += timeline.device_s
 
     @property
     def is_lost(self) -> bool:
@@ -186,8 +179,8 @@ class RequestRecord:
     """
 
     request_id: str
-    started_s: float
-    started_unix_ns: int
+    started_s: float = field(default_factory=time.monotonic)
+    started_unix_ns: int = field(default_factory=time.time_ns)
     method: str = GENERATE
     protocol: str = GRPC
     endpoint: str = ""
@@ -252,13 +245,18 @@ class RequestRecord:
         if self.tenant:
             fields["tenant"] = self.tenant
         if self.attempts:
-            fields["worker"] = self.attempts[-1].worker
+            fields["worker"] = self.worker
         return fields
 
     @property
     def is_failed(self) -> bool:
         """Whether the outcome is a reason of the error table."""
-        return is_failure(self.outcome)
+        return self.outcome.isupper()
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether the outcome is the answer's finish reasons."""
+        return result_of(self.outcome) == OK and self.outcome != GRANTED
 
     @property
     def refused_by(self) -> str:
@@ -319,25 +317,6 @@ class RequestRecord:
         return sum([attempt.price_per_hour / 3600.0 * attempt.device_s for attempt in told])
 
 
-def is_failure(outcome: str) -> bool:
-    """Whether a request's outcome is a reason of the error table."""
-    return outcome.isupper()
-
-
-def has_answer(outcome: str) -> bool:
-    """Whether a request's outcome is the answer's finish reasons."""
-    return not is_failure(outcome) and outcome not in (CANCELLED, GRANTED)
-
-
-class RequestListener(Protocol):
-    """Is told of each request that has ended. If it fails, that is logged, and fails no request."""
-
-    def request_ended(self, record: RequestRecord) -> None:
-        """Reads the record, and may keep it. Called on the event loop, so it must be quick. Plans, sampling
-        parameters and all but a few timelines are dropped from the record once all listeners were told."""
-        ...
-
-
 OK, REFUSED, FAILED = "ok", "refused", "failed"  # results; and CANCELLED
 REFUSALS = frozenset(
     {
@@ -345,23 +324,20 @@ REFUSALS = frozenset(
         *(OVERLOADED, QUOTA_EXCEEDED, QUARANTINED),
     }
 )
-FAILURES = frozenset({NO_WORKER, DEADLINE_EXCEEDED, INTERNAL})
-REASONS = REFUSALS | FAILURES
-_WORTH_A_LOOK = FAILURES | {OVERLOADED, QUARANTINED, UNKNOWN}
+REASONS = REFUSALS | {NO_WORKER, DEADLINE_EXCEEDED, INTERNAL}
 
 
 def result_of(outcome: str) -> str:
     """The kind of an outcome: OK, REFUSED, FAILED, also for unknown errors, or CANCELLED."""
-    if outcome in REFUSALS:
-        return REFUSED
     if outcome.isupper():
-        return FAILED
+        return REFUSED if outcome in REFUSALS else FAILED
     return CANCELLED if outcome == CANCELLED else OK
 
 
 def is_worth_a_look(record: RequestRecord) -> bool:
     """Whether the request may have failed through no fault of its client."""
-    return record.outcome in _WORTH_A_LOOK and not record.fell_behind
+    is_servers = record.outcome in (OVERLOADED, QUARANTINED) or result_of(record.outcome) == FAILED
+    return is_servers and not record.fell_behind
 
 
 PROVIDER = "trunkline"

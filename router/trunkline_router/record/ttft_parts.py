@@ -4,12 +4,12 @@ Each stage claims its interval. What is left is "network": the ways between clie
 loops.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
 from trunkline.v1.worker_pb2 import PrefillChunk, Timeline
-from trunkline_router.record.request_record import AttemptRecord, RequestRecord
+from trunkline_router.record.request_record import AttemptRecord, Interval, RequestRecord
 
 ADMISSION, TOKENIZER, PLACEMENT, QUEUE, KV_PRESSURE = "admission", "tokenizer", "placement", "queue", "kv_pressure"
 PREFILL, DECODE_INTERFERENCE, FAILOVER = "prefill", "decode_interference", "failover"
@@ -30,9 +30,6 @@ class Part(NamedTuple):
         return self.end_s - self.start_s
 
 
-_BY_START = attrgetter("start_s")
-
-
 def ttft_parts(record: RequestRecord, end_s: float) -> list[Part]:
     """Returns the parts of the time to first token; of the whole time if there was no first token. In order, without
     overlaps or holes.
@@ -44,58 +41,52 @@ def ttft_parts(record: RequestRecord, end_s: float) -> list[Part]:
 
 def cause_of(record: RequestRecord, end_s: float) -> str:
     """Returns the kind of part that took the most of the time to first token, "" if none took a millisecond."""
-    return _main_cause(record, _parts(record, end_s))
+    return causes_of(record, end_s)[0]
 
 
 def causes_of(record: RequestRecord, end_s: float) -> tuple[str, str]:
     """Returns what cause_of() does, and what the request waited for in a worker's queue before its first token:
     KV_PRESSURE for KV blocks, QUEUE for requests before it, "" if it did not wait for a millisecond."""
-    parts = list(_parts(record, end_s))
-    return _main_cause(record, parts), _queue_cause(parts)
+    times_s: dict[str, float] = {}
+    for part in _parts(record, end_s):
+        times_s[part.part] = times_s.get(part.part, 0.0) + part.duration_s
+    is_stalled = record.stalled_s > max(LEAST_CAUSE_S, record.ttft_s or 0.0)
+    return STALLED_CLIENT if is_stalled else _longest(times_s, times_s), _longest(times_s, (QUEUE, KV_PRESSURE))
+
+
+def _longest(times_s: Mapping[str, float], kinds: Iterable[str]) -> str:
+    """Returns the kind that took the longest, "" if none took a millisecond."""
+    longest = max(kinds, key=lambda kind: times_s.get(kind, 0.0), default="")
+    return longest if times_s.get(longest, 0.0) >= LEAST_CAUSE_S else ""
 
 
 def _parts(record: RequestRecord, end_s: float) -> Iterator[Part]:
     until_s = end_s if record.first_token_s is None else record.first_token_s
-    claims = sorted(_claims(record, end_s), key=_BY_START)
+    claims = sorted(_claims(record, end_s), key=attrgetter("start_s"))
     return _without_holes(claims, until_s - record.started_s)
-
-
-def _main_cause(record: RequestRecord, parts: Iterable[Part]) -> str:
-    if record.stalled_s > max(LEAST_CAUSE_S, record.ttft_s or 0.0):
-        return STALLED_CLIENT
-    times_s: dict[str, float] = {}
-    for part in parts:
-        times_s[part.part] = times_s.get(part.part, 0.0) + part.duration_s
-    longest_s = max(times_s.values(), default=0.0)
-    return "" if longest_s < LEAST_CAUSE_S else next(cause for cause, time_s in times_s.items() if time_s == longest_s)
-
-
-def _queue_cause(parts: Iterable[Part]) -> str:
-    queue_s = kv_s = 0.0
-    for part in parts:
-        if part.part == QUEUE:
-            queue_s += part.duration_s
-        elif part.part == KV_PRESSURE:
-            kv_s += part.duration_s
-    return "" if max(queue_s, kv_s) < LEAST_CAUSE_S else QUEUE if queue_s >= kv_s else KV_PRESSURE
 
 
 def _claims(record: RequestRecord, end_s: float) -> Iterator[Part]:
     zero_s = record.started_s
     searched = record.searched
     if searched is not None and searched.duration_s >= LEAST_CAUSE_S:
-        yield Part(PLACEMENT, searched.start_s - zero_s, searched.end_s - zero_s, "no worker of its model was ready")
+        yield _in_router(PLACEMENT, searched, zero_s, "no worker of its model was ready")
     if record.admitted is not None:
-        yield Part(ADMISSION, record.admitted.start_s - zero_s, record.admitted.end_s - zero_s)
+        yield _in_router(ADMISSION, record.admitted, zero_s)
     if record.tokenized is not None:
-        yield Part(TOKENIZER, record.tokenized.start_s - zero_s, record.tokenized.end_s - zero_s)
+        yield _in_router(TOKENIZER, record.tokenized, zero_s)
     for placement in record.placements:
-        yield Part(PLACEMENT, placement.time.start_s - zero_s, placement.time.end_s - zero_s)
+        yield _in_router(PLACEMENT, placement.time, zero_s)
     for attempt in record.attempts:
-        attempt_end_s = _first_of(attempt.first_output_s, attempt.ended_s, end_s) - zero_s
-        yield from _of_attempt(attempt, zero_s, attempt_end_s, waits_for_kv=_waited_for_kv(record, attempt))
-        if attempt.first_output_s is not None:
+        output_s, ended_s = attempt.first_output_s, attempt.ended_s
+        attempt_end_s = output_s if output_s is not None else ended_s if ended_s is not None else end_s
+        yield from _of_attempt(attempt, zero_s, attempt_end_s - zero_s, waits_for_kv=_waited_for_kv(record, attempt))
+        if output_s is not None:
             break
+
+
+def _in_router(kind: str, time: Interval, zero_s: float, note: str = "") -> Part:
+    return Part(kind, time.start_s - zero_s, time.end_s - zero_s, note)
 
 
 def _of_attempt(attempt: AttemptRecord, zero_s: float, end_s: float, *, waits_for_kv: bool) -> Iterator[Part]:
@@ -156,11 +147,6 @@ def _waited_for_kv(record: RequestRecord, attempt: AttemptRecord) -> bool:
     """Whether the router expected most of the wait on this worker to be for KV blocks."""
     before = [placement for placement in record.placements if placement.time.end_s <= attempt.started_s]
     return bool(before) and before[-1].waits_for_kv
-
-
-def _first_of(*times_s: float | None) -> float:
-    """Returns the first time that is known."""
-    return next(time_s for time_s in times_s if time_s is not None)
 
 
 def _without_holes(claims: Sequence[Part], end_s: float) -> Iterator[Part]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from trunkline.status import NO_WORKER, OVERLOADED, RequestRefused
-from trunkline_router.record.token_bucket import TokenBucket
+from trunkline_router.record.rate_limits import TokenBucket
 
 # The number of full workers that may refuse a new request. A refusal costs little, but when all workers are full, every
 # request would ask every worker at the worst time.

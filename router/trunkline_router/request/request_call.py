@@ -13,7 +13,6 @@ from trunkline.v1.inference_pb2 import GenerateRequest, PromptInfo
 from trunkline.v1.worker_pb2 import Submit
 from trunkline.validation import session_problem
 from trunkline_router.access.access import Access, Caller, Context, Metadata, Scheduling
-from trunkline_router.record.request_observer import new_record
 from trunkline_router.record.request_record import GRPC, RequestRecord
 from trunkline_router.request.suspicion import Computation
 from trunkline_router.routing.route_request import RouteRequest
@@ -154,7 +153,8 @@ class RequestCall:
     def of(cls, request: GenerateRequest, context: Context, access: Access, rpc: str) -> "RequestCall":
         """Returns the request of a call of `rpc` (its full name)."""
         caller, metadata = access.admitted(), context.invocation_metadata()
-        return cls(request, new_record(request_id_of(request), GRPC, rpc), caller, metadata, context.time_remaining)
+        record = RequestRecord(request_id_of(request), protocol=GRPC, endpoint=rpc)
+        return cls(request, record, caller, metadata, context.time_remaining)
 
     @property
     def request_id(self) -> str:

@@ -29,7 +29,7 @@ class Traces:
 
     def __init__(self) -> None:
         self.spans: list[ReceivedSpan] = []
-        self.observer = RequestObserver(listeners=[RequestTraces(self, slow_s=None)])
+        self.observer = RequestObserver(listeners=[RequestTraces(self, slow_s=None).request_ended])
 
     def put(self, spans: Spans) -> bool:
         self.spans += read(spans(Resource.create()))

@@ -25,7 +25,7 @@ class Keeper:
 
     def __init__(self) -> None:
         self.records: list[RequestRecord] = []
-        self.observer = RequestObserver(listeners=[self])
+        self.observer = RequestObserver(listeners=[self.request_ended])
 
     def request_ended(self, record: RequestRecord) -> None:
         self.records.append(record)

@@ -37,7 +37,7 @@ def timeline(**fields: Any) -> Timeline:
 
 def attempt(started_s: float = 1.01, **fields: Any) -> AttemptRecord:
     """One that was answered by w0, 0.11 s after its begin, within 0.6 s."""
-    values = {
+    values: dict[str, Any] = {
         "first_output_s": started_s + 0.11,
         "last_output_s": started_s + 0.6,
         "ended_s": started_s + 0.6,
@@ -45,7 +45,9 @@ def attempt(started_s: float = 1.01, **fields: Any) -> AttemptRecord:
         "price_per_hour": 3.6,
         "timelines": [timeline()],
     }
-    return AttemptRecord("w0", started_s, **{**values, **fields})
+    values |= fields
+    device_s = sum(timeline.device_s for timeline in values["timelines"])
+    return AttemptRecord("w0", started_s, device_s=device_s, **values)
 
 
 def answered(**fields: Any) -> RequestRecord:

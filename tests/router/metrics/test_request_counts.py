@@ -1,7 +1,5 @@
 """What is counted of requests when they end."""
 
-from typing import Any
-
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
@@ -24,7 +22,6 @@ from trunkline_router.record.request_observer import RequestObserver
 from trunkline_router.record.request_record import (
     CANCELLED,
     MOST_TIMELINES,
-    AttemptRecord,
     Interval,
     PlacementRecord,
 )
@@ -132,35 +129,13 @@ def test_the_conventions_for_generative_ai_have_their_histograms() -> None:
 def test_a_request_of_many_choices_keeps_few_timelines_and_all_of_its_cost() -> None:
     counted = counts()
     record = answered(attempts=[attempt(timelines=[timeline(device_s=0.25) for _ in range(1000)])])
-    observer = RequestObserver(listeners=[counted])
+    observer = RequestObserver(listeners=[counted.request_ended])
     begun = observer.begin(record)
     cost = record.cost
     observer.end(record, begun)
     assert len(record.attempts[0].timelines) == MOST_TIMELINES
     assert (record.cost, record.attempts[0].device_s) == (cost, 250.0)
     assert value(counted.families, "trunkline_router_tenant_device_seconds_total") == 250.0
-
-
-def test_device_time_that_is_read_while_timelines_are_dropped_is_that_of_all_choices() -> None:
-    """Spans are written on another thread."""
-
-    class Cut(AttemptRecord):
-        """Is cut as soon as its timelines have been read."""
-
-        is_read = False
-
-        def __getattribute__(self, name: str) -> Any:
-            value = super().__getattribute__(name)
-            if name == "timelines" and self.is_read:
-                self.is_read = False
-                self.cut()
-            return value
-
-    record = Cut("a", 0.0, timelines=[timeline(device_s=0.25) for _ in range(1000)])
-    record.is_read = True
-    assert record.device_s == 250.0
-    assert not record.is_read
-    assert (len(record.timelines), record.device_s) == (MOST_TIMELINES, 250.0)
 
 
 def test_a_client_that_does_not_read_does_not_make_the_fleet_look_full() -> None:

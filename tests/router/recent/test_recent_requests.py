@@ -271,7 +271,9 @@ async def test_plans_are_forgotten_and_candidates_and_decisions_are_not() -> Non
             seen.append(record)
 
     recent = Keeper()
-    async with cluster(FakeWorker("a"), FakeWorker("b"), observer=RequestObserver(listeners=[recent])) as router:
+    async with cluster(
+        FakeWorker("a"), FakeWorker("b"), observer=RequestObserver(listeners=[recent.request_ended])
+    ) as router:
         for number in range(4):
             await router.answer([1, 2, 3], request_id=str(number))
     placements = [placement for record in seen for placement in record.placements]

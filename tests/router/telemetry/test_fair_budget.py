@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from trunkline_router.record.fair_budget import MOST_ACCOUNTS, BudgetLimits, FairBudget
+from trunkline_router.record.rate_limits import MOST_ACCOUNTS, BudgetLimits, FairBudget
 
 LIMITS = BudgetLimits(per_s=100.0, at_once=400.0, reserve=200.0, account_per_s=20.0, account_at_once=40.0)
 

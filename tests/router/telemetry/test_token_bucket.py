@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trunkline_router.record.token_bucket import TokenBucket
+from trunkline_router.record.rate_limits import TokenBucket
 
 PER_S, BURST = 2.0, 5.0
 

@@ -26,7 +26,7 @@ from trunkline_router.access.gate.request_size import MAX_REQUEST_BYTES
 from trunkline_router.access.identity.identity import Identity, Role
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.observe.tracing.request_traces import TRACE_LIMITS, RequestTraces
-from trunkline_router.record.fair_budget import BudgetLimits
+from trunkline_router.record.rate_limits import BudgetLimits
 from trunkline_router.record.refused_calls import LINE_LIMITS, RefusedCalls
 from trunkline_runtime.telemetry.span_queue import SpanQueue, Spans
 from trunkline_runtime.tracing import open_tracing

@@ -24,7 +24,7 @@ from trunkline_router.edge.http_call import Edge
 from trunkline_router.observe.recent.recent_requests import RecordRing
 from trunkline_router.observe.tracing.request_traces import TRACE_LIMITS, RequestTraces, TraceLimits, why_kept
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.record.fair_budget import BudgetLimits
+from trunkline_router.record.rate_limits import BudgetLimits
 from trunkline_router.record.refused_calls import RefusedCall
 from trunkline_router.record.request_observer import RequestObserver
 from trunkline_router.record.request_record import AttemptRecord, RequestRecord
@@ -75,7 +75,7 @@ def traced(
         tracing = open_tracing("trunkline-router", "router-1")
     assert tracing.queue is not None
     traces = RequestTraces(tracing.queue, slow_s, limits=limits)
-    yield RequestObserver(tracing.sampler, [traces], traces.may_export)
+    yield RequestObserver(tracing.sampler, [traces.request_ended], traces.may_export)
     tracing.queue.close()
 
 
@@ -374,7 +374,7 @@ async def test_the_root_span_says_what_the_request_waited_for_in_its_worker(rece
     load["retry_delay_ms_by_lane"] = [50, 9_000, 9_000]
     ring = RecordRing(len(pools))
     with traced(receiver) as observer:
-        observer._listeners = (*observer._listeners, Told(ring))
+        observer._listeners = (*observer._listeners, Told(ring).request_ended)
         async with cluster(worker, observer=observer) as router:
             connected = router.connected(0)
             for cause, (live, free) in pools.items():

@@ -36,7 +36,7 @@ from trunkline_router.access.identity.identity import (
 )
 from trunkline_router.access.identity.jwks import ALGORITHMS, JwksSource, VerificationKeys
 from trunkline_router.address import network_of
-from trunkline_router.record.token_bucket import TokenBucket
+from trunkline_router.record.rate_limits import TokenBucket
 
 LONGEST_TOKEN = 8192  # characters
 LONGEST_HEADER = 1024  # characters; one with a certificate chain is longer, and is not needed

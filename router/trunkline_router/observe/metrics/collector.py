@@ -33,7 +33,7 @@ from trunkline_runtime.tls import ServerTls
 
 
 class RequestCounts:
-    """Everything that is counted of requests when they end; a RequestListener.  unix_s: the time, for examples
+    """Everything that is counted of requests when they end.  unix_s: the time, for examples
 
     Tenants that the tenants file lists have labels of their own first.
     """

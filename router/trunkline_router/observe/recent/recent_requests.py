@@ -9,7 +9,7 @@ from statistics import median
 
 from trunkline.status import QUOTA_EXCEEDED
 from trunkline.v1.fleet_pb2 import PredictedTtft
-from trunkline_router.record.fair_budget import BudgetLimits, FairBudget
+from trunkline_router.record.rate_limits import BudgetLimits, FairBudget
 from trunkline_router.record.request_record import CANCELLED, COMPLETE, RequestRecord
 from trunkline_router.record.ttft_parts import Part, cause_of, ttft_parts
 
@@ -81,7 +81,7 @@ class RecordRing:
 
 
 class RecentRequests:
-    """A RequestListener. Failed, resumed and slow requests are kept for longer than the others, of which a part is kept
+    """Failed, resumed and slow requests are kept for longer than the others, of which a part is kept
     while many end."""
 
     def __init__(self, *, slow_s: float = SLOW_S) -> None:
@@ -91,7 +91,7 @@ class RecentRequests:
         self._budget = FairBudget(KEPT, 0.0)
 
     def request_ended(self, record: RequestRecord) -> None:
-        """See RequestListener."""
+        """Takes a request that has ended."""
         ended_s = record.started_s if record.ended_s is None else record.ended_s
         # Ends may come out of order: an aborted request is reported late.
         has_room = self._budget.takes(record.tenant, ended_s)

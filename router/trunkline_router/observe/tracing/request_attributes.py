@@ -21,7 +21,6 @@ from trunkline_router.record.request_record import (
     PROVIDER,
     UNKNOWN,
     RequestRecord,
-    has_answer,
     operation_of,
 )
 from trunkline_router.record.ttft_parts import causes_of
@@ -116,7 +115,7 @@ def _generative(record: RequestRecord) -> Attributes:
         attributes[genai.REQUEST_MODEL] = attributes[genai.RESPONSE_MODEL] = record.model
     if record.choices > 1:
         attributes[genai.REQUEST_CHOICE_COUNT] = record.choices
-    if has_answer(record.outcome):
+    if record.has_answer:
         attributes[genai.RESPONSE_FINISH_REASONS] = record.outcome.split(",")
     if record.max_tokens is not None:
         attributes[genai.REQUEST_MAX_TOKENS] = record.max_tokens

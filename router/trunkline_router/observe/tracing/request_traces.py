@@ -13,7 +13,7 @@ from typing import Protocol
 
 from trunkline_router.observe.tracing.request_attributes import is_servers_fault
 from trunkline_router.observe.tracing.request_spans import later_spans_of, refused_span
-from trunkline_router.record.fair_budget import BudgetLimits, FairBudget
+from trunkline_router.record.rate_limits import BudgetLimits, FairBudget
 from trunkline_router.record.refused_calls import RefusedCall
 from trunkline_router.record.request_record import FAILED, RequestRecord, is_worth_a_look
 from trunkline_runtime.telemetry.span_queue import Spans
@@ -56,7 +56,7 @@ class Exports(Protocol):
 
 
 class RequestTraces:
-    """A RequestListener, and a RefusalListener.
+    """Told of requests and refused calls, it puts the spans of some into the queue of the exporter.
 
     slow_s: a request is slow if it waits for longer for its first token, or between two tokens; None: no request is
     sampler: for calls that were refused before they became requests
@@ -86,7 +86,7 @@ class RequestTraces:
         return record.has_export_place
 
     def request_ended(self, record: RequestRecord) -> None:
-        """See RequestListener."""
+        """Exports a request that has ended, if it is to be exported."""
         kept = why_kept(record, self._slow_s)
         has_place = record.has_export_place
         if kept and (has_place or self._has_room(record.tenant)):
@@ -95,7 +95,7 @@ class RequestTraces:
             self._exports.withhold()
 
     def call_refused(self, call: RefusedCall) -> None:
-        """See RefusalListener. The spans of calls that their clients sample are exported, and of those that failed
+        """The spans of calls that their clients sample are exported, and of those that failed
         through no fault of their clients."""
         caller = trace_context(call.traceparent, call.tracestate)
         is_sampled = caller is not None and self._sampler.samples(caller.trace_id, caller.is_sampled)
