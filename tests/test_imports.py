@@ -140,7 +140,7 @@ PURE_ROOMS = [  # and modules
     *("trunkline_router.quotas." + module for module in ("convictions", "fairness", "quota", "reservation", "store")),
     "trunkline_router.quotas.tenant_book",
     *("trunkline_router.workers." + module for module in ("claims", "health", "pool_terms")),
-    *("trunkline_router.request." + module for module in ("failover", "suspicion")),
+    "trunkline_router.request.failover",
 ]
 
 

@@ -36,10 +36,10 @@ from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.record.refused_calls import RefusedCalls
 from trunkline_router.record.request_observer import RequestListener, RequestObserver
 from trunkline_router.request.client_buffer import Backlog
+from trunkline_router.request.failover import Quarantine
 from trunkline_router.request.inference import Inference
 from trunkline_router.request.placement import Dispatcher
 from trunkline_router.request.prepare import ModelAliases
-from trunkline_router.request.suspicion import Quarantine
 from trunkline_router.routing.route_request import RoutingPolicy
 from trunkline_router.settings import METRICS_OPTION, RouterSettings
 from trunkline_router.workers.discovery import Membership, sources_of

@@ -37,8 +37,8 @@ class ChatTemplate:
         self._special_tokens = special_tokens
 
     def render(self, chat: ChatMessages) -> str:
-        """The prompt's text. Raises RequestRefused (INVALID_REQUEST) if the template refuses the conversation."""
-        check_conversation(chat)
+        """The text of a prompt that tokenizer.check_conversation() lets pass. Raises RequestRefused (INVALID_REQUEST)
+        if the template refuses it."""
         messages = [{"role": message.role, "content": message.content} for message in chat.messages]
         variables = _variables(chat.template_variables)
         if not chat.continue_final_message:
@@ -91,19 +91,6 @@ def _variables(template_variables: str) -> Mapping[str, Any]:
     if reserved := sorted(RESERVED & variables.keys()):
         raise invalid(VARIABLES, f"{', '.join(reserved)} cannot be replaced")
     return variables
-
-
-def check_conversation(chat: ChatMessages) -> None:
-    """Raises RequestRefused (INVALID_REQUEST) if no template could render the conversation."""
-    if chat.continue_final_message and chat.add_generation_prompt:
-        raise invalid(FIELD, "add_generation_prompt and continue_final_message exclude each other")
-    if not chat.messages:
-        raise invalid(FIELD, "the conversation is empty")
-    if len(chat.messages) > MAX_MESSAGES:
-        raise invalid(FIELD, f"{len(chat.messages)} messages are more than {MAX_MESSAGES}")
-    for index, message in enumerate(chat.messages):
-        if not message.role:
-            raise invalid(f"{FIELD}.messages", f"message {index} has no role")
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -17,6 +17,7 @@ MAX_BYTES = 16 << 20  # what a router holds for one tokenizer; 128,000 tokens of
 PREFIX = "bytes:"
 BACKSLASH = ord("\\")
 Part = dict[str, Any]  # of a component, as tokenizer.json describes it
+NO_DECODER = {"type": "None"}  # the library joins tokens with blanks
 BEFORE, AFTER = "\ue000", "\ue001"  # private-use characters that stand for the tokens before and after a piece
 ABSENT = 0xFFFD  # any character that is not in Latin-1
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -101,7 +102,8 @@ def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
     largest_id = max(max(vocabulary.values(), default=-1), max(added, default=-1))
     # Some vocabularies list pieces of their model as added tokens, such as Gemma's "▁▁" for two blanks.
     own = {token_id: token for token_id, token in added.items() if token.special or token.content not in vocabulary}
-    bytes_of = piece_bytes(tokenizer)
+    parts = decoder_parts(tokenizer)
+    bytes_of = piece_bytes(tokenizer, parts)
     pieces: list[str | None] = [None] * (largest_id + 1)
     for name, token_id in vocabulary.items():
         pieces[token_id] = name
@@ -118,7 +120,7 @@ def token_bytes(tokenizer: Tokenizer) -> TokenBytes:
         ends,
         bytes(joined),
         special=(token_id for token_id, token in added.items() if token.special),
-        leading_blanks=leading_blanks(tokenizer),
+        leading_blanks=leading_blanks(parts),
     )
 
 
@@ -134,27 +136,24 @@ def _escaped(byte: int) -> str:
     return chr(byte) if 0x20 <= byte < 0x7F and byte != BACKSLASH else f"\\x{byte:02x}"
 
 
-def parts_of(component: Any, key: str) -> list[Part] | None:
-    """Returns the parts of a component, such as a decoder, in order and with sequences flattened, or None if the
-    tokenizer has no such component. `key` names the list of parts in a sequence."""
-    if component is None:
-        return None
+def decoder_parts(tokenizer: Tokenizer) -> list[Part]:
+    """Returns the parts of a tokenizer's decoder, in order and with sequences flattened."""
 
     def flat(part: Part) -> Iterator[Part]:
         if part["type"] != "Sequence":
             yield part
             return
-        for inside in part[key]:
+        for inside in part["decoders"]:
             yield from flat(inside)
 
-    return list(flat(json.loads(component.__getstate__())))
+    decoder: Any = tokenizer.decoder
+    return [NO_DECODER] if decoder is None else list(flat(json.loads(decoder.__getstate__())))
 
 
-def piece_bytes(tokenizer: Tokenizer) -> Callable[[str], bytes]:
+def piece_bytes(tokenizer: Tokenizer, parts: list[Part]) -> Callable[[str], bytes]:
     """Returns the function from a piece to its bytes: what the decoder writes for it between two other pieces. The
     function raises what the library raises: an Exception or a panic."""
-    parts = parts_of(tokenizer.decoder, "decoders")
-    if parts is None:  # the library joins tokens with blanks
+    if parts == [NO_DECODER]:
         return lambda piece: b" " + piece.encode()
     types = {part["type"] for part in parts}
     if "ByteLevel" in types:
@@ -170,17 +169,15 @@ def piece_bytes(tokenizer: Tokenizer) -> Callable[[str], bytes]:
     return bytes_of
 
 
-def leading_blanks(tokenizer: Tokenizer) -> int:
+def leading_blanks(parts: list[Part]) -> int:
     """Returns the number of blanks that the decoder removes at the beginning of a text."""
-    parts = parts_of(tokenizer.decoder, "decoders")
-    if parts is None:  # the library joins tokens with blanks
-        return 1
     is_whole = False
     for part in parts:
-        is_whole |= part["type"] == "Fuse"
-        if part["type"] == "Strip" and is_whole and part["content"] == " ":
+        kind = part["type"]
+        is_whole |= kind == "Fuse"
+        if kind == "Strip" and is_whole and part["content"] == " ":
             return int(part["start"])
-        if part["type"] == "WordPiece" or (part["type"] == "Metaspace" and part["prepend_scheme"] != "never"):
+        if kind == "WordPiece" or part == NO_DECODER or (kind == "Metaspace" and part["prepend_scheme"] != "never"):
             return 1
     return 0
 

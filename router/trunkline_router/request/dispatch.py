@@ -15,10 +15,10 @@ from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline.v1.worker_pb2 import Submit, Timeline
 from trunkline_router.quotas.reservation import OutputMeter
 from trunkline_router.record.request_record import COMPLETE, PLACEMENT, UNKNOWN, WORKER, AttemptRecord, RequestRecord
+from trunkline_router.request.failover import GONE_WITHIN_S, Suspicion, quarantined
 from trunkline_router.request.placement import Dispatcher, Placement
 from trunkline_router.request.request_call import PreparedRequest, TimeLeft
 from trunkline_router.request.request_stream import BrokenOff, RequestStream
-from trunkline_router.request.suspicion import GONE_WITHIN_S, Suspicion, quarantined
 from trunkline_router.routing.route import Route
 from trunkline_router.workers.claims import believed_timeline, clock_skew_s
 from trunkline_router.workers.connected_worker import ConnectedWorker

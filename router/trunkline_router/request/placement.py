@@ -14,10 +14,17 @@ from trunkline.ledger import AnswerLedger
 from trunkline.status import OVERLOADED, RequestRefused, deadline_exceeded
 from trunkline_router.record.request_record import PLACEMENT, Interval, PlacementRecord, RequestRecord
 from trunkline_router.request.client_buffer import Backlog
-from trunkline_router.request.failover import MAX_JITTER_S, FailoverLimits, Recovery, RetryBudget
+from trunkline_router.request.failover import (
+    MAX_JITTER_S,
+    Cells,
+    FailoverLimits,
+    Quarantine,
+    Recovery,
+    RetryBudget,
+    Suspicion,
+)
 from trunkline_router.request.request_call import PreparedRequest, TimeLeft
 from trunkline_router.request.request_stream import Fanout
-from trunkline_router.request.suspicion import Cells, Quarantine, Suspicion
 from trunkline_router.routing.route import Route
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool import Pool, Pools

@@ -14,7 +14,7 @@ from trunkline.v1.worker_pb2 import Submit
 from trunkline.validation import session_problem
 from trunkline_router.access.access import Access, Caller, Context, Metadata, Scheduling
 from trunkline_router.record.request_record import GRPC, RequestRecord
-from trunkline_router.request.suspicion import Computation
+from trunkline_router.request.failover import Computation
 from trunkline_router.routing.route_request import RouteRequest
 from trunkline_runtime.telemetry.trace_context import TraceContext, new_request_id
 

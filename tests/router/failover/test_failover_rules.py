@@ -20,20 +20,18 @@ from trunkline.v1.worker_pb2 import GetModelResponse, StepCostModel
 from trunkline_router.quotas.convictions import CONVICTION_MS, Convictions
 from trunkline_router.quotas.store import MAX_CONVICTIONS
 from trunkline_router.request.failover import (
+    CLEARING_STEPS_AGAIN,
     LEAST_PER_S,
     MAX_FULL,
     MAX_WITHOUT_PROGRESS,
     MOST_AT_ONCE,
     MOST_WAIT_S,
     RETRY_SHARE,
+    Cells,
     FailoverLimits,
+    Quarantine,
     Recovery,
     RetryBudget,
-)
-from trunkline_router.request.suspicion import (
-    CLEARING_STEPS_AGAIN,
-    Cells,
-    Quarantine,
     Suspicion,
 )
 from trunkline_router.workers.health import (

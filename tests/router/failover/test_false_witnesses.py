@@ -18,7 +18,7 @@ from tests.router.fake_worker import FakeWorker
 from trunkline.status import QUARANTINED, RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_router.request import dispatch
-from trunkline_router.request.suspicion import (
+from trunkline_router.request.failover import (
     BRIEF_S,
     MOST_BRIEF,
     MOST_CONVICTIONS,

@@ -12,7 +12,7 @@ from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages
 from trunkline_router.prompts import chat_template
 from trunkline_router.prompts.chat_template import ChatTemplate
 from trunkline_router.prompts.helper_pool import Helpers
-from trunkline_router.prompts.tokenizer import PromptTokenizer, TokenizerError
+from trunkline_router.prompts.tokenizer import PromptTokenizer, TokenizerError, check_conversation
 from trunkline_worker.front.text.tokenizer_files import read_tokenizer_files
 
 
@@ -101,10 +101,9 @@ def test_what_a_template_writes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_empty_conversation_and_an_empty_role_are_refused() -> None:
-    template = ChatTemplate("{{ messages[0].content }}", {})
     for bad in (chat(), chat(("", "x"))):
         with pytest.raises(RequestRefused):
-            template.render(bad)
+            check_conversation(bad)
 
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"

@@ -19,8 +19,7 @@ from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.redis_store import RedisStore
 from trunkline_router.quotas.redis_url import conviction_key
 from trunkline_router.quotas.store import Lease, WorkerKey
-from trunkline_router.request.failover import RetryBudget
-from trunkline_router.request.suspicion import Quarantine
+from trunkline_router.request.failover import Quarantine, RetryBudget
 from trunkline_router.routing.credit import Credit
 
 HOUR_S, DAY_S = 3600.0, 86_400.0

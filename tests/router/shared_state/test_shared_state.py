@@ -18,7 +18,7 @@ from trunkline_router.quotas.redis_store import RedisStore
 from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.quotas.store import Lease, Store, WorkerKey
 from trunkline_router.quotas.sync import rest_s
-from trunkline_router.request.suspicion import Quarantine
+from trunkline_router.request.failover import Quarantine
 from trunkline_router.routing.credit import Credit
 
 REQUESTS = Quotas(requests_per_minute=10)
