@@ -25,7 +25,6 @@ from trunkline.validation import (
     MAX_STOP_TOKEN_IDS,
     MAX_TOP_LOGPROBS,
 )
-from trunkline_router.edge.http.connection import UNPARSED_BYTES
 from trunkline_router.edge.http.json_body import MAX_CONTAINERS, MAX_DEPTH, MAX_DIGITS, MAX_STRINGS, MAX_VALUES
 from trunkline_router.edge.http.limits import HttpLimits
 from trunkline_router.edge.http.server import HANDSHAKE_SHARE
@@ -114,8 +113,9 @@ def limit_rows() -> list[str]:
         ),
         "URL": f"{http.max_url_bytes >> 10} KiB",
         "headers": (f"{http.max_headers}, {http.max_header_bytes >> 10} KiB, which arrive within {http.head_s:g} s"),
-        "pipelined requests of a connection": (
-            f"{http.max_pipelined}, and {UNPARSED_BYTES >> 10} KiB of them while an earlier one is answered"
+        "requests of a connection": (
+            "one at a time; if the next one is sent before the response was read, it is not answered and the "
+            "connection closes"
         ),
         "idle connection": f"`--http-keep-alive-s` ({http.keep_alive_s:g} s)",
         "unread output: a client that reads nothing of it is dropped": (

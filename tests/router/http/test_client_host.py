@@ -46,5 +46,6 @@ async def test_connections_count_by_network() -> None:
     async with serving() as server:
         connection = Connection(server._shared)
         connection.connection_made(Closed("2001:db8::1"))
-        assert connection.host == network_of("2001:db8::")
-        server.connections.remove(connection)
+        assert connection._place is not None
+        assert connection._place.sender.host == network_of("2001:db8::")
+        connection.connection_lost(None)

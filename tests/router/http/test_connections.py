@@ -2,83 +2,41 @@
 
 import asyncio
 import socket
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
 from tests.router.http.http_rig import WAIT_S, Client, connected, echo, get, post, respond, serving
-from trunkline_router.edge.http.connections import Connections
 from trunkline_router.edge.http.json_body import read_body
 from trunkline_router.edge.http.server import HttpServer
 from trunkline_runtime.server import PortInUse, hold_port
 
 
-class Counted:
-    """A connection that is only counted."""
-
-    def __init__(self, host: str, *, busy: bool = False) -> None:
-        self.host, self.busy, self.dropped = host, busy, False
-
-    def is_busy(self) -> bool:
-        return self.busy
-
-    def drop(self) -> None:
-        self.dropped = True
-
-    def overdue(self, now_s: float) -> None:
-        pass
-
-    def shutdown(self) -> None:
-        pass
+async def test_one_host_leaves_room_for_others() -> None:
+    async with serving(max_connections=16) as server, AsyncExitStack() as opened:
+        many = [await opened.enter_async_context(connected(server, "127.0.0.1")) for _ in range(20)]
+        for client in many[:6]:
+            assert await client.rest() == b""  # the longest idle ones: a host has seven eighths
+        for host in ("127.0.0.2", "127.0.0.3", "127.0.0.4"):
+            other = await opened.enter_async_context(connected(server, host))
+            other.send(get())
+            assert (await other.response())[0] == 200
+        assert await many[6].rest() == b""  # the largest host makes room
+        many[7].send(get())
+        assert (await many[7].response())[0] == 200
+        assert server.num_connections == 16
 
 
-def test_one_host_leaves_room_for_others() -> None:
-    connections = Connections(16)
-    idle = [Counted("a") for _ in range(20)]
-    assert all(connections.add(each) for each in idle)
-    assert [each.dropped for each in idle] == 6 * [True] + 14 * [False]
-    assert connections.add(Counted("b"))
-    assert connections.add(Counted("c"))
-    assert connections.add(Counted("d"))  # the largest host makes room
-    assert sum(each.dropped for each in idle) == 7
-    assert len(connections) == 16
-
-
-def test_connections_that_wait_for_answers_are_never_dropped() -> None:
-    connections = Connections(8)
-    busy = [Counted("a", busy=True) for _ in range(7)]
-    assert all(connections.add(each) for each in busy)
-    assert not connections.add(Counted("a"))
-    idle = Counted("b")
-    assert connections.add(idle)
-    assert not connections.add(Counted("c"))
-    assert not any(each.dropped for each in (*busy, idle))
-
-
-def test_the_longest_idle_connection_is_dropped() -> None:
-    connections = Connections(3)
-    first, second = Counted("a"), Counted("a")
-    connections.add(first)
-    connections.add(second)
-    connections.used(first)
-    connections.add(Counted("a"))
-    assert (first.dropped, second.dropped) == (False, True)
-
-
-def test_busy_connections_do_not_hide_idle_ones_behind_them() -> None:
-    connections = Connections(400)
-    busy = [Counted("a", busy=True) for _ in range(300)]
-    idle = [Counted("a") for _ in range(50)]
-    for each in (*busy, *idle):
-        assert connections.add(each)
-    newcomers = [Counted("a", busy=True) for _ in idle]
-    assert all(connections.add(each) for each in newcomers)
-    assert all(each.dropped for each in idle)
-    assert not connections.add(Counted("a"))
-    busy[7].busy = False
-    connections.used(busy[7])
-    assert connections.add(Counted("a"))
-    assert busy[7].dropped
+async def test_the_longest_idle_connection_is_dropped() -> None:
+    async with serving(max_connections=3) as server, connected(server) as first, connected(server) as second:
+        for client in (first, second, first):
+            client.send(get())
+            assert (await client.response())[0] == 200
+        async with connected(server):
+            assert await second.rest() == b""
+            first.send(get())
+            assert (await first.response())[0] == 200
 
 
 async def test_a_connection_whose_response_is_complete_can_be_dropped_again() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.router.http.http_rig import connected, post, serving
-from trunkline_router.edge.http.connections import HOST_SHARE
+from trunkline_router.edge.http.server import HOST_SHARE
 
 OPENED = 10_000
 MOST = 4096

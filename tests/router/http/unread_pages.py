@@ -37,7 +37,7 @@ async def all_paused(server: HttpServer, wanted: int) -> list[Connection]:
     """The server's connections, once there are so many and their clients read none of the output that waits."""
     async with asyncio.timeout(WAIT_S):
         while True:
-            found = [each for each in server.connections if isinstance(each, Connection) and each.is_writing_paused]
+            found = [each for each in server.connections if each.is_writing_paused]
             if len(found) == wanted:
                 return found
             await asyncio.sleep(0.01)

@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection: parses requests with httptools, with limits on everything that a client sends.
 
-httptools parses all that was read at once. If a callback raises Refused, the parser stops for good: earlier requests
-are still answered, then the refusal is sent, and the connection closes.
+A connection answers one request at a time. If a client sends the next one before it has read the response, it gets that
+response and no other: the connection then closes, and clients that send requests ahead repeat those on another one.
 """
 
 import asyncio
@@ -14,8 +14,9 @@ from typing import Any, cast
 
 import httptools
 
+from trunkline.status import RequestRefused
+from trunkline_router.access.gate.places import Place, Places, Sender
 from trunkline_router.address import network_of
-from trunkline_router.edge.http.connections import Connections
 from trunkline_router.edge.http.exchange import Exchange
 from trunkline_router.edge.http.headers import request_id_of
 from trunkline_router.edge.http.limits import NOT_HTTP, HttpLimits, Refused
@@ -23,7 +24,6 @@ from trunkline_router.record.error_statuses import Header
 from trunkline_router.record.refused_calls import RefusedCalls
 
 HIGH_WATER_BYTES = 16 << 10  # of output that waits in the process; beyond it the application waits
-UNPARSED_BYTES = 64 << 10  # kept of later requests while one is being answered; with more of them they are refused
 CHUNK_FRAMING_BYTES = 12  # a size of up to 8 digits and two line ends
 ASGI = {"version": "3.0", "spec_version": "2.3"}
 CHECKED = frozenset({b"content-length", b"expect", b"transfer-encoding", b"content-encoding"})  # headers
@@ -33,6 +33,7 @@ CHECKED = frozenset({b"content-length", b"expect", b"transfer-encoding", b"conte
 class Shared:
     """What the connections of a server share.
 
+    places: of connections. Those on which no request is being answered may be given up.
     now_s: a clock in seconds
     refused: is told of what connections refuse
     tasks: the running calls of the application
@@ -40,11 +41,18 @@ class Shared:
 
     app: Callable[..., Awaitable[None]]
     limits: HttpLimits
-    connections: Connections
+    places: Places
     now_s: Callable[[], float]
     refused: RefusedCalls
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    connections: set["Connection"] = field(default_factory=set)
+    all_closed: asyncio.Event = field(default_factory=asyncio.Event)  # there is no connection
     date_line: bytes = b""  # a response header
+
+
+def sender_at(client: tuple[str, int]) -> Sender:
+    """The holder of a connection's place, by its address and port."""
+    return Sender(network_of(client[0]), f"{client[0]} {client[1]}")
 
 
 class Phase(Enum):
@@ -56,26 +64,20 @@ class Phase(Enum):
 
 
 class Connection(asyncio.Protocol):
-    """Requests are answered one after the other. What a client sends meanwhile is kept unparsed.
-
-    There are no timers: the server calls overdue() once in a while, which takes less time than a timer per request. A
-    client that takes no output is the kernel's matter (server.py).
+    """There are no timers: the server calls overdue() once in a while, which takes less time than a timer per request.
+    A client that takes no output is the kernel's matter (server.py).
     """
 
     def __init__(self, shared: Shared) -> None:
         self.shared, self._limits = shared, shared.limits
         self.transport: asyncio.Transport
         self.client: tuple[str, int] | None = None
-        self.host = ""
         self._server: tuple[str, int] | None = None
         self._scheme = "http"
+        self._place: Place | None = None
         self._parser = httptools.HttpRequestParser(self)
-        self._answering: Exchange | None = None  # whose handler runs
-        self._waiting: list[Exchange] = []  # pipelined ones
-        self._arriving: Exchange | None = None  # whose body is being parsed
-        self._unparsed = bytearray()
-        self._refused: Refused | None = None
-        self._is_ending = self._is_reading_paused = False
+        self._exchange: Exchange | None = None  # until its body has arrived and its response is complete
+        self._is_ending = self._ignores_input = self._is_reading_paused = False
         self.is_writing_paused = False  # output waits for the client to read
         self._writable = asyncio.Event()
         self._phase, self._due_s = Phase.IDLE, inf
@@ -83,22 +85,19 @@ class Connection(asyncio.Protocol):
         self._url = b""
         self._headers: list[Header] = []
         self._head_bytes = self._num_headers = self._body_bytes = self._num_chunks = 0
-        self._fed_bytes = 0  # to the parser
-        self._has_begun = False  # in the bytes that are being parsed
+        self._fed_bytes = 0  # to the parser, after the read in which the request began
         self._is_upgrade = False
 
     def is_busy(self) -> bool:
         """Whether a request is being answered whose body has arrived. A response that is complete and not read does not
-        count, nor do requests that wait for the client to read it: reading nothing must not keep a connection open.
+        count: reading nothing must not keep a connection open.
         """
-        answering = self._answering
-        return answering is not None and (not answering.more_body or bool(self._waiting))
-
-    def _keeps_unparsed(self) -> bool:
-        return self.is_writing_paused if self._answering is None else self.is_busy()
+        exchange = self._exchange
+        return exchange is not None and not exchange.more_body
 
     def drop(self) -> None:
         """Closes the connection at once."""
+        self._uncount()
         self.transport.abort()
 
     def overdue(self, now_s: float) -> None:
@@ -120,9 +119,8 @@ class Connection(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Closes the connection, after the response that is being sent."""
-        self._waiting.clear()
-        if self._answering is not None:
-            self._answering.keeps_alive = False
+        if self._exchange is not None and not self._exchange.is_complete:
+            self._exchange.keeps_alive = False
         elif not self._is_ending:
             self._end()
 
@@ -134,21 +132,25 @@ class Connection(asyncio.Protocol):
         self.transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         client, server = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         self.client, self._server = client and (client[0], client[1]), server and (server[0], server[1])
-        self.host = network_of(self.client[0]) if self.client else ""
         if transport.get_extra_info("sslcontext") is not None:
             self._scheme = "https"
         self._enter(Phase.IDLE, self._limits.head_s)
-        if not self.shared.connections.add(self):
+        try:
+            self._place = self.shared.places.take(sender_at(self.client or ("", 0)), lambda _: self.drop())
+        except RequestRefused:
             self.drop()
+            return
+        self.shared.places.loosen(self._place)
+        self.shared.connections.add(self)
+        self.shared.all_closed.clear()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends the work for the connection."""
-        self.shared.connections.remove(self)
         self._client_gone()
-        self._unparsed.clear()
+        self._uncount()
         self.is_writing_paused = False
         self._writable.set()
-        self._is_ending = True
+        self._is_ending = self._ignores_input = True
         del self._parser  # breaks a cycle
 
     def eof_received(self) -> None:
@@ -156,17 +158,20 @@ class Connection(asyncio.Protocol):
         self._client_gone()
 
     def data_received(self, data: bytes) -> None:
-        """Parses what has arrived, or keeps it while a request is being answered."""
-        if self._is_ending or self._refused is not None:
+        """Parses what has arrived. What must be ignored is read all the same: otherwise it would hide that the client
+        goes."""
+        if self._ignores_input:
             return
-        if not self._keeps_unparsed():
-            self._parse(data)
-            return
-        if len(self._unparsed) + len(data) <= UNPARSED_BYTES:
-            self._unparsed += data
-        else:  # what follows is read and discarded: otherwise it would hide that the client goes
-            self._unparsed.clear()
-            self._refuse(self._too_much_waits())
+        self._fed_bytes += len(data)
+        try:
+            self._feed(data)
+            if self._phase is not Phase.IDLE:
+                self._check_unfinished()
+        except Refused as refused:
+            self._refuse(refused)
+        except httptools.HttpParserError as error:
+            found = error.__context__  # what a callback has raised
+            self._refuse(found if isinstance(found, Refused) else Refused(400, NOT_HTTP))
 
     def pause_writing(self) -> None:
         """The client does not read fast enough."""
@@ -177,8 +182,8 @@ class Connection(asyncio.Protocol):
         """The client has read most of what was written."""
         self.is_writing_paused = False
         self._writable.set()
-        if self._answering is None and not self._is_ending:
-            self._go_on()
+        if self._exchange is None and not self._is_ending:
+            self._enter(Phase.IDLE, self._limits.keep_alive_s)
 
     async def drained(self) -> None:
         """Returns once the client has read most of what was written, or has gone."""
@@ -196,23 +201,21 @@ class Connection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def _client_gone(self) -> None:
-        self._waiting.clear()
-        answering, self._answering = self._answering, None
-        if answering is not None:
-            self.shared.connections.used(self)
-            answering.client_gone()
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None and not exchange.is_complete:
+            self._may_be_given_up()
+            exchange.client_gone()
 
-    def _parse(self, data: bytes) -> None:
-        self._has_begun = False
-        try:
-            self._feed(data)
-            if self._phase is not Phase.IDLE:
-                self._check_unfinished(len(data))
-        except Refused as refused:
-            self._refuse(refused)
-        except httptools.HttpParserError as error:
-            found = error.__context__  # what a callback has raised
-            self._refuse(found if isinstance(found, Refused) else Refused(400, NOT_HTTP))
+    def _uncount(self) -> None:
+        if self._place is not None:
+            self.shared.places.release(self._place)
+        self.shared.connections.discard(self)
+        if not self.shared.connections:
+            self.shared.all_closed.set()
+
+    def _may_be_given_up(self) -> None:
+        if self._place is not None:
+            self.shared.places.loosen(self._place)
 
     def _feed(self, data: bytes) -> None:
         while True:
@@ -231,13 +234,9 @@ class Connection(asyncio.Protocol):
         kept = [b"%b: %b\r\n" % header for header in self._headers if header[0] != b"upgrade"]
         return b"%b %b HTTP/%b\r\n%b\r\n" % (self._parser.get_method(), self._url, version, b"".join(kept))
 
-    def _check_unfinished(self, num_bytes: int) -> None:
+    def _check_unfinished(self) -> None:
         """The parser collects an unfinished header or trailer and says nothing of it or of chunk extensions. Raises
         Refused if too much of the request is neither body nor accounted for by its chunks."""
-        if self._has_begun:
-            self._fed_bytes = self._body_bytes  # how many came before it is not known, nor how many are its head's
-            return
-        self._fed_bytes += num_bytes
         most = 2 * (self._limits.max_url_bytes + self._limits.max_header_bytes) + CHUNK_FRAMING_BYTES * self._num_chunks
         if self._fed_bytes - self._body_bytes > most:
             raise self._too_large_headers()
@@ -246,9 +245,10 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._url, self._headers = b"", []
-        self._head_bytes = self._num_headers = self._body_bytes = self._num_chunks = 0
-        self._has_begun = True
+        self._head_bytes = self._num_headers = self._body_bytes = self._num_chunks = self._fed_bytes = 0
         self._enter(Phase.HEAD, self._limits.head_s)
+        if self._exchange is not None or self.is_writing_paused:
+            raise Refused(400, "the response to the request before must be read first")
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -273,15 +273,11 @@ class Connection(asyncio.Protocol):
         expects_continue = self._check_headers(method, version)
         scope = self._scope(method.decode("ascii"), version)
         keeps_alive = version == "1.1" and self._parser.should_keep_alive()
-        exchange = Exchange(self, scope, keeps_alive=keeps_alive, expects_continue=expects_continue)
-        self._arriving = exchange
+        self._exchange = Exchange(self, scope, keeps_alive=keeps_alive, expects_continue=expects_continue)
         self._enter(Phase.BODY, self._limits.body_s)
-        if self._answering is None:
-            self._answer(exchange)
-        elif len(self._waiting) < self._limits.max_pipelined:
-            self._waiting.append(exchange)
-        else:
-            raise Refused(400, f"at most {self._limits.max_pipelined} requests may wait for an earlier one's response")
+        task = asyncio.get_running_loop().create_task(self._exchange.run(self.shared.app))
+        self.shared.tasks.add(task)
+        task.add_done_callback(self.shared.tasks.discard)
 
     def on_chunk_header(self) -> None:
         self._num_chunks += 1
@@ -292,18 +288,21 @@ class Connection(asyncio.Protocol):
         self._body_bytes += len(body)
         if self._body_bytes > self._limits.max_body_bytes:
             raise self._too_large_body()
-        if self._arriving is not None and not self._arriving.body_arrived(body):
-            if self._arriving in self._waiting:
-                raise self._too_much_waits()
+        if self._exchange is not None and not self._exchange.body_arrived(body):
             self._pause_reading()
 
     def on_message_complete(self) -> None:
         if self._is_upgrade:
             return
         self._enter(Phase.IDLE, self._limits.keep_alive_s)
-        if self._arriving is not None:
-            self._arriving.body_ended()
-            self._arriving = None
+        exchange = self._exchange
+        if exchange is None:
+            return
+        exchange.body_ended()
+        if exchange.is_complete:
+            self._exchange = None
+        elif self._place is not None:
+            self.shared.places.keep(self._place)
 
     def _check_headers(self, method: bytes, version: str) -> bool:
         """Returns whether the client gets 100 Continue. Raises Refused for a request that this server cannot
@@ -369,63 +368,40 @@ class Connection(asyncio.Protocol):
             f"{self._limits.max_header_bytes} bytes in all, and short chunk extensions",
         )
 
-    def _too_much_waits(self) -> Refused:
-        return Refused(400, f"at most {UNPARSED_BYTES >> 10} KiB of requests may wait for an earlier one's response")
-
     def _too_large_body(self) -> Refused:
         return Refused(413, f"a request's body has at most {self._limits.max_body_bytes} bytes")
 
     # Responses
 
-    def _answer(self, exchange: Exchange) -> None:
-        self._answering = exchange
-        self.shared.connections.used(self)
-        task = asyncio.get_running_loop().create_task(exchange.run(self.shared.app))
-        self.shared.tasks.add(task)
-        task.add_done_callback(self.shared.tasks.discard)
-
     def response_complete(self) -> None:
-        """Goes on with the next request."""
-        answered, self._answering = self._answering, None
-        self.shared.connections.used(self)
-        if answered is None or self._is_ending or self.transport.is_closing():
+        """Goes on with the next request, or with the rest of the body, which is discarded."""
+        exchange = self._exchange
+        self._may_be_given_up()
+        if exchange is None or self._is_ending or self.transport.is_closing():
             return
-        if answered.keeps_alive:
-            self._go_on()
-        else:
+        if not exchange.more_body:
+            self._exchange = None
+        if not exchange.keeps_alive:
             self._end()
-
-    def _go_on(self) -> None:
-        """Answers the next request, or reads it. A client that does not read the responses gets no further ones."""
-        if self.is_writing_paused:
-            return  # resume_writing() comes back to it
-        limit_s = self._limits.keep_alive_s if self._phase is Phase.IDLE else self._limits.head_s
-        self._due_s = self.shared.now_s() + limit_s
-        if self._waiting:
-            self._answer(self._waiting.pop(0))
-        elif self._refused is not None:
-            self._refuse(self._refused)
-        if not self._keeps_unparsed():
-            unparsed = bytes(self._unparsed)
-            self._unparsed.clear()
-            self.resume_reading()
-            if unparsed:
-                self.data_received(unparsed)
+            return
+        if exchange.more_body:
+            self._enter(Phase.BODY, self._limits.body_s)
+        else:
+            self._enter(Phase.IDLE, self._limits.keep_alive_s)
+        self.resume_reading()
 
     def _refuse(self, refused: Refused) -> None:
-        """Sends the refusal and ends the connection, after the responses to complete requests."""
-        self._refused = refused
-        if self._phase is Phase.BODY and self._arriving is not None and self._arriving.is_complete:
-            self._end()  # a second response could be taken for the next request's
+        """Ends the connection, with the refusal if that cannot be taken for the answer to another request."""
+        exchange, self._ignores_input = self._exchange, True
+        if exchange is not None and not exchange.more_body:
+            exchange.keeps_alive = False  # the client has sent something behind the request that is being answered
             return
-        if self._waiting and self._waiting[-1].more_body:
-            self._waiting.pop()
-        answering = self._answering
-        if self._keeps_unparsed():
-            return  # _go_on() comes back to it
-        if answering is not None:
+        if self.is_writing_paused or (exchange is not None and exchange.is_complete):
+            self._end()
+            return
+        if exchange is not None:
             self._client_gone()
-            if answering.has_sent:
+            if exchange.has_sent:
                 self.drop()
                 return
         target, headers, method = b"", [], ""
@@ -441,8 +417,7 @@ class Connection(asyncio.Protocol):
 
     def _end(self) -> None:
         """Closes the connection when the client has read what is written."""
-        self._is_ending = True
-        self._unparsed.clear()
+        self._is_ending = self._ignores_input = True
         if self._phase is Phase.IDLE or not self.transport.can_write_eof():
             self._due_s = inf
             self.transport.close()

@@ -23,7 +23,6 @@ class HttpLimits:
     max_headers: int = 100
     max_body_bytes: int = MAX_REQUEST_BYTES
     max_chunks: int = 1 << 16  # of one body: each costs some microseconds, even if it is of one byte
-    max_pipelined: int = 16  # requests of a connection that wait for an earlier one's response
     head_s: float = 10.0  # from the first byte of a request, or from the connection's start, to the end of its headers
     body_s: float = MESSAGE_TIMEOUT_S  # from the end of the headers to the end of the body
     keep_alive_s: float = 75.0  # between requests of a connection

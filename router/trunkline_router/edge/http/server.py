@@ -11,15 +11,17 @@ from email.utils import formatdate
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from trunkline_router.edge.http.connection import Connection, Shared
-from trunkline_router.edge.http.connections import Connections
-from trunkline_router.edge.http.handshakes import Handshakes
+from trunkline.status import RequestRefused
+from trunkline_router.access.gate.places import Bounds, Places
+from trunkline_router.edge.http.connection import Connection, Shared, sender_at
 from trunkline_router.edge.http.limits import HttpLimits
 from trunkline_router.record.refused_calls import RefusedCalls
 from trunkline_runtime.server import address_family, most_connections, port_problem
 
 PORT_OPTION = "--http-port"
 HANDSHAKE_SHARE = 1 / 4  # of all connections, those that are kept for handshakes
+HOST_SHARE = 7 / 8  # of all connections that one host may have: a gateway is one host, but others need room
+NO_FILES_PAUSE_S = 1.0  # between two tries to accept while the process has no file descriptor left
 BACKLOG = 2048
 # Unread output stays in the process's own buffers, which are merged and bounded, and not in the kernel's, which grow to
 # megabytes for each connection. What is sent and not yet acknowledged does not count, so no connection is slowed down.
@@ -67,24 +69,30 @@ class HttpServer:
         self._port_option = port_option
         self._limits = limits
         self.port = 0  # the bound one, once started
+        self._ssl_context = ssl_context
         most = max_connections or max(1, most_connections() // 2)
         most_handshakes = 0 if ssl_context is None else max(1, int(most * HANDSHAKE_SHARE))
-        self.connections = Connections(max(1, most - most_handshakes))  # that are established
-        self._shared = Shared(
-            with_cors(app, cors_origins), limits, self.connections, time.monotonic, refused or RefusedCalls()
-        )
-        self._handshakes: Handshakes | None = None
-        if ssl_context is not None:
-            self._handshakes = Handshakes(
-                self._connection, ssl_context, most_handshakes, limit_s=limits.head_s, shutdown_s=limits.unread_s
-            )
+        self._handshakes = Places(_bounds(most_handshakes, 1.0), "handshakes")
+        places = Places(_bounds(max(1, most - most_handshakes), HOST_SHARE), "connections")
+        self._shared = Shared(with_cors(app, cors_origins), limits, places, time.monotonic, refused or RefusedCalls())
         self._server: asyncio.Server | None = None  # without TLS
+        self._accepting: asyncio.Task[None] | None = None  # with TLS
         self._checks: asyncio.Task[None] | None = None  # while the server runs
+        self._shared.all_closed.set()
+
+    @property
+    def connections(self) -> set[Connection]:
+        """The open connections. Over TLS a connection is one once its handshake is complete."""
+        return self._shared.connections
 
     @property
     def num_connections(self) -> int:
         """The number of open connections, with those in a handshake."""
-        return len(self.connections) + len(self._handshakes or ())
+        return len(self.connections) + self._handshakes.num_held
+
+    async def all_closed(self) -> None:
+        """Returns once there is no connection."""
+        await self._shared.all_closed.wait()
 
     async def start(self) -> None:
         """Binds the port and serves. Raises PortInUse."""
@@ -98,14 +106,52 @@ class HttpServer:
         )
         self.port = listener.getsockname()[1]
         self._set_date()
-        if self._handshakes is not None:
-            self._handshakes.start(listener)
-        else:
-            self._server = await loop.create_server(self._connection, sock=listener, backlog=BACKLOG)
         self._checks = loop.create_task(self._check())
+        if self._ssl_context is None:
+            self._server = await loop.create_server(self._connection, sock=listener, backlog=BACKLOG)
+        else:
+            self._accepting = loop.create_task(self._accept_tls(listener, self._ssl_context))
 
     def _connection(self) -> Connection:
         return Connection(self._shared)
+
+    async def _accept_tls(self, listener: socket.socket, context: ssl.SSLContext) -> None:
+        """Accepts connections and completes a handshake on each. asyncio's own servers tell of a connection only when
+        its handshake is complete, and so would not bound those that never are."""
+        loop = asyncio.get_running_loop()
+        with listener:
+            async with asyncio.TaskGroup() as handshakes:
+                while True:
+                    try:
+                        accepted, address = await loop.sock_accept(listener)
+                    except OSError:
+                        await asyncio.sleep(NO_FILES_PAUSE_S)
+                        continue
+                    handshakes.create_task(self._shake_hands(accepted, address, context))
+                    await asyncio.sleep(0)  # while connections wait, sock_accept() lets no other task run
+
+    async def _shake_hands(self, accepted: socket.socket, address: tuple[str, int], context: ssl.SSLContext) -> None:
+        """A new handshake is not refused: at the limit an older one makes room. A client that means to connect needs a
+        few round trips, so those that have been silent for longer go first, even if each is of another host."""
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            place = self._handshakes.take(sender_at(address), task.cancel)
+        except RequestRefused:
+            accepted.close()
+            return
+        self._handshakes.loosen(place)
+        try:
+            with contextlib.suppress(OSError):  # an error of TLS, a lost connection, or too long a time
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    self._connection,
+                    accepted,
+                    ssl=context,
+                    ssl_handshake_timeout=self._limits.head_s,
+                    ssl_shutdown_timeout=self._limits.unread_s,
+                )
+        finally:
+            self._handshakes.release(place)
 
     async def stop(self, grace_s: float) -> None:
         """Takes no new connections or requests, and cuts the responses that are not complete after `grace_s`."""
@@ -114,17 +160,18 @@ class HttpServer:
             return
         if self._server is not None:
             self._server.close()
-        if self._handshakes is not None:
-            await self._handshakes.stop()
-        for connection in self.connections:
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.wait([self._accepting])
+        for connection in list(self.connections):
             connection.shutdown()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                await self.connections.all_closed()
+                await self.all_closed()
         tasks = [checks, *self._shared.tasks]
         for task in tasks:
             task.cancel()
-        for connection in self.connections:
+        for connection in list(self.connections):
             connection.drop()
         await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -133,11 +180,15 @@ class HttpServer:
             await asyncio.sleep(self._limits.check_s)
             self._set_date()
             now_s = self._shared.now_s()
-            for connection in self.connections:
+            for connection in list(self.connections):
                 connection.overdue(now_s)
 
     def _set_date(self) -> None:
         self._shared.date_line = b"date: " + formatdate(usegmt=True).encode()
+
+
+def _bounds(most: int, host_share: float) -> Bounds:
+    return Bounds(in_all=most, of_host=max(1, int(most * host_share)), of_connection=most, of_tenant=most)
 
 
 def listen(host: str, port: int, *, shared: bool, unread_s: float, option: str = PORT_OPTION) -> socket.socket:
