@@ -29,12 +29,7 @@ def component(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def constant(value: object) -> Schema:
-    return {"const": value}
-
-
-def one_of(*values: str | None) -> Schema:
-    """One of these texts, or null."""
+def one_of(*values: object) -> Schema:
     return {"enum": list(values)}
 
 
@@ -51,45 +46,46 @@ def mapping(values: Schema) -> Schema:
     return {"type": "object", "additionalProperties": values}
 
 
-def record(properties: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None, **more: Any) -> Schema:
-    """An object. It has `properties` in any case. Later versions may add others, so clients must not refuse them."""
-    named = {**properties, **(optional or {})}
-    return {"type": "object", "properties": named, "required": list(properties), **more}
+def record(fields: Mapping[str, Schema], **more: Any) -> Schema:
+    """An object. Later versions may add fields, so clients must not refuse unknown ones.
+
+    fields: by their names, separated by blanks; a name with a question mark may be absent
+    """
+    named = {name: schema for names, schema in fields.items() for name in names.split()}
+    properties = {name.rstrip("?"): schema for name, schema in named.items()}
+    required = [name for name in named if not name.endswith("?")]
+    return {"type": "object", "properties": properties, "required": required, **more}
 
 
 NONE = array({}, maxItems=0)
 
 # OpenAI's and vLLM's shapes.
-ENDING: dict[str, Schema] = {
-    "finish_reason": {**one_of("stop", "length", "abort"), "description": "abort: cancelled at the worker"},
-    # What ended a choice: a text, a token, or neither, as in vLLM.
-    "stop_reason": {"type": ["string", "integer", "null"], "description": "the stop string or stop token"},
-}
 TOKEN_IDS = array(INTEGER)
 PROMPT_LOGPROBS = array(
     nullable(mapping(record({"logprob": NUMBER, "rank": INTEGER, "decoded_token": STRING}))),
     description="for each token of the prompt null, or its and the likeliest tokens' values by token id",
 )
+CHOICE: dict[str, Schema] = {
+    "index": INTEGER,
+    "finish_reason": {**one_of("stop", "length", "abort"), "description": "abort: cancelled at the worker"},
+    # What ended a choice: a text, a token, or neither, as in vLLM.
+    "stop_reason": {"type": ["string", "integer", "null"], "description": "the stop string or stop token"},
+    "token_ids?": TOKEN_IDS,
+}
 TOKEN = {"token": STRING, "logprob": NUMBER, "bytes": array(INTEGER)}
 TOKEN_LOGPROBS = array(record({**TOKEN, "top_logprobs": array(record(TOKEN))}))
-USAGE = record(
-    {"prompt_tokens": INTEGER, "completion_tokens": INTEGER, "total_tokens": INTEGER},
-    {"prompt_tokens_details": record({"cached_tokens": INTEGER})},
-    description="prompt_tokens_details is absent if the caller may not see what came from the cache",
-)
 COLUMNS = record(
     {
         "text_offset": array(INTEGER),
-        "token_logprobs": array(nullable(NUMBER)),
         "tokens": array(STRING),
+        "token_logprobs": array(nullable(NUMBER)),
         "top_logprobs": array(nullable(mapping(NUMBER))),
     }
 )
-CHAT_MESSAGE = record({"role": constant("assistant"), "content": STRING, "refusal": NULL, "annotations": NONE})
+CHAT_MESSAGE = record({"role": one_of("assistant"), "content": STRING, "refusal": NULL, "annotations": NONE})
 ANSWER = {
-    "id": STRING,
+    "id model": STRING,
     "created": {**INTEGER, "description": "in seconds since 1970"},
-    "model": STRING,
     "usage": component("Usage"),
 }
 
@@ -97,20 +93,31 @@ OPENAI_SCHEMAS: dict[str, Schema] = {
     "Error": record(
         {
             "error": record(
-                {"message": STRING, "type": STRING, "param": nullable(STRING), "code": STRING},
+                {"message type code": STRING, "param": nullable(STRING)},
                 description="code: the reason; param: the wrong field",
             )
         }
     ),
-    "Usage": USAGE,
+    "Usage": record(
+        {
+            "prompt_tokens completion_tokens total_tokens": INTEGER,
+            "prompt_tokens_details?": record({"cached_tokens": INTEGER}),
+        },
+        description="prompt_tokens_details is absent if the caller may not see what came from the cache",
+    ),
     "Completion": record(
         {
             **ANSWER,
-            "object": constant("text_completion"),
+            "object": one_of("text_completion"),
             "choices": array(
                 record(
-                    {"index": INTEGER, "text": STRING, "logprobs": nullable(COLUMNS), **ENDING},
-                    {"prompt_logprobs": PROMPT_LOGPROBS, "prompt_token_ids": TOKEN_IDS, "token_ids": TOKEN_IDS},
+                    {
+                        **CHOICE,
+                        "text": STRING,
+                        "logprobs": nullable(COLUMNS),
+                        "prompt_logprobs?": PROMPT_LOGPROBS,
+                        "prompt_token_ids?": TOKEN_IDS,
+                    }
                 )
             ),
         }
@@ -118,147 +125,117 @@ OPENAI_SCHEMAS: dict[str, Schema] = {
     "ChatCompletion": record(
         {
             **ANSWER,
-            "object": constant("chat.completion"),
+            "object": one_of("chat.completion"),
             "choices": array(
                 record(
                     {
-                        "index": INTEGER,
+                        **CHOICE,
                         "message": CHAT_MESSAGE,
                         "logprobs": nullable(record({"content": TOKEN_LOGPROBS, "refusal": NULL})),
-                        **ENDING,
-                    },
-                    {"token_ids": TOKEN_IDS},
+                    }
                 )
             ),
-        },
-        {"prompt_logprobs": PROMPT_LOGPROBS, "prompt_token_ids": TOKEN_IDS},
+            "prompt_logprobs?": PROMPT_LOGPROBS,
+            "prompt_token_ids?": TOKEN_IDS,
+        }
     ),
     "Model": record(
         {
-            "id": STRING,
-            "object": constant("model"),
+            "id owned_by root display_name": STRING,
+            "object type": one_of("model"),
             "created": INTEGER,
-            "owned_by": STRING,
-            "root": STRING,
-            "parent": NULL,
-            "max_model_len": {**INTEGER, "description": "most tokens of prompt and output together"},
-            "type": constant("model"),
-            "display_name": STRING,
             "created_at": {**STRING, "format": "date-time"},
+            "max_model_len": {**INTEGER, "description": "most tokens of prompt and output together"},
+            "parent": NULL,
         },
         description="what OpenAI's, Anthropic's and vLLM's clients read; workers do not tell when a model was made",
     ),
     "ModelList": record(
         {
-            "object": constant("list"),
+            "object": one_of("list"),
             "data": array(component("Model")),
-            "has_more": constant(False),
-            "first_id": nullable(STRING),
-            "last_id": nullable(STRING),
+            "has_more": one_of(False),
+            "first_id last_id": nullable(STRING),
         }
     ),
-    "Tokens": record({"count": INTEGER, "max_model_len": INTEGER, "tokens": TOKEN_IDS}, {"token_strs": array(STRING)}),
+    "Tokens": record({"count max_model_len": INTEGER, "tokens": TOKEN_IDS, "token_strs?": array(STRING)}),
     "Text": record({"prompt": STRING}),
     "Status": record({"status": STRING}),
     "Version": record({"version": STRING}),
 }
 
 # /v1/responses
-PART = record({"type": constant("output_text"), "text": STRING, "annotations": NONE, "logprobs": TOKEN_LOGPROBS})
+PART = record({"type": one_of("output_text"), "text": STRING, "annotations": NONE, "logprobs": TOKEN_LOGPROBS})
 ITEM = record(
     {
         "id": STRING,
-        "type": constant("message"),
+        "type": one_of("message"),
         "status": one_of("completed", "incomplete"),
-        "role": constant("assistant"),
+        "role": one_of("assistant"),
         "content": array(PART),
     }
 )
 RESPONSE_USAGE = record(
     {
-        "input_tokens": INTEGER,
-        "input_tokens_details": record({"cached_tokens": INTEGER, "cache_write_tokens": INTEGER}),
-        "output_tokens": INTEGER,
+        "input_tokens output_tokens total_tokens": INTEGER,
+        "input_tokens_details": record({"cached_tokens cache_write_tokens": INTEGER}),
         "output_tokens_details": record({"reasoning_tokens": INTEGER}),
-        "total_tokens": INTEGER,
     }
 )
 
 RESPONSE_SCHEMAS: dict[str, Schema] = {
     "Response": record(
         {
-            "id": STRING,
-            "object": constant("response"),
-            "created_at": INTEGER,
-            "completed_at": nullable(INTEGER),
+            "id model": STRING,
+            "object": one_of("response"),
+            "created_at top_logprobs": INTEGER,
+            "completed_at max_output_tokens": nullable(INTEGER),
             "status": one_of("completed", "incomplete", "failed", "in_progress"),
-            "incomplete_details": nullable(record({"reason": constant("max_output_tokens")})),
-            "error": nullable(record({"code": STRING, "message": STRING})),
-            "model": STRING,
-            "instructions": nullable(STRING),
-            "previous_response_id": nullable(STRING),
+            "incomplete_details": nullable(record({"reason": one_of("max_output_tokens")})),
+            "error": nullable(record({"code message": STRING})),
+            "instructions previous_response_id safety_identifier prompt_cache_key user": nullable(STRING),
             "output": array(ITEM),
             "usage": nullable(RESPONSE_USAGE),
-            "temperature": NUMBER,
-            "top_p": NUMBER,
-            "presence_penalty": NUMBER,
-            "frequency_penalty": NUMBER,
-            "top_logprobs": INTEGER,
-            "max_output_tokens": nullable(INTEGER),
-            "text": record({"format": record({"type": constant("text")})}),
-            "reasoning": record({"effort": NULL, "summary": NULL}),
+            "temperature top_p presence_penalty frequency_penalty": NUMBER,
+            "text": record({"format": record({"type": one_of("text")})}),
+            "reasoning": record({"effort summary": NULL}),
             "tools": NONE,
             "tool_choice": one_of("auto", "none"),
-            "parallel_tool_calls": BOOLEAN,
+            "parallel_tool_calls store": BOOLEAN,
             "max_tool_calls": NULL,
-            "truncation": constant("disabled"),
-            "store": BOOLEAN,
-            "background": constant(False),
-            "service_tier": constant("default"),
+            "truncation": one_of("disabled"),
+            "background": one_of(False),
+            "service_tier": one_of("default"),
             "metadata": mapping(STRING),
-            "safety_identifier": nullable(STRING),
-            "prompt_cache_key": nullable(STRING),
-            "user": nullable(STRING),
         }
     ),
-    "DeletedResponse": record({"id": STRING, "object": constant("response"), "deleted": constant(True)}),
+    "DeletedResponse": record({"id": STRING, "object": one_of("response"), "deleted": one_of(True)}),
 }
 
 # /v1/messages
+TEXT_BLOCK = record({"type": one_of("text"), "text": STRING, "citations": NULL})
+MESSAGE_USAGE = record(
+    {
+        "input_tokens": {**INTEGER, "description": "without those that came from the cache"},
+        "cache_creation_input_tokens cache_read_input_tokens output_tokens": INTEGER,
+        "output_tokens_details server_tool_use cache_creation inference_geo": NULL,
+        "service_tier": one_of("standard"),
+    }
+)
 MESSAGE_SCHEMAS: dict[str, Schema] = {
     "MessagesError": record(
-        {
-            "type": constant("error"),
-            "error": record({"type": STRING, "message": STRING}),
-            "request_id": nullable(STRING),
-        }
+        {"type": one_of("error"), "error": record({"type message": STRING}), "request_id": nullable(STRING)}
     ),
     "MessageAnswer": record(
         {
-            "id": STRING,
-            "type": constant("message"),
-            "role": constant("assistant"),
-            "model": STRING,
-            "content": array(
-                record({"type": constant("text"), "text": STRING, "citations": NULL}), minItems=1, maxItems=1
-            ),
+            "id model": STRING,
+            "type": one_of("message"),
+            "role": one_of("assistant"),
+            "content": array(TEXT_BLOCK, minItems=1, maxItems=1),
             "stop_reason": one_of("end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded"),
             "stop_sequence": nullable(STRING),
-            "stop_details": NULL,
-            "container": NULL,
-            "usage": record(
-                {
-                    "input_tokens": {**INTEGER, "description": "without those that came from the cache"},
-                    "cache_creation_input_tokens": INTEGER,
-                    "cache_read_input_tokens": INTEGER,
-                    "output_tokens": INTEGER,
-                    "output_tokens_details": NULL,
-                    "server_tool_use": NULL,
-                    "cache_creation": NULL,
-                    "inference_geo": NULL,
-                    "service_tier": constant("standard"),
-                }
-            ),
+            "stop_details container": NULL,
+            "usage": MESSAGE_USAGE,
         }
     ),
     "TokenCount": record({"input_tokens": INTEGER}),
@@ -276,21 +253,8 @@ _KINDS = {
 }
 
 
-def _fleet_schemas() -> dict[str, Schema]:
-    """The schema of each message, by its name."""
-    found: dict[str, Descriptor] = {}
-    answers = WatchFleetResponse, GetRequestResponse, DrainWorkerResponse, UndrainWorkerResponse
-    open_ = [message.DESCRIPTOR for message in answers]
-    while open_:
-        descriptor = open_.pop()
-        if descriptor.name not in found:
-            found[descriptor.name] = descriptor
-            open_ += [field.message_type for field in descriptor.fields if field.message_type is not None]
-    return {name: record(_properties(descriptor)) for name, descriptor in sorted(found.items())}
-
-
-def _properties(descriptor: Descriptor) -> dict[str, Schema]:
-    return {field.name: _field(field) for field in descriptor.fields}
+def _fields(message: Descriptor) -> dict[str, Schema]:
+    return {field.name: _field(field) for field in message.fields}
 
 
 def _field(field: FieldDescriptor) -> Schema:
@@ -305,18 +269,32 @@ def _field(field: FieldDescriptor) -> Schema:
     return nullable(value) if field.has_presence else value
 
 
-def _story() -> Schema:
-    """A timeline has the fields of its summary beside its own."""
-    own = _properties(GetRequestResponse.DESCRIPTOR)
-    del own["summary"]
-    return record({**_properties(RequestSummary.DESCRIPTOR), **own})
+def _fleet_schemas(*answers: Descriptor) -> dict[str, Schema]:
+    """The schema of each message that the answers have, by its name."""
+    found: dict[str, Schema] = {}
+    waiting = list(answers)
+    while waiting:
+        message = waiting.pop()
+        if message.name not in found:
+            found[message.name] = record(_fields(message))
+            waiting += [field.message_type for field in message.fields if field.message_type is not None]
+    return found
 
+
+# A timeline has the fields of its summary beside its own.
+_STORY = {**_fields(RequestSummary.DESCRIPTOR), **_fields(GetRequestResponse.DESCRIPTOR)}
+del _STORY["summary"]
 
 SCHEMAS: dict[str, Schema] = {
     **OPENAI_SCHEMAS,
     **RESPONSE_SCHEMAS,
     **MESSAGE_SCHEMAS,
-    **_fleet_schemas(),
-    "RequestStory": _story(),
-    "RequestList": record(_properties(ListRequestsResponse.DESCRIPTOR)),
+    **_fleet_schemas(
+        WatchFleetResponse.DESCRIPTOR,
+        GetRequestResponse.DESCRIPTOR,
+        DrainWorkerResponse.DESCRIPTOR,
+        UndrainWorkerResponse.DESCRIPTOR,
+    ),
+    "RequestStory": record(_STORY),
+    "RequestList": record(_fields(ListRequestsResponse.DESCRIPTOR)),
 }

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 import orjson
-from pydantic.json_schema import models_json_schema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 
 from trunkline_router.access.identity.needed_roles import PATHS
 from trunkline_router.edge.openapi.answer_schemas import SCHEMAS, STRING, Schema, component, record
@@ -16,7 +16,7 @@ from trunkline_router.record.error_statuses import PROTOCOL, TABLE, is_anthropic
 
 EVENTS = "text/event-stream"
 TEMPLATE = "#/components/schemas/{model}"
-EVENT = record({"data": STRING}, {"event": STRING}, description="one of the server-sent events, with stream: true")
+EVENT = record({"data": STRING, "event?": STRING}, description="one of the server-sent events, with stream: true")
 # An API key or a token: OpenAI's clients send it in the first way, Anthropic's in either.
 CREDENTIALS = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "an API key or a JWT"},
@@ -28,6 +28,21 @@ _SEPARATORS = re.compile(r"[^A-Za-z0-9]+")
 _CONVERTER = re.compile(r":path(?=})")
 
 
+class FieldSchemas(GenerateJsonSchema):
+    """Leaves out what pydantic makes of names and defaults: null is the default of all."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def default_schema(self, schema: Any) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+    def model_schema(self, schema: Any) -> JsonSchemaValue:
+        made = super().model_schema(schema)
+        made.pop("title", None)
+        return made
+
+
 @cache
 def openapi_page(*, allows_unknown_fields: bool = False, has_metrics: bool = True) -> bytes:
     """Returns the page as JSON, with each endpoint of needed_roles.py.
@@ -36,8 +51,13 @@ def openapi_page(*, allows_unknown_fields: bool = False, has_metrics: bool = Tru
     has_metrics: the port has metrics; those of several processes are on ports of their own
     """
     kinds = [operation.request for operation in OPERATIONS.values() if operation.request is not None]
-    bodies, defined = models_json_schema([(kind, "validation") for kind in kinds], ref_template=TEMPLATE)
-    components = {name: _plain(schema, allows_unknown_fields) for name, schema in defined["$defs"].items()}
+    bodies, defined = models_json_schema(
+        [(kind, "validation") for kind in kinds], ref_template=TEMPLATE, schema_generator=FieldSchemas
+    )
+    requests = defined["$defs"]
+    if allows_unknown_fields:
+        for schema in requests.values():
+            schema.pop("additionalProperties", None)
     paths: dict[str, dict[str, Any]] = {}
     for name, needed in PATHS.items():
         method, path = name.split(" ")
@@ -52,13 +72,7 @@ def openapi_page(*, allows_unknown_fields: bool = False, has_metrics: bool = Tru
         "openapi": "3.1.0",
         "info": {"title": "Trunkline", "version": version("trunkline")},
         "paths": paths,
-        "components": {
-            "securitySchemes": CREDENTIALS,
-            "schemas": {
-                **components,
-                **SCHEMAS,
-            },
-        },
+        "components": {"securitySchemes": CREDENTIALS, "schemas": {**requests, **SCHEMAS}},
     }
     return orjson.dumps(page)
 
@@ -111,22 +125,3 @@ def _refusals(path: str, operation: Operation) -> dict[str, Any]:
 
 def _unique(*names: str | None) -> Iterable[str]:
     return dict.fromkeys(name for name in names if name)
-
-
-def _plain(schema: Any, allows_unknown_fields: bool) -> Any:
-    """Leaves out what pydantic makes of names and defaults: null is the default of all."""
-    if isinstance(schema, list):
-        return [_plain(part, allows_unknown_fields) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made = {}
-    for name, part in schema.items():
-        if (name == "title" and isinstance(part, str)) or (name == "default" and part is None):
-            continue
-        if name == "additionalProperties" and part is False and allows_unknown_fields:
-            continue
-        if name == "properties":
-            made[name] = {field: _plain(value, allows_unknown_fields) for field, value in part.items()}
-        else:
-            made[name] = _plain(part, allows_unknown_fields)
-    return made
