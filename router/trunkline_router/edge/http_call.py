@@ -3,26 +3,25 @@
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from trunkline.names import SESSION_KEY, TENANT_KEY
 from trunkline.status import RequestRefused, internal, invalid, no_worker
 from trunkline.v1.generation_pb2 import FINISH_REASON_ABORT
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, PromptInfo
-from trunkline_router.access.access import CREDENTIAL_KEY, Access, Caller, Metadata
+from trunkline_router.access.access import Access, Caller
 from trunkline_router.access.gate.http_passage import HttpPassage
 from trunkline_router.access.gate.request_gate import RequestGate
-from trunkline_router.edge.http.exchange import ClientGone, ends_with_client, has_body
+from trunkline_router.edge.http.exchange import ClientGone, ends_with_client, has_body, respond
 from trunkline_router.edge.http.headers import RequestHeaders, rate_limit_headers, response_headers
 from trunkline_router.edge.http.json_body import check_content_type, parse_object, read_body
 from trunkline_router.edge.http.sse import EventStream
 from trunkline_router.edge.request_fields import FieldNames, renamed
-from trunkline_router.record.error_statuses import JSON_TYPE, Header
+from trunkline_router.record.error_statuses import Header
 from trunkline_router.record.request_record import HTTP, RequestRecord
 from trunkline_router.request.inference import Inference
 from trunkline_router.request.request_call import NO_EXTRAS, Extras, RequestCall
@@ -31,7 +30,6 @@ from trunkline_runtime.telemetry.trace_context import new_trace_id
 
 Response = TypeVar("Response")
 
-PIECE_BYTES = 64 << 10  # of a long response
 UNPRINTABLE = re.compile(r"[^ -~]")  # what a header's value must not contain, and all that is not ASCII
 
 
@@ -75,7 +73,6 @@ class HttpCall:
     receive: Receive
     send: Send
     headers: RequestHeaders
-    metadata: Metadata  # the same headers, as those of a gRPC call
     caller: Caller
     passage: HttpPassage
     has_begun: bool = False  # whether the response's status is sent
@@ -88,6 +85,11 @@ class HttpCall:
     @property
     def request_id(self) -> str:
         return self.headers.request_id
+
+    @property
+    def peer(self) -> str:
+        """The client's address as gRPC writes it."""
+        return self.passage.peer
 
     @property
     def created(self) -> int:
@@ -112,25 +114,19 @@ class HttpCall:
         record = RequestRecord(request.request_id, protocol=HTTP, endpoint=self.scope["path"])
         record.url_scheme, record.is_streamed = self.scope["scheme"], self.is_streaming
         record.trace_id = self._trace_id = self._trace_id or new_trace_id()  # all prompts of a call are in one trace
-        return RequestCall(request, record, self.caller, self.metadata, no_deadline, extras)
+        return RequestCall(request, record, self.caller, self.headers.metadata, no_deadline, extras)
 
-    async def respond(self, body: bytes, *, status: int = 200, headers: Iterable[Header] = ()) -> None:
-        """Sends a whole JSON response."""
-        await self._begin(JSON_TYPE, len(body), status, headers)
-        await self.send({"type": "http.response.body", "body": body})
-
-    async def respond_in_pieces(self, body: bytes, content_type: str) -> None:
-        """Sends a long response, each piece once the client has read most of the one before: so a client that reads
-        slowly keeps no copy of it in memory. body: not empty"""
-        await self._begin((b"content-type", content_type.encode()), len(body), 200, ())
-        for start in range(0, len(body), PIECE_BYTES):
-            end = start + PIECE_BYTES
-            await self.send({"type": "http.response.body", "body": body[start:end], "more_body": end < len(body)})
-
-    async def _begin(self, content_type: Header, num_bytes: int, status: int, headers: Iterable[Header]) -> None:
+    async def respond(
+        self,
+        body: bytes,
+        *,
+        status: int = 200,
+        headers: Iterable[Header] = (),
+        content_type: bytes = b"application/json",
+    ) -> None:
+        """Sends a whole response."""
         self.has_begun = True
-        own = [content_type, (b"content-length", b"%d" % num_bytes), *self.response_headers(), *headers]
-        await self.send({"type": "http.response.start", "status": status, "headers": own})
+        await respond(self.send, status, body, [*self.response_headers(), *headers], content_type)
 
     async def collect(self, responses: AsyncGenerator[Response, None], take: Callable[[Response], object]) -> None:
         """Gives each response to `take`. Ends early if the client goes. Raises RequestRefused, ClientGone."""
@@ -195,6 +191,9 @@ class HttpCall:
         return rate_limit_headers(limits, self.scope["path"], time.time()) if limits else []
 
 
+Handler = Callable[[HttpCall], Awaitable[None]]
+
+
 class JsonBody:
     """The body of a call, for `async with`. It is emptied at the end, with the lists that are its fields: a request may
     run for minutes, and must not keep a million objects for so long. What is kept must be copied."""
@@ -255,15 +254,3 @@ def given_up(cancelled: asyncio.CancelledError) -> RequestRefused | None:
 def no_deadline() -> None:
     """The time left of a request over HTTP, which ends when its client goes."""
     return None
-
-
-def metadata_of(headers: RequestHeaders) -> Metadata:
-    """Returns the headers as the metadata of a gRPC call."""
-    given = (
-        (CREDENTIAL_KEY, f"Bearer {headers.credential}" if headers.credential else ""),
-        (TENANT_KEY, headers.tenant),
-        (SESSION_KEY, headers.session),
-        ("traceparent", headers.traceparent),
-        ("tracestate", headers.tracestate),
-    )
-    return tuple((name, value) for name, value in given if value)

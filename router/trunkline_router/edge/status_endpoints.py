@@ -1,22 +1,18 @@
 """Endpoints that tell of the router itself: whether it lives and is ready, its version, metrics, and the page of its
 API."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 
 import orjson
 
-from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
+from trunkline_router.access.gate.places import Bounds, Places, Sender
 from trunkline_router.address import host_of, network_of
-from trunkline_router.edge.endpoint import Handler, peer_of
-from trunkline_router.edge.http_call import HttpCall
+from trunkline_router.edge.http_call import Handler, HttpCall
 from trunkline_runtime.telemetry.exposition import FreshAnswers
 
-MAX_SCRAPES = 32  # answers that are made or sent at a time
-MAX_SCRAPES_OF_HOST = 8  # so that one host that does not read leaves room for the others
-SCRAPE_AGAIN_MS = 1000
+# Answers that are made or sent at a time. One host that does not read leaves room for the others.
+SCRAPES = Bounds(in_all=32, of_host=8, of_connection=8, of_tenant=32)
 
 
 class StatusEndpoints:
@@ -58,7 +54,7 @@ class MetricsEndpoint:
 
     def __init__(self, answers: FreshAnswers) -> None:
         self._answers = answers
-        self._scrapes: Counter[str] = Counter()  # by host
+        self._scrapes = Places(SCRAPES, "scrapers being answered")
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -66,22 +62,11 @@ class MetricsEndpoint:
         return {"GET /metrics": self._tell_metrics}
 
     async def _tell_metrics(self, call: HttpCall) -> None:
-        with self._scraping(call):
+        network = network_of(host_of(call.peer))
+        place = self._scrapes.take(Sender(network, network), lambda _: None)
+        try:
             accept = b",".join(value for name, value in call.scope["headers"] if name == b"accept")
             body, content_type = await self._answers.answer(accept.decode("latin-1"))
-            await call.respond_in_pieces(body, content_type)
-
-    @contextmanager
-    def _scraping(self, call: HttpCall) -> Iterator[None]:
-        """Counts an answer while the context is open. Raises RequestRefused (OVERLOADED) if there are too many."""
-        host = network_of(host_of(peer_of(call.scope)))
-        if self._scrapes.total() >= MAX_SCRAPES or self._scrapes[host] >= MAX_SCRAPES_OF_HOST:
-            message = f"{self._scrapes.total()} scrapers are being answered, {self._scrapes[host]} of this host"
-            raise RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, message, retry_delay_ms=SCRAPE_AGAIN_MS)
-        self._scrapes[host] += 1
-        try:
-            yield
+            await call.respond(body, content_type=content_type.encode())
         finally:
-            self._scrapes[host] -= 1
-            if not self._scrapes[host]:
-                del self._scrapes[host]
+            self._scrapes.release(place)

@@ -8,10 +8,12 @@ import pytest
 from tests.router.http.http_rig import connected, echo, error_of, get, serving
 from trunkline import status
 from trunkline.status import RequestRefused, internal, invalid, no_worker
-from trunkline_router.edge.http.headers import parse_headers, response_headers
+from trunkline_router.access.access import credential_of
+from trunkline_router.edge.http.headers import RequestHeaders, parse_headers, response_headers
 from trunkline_router.http_app import App
 from trunkline_router.record.error_statuses import ANTHROPIC_PATH, body_for, openai_body, refusal_headers, status_of
 from trunkline_router.record.refused_calls import RefusedCalls
+from trunkline_runtime.telemetry.trace_context import TraceContext, trace_context
 
 TRACE = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -92,7 +94,7 @@ def test_message_that_quotes_half_a_character_is_still_a_body() -> None:
 )
 def test_credential_is_found_and_not_shown(headers: Any, credential: str) -> None:
     parsed = parse_headers(headers)
-    assert parsed.credential == credential
+    assert credential_of(parsed.metadata) == credential
     assert "xyz" not in repr(parsed)
 
 
@@ -107,7 +109,7 @@ def test_credential_is_found_and_not_shown(headers: Any, credential: str) -> Non
 )
 def test_unusable_credential_is_refused_without_quoting_it(headers: Any) -> None:
     with pytest.raises(RequestRefused) as caught:
-        parse_headers(headers)
+        credential_of(parse_headers(headers).metadata)
     assert caught.value.reason == status.UNAUTHENTICATED
     assert "ab" not in caught.value.message
 
@@ -126,24 +128,31 @@ def test_request_id_is_the_client_s_or_a_new_one() -> None:
             parse_headers([(b"x-request-id", unusable)])
 
 
+def trace_of(headers: RequestHeaders) -> TraceContext | None:
+    found = dict(headers.metadata or ())
+    return trace_context(str(found.get("traceparent", "")), str(found.get("tracestate", "")))
+
+
 @pytest.mark.parametrize(
     "unusable",
     [b"", b"00-" + b"0" * 32 + TRACE[35:], TRACE.upper(), TRACE + b"-more", b"ff" + TRACE[2:], TRACE[:-1]],
 )
 def test_malformed_trace_is_ignored(unusable: bytes) -> None:
     parsed = parse_headers([(b"traceparent", unusable), (b"tracestate", b"a=b")])
-    assert (parsed.traceparent, parsed.tracestate) == ("", "")
+    assert trace_of(parsed) is None
 
 
 def test_trace_is_passed_on() -> None:
     parsed = parse_headers([(b"traceparent", TRACE), (b"tracestate", b"a=b"), (b"tracestate", b"c=d")])
-    assert (parsed.traceparent, parsed.tracestate) == (TRACE.decode(), "a=b,c=d")
-    assert parse_headers([(b"traceparent", b"01" + TRACE[2:] + b"-more")]).traceparent
+    trace = trace_of(parsed)
+    assert trace is not None
+    assert (trace.traceparent, trace.tracestate) == (TRACE.decode(), "a=b,c=d")
+    assert trace_of(parse_headers([(b"traceparent", b"01" + TRACE[2:] + b"-more")])) is not None
 
 
 @pytest.mark.parametrize("header", [(b"authorization", b"Bearer "), (b"x-api-key", b"")])
 def test_an_empty_credential_is_none(header: tuple[bytes, bytes]) -> None:
-    assert parse_headers([header]).credential == ""
+    assert credential_of(parse_headers([header]).metadata) == ""
 
 
 def test_response_headers_tell_what_is_known() -> None:

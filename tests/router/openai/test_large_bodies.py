@@ -13,10 +13,10 @@ from tests.router.tokenizer_files import BOS, byte_tokenizer, tokenizer_files
 from trunkline_router.access.access import Access
 from trunkline_router.access.gate.request_gate import RequestGate
 from trunkline_router.access.identity.needed_roles import USERS, Needed
-from trunkline_router.edge.endpoint import Endpoint
 from trunkline_router.edge.http.json_body import STEP_BYTES
 from trunkline_router.edge.http_call import Edge, HttpCall
 from trunkline_router.edge.request_fields import MAX_TEMPLATE_KWARGS_BYTES
+from trunkline_router.http_app import Endpoint
 from trunkline_router.request.inference import Inference
 
 TOKENIZER = byte_tokenizer()

@@ -24,7 +24,7 @@ from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline_router.access.access import Tenant, Tenants
 from trunkline_router.access.identity.needed_roles import Open
 from trunkline_router.edge.http_call import Edge
-from trunkline_router.edge.status_endpoints import MAX_SCRAPES_OF_HOST
+from trunkline_router.edge.status_endpoints import SCRAPES
 from trunkline_router.observe.metrics.worker_gauges import KEPT_S, WorkerGauges
 from trunkline_router.quotas.quota import Quotas
 
@@ -149,7 +149,7 @@ async def test_scrapers_that_do_not_read_take_the_places_of_scrapers_alone(route
         router.counted.request_ended(answered(tenant=f"tenant-{n % 90}", model=f"model-{n % 30}"))
     port = router.http_port
     assert len((await scrape(port)).content) > 250_000
-    connections = [await asyncio.open_connection("127.0.0.1", port, limit=1024) for _ in range(MAX_SCRAPES_OF_HOST)]
+    connections = [await asyncio.open_connection("127.0.0.1", port, limit=1024) for _ in range(SCRAPES.of_host)]
     for _, writer in connections:
         writer.write(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
     await until_status(port, 429)

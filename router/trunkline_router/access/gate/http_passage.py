@@ -20,6 +20,7 @@ class HttpPassage:
 
     def __init__(self, gate: "RequestGate", peer: str, tenant: str, give_up: GiveUp) -> None:
         self._gate = gate
+        self.peer = peer
         self._sender = http_sender_of(peer, tenant)
         self._give_up = give_up
         self._place: Place | None = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trunkline.status import internal
 from trunkline_router.edge.http.headers import REQUEST_ID, request_id_of, response_headers
-from trunkline_router.record.error_statuses import JSON_TYPE, Header, body_for, refusal_headers
+from trunkline_router.record.error_statuses import Header, body_for, refusal_headers
 from trunkline_runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ BODY_BYTES = 64 << 10  # of a body that the application has not taken; after the
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode() for status in HTTPStatus}
 BODILESS = (204, 304)
+PIECE_BYTES = 64 << 10  # of a long response
 
 
 class ClientGone(Exception):
@@ -65,11 +66,18 @@ class ends_with_client:  # reads as a statement
             raise ClientGone from None
 
 
-async def respond(send: Send, status: int, body: bytes, headers: Iterable[Header]) -> None:
-    """Sends a whole JSON response."""
-    own = [JSON_TYPE, (b"content-length", b"%d" % len(body)), *headers]
+async def respond(
+    send: Send, status: int, body: bytes, headers: Iterable[Header], content_type: bytes = b"application/json"
+) -> None:
+    """Sends a whole response: a long one in pieces, each once the client has read most of the one before, so that a
+    client that reads slowly keeps no copy of it in memory."""
+    own = [(b"content-type", content_type), *headers]
+    if status not in BODILESS:
+        own.append((b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": own})
-    await send({"type": "http.response.body", "body": body})
+    for start in range(0, len(body) or 1, PIECE_BYTES):
+        end = start + PIECE_BYTES
+        await send({"type": "http.response.body", "body": body[start:end], "more_body": end < len(body)})
 
 
 class Exchange:
@@ -94,7 +102,6 @@ class Exchange:
         self._news = asyncio.Event()  # something for receive()
         self._head = b""  # of the response, not sent yet
         self._has_started = False
-        self._left_bytes: int | None = None  # of a response of known length
         self._is_chunked = False
         scope[EXCHANGE] = self
 
@@ -158,31 +165,31 @@ class Exchange:
 
     def _start(self, status: int, headers: Iterable[Header]) -> None:
         lines = [STATUS_LINES[status], self._connection.shared.date_line]
-        length: int | None = None
+        has_length = False
         # A client that still waits for 100 Continue may send the body or leave it out (RFC 9110, 10.1.1).
         keeps_alive = self.keeps_alive and not (self._expects_continue and self.more_body)
         has_id = False
         for name, value in headers:
             lines.append(b"%b: %b" % (name, value))
             if name == b"content-length":
-                length = int(value)
+                has_length = True
             elif name == b"connection":
                 keeps_alive = keeps_alive and value != b"close"
             elif name == REQUEST_ID:
                 has_id = True
         if not has_id:  # answers that are not the router's own, such as those to preflights
             lines.append(b"%b: %b" % (REQUEST_ID, request_id_of(self.scope["headers"]).encode()))
-        is_chunked = length is None and status not in BODILESS and self.scope["http_version"] == "1.1"
+        is_chunked = not has_length and status not in BODILESS and self.scope["http_version"] == "1.1"
         if is_chunked:
             lines.append(b"transfer-encoding: chunked")
-        elif length is None and status not in BODILESS:
+        elif not has_length and status not in BODILESS:
             keeps_alive = False  # the response ends with the connection
         if not keeps_alive:
             lines.append(b"connection: close")
         head = b"\r\n".join((*lines, b"", b""))
         if head.count(b"\n") != len(lines) + 1 or head.count(b"\r") != len(lines) + 1 or b"\0" in head:
             raise RuntimeError("invalid header")  # its value could add headers or a response
-        self.keeps_alive, self._is_chunked, self._left_bytes = keeps_alive, is_chunked, length
+        self.keeps_alive, self._is_chunked = keeps_alive, is_chunked
         self._head, self._has_started, self._expects_continue = head, True, False
 
     def _write(self, body: bytes, *, more: bool) -> None:
@@ -194,10 +201,6 @@ class Exchange:
             if not more:
                 data += b"0\r\n\r\n"
         else:
-            if self._left_bytes is not None:
-                self._left_bytes -= len(body)
-                if self._left_bytes < 0 or (self._left_bytes and not more):
-                    raise RuntimeError("the body is not as long as content-length says")
             data = head + body if head else body
         self._head = b""
         if data:

@@ -8,7 +8,9 @@ from datetime import UTC, datetime
 from ipaddress import ip_address
 from typing import Any
 
+from trunkline.names import AUTHORIZATION_KEY, SESSION_KEY, TENANT_KEY
 from trunkline.status import RequestRefused, invalid, unauthenticated
+from trunkline_router.access.access import Metadata
 from trunkline_router.access.identity.needed_roles import PATHS
 from trunkline_router.quotas.quota import RateLimit
 from trunkline_router.record.error_statuses import Header, is_anthropic
@@ -19,13 +21,8 @@ from trunkline_runtime.telemetry.trace_context import new_request_id
 ROUTES = frozenset(name.partition(" ")[2] for name in PATHS)
 
 MAX_REQUEST_ID_CHARACTERS = 128
-MAX_CREDENTIAL_CHARACTERS = 8192  # a JWT with many claims
 REQUEST_ID = b"x-request-id"
 _REQUEST_ID = re.compile(rb"[!-~]{1,%d}" % MAX_REQUEST_ID_CHARACTERS)  # visible ASCII
-# https://www.w3.org/TR/trace-context/#traceparent-header; higher versions may add fields
-_TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
-MAX_TRACESTATE_BYTES = 512  # what the specification asks servers to pass on
-
 # Two values of such a header could be used by different components.
 _ONCE = {
     *(REQUEST_ID, b"traceparent", b"authorization", b"x-api-key", b"content-type"),
@@ -38,25 +35,20 @@ class RequestHeaders:
     """What a request's headers say.
 
     request_id: from X-Request-Id, else a new one
-    credential: the API key or token of Authorization: Bearer or of x-api-key; "" if there is none. Not in repr()
-    tenant: from x-trunkline-tenant: the tenant that the client names; "" if it names none
+    content_type: without parameters, in lower case
+    metadata: what a gRPC call would have: the credential, the tenant and session that the client names, and its trace
     """
 
     request_id: str
-    traceparent: str = ""
-    tracestate: str = ""
-    credential: str = field(default="", repr=False)
-    tenant: str = ""
-    session: str = ""  # groups requests, for example by conversation
-    content_type: str = ""  # without parameters, in lower case
+    content_type: str = ""
+    metadata: Metadata = field(default=(), repr=False)
 
 
 def parse_headers(headers: Iterable[Header]) -> RequestHeaders:
     """Parses the headers of an ASGI scope, whose names are in lower case.
 
     Raises RequestRefused: INVALID_REQUEST for a repeated header or an unusable X-Request-Id, UNAUTHENTICATED for an
-    Authorization of another scheme than Bearer, or two different credentials. A malformed traceparent is ignored, as
-    its specification asks.
+    Authorization of another scheme than Bearer, or two different credentials.
     """
     found: dict[bytes, bytes] = {}
     states: list[bytes] = []
@@ -67,15 +59,17 @@ def parse_headers(headers: Iterable[Header]) -> RequestHeaders:
             found[name] = value
         elif name == b"tracestate":
             states.append(value)
-    traceparent, tracestate = _trace(found.get(b"traceparent", b""), states)
+    metadata = (
+        (AUTHORIZATION_KEY, _authorization(found.get(b"authorization", b""), found.get(b"x-api-key", b""))),
+        (TENANT_KEY, _text(TENANT_KEY, found)),
+        (SESSION_KEY, _text(SESSION_KEY, found)),
+        ("traceparent", found.get(b"traceparent", b"").decode("latin-1")),
+        ("tracestate", b",".join(states).decode("latin-1")),
+    )
     return RequestHeaders(
         request_id=_request_id(found.get(REQUEST_ID)),
-        traceparent=traceparent,
-        tracestate=tracestate,
-        credential=_credential(found.get(b"authorization"), found.get(b"x-api-key")),
-        tenant=_text(b"x-trunkline-tenant", found),
-        session=_text(b"x-trunkline-session", found),
         content_type=found.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1"),
+        metadata=tuple(each for each in metadata if each[1]),
     )
 
 
@@ -92,7 +86,7 @@ def trace_of(headers: Iterable[Header]) -> tuple[str, str]:
     """(traceparent, tracestate) of any request; empty strings if there is none, or more than one."""
     parents = [value for name, value in headers if name == b"traceparent"]
     states = [value for name, value in headers if name == b"tracestate"]
-    return _trace(parents[0] if len(parents) == 1 else b"", states)
+    return parents[0].decode("latin-1") if len(parents) == 1 else "", b",".join(states).decode("latin-1")
 
 
 def is_local(host: bytes) -> bool:
@@ -190,38 +184,22 @@ def _request_id(given: bytes | None) -> str:
     return given.decode()
 
 
-def _trace(parent: bytes, states: list[bytes]) -> tuple[str, str]:
-    found = _TRACEPARENT.fullmatch(parent)
-    if found is None or (parent[:2] == b"00" and found[1] is not None):
-        return "", ""
-    state = b",".join(states)
-    if len(state) > MAX_TRACESTATE_BYTES or not state.isascii():
-        state = b""
-    # `ignore`: a higher version's fields may have any bytes
-    return parent.decode("ascii", "ignore"), state.decode()
-
-
-def _credential(authorization: bytes | None, api_key: bytes | None) -> str:
-    given: set[bytes] = set()
-    if authorization is not None:
-        scheme, _, token = authorization.partition(b" ")
-        if scheme.lower() != b"bearer":
-            raise unauthenticated("Authorization must be Bearer with an API key or a token")
-        given.add(token.strip())
-    if api_key is not None:
-        given.add(api_key)
-    given.discard(b"")  # some clients send an empty key if they have none
+def _authorization(authorization: bytes, api_key: bytes) -> str:
+    """The one credential in the form of Authorization; "" if there is none. Some clients send an empty one then."""
+    scheme, _, token = authorization.partition(b" ")
+    if scheme.lower() not in (b"", b"bearer"):
+        raise unauthenticated("Authorization must be Bearer with an API key or a token")
+    given = {token.strip(), api_key} - {b""}
     if len(given) > 1:
         raise unauthenticated("Authorization and x-api-key name two different credentials")
-    for credential in given:
-        if len(credential) > MAX_CREDENTIAL_CHARACTERS or not credential.isascii():
-            raise unauthenticated("the credential is too long or is not ASCII")
-        return credential.decode()
-    return ""
+    credential = b"".join(given)
+    if not credential.isascii():
+        raise unauthenticated("the credential is not ASCII")
+    return f"Bearer {credential.decode()}" if credential else ""
 
 
-def _text(name: bytes, found: dict[bytes, bytes]) -> str:
+def _text(name: str, found: dict[bytes, bytes]) -> str:
     try:
-        return found.get(name, b"").decode()
+        return found.get(name.encode(), b"").decode()
     except UnicodeDecodeError:
-        raise invalid(name.decode(), "is not UTF-8") from None
+        raise invalid(name, "is not UTF-8") from None

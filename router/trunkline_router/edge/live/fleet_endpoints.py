@@ -9,11 +9,10 @@ import orjson
 from trunkline.status import RequestRefused, forbidden, invalid
 from trunkline_router.access.access import Caller
 from trunkline_router.access.identity.needed_roles import WATCHERS
-from trunkline_router.edge.endpoint import Handler, peer_of
 from trunkline_router.edge.http.headers import is_local
 from trunkline_router.edge.http.json_body import check_content_type, parse_object, read_body
 from trunkline_router.edge.http.sse import event
-from trunkline_router.edge.http_call import HttpCall
+from trunkline_router.edge.http_call import Handler, HttpCall
 from trunkline_router.edge.live.fleet_json import FleetViewJson, plain, summaries_json, timeline_json
 from trunkline_router.edge.live.page_files import PageFiles
 from trunkline_router.edge.request_fields import Fields, validated
@@ -129,7 +128,7 @@ class FleetEndpoints:
         query_of(call, ())
 
         def caller() -> Caller:
-            return call.edge.access.caller(call.metadata, WATCHERS, peer_of(call.scope))
+            return call.edge.access.caller(call.headers.metadata, WATCHERS, call.peer)
 
         views = _nothing() if call.scope["method"] == "HEAD" else self._watch.views(caller)
         await call.stream(views, ViewEvents(self._writer))

@@ -56,10 +56,6 @@ class PageFile:
     type: bytes
     etag: bytes
 
-    @property
-    def headers(self) -> list[Header]:
-        return [(b"content-type", self.type), (b"etag", self.etag), *SECURITY]
-
 
 def read_files(folder: Path = FOLDER) -> dict[str, PageFile]:
     """Returns the files that are served, by name; none if the folder does not exist."""
@@ -90,17 +86,13 @@ class PageFiles:
         file = self._files.get(name)
         if file is None:
             raise RequestRefused(CODE_NOT_FOUND, PAGE_FILE_NOT_FOUND, f"the live page has no file {name[:128]!r}")
-        if file.etag in _etags(call.scope["headers"]):
-            await _respond(call, 304, b"", file.headers)
-        else:
-            await _respond(call, 200, file.body, [*file.headers, (b"content-length", b"%d" % len(file.body))])
-
-
-async def _respond(call: HttpCall, status: int, body: bytes, headers: list[Header]) -> None:
-    call.has_begun = True
-    told = [*headers, *call.response_headers()]
-    await call.send({"type": "http.response.start", "status": status, "headers": told})
-    await call.send({"type": "http.response.body", "body": body})
+        is_known = file.etag in _etags(call.scope["headers"])
+        await call.respond(
+            b"" if is_known else file.body,
+            status=304 if is_known else 200,
+            headers=[(b"etag", file.etag), *SECURITY],
+            content_type=file.type,
+        )
 
 
 def _etags(headers: Iterable[Header]) -> set[bytes]:
