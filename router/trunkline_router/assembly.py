@@ -137,7 +137,7 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
         book,
         None if shared_port is None else shared_port.directory,
         "" if shared_port is None else str(shared_port.number),
-        lambda: max(0, shared.num_neighbours - settings.processes + 1),
+        lambda: max(0, len(shared.neighbours) - settings.processes + 1),
     )
     watch = FleetWatch(pools, shared, access.tenants, requests)
     worker_drain = WorkerDrain(pools)

@@ -23,7 +23,7 @@ from tests.cluster.processes import Process, script
 from tests.parameters import one_in
 from tests.router.cluster import PATIENCE_S, Cluster, Refusal, refusal, router_before, until
 from tests.router.fake_worker import FakeWorker
-from tests.router.shared_state_rig import keys_in
+from tests.router.shared_state_rig import keys_in, link_of
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, TokenIds
@@ -37,7 +37,6 @@ from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.redis_connection import CONNECT_TIMEOUT_S
 from trunkline_router.quotas.redis_store import RedisStore
 from trunkline_router.quotas.shared_state import SharedState
-from trunkline_router.quotas.tenant_book import Accounts
 from trunkline_router.routing.credit import NO_CREDIT, Credit
 from trunkline_router.workers.pool import Pools
 from trunkline_runtime.channel import open_channel
@@ -173,7 +172,7 @@ async def test_no_request_fails_when_redis_is(redis: RedisServer, way: str) -> N
     async with two_routers(redis, tenants, *workers, window_ms=60_000) as routers:
 
         def all_reach(wanted: bool) -> Callable[[], bool]:
-            return lambda: all(router.shared.is_reachable == wanted for router in routers)
+            return lambda: all(link_of(router.shared).is_reachable == wanted for router in routers)
 
         async def fault() -> None:
             await until(lambda: all(router.shared.admission.reserves > 20 for router in routers))
@@ -205,7 +204,7 @@ async def test_no_request_fails_when_redis_is(redis: RedisServer, way: str) -> N
         assert len(times) > 2 * REQUESTS_WITHOUT
         assert median(times) < CONNECT_TIMEOUT_S / 2, "requests do not wait for Redis's own time-outs"
         if way == "restarted empty":
-            assert [router.shared.times_entered for router in routers] == [2, 2]
+            assert [link_of(router.shared).entries for router in routers] == [2, 2]
             answered = sum(len(worker.submits) for worker in workers)
             await until(lambda: all(not router.shared._own.book.has_changes for router in routers))
             counted = await window_of(redis, "acme")
@@ -256,8 +255,8 @@ async def test_every_way_a_request_can_end_settles_it(redis: RedisServer) -> Non
         states = [router.shared._own for router in routers]
         await until(lambda: not any(state.running or state.book.has_changes for state in states))
         for router in routers:
-            syncs = router.shared.syncs
-            await until(partial(lambda router, syncs: router.shared.syncs > syncs + 1, router, syncs))
+            syncs = link_of(router.shared).syncs
+            await until(partial(lambda router, syncs: link_of(router.shared).syncs > syncs + 1, router, syncs))
         assert await window_of(redis, "acme") == (4, 4 * len(PROMPT) + 4 + 3 + 2), "all but the refused one"
 
 
@@ -277,7 +276,7 @@ async def test_invented_names_do_not_fill_redis_nor_come_to_more_than_so_many_qu
     quotas = Quotas(requests_per_minute=2)
     tenants = Tenants({"acme": Tenant(quotas=quotas)}, Tenant(quotas=quotas))
     async with two_routers(redis, tenants, FakeWorker("a", answer=1), window_ms=60_000, patience_s=1.0) as (router, _):
-        router.shared._accounts = Accounts(60_000, max_accounts=3)
+        router.shared._own.book._max_accounts = 3
 
         async def outcomes(name: str, times: int) -> list[int | str]:
             metadata = (("x-trunkline-tenant", name),)

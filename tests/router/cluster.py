@@ -235,7 +235,7 @@ async def router_before(
         service = InferenceService(inference, access, grant_keys=keys)
         add_InferenceServiceServicer_to_server(service, server.grpc)
         book = RequestBook(recent, observer.running, time.monotonic, name)
-        requests = RouterRequests(book, num_others=lambda: shared.num_neighbours)
+        requests = RouterRequests(book, num_others=lambda: len(shared.neighbours))
         watch = FleetWatch(pools, shared, access.tenants, requests, PERIODS)
         stack.push_async_callback(_cancel, [asyncio.create_task(watch.run())])
         drain = WorkerDrain(pools)

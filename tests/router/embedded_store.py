@@ -1,6 +1,5 @@
 """A model of the store: the same answers as those of the scripts in Redis, in a few lines of Python."""
 
-import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,7 +31,6 @@ class _Router:
 class _Tenant:
     window: Window
     in_flight: dict[str, int] = field(default_factory=dict)  # tokens by router
-    refused: dict[str, int] = field(default_factory=dict)  # tokens by router while it has reservations under way
 
 
 class EmbeddedStore:
@@ -57,13 +55,10 @@ class EmbeddedStore:
     async def close(self) -> None:
         """Does nothing."""
 
-    def reserve(self, ask: Ask) -> "asyncio.Future[Answer]":
-        """See Store. The future is done on return."""
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    async def reserve(self, ask: Ask) -> Answer:
+        """See Store."""
         if ask.life != self._life:
-            future.set_exception(LifeEnded("the store has lost its state"))
-            future.exception()
-            return future
+            raise LifeEnded("the store has lost its state")
         now_ms = self._clock_ms()
         tenant = self._tenant(ask.tenant)
         tenant.window.expire(now_ms)
@@ -71,25 +66,17 @@ class EmbeddedStore:
         tenant.in_flight = {
             router: tokens for router, tokens in tenant.in_flight.items() if router == ask.router or self._lives(router)
         }
-        tenant.refused = {
-            router: tokens for router, tokens in tenant.refused.items() if router == ask.router or self._lives(router)
-        }
-        others = sum(tokens for router, tokens in tenant.in_flight.items() if router != ask.router)
-        if ask.refused is None:
-            tenant.refused.pop(ask.router, None)
-        known = ask.refused or 0
-        refused = tenant.refused.get(ask.router, known)
-        mine = max(0, ask.in_flight - max(0, refused - known))
-        used = Used(tenant.window.requests, tenant.window.tokens, others + mine)
+        if ask.in_flight_change:
+            mine = tenant.in_flight.get(ask.router, 0)
+            tenant.in_flight[ask.router] = mine + ask.in_flight_change
+        in_flight = sum(max(0, tokens) for tokens in tenant.in_flight.values())
+        used = Used(tenant.window.requests, tenant.window.tokens, in_flight)
         refusal = judge(ask.quotas, used, ask.tokens, tenant.window, now_ms)
         if refusal is None:
             tenant.window.add(tenant.window.bucket(now_ms), 1, ask.tokens)
-            tenant.in_flight[ask.router] = mine + ask.tokens
+            tenant.in_flight[ask.router] = tenant.in_flight.get(ask.router, 0) + ask.tokens
             used = Used(used.requests + 1, used.tokens + ask.tokens, used.in_flight + ask.tokens)
-        else:
-            tenant.refused[ask.router] = refused + ask.tokens
-        future.set_result(Answer(refusal, used, tenant.window.bucket(now_ms)))
-        return future
+        return Answer(refusal, used, tenant.window.bucket(now_ms))
 
     async def sync(self, report: Report) -> SyncReply:
         """See Store."""
@@ -98,13 +85,20 @@ class EmbeddedStore:
         now_ms = self._clock_ms()
         mine = self._routers.setdefault(report.router, _Router())
         mine.expires_ms = now_ms + self._ttl_ms
-        if report.number > mine.counted:
+        is_new = report.number > mine.counted
+        if is_new:
             mine.counted = report.number
             self._count(report, now_ms)
         for name, tokens in report.in_flight.items():
-            self._tenant(name).in_flight[report.router] = tokens
+            in_flight = self._tenant(name).in_flight
+            if tokens.total is not None:
+                in_flight[report.router] = tokens.total
+            elif is_new:
+                in_flight[report.router] = in_flight.get(report.router, 0) + tokens.change
         if report.credits is not None:
-            mine.said = NeighbourReport(report.number, dict(report.credits), list(report.competing))
+            said = mine.said or NeighbourReport(-1, {}, ())
+            if mine.said is None or (said.credits, said.competing) != (report.credits, list(report.competing)):
+                mine.said = NeighbourReport(report.number, dict(report.credits), list(report.competing))
         if report.leases is not None:
             self._renew(report, now_ms)
         if report.convictions:
@@ -117,7 +111,8 @@ class EmbeddedStore:
             window = self._tenant(name).window
             window.expire(now_ms)
             for change in changes:
-                bucket = window.bucket(now_ms - change.age_ms) if change.bucket is None else change.bucket
+                age_ms = max(0.0, report.sent_ms - change.at_ms)
+                bucket = window.bucket(now_ms - age_ms) if change.bucket is None else change.bucket
                 if window.holds(bucket, now_ms):
                     window.add(bucket, change.requests, change.tokens)
         for name, amount in report.served.items():

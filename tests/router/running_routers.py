@@ -7,6 +7,7 @@ from random import Random
 
 from tests.router.shared_state_rig import Convicting, FakeFleet, use
 from trunkline.status import RequestRefused
+from trunkline_router.quotas.admission import RequestUse
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.redis_store import RedisStore
 from trunkline_router.quotas.reservation import Reservation
@@ -21,9 +22,7 @@ class RunningRouter(Convicting):
         super().__init__(store, name, self.fleet, Random(0), admits_when_down=admits_when_down)
 
     async def admit(self, quotas: Quotas, prompt: int = 10, output: int | None = 10) -> Reservation:
-        return await self.reserve(
-            "t", quotas, weight=1.0, prompt_tokens=prompt, max_tokens=output, most_tokens=1000, choices=1
-        )
+        return await self.reserve("t", quotas, RequestUse(prompt, output, most_tokens=1000, choices=1), weight=1.0)
 
     async def admits(self, quotas: Quotas) -> bool:
         """Whether it does; the request has ended at once, all used."""

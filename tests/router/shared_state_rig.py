@@ -6,6 +6,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from trunkline_router.quotas.admission import RequestUse
 from trunkline_router.quotas.convictions import CONVICTION_MS
 from trunkline_router.quotas.quota import WINDOW_MS, Quotas
 from trunkline_router.quotas.redis_entries import FORMAT
@@ -61,10 +62,23 @@ class FakeFleet:
 class Convicting(SharedState):
     """Told what to convict without the requests."""
 
+    link: StoreLink
+
     @property
-    def link(self) -> StoreLink:
-        assert self._link is not None
-        return self._link
+    def is_reachable(self) -> bool:
+        return self.link.is_reachable
+
+    @property
+    def times_lost(self) -> int:
+        return self.link.breaker.times_opened
+
+    @property
+    def times_entered(self) -> int:
+        return self.link.entries
+
+    @property
+    def syncs(self) -> int:
+        return self.link.syncs
 
     @property
     def sync(self) -> Sync:
@@ -98,9 +112,9 @@ class Router(Convicting):
 
     async def admit(self, quotas: Quotas, prompt: int = 10, output: int | None = 10, **other: Any) -> Reservation:
         """A request of tenant t. Raises RequestRefused."""
-        terms: dict[str, Any] = {"tenant": "t", "weight": 1.0, "most_tokens": 1000, "choices": 1} | other
-        tenant = terms.pop("tenant")
-        return await self.reserve(tenant, quotas, prompt_tokens=prompt, max_tokens=output, **terms)
+        terms: dict[str, Any] = {"tenant": "t", "weight": 1.0, "most_tokens": 1000} | other
+        use = RequestUse(prompt, output, most_tokens=terms["most_tokens"], choices=1)
+        return await self.reserve(terms["tenant"], quotas, use, weight=terms["weight"])
 
     def window_of(self, tenant: str) -> tuple[int, int]:
         """Requests and tokens that this router counts."""
@@ -111,6 +125,12 @@ class Router(Convicting):
         """Tells and hears, as once a second."""
         self.sync.beat_next()
         await self.sync.tick()
+
+
+def link_of(shared: SharedState) -> StoreLink:
+    """Of one that has a store."""
+    assert shared.link is not None
+    return shared.link
 
 
 async def keys_in(client: Redis) -> str:

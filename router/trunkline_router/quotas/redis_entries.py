@@ -56,94 +56,53 @@ def written_lease(lease: Lease) -> str:
 
 
 class EntryReader:
-    """Reads the entries of other routers. Logs once for each router or worker that its entry cannot be read."""
+    """Reads the entries of other routers: None for one that cannot be read, which is logged once for each router or
+    worker."""
 
     def __init__(self) -> None:
-        self._reported: set[str] = set()
+        self._reported: set[tuple[str, str]] = set()
         self._log = get_logger()
 
     def neighbour_report(self, name: str, version: int, text: Any) -> NeighbourReport:
         """The readable part of a router's credits and competing tenants."""
-
-        def entry() -> NeighbourReport:
-            workers, competing, *_ = json.loads(text)
-            try:
-                return NeighbourReport(version, dict(map(_credit, workers)), list(map(_text, competing)))
-            except DECODE_ERRORS:
-                pass  # below: one by one, without the invalid ones
-            read = (self._read(f"credits of {name}", _credit, worker) for worker in workers)
-            names = [self._read(f"tenants of {name}", _text, named) for named in competing]
-            credits = dict(pair for pair in read if pair is not None)
-            return NeighbourReport(version, credits, [named for named in names if named is not None])
-
-        return self._read(f"credits of {name}", entry) or NeighbourReport(version, {}, ())
+        whose = f"credits of {name}"
+        workers, competing = self._read(whose, _two_lists, text) or ([], [])
+        credits = (self._read(whose, _credit, worker) for worker in workers)
+        names = (self._read(f"tenants of {name}", _text, tenant) for tenant in competing)
+        return NeighbourReport(version, dict(filter(None, credits)), [name for name in names if name is not None])
 
     def lease(self, address: str, text: Any) -> Lease | None:
-        """The lease, or None if it cannot be read."""
-
-        def entry() -> Lease:
-            worker_id, epoch, model, *_ = json.loads(text)
-            return Lease(_address(address), _text(worker_id), _epoch(epoch), _text(model))
-
-        return self._read(f"lease of {address}", entry)
+        return self._read(f"lease of {address}", _lease, address, text)
 
     def conviction(self, name: Any, ttl_ms: Any) -> tuple[bytes, int] | None:
-        """The fingerprint and its ms to live, or None if the entry cannot be read."""
-
-        def entry() -> tuple[bytes, int]:
-            if not 0 < ttl_ms <= CONVICTION_MS:
-                raise ValueError(f"{ttl_ms:g} ms to live")
-            return bytes.fromhex(name), int(ttl_ms)
-
-        return self._read("convictions", entry)
+        """The fingerprint and its ms to live."""
+        return self._read("convictions", _conviction, name, ttl_ms)
 
     def served(self, tenant: Any, cost: Any) -> tuple[str, float] | None:
-        """The tenant and its service in cost units, or None if the entry cannot be read."""
+        """The tenant and its service in cost units."""
+        return self._read("served", _served, tenant, cost)
 
-        def entry() -> tuple[str, float]:
-            if not 0 <= cost <= MOST:
-                raise ValueError(f"{cost:g} cost units")
-            return _text(tenant), float(cost)
-
-        return self._read("served", entry)
-
-    def cleared(self, key: str) -> None:
-        """Logs once per key that it had invalid content, which was cleared."""
-        if self._is_new(f"key {key}"):
-            self._log.warning("invalid content was cleared from the shared state", key=key[:200])
-
-    def too_large(self, name: Any) -> None:
-        """Logs once per router that its credits are too large to be read."""
-        if self._is_new(f"size of {name}"):
-            self._log.warning(
-                "a router's credits in the shared state are too large to be read",
-                entry=str(name)[:200],
-                most_bytes=MOST_CREDIT_BYTES,
-            )
-
-    def left_for_later(self, num_routers: int) -> None:
-        """Logs once that the credits of all routers do not fit into one sync."""
-        if self._is_new("routers left for later"):
-            self._log.warning(
-                "the shared state has more credits than one sync reads: routers are read in turns", left=num_routers
-            )
-
-    def _read(self, whose: str, entry: Callable[..., Entry], *values: Any) -> Entry | None:
+    def _read(self, whose: str, read: Callable[..., Entry], *values: Any) -> Entry | None:
         try:
-            return entry(*values)
+            return read(*values)
         except DECODE_ERRORS as error:
-            if self._is_new(whose):
-                problem = f"{type(error).__name__}: {error}"[:200]
-                self._log.warning("an entry in the shared state cannot be read", entry=whose[:200], problem=problem)
+            problem = f"{type(error).__name__}: {error}"[:200]
+            self.warn("an entry in the shared state cannot be read", whose, problem=problem)
             return None
 
-    def _is_new(self, whose: str) -> bool:
-        if whose in self._reported:
-            return False
-        if len(self._reported) >= MAX_REPORTED:
-            self._reported.clear()
-        self._reported.add(whose)
-        return True
+    def warn(self, event: str, entry: Any, **more: str) -> None:
+        """Logs a problem of an entry once."""
+        problem = event, str(entry)[:200]
+        if problem not in self._reported:
+            if len(self._reported) >= MAX_REPORTED:
+                self._reported.clear()
+            self._reported.add(problem)
+            self._log.warning(event, entry=problem[1], **more)
+
+
+def _two_lists(text: Any) -> tuple[list[Any], list[Any]]:
+    workers, competing, *_ = json.loads(text)
+    return list(workers), list(competing)
 
 
 def _credit(worker: Any) -> tuple[WorkerKey, Credit]:
@@ -151,6 +110,25 @@ def _credit(worker: Any) -> tuple[WorkerKey, Credit]:
     if not 0 <= choices <= MOST or not 0 <= tokens <= MOST:
         raise ValueError(f"{choices} choices with {tokens} tokens")
     return WorkerKey(_text(worker_id), _epoch(epoch)), Credit(int(choices), int(tokens))
+
+
+def _lease(address: Any, text: Any) -> Lease:
+    worker_id, epoch, model, *_ = json.loads(text)
+    if not is_address(_text(address)):
+        raise ValueError(f"{address[:100]!r} is not host:port")
+    return Lease(address, _text(worker_id), _epoch(epoch), _text(model))
+
+
+def _conviction(name: Any, ttl_ms: Any) -> tuple[bytes, int]:
+    if not 0 < ttl_ms <= CONVICTION_MS:
+        raise ValueError(f"{ttl_ms:g} ms to live")
+    return bytes.fromhex(name), int(ttl_ms)
+
+
+def _served(tenant: Any, cost: Any) -> tuple[str, float]:
+    if not 0 <= cost <= MOST:
+        raise ValueError(f"{cost:g} cost units")
+    return _text(tenant), float(cost)
 
 
 def _text(value: Any) -> str:
@@ -167,10 +145,3 @@ def _epoch(value: Any) -> int:
     if not 0 <= epoch <= MOST_EPOCH:
         raise ValueError("an epoch out of range")
     return epoch
-
-
-def _address(value: Any) -> str:
-    address = _text(value)
-    if not is_address(address):
-        raise ValueError(f"{address[:100]!r} is not host:port")
-    return address

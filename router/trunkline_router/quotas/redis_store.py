@@ -20,23 +20,21 @@ The braces are a hash tag: a proxy that spreads keys over servers keeps a fleet'
 different keys. From an older life, a new one inherits only convictions.
 
 The scripts are `reserve.lua` and `sync.lua`, each preceded by `window.lua`. They are called by hash (EVALSHA, because
-Redis 6.2 has no FUNCTION), and by source if Redis has lost them.
+Redis 6.2 has no FUNCTION); if Redis has lost them, the router connects anew.
 """
 
 import asyncio
-import hashlib
 import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trunkline_router.quotas.convictions import CONVICTION_MS
 from trunkline_router.quotas.fairness import HALF_LIFE_MS, MAX_TENANTS
 from trunkline_router.quotas.quota import IN_FLIGHT_RETRY_MS, WINDOW_MS, Refusal, Used
-from trunkline_router.quotas.redis_connection import CONNECT_TIMEOUT_S, NO_EVICTION, RedisConnection, Script
+from trunkline_router.quotas.redis_connection import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, RedisConnection, Script
 from trunkline_router.quotas.redis_entries import (
     DECODE_ERRORS,
     FORMAT,
@@ -53,11 +51,11 @@ from trunkline_router.quotas.store import (
     TTL_MS,
     Answer,
     Ask,
+    InFlight,
     LifeEnded,
     Report,
     StoreDown,
     SyncReply,
-    WindowChange,
 )
 from trunkline_router.quotas.store_link import PATIENCE_S
 from trunkline_runtime.log import get_logger
@@ -65,11 +63,11 @@ from trunkline_runtime.telemetry.series import BucketCounts
 
 Entry = TypeVar("Entry")
 
-# No request waits for a sync. The timeout of a request reflects the distance to Redis, so these are multiples of it.
-SYNC_TIMEOUT_S, SYNC_TIMEOUT_FACTOR = 0.25, 4.0
+# The timeout of a request reflects the distance to Redis, so these are multiples of it.
+REPLY_TIMEOUT_FACTOR = 4.0
 CONNECT_TIMEOUT_FACTOR = 10.0  # some seven round trips, nine with TLS
 TURN_S = 0.001  # of decoding a reply, after which other tasks get a turn
-UNCHANGED = -1
+NO_EVICTION = "noeviction"
 
 KEYS_OF_ALL_LIVES = ("life", "convictions")
 KEYS_OF_A_LIFE = ("routers", "credits", "versions", "leases", "served")
@@ -98,13 +96,12 @@ class RedisStore:
         window, *scripts = (Path(__file__).with_name(name).read_text() for name in ("window.lua", *SCRIPTS))
         names = (name.removesuffix(".lua") for name in SCRIPTS)
         self._reserve, self._sync = (Script(name, window + text) for name, text in zip(names, scripts, strict=True))
-        connect_timeout_s = max(CONNECT_TIMEOUT_S, CONNECT_TIMEOUT_FACTOR * patience_s)
         self._redis = RedisConnection(
             url,
             (self._reserve, self._sync),
             tls=tls,
-            connect_timeout_s=connect_timeout_s,
-            reply_timeout_s=max(SYNC_TIMEOUT_S, SYNC_TIMEOUT_FACTOR * patience_s),
+            connect_timeout_s=max(CONNECT_TIMEOUT_S, CONNECT_TIMEOUT_FACTOR * patience_s),
+            reply_timeout_s=max(REPLY_TIMEOUT_S, REPLY_TIMEOUT_FACTOR * patience_s),
         )
         self._tag = f"{{{prefix.rstrip(':')}}}:{FORMAT}:"
         read = self._reader = EntryReader()
@@ -117,8 +114,6 @@ class RedisStore:
         }
         self._log = get_logger()
         self._has_warned_of_eviction = False
-        self._credits = "", ""  # (router, JSON) as last written in the current life
-        self._credits_are_lost = False
         self._heard_until = ""  # the router at which the next sync begins if the last one had no room for all
         self._window_ms = window_ms
         self._ttl_ms = ttl_ms
@@ -130,27 +125,19 @@ class RedisStore:
         return self._redis.latencies
 
     async def connect(self) -> None:
-        """See Store. Warns once if Redis evicts keys."""
-        if self._redis.is_connected:
-            return
-        await self._redis.connect()
-        if self._redis.eviction and not self._has_warned_of_eviction:
-            self._has_warned_of_eviction = True
-            self._log.warning(
-                "Redis evicts keys when it is full, including tenants' quotas; it should refuse writes instead",
-                maxmemory_policy=self._redis.eviction,
-                wanted=NO_EVICTION,
-            )
+        """See Store."""
+        if not self._redis.is_connected:
+            await self._redis.connect()
 
     async def close(self) -> None:
         """See Store."""
         await self._redis.close()
 
-    def reserve(self, ask: Ask) -> "asyncio.Future[Answer]":
+    async def reserve(self, ask: Ask) -> Answer:
         """See Store."""
         quotas = ask.quotas
         limits = (quotas.requests_per_minute, quotas.tokens_per_minute, quotas.tokens_in_flight)
-        reply = self._redis.call(
+        reply = await self._redis.call(
             self._reserve,
             (f"{self._tag}life", f"{self._of(ask.life)}routers", *self._tenant_keys(ask.life, ask.tenant)),
             (
@@ -159,26 +146,26 @@ class RedisStore:
                 self._window_ms,
                 ask.router,
                 ask.tokens,
-                ask.in_flight,
+                ask.in_flight_change,
                 *("" if limit is None else limit for limit in limits),
                 IN_FLIGHT_RETRY_MS,
-                "" if ask.refused is None else ask.refused,
             ),
         )
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        reply.add_done_callback(partial(_pass_on, answer))
-        return answer
+        if reply == ["lost"]:
+            raise LifeEnded("the store has lost its state")
+        try:
+            quota, retry_ms, requests, tokens, in_flight, bucket = reply
+            refusal = None if quota == "granted" else Refusal(quota, int(retry_ms))
+            return Answer(refusal, Used(int(requests), int(tokens), int(in_flight)), int(bucket))
+        except DECODE_ERRORS as error:
+            raise StoreDown(f"an invalid answer: {error}") from None
 
     async def sync(self, report: Report) -> SyncReply:
         """See Store."""
         body, tenants = self._written(report)
         of_tenants = (key for tenant in tenants for key in self._tenant_keys(report.life, tenant))
         keys = [*self._fixed_keys(report.life), *of_tenants]
-        try:
-            return await self._sync_reply(await self._redis.call(self._sync, keys, (json.dumps(body), self._now())))
-        except StoreDown:  # a server that refuses (it is full, or has become a replica) may be the wrong one
-            await self._redis.close()
-            raise
+        return await self._sync_reply(await self._redis.call(self._sync, keys, (json.dumps(body), self._now())))
 
     def _written(self, report: Report) -> tuple[dict[str, Any], list[str]]:
         """The report for the script as a JSON object, and the tenants whose keys the call needs, in order."""
@@ -197,13 +184,7 @@ class RedisStore:
             "most_conviction_ms": CONVICTION_MS,
             "longest_name": LONGEST_NAME,
             "most_credit_bytes": MOST_CREDIT_BYTES,
-            "tenants": [
-                {
-                    "changes": [_written_change(change) for change in report.windows.get(tenant, ())],
-                    "in_flight": report.in_flight.get(tenant, UNCHANGED),
-                }
-                for tenant in tenants
-            ],
+            "tenants": [_written_tenant(report, tenant) for tenant in tenants],
             "served": dict(report.served),
             "convictions": [(fingerprint.hex(), ttl_ms) for fingerprint, ttl_ms in report.convictions.items()],
             "known": dict(report.known),
@@ -214,11 +195,6 @@ class RedisStore:
         }
         if report.credits is not None:
             body["credits"] = written_credits(report.credits, report.competing)
-            self._credits = report.router, body["credits"]
-        elif self._credits[0] == report.router and self._credits_are_lost:
-            body["credits"] = self._credits[1]
-        elif self._credits[0] == report.router and report.wants_served:
-            body["credits_digest"] = hashlib.sha1(self._credits[1].encode(), usedforsecurity=False).hexdigest()
         if report.leases is not None:
             body["leases"] = [(lease.address, written_lease(lease)) for lease in report.leases]
         return body, tenants
@@ -227,16 +203,11 @@ class RedisStore:
         """Decodes the script's reply piece by piece, so that other tasks run in between."""
         header = json.loads(pieces[0])
         if header.get("is_new"):
-            self._credits = "", ""  # a new life has no credits
+            self._warn_of_eviction(header["evicts"])
             return SyncReply(header["life"])
-        self._credits_are_lost = header.get("credits_are_lost", False)
-        for key in header["cleared"] or ():
-            self._reader.cleared(key)
-        for name in header["too_large"] or ():
-            self._reader.too_large(name)
+        for event, entry in header["notes"] or ():
+            self._reader.warn(event, entry)
         self._heard_until = header.get("heard_until", self._heard_until)
-        if "num_left" in header:
-            self._reader.left_for_later(header["num_left"])
         entries: dict[str, list[Any]] = {kind: [] for kind in ("routers", "changed", "leases", "convictions", "served")}
         read_s = 0.0
         for kind, piece in zip(pieces[1::2], pieces[2::2], strict=True):
@@ -258,6 +229,16 @@ class RedisStore:
             read_s=read_s,
         )
 
+    def _warn_of_eviction(self, policy: str) -> None:
+        """Warns once if Redis evicts keys."""
+        if policy and not self._has_warned_of_eviction:
+            self._has_warned_of_eviction = True
+            self._log.warning(
+                "Redis evicts keys when it is full, including tenants' quotas; it should refuse writes instead",
+                maxmemory_policy=policy,
+                wanted=NO_EVICTION,
+            )
+
     def _fixed_keys(self, life: str) -> list[str]:
         return [
             *(self._tag + name for name in KEYS_OF_ALL_LIVES),
@@ -274,33 +255,13 @@ class RedisStore:
         return "" if self._clock_ms is None else str(int(self._clock_ms()))
 
 
-def _pass_on(answer: "asyncio.Future[Answer]", reply: "asyncio.Future[Any]") -> None:
-    if answer.done() or reply.cancelled():
-        return
-    error = reply.exception()
-    if error is not None:
-        _fail(answer, error)
-        return
-    values = reply.result()
-    try:
-        if values[0] == "lost":
-            _fail(answer, LifeEnded("the store has lost its state"))
-            return
-        quota, retry_ms, requests, tokens, in_flight, bucket = values
-        refusal = None if quota == "granted" else Refusal(quota, int(retry_ms))
-        answer.set_result(Answer(refusal, Used(int(requests), int(tokens), int(in_flight)), int(bucket)))
-    except DECODE_ERRORS as error:
-        _fail(answer, StoreDown(f"an invalid answer: {error}"))
-
-
-def _written_change(change: WindowChange) -> tuple[int, ...]:
-    values = change.age_ms, change.requests, change.tokens
-    return values if change.bucket is None else (*values, change.bucket)
-
-
-def _fail(answer: "asyncio.Future[Answer]", error: BaseException) -> None:
-    answer.set_exception(error)
-    answer.exception()  # marks it as retrieved, because the caller may have stopped waiting
+def _written_tenant(report: Report, tenant: str) -> dict[str, Any]:
+    changes = [
+        (max(0, int(report.sent_ms - change.at_ms)), change.requests, change.tokens, change.bucket)
+        for change in report.windows.get(tenant, ())
+    ]
+    in_flight = report.in_flight.get(tenant, InFlight(0))
+    return {"changes": changes, "in_flight": in_flight.change, "total": in_flight.total}
 
 
 def _known(entries: Iterable[Entry | None]) -> list[Entry]:

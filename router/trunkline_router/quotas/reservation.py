@@ -1,45 +1,27 @@
 """Accounts for one request in its tenant's quotas and service, from admission until it ends for any reason."""
 
-import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
 
 from trunkline.v1.inference_pb2 import PromptInfo
 from trunkline_router.quotas.fairness import CACHED_COST, INPUT_COST, OUTPUT_COST
+from trunkline_router.quotas.tenant_book import When
 
 
 class OutputMeter:
     """Counts the output tokens that workers have computed for all choices of a request, whether or not its client has
-    read them. Calls back when a limit is exceeded, so that nothing has to poll it."""
+    read them."""
 
-    __slots__ = ("_limit_tokens", "_on_past", "tokens")
+    __slots__ = ("tokens",)
 
     def __init__(self) -> None:
         self.tokens = 0
-        self._limit_tokens = sys.maxsize
-        self._on_past: Callable[[], None] | None = None
 
     def add(self, tokens: int) -> None:
         """Counts `tokens` more."""
         self.tokens += tokens
-        if self.tokens > self._limit_tokens:
-            self._notify()
-
-    def when_past(self, tokens: int, on_past: Callable[[], None]) -> None:
-        """Calls `on_past` once when the count exceeds `tokens`, at once if it does already. Replaces any previous
-        callback."""
-        self._limit_tokens, self._on_past = tokens, on_past
-        self.add(0)
-
-    def drop_callback(self) -> None:
-        """Drops the callback, which may refer to the owner of the meter."""
-        self._limit_tokens, self._on_past = sys.maxsize, None
-
-    def _notify(self) -> None:
-        on_past, self._on_past, self._limit_tokens = self._on_past, None, sys.maxsize
-        if on_past is not None:
-            on_past()
 
 
 class Metered(Protocol):
@@ -56,32 +38,58 @@ class Metered(Protocol):
         ...
 
 
-class Reservation:
-    """A context manager that settles the request's usage on exit. `meter` counts the computed output. `tokens` were
-    reserved (0 for a tenant without quotas). `prompt_tokens` are charged for the prompt, cached or not, if the request
-    is charged at all.
+@dataclass(slots=True, eq=False)
+class Admitted:
+    """A request that counts in its tenant's quotas, until it is settled."""
 
+    account: str
+    output_tokens: int  # that it counts for, of all choices
+    most_output_tokens: int  # the most that it can use
+    choices: int
+    quota: int | None  # of its tenant: the smaller of tokens in a minute and tokens in flight
+    is_estimate: bool  # it has no max_tokens
+    entries: int  # StoreLink.entries at its admission; if they differ later, the store no longer has its bucket
+    parts: list[tuple[When, int]] = field(
+        default_factory=list
+    )  # tokens by when they were counted: at admission and later
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that it counts for."""
+        return sum(tokens for _, tokens in self.parts)
+
+
+class Reservation:
+    """A context manager that settles the request's usage on exit. `meter` counts the computed output. `prompt_tokens`
+    are charged for the prompt, cached or not, if the request is charged at all.
+
+    admitted: None for a tenant without quotas
     settle: called once at the end
-    serve: called with the cost of what was computed for the request since the last time
     """
 
     def __init__(
-        self, settle: "Callable[[Reservation], None]", serve: Callable[[float], None], tokens: int, prompt_tokens: int
+        self,
+        tenant: str,
+        weight: float,
+        prompt_tokens: int,
+        admitted: Admitted | None,
+        settle: "Callable[[Reservation], None]",
     ) -> None:
+        self.tenant = tenant
+        self.weight = weight
+        self.prompt_tokens = prompt_tokens
+        self.admitted = admitted
         self._settle = settle
-        self._serve = serve
         self._metered: Metered | None = None
         self._prompt_cost: float | None = None  # None: not known yet
-        self._prompt_served, self._output_served = 0.0, 0  # cost, and tokens
+        self._served = 0.0  # cost
         self.meter = OutputMeter()
-        self.tokens = tokens
-        self.prompt_tokens = prompt_tokens
         self.is_charged_in_full = False
 
     @property
-    def output_tokens(self) -> int:
-        """Output tokens computed so far."""
-        return self.meter.tokens
+    def tokens(self) -> int:
+        """Tokens that are reserved."""
+        return 0 if self.admitted is None else self.admitted.tokens
 
     @property
     def used_tokens(self) -> int:
@@ -104,19 +112,18 @@ class Reservation:
             cached = prompt.cached_tokens
             self._prompt_cost = INPUT_COST * (prompt.prompt_tokens - cached) + CACHED_COST * cached
 
-    def serve(self) -> None:
-        """Counts as service what was computed since the last call, whether or not the client has read it."""
-        prompt, output = self._prompt_cost or 0.0, self.meter.tokens
-        cost = prompt - self._prompt_served + OUTPUT_COST * (output - self._output_served)
-        self._prompt_served, self._output_served = prompt, output
-        if cost:
-            self._serve(cost)
+    def new_service(self) -> float:
+        """Returns the cost over weight of what was computed since the last call, whether or not the client has read
+        it."""
+        cost = (self._prompt_cost or 0.0) + OUTPUT_COST * self.meter.tokens
+        new, self._served = cost - self._served, cost
+        return new / self.weight
 
     def charge_in_full(self, prompt_tokens: int, most_output_tokens: int) -> None:
         """Charges the request's maximum to quotas and service, because its actual usage is not seen here."""
-        if not self.is_charged_in_full:
-            self.is_charged_in_full = True
-            self._serve(INPUT_COST * prompt_tokens + OUTPUT_COST * most_output_tokens)
+        self.is_charged_in_full = True
+        self._prompt_cost = INPUT_COST * prompt_tokens
+        self.meter.tokens = most_output_tokens
 
     def __enter__(self) -> "Reservation":
         return self
@@ -128,9 +135,6 @@ class Reservation:
 
     def settle(self) -> None:
         """Settles the request's usage at its end. Call it once."""
-        self.meter.drop_callback()
-        if self.used_tokens:
-            if self._prompt_cost is None:
-                self._prompt_cost = INPUT_COST * self.prompt_tokens
-            self.serve()
+        if self.used_tokens and self._prompt_cost is None:
+            self._prompt_cost = INPUT_COST * self.prompt_tokens
         self._settle(self)

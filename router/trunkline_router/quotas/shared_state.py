@@ -12,18 +12,16 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from random import Random
 
-from trunkline_router.quotas.admission import Admission, Admitted, LikelyUse
+from trunkline_router.quotas.admission import Admission, RequestUse
 from trunkline_router.quotas.fairness import weight_factor
 from trunkline_router.quotas.fleet import Fleet
-from trunkline_router.quotas.quota import UNLIMITED, WINDOW_MS, Quotas, RateLimit, Used
+from trunkline_router.quotas.quota import UNLIMITED, WINDOW_MS, Quotas, RateLimit, Used, rate_limits
 from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.quotas.store import Store
 from trunkline_router.quotas.store_link import PATIENCE_S, StoreLink
 from trunkline_router.quotas.sync import BEAT_S, MOST_REST_S, OwnState, Sync
-from trunkline_router.quotas.tenant_book import Accounts
 
 
 class SharedState:
@@ -49,105 +47,53 @@ class SharedState:
     ) -> None:
         self._steady_s = steady_s
         self._own = own = OwnState(fleet, window_ms)
-        self._accounts = Accounts(window_ms)
-        self.store = store
-        self._link: StoreLink | None = None
+        self.link: StoreLink | None = None  # None: there is no store
         self._sync: Sync | None = None
         if store is not None:
             # A router that restarts under its name is a new one: what its former life had in flight is over.
             name = f"{router_id}/{secrets.token_hex(4)}"
             policy = "open" if admits_when_down else "closed"
-            self._link = StoreLink(store, name, rng, policy=policy, patience_s=patience_s, steady_s=steady_s)
-            self._sync = Sync(own, self._link, steady_s)
+            self.link = StoreLink(store, name, rng, policy=policy, patience_s=patience_s, steady_s=steady_s)
+            self._sync = Sync(own, self.link, steady_s)
         self.admission = Admission(
-            self._link, own.book, own.neighbours, admits_when_down=admits_when_down, now_ms=self._now_ms
+            self.link, own.book, own.neighbours, admits_when_down=admits_when_down, now_ms=self._now_ms
         )
         self.convictions = own.convictions
-
-    @property
-    def is_reachable(self) -> bool:
-        """Whether the store answers; true without one."""
-        return self._link is None or self._link.is_reachable
-
-    @property
-    def num_neighbours(self) -> int:
-        """Other routers that are alive, as far as the store knows."""
-        return len(self._own.neighbours)
-
-    @property
-    def late_answers(self) -> int:
-        """How often a request did not wait for the store any longer."""
-        return 0 if self._link is None else self._link.late_answers
-
-    @property
-    def times_lost(self) -> int:
-        return 0 if self._link is None else self._link.breaker.times_opened
-
-    @property
-    def times_entered(self) -> int:
-        """How often the store was empty, or new."""
-        return 0 if self._link is None else self._link.entries
-
-    @property
-    def syncs(self) -> int:
-        """How often state was exchanged with the store."""
-        return 0 if self._sync is None else self._sync.times
+        self.neighbours = own.neighbours
 
     # Quotas
 
     async def reserve(
-        self,
-        tenant: str,
-        quotas: Quotas | None,
-        *,
-        is_listed: bool = True,
-        weight: float,
-        prompt_tokens: int,
-        max_tokens: int | None,
-        most_tokens: int,
-        choices: int,
+        self, tenant: str, quotas: Quotas, use: RequestUse, *, weight: float, is_listed: bool = True
     ) -> Reservation:
-        """Admits a request and reserves `max_tokens` for each choice, or else an estimate, at most `most_tokens`.
-        Tenants that are not listed may share an account. Raises RequestRefused (QUOTA_EXCEEDED)."""
+        """Admits a request and reserves its tokens. Tenants that are not listed may share an account. Raises
+        RequestRefused (QUOTA_EXCEEDED)."""
         admitted = None
-        if quotas is not None and quotas != UNLIMITED:
-            admitted = await self.admission.admit(
-                tenant if is_listed else self._accounts.account(tenant, self._now_ms()),
-                quotas,
-                prompt_tokens=prompt_tokens,
-                max_tokens=max_tokens,
-                most_tokens=most_tokens,
-                choices=choices,
-            )
-        tokens = 0 if admitted is None else admitted.tokens
-        reservation = Reservation(
-            partial(self._settle, tenant, admitted), partial(self._serve, tenant, weight), tokens, prompt_tokens
-        )
+        if quotas != UNLIMITED:
+            account = self._own.book.account(tenant, is_listed=is_listed)
+            admitted = await self.admission.admit(account, quotas, use)
+        reservation = Reservation(tenant, weight, use.prompt_tokens, admitted, self._settle)
         self._own.running.setdefault(tenant, set()).add(reservation)
-        if admitted is not None:
-            self.admission.watch(admitted, reservation)
         return reservation
 
     def check_left(
-        self, tenant: str, quotas: Quotas, likely: Callable[[], LikelyUse], *, is_listed: bool = True
+        self, tenant: str, quotas: Quotas, likely: Callable[[], RequestUse], *, is_listed: bool = True
     ) -> None:
         """Raises RequestRefused (QUOTA_EXCEEDED) if reserve() would refuse every request of the tenant, as far as this
         router alone knows. `likely` is called only then: it returns the use that the retry delay is for."""
         if quotas != UNLIMITED:
-            account = tenant if is_listed else self._accounts.account(tenant, self._now_ms())
-            self.admission.check_left(account, quotas, likely)
+            self.admission.check_left(self._own.book.account(tenant, is_listed=is_listed), quotas, likely)
 
     def rate_limits(self, tenant: str, quotas: Quotas, *, is_listed: bool) -> list[RateLimit]:
         """Returns what is left of the tenant's limits per minute, as far as this router knows; empty without limits."""
         if quotas.requests_per_minute is None and quotas.tokens_per_minute is None:
             return []
-        account = tenant if is_listed else self._accounts.known_account(tenant)
-        return self.admission.rate_limits(account, quotas)
+        window = self._own.book.window(self._own.book.account(tenant, is_listed=is_listed))
+        return rate_limits(quotas, self.used(tenant, is_listed=is_listed), window, self._now_ms())
 
     def used(self, tenant: str, *, is_listed: bool) -> Used:
         """Returns what counts against the tenant's quotas, as far as this router knows."""
-        account = tenant if is_listed else self._accounts.known_account(tenant)
-        return self._own.book.used(account, self._now_ms())
+        return self._own.book.used(self._own.book.account(tenant, is_listed=is_listed), self._now_ms())
 
     def tenants_with_use(self) -> Iterable[str]:
         """Returns the tenants of which anything counts against quotas here."""
@@ -162,19 +108,15 @@ class SharedState:
         """Returns each account with quotas, and what the fleet has used of them as far as this router knows."""
         return self._own.book.use(self._now_ms())
 
-    def _settle(self, tenant: str, admitted: Admitted | None, reservation: Reservation) -> None:
-        running = self._own.running[tenant]
+    def _settle(self, reservation: Reservation) -> None:
+        running = self._own.running[reservation.tenant]
         running.discard(reservation)
         if not running:
-            del self._own.running[tenant]
-        if admitted is None:
-            return
-        if reservation.is_charged_in_full:
-            self.admission.keep(admitted)
-        else:
-            self.admission.settle(
-                admitted, reservation.used_tokens, reservation.output_tokens, is_whole=reservation.has_ended
-            )
+            del self._own.running[reservation.tenant]
+        if reservation.used_tokens or reservation.is_charged_in_full:
+            self._own.served.add(reservation.tenant, reservation.new_service())
+        if reservation.admitted is not None:
+            self.admission.settle(reservation, reservation.admitted)
 
     # Fairness
 
@@ -182,40 +124,45 @@ class SharedState:
         """Returns the factor for a tenant's weight that gives it its share of the fleet."""
         return weight_factor(tenant, self._own.served.fleet, self._own.neighbours.competing | self._own.running.keys())
 
-    def _serve(self, tenant: str, weight: float, cost: float) -> None:
-        self._own.served.add(tenant, cost / weight)
-
     # In the background
 
     async def start(self) -> None:
         """Tries the store once, so that it is connected before the first request. Does not fail if it is absent."""
-        if self._link is not None and self._sync is not None:
-            await self._link.probe(self._sync.beat)
+        if self.link is not None and self._sync is not None:
+            await self.link.probe(self._sync.beat)
 
     async def run(self) -> None:
         """Exchanges state with the store until it is cancelled."""
+        if self.link is None or self._sync is None:
+            await self._run_alone()
+        else:
+            await self._run(self.link, self._sync)
+
+    async def _run_alone(self) -> None:
         while True:
-            if self._link is None or self._sync is None:
-                await asyncio.sleep(BEAT_S)
-                self._own.count_service()
-                self._own.forget_idle(self._now_ms())
-            elif self._link.is_reachable:
-                await asyncio.sleep(self._sync.rest_s)
-                await self._sync.tick()
-                self._sync.forget_silent()
+            await asyncio.sleep(BEAT_S)
+            self._own.count_running(self._now_ms())
+            self._own.forget_idle(self._now_ms())
+
+    async def _run(self, link: StoreLink, sync: Sync) -> None:
+        while True:
+            if link.is_reachable:
+                await asyncio.sleep(sync.rest_s)
+                await sync.tick()
             else:
-                await asyncio.sleep(min(MOST_REST_S, self._link.breaker.probe_in_s(self._steady_s())))
-                if not self._link.breaker.probe_in_s(self._steady_s()):
+                await asyncio.sleep(min(MOST_REST_S, link.breaker.probe_in_s(self._steady_s())))
+                if not link.breaker.probe_in_s(self._steady_s()):
+                    self._own.count_running(self._now_ms())
                     self._own.book.forget_idle(self._now_ms())
-                    await self._link.probe(self._sync.beat)
-                self._sync.forget_silent()
+                    await link.probe(sync.beat)
+            sync.forget_silent()
 
     async def close(self) -> None:
         """Reports the last settlements if the store is reachable, and closes it."""
-        if self._link is not None and self._sync is not None:
-            if self._link.is_reachable:
+        if self.link is not None and self._sync is not None:
+            if self.link.is_reachable:
                 await self._sync.tick()
-            await self._link.store.close()
+            await self.link.store.close()
 
     def _now_ms(self) -> float:
         return self._steady_s() * 1e3

@@ -1,17 +1,16 @@
 """The interface of a store of shared state, and the values that it takes and returns.
 
 A store has two main calls: `reserve`, on the path of a request, and `sync`, in the background, which sends one router's
-report and returns what the other routers reported. Every value in a report is absolute (credits, tokens in flight),
-counted once (`Report.number`), or sent again in full when the store has lost it.
+report and returns what the other routers reported. Every value in a report is absolute (credits), counted once
+(`Report.number`), or sent again in full when the store has lost it.
 
 A store has a **life**: a random name that it gets when it is found empty, or when it may have lost state (another
 process that started from an older snapshot). A report for another life is ignored. The router learns the current life
 and sends its part of the state again.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from trunkline_router.quotas.quota import Quotas, Refusal, Used
@@ -53,10 +52,7 @@ class Ask:
     tenant: str
     quotas: Quotas
     tokens: int  # the most that the request may use
-    in_flight: int  # tokens that the router's other requests of the tenant may use, including open reservations
-    # Tokens of this tenant's requests that the router knows to be refused, and so are not in flight, since it last had
-    # no open reservation. None: it has no other open reservation.
-    refused: int | None = None
+    in_flight_change: int  # of the router's other requests of the tenant: what it has not told yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +72,18 @@ class LifeEnded(Exception):
 class WindowChange:
     """A correction to a tenant's window, or a request that was admitted without asking the store."""
 
-    age_ms: int
+    at_ms: float  # by the clock of Report.sent_ms
     requests: int
     tokens: int
     bucket: int | None = None  # by the store's time if known: the bucket from which a correction subtracts
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """Tokens that a router's running requests of a tenant may use."""
+
+    change: int  # without what the store counted or heard in `reserve`; counted once per report number
+    total: int | None = None  # None: not known, because the store is being asked for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +92,10 @@ class Report:
 
     router: str
     life: str  # "" if the router knows none yet
-    number: int  # of this report; `windows` and `served` are counted once per number, however often it is sent
+    number: int  # of this report; changes and `served` are counted once per number, however often it is sent
+    sent_ms: float = 0.0  # by the router's clock, this time
     windows: Mapping[str, Sequence[WindowChange]] = field(default_factory=dict)  # by tenant
-    in_flight: Mapping[str, int] = field(default_factory=dict)  # tokens by tenant; absolute
+    in_flight: Mapping[str, InFlight] = field(default_factory=dict)  # by tenant
     served: Mapping[str, float] = field(default_factory=dict)  # cost units over weight by tenant since the last report
     credits: Mapping[WorkerKey, Credit] | None = None  # None: unchanged
     competing: Sequence[str] = ()  # tenants with open requests; sent with `credits`
@@ -100,14 +105,6 @@ class Report:
     known_leases: int | None = None  # known version; None: none
     known_convictions: int | None = None
     wants_served: bool = False
-
-    def aged(self, by_ms: int) -> "Report":
-        """The same report for sending it again `by_ms` later."""
-        windows = {
-            tenant: [replace(change, age_ms=change.age_ms + by_ms) for change in changes]
-            for tenant, changes in self.windows.items()
-        }
-        return replace(self, windows=windows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +135,8 @@ class SyncReply:
 class Store(Protocol):
     """A store of shared state. `reserve` has no timeout of its own, so callers bound how long they wait."""
 
-    def reserve(self, ask: Ask) -> "asyncio.Future[Answer]":
-        """Counts a request if its tenant's quotas allow it, in one round trip. The future gets the outcome even if its
-        caller has stopped waiting. It fails with StoreDown or LifeEnded."""
+    async def reserve(self, ask: Ask) -> Answer:
+        """Counts a request if its tenant's quotas allow it, in one round trip. Raises StoreDown or LifeEnded."""
         ...
 
     async def sync(self, report: Report) -> SyncReply:

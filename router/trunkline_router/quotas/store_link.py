@@ -15,22 +15,19 @@ PATIENCE_S = 0.005  # timeout on a request's path
 SLICES = 5
 
 FAILURES_TO_OPEN = 3  # in a row: calls that time out together count as one failure
-BACKOFF_FIRST_S, BACKOFF_MOST_S = 0.1, 2.0
-STABLE_AFTER_S = 10.0  # a breaker that reopens sooner continues the previous back-off
+PROBE_S = 1.0  # at most between two probes; half of it at least
 
 
 class Breaker:
     """A circuit breaker for a store that does not answer. Pure: time is passed in.
 
-    It starts open. While closed, calls are made. While open, only background probes are made, one after each back-off.
+    It starts open. While closed, calls are made. While open, only background probes are made, about one a second.
     """
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self._failures = 0
-        self._backoff_s = BACKOFF_FIRST_S
         self._probe_at_s = 0.0
-        self._closed_at_s = 0.0
         self._last_late_s = -math.inf
         self.is_open = True
         self.times_opened = 0
@@ -53,10 +50,7 @@ class Breaker:
             return False
         self.is_open = True
         self.times_opened += 1
-        self._failures = 0
-        if now_s - self._closed_at_s > STABLE_AFTER_S:
-            self._backoff_s = BACKOFF_FIRST_S
-        self._wait(now_s)
+        self.probe_failed(now_s)
         return True
 
     def probe_in_s(self, now_s: float) -> float:
@@ -64,18 +58,12 @@ class Breaker:
         return max(0.0, self._probe_at_s - now_s)
 
     def probe_failed(self, now_s: float) -> None:
-        """Starts the next back-off, which is twice as long up to BACKOFF_MOST_S."""
-        self._wait(now_s)
+        self._probe_at_s = now_s + PROBE_S * self._rng.uniform(0.5, 1.0)
 
-    def probe_succeeded(self, now_s: float) -> None:
+    def probe_succeeded(self) -> None:
         """Closes the breaker."""
         self.is_open = False
         self._failures = 0
-        self._closed_at_s = now_s
-
-    def _wait(self, now_s: float) -> None:
-        self._probe_at_s = now_s + self._backoff_s * self._rng.uniform(0.5, 1.0)
-        self._backoff_s = min(2 * self._backoff_s, BACKOFF_MOST_S)
 
 
 class StoreLink:
@@ -97,24 +85,27 @@ class StoreLink:
         self.has_lost_state = False  # it has answered so since the last sync
         self.entries = 0  # how often it was told everything: its earlier buckets no longer hold what it counted
         self.late_answers = 0
+        self.syncs = 0  # successful ones
 
     @property
     def is_reachable(self) -> bool:
         return not self.breaker.is_open
 
-    def ask(
-        self, tenant: str, quotas: Quotas, tokens: int, in_flight: int, refused: int | None
-    ) -> "asyncio.Future[Answer]":
-        """Asks the store to count a request. Call it only while the store is reachable."""
-        return self.store.reserve(Ask(self.name, self.life, tenant, quotas, tokens, in_flight, refused))
+    def ask(self, tenant: str, quotas: Quotas, tokens: int, in_flight_change: int) -> "asyncio.Task[Answer]":
+        """Asks the store to count a request. Call it only while the store is reachable. The answer may come when its
+        caller has stopped waiting."""
+        ask = Ask(self.name, self.life, tenant, quotas, tokens, in_flight_change)
+        asked = asyncio.create_task(self.store.reserve(ask))
+        asked.add_done_callback(lambda task: task.cancelled() or task.exception())  # which marks it as retrieved
+        return asked
 
-    async def answer(self, asked: "asyncio.Future[Answer]") -> Answer | None:
+    async def answer(self, asked: "asyncio.Task[Answer]") -> Answer | None:
         """The store's answer, or None if it does not arrive in time or the store has failed."""
         asked_s = self._steady_s()
         for _ in range(SLICES):
+            await asyncio.wait((asked,), timeout=self._patience_s / SLICES)
             if asked.done():
                 break
-            await asyncio.wait((asked,), timeout=self._patience_s / SLICES)
         if not asked.done():
             self.late_answers += 1
             if self.breaker.was_late(asked_s, self._steady_s()):
@@ -140,7 +131,7 @@ class StoreLink:
             self.breaker.probe_failed(self._steady_s())
             self._log_lost(self._problem(error))
         else:
-            self.breaker.probe_succeeded(self._steady_s())
+            self.breaker.probe_succeeded()
             if self._last_problem:
                 self._log.info("shared state back")
                 self._last_problem = ""

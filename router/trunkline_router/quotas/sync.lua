@@ -20,7 +20,11 @@ if not life or #life > 128 or string.match(life, '^%x+@(%x*)$') ~= run_id then l
 -- This write comes first because a full Redis refuses it and so ends the script. After a write of a kind that it
 -- permits, Redis would let all others of the script pass.
 redis.call('SET', LIFE, life, 'PX', keep_ms)
-if life ~= report.life then return {cjson.encode({life = life, is_new = true})} end
+if life ~= report.life then
+  local memory = redis.call('INFO', 'memory')
+  local evicts = string.match(memory, 'maxmemory:(%d+)') ~= '0' and string.match(memory, 'maxmemory_policy:([%w-]+)') or ''
+  return {cjson.encode({life = life, is_new = true, evicts = evicts ~= 'noeviction' and evicts or ''})}
+end
 
 local function bump(name)
   if not whole_until(redis.call('HGET', VERSIONS, name) or '0', 1e14) then
@@ -48,7 +52,16 @@ end
 local mine = redis.call('HGET', ROUTERS, report.router)
 local counted = mine and whole(string.match(mine, ':(%d+)$')) or 0
 local is_new = report.number > counted
-local version = report.credits and report.number or mine and version_in(mine)
+-- Its credits get a new version if they differ from those in Redis.
+local version, credits = mine and version_in(mine), nil
+if report.credits then
+  version, credits = string.match(redis.call('HGET', CREDITS, report.router) or '', '^(%d+)|(.*)$')
+  version = whole(version)
+  if not version or credits ~= report.credits then
+    version = report.number
+    redis.call('HSET', CREDITS, report.router, string.format('%.0f|', version) .. report.credits)
+  end
+end
 local entry = string.format(
   '%.0f:%s%.0f', now + report.ttl_ms, version and string.format('%.0f:', version) or '', math.max(counted, report.number)
 )
@@ -60,24 +73,20 @@ for index, tenant in ipairs(report.tenants) do
   if is_new and #tenant.changes > 0 then
     local window = open_window(window_key, report.window_ms, now)
     for _, change in ipairs(tenant.changes) do
-      local number = change[4] or math.floor((now - change[1]) / window.width)
+      local number = change[4] ~= cjson.null and change[4] or math.floor((now - change[1]) / window.width)
       if number >= window.current - BUCKETS then add_to_window(window, number, change[2], change[3]) end
     end
   end
-  if tenant.in_flight == 0 then
-    redis.call('HDEL', flight_key, report.router)
-  elseif tenant.in_flight > 0 then  -- a negative number means unchanged
-    redis.call('HSET', flight_key, report.router, string.format('%.0f', tenant.in_flight))
-    redis.call('PEXPIRE', flight_key, 2 * report.window_ms)
+  if tenant.total ~= cjson.null then
+    redis.call('HSET', flight_key, report.router, string.format('%.0f', tenant.total))
+  elseif is_new and tenant.in_flight ~= 0 then
+    add(flight_key, report.router, tenant.in_flight)
   end
+  redis.call('PEXPIRE', flight_key, 2 * report.window_ms)
 end
 
--- Credits: each router's have their own version. Others compare versions and read only the credits they do not know.
-if report.credits then
-  redis.call('HSET', CREDITS, report.router, string.format('%.0f|', report.number) .. report.credits)
-end
 redis.call('PEXPIRE', CREDITS, keep_ms)
-local answer = {life = life, cleared = cleared, too_large = {}}
+local answer = {life = life, notes = {}}
 local pieces = {false}
 
 -- Adds entries of a kind, given as {entry, bytes}, to the reply. If `most_bytes` are not enough, the smallest go first.
@@ -97,11 +106,10 @@ local function tell(kind, entries, most_bytes)
   end
   if #piece > 0 then pieces[#pieces + 1], pieces[#pieces + 2] = kind, cjson.encode(piece) end
 end
-if report.credits_digest then
-  local said = redis.call('HGET', CREDITS, report.router)
-  said = said and string.match(said, '^%d+|(.*)$')
-  answer.credits_are_lost = not said or redis.sha1hex(said) ~= report.credits_digest
+local function note(event, entry)
+  if #answer.notes < 32 then answer.notes[#answer.notes + 1] = {event, entry} end
 end
+
 local routers = redis.call('HGETALL', ROUTERS)
 if redis.call('HLEN', CREDITS) > #routers / 2 then
   for _, name in ipairs(redis.call('HKEYS', CREDITS)) do
@@ -128,7 +136,7 @@ for i = #changed, 1, -1 do
   local name = changed[i]
   sizes[name] = redis.call('HSTRLEN', CREDITS, name)
   if sizes[name] == 0 or sizes[name] > report.most_credit_bytes then
-    if sizes[name] > 0 and #answer.too_large < 16 then answer.too_large[#answer.too_large + 1] = name end
+    if sizes[name] > 0 then note('credits in the shared state are too large to be read', name) end
     table.remove(changed, i)
   end
 end
@@ -162,7 +170,7 @@ if stopped then
   answer.heard_until = rest[1]
   table.sort(rest, function(a, b) return sizes[a] < sizes[b] end)
   stopped = hear(rest)
-  if stopped then answer.num_left = #rest - stopped + 1 end
+  if stopped then note('the shared state has more credits than one sync reads: routers are read in turns', '') end
 end
 tell('changed', heard, TOLD_BYTES)
 
@@ -269,5 +277,6 @@ if report.wants_served then
   for _, pair in ipairs(all) do entries[#entries + 1] = {{pair[1], pair[2]}, #pair[1]} end
   tell('served', entries, TOLD_BYTES)
 end
+for _, key in ipairs(cleared) do note('invalid content was cleared from the shared state', key) end
 pieces[1] = cjson.encode(answer)
 return pieces

@@ -8,8 +8,10 @@ with each worker and router: so a router rests for ten times as long as a sync t
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
+from trunkline_router.quotas.admission import top_up
 from trunkline_router.quotas.convictions import Convictions
 from trunkline_router.quotas.fairness import Served
 from trunkline_router.quotas.fleet import Fleet, Neighbours
@@ -40,11 +42,13 @@ class OwnState:
         self.convictions = Convictions()  # on the clock of steady_s
         self.neighbours = Neighbours()
 
-    def count_service(self) -> None:
+    def count_running(self, now_ms: float) -> None:
         """Counts what was computed for running requests."""
         for reservations in self.running.values():
             for reservation in reservations:
-                reservation.serve()
+                self.served.add(reservation.tenant, reservation.new_service())
+                if reservation.admitted is not None:
+                    top_up(self.book, reservation.admitted, reservation.meter.tokens, now_ms)
 
     def forget_idle(self, now_ms: float) -> None:
         """Without a store: drops what no longer counts, and takes this router's service for the fleet's."""
@@ -71,7 +75,6 @@ class Sync:
         self._link = link
         self._steady_s = steady_s
         self._pending: Report | None = None  # sent, and possibly counted
-        self._pending_as_of_ms = 0.0
         self._number = 0
         self._told: Own = {}, ()
         self._versions: tuple[int | None, int | None] = (None, None)  # of leases and convictions
@@ -79,7 +82,6 @@ class Sync:
         self._heard_at_s = 0.0
         self._read_s = 0.0  # time on reading the last reply
         self.rest_s = MOST_REST_S  # until the next tick
-        self.times = 0  # successful syncs
 
     async def tick(self) -> None:
         """Syncs if there is something to report, or a beat is due."""
@@ -95,7 +97,9 @@ class Sync:
         self._read_s = 0.0
 
     async def beat(self) -> None:
-        """Syncs at once. Raises StoreDown."""
+        """Syncs at once, with all that changed before and all that does not. Raises StoreDown."""
+        if self._pending is not None:
+            await self._exchange(self._told, is_beat=False)
         await self._exchange(self._own(is_beat=True), is_beat=True)
 
     def beat_next(self) -> None:
@@ -104,18 +108,14 @@ class Sync:
 
     def forget_silent(self) -> None:
         """Drops the other routers' reports once the store has been silent for too long."""
-        if len(self._state.neighbours) and self._is_forgotten:
+        if len(self._state.neighbours) and self._steady_s() - self._heard_at_s > TTL_MS / 1e3:
             self._forget_others()
 
     async def _exchange(self, own: Own, is_beat: bool) -> None:
         """Raises StoreDown."""
-        now_ms = self._now_ms()
         if self._pending is None:
             self._pending = self._report(own, self._link.life, is_beat=is_beat)
-        else:  # it may have been counted; if not, its changes are older now
-            self._pending = self._pending.aged(int(now_ms - self._pending_as_of_ms))
-        self._pending_as_of_ms = now_ms
-        report = self._pending
+        report = self._pending = replace(self._pending, sent_ms=self._now_ms())
         reply = await self._link.store.sync(report)
         if reply.life != report.life:
             self._link.life = ""  # the store is not asked for requests until it knows everything
@@ -128,7 +128,7 @@ class Sync:
                 raise StoreDown("the store was lost again while it was told everything")
         self._pending = None
         self._link.life = reply.life
-        self.times += 1
+        self._link.syncs += 1
         self._heard_at_s = self._steady_s()
         self._take(reply)
 
@@ -139,7 +139,7 @@ class Sync:
         if is_beat:
             self._link.has_lost_state = False
             self._beat_at_s = self._steady_s() + BEAT_S
-            self._state.count_service()
+            self._state.count_running(now_ms)
             self._state.book.forget_idle(now_ms)
         if everything:
             windows, served = self._state.book.everything(now_ms), self._state.served.everything(now_ms)
@@ -148,15 +148,15 @@ class Sync:
             windows, served = self._state.book.changes(now_ms), self._state.served.changes(now_ms)
             convictions = self._state.convictions.changes()
         before, self._told = self._told, own
-        is_unsaid = everything or own != before or self._is_forgotten
         return Report(
             router=self._link.name,
             life=life,
             number=self._number,
+            sent_ms=now_ms,
             windows=windows,
             in_flight=self._state.book.in_flight(all_of_them=is_beat),
             served=served,
-            credits=own[0] if is_unsaid else None,
+            credits=own[0] if is_beat or own != before else None,
             competing=own[1],
             leases=self._state.fleet.leases() if is_beat else None,
             convictions=convictions,
@@ -184,11 +184,6 @@ class Sync:
     def _forget_others(self) -> None:
         self._state.neighbours.forget()
         self._state.fleet.take_credits({})
-
-    @property
-    def _is_forgotten(self) -> bool:
-        """Whether this router was silent for so long that others take it for dead."""
-        return self._steady_s() - self._heard_at_s > TTL_MS / 1e3
 
     def _own(self, is_beat: bool) -> Own:
         """Returns what it has open now. Without other routers it is computed for beats only."""

@@ -1,7 +1,7 @@
 """What one router knows of each tenant. Pure: time is passed in.
 
 - TenantBook: what was admitted for it, enough to decide without the store and to enter it there again
-- Accounts: the account on which its requests are counted
+- QuotaBook: those of all tenants
 - OutputEstimates: how long its answers without max_tokens will be
 """
 
@@ -10,16 +10,15 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trunkline_router.quotas.quota import WINDOW_MS, Quotas, Refusal, Used, Window, judge
-from trunkline_router.quotas.store import Answer, WindowChange
+from trunkline_router.quotas.quota import Quotas, Refusal, Used, Window, judge
+from trunkline_router.quotas.store import Answer, InFlight, WindowChange
 
 # Most other routers that count while the store does not answer. Their number comes from Redis, where others may write:
 # a router still admits at least one part in 32 of what is left of a quota.
 MOST_OTHERS = 31
 
-MAX_ACCOUNTS = 4096  # of unlisted tenants, in each router
+MAX_ACCOUNTS = 4096  # in each router; listed tenants may have more
 SHARED_ACCOUNT = "*"
-IDLE_WINDOWS = 2  # an account that is idle for this many windows has expired from Redis
 
 # The first estimate for a tenant is such that its quota admits this many answers at once.
 COLD_REQUESTS = 16
@@ -45,29 +44,16 @@ class TenantBook:
     def __init__(self, window_ms: int) -> None:
         self.window = Window(window_ms)
         self.quotas = Quotas()  # those of its last request
-        self.in_flight = 0  # tokens that its running requests may use, including requests that wait for the store
+        self.in_flight = 0  # tokens that its running requests may use
+        self.stored_in_flight = 0  # what the store has of that, once it has heard all that it was told
+        self.asking = 0  # requests for which the store is being asked
+        self.is_unsure = False  # whether the store has counted a request without this router's knowledge
         # (requests, tokens) by bucket, since the last report. Without those that have left the window.
         self._unreported: dict[When, tuple[int, int]] = {}
         # What other routers had admitted when the store last answered.
         self._others_requests = self._others_tokens = self._others_in_flight = 0.0
         self._others_as_of_ms = 0.0
         self._requests_since = self._tokens_since = 0  # admitted here since then
-        self._asking = self._refused = 0  # requests that wait for the store; see Ask.refused
-        # The store's value; None: a reserve() has changed it since the last report.
-        self.reported_in_flight: int | None = 0
-
-    def ask(self) -> int | None:
-        """Counts a request that waits for the store. Returns what to tell the store: see Ask.refused."""
-        self._asking += 1
-        if self._asking > 1:
-            return self._refused
-        self._refused = 0
-        return None
-
-    def answered(self, refused_tokens: int) -> None:
-        """The store has answered a request, or never will."""
-        self._asking -= 1
-        self._refused += refused_tokens
 
     def hear(self, answer: Answer, now_ms: float) -> None:
         """Takes the store's numbers for the whole fleet, after the request has been counted here."""
@@ -84,15 +70,13 @@ class TenantBook:
         Counts this router's requests; what others had used at the store's last answer, as it leaves the window; and for
         each other router that is known to be alive as much as this one has admitted since. So a short silence changes
         little; in a long one, when no other router is known to be alive, R routers admit at most R times the quota.
-        `tokens` are already in flight. At most MOST_OTHERS others count.
+        At most MOST_OTHERS others count.
         """
-        others = min(others, MOST_OTHERS)
-        self.window.expire(now_ms)
-        left = max(0.0, 1 - (now_ms - self._others_as_of_ms) / self.window.window_ms)
+        used, others = self.used(now_ms), min(others, MOST_OTHERS)
         used = Used(
-            self.window.requests + left * self._others_requests + others * self._requests_since,
-            self.window.tokens + left * self._others_tokens + others * self._tokens_since,
-            self.in_flight - tokens + left * self._others_in_flight + others * self._tokens_since,
+            used.requests + others * self._requests_since,
+            used.tokens + others * self._tokens_since,
+            used.in_flight + others * self._tokens_since,
         )
         return judge(quotas, used, tokens, self.window, now_ms)
 
@@ -107,15 +91,15 @@ class TenantBook:
         )
 
     def used_here(self, now_ms: float) -> Used:
-        """Returns the part of that which is certain: what this router has admitted. What waits for the store may be
-        refused, so nothing counts as in flight meanwhile."""
+        """Returns the part of that which is certain: what this router has admitted."""
         self.window.expire(now_ms)
-        return Used(self.window.requests, self.window.tokens, 0 if self._asking else self.in_flight)
+        return Used(self.window.requests, self.window.tokens, self.in_flight)
 
     def admit(self, tokens: int, now_ms: float) -> None:
         """Counts an admitted request."""
         self.window.expire(now_ms)
         self.window.add(self.window.bucket(now_ms), 1, tokens)
+        self.in_flight += tokens
         self._requests_since += 1
         self._tokens_since += tokens
 
@@ -135,27 +119,40 @@ class TenantBook:
         """Returns what the store does not know yet, and marks it as reported."""
         self._expire(now_ms)
         unreported, self._unreported = self._unreported, {}
-        return [self._change(when, *counts, now_ms) for when, counts in unreported.items()]
+        return [self._change(when, *counts) for when, counts in unreported.items()]
 
     def everything(self, now_ms: float) -> list[WindowChange]:
         """Returns all that counts, for a store that knows nothing, and marks it as reported."""
         self.window.expire(now_ms)
         self._unreported = {}
-        return [
-            self._change(When(bucket), requests, tokens, now_ms) for bucket, requests, tokens in self.window.contents()
-        ]
+        return [self._change(When(bucket), requests, tokens) for bucket, requests, tokens in self.window.contents()]
 
-    def _change(self, when: When, requests: int, tokens: int, now_ms: float) -> WindowChange:
-        middle_ms = (when.bucket + 0.5) * self.window.width_ms
-        return WindowChange(max(0, int(now_ms - middle_ms)), requests, tokens, when.stores)
+    def _change(self, when: When, requests: int, tokens: int) -> WindowChange:
+        return WindowChange((when.bucket + 0.5) * self.window.width_ms, requests, tokens, when.stores)
+
+    def in_flight_change(self) -> int:
+        """Returns what to add to the store's tokens in flight, and marks it as reported."""
+        change, self.stored_in_flight = self.in_flight - self.stored_in_flight, self.in_flight
+        return change
+
+    def reported_in_flight(self) -> InFlight:
+        """Returns the tokens in flight for a report, and marks them as reported."""
+        if self.asking:
+            return InFlight(self.in_flight_change())
+        self.is_unsure = False
+        return InFlight(self.in_flight_change(), self.in_flight)
 
     @property
     def has_changes(self) -> bool:
-        return bool(self._unreported) or self.in_flight != self.reported_in_flight
+        return bool(self._unreported) or self.has_flight_changes
+
+    @property
+    def has_flight_changes(self) -> bool:
+        return self.in_flight != self.stored_in_flight or self.is_unsure
 
     def is_empty(self, now_ms: float) -> bool:
         self._expire(now_ms)
-        return not (self.window or self.in_flight or self.has_changes or self._asking)
+        return not (self.window or self.in_flight or self.has_changes or self.asking)
 
     def _expire(self, now_ms: float) -> None:
         """Drops what has left the window, whether or not the store was told."""
@@ -168,12 +165,23 @@ class TenantBook:
 
 
 class QuotaBook:
-    """All tenants with quotas."""
+    """All tenants with quotas, by account.
 
-    def __init__(self, window_ms: int) -> None:
+    Any client can invent tenant names, and each name costs keys in Redis and memory in every router. Tenants in the
+    tenants file have their own accounts. So do unlisted tenants while there are fewer than `max_accounts`. Any further
+    ones share one account, with the quotas of a single unlisted tenant, until nothing counts on another account.
+    """
+
+    def __init__(self, window_ms: int, max_accounts: int = MAX_ACCOUNTS) -> None:
         self._window_ms = window_ms
+        self._max_accounts = max_accounts
         self._tenants: dict[str, TenantBook] = {}
         self._touched: set[str] = set()  # tenants with changes that the store may not know
+
+    def account(self, tenant: str, *, is_listed: bool) -> str:
+        """Returns the account on which the tenant's requests are counted now."""
+        is_own = is_listed or tenant in self._tenants or len(self._tenants) < self._max_accounts
+        return tenant if is_own else SHARED_ACCOUNT
 
     def tenant(self, name: str) -> TenantBook:
         """Returns a tenant's book, which the caller may change."""
@@ -206,16 +214,15 @@ class QuotaBook:
     def everything(self, now_ms: float) -> dict[str, list[WindowChange]]:
         return {name: changes for name, book in self._tenants.items() if (changes := book.everything(now_ms))}
 
-    def in_flight(self, *, all_of_them: bool) -> dict[str, int]:
-        """Returns tokens by tenant, those that changed or all that are not 0, and marks them as reported."""
-        names = self._tenants if all_of_them else self._touched
-        told = {}
-        for name in names:
-            book = self._tenants[name]
-            if book.in_flight != book.reported_in_flight or (all_of_them and book.in_flight):
-                told[name] = book.reported_in_flight = book.in_flight
+    def in_flight(self, *, all_of_them: bool) -> dict[str, InFlight]:
+        """Returns tokens in flight by tenant, those that changed or all that are not 0, and marks them as reported."""
+        books = self._tenants if all_of_them else {name: self._tenants[name] for name in self._touched}
         self._touched.clear()
-        return told
+        return {
+            name: book.reported_in_flight()
+            for name, book in books.items()
+            if book.has_flight_changes or (all_of_them and book.in_flight)
+        }
 
     def use(self, now_ms: float) -> list[tuple[str, Quotas, Used]]:
         """Returns each tenant with quotas, and what the fleet has used of them as far as this router knows."""
@@ -225,35 +232,6 @@ class QuotaBook:
         """Drops what has left the windows, and tenants without anything that counts, so that neither accumulates."""
         self._tenants = {name: book for name, book in self._tenants.items() if not book.is_empty(now_ms)}
         self._touched &= self._tenants.keys()
-
-
-class Accounts:
-    """The accounts of unlisted tenants.
-
-    Any client can invent tenant names, and each name costs keys in Redis and memory in every router. Tenants in the
-    tenants file have their own accounts. So do the first MAX_ACCOUNTS unlisted tenants. Any further tenants share one
-    account, with the quotas of a single unlisted tenant, until another account is idle.
-    """
-
-    def __init__(self, window_ms: int = WINDOW_MS, max_accounts: int = MAX_ACCOUNTS) -> None:
-        self._idle_ms = IDLE_WINDOWS * window_ms
-        self._max_accounts = max_accounts
-        self._used_ms: OrderedDict[str, float] = OrderedDict()  # time of last use by tenant, oldest first
-
-    def known_account(self, tenant: str) -> str:
-        """The account that the tenant's requests are counted on now. Reading it keeps no account in use."""
-        is_own = tenant in self._used_ms or len(self._used_ms) < self._max_accounts
-        return tenant if is_own else SHARED_ACCOUNT
-
-    def account(self, tenant: str, now_ms: float) -> str:
-        """The tenant's own account, or the shared one if there are too many."""
-        while self._used_ms and now_ms - next(iter(self._used_ms.values())) > self._idle_ms:
-            self._used_ms.popitem(last=False)
-        if tenant not in self._used_ms and len(self._used_ms) >= self._max_accounts:
-            return SHARED_ACCOUNT
-        self._used_ms[tenant] = now_ms
-        self._used_ms.move_to_end(tenant)
-        return tenant
 
 
 class OutputEstimates:

@@ -15,6 +15,7 @@ from trunkline.v1.inference_pb2 import GenerateResponse, TokenizeRequest
 from trunkline.validation import check_length, max_total_tokens
 from trunkline_router.access.access import Caller
 from trunkline_router.prompts.token_ids import read_ids
+from trunkline_router.quotas.admission import RequestUse
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.quotas.shared_state import SharedState
@@ -95,12 +96,14 @@ class Inference:
             return await self.shared.reserve(
                 caller.tenant,
                 caller.terms.quotas,
-                is_listed=caller.is_listed,
+                RequestUse(
+                    len(prepared.prompt),
+                    most_tokens if in_full or sampling.HasField("max_tokens") else None,
+                    most_tokens=most_tokens,
+                    choices=prepared.choices,
+                ),
                 weight=caller.terms.weight,
-                prompt_tokens=len(prepared.prompt),
-                max_tokens=most_tokens if in_full or sampling.HasField("max_tokens") else None,
-                most_tokens=most_tokens,
-                choices=prepared.choices,
+                is_listed=caller.is_listed,
             )
         finally:
             record.admitted = Interval(begun_s, time.monotonic())
@@ -283,12 +286,9 @@ async def charged_call(shared: SharedState, caller: Caller) -> AsyncIterator[Non
     reservation = await shared.reserve(
         caller.tenant,
         Quotas(requests_per_minute=most),
-        is_listed=caller.is_listed,
+        RequestUse(prompt_tokens=0, max_tokens=0, most_tokens=0, choices=1),
         weight=terms.weight,
-        prompt_tokens=0,
-        max_tokens=0,
-        most_tokens=0,
-        choices=1,
+        is_listed=caller.is_listed,
     )
     is_refused = False
     try:

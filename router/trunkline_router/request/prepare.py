@@ -18,7 +18,7 @@ from trunkline.validation import (
 from trunkline_router.access.access import Caller, Scheduling
 from trunkline_router.prompts.token_ids import read_ids
 from trunkline_router.prompts.tokenizer import PromptTokenizer
-from trunkline_router.quotas.admission import LikelyUse
+from trunkline_router.quotas.admission import RequestUse
 from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.record.request_record import CHECKS, MODEL, TOKENIZER, Interval
 from trunkline_router.request.request_call import PreparedRequest, RequestCall
@@ -94,7 +94,7 @@ class Preparer:
         if not 1 <= choices <= self.max_choices:
             raise invalid("n", f"{choices} is not in [1, {self.max_choices}]")
 
-    def likely_use(self, call: RequestCall) -> LikelyUse:
+    def likely_use(self, call: RequestCall) -> RequestUse:
         """Returns what a request will probably count for, without a look at its prompt."""
         request, sampling = call.request, call.request.sampling
         prompt_tokens = call.likely_prompt_tokens()
@@ -105,7 +105,7 @@ class Preparer:
         if max_tokens is not None and request.fit_max_tokens:
             max_tokens = min(max_tokens, room)
         choices = request.n if request.HasField("n") else 1
-        return LikelyUse(prompt_tokens, max_tokens, most_tokens=room, choices=choices)
+        return RequestUse(prompt_tokens, max_tokens, most_tokens=room, choices=choices)
 
     async def prepare(self, call: RequestCall) -> PreparedRequest:
         """Checks everything that the client sent, cheap checks first, and fills in every default. Raises

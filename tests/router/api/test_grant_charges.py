@@ -17,6 +17,7 @@ from trunkline.v1.inference_pb2 import GrantRequest
 from trunkline.v1.worker_pb2 import GrantReport, WorkerServiceGenerateRequest
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 from trunkline_router.access.access import Tenant, Tenants
+from trunkline_router.quotas.admission import RequestUse
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.request.grant_charge import CLOCK_MARGIN_S, GrantCharge
 from trunkline_router.request.granting import MID_ANSWER_WAIT_S
@@ -56,12 +57,9 @@ async def is_held(router: Cluster) -> bool:
         with await router.shared.reserve(
             "",
             Quotas(tokens_in_flight=100),
+            RequestUse(len(PROMPT), 50, most_tokens=50, choices=1),
             is_listed=False,
             weight=1.0,
-            prompt_tokens=len(PROMPT),
-            max_tokens=50,
-            most_tokens=50,
-            choices=1,
         ):
             return False
     except RequestRefused:

@@ -10,6 +10,7 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.openai.openai_rig import CHAT, OpenAiClient, client
 from tests.router.shared_state_rig import Clock
 from trunkline_router.access.access import Tenant, Tenants
+from trunkline_router.quotas.admission import RequestUse
 from trunkline_router.quotas.fleet import PoolFleet
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.shared_state import SharedState
@@ -43,9 +44,7 @@ SMALL: dict[str, tuple[str, dict[str, Any]]] = {
 async def filled(shared: SharedState, clock: Clock) -> None:
     """Two requests, of which the first leaves the window when the second one is as old as they are apart."""
     for tokens in (FIRST, SECOND):
-        reservation = await shared.reserve(
-            "", QUOTAS, weight=1.0, prompt_tokens=tokens, max_tokens=0, most_tokens=0, choices=1
-        )
+        reservation = await shared.reserve("", QUOTAS, RequestUse(tokens, 0, most_tokens=0, choices=1), weight=1.0)
         reservation.charge_in_full(0, 0)
         reservation.settle()
         if tokens == FIRST:

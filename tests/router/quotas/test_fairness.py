@@ -68,7 +68,7 @@ def test_service_is_half_forgotten_after_a_half_life() -> None:
 
 def test_an_answer_that_is_not_seen_counts_once_as_the_longest_that_it_can_be() -> None:
     served: list[float] = []
-    with Reservation(lambda reservation: None, served.append, 0, 10) as reservation:
+    with Reservation("t", 1.0, 10, None, lambda ended: served.append(ended.new_service())) as reservation:
         for _ in range(2):  # granted again after a loss
             reservation.charge_in_full(10, 20)
     assert served == [10 * INPUT_COST + 20 * OUTPUT_COST]

@@ -136,7 +136,7 @@ async def test_a_request_of_another_router_is_not_found_and_the_answer_says_wher
         missing = await refusal(here.fleet.GetRequest(asked, timeout=PATIENCE_S))
         assert missing.message == "no recent request 'there' is known here"
         async with cluster(FakeWorker("w-2"), share=sharing("there")) as there:
-            await until(lambda: here.shared.num_neighbours == there.shared.num_neighbours == 1)
+            await until(lambda: len(here.shared.neighbours) == len(there.shared.neighbours) == 1)
             await there.answer([1, 2, 3], request_id="there")
             missing = await refusal(here.fleet.GetRequest(asked, timeout=PATIENCE_S))
             assert missing.reason == "REQUEST_NOT_FOUND"

@@ -24,7 +24,7 @@ async def test_quotas_and_a_redis_that_is_lost_are_told(redis: RedisServer) -> N
             return chain(quota_families(a, BoundedNames(10)), redis_families(a))
 
         assert [await router.admits(QUOTAS) for router in (a, b, a)] == [True, True, False]
-        await until(lambda: a.num_neighbours == 1)
+        await until(lambda: len(a.neighbours) == 1)
         assert values(families, "trunkline_router_quota_limit", "tenant", "quota") == {
             ("t", "requests_per_minute"): 2,
             ("t", "tokens_in_flight"): 1000,

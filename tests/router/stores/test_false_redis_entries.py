@@ -164,7 +164,6 @@ def test_of_what_is_left_of_a_quota_one_part_in_32_is_admitted_whoever_else_ther
     book, quotas = TenantBook(WINDOW_MS), Quotas(requests_per_minute=requests, tokens_per_minute=tokens)
     admitted = 0
     while admitted < 400:
-        book.in_flight += each
         if book.judge_alone(quotas, each, others, 0.0) is not None:
             break
         book.admit(each, 0.0)

@@ -8,11 +8,12 @@ from random import Random
 import pytest
 
 from tests.router.cluster import until
-from tests.router.shared_state_rig import FakeFleet, use
+from tests.router.shared_state_rig import FakeFleet, link_of, use
 from trunkline.status import RequestRefused
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.assembly import share
 from trunkline_router.main import router_settings
+from trunkline_router.quotas.admission import RequestUse
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.redis_store import RedisStore
 from trunkline_router.quotas.shared_state import SharedState
@@ -57,8 +58,7 @@ async def far_from(port: int, round_trip_s: float) -> AsyncIterator[int]:
 
 async def admits(router: SharedState, quotas: Quotas) -> bool:
     try:
-        terms = {"weight": 1.0, "prompt_tokens": 10, "max_tokens": 10, "most_tokens": 100, "choices": 1}
-        use(await router.reserve("t", quotas, **terms), 10, 10)  # type: ignore[arg-type]
+        use(await router.reserve("t", quotas, RequestUse(10, 10, most_tokens=100, choices=1), weight=1.0), 10, 10)
     except RequestRefused:
         return False
     return True
@@ -77,19 +77,19 @@ async def test_a_far_redis_counts_for_those_who_wait_and_is_never_taken_for_lost
             ]  # fmt: skip
             routers.append(share(router_settings(flags), FakeFleet(), Random(0)))
         await asyncio.gather(*(router.start() for router in routers))
-        assert all(router.is_reachable for router in routers)
+        assert all(link_of(router).is_reachable for router in routers)
         running = [asyncio.create_task(router.run()) for router in routers]
         try:
             quotas = Quotas(requests_per_minute=2)
             assert [await admits(router, quotas) for router in (*routers, *routers)] == [True, True, False, False]
-            syncs = [router.syncs for router in routers]
-            await until(lambda: all(r.syncs > before + 1 for r, before in zip(routers, syncs, strict=True)))
+            syncs = [link_of(router).syncs for router in routers]
+            await until(lambda: all(link_of(r).syncs > before + 1 for r, before in zip(routers, syncs, strict=True)))
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
             await asyncio.gather(*(router.close() for router in routers))
-    assert [router.times_lost for router in routers] == [0, 0]
+    assert [link_of(router).breaker.times_opened for router in routers] == [0, 0]
     assert [router.admission.reserves_alone for router in routers] == [0, 0]
 
 
@@ -97,7 +97,7 @@ async def test_a_far_redis_costs_no_more_than_the_patience_of_those_who_do_not_w
     async with far_from(redis.port, 0.3) as port:
         router = SharedState(RedisStore(f"redis://127.0.0.1:{port}/0", "impatient"), "a", FakeFleet(), Random(0))
         await router.start()
-        assert not router.is_reachable
+        assert not link_of(router).is_reachable
         assert await admits(router, Quotas(requests_per_minute=2))
         assert router.admission.reserves_alone == 1
         await router.close()

@@ -202,6 +202,6 @@ def test_what_was_complained_of_is_remembered_within_bounds() -> None:
     with capture_logs() as lines:
         for number in range(3 * MAX_REPORTED):
             reader.lease(f"h:{number % 60_000 + 1}", "nonsense")
-            reader.cleared("key")
+            reader.warn("invalid content", "key")
     assert len(reader._reported) <= MAX_REPORTED
     assert 3 * MAX_REPORTED <= len(lines) <= 3 * MAX_REPORTED + 5

@@ -9,12 +9,13 @@ from tests.router.shared_state_rig import Clock
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.redis_store import RedisStore
-from trunkline_router.quotas.store import Ask, Lease, Report, Store, SyncReply, WindowChange, WorkerKey
+from trunkline_router.quotas.store import Ask, InFlight, Lease, Report, Store, SyncReply, WindowChange, WorkerKey
 from trunkline_router.routing.credit import Credit
 
 ROUTERS, TENANTS = ("a", "b", "c"), ("t", "u")
 WINDOW_MS = 12_000
 STEPS = 250
+SENT_MS = 100_000.0
 
 
 def some_ask(draw: Random, life: str) -> Ask:
@@ -22,14 +23,14 @@ def some_ask(draw: Random, life: str) -> Ask:
         return draw.choice((None, most // 4, most))
 
     quotas = Quotas(limit(20), limit(2000), limit(800))
-    tokens, in_flight, refused = draw.randrange(1, 200), draw.choice((0, 100, 300)), draw.choice((None, 0, 50))
-    return Ask(draw.choice(ROUTERS), life, draw.choice(TENANTS), quotas, tokens, in_flight, refused)
+    tokens, change = draw.randrange(1, 200), draw.choice((0, -100, 50))
+    return Ask(draw.choice(ROUTERS), life, draw.choice(TENANTS), quotas, tokens, change)
 
 
 def some_report(draw: Random, life: str, number: int) -> Report:
     def changes() -> list[WindowChange]:
         return [
-            WindowChange(draw.randrange(0, 15_000), draw.choice((-1, 0, 1)), draw.randrange(-100, 100))
+            WindowChange(SENT_MS - draw.randrange(0, 15_000), draw.choice((-1, 0, 1)), draw.randrange(-100, 100))
             for _ in range(draw.randrange(3))
         ]
 
@@ -40,8 +41,9 @@ def some_report(draw: Random, life: str, number: int) -> Report:
         router=draw.choice(ROUTERS),
         life=life,
         number=number if draw.random() < 0.9 else max(1, number - 5),  # some come again
+        sent_ms=SENT_MS,
         windows={name: changes() for name in some},
-        in_flight={name: draw.choice((0, 50, 200)) for name in some},
+        in_flight={name: InFlight(draw.choice((-50, 0, 50)), draw.choice((None, 0, 200))) for name in some},
         served={name: draw.uniform(0, 1000) for name in some},
         credits=draw.choice((None, credits)),
         competing=some,

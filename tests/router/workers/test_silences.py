@@ -13,6 +13,7 @@ from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import DirectLost, GrantRequest
 from trunkline.v1.worker_pb2 import StepCostModel
 from trunkline_router.access.access import Tenant, Tenants
+from trunkline_router.quotas.admission import RequestUse
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.request.granting import _Granting
 from trunkline_router.routing.worker_state import InFlight
@@ -136,10 +137,8 @@ async def test_the_account_of_a_worker_that_was_left_is_settled_as_soon_as_that_
 
         async def is_settled() -> bool:
             try:
-                with await router.shared.reserve(
-                    "", quotas, is_listed=False, weight=1.0,
-                    prompt_tokens=len(PROMPT), max_tokens=110, most_tokens=110, choices=1,
-                ):  # fmt: skip
+                use = RequestUse(len(PROMPT), 110, most_tokens=110, choices=1)
+                with await router.shared.reserve("", quotas, use, is_listed=False, weight=1.0):
                     return True  # 130 of 200 tokens are free beside the 70 of one grant
             except RequestRefused:
                 return False

@@ -96,23 +96,27 @@ def quota_families(shared: SharedState, tenants: BoundedNames) -> Iterable[Metri
 
 def redis_families(shared: SharedState) -> Iterable[Metric]:
     """The Redis that routers share state in. Without samples, if the state is in this process alone."""
-    store = shared.store if isinstance(shared.store, RedisStore) else None
-    values: tuple[tuple[Kind, str, str, float], ...] = (
-        (gauge, "redis_reachable", "1 while the circuit breaker of Redis is closed.", shared.is_reachable),
-        (counter, "redis_losses", "Times that the circuit breaker of Redis has opened.", shared.times_lost),
-        (counter, "redis_late_answers", "Requests whose answer Redis gave too late.", shared.late_answers),
-        (counter, "redis_syncs", "Exchanges with Redis.", shared.syncs),
-        (counter, "redis_entries", "Times that Redis was new or empty, and was told everything.", shared.times_entered),
-        (gauge, "neighbours", "Other routers, and other processes of this one, that share this Redis.",
-         shared.num_neighbours),
-    )  # fmt: skip
-    for kind, name, documentation, value in values:
-        yield _one(kind, name, documentation, None if store is None else value)
+    link = shared.link
+    kinds = (
+        (gauge, "redis_reachable", "1 while the circuit breaker of Redis is closed."),
+        (counter, "redis_losses", "Times that the circuit breaker of Redis has opened."),
+        (counter, "redis_late_answers", "Requests whose answer Redis gave too late."),
+        (counter, "redis_syncs", "Exchanges with Redis."),
+        (counter, "redis_entries", "Times that Redis was new or empty, and was told everything."),
+        (gauge, "neighbours", "Other routers, and other processes of this one, that share this Redis."),
+    )
+    values: Sequence[float | None] = [None] * len(kinds)
+    if link is not None:
+        counts = link.breaker.times_opened, link.late_answers, link.syncs, link.entries
+        values = [link.is_reachable, *counts, len(shared.neighbours)]
+    for (kind, name, documentation), value in zip(kinds, values, strict=True):
+        yield _one(kind, name, documentation, value)
+    latencies = link.store.latencies if link is not None and isinstance(link.store, RedisStore) else {}
     yield histogram(
         "trunkline_router_redis_call_seconds",
         "Time from sending a script call to its reply, late ones too.",
         ("script",),
-        [] if store is None else [((name,), counts) for name, counts in store.latencies.items()],
+        [((name,), counts) for name, counts in latencies.items()],
     )
 
 

@@ -210,13 +210,13 @@ class FleetWatch:
         )
 
     def _router(self, now_s: float) -> RouterView:
-        has_store, is_reachable = self._shared.store is not None, self._shared.is_reachable
+        link = self._shared.link
         return RouterView(
             name=self.requests.book.router,
             version=self._version,
             uptime_s=now_s - self._started_s,
             policy=self._pools.policy.name,
-            redis="none" if not has_store else "ok" if is_reachable else "lost",
+            redis="none" if link is None else "ok" if link.is_reachable else "lost",
             open_requests=sum(self._shared.running.values()),
             watchers=self.watchers.num_open,
             other_routers=self.requests.num_others(),
