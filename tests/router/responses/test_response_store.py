@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from tests.router.responses.responses_client import Clock, new_store
-from trunkline_router.edge.responses.response_store import ENTRY_BYTES, TENANT_PART, StoredResponse, Turn
+from trunkline.v1.inference_pb2 import ChatMessage
+from trunkline_router.edge.responses.response_store import ENTRY_BYTES, TENANT_PART, StoredResponse
 
 TENANTS = ("acme", "globex", "")
 MAX_RESPONSES, TTL_S = 3, 10.0
@@ -47,6 +48,13 @@ class StoreAgainstModel(RuleBasedStateMachine):
     def size(self, tenant: str | None = None) -> int:
         return sum(kept.response.size_bytes for kept in self.kept if tenant in (None, kept.tenant))
 
+    def size_in_memory(self) -> int:
+        """As each of the store's tables has it."""
+        sizes = {(tenant, name): size for tenant, held in self.store._sizes.items() for name, size in held.items()}
+        assert sizes == {key: entry.response.size_bytes for key, entry in self.store._entries.items()}
+        assert all(self.store._sizes.values()), "nothing is left of a tenant without responses"
+        return sum(sizes.values())
+
     @rule(tenant=st.sampled_from(TENANTS), size=st.integers(0, 6 * ENTRY_BYTES))
     def put(self, tenant: str, size: int) -> None:
         name = f"resp_{len(self.names)}"
@@ -80,12 +88,11 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @rule()
     def expire(self) -> None:
         self.store.expire()
-        assert len(self.store) == sum(self.clock.now_s < kept.put_s + TTL_S for kept in self.kept)
+        assert len(self.store._entries) == sum(self.clock.now_s < kept.put_s + TTL_S for kept in self.kept)
 
     @invariant()
     def agrees(self) -> None:
-        self.store.check_integrity()
-        assert self.store.num_bytes <= MAX_BYTES
+        assert self.store.num_bytes == self.size_in_memory() <= MAX_BYTES
         for tenant in TENANTS:
             for name in self.names:
                 assert self.store.get(tenant, name) is self.found(tenant, name)
@@ -97,7 +104,7 @@ def test_the_store_keeps_what_a_simple_model_keeps() -> None:
 
 @given(texts=st.lists(st.text(max_size=40), max_size=4), body=st.binary(max_size=100))
 def test_a_response_counts_with_all_texts_of_its_conversation(texts: list[str], body: bytes) -> None:
-    response = StoredResponse(body, tuple(Turn("user", text) for text in texts))
+    response = StoredResponse(body, tuple(ChatMessage(role="user", content=text) for text in texts))
     assert response.size_bytes >= len(body) + sum(len(text.encode()) for text in texts) + ENTRY_BYTES
 
 
@@ -132,4 +139,4 @@ def test_an_expired_response_is_not_found_and_frees_its_memory() -> None:
     store.put("acme", "resp_2", EMPTY)
     clock.now_s += 5.0
     store.expire()
-    assert (len(store), store.num_bytes) == (0, 0)
+    assert (len(store._entries), store.num_bytes) == (0, 0)

@@ -109,7 +109,7 @@ async def test_an_error_after_the_first_event_is_a_failed_response_that_is_not_s
         assert failed["error"]["code"] == code
         assert failed["error"]["message"]
         assert (text_of(failed), failed["output"][0]["status"]) == ("xx", "incomplete")
-        assert len(store) == 0
+        assert len(store._entries) == 0
         error_of(await responses.get(failed["id"]), 404)
 
 
@@ -133,7 +133,7 @@ async def test_a_client_that_goes_ends_its_request_and_stores_nothing() -> None:
             choice.tokens(1)
             await anext(events)
         await until(lambda: len(worker.aborted) == 1)
-    assert len(store) == 0
+    assert len(store._entries) == 0
 
 
 async def test_log_probabilities_come_with_the_tokens_and_at_the_end() -> None:

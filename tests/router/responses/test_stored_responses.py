@@ -86,18 +86,18 @@ async def test_what_must_not_be_stored_is_not() -> None:
         assert response["store"] is False
         error_of(await responses.get(response["id"]), 404)
         await responses.streamed(store=False)
-        assert len(store) == 0
+        assert len(store._entries) == 0
 
 
 async def test_a_response_that_is_too_large_for_the_store_says_so() -> None:
-    store = new_store(max_bytes=TENANT_PART * 4 * ENTRY_BYTES)
+    store = new_store(max_bytes=TENANT_PART * 6 * ENTRY_BYTES)
     worker = FakeWorker("w", context_length=8192, kv_token_capacity=8192)
     async with client(worker, store=store) as responses:
         assert (await responses.response())["store"] is True
-        assert (await responses.response(input="x" * 4 * ENTRY_BYTES))["store"] is False
+        assert (await responses.response(input="x" * 6 * ENTRY_BYTES))["store"] is False
         stream = await responses.streamed(metadata={str(n): "x" * 512 for n in range(8)})
         assert stream[-1]["response"]["store"] is False
-        assert len(store) == 1
+        assert len(store._entries) == 1
 
 
 async def test_without_a_store_nothing_is_found() -> None:

@@ -58,8 +58,9 @@ async def chat_completions(call: HttpCall) -> None:
     if request.stream:
         await call.stream(responses, answer)
         return
-    await call.collect(responses, answer.take)
-    await call.respond(await answer.whole())
+    collected = CollectedAnswer()
+    await call.collect(responses, collected.take)
+    await call.respond(await answer.whole(collected))
 
 
 class Part(Fields):
@@ -218,22 +219,16 @@ class ChatAnswer(OpenAiAnswer):
         self._details = details
         self._num_choices = request.n or 1
         self._num_top = request.num_top
-        self._collected = CollectedAnswer()
 
-    def take(self, response: GenerateResponse) -> None:
-        """Takes the next response, for whole()."""
-        self._count(response)
-        self._collected.take(response)
-
-    async def whole(self) -> bytes:
+    async def whole(self, collected: CollectedAnswer) -> bytes:
         """Returns the whole answer as JSON."""
         choices = []
-        for index, output in enumerate(self._collected.choices):
+        for index, output in enumerate(collected.choices):
             if index:
                 await asyncio.sleep(0)  # the log-probabilities of a choice may take long
             message: Json = {"role": "assistant", "content": output.text, "refusal": None, "annotations": []}
             choices.append(self._choice(index, {"message": message}, output, self._logprobs(output)))
-        return self._whole(self._collected.prompt.model, choices, **self._of_prompt())
+        return self._whole(collected.prompt.model, choices, collected.usage, **self._of_prompt())
 
     def events(self, response: GenerateResponse) -> bytes:
         """Returns the events for the next response; empty if it has nothing to tell."""

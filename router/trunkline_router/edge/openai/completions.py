@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, SamplingParams
-from trunkline.v1.inference_pb2 import GenerateResponse
+from trunkline.v1.inference_pb2 import GenerateResponse, Usage
 from trunkline_router.edge.collected_answer import CollectedAnswer
 from trunkline_router.edge.http.json_body import packed
 from trunkline_router.edge.http_call import HttpCall, answer_of
@@ -42,8 +42,9 @@ async def completions(call: HttpCall) -> None:
     if request.stream:
         await call.stream(responses, answer)
         return
-    await call.collect(responses, answer.take)
-    await call.respond(await answer.whole())
+    collected = [CollectedAnswer() for _ in prompts]
+    await call.collect(responses, lambda item: collected[item[0]].take(item[1]))
+    await call.respond(await answer.whole(collected))
 
 
 async def _prompts(call: HttpCall, request: CompletionRequest) -> list[Prompt]:
@@ -89,6 +90,8 @@ async def _without_output(
             del response.chunks[:]
             for index in ends:
                 response.chunks.add(index=index, finish_reason=FinishReason.FINISH_REASON_LENGTH)
+            if response.HasField("usage"):
+                response.usage.completion_tokens = 0
             yield response
 
 
@@ -146,19 +149,16 @@ class CompletionAnswer(OpenAiAnswer):
         self._prompts = prompts
         self._num_choices = request.n or 1  # of each prompt
         self._num_top = request.logprobs
-        self._collected = [CollectedAnswer() for _ in prompts]
         self._offsets: dict[int, TextOffsets] = {}  # by choice
 
-    def take(self, item: tuple[int, GenerateResponse]) -> None:
-        """Takes the next response, for whole()."""
-        prompt, response = item
-        self._count(response)
-        self._collected[prompt].take(response)
-
-    async def whole(self) -> bytes:
-        """Returns the whole answer as JSON."""
+    async def whole(self, collected: Sequence[CollectedAnswer]) -> bytes:
+        """Returns the whole answer as JSON.  collected: the answer to each prompt"""
         choices: list[Json] = []
-        for answer, details in zip(self._collected, self._prompts, strict=True):
+        usage = Usage()
+        for answer, details in zip(collected, self._prompts, strict=True):
+            usage.prompt_tokens += answer.usage.prompt_tokens
+            usage.cached_tokens += answer.usage.cached_tokens
+            usage.completion_tokens += answer.usage.completion_tokens
             for output in answer.choices:
                 if choices:
                     await asyncio.sleep(0)  # the log-probabilities of a choice may take long
@@ -166,7 +166,7 @@ class CompletionAnswer(OpenAiAnswer):
                 columns = {name: [*details.columns.get(name, ()), *logprobs[name]] for name in logprobs}
                 text = {"text": details.text + output.text}
                 choices.append(self._choice(len(choices), text, output, columns or None) | details.told())
-        return self._whole(self._collected[0].prompt.model, choices)
+        return self._whole(collected[0].prompt.model, choices, usage)
 
     def events(self, item: tuple[int, GenerateResponse]) -> bytes:
         """Returns the events for the next response; empty if it has nothing to tell."""

@@ -34,7 +34,7 @@ class OpenAiAnswer:
         self._tells_ids = bool(request.return_token_ids)
         self._has_usage, self._has_continuous_usage = request.includes_usage, request.has_continuous_usage
         self._sees_cache = call.caller.identity.sees_cache  # the caller is told how many tokens came from the cache
-        self._usage = Usage()
+        self._usage = Usage()  # of a stream so far
         self._fields: Json = {
             "id": f"{self.id_prefix}-{call.request_id}",
             "object": self.event_object if request.stream else self.whole_object,
@@ -47,21 +47,22 @@ class OpenAiAnswer:
         """Returns the last events."""
         if not self._has_usage:
             return DONE
-        return event(orjson.dumps({**self._fields, "choices": [], "usage": self._usage_json()})) + DONE
+        return event(orjson.dumps({**self._fields, "choices": [], "usage": self._usage_json(self._usage)})) + DONE
 
     def failed(self, refused: RequestRefused) -> bytes:
         """Returns the event for an error. Without [DONE]: the answer is not whole."""
         return event(openai_body(refused))
 
     def _count(self, response: GenerateResponse) -> None:
-        """Adds the next response to the usage."""
+        """Counts the next response of a stream."""
         usage = self._usage
         usage.prompt_tokens += response.prompt.prompt_tokens
         usage.cached_tokens += response.prompt.cached_tokens
         usage.completion_tokens += sum(len(chunk.token_ids) for chunk in response.chunks)
 
-    def _whole(self, model: str, choices: list[Json], **beside: Any) -> bytes:
-        return orjson.dumps({**self._fields, "model": model, "choices": choices, "usage": self._usage_json(), **beside})
+    def _whole(self, model: str, choices: list[Json], usage: Usage, **beside: Any) -> bytes:
+        made = {**self._fields, "model": model, "choices": choices, "usage": self._usage_json(usage), **beside}
+        return orjson.dumps(made)
 
     def _begin(self, model: str) -> None:
         """Call before the first event."""
@@ -74,7 +75,7 @@ class OpenAiAnswer:
         if not (beside or self._has_continuous_usage):
             return b"".join((self._head, orjson.dumps(choice), self._tail))
         if self._has_usage:
-            beside["usage"] = self._usage_json() if self._has_continuous_usage else None
+            beside["usage"] = self._usage_json(self._usage) if self._has_continuous_usage else None
         return event(orjson.dumps({**self._fields, "choices": [choice], **beside}))
 
     def _choice(self, index: int, text: Json, output: OutputChunk, logprobs: Json | None) -> Json:
@@ -88,8 +89,7 @@ class OpenAiAnswer:
             choice["token_ids"] = list(output.token_ids)
         return choice
 
-    def _usage_json(self) -> Json:
-        usage = self._usage
+    def _usage_json(self, usage: Usage) -> Json:
         made: Json = {
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,

@@ -8,14 +8,14 @@ import orjson
 
 from trunkline.status import INVALID_REQUEST, QUARANTINED, RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, SamplingParams, TokenLogprobs
-from trunkline.v1.inference_pb2 import GenerateResponse, Usage
+from trunkline.v1.inference_pb2 import ChatMessage, GenerateResponse, Usage
 from trunkline_router.edge.collected_answer import CollectedAnswer
 from trunkline_router.edge.http.sse import event
 from trunkline_router.edge.http_call import HttpCall
 from trunkline_router.edge.openai.openai_answer import Json
 from trunkline_router.edge.openai.token_details import chat_logprobs, tokenizer_of
 from trunkline_router.edge.responses.response_request import ResponseRequest
-from trunkline_router.edge.responses.response_store import ResponseStore, StoredResponse, Turn
+from trunkline_router.edge.responses.response_store import ResponseStore, StoredResponse
 from trunkline_router.prompts.token_bytes import TokenBytes
 from trunkline_router.record.error_statuses import MAX_MESSAGE_CHARACTERS, status_of
 from trunkline_router.request.request_call import PreparedRequest
@@ -34,7 +34,11 @@ class ResponseAnswer:
     """
 
     def __init__(
-        self, call: HttpCall, request: ResponseRequest, conversation: tuple[Turn, ...], store: ResponseStore | None
+        self,
+        call: HttpCall,
+        request: ResponseRequest,
+        conversation: tuple[ChatMessage, ...],
+        store: ResponseStore | None,
     ) -> None:
         self._call = call
         self._request = request
@@ -165,8 +169,9 @@ class ResponseAnswer:
         }
         if self._store is not None:
             body = orjson.dumps(response)
-            turns = (*self._conversation, Turn("assistant", item["content"][0]["text"]))
-            if self._store.put(self._call.caller.tenant, self._id, StoredResponse(body, turns)):
+            message = ChatMessage(role="assistant", content=item["content"][0]["text"])
+            stored = StoredResponse(body, (*self._conversation, message))
+            if self._store.put(self._call.caller.tenant, self._id, stored):
                 return body
         return orjson.dumps({**response, "store": False})
 

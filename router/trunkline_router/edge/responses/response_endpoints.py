@@ -6,11 +6,12 @@ from urllib.parse import parse_qsl
 import orjson
 
 from trunkline.status import CODE_INVALID_ARGUMENT, CODE_NOT_FOUND, RequestRefused, invalid
+from trunkline.v1.inference_pb2 import ChatMessage
 from trunkline_router.edge.http_call import HttpCall, answer_of
 from trunkline_router.edge.request_fields import validated
 from trunkline_router.edge.responses.response_answer import ResponseAnswer
 from trunkline_router.edge.responses.response_request import FIELD_NAMES, ResponseRequest
-from trunkline_router.edge.responses.response_store import ResponseStore, StoredResponse, Turn
+from trunkline_router.edge.responses.response_store import ResponseStore, StoredResponse
 from trunkline_router.record.error_statuses import PREVIOUS_RESPONSE_NOT_FOUND, RESPONSE_NOT_FOUND
 from trunkline_router.request.request_call import Extras
 
@@ -40,7 +41,7 @@ class Responses:
             request.check()
             if request.store and self._store is None:
                 raise invalid("store", f"must not be true: {NO_STORE}")
-            conversation = (*self._earlier(call, request), *request.turns())
+            conversation = (*self._earlier(call, request), *request.messages())
             generate = request.generate_request(call.request_id, conversation)
         answer = ResponseAnswer(call, request, conversation, None if request.store is False else self._store)
         responses = answer_of(call, generate, FIELD_NAMES, Extras(on_admission=answer.admitted))
@@ -66,7 +67,7 @@ class Responses:
             raise self._not_found(name)
         await call.respond(orjson.dumps({"id": name, "object": "response", "deleted": True}))
 
-    def _earlier(self, call: HttpCall, request: ResponseRequest) -> tuple[Turn, ...]:
+    def _earlier(self, call: HttpCall, request: ResponseRequest) -> tuple[ChatMessage, ...]:
         """The conversation that the request continues. Raises RequestRefused."""
         name = request.previous_response_id
         if name is None:

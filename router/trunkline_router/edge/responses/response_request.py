@@ -20,7 +20,6 @@ from trunkline_router.edge.request_fields import (
     prompt_named,
     template_variables,
 )
-from trunkline_router.edge.responses.response_store import Turn
 from trunkline_router.prompts.chat_template import MAX_MESSAGES
 
 MAX_METADATA_PAIRS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512  # OpenAI's limits, in characters
@@ -69,10 +68,10 @@ class InputItem(Fields):
         self._check_kind(prefix)
         return super().unknown(prefix)
 
-    def turn(self, where: str) -> Turn:
-        """Returns the message."""
+    def proto(self, where: str) -> ChatMessage:
+        """Returns the message for the chat template. Raises RequestRefused (INVALID_REQUEST)."""
         role = self.role or "user"
-        return Turn(ROLES.get(role, role), plain_text(self.content, f"{where}.content"))
+        return ChatMessage(role=ROLES.get(role, role), content=plain_text(self.content, f"{where}.content"))
 
     def _check_kind(self, prefix: str) -> None:
         """Raises RequestRefused (INVALID_REQUEST) for items that are not messages, or lack something."""
@@ -198,21 +197,19 @@ class ResponseRequest(GenerationFields):
         """How many tokens the response lists beside each of the output's; None: it has no log-probabilities."""
         return self.top_logprobs or 0 if LOGPROBS in (self.include or ()) else None
 
-    def turns(self) -> list[Turn]:
+    def messages(self) -> list[ChatMessage]:
         """Returns the messages of the input. Raises RequestRefused (INVALID_REQUEST)."""
         if isinstance(self.input, str):
-            return [Turn("user", self.input)]
-        return [item.turn(f"input[{index}]") for index, item in enumerate(self.input or ())]
+            return [ChatMessage(role="user", content=self.input)]
+        return [item.proto(f"input[{index}]") for index, item in enumerate(self.input or ())]
 
-    def generate_request(self, request_id: str, conversation: Iterable[Turn]) -> GenerateRequest:
+    def generate_request(self, request_id: str, conversation: Iterable[ChatMessage]) -> GenerateRequest:
         """Returns the request to continue a conversation, after the instructions. Raises RequestRefused
         (INVALID_REQUEST)."""
         sampling = self.sampling(max_tokens=self.max_output_tokens, logprobs=self.num_top)
-        messages = [ChatMessage(role=turn.role, content=turn.text) for turn in conversation]
-        if self.instructions:
-            messages.insert(0, ChatMessage(role="system", content=self.instructions))
+        instructions = [ChatMessage(role="system", content=self.instructions)] if self.instructions else []
         chat = ChatMessages(
-            messages=messages,
+            messages=[*instructions, *conversation],
             template_variables=template_variables(self.chat_template_kwargs),
         )
         return self.generate(request_id, sampling, chat=chat, n=1)

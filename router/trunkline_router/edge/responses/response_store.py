@@ -7,17 +7,12 @@ from dataclasses import dataclass, field
 from sys import getsizeof
 from typing import NamedTuple
 
+from trunkline.v1.inference_pb2 import ChatMessage
+
 TENANT_PART = 4  # a tenant uses at most one part in so many of the memory, so it cannot push out all others' responses
 ENTRY_BYTES = 1 << 10  # of a response in addition to its texts
-TURN_BYTES = 128  # of a message in addition to its text
+MESSAGE_BYTES = 1 << 10  # of a message in addition to its text
 EXPIRE_EVERY_S = 10.0  # how long an expired response may stay in memory; it is not found from the moment it expires
-
-
-class Turn(NamedTuple):
-    """A message of a conversation."""
-
-    role: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +20,18 @@ class StoredResponse:
     """A response and the conversation that it ends.
 
     body: the response object, as JSON
-    conversation: all messages up to and including the response, but no instructions. Texts are shared with the earlier
+    conversation: all messages up to and including the response, but no instructions. They are shared with the earlier
         responses that it continues, and counted in full, so the count of bytes is an upper bound
     """
 
     body: bytes = field(repr=False)  # tracebacks are logged, and prompts and outputs must not be
-    conversation: tuple[Turn, ...] = field(repr=False)
+    conversation: tuple[ChatMessage, ...] = field(repr=False)
 
     @property
     def size_bytes(self) -> int:
         """The memory that it takes at most."""
-        texts = sum(TURN_BYTES + getsizeof(turn.text) for turn in self.conversation)
-        return ENTRY_BYTES + getsizeof(self.body) + texts
+        messages = sum(MESSAGE_BYTES + message.ByteSize() for message in self.conversation)
+        return ENTRY_BYTES + getsizeof(self.body) + messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +42,10 @@ class StoreLimits:
     max_bytes: int
     ttl_s: float
 
-    @property
-    def max_tenant_bytes(self) -> int:
-        """The memory that one tenant's responses may take."""
-        return self.max_bytes // TENANT_PART
-
 
 class _Entry(NamedTuple):
     expires_s: float
-    size_bytes: int
     response: StoredResponse
-
-
-@dataclass(slots=True)
-class _Holding:
-    """What one tenant has in the store."""
-
-    ids: dict[str, None] = field(default_factory=dict)  # oldest first
-    num_bytes: int = 0
 
 
 class ResponseStore:
@@ -73,39 +54,30 @@ class ResponseStore:
     Beyond a limit of its tenant, the tenant's oldest response goes; beyond the limit on the memory of all, the oldest.
 
     clock_s: a clock that never goes back, in seconds
+    num_bytes: the memory that the responses take at most
     """
 
     def __init__(self, limits: StoreLimits, clock_s: Callable[[], float]) -> None:
+        self.num_bytes = 0
         self._limits = limits
         self._clock_s = clock_s
         self._entries: dict[tuple[str, str], _Entry] = {}  # by tenant and id, oldest first
-        self._holdings: dict[str, _Holding] = {}  # by tenant
-        self._num_bytes = 0
-
-    def __len__(self) -> int:
-        """The number of responses in memory."""
-        return len(self._entries)
-
-    @property
-    def num_bytes(self) -> int:
-        """The memory that the responses take at most."""
-        return self._num_bytes
+        self._sizes: dict[str, dict[str, int]] = {}  # in bytes, by tenant and by id, oldest first
 
     def put(self, tenant: str, response_id: str, response: StoredResponse) -> bool:
         """Stores a new response. Returns whether it fits: one that is larger than its tenant's limit is not stored."""
-        size = response.size_bytes
-        limits = self._limits
+        size, limits = response.size_bytes, self._limits
+        max_tenant_bytes = limits.max_bytes // TENANT_PART
         self.expire()
-        if size > limits.max_tenant_bytes or not limits.max_responses:
+        if size > max_tenant_bytes or not limits.max_responses:
             return False
-        holding = self._holdings.setdefault(tenant, _Holding())
-        holding.ids[response_id] = None
-        holding.num_bytes += size
-        self._num_bytes += size
-        self._entries[tenant, response_id] = _Entry(self._clock_s() + limits.ttl_s, size, response)
-        while len(holding.ids) > limits.max_responses or holding.num_bytes > limits.max_tenant_bytes:
-            self.delete(tenant, next(iter(holding.ids)))
-        while self._num_bytes > limits.max_bytes:
+        sizes = self._sizes.setdefault(tenant, {})
+        sizes[response_id] = size
+        self.num_bytes += size
+        self._entries[tenant, response_id] = _Entry(self._clock_s() + limits.ttl_s, response)
+        while len(sizes) > limits.max_responses or sum(sizes.values()) > max_tenant_bytes:
+            self.delete(tenant, next(iter(sizes)))
+        while self.num_bytes > limits.max_bytes:
             self.delete(*next(iter(self._entries)))
         return True
 
@@ -119,12 +91,10 @@ class ResponseStore:
         entry = self._entries.pop((tenant, response_id), None)
         if entry is None:
             return False
-        holding = self._holdings[tenant]
-        del holding.ids[response_id]
-        holding.num_bytes -= entry.size_bytes
-        self._num_bytes -= entry.size_bytes
-        if not holding.ids:
-            del self._holdings[tenant]
+        sizes = self._sizes[tenant]
+        self.num_bytes -= sizes.pop(response_id)
+        if not sizes:
+            del self._sizes[tenant]
         return self._clock_s() < entry.expires_s
 
     def expire(self) -> None:
@@ -141,11 +111,3 @@ class ResponseStore:
         while True:
             await asyncio.sleep(EXPIRE_EVERY_S)
             self.expire()
-
-    def check_integrity(self) -> None:
-        """Raises AssertionError if the counts do not agree."""
-        assert self._num_bytes == sum(entry.size_bytes for entry in self._entries.values())
-        assert self._num_bytes == sum(holding.num_bytes for holding in self._holdings.values())
-        held = {(tenant, name) for tenant, holding in self._holdings.items() for name in holding.ids}
-        assert held == set(self._entries)
-        assert all(holding.ids for holding in self._holdings.values())
