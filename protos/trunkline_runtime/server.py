@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import logging
 import resource
 import signal
 import socket
@@ -13,7 +14,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from trunkline.channel import KEEPALIVE_MS, MAX_MESSAGE_BYTES
-from trunkline_runtime.client_noise import keep_clients_out_of_log
 from trunkline_runtime.errors import ErrorInterceptor, RequestGate
 from trunkline_runtime.tls import ServerTls
 
@@ -48,6 +48,17 @@ PROBE_OPTIONS = (
     ("grpc.max_allowed_incoming_connections", 64),
     ("grpc.max_connection_idle_ms", 10_000),
 )
+
+
+# Of gRPC's library. Any host could fill the log with these lines, or have it quote keys.
+GRPC_LOG = "grpc._cython.cygrpc"
+# Logged with a traceback for a path or metadata that are not UTF-8, which may be a credential. The library then takes
+# the bytes as Latin-1, and the call goes on.
+QUOTES_BYTES = "Invalid encoding on %s"
+# What the library raises for calls of methods that do not exist, after which it ends the call: nothing can be sent any
+# more because the stream has ended, or the path is not UTF-8. Whatever the methods that exist raise is not logged by
+# the library, but by ErrorInterceptor.
+OF_CLIENTS = (grpc.aio.InternalError, UnicodeDecodeError)
 
 
 class PortInUse(Exception):
@@ -208,6 +219,16 @@ class GrpcServer:
     async def _set(self, name: str, serving: bool) -> None:
         status = health_pb2.HealthCheckResponse
         await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
+
+
+def keep_clients_out_of_log() -> None:
+    """Drops the log lines of gRPC's library that quote clients or tell that they have gone."""
+    logging.getLogger(GRPC_LOG).addFilter(_is_not_of_clients)  # adding it again has no effect
+
+
+def _is_not_of_clients(record: logging.LogRecord) -> bool:
+    raised = None if record.exc_info is None else record.exc_info[1]
+    return record.msg != QUOTES_BYTES and not isinstance(raised, OF_CLIENTS)
 
 
 class Signals:

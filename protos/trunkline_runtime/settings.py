@@ -8,12 +8,14 @@ dataclasses themselves are flattened: their fields are flags like all others.
 import argparse
 import json
 import os
+import socket
 import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from importlib.metadata import version
+from ipaddress import ip_address
 from typing import Any, TypeVar
 
 ENVIRONMENT_PREFIX = "TRUNKLINE_"
@@ -220,3 +222,16 @@ def base_type(hint: Any) -> type:
         hint = next(part for part in typing.get_args(hint) if part is not type(None))
     origin = typing.get_origin(hint)
     return typing.cast("type", origin or hint)
+
+
+def instance_name(host: str, port: int) -> str:
+    """The name of a process among those of its service, if its settings give it none: host:port. If it listens on all
+    addresses, which processes of other machines do too, with the machine's name."""
+    return f"{socket.gethostname() if _is_wildcard(host) else host}:{port}"
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return not host or ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return False

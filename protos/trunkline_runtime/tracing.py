@@ -1,7 +1,6 @@
 """OpenTelemetry spans, joined across processes by W3C trace context."""
 
 import os
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,23 +10,20 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, TraceFlags
+from opentelemetry.trace import Link, Span, SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from trunkline_runtime.telemetry.otlp_exporter import DISABLED, ExporterError, span_exporter
-from trunkline_runtime.telemetry.span_queue import QueueError, SpanQueue, span_queue
-from trunkline_runtime.telemetry.trace_context import NONE_SAMPLED, HeadSampler, SamplerError, head_sampler
+from trunkline_runtime.telemetry.otel_variables import is_disabled, valid_variables
+from trunkline_runtime.telemetry.otlp_exporter import TRACES, exporter_of
+from trunkline_runtime.telemetry.span_queue import SpanQueue, span_queue
+from trunkline_runtime.telemetry.trace_context import NONE_SAMPLED, HeadSampler, head_sampler
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 # Of RPC and HTTP: the conventions for generative AI have no schema yet.
 SCOPE = InstrumentationScope("trunkline", schema_url="https://opentelemetry.io/schemas/1.44.0")
-
-# The SDK reads these. They decide about traces that start here, also for processes that continue and export them.
-SDK_VARIABLES = (DISABLED, "OTEL_TRACES_SAMPLER")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,34 +47,22 @@ def open_tracing(service_name: str, instance: str = "") -> Tracing:
     if instance:
         attributes["service.instance.id"] = instance
     resource = Resource.create(attributes)
-    try:
-        sampler, exporter = head_sampler(), span_exporter()
+    with valid_variables(service_name):
+        sampler, exporter = head_sampler(), exporter_of(TRACES)
         queue = None if exporter is None else span_queue(exporter, resource)
-    except (SamplerError, ExporterError, QueueError) as error:
-        print(f"{service_name}: {error}", file=sys.stderr)
-        sys.exit(2)
-    if os.environ.get(DISABLED, "").lower() == "true":
-        sampler = NONE_SAMPLED
-    return Tracing(sampler, queue, resource)
+    return Tracing(NONE_SAMPLED if is_disabled() else sampler, queue, resource)
 
 
 def configure_tracing(service_name: str, instance: str = "") -> SpanQueue | None:
-    """Sets up start_span(): spans are exported if the standard OTEL_* variables ask for it, and only pass the trace
-    context on otherwise. Returns the queue before the exporter. Exits as open_tracing() does."""
+    """Sets up start_span(): spans are exported if the standard OTEL_* variables ask for it; otherwise they are their
+    callers' alone. Returns the queue before the exporter. Exits as open_tracing() does."""
     tracing = open_tracing(service_name, instance)
-    if tracing.queue is None and not any(os.environ.get(name) for name in SDK_VARIABLES):
-        trace.set_tracer_provider(_CarrierProvider())
-        return None
-    provider = TracerProvider(_follower(tracing.sampler), tracing.resource)
     if tracing.queue is not None:
+        # Follows the process that calls, also if routers do not follow their callers: a request's router has decided.
+        provider = TracerProvider(ParentBased(TraceIdRatioBased(tracing.sampler.ratio)), tracing.resource)
         provider.add_span_processor(_Queued(tracing.queue))
-    trace.set_tracer_provider(provider)
+        trace.set_tracer_provider(provider)
     return tracing.queue
-
-
-def _follower(sampler: HeadSampler) -> ParentBased:
-    """Follows the process that calls, also if routers do not follow their callers: a request's router has decided."""
-    return ParentBased(TraceIdRatioBased(sampler.ratio))
 
 
 def shutdown_tracing() -> None:
@@ -100,28 +84,6 @@ class _Queued(SpanProcessor):
 
     def shutdown(self) -> None:
         self._queue.close()
-
-
-class _CarrierProvider(trace.TracerProvider):
-    """Makes spans that are not exported: they only have ids, for logs and for other processes."""
-
-    def get_tracer(self, *_: object, **__: object) -> trace.Tracer:
-        return _CarrierTracer()
-
-
-class _CarrierTracer(trace.NoOpTracer):
-    def __init__(self) -> None:
-        self._ids = RandomIdGenerator()
-
-    def start_span(self, name: str, context: Context | None = None, *_: object, **__: object) -> Span:
-        """A trace that starts here is sampled, because other processes may export their spans of it."""
-        parent = trace.get_current_span(context).get_span_context()
-        span_id = self._ids.generate_span_id()
-        if parent.is_valid:
-            carried = SpanContext(parent.trace_id, span_id, False, parent.trace_flags, parent.trace_state)
-        else:
-            carried = SpanContext(self._ids.generate_trace_id(), span_id, False, TraceFlags(TraceFlags.SAMPLED))
-        return NonRecordingSpan(carried)
 
 
 def _tracer() -> trace.Tracer:

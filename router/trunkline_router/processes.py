@@ -19,9 +19,9 @@ from typing import IO
 
 from trunkline_router.access.identity.fleet_secret import LEAST_SECRET_BYTES
 from trunkline_router.settings import EXIT_CANNOT_START, METRICS_OPTION, RouterSettings
-from trunkline_runtime.instance_name import instance_name
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import PortInUse, Signals, check_port_is_free, hold_port
+from trunkline_runtime.settings import instance_name
 
 AT_ONCE, ONCE_USEFUL = "at-once", "once-useful"  # when a process begins to listen
 FIRST_DELAY_S, MOST_DELAY_S = 0.5, 30.0  # before a process that died is restarted; doubles while it keeps dying

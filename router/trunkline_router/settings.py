@@ -11,8 +11,7 @@ from trunkline_router.identity_settings import IdentitySettings
 from trunkline_router.quotas.redis_url import redis_url_problem
 from trunkline_router.routing.route_request import PolicyName
 from trunkline_router.tls_settings import RedisTlsSettings, WorkerTlsSettings
-from trunkline_runtime.instance_name import instance_name
-from trunkline_runtime.settings import setting
+from trunkline_runtime.settings import instance_name, setting
 from trunkline_runtime.tls_settings import ServerTlsSettings
 
 ALLOWED_ALIASES = "allowed: NAME=MODEL, where only the last character of NAME may be *"

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from trunkline_runtime.instance_name import instance_name
+from trunkline_runtime.settings import instance_name
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "router-1.example.org", "10.0.0.1"])

@@ -16,7 +16,8 @@ from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metric
 from prometheus_client.core import Metric
 
 from trunkline_runtime.telemetry.exposition import Families
-from trunkline_runtime.telemetry.otlp_metrics import MetricsExport, exports_metrics, metrics_export
+from trunkline_runtime.telemetry.otlp_exporter import METRICS, is_exported
+from trunkline_runtime.telemetry.otlp_metrics import MetricsExport, metrics_export
 from trunkline_runtime.telemetry.series import BucketCounts, counter, gauge, histogram
 
 PATIENCE_S = 60.0
@@ -180,7 +181,7 @@ def test_nothing_is_exported_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPa
     assert metrics_export(SERVICE, "router-1", collect) is None
     for name in ("otlp", "console"):
         monkeypatch.setenv("OTEL_METRICS_EXPORTER", name)
-        assert exports_metrics()
+        assert is_exported(METRICS)
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     assert metrics_export(SERVICE, "router-1", collect) is None
 
@@ -189,7 +190,7 @@ def test_nothing_is_exported_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPa
     ("variable", "value", "allowed"),
     [
         ("OTEL_METRICS_EXPORTER", "carrier-pigeon", "otlp, console, none"),
-        ("OTEL_METRIC_EXPORT_INTERVAL", "-5", "1 to 86400000, in milliseconds"),
+        ("OTEL_METRIC_EXPORT_INTERVAL", "-5", "a number from 1 to 86400000"),
         ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "http/json", "grpc, http/protobuf"),
     ],
 )

@@ -14,7 +14,7 @@ from opentelemetry.trace import SpanContext
 
 from tests.runtime.otlp_receiver import GRPC, HTTP, receiving
 from trunkline_runtime.telemetry.bounded_session import MAX_ANSWER_BYTES
-from trunkline_runtime.telemetry.otlp_exporter import span_exporter
+from trunkline_runtime.telemetry.otlp_exporter import TRACES, exporter_of
 from trunkline_runtime.telemetry.span_queue import SpanQueue
 from trunkline_runtime.tracing import SCOPE
 
@@ -181,7 +181,7 @@ def queue_to(monkeypatch: pytest.MonkeyPatch, protocol: str, port: int, timeout_
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", str(timeout_s))
-    exporter = span_exporter()
+    exporter = exporter_of(TRACES)
     assert exporter is not None
     return SpanQueue(exporter, SOURCE, interval_s=0.005)
 

@@ -5,10 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 
+from trunkline_runtime.telemetry.otel_variables import VariableError
 from trunkline_runtime.telemetry.trace_context import (
     MAX_TRACESTATE,
     HeadSampler,
-    SamplerError,
     TraceContext,
     head_sampler,
     new_request_id,
@@ -108,7 +108,7 @@ def test_all_requests_of_a_trace_are_sampled_or_none() -> None:
 def test_a_ratio_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch, ratio: str) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", ratio)
-    with pytest.raises(SamplerError, match=r"allowed: 0\.0 to 1\.0"):
+    with pytest.raises(VariableError, match=r"allowed: 0\.0 to 1\.0"):
         head_sampler()
 
 

@@ -14,12 +14,12 @@ from trunkline.protocol import OLDEST_PROTOCOL, PROTOCOL_VERSION
 from trunkline.tls_files import TlsFileError
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_runtime.garbage import keep_collecting, spare_what_stays
-from trunkline_runtime.instance_name import instance_name
 from trunkline_runtime.log import configure_logging, get_logger
 from trunkline_runtime.server import GrpcServer, PortInUse, Signals, check_port_is_free
-from trunkline_runtime.settings import load_settings
+from trunkline_runtime.settings import instance_name, load_settings
 from trunkline_runtime.telemetry.gpu_meter import GpuMeter
-from trunkline_runtime.telemetry.otlp_metrics import exports_metrics
+from trunkline_runtime.telemetry.otel_variables import valid_variables
+from trunkline_runtime.telemetry.otlp_exporter import METRICS, is_exported
 from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokenError, ScrapeTokens
 from trunkline_runtime.telemetry.span_queue import ExportCounts
 from trunkline_runtime.tls import ServerTls
@@ -177,7 +177,8 @@ def tell_ready(model: GetModelResponse, files: TokenizerFiles, port: int) -> Non
 
 def metrics_of(model: GetModelResponse, settings: WorkerSettings) -> WorkerMetrics | None:
     """The metrics to fill; None if they are neither served nor exported."""
-    return WorkerMetrics(model) if settings.metrics_port >= 0 or exports_metrics() else None
+    with valid_variables("trunkline-worker"):
+        return WorkerMetrics(model) if settings.metrics_port >= 0 or is_exported(METRICS) else None
 
 
 def describe_protocol(model: GetModelResponse, grant_keys: GrantKeys) -> None:

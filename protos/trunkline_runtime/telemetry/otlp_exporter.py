@@ -5,13 +5,17 @@ import os
 from importlib import import_module
 from typing import Any
 
-from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter
+
+from trunkline_runtime.telemetry.otel_variables import VariableError, is_disabled, one_of
 
 GRPC, HTTP = PROTOCOLS = ("grpc", "http/protobuf")
 TRACES, METRICS = "traces", "metrics"
-EXPORTER, DISABLED = "OTEL_TRACES_EXPORTER", "OTEL_SDK_DISABLED"
-ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-EXPORTERS = ("otlp", "console", "none")
+ENDPOINTS = {  # metrics are scraped unless a variable names them
+    TRACES: ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"),
+    METRICS: ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",),
+}
+OTLP, CONSOLE, NONE = EXPORTERS = ("otlp", "console", "none")
 
 _LIBRARY = "opentelemetry.exporter.otlp.proto"
 _CLASSES = {
@@ -22,32 +26,33 @@ _CLASSES = {
 }
 
 
-class ExporterError(ValueError):
-    """An OTEL_* variable is invalid. The message is one line for a person."""
+def is_exported(signal: str) -> bool:
+    """Whether the variables ask for an export of TRACES or METRICS. Raises VariableError."""
+    return _wanted(signal) != NONE
 
 
-def span_exporter() -> SpanExporter | None:
-    """The exporter of spans that the variables ask for; None if there is none. Raises ExporterError."""
-    wanted = os.environ.get(EXPORTER)  # an empty variable counts as unset, by OpenTelemetry's rules
-    if not wanted:
-        wanted = "otlp" if any(os.environ.get(name) for name in ENDPOINTS) else "none"
-    if wanted not in EXPORTERS:
-        raise ExporterError(f"{EXPORTER}={wanted} is not supported; allowed: {', '.join(EXPORTERS)}")
-    if wanted == "none" or os.environ.get(DISABLED, "").lower() == "true":
-        return None
-    if wanted == "console":
-        return ConsoleSpanExporter(formatter=lambda span: span.to_json(indent=None) + "\n")
-    exporter: SpanExporter = otlp_exporter(TRACES)
-    return exporter
+def exporter_of(signal: str) -> Any:
+    """OpenTelemetry's exporter of TRACES or METRICS; None if the variables ask for none. Raises VariableError."""
+    match _wanted(signal):
+        case "none":
+            return None
+        case "console" if signal == TRACES:
+            return ConsoleSpanExporter(formatter=lambda span: span.to_json(indent=None) + "\n")
+        case "console":
+            return import_module("opentelemetry.sdk.metrics.export").ConsoleMetricExporter()
+    return _otlp_exporter(signal)
 
 
-def otlp_exporter(signal: str) -> Any:
-    """OpenTelemetry's exporter to a collector for TRACES or METRICS. Raises ExporterError."""
+def _wanted(signal: str) -> str:
+    default = OTLP if any(os.environ.get(name) for name in ENDPOINTS[signal]) else NONE
+    wanted = one_of(EXPORTERS, f"OTEL_{signal.upper()}_EXPORTER", default)
+    return NONE if is_disabled() else wanted
+
+
+def _otlp_exporter(signal: str) -> Any:
     variables = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
     variable = next((name for name in variables if os.environ.get(name)), variables[-1])
-    protocol = os.environ.get(variable) or GRPC
-    if protocol not in PROTOCOLS:
-        raise ExporterError(f"{variable}={protocol} is not supported; allowed: {', '.join(PROTOCOLS)}")
+    protocol = one_of(PROTOCOLS, variable, GRPC)
     module_name, class_name = _CLASSES[signal, protocol]
     try:
         # Imported on demand, because the import is slow.
@@ -55,9 +60,9 @@ def otlp_exporter(signal: str) -> Any:
         made = exporter(session=_bounded_session()) if protocol == HTTP else exporter()
     except ImportError as error:
         package = f"opentelemetry-exporter-otlp-proto-{protocol.partition('/')[0]}"
-        raise ExporterError(f"{variable}={protocol} needs the package {package} installed: {error}") from None
+        raise VariableError(f"{variable}={protocol} needs the package {package} installed: {error}") from None
     except Exception as error:  # the library reads a dozen more variables, and may raise any error
-        raise ExporterError(f"the OTLP exporter cannot be made from the OTEL_* variables: {error}") from None
+        raise VariableError(f"the OTLP exporter cannot be made from the OTEL_* variables: {error}") from None
     # From here on our own lines tell of failures. The library's quote the collector and are not JSON.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL + 1)
     return made

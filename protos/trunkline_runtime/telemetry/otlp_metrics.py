@@ -5,28 +5,21 @@ An export runs on a thread of its own. A collector that is down or slow delays n
 
 import asyncio
 import os
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from opentelemetry.sdk.metrics.export import (
-    ConsoleMetricExporter,
-    MetricExporter,
-    MetricExportResult,
-    MetricsData,
-)
+from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult, MetricsData
 from opentelemetry.sdk.resources import Resource
 
 from trunkline_runtime.log import get_logger
+from trunkline_runtime.own_thread import in_own_thread
 from trunkline_runtime.telemetry.exposition import Collect
+from trunkline_runtime.telemetry.otel_variables import number_of, valid_variables
 from trunkline_runtime.telemetry.otlp_data import Span, metric_of, metrics_data
-from trunkline_runtime.telemetry.otlp_exporter import METRICS, ExporterError, otlp_exporter
+from trunkline_runtime.telemetry.otlp_exporter import METRICS, exporter_of
 
-EXPORTERS = ("otlp", "console", "none")
-DISABLED = "OTEL_SDK_DISABLED"
-EXPORTER, ENDPOINT = "OTEL_METRICS_EXPORTER", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
 INTERVAL, INTERVAL_MS, MOST_INTERVAL_MS = "OTEL_METRIC_EXPORT_INTERVAL", 60_000, 86_400_000
 LAST_EXPORT_S = 2.0  # for the last one, when the process stops
 
@@ -95,24 +88,12 @@ class MetricsExport:
 
     async def _sent(self, data: MetricsData) -> bool:
         """On a daemon thread, so that a process can end while a collector keeps it waiting."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[bool] = loop.create_future()
-
-        def tell(is_sent: bool) -> None:
-            if not done.done():
-                done.set_result(is_sent)
-
-        def send() -> None:
-            try:
-                is_sent = self._exporter.export(data) is MetricExportResult.SUCCESS
-            except Exception as error:  # the library may raise any error, for example after shutdown()
-                get_logger().debug("metrics are not exported", exc_info=error)
-                is_sent = False
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(tell, is_sent)
-
-        threading.Thread(target=send, name="metrics export", daemon=True).start()
-        return await done
+        try:
+            result = await in_own_thread(lambda: self._exporter.export(data), "metrics export")
+        except Exception as error:  # the library may raise any error, for example after shutdown()
+            get_logger().debug("metrics are not exported", exc_info=error)
+            return False
+        return result is MetricExportResult.SUCCESS
 
 
 def metrics_export(service_name: str, instance: str, collect: Collect) -> MetricsExport | None:
@@ -122,30 +103,10 @@ def metrics_export(service_name: str, instance: str, collect: Collect) -> Metric
 
     Exits with status 2 and one line on standard error if a variable is invalid, as for any other setting.
     """
-    problem, interval = "", os.environ.get(INTERVAL) or str(INTERVAL_MS)
-    if wanted_exporter() not in EXPORTERS:
-        problem = f"{EXPORTER}={wanted_exporter()} is not supported; allowed: {', '.join(EXPORTERS)}"
-    elif not exports_metrics():
+    with valid_variables(service_name):
+        exporter, interval_ms = exporter_of(METRICS), number_of(INTERVAL, INTERVAL_MS, MOST_INTERVAL_MS)
+    if exporter is None:
         return None
-    elif not interval.isdecimal() or not 1 <= int(interval) <= MOST_INTERVAL_MS:
-        problem = f"{INTERVAL}={interval} is not supported; allowed: 1 to {MOST_INTERVAL_MS}, in milliseconds"
-    else:
-        try:
-            exporter = ConsoleMetricExporter() if wanted_exporter() == "console" else otlp_exporter(METRICS)
-            name = os.environ.get("OTEL_SERVICE_NAME") or service_name
-            resource = Resource.create({"service.name": name, "service.instance.id": instance})
-            return MetricsExport(exporter, int(interval) / 1e3, resource, collect)
-        except ExporterError as error:
-            problem = str(error)
-    print(f"{service_name}: {problem}", file=sys.stderr)
-    sys.exit(2)
-
-
-def exports_metrics() -> bool:
-    """Whether the variables ask for an export."""
-    return wanted_exporter() != "none" and os.environ.get(DISABLED, "").lower() != "true"
-
-
-def wanted_exporter() -> str:
-    """An empty variable counts as unset, by OpenTelemetry's rules."""
-    return os.environ.get(EXPORTER) or ("otlp" if os.environ.get(ENDPOINT) else "none")
+    name = os.environ.get("OTEL_SERVICE_NAME") or service_name
+    resource = Resource.create({"service.name": name, "service.instance.id": instance})
+    return MetricsExport(exporter, interval_ms / 1e3, resource, collect)

@@ -4,7 +4,6 @@ What cannot be exported is counted and forgotten: the queue is bounded, an expor
 is down, slow or hostile costs no more than that.
 """
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from trunkline_runtime.log import get_logger
+from trunkline_runtime.telemetry.otel_variables import number_of
 
 # The standard variables, and their defaults. Waiting parts: a request's spans in a router, one span in a worker.
 MAX_WAITING_VARIABLE, MAX_WAITING = "OTEL_BSP_MAX_QUEUE_SIZE", 2048
@@ -43,22 +43,12 @@ class ExportCounts:
     withheld: int = 0
 
 
-class QueueError(ValueError):
-    """A variable of the queue is invalid. The message is one line for a person."""
-
-
 def span_queue(exporter: SpanExporter, resource: Resource) -> "SpanQueue":
-    """A queue as the variables say. Raises QueueError."""
-    max_waiting, interval_ms = _number(MAX_WAITING_VARIABLE, MAX_WAITING), _number(INTERVAL_VARIABLE, INTERVAL_MS)
-    batch_spans = _number(BATCH_VARIABLE, BATCH_SPANS)
-    return SpanQueue(exporter, resource, max_waiting=max_waiting, interval_s=interval_ms / 1e3, batch_spans=batch_spans)
-
-
-def _number(variable: str, default: int) -> int:
-    given = os.environ.get(variable) or str(default)
-    if not given.isascii() or not given.isdecimal() or not 1 <= int(given) <= MOST:
-        raise QueueError(f"{variable}={given} is not supported; allowed: a number from 1 to {MOST}")
-    return int(given)
+    """A queue as the variables say. Raises VariableError."""
+    max_waiting = number_of(MAX_WAITING_VARIABLE, MAX_WAITING, MOST)
+    interval_s = number_of(INTERVAL_VARIABLE, INTERVAL_MS, MOST) / 1e3
+    batch_spans = number_of(BATCH_VARIABLE, BATCH_SPANS, MOST)
+    return SpanQueue(exporter, resource, max_waiting=max_waiting, interval_s=interval_s, batch_spans=batch_spans)
 
 
 class SpanQueue:

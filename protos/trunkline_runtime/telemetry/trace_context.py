@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from opentelemetry.trace import TraceState
 
+from trunkline_runtime.telemetry.otel_variables import VariableError, one_of
+
 MAX_TRACESTATE = 512  # characters: what the specification asks servers to pass on
 SAMPLED = 0x01
 
@@ -88,10 +90,6 @@ DEFAULT = PARENT_BASED + ALWAYS_ON
 _RATIO_BITS = 64  # the SDK compares so many bits of a trace id, so that processes of one ratio agree
 
 
-class SamplerError(ValueError):
-    """A variable of the sampler is invalid. The message is one line for a person."""
-
-
 @dataclass(frozen=True, slots=True)
 class HeadSampler:
     """ratio: share of the traces that are sampled. is_parent_based: a caller that has decided already is followed. key:
@@ -123,19 +121,14 @@ NONE_SAMPLED = HeadSampler(ratio=0.0)  # but for the traces of callers that samp
 
 
 def head_sampler() -> HeadSampler:
-    """The sampler that the variables ask for. Raises SamplerError."""
-    name = os.environ.get(SAMPLER) or DEFAULT
+    """The sampler that the variables ask for. Raises VariableError."""
+    name = one_of((*ROOTS, *(PARENT_BASED + root for root in ROOTS)), SAMPLER, DEFAULT)
     root = name.removeprefix(PARENT_BASED)
-    if root not in ROOTS:
-        allowed = ", ".join((*ROOTS, *(PARENT_BASED + each for each in ROOTS)))
-        raise SamplerError(f"{SAMPLER}={name} is not supported; allowed: {allowed}")
-    ratio = {ALWAYS_ON: 1.0, ALWAYS_OFF: 0.0}.get(root)
-    if ratio is None:
-        given = os.environ.get(RATIO) or "1.0"
-        try:
-            ratio = float(given)
-        except ValueError:
-            ratio = -1.0
-        if not 0.0 <= ratio <= 1.0:
-            raise SamplerError(f"{RATIO}={given} is not a ratio; allowed: 0.0 to 1.0")
+    given = {ALWAYS_ON: "1.0", ALWAYS_OFF: "0.0"}.get(root) or os.environ.get(RATIO) or "1.0"
+    try:
+        ratio = float(given)
+    except ValueError:
+        ratio = -1.0
+    if not 0.0 <= ratio <= 1.0:
+        raise VariableError(f"{RATIO}={given} is not a ratio; allowed: 0.0 to 1.0")
     return HeadSampler(ratio, is_parent_based=name != root)

@@ -18,7 +18,6 @@ from trunkline.protocol import MAX_SUBMITS_BYTES
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, forbidden, invalid
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_runtime.log import get_logger
-from trunkline_runtime.peer_names import names_of
 from trunkline_worker.front.service import SERVICE
 from trunkline_worker.front.session import MAX_ABORT_BYTES, MAX_SUBMITS
 from trunkline_worker.front.submit_validation import check_generate, most_submit_bytes
@@ -39,6 +38,16 @@ SMALL_REQUEST_BYTES = 64 << 10  # longest request of a method that takes no subm
 # Their messages arrive for as long as the call lasts, so waiting for one must not occupy a place among the uploads.
 STREAMS = ("Session", "ServerReflectionInfo")
 HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+# Of a caller's certificate, which the server has verified (mTLS).
+ALTERNATIVE_NAMES, COMMON_NAME = "x509_subject_alternative_name", "x509_common_name"
+
+
+def names_of(context: Context) -> frozenset[str]:
+    """The subject alternative names of the caller's certificate: DNS names, URIs, e-mail and IP addresses. Its common
+    name if it has none of them, as RFC 6125 orders. Empty for callers without a certificate."""
+    given = context.auth_context()
+    names = given.get(ALTERNATIVE_NAMES) or given.get(COMMON_NAME) or ()
+    return frozenset(name.decode("utf-8", "replace") for name in names)
 
 
 class CallAuthorizer:

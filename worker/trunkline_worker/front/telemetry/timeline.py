@@ -52,13 +52,14 @@ class ChoiceEnd:
             "tenant": self.tenant,
             "lane": self.lane.name.lower(),
             "outcome": self.outcome,
-            "trace_id": format_trace_id(self.span.get_span_context().trace_id),
             "duration_ms": _ms(timeline.ended_s),
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": timeline.cached_tokens,
             "output_tokens": self.output_tokens,
             "device_ms": _ms(timeline.device_s),
         }
+        if trace_id := self.span.get_span_context().trace_id:
+            fields["trace_id"] = format_trace_id(trace_id)
         waited_s = timeline.admitted_s if timeline.HasField("admitted_s") else timeline.ended_s
         fields["queue_ms"] = _ms(waited_s)
         if timeline.chunks:
