@@ -24,7 +24,7 @@ from trunkline_router.edge.responses.response_store import ResponseStore, StoreL
 from trunkline_router.http_app import App, http_app, metrics_app
 from trunkline_router.observe.metrics.collector import RequestCounts, certificates_of, collector
 from trunkline_router.observe.recent.recent_requests import SLOW_S, RecentRequests
-from trunkline_router.observe.recent.router_requests import RequestBook, RouterRequests
+from trunkline_router.observe.recent.router_requests import RouterRequests
 from trunkline_router.observe.tracing.request_traces import RequestTraces
 from trunkline_router.observe.watch.fleet_watch import FleetWatch
 from trunkline_router.observe.watch.worker_drain import WorkerDrain
@@ -132,12 +132,13 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     )
     service = InferenceService(inference, access, grant_keys=settings.grant_keys)
     add_InferenceServiceServicer_to_server(service, server.grpc)
-    book = RequestBook(recent, observer.running, time.monotonic, settings.name)
     requests = RouterRequests(
-        book,
-        None if shared_port is None else shared_port.directory,
-        "" if shared_port is None else str(shared_port.number),
-        lambda: max(0, len(shared.neighbours) - settings.processes + 1),
+        recent,
+        observer.running,
+        settings.name,
+        directory=None if shared_port is None else shared_port.directory,
+        number=0 if shared_port is None else shared_port.number,
+        num_others=lambda: max(0, len(shared.neighbours) - settings.processes + 1),
     )
     watch = FleetWatch(pools, shared, access.tenants, requests)
     worker_drain = WorkerDrain(pools)

@@ -30,7 +30,7 @@ from trunkline_router.edge.responses.response_store import ResponseStore
 from trunkline_router.http_app import http_app
 from trunkline_router.observe.metrics.collector import RequestCounts, collector
 from trunkline_router.observe.recent.recent_requests import RecentRequests
-from trunkline_router.observe.recent.router_requests import RequestBook, RouterRequests
+from trunkline_router.observe.recent.router_requests import RouterRequests
 from trunkline_router.observe.watch.fleet_sampler import Periods
 from trunkline_router.observe.watch.fleet_watch import FleetWatch
 from trunkline_router.observe.watch.worker_drain import WorkerDrain
@@ -234,8 +234,7 @@ async def router_before(
         inference = Inference(dispatcher, max_choices=max_choices, shared=shared, observer=observer, aliases=aliases)
         service = InferenceService(inference, access, grant_keys=keys)
         add_InferenceServiceServicer_to_server(service, server.grpc)
-        book = RequestBook(recent, observer.running, time.monotonic, name)
-        requests = RouterRequests(book, num_others=lambda: len(shared.neighbours))
+        requests = RouterRequests(recent, observer.running, name, num_others=lambda: len(shared.neighbours))
         watch = FleetWatch(pools, shared, access.tenants, requests, PERIODS)
         stack.push_async_callback(_cancel, [asyncio.create_task(watch.run())])
         drain = WorkerDrain(pools)

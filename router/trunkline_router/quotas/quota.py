@@ -58,6 +58,13 @@ class Used:
     tokens: float
     in_flight: float
 
+    def against(self, quotas: Quotas) -> list[tuple[str, int, float]]:
+        """Each quota that there is: its name, the limit, and what counts against it."""
+        used = (self.requests, self.tokens, self.in_flight)
+        limits: list[int | None] = [getattr(quotas, name) for name in QUOTA_NAMES]
+        rows = zip(QUOTA_NAMES, limits, used, strict=True)
+        return [(name, limit, value) for name, limit, value in rows if limit is not None]
+
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:

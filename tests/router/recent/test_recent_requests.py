@@ -180,12 +180,12 @@ def test_a_look_at_running_requests_works_out_those_alone_that_it_shows(monkeypa
 
     monkeypatch.setattr(router_requests, "ShownRequest", Counted)
     running = {number: record("acme" if number in (7, 900) else "other", number) for number in range(1000)}
-    book = router_requests.RequestBook(RecentRequests(), running, lambda: 1.0)
+    book = router_requests.RouterRequests(RecentRequests(), running, clock_s=lambda: 1.0)
     acme = replace(Viewer.of(Access().caller(())), tenant="acme", is_operator=False)
-    assert ids(book.list(acme, [router_requests.Kind.RUNNING], 10)) == made == ["acme-7", "acme-900"]
+    assert ids(book.list_here(acme, [router_requests.Kind.RUNNING], 10)) == made == ["acme-7", "acme-900"]
     made.clear()
-    assert book.find(acme, "acme-900") is not None
-    assert book.find(acme, "other-3") is None
+    assert book.find_here(acme, "acme-900") is not None
+    assert book.find_here(acme, "other-3") is None
     assert made == ["acme-900", "other-3"]
 
 

@@ -45,7 +45,8 @@ async def processes(folder: Path, count: int = 2) -> AsyncIterator[list[tuple[Cl
         made, tasks = [], []
         for number in range(count):
             router = await stack.enter_async_context(cluster(FakeWorker("a")))
-            requests = RouterRequests(router.watch.requests.book, folder, str(number))
+            of_one = router.watch.requests
+            requests = RouterRequests(of_one.recent, of_one._running, directory=folder, number=number)
             tasks.append(asyncio.create_task(requests.run()))
             made.append((router, requests))
         await until(lambda: len(sockets_in(folder)) == count)

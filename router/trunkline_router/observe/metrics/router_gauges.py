@@ -8,7 +8,6 @@ from prometheus_client.core import Metric
 
 from trunkline_router.access.gate.request_gate import RequestGate
 from trunkline_router.observe.metrics.request_metrics import reason_label
-from trunkline_router.quotas.quota import QUOTA_NAMES, REQUESTS_PER_MINUTE, TOKENS_IN_FLIGHT, TOKENS_PER_MINUTE
 from trunkline_router.quotas.redis_store import RedisStore
 from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.record.error_statuses import PROTOCOL
@@ -59,21 +58,15 @@ def gate_families(gate: RequestGate, inference: Inference) -> Iterable[Metric]:
 
 def quota_families(shared: SharedState, tenants: BoundedNames) -> Iterable[Metric]:
     """Quotas, and what decided about them."""
-    used_now, limits = [], []
+    used_now: list[tuple[tuple[str, str], float]] = []
+    limits: list[tuple[tuple[str, str], float]] = []
     for tenant, quotas, used in shared.quota_use():
         label = tenants.label(tenant)
         if label == OTHER:
             continue  # quotas of several tenants cannot be told as one
-        values = {
-            REQUESTS_PER_MINUTE: used.requests,
-            TOKENS_PER_MINUTE: used.tokens,
-            TOKENS_IN_FLIGHT: used.in_flight,
-        }
-        for name in QUOTA_NAMES:
-            limit = getattr(quotas, name)
-            if limit is not None:
-                used_now.append(((label, name), float(values[name])))
-                limits.append(((label, name), float(limit)))
+        for name, limit, value in used.against(quotas):
+            used_now.append(((label, name), value))
+            limits.append(((label, name), limit))
     labels = ("tenant", "quota")
     documentation = "What counts against a quota, in the fleet as far as this router knows."
     yield gauge("trunkline_router_quota_used", documentation, labels, used_now)

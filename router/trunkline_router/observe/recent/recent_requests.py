@@ -16,7 +16,7 @@ from trunkline_router.record.ttft_parts import Part, cause_of, ttft_parts
 MOST_RECENT, MOST_NOTABLE = 512, 256
 # Requests that are kept though they are not notable. Without a limit, a thousand that end each second would replace all
 # of them twice a second, before anyone can look at them. Keeping a request also costs more than freeing it at once.
-KEPT = BudgetLimits(per_s=64.0, at_once=256.0, reserve=128.0, account_per_s=32.0, account_at_once=128.0)
+KEPT = BudgetLimits(per_s=64.0, at_once=256.0, reserve=128.0, account_per_s=8.0, account_at_once=16.0)
 SLOW_S = 0.5  # a later first token makes a request notable
 MOST_TTFTS = 64  # of a worker
 

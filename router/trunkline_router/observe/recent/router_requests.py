@@ -7,6 +7,7 @@ other routers have served is in their logs and in traces.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import chain, islice
@@ -40,31 +41,38 @@ class Kind(StrEnum):
     RUNNING = "running"
 
 
-class RequestBook:
-    """The requests of one process.
+class RouterRequests:
+    """Finds and lists requests. Answers the siblings while run() runs.
 
-    recent: those that have ended
+    recent: the requests of this process that have ended
     running: the records of the others, the oldest first
-    router: this process's name
+    router: this router's name
+    directory: of the sockets of this process and its siblings; None: there are no siblings
+    number: of this process among them
+    num_others: returns how many processes of other routers are alive
     """
 
     def __init__(
         self,
         recent: RecentRequests,
         running: Mapping[int, RequestRecord],
-        clock_s: Callable[[], float],
         router: str = "",
+        *,
+        directory: Path | None = None,
+        number: int = 0,
+        num_others: Callable[[], int] = lambda: 0,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.recent = recent
-        self._running = running
-        self._clock_s = clock_s
         self.router = router
+        self.num_others = num_others
+        self._running = running
+        self._directory = directory
+        self._own = None if directory is None else directory / f"{number}{SUFFIX}"
+        self._clock_s = clock_s
 
-    def find(self, viewer: Viewer, request_id: str, tenant: str = "") -> GetRequestResponse | None:
-        """Returns the timeline of the newest request with this id; None if there is none that the viewer may see.
-
-        tenant: only a request of this tenant; "": of any
-        """
+    def find_here(self, viewer: Viewer, request_id: str, tenant: str = "") -> GetRequestResponse | None:
+        """Finds a request among those of this process."""
         running = self._not_ended(lambda record: record.request_id == request_id)
         for request in chain(running, self.recent.newest_first()):
             if request.record.request_id == request_id and _is_seen(request.record, viewer, tenant):
@@ -73,9 +81,9 @@ class RequestBook:
                 return found
         return None
 
-    def list(self, viewer: Viewer, kinds: Sequence[str], most: int, tenant: str = "") -> list[RequestSummary]:
-        """Returns, of each kind, at most `most` requests that the viewer may see: the newest first; of running ones,
-        those that have run for the longest."""
+    def list_here(self, viewer: Viewer, kinds: Sequence[str], most: int, tenant: str = "") -> list[RequestSummary]:
+        """Returns, of each kind, at most `most` requests of this process that the viewer may see: the newest first; of
+        running ones, those that have run for the longest."""
         listed = []
         for kind in kinds:
             if kind == Kind.RUNNING:
@@ -93,34 +101,14 @@ class RequestBook:
         now_s = self._clock_s()
         return (ShownRequest(record, now_s) for record in list(self._running.values()) if is_wanted(record))
 
-
-def _is_seen(record: RequestRecord, viewer: Viewer, tenant: str) -> bool:
-    return viewer.may_see(record.tenant) and tenant in ("", record.tenant)
-
-
-class RouterRequests:
-    """Finds and lists requests. Answers the siblings while run() runs.
-
-    directory: of the sockets of this process and its siblings; None: there are no siblings
-    name: of this process among them
-    num_others: returns how many processes of other routers are alive
-    """
-
-    def __init__(
-        self,
-        book: RequestBook,
-        directory: Path | None = None,
-        name: str = "",
-        num_others: Callable[[], int] = lambda: 0,
-    ) -> None:
-        self.book = book
-        self.num_others = num_others
-        self._directory = directory
-        self._own = None if directory is None else directory / f"{name}{SUFFIX}"
-
     async def find(self, viewer: Viewer, request_id: str, tenant: str = "") -> GetRequestResponse:
-        """Returns a request's timeline; see RequestBook. Raises RequestRefused (REQUEST_NOT_FOUND)."""
-        found = self.book.find(viewer, request_id, tenant)
+        """Returns the timeline of the newest request with this id, if the viewer may see it.
+
+        tenant: only a request of this tenant; "": of any
+
+        Raises RequestRefused (REQUEST_NOT_FOUND).
+        """
+        found = self.find_here(viewer, request_id, tenant)
         if found is None:
             answers = await self._ask(GetRequestResponse, viewer, request_id, tenant)
             having = [answer for answer in answers if answer.summary.request_id]
@@ -130,9 +118,9 @@ class RouterRequests:
         return found
 
     async def list(self, viewer: Viewer, kinds: Sequence[Kind], most: int, tenant: str = "") -> list[RequestSummary]:
-        """Returns the lists of all processes, one after the other; see RequestBook and first_of()."""
+        """Returns the lists of all processes, one after the other; see list_here() and first_of()."""
         answers = await self._ask(ListRequestsResponse, viewer, kinds, most, tenant)
-        return [*self.book.list(viewer, kinds, most, tenant), *chain.from_iterable(one.requests for one in answers)]
+        return [*self.list_here(viewer, kinds, most, tenant), *chain.from_iterable(one.requests for one in answers)]
 
     async def _ask(self, kind: type[Answer], viewer: Viewer, *arguments: Any) -> Sequence[Answer]:
         """Calls the method of each sibling's book that returns this kind of answer."""
@@ -162,13 +150,17 @@ class RouterRequests:
                 is_for_one, rights, arguments = orjson.loads(await reader.readline())
                 viewer = Viewer(*rights)
                 if is_for_one:
-                    answer = self.book.find(viewer, *arguments) or GetRequestResponse()
+                    answer = self.find_here(viewer, *arguments) or GetRequestResponse()
                     writer.write(answer.SerializeToString())
                 else:
-                    listed = self.book.list(viewer, *arguments)
+                    listed = self.list_here(viewer, *arguments)
                     writer.write(ListRequestsResponse(requests=listed).SerializeToString())
                 await writer.drain()
         writer.close()
+
+
+def _is_seen(record: RequestRecord, viewer: Viewer, tenant: str) -> bool:
+    return viewer.may_see(record.tenant) and tenant in ("", record.tenant)
 
 
 async def _answer_of(path: Path, asked: bytes, kind: type[Answer]) -> Answer | None:

@@ -25,7 +25,6 @@ from trunkline_router.observe.recent.viewer import Viewer
 from trunkline_router.observe.watch.fleet_sampler import KEEPS_S, FleetSample, FleetSampler, Periods
 from trunkline_router.observe.watch.prefix_view import prefixes_view
 from trunkline_router.observe.watch.worker_tile import tile_for
-from trunkline_router.quotas.quota import REQUESTS_PER_MINUTE, TOKENS_IN_FLIGHT, TOKENS_PER_MINUTE
 from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.workers.pool import Pools
 
@@ -83,8 +82,7 @@ def tenants_view(
     if not viewer.sees_requests:
         return []
     if not viewer.is_operator:
-        own = tenant_view(shared, viewer.tenant, viewer.terms, refused, is_listed=viewer.is_listed)
-        return [own]
+        return [tenant_view(shared, viewer.tenant, viewer.terms, refused, is_listed=viewer.is_listed)]
     names = {*tenants.named, *shared.running, *refused, *shared.tenants_with_use()}
     running = shared.running
     chosen = sorted(names, key=lambda name: (-running.get(name, 0), -refused.get(name, 0), name))[:MOST_TENANTS]
@@ -95,19 +93,13 @@ def tenant_view(
     shared: SharedState, name: str, terms: Tenant, refused: Mapping[str, int], *, is_listed: bool
 ) -> TenantView:
     """Returns one tenant with its quotas."""
-    used = shared.used(name, is_listed=is_listed)
-    quotas = terms.quotas
-    limits = (
-        (REQUESTS_PER_MINUTE, quotas.requests_per_minute, used.requests),
-        (TOKENS_PER_MINUTE, quotas.tokens_per_minute, used.tokens),
-        (TOKENS_IN_FLIGHT, quotas.tokens_in_flight, used.in_flight),
-    )
+    quotas = shared.used(name, is_listed=is_listed).against(terms.quotas)
     return TenantView(
         tenant=name,
         running=shared.running.get(name, 0),
         weight=terms.weight,
         lane=terms.cap,
-        quotas=[QuotaView(quota=quota, limit=limit, used=value) for quota, limit, value in limits if limit is not None],
+        quotas=[QuotaView(quota=quota, limit=limit, used=used) for quota, limit, used in quotas],
         refused=refused.get(name, 0),
     )
 
@@ -147,7 +139,7 @@ class FleetWatch:
         self._started_s = time.monotonic()
         self._version = version("trunkline")
         self.watchers = Watchers()
-        self.sampler = FleetSampler(pools, self.watchers.any, requests.book.recent.predicted, periods)
+        self.sampler = FleetSampler(pools, self.watchers.any, requests.recent.predicted, periods)
         self.run = self.sampler.run
         self._views: dict[Viewer, asyncio.Task[WatchFleetResponse]] = {}  # of the sample with this number:
         self._views_of = 0
@@ -196,7 +188,7 @@ class FleetWatch:
 
     async def _make_view(self, viewer: Viewer, sample: FleetSample) -> WatchFleetResponse:
         listed = await self.requests.list(viewer, (Kind.ENDED, Kind.RUNNING), SHOWN_REQUESTS)
-        refused = self.requests.book.recent.refused_by_quota()
+        refused = self.requests.recent.refused_by_quota()
         return WatchFleetResponse(
             at_unix_ms=sample.at_unix_ms,
             router=self._router(sample.now_s),
@@ -212,7 +204,7 @@ class FleetWatch:
     def _router(self, now_s: float) -> RouterView:
         link = self._shared.link
         return RouterView(
-            name=self.requests.book.router,
+            name=self.requests.router,
             version=self._version,
             uptime_s=now_s - self._started_s,
             policy=self._pools.policy.name,

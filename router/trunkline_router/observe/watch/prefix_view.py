@@ -28,8 +28,7 @@ def prefixes_view(pools: Pools, viewer: Viewer, now_s: float) -> HotPrefixesMess
     writer = _Writer(pools, now_s)
     shown = HotPrefixesMessage(half_life_s=HALF_LIFE_S)
     for tenant, roots in found[:MOST_TENANTS]:
-        nodes = writer.nodes(roots, 0, 1)
-        if nodes:
+        if nodes := writer.nodes(roots, 0, 1):
             shown.by_tenant.append(TenantPrefixes(tenant=tenant, roots=nodes))
     return shown
 
