@@ -22,7 +22,8 @@ from trunkline_router.edge.live.fleet_endpoints import FleetEndpoints
 from trunkline_router.edge.live.page_files import PageFiles
 from trunkline_router.edge.responses.response_store import ResponseStore, StoreLimits
 from trunkline_router.http_app import App, http_app, metrics_app
-from trunkline_router.observe.metrics.collector import RequestCounts, certificates_of, collector
+from trunkline_router.observe.metrics.collector import certificates_of, collector
+from trunkline_router.observe.metrics.request_metrics import RequestCounts
 from trunkline_router.observe.recent.recent_requests import SLOW_S, RecentRequests
 from trunkline_router.observe.recent.router_requests import RouterRequests
 from trunkline_router.observe.tracing.request_traces import RequestTraces

@@ -28,7 +28,8 @@ from trunkline_router.edge.live.fleet_endpoints import FleetEndpoints
 from trunkline_router.edge.live.page_files import PageFiles
 from trunkline_router.edge.responses.response_store import ResponseStore
 from trunkline_router.http_app import http_app
-from trunkline_router.observe.metrics.collector import RequestCounts, collector
+from trunkline_router.observe.metrics.collector import collector
+from trunkline_router.observe.metrics.request_metrics import RequestCounts
 from trunkline_router.observe.recent.recent_requests import RecentRequests
 from trunkline_router.observe.recent.router_requests import RouterRequests
 from trunkline_router.observe.watch.fleet_sampler import Periods

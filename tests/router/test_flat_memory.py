@@ -24,7 +24,7 @@ from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline.v1.worker_pb2 import Gap, PrefillChunk, Timeline
 from trunkline_router.access.access import Tenants
 from trunkline_router.edge.http_call import Edge
-from trunkline_router.observe.metrics.collector import RequestCounts
+from trunkline_router.observe.metrics.request_metrics import RequestCounts
 from trunkline_router.observe.recent.recent_requests import RecentRequests
 from trunkline_router.observe.tracing.request_traces import RequestTraces
 from trunkline_router.record.request_observer import RequestObserver

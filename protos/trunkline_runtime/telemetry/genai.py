@@ -8,10 +8,11 @@ core versions before 1.37 to every span, as `database/dup` and `http/dup` do for
 import os
 from collections.abc import Mapping
 from functools import cache
-
-from opentelemetry.util.types import AttributeValue
+from typing import TypeVar
 
 VERSION = "0.1.0"
+
+Value = TypeVar("Value")
 
 OPERATION_NAME = "gen_ai.operation.name"
 PROVIDER_NAME = "gen_ai.provider.name"
@@ -60,7 +61,7 @@ OLD_SPELLINGS = {
 }
 
 
-def spelled(attributes: Mapping[str, AttributeValue]) -> Mapping[str, AttributeValue]:
+def spelled(attributes: Mapping[str, Value]) -> Mapping[str, Value]:
     """Attributes under the names that OTEL_SEMCONV_STABILITY_OPT_IN asks for."""
     if BOTH not in _opted_in():
         return attributes

@@ -9,7 +9,7 @@ from prometheus_client.core import Metric
 from tests.router.fleet_of_states import Fleet, prompt_of
 from trunkline.v1.worker_pb2 import Timeline
 from trunkline_router.access.access import Tenant, Tenants
-from trunkline_router.observe.metrics.collector import RequestCounts
+from trunkline_router.observe.metrics.request_metrics import RequestCounts
 from trunkline_router.record.request_record import (
     COMPLETE,
     HTTP,

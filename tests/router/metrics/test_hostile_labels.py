@@ -9,7 +9,7 @@ import pytest
 from tests.router.metrics.records import answered, attempt, counts, refused, values
 from trunkline.status import NO_WORKER
 from trunkline_router.observe.metrics.attempt_metrics import MAX_WORKERS
-from trunkline_router.observe.metrics.collector import RequestCounts
+from trunkline_router.observe.metrics.request_metrics import RequestCounts
 
 MOST_SERIES = 1000
 LANES = ("interactive", "standard", "batch")

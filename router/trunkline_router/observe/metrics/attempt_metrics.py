@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from prometheus_client.core import Metric
 
-from trunkline_router.observe.metrics.request_metrics import MODEL, RequestLabels, reason_label
+from trunkline_router.observe.metrics.request_labels import MODEL, RequestLabels, reason_label
 from trunkline_router.record.request_record import (
     CANCELLED,
     COMPLETE,

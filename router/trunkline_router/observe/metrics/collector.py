@@ -1,21 +1,9 @@
 """All metrics of a router process: what is counted when requests end, and what is read when it is scraped."""
 
-import time
-from collections.abc import Callable, Iterable
 from itertools import chain
 
-from prometheus_client.core import Metric
-
-from trunkline_router.access.access import Tenants
 from trunkline_router.access.gate.request_gate import RequestGate
-from trunkline_router.observe.metrics.attempt_metrics import AttemptMetrics
-from trunkline_router.observe.metrics.request_metrics import (
-    MAX_TENANTS,
-    GenAiMetrics,
-    LabelRules,
-    RequestMetrics,
-    TenantTotals,
-)
+from trunkline_router.observe.metrics.request_metrics import RequestCounts
 from trunkline_router.observe.metrics.router_gauges import (
     build_families,
     gate_families,
@@ -23,36 +11,11 @@ from trunkline_router.observe.metrics.router_gauges import (
     redis_families,
 )
 from trunkline_router.observe.metrics.worker_gauges import WorkerGauges
-from trunkline_router.record.request_record import RequestRecord
 from trunkline_router.request.inference import Inference
 from trunkline_router.settings import RouterSettings
 from trunkline_runtime.telemetry.exposition import Collect, Families
 from trunkline_runtime.telemetry.process_families import CertificateExpiry, ProcessMetrics
-from trunkline_runtime.telemetry.series import BoundedNames
 from trunkline_runtime.tls import ServerTls
-
-
-class RequestCounts:
-    """Everything that is counted of requests when they end.  unix_s: the time, for examples
-
-    Tenants that the tenants file lists have labels of their own first.
-    """
-
-    def __init__(self, tenants: Tenants, unix_s: Callable[[], float] = time.time) -> None:
-        self.tenants = BoundedNames(MAX_TENANTS, tenants.named)
-        self._rules = LabelRules(self.tenants)
-        self._unix_s = unix_s
-        self._parts = (RequestMetrics(), AttemptMetrics(), TenantTotals(), GenAiMetrics())
-
-    def request_ended(self, record: RequestRecord) -> None:
-        """Counts a request."""
-        labels, unix_s = self._rules.of(record), self._unix_s()
-        for part in self._parts:
-            part.request_ended(record, labels, unix_s)
-
-    def families(self) -> Iterable[Metric]:
-        """All families."""
-        return chain.from_iterable(part.families() for part in self._parts)
 
 
 def collector(
@@ -73,7 +36,7 @@ def collector(
             counted.families(),
             gate_families(gate, inference),
             workers.families(),
-            quota_families(inference.shared, counted.tenants),
+            quota_families(inference.shared, counted.rules.tenants),
             redis_families(inference.shared),
             process.families(),
             build_families(restarts),

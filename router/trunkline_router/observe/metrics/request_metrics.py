@@ -1,43 +1,29 @@
-"""Metrics of requests that have ended, their labels, and where the time to the first token went.
+"""Metrics of requests that have ended, and where their time to the first token went."""
 
-All labels have a fixed number of values, whatever clients send.
-"""
-
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from operator import attrgetter
-from typing import NamedTuple
 
-from trunkline_router.access.identity.needed_roles import METHODS, PATHS
+from prometheus_client.core import Metric
+
+from trunkline_router.access.access import Tenants
+from trunkline_router.observe.metrics.attempt_metrics import AttemptMetrics
+from trunkline_router.observe.metrics.request_labels import MODEL, LabelRules, RequestLabels
 from trunkline_router.record.request_record import (
-    CANCELLED,
     GENERATE,
-    GRANTED,
     OK,
     PROVIDER,
-    REASONS,
     RequestRecord,
     operation_of,
-    result_of,
 )
 from trunkline_runtime.telemetry import genai
 from trunkline_runtime.telemetry.series import (
-    OTHER,
-    BoundedNames,
     SeriesBuckets,
     SeriesCounts,
     SeriesGroup,
     one_two_five,
 )
-
-MAX_MODELS = 32
-MAX_TENANTS = 100  # with three lanes and three kinds of tokens: about 900 series
-MOST_TENANTS = 128  # labels: those of tenants with labels of their own, none, and the others
-SEVERAL = "several"  # outcome: a request's choices ended differently
-SLOW_READER = "SLOW_READER"  # outcome: OVERLOADED, because the client read too slowly
-FINISHED = frozenset({"stop", "length", GRANTED})
-# As records name them: paths, and RPCs without a leading slash.
-ENDPOINTS = frozenset({name.partition(" ")[2] for name in PATHS} | {name[1:] for name in METHODS})
-OUTCOMES = REASONS | FINISHED | {CANCELLED, SEVERAL}
 
 ADMISSION, TOKENIZE, PLACE, FAILOVER = "admission", "tokenize", "place", "failover"
 WORKER_QUEUE, PREFILL, WORKER, DELIVERY = "worker_queue", "prefill", "worker", "delivery"
@@ -47,61 +33,18 @@ LATENCY_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )  # fmt: skip
 GAP_BUCKETS = (0.0, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)  # 0: no gap over the worker's target
+MOST_TENANTS = 128  # labels: those of tenants with labels of their own, none, and the others
 TENANT_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5)  # of first tokens; few: each is a series for every tenant
 N_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
 TOKEN_BUCKETS = one_two_five(1_000_000)
 
-MODEL, MODEL_LANE, TENANT = ("model_name",), ("model_name", "lane"), ("tenant",)
+MODEL_LANE, TENANT = ("model_name", "lane"), ("tenant",)
 GENAI_LABELS = tuple(
     name.replace(".", "_")
     for name in (genai.OPERATION_NAME, genai.PROVIDER_NAME, genai.REQUEST_MODEL, genai.RESPONSE_MODEL)
 )
 VLLM_LABELS = ("model_name", "engine")
 ENGINE = "0"  # as at workers
-
-
-class RequestLabels(NamedTuple):
-    """One request's labels."""
-
-    model: str
-    tenant: str
-    lane: str
-    endpoint: str
-    outcome: str
-    result: str
-    trace_id: int  # of a trace that is exported; 0: it is not
-
-
-class LabelRules:
-    """Turns what a request says of itself into labels."""
-
-    def __init__(self, tenants: BoundedNames) -> None:
-        self._models = BoundedNames(MAX_MODELS)
-        self._tenants = tenants
-
-    def of(self, record: RequestRecord) -> RequestLabels:
-        """The labels of a request that has ended."""
-        return RequestLabels(
-            self._models.label(record.model),
-            self._tenants.label(record.tenant),
-            record.lane,
-            record.endpoint if record.endpoint in ENDPOINTS else OTHER,
-            SLOW_READER if record.fell_behind else outcome_label(record.outcome),
-            result_of(record.outcome),
-            record.trace_id if record.is_exported else 0,
-        )
-
-
-def outcome_label(outcome: str) -> str:
-    """A known outcome."""
-    if outcome in OUTCOMES:
-        return outcome
-    return SEVERAL if "," in outcome else OTHER
-
-
-def reason_label(ended: str) -> str:
-    """A known reason of the error table."""
-    return ended if ended in REASONS else OTHER
 
 
 def tokens_of(record: RequestRecord) -> Sequence[tuple[str, int]]:
@@ -271,6 +214,25 @@ class GenAiMetrics(SeriesGroup):
         if per_choice > 1:
             self._per_token.of(*common).add_traced((duration_s - ttft_s) / (per_choice - 1), trace_id, unix_s)
         self._longest.of(model, ENGINE).add(record.longest_choice_tokens)
+
+
+class RequestCounts:
+    """Everything that is counted of requests when they end.  unix_s: the time, for examples"""
+
+    def __init__(self, tenants: Tenants, unix_s: Callable[[], float] = time.time) -> None:
+        self.rules = LabelRules(tenants)
+        self._unix_s = unix_s
+        self._parts = (RequestMetrics(), AttemptMetrics(), TenantTotals(), GenAiMetrics())
+
+    def request_ended(self, record: RequestRecord) -> None:
+        """Counts a request."""
+        labels, unix_s = self.rules.of(record), self._unix_s()
+        for part in self._parts:
+            part.request_ended(record, labels, unix_s)
+
+    def families(self) -> Iterable[Metric]:
+        """All families."""
+        return chain.from_iterable(part.families() for part in self._parts)
 
 
 def phases_of(record: RequestRecord) -> list[tuple[str, float]]:

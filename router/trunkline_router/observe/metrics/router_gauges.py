@@ -7,7 +7,7 @@ from importlib.metadata import version
 from prometheus_client.core import Metric
 
 from trunkline_router.access.gate.request_gate import RequestGate
-from trunkline_router.observe.metrics.request_metrics import reason_label
+from trunkline_router.observe.metrics.request_labels import reason_label
 from trunkline_router.quotas.redis_store import RedisStore
 from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.record.error_statuses import PROTOCOL

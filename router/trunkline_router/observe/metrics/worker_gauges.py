@@ -7,7 +7,7 @@ from itertools import islice
 from prometheus_client.core import Metric
 
 from trunkline_router.observe.metrics.attempt_metrics import MAX_WORKERS
-from trunkline_router.observe.metrics.request_metrics import MODEL
+from trunkline_router.observe.metrics.request_labels import MODEL
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.worker_link import STATES, WorkerLink, state_of

@@ -46,10 +46,10 @@ _PARAMETERS = {
 }
 
 
-def span_name(record: RequestRecord) -> str:
+def span_name(protocol: str, method: str, route: str) -> str:
     """The name of a request's own span, which is a server's: over HTTP `{method} {route}`, over gRPC the method's full
     name. The names in the conventions for generative AI are for spans of clients."""
-    return record.endpoint if record.protocol == GRPC else f"{POST} {record.endpoint}"
+    return route if protocol == GRPC else f"{method if method in KNOWN_METHODS else UNNAMED_METHOD} {route}".strip()
 
 
 def request_attributes(record: RequestRecord, sampling: SamplingParams | None, kept: Sequence[str]) -> Attributes:
@@ -78,96 +78,89 @@ def status(record: RequestRecord) -> Status:
 
 def _own(record: RequestRecord, kept: Sequence[str]) -> Attributes:
     """Ours."""
-    attributes: Attributes = {
+    ended_s = record.started_s if record.ended_s is None else record.ended_s
+    cause, queue_cause = causes_of(record, ended_s)
+    told = [attempt.device_s for attempt in record.attempts if attempt.timelines]
+    has_choices = bool(record.choices)
+    return {
         "trunkline.request_id": record.request_id,
         "trunkline.outcome": record.outcome,
         "trunkline.kept": kept,
+        "trunkline.tenant": record.tenant or None,
+        "trunkline.lane": record.lane or None,
+        "trunkline.model": record.model or None,
+        "trunkline.worker": record.worker or None,
+        "trunkline.grants": record.grants or None,
+        "trunkline.resumptions": record.resumptions or None,
+        "trunkline.choices": record.choices or None,
+        "trunkline.cause": cause or None,
+        "trunkline.queue_cause": queue_cause or None,
+        "trunkline.prompt_tokens": record.prompt_tokens if has_choices else None,
+        "trunkline.cached_tokens": record.cached_tokens if has_choices else None,
+        "trunkline.completion_tokens": record.completion_tokens if has_choices else None,
+        "trunkline.stalled_s": record.stalled_s if record.attempts else None,
+        "trunkline.device_s": sum(told) if told else None,  # workers that said nothing may have computed, too
+        "trunkline.cost": record.cost,
     }
-    for name in ("tenant", "lane", "model", "worker", "grants", "resumptions", "choices"):
-        if value := getattr(record, name):
-            attributes["trunkline." + name] = value
-    ended_s = record.started_s if record.ended_s is None else record.ended_s
-    for name, value in zip(("cause", "queue_cause"), causes_of(record, ended_s), strict=True):
-        if value:
-            attributes["trunkline." + name] = value
-    if record.choices:
-        attributes["trunkline.prompt_tokens"] = record.prompt_tokens
-        attributes["trunkline.cached_tokens"] = record.cached_tokens
-        attributes["trunkline.completion_tokens"] = record.completion_tokens
-    if record.attempts:
-        attributes["trunkline.stalled_s"] = record.stalled_s
-    told = [attempt.device_s for attempt in record.attempts if attempt.timelines]
-    if told:  # workers that said nothing may have computed, too
-        attributes["trunkline.device_s"] = sum(told)
-    if record.cost is not None:
-        attributes["trunkline.cost"] = record.cost
-    return attributes
 
 
 def _generative(record: RequestRecord) -> Attributes:
-    attributes: Attributes = {
+    return {
         genai.OPERATION_NAME: operation_of(record.endpoint),
         genai.PROVIDER_NAME: PROVIDER,
         genai.REQUEST_STREAM: record.is_streamed,
         genai.RESPONSE_ID: record.request_id,
+        genai.REQUEST_MODEL: record.model or None,
+        genai.RESPONSE_MODEL: record.model or None,
+        genai.REQUEST_CHOICE_COUNT: record.choices if record.choices > 1 else None,
+        genai.RESPONSE_FINISH_REASONS: record.outcome.split(",") if record.has_answer else None,
+        genai.REQUEST_MAX_TOKENS: record.max_tokens,
+        genai.RESPONSE_TIME_TO_FIRST_CHUNK: record.ttft_s,
+        genai.USAGE_INPUT_TOKENS: record.prompt_tokens if record.choices else None,
+        genai.USAGE_OUTPUT_TOKENS: record.completion_tokens if record.choices else None,
+        genai.USAGE_CACHE_READ_INPUT_TOKENS: record.cached_tokens if record.choices else None,
     }
-    if record.model:
-        attributes[genai.REQUEST_MODEL] = attributes[genai.RESPONSE_MODEL] = record.model
-    if record.choices > 1:
-        attributes[genai.REQUEST_CHOICE_COUNT] = record.choices
-    if record.has_answer:
-        attributes[genai.RESPONSE_FINISH_REASONS] = record.outcome.split(",")
-    if record.max_tokens is not None:
-        attributes[genai.REQUEST_MAX_TOKENS] = record.max_tokens
-    if record.ttft_s is not None:
-        attributes[genai.RESPONSE_TIME_TO_FIRST_CHUNK] = record.ttft_s
-    if record.choices:
-        attributes[genai.USAGE_INPUT_TOKENS] = record.prompt_tokens
-        attributes[genai.USAGE_OUTPUT_TOKENS] = record.completion_tokens
-        attributes[genai.USAGE_CACHE_READ_INPUT_TOKENS] = record.cached_tokens
-    return attributes
 
 
 def _of_sampling(record: RequestRecord, sampling: SamplingParams | None) -> Attributes:
     """The parameters that the conventions name, as far as they are set. They hold nothing that a client has written."""
     if sampling is None:
         return {}
-    attributes: Attributes = {genai.REQUEST_SEED: sampling.seed} if record.is_seeded else {}
-    for parameter, value in sampling.ListFields():
-        attribute = _PARAMETERS.get(parameter.name)
-        if attribute is not None:
-            attributes[attribute] = value
-    return attributes
+    told = {name: value for field, value in sampling.ListFields() if (name := _PARAMETERS.get(field.name))}
+    return {**told, genai.REQUEST_SEED: sampling.seed if record.is_seeded else None}
 
 
 def _of_protocol(record: RequestRecord) -> Attributes:
     is_cancelled = record.outcome == CANCELLED
     if record.protocol == GRPC:
         code = "CANCELLED" if is_cancelled else STATUS_NAMES.get(record.code, UNKNOWN)
-        return _of_rpc(record.endpoint, code, code if record.is_failed else "")
+        return _of_rpc(record.endpoint, code, code if record.is_failed else None)
     is_begun = record.is_streamed and record.first_token_s is not None
     status = None if is_cancelled else HTTP_OK
     if record.is_failed and not is_begun:
         status = _http_error(record.outcome)
-    return _of_http(POST, record.endpoint, record.url_scheme, status, record.outcome if record.is_failed else "")
+    return _of_http(POST, record.endpoint, record.url_scheme, status, record.outcome if record.is_failed else None)
 
 
-def _of_rpc(method: str, code: str, error: str) -> Attributes:
-    attributes: Attributes = {"rpc.system.name": "grpc", "rpc.method": method, "rpc.response.status_code": code}
-    return attributes | {"error.type": error} if error else attributes
+def _of_rpc(method: str, code: str, error: str | None) -> Attributes:
+    return {
+        "rpc.system.name": "grpc",
+        "rpc.method": method,
+        "rpc.response.status_code": code,
+        "error.type": error,
+    }
 
 
-def _of_http(method: str, route: str, url_scheme: str, status: int | None, error: str) -> Attributes:
+def _of_http(method: str, route: str, url_scheme: str, status: int | None, error: str | None) -> Attributes:
     """Without a route the path is anything that a client has written, so it is not told."""
-    attributes = {
+    return {
         "http.request.method": method,
-        "http.route": route,
+        "http.route": route or None,
         "http.response.status_code": status,
-        "url.path": route,
+        "url.path": route or None,
         "url.scheme": url_scheme,
         "error.type": error,
     }
-    return {name: value for name, value in attributes.items() if value}
 
 
 def _http_error(outcome: str) -> int:
@@ -179,9 +172,7 @@ def _latencies(record: RequestRecord) -> Attributes:
     """vLLM's attributes, in seconds: of the last worker's first choice."""
     if not genai.adds_latencies() or record.duration_s is None:
         return {}
-    attributes: Attributes = {genai.LATENCY_E2E: record.duration_s}
-    if record.ttft_s is not None:
-        attributes[genai.LATENCY_TIME_TO_FIRST_TOKEN] = record.ttft_s
+    attributes = {genai.LATENCY_E2E: record.duration_s, genai.LATENCY_TIME_TO_FIRST_TOKEN: record.ttft_s}
     timeline = record.last_timeline
     if timeline is not None and timeline.HasField("admitted_s"):
         attributes[genai.LATENCY_TIME_IN_QUEUE] = timeline.admitted_s
@@ -192,25 +183,19 @@ def _latencies(record: RequestRecord) -> Attributes:
     return attributes
 
 
-def refused_name(call: RefusedCall) -> str:
-    """The name of the span of a call that was refused before it became a request."""
-    if call.protocol == GRPC:
-        return call.route
-    method = call.method if call.method in KNOWN_METHODS else UNNAMED_METHOD
-    return f"{method} {call.route}" if call.route else method
-
-
 def refused_attributes(call: RefusedCall, kept: str) -> Attributes:
-    """All attributes of that span.  kept: why the call is exported"""
-    attributes: Attributes = {"trunkline.outcome": call.reason, "trunkline.kept": [kept]}
-    for name, value in (("request_id", call.request_id), ("tenant", call.tenant)):
-        if value:
-            attributes["trunkline." + name] = value
+    """All attributes of the span of a call that was refused before it became a request.  kept: why it is exported"""
+    own = {
+        "trunkline.outcome": call.reason,
+        "trunkline.kept": [kept],
+        "trunkline.request_id": call.request_id or None,
+        "trunkline.tenant": call.tenant or None,
+    }
     if call.protocol == GRPC:
         code = STATUS_NAMES.get(call.status, call.reason)
-        return attributes | _of_rpc(call.route, code, code)
+        return {**own, **_of_rpc(call.route, code, code)}
     method = call.method if call.method in KNOWN_METHODS else OTHER_METHOD
-    return attributes | _of_http(method, call.route, call.url_scheme, call.status, call.reason)
+    return {**own, **_of_http(method, call.route, call.url_scheme, call.status, call.reason)}
 
 
 def is_servers_fault(call: RefusedCall) -> bool:

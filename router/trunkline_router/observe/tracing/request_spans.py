@@ -11,11 +11,10 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from trunkline.status import QUOTA_EXCEEDED
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline.v1.worker_pb2 import Timeline
 from trunkline_router.observe.tracing.request_attributes import (
+    POST,
     is_servers_fault,
     refused_attributes,
-    refused_name,
     request_attributes,
     span_name,
     status,
@@ -53,7 +52,7 @@ def spans_of(
     """
     trace = TraceBuilder(record, resource)
     trace.add(
-        span_name(record),
+        span_name(record.protocol, POST, record.endpoint),
         record.parent_span_id,
         record.started_s,
         record.started_s if record.ended_s is None else record.ended_s,
@@ -65,12 +64,11 @@ def spans_of(
         is_parent_remote=True,
     )
     if record.tokenized is not None:
-        found: Attributes = {"trunkline.prompt_tokens": record.prompt_tokens} if record.choices else {}
-        trace.add("tokenize", record.span_id, *record.tokenized, found)
+        tokens = record.prompt_tokens if record.choices else None
+        trace.add("tokenize", record.span_id, *record.tokenized, {"trunkline.prompt_tokens": tokens})
     if record.admitted is not None:
-        trace.add(
-            "admission", record.span_id, *record.admitted, {"trunkline.is_refused": record.outcome == QUOTA_EXCEEDED}
-        )
+        is_refused = record.outcome == QUOTA_EXCEEDED
+        trace.add("admission", record.span_id, *record.admitted, {"trunkline.is_refused": is_refused})
     for placement in record.placements:
         _add_route(trace, placement)
     for previous, attempt in zip([None, *record.attempts], record.attempts, strict=False):
@@ -84,7 +82,7 @@ def refused_span(
     """One span.  record: says its place in its trace, and when it began"""
     trace = TraceBuilder(record, resource)
     trace.add(
-        refused_name(call),
+        span_name(call.protocol, call.method, call.route),
         record.parent_span_id,
         record.started_s,
         ended_s,
@@ -103,28 +101,26 @@ def _events(trace: TraceBuilder) -> Iterator[Event]:
         yield trace.event("first token", record.first_token_s)
     silences = record.silences
     for place, (lost, following) in enumerate(pairwise(record.attempts)):
+        silence = silences.get(place)
         attributes: Attributes = {
             "trunkline.worker": lost.worker,
             "trunkline.problem": lost.problem,
             "trunkline.next_worker": following.worker,
             "trunkline.tokens": following.resumed_at_tokens or 0,
+            "trunkline.silence_s": None if silence is None else silence.duration_s,
         }
-        if (silence := silences.get(place)) is not None:
-            attributes["trunkline.silence_s"] = silence.duration_s
         yield trace.event("failover", following.started_s, attributes)
 
 
 def _add_route(trace: TraceBuilder, placement: PlacementRecord) -> None:
-    attributes: Attributes = {"trunkline.route.candidates": placement.num_workers}
-    if placement.worker:
-        attributes |= {
-            "trunkline.worker": placement.worker,
-            "trunkline.route.policy": placement.policy,
-            "trunkline.route.matched_tokens": placement.matched_tokens,
-            "trunkline.route.reason": placement.reason,
-        }
-    if placement.predicted_ttft_s is not None:
-        attributes["trunkline.route.predicted_ttft_s"] = placement.predicted_ttft_s
+    attributes = {
+        "trunkline.route.candidates": placement.num_workers,
+        "trunkline.worker": placement.worker or None,
+        "trunkline.route.policy": placement.policy or None,
+        "trunkline.route.matched_tokens": placement.matched_tokens if placement.worker else None,
+        "trunkline.route.reason": placement.reason or None,
+        "trunkline.route.predicted_ttft_s": placement.predicted_ttft_s,
+    }
     decided_s = placement.time.end_s
     events = [trace.event("candidate", decided_s, _of_candidate(each)) for each in placement.candidates]
     trace.add("route", trace.record.span_id, *placement.time, attributes, events=events)
@@ -137,18 +133,14 @@ def _of_candidate(candidate: Candidate) -> Attributes:
 
 def _add_attempt(trace: TraceBuilder, attempt: AttemptRecord, previous: AttemptRecord | None) -> None:
     record = trace.record
-    attributes: Attributes = {
+    attributes = {
         "trunkline.request_id": record.request_id,
         "trunkline.worker": attempt.worker,
         "trunkline.ended": attempt.ended,
+        "trunkline.problem": attempt.problem or None,
+        "trunkline.resumed_at_tokens": attempt.resumed_at_tokens,
     }
-    if attempt.problem:
-        attributes["trunkline.problem"] = attempt.problem
-    if attempt.resumed_at_tokens is not None:
-        attributes["trunkline.resumed_at_tokens"] = attempt.resumed_at_tokens
-    events = []
-    if attempt.first_output_s is not None:
-        events.append(trace.event("first output", attempt.first_output_s))
+    first_s = attempt.first_output_s
     ended_s = attempt.ended_s
     if ended_s is None:
         ended_s = attempt.started_s if record.ended_s is None else record.ended_s
@@ -158,7 +150,7 @@ def _add_attempt(trace: TraceBuilder, attempt: AttemptRecord, previous: AttemptR
         attempt.started_s,
         ended_s,
         attributes,
-        events=events,
+        events=[] if first_s is None else [trace.event("first output", first_s)],
         links=() if previous is None else (trace.link(previous.span_id),),
         span_id=attempt.span_id,
         kind=SpanKind.CLIENT,
@@ -173,28 +165,23 @@ def _add_worker_spans(trace: TraceBuilder, attempt: AttemptRecord) -> None:
     for choice, timeline in enumerate(attempt.timelines[:MOST_CHOICES]):
         record = trace.record
         received_s = record.started_s + (timeline.received.ToNanoseconds() - record.started_unix_ns) / 1e9
-        facts: Attributes = {
+        facts = {
             "trunkline.request_id": record.request_id,
             "trunkline.worker": attempt.worker,
             "trunkline.from_timeline": True,
             "trunkline.device_s": timeline.device_s,
             "trunkline.cached_tokens": timeline.cached_tokens,
+            "trunkline.part": choice if len(attempt.timelines) > 1 else None,
+            **genai.spelled({genai.USAGE_CACHE_READ_INPUT_TOKENS: timeline.cached_tokens}),
         }
-        facts |= genai.spelled({genai.USAGE_CACHE_READ_INPUT_TOKENS: timeline.cached_tokens})
-        if len(attempt.timelines) > 1:
-            facts["trunkline.part"] = choice
         span_id = trace.add("worker.generate", attempt.span_id, received_s, received_s + timeline.ended_s, facts)
-        _add_phases(trace, span_id, received_s, timeline)
-
-
-def _add_phases(trace: TraceBuilder, parent_id: int, received_s: float, timeline: Timeline) -> None:
-    previous_id = parent_id
-    for phase in phases_of(timeline):
-        previous_id = trace.add(
-            phase.name,
-            previous_id if phase.is_part else parent_id,
-            received_s + phase.start_s,
-            received_s + phase.end_s,
-            phase.attributes,
-            events=[trace.event(name, received_s + at_s, attributes) for at_s, name, attributes in phase.events],
-        )
+        previous_id = span_id
+        for phase in phases_of(timeline):
+            previous_id = trace.add(
+                phase.name,
+                previous_id if phase.is_part else span_id,
+                received_s + phase.start_s,
+                received_s + phase.end_s,
+                phase.attributes,
+                events=[trace.event(name, received_s + at_s, attributes) for at_s, name, attributes in phase.events],
+            )

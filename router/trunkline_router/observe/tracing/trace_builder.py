@@ -1,6 +1,6 @@
 """Makes the spans of one trace from times on the router's clock."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
@@ -11,7 +11,7 @@ from trunkline_router.record.request_record import RequestRecord
 from trunkline_runtime.telemetry.trace_context import new_span_id
 from trunkline_runtime.tracing import SCOPE
 
-Attributes = dict[str, AttributeValue]
+Attributes = Mapping[str, AttributeValue | None]  # None: it is left out
 
 SAMPLED_FLAG = TraceFlags(TraceFlags.SAMPLED)
 UNSET = Status()
@@ -31,7 +31,7 @@ class TraceBuilder:
         return SpanContext(self.record.trace_id, span_id, is_remote, SAMPLED_FLAG, self._state)
 
     def event(self, name: str, time_s: float, attributes: Attributes | None = None) -> Event:
-        return Event(name, attributes, self.record.unix_ns(time_s))
+        return Event(name, _known(attributes), self.record.unix_ns(time_s))
 
     def link(self, span_id: int) -> Link:
         return Link(self._context(span_id))
@@ -59,7 +59,7 @@ class TraceBuilder:
                 context=self._context(span_id),
                 parent=self._context(parent_id, is_remote=is_parent_remote) if parent_id else None,
                 resource=self._resource,
-                attributes=attributes,
+                attributes=_known(attributes),
                 events=events,
                 links=links,
                 kind=kind,
@@ -70,3 +70,7 @@ class TraceBuilder:
             )
         )
         return span_id
+
+
+def _known(attributes: Attributes | None) -> dict[str, AttributeValue]:
+    return {name: value for name, value in (attributes or {}).items() if value is not None}

@@ -111,7 +111,6 @@ class FleetSampler:
         self._rates: dict[ConnectedWorker, WorkerRates] = {}
         self._asked: dict[ConnectedWorker, asyncio.Task[None]] = {}
         self._first_asked = 0
-        self._states: dict[str, tuple[int, int]] = {}  # of workers, and since when in Unix milliseconds, by address
         self.latest: FleetSample | None = None
         self._next = asyncio.Event()  # set by the next sample
         self.history = History()
@@ -180,11 +179,11 @@ class FleetSampler:
 
     def _add_since(self, tiles: list[WorkerTile], at_unix_ms: int) -> None:
         """Adds since when each worker is in its state."""
-        before, self._states = self._states, {}
+        before = {} if self.latest is None else {tile.address: tile for tile in self.latest.workers}
         for tile in tiles:
-            state, since_unix_ms = before.get(tile.address, (tile.state, at_unix_ms))
-            tile.state_since_unix_ms = since_unix_ms if state == tile.state else at_unix_ms
-            self._states[tile.address] = tile.state, tile.state_since_unix_ms
+            former = before.get(tile.address, tile)
+            is_same = former is not tile and former.state == tile.state
+            tile.state_since_unix_ms = former.state_since_unix_ms if is_same else at_unix_ms
 
     async def _ask(self, links: list[WorkerLink]) -> None:
         """Asks workers for their statistics, each one once at a time, and waits shortly for their answers."""
