@@ -13,6 +13,7 @@ from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, QuotaFailure, Re
 from grpc_status.rpc_status import from_call
 
 from tests.router.fake_worker import FakeWorker
+from tests.router.integrity import check_pools
 from trunkline.grant import GrantKeys
 from trunkline.v1.fleet_pb2_grpc import FleetServiceStub, add_FleetServiceServicer_to_server
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
@@ -262,7 +263,7 @@ async def router_before(
         yield made
         await until(lambda: all(link.worker is None or not link.worker.open_choices for link in links))
         made.assert_idle()
-        pools.check_integrity()
+        check_pools(pools)
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

@@ -131,7 +131,7 @@ class Placement:
         if not progress.has_output:
             self._fingerprint = route.worker.model.fingerprint
             tenant, block_size = self.prepared.scheduling.tenant, route.worker.model.block_size
-            pools.hot_prefixes.note(tenant, block_size, route.chain)
+            pools.noted_prompts.note(tenant, block_size, route.chain)
         return route
 
     def timeout_ns(self) -> int | None:

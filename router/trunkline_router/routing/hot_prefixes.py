@@ -1,18 +1,19 @@
 """The prefixes that recent prompts of one tenant shared, as a tree of block keys.
 
-It holds no tokens and no text, and the prompts of two tenants never meet in it. A request costs a copy of its keys;
-folding the prompts into the tree is left to the reader.
+It holds no tokens and no text, and the prompts of two tenants never meet in it. Folding prompts into it is left to the
+reader.
 """
 
 import secrets
 from array import array
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from trunkline_router.routing.route_request import NotedPrompts
+
 HALF_LIFE_S = 300.0  # after this time a hit counts half
-MOST_NOTED = 256  # prompts between two calls of fold(); the latest stand for all
-MOST_BLOCKS = 2048  # of a prompt: 4 MiB of keys between two calls of fold()
 MOST_NODES, MOST_KEYS = 4096, 1 << 18  # in all; of 8 bytes each
 LEAST_REQUESTS = 2  # a prefix of one request is not shared
 FORGOTTEN_HITS = 0.1
@@ -51,30 +52,20 @@ class Prefix:
 
 
 class HotPrefixes:
-    """The trees of all tenants."""
+    """The trees of all tenants, made of the noted prompts."""
 
-    def __init__(self) -> None:
-        self._noted: deque[tuple[str, int, array[int]]] = deque(maxlen=MOST_NOTED)
-        self._num_noted = 0
+    def __init__(self, noted: NotedPrompts) -> None:
+        self._noted = noted
         self._roots: dict[str, dict[int, Prefix]] = {}  # by tenant and first key
         self.num_nodes = self.num_keys = 0
 
-    def note(self, tenant: str, block_size: int, chain: Sequence[int]) -> None:
-        """A prompt with these block keys was sent to a worker. Keys are copied: a chain is many times as large."""
-        if chain:
-            self._noted.append((tenant, block_size, array("Q", chain[:MOST_BLOCKS])))
-            self._num_noted += 1
-
     def fold(self, now_s: float) -> None:
         """Takes the noted prompts into the trees."""
-        if not self._noted:
-            return
-        weight = self._num_noted / len(self._noted)
-        for tenant, block_size, chain in self._noted:
+        prompts, weight = self._noted.take()
+        for tenant, block_size, chain in prompts:
             self._insert(tenant, block_size, chain, now_s, weight)
-        self._noted.clear()
-        self._num_noted = 0
-        self._forget(now_s)
+        if prompts:
+            self._forget(now_s)
 
     def tenants(self) -> Sequence[str]:
         return list(self._roots)
@@ -104,9 +95,8 @@ class HotPrefixes:
         least = FORGOTTEN_HITS
         self._drop_below(least, now_s)
         while self.num_nodes > MOST_NODES or self.num_keys > MOST_KEYS:
-            hits = sorted(node.hits_at(now_s) for node in self._nodes())
-            least = max(2 * least, hits[len(hits) // 4])
-            self._drop_below(least * (1 + 1e-9), now_s)
+            least *= 2
+            self._drop_below(least, now_s)
 
     def _drop_below(self, least: float, now_s: float) -> None:
         """A prefix has at least the hits of each longer one, so what is dropped has no descendant that stays."""
@@ -136,13 +126,6 @@ def _kept(siblings: dict[int, Prefix], least: float, now_s: float) -> dict[int, 
 
 def common_length(one: "array[int]", other: "array[int]") -> int:
     """Returns how many leading keys are equal."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
-        return high
-    while low + 1 < high:  # the first `low` are equal, the first `high` are not
-        middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
+    shorter = min(len(one), len(other))
+    different = np.flatnonzero(np.asarray(one)[:shorter] != np.asarray(other)[:shorter])
+    return int(different[0]) if different.size else shorter

@@ -212,29 +212,6 @@ class PrefixIndex:
                 found.append((low, mask))
         return found
 
-    def check_integrity(self) -> None:
-        """Asserts that the counts agree with the bits, and that all bits belong to known workers."""
-        known = 0
-        for slot in (*self.num_held, *self._retired):
-            known |= 1 << slot
-        held = dict.fromkeys(self.num_held, 0)
-        for number, shard in enumerate(self._shards):
-            for key, mask in shard.items():
-                assert key % SHARDS == number, "a block is in another's shard"
-                assert mask, "a block that no worker holds is kept"
-                assert not mask & ~known, "a block is held by a worker that is not there"
-                for slot in held:
-                    held[slot] += mask >> slot & 1
-        assert held == self.num_held, "blocks miscounted"
-        assert not set(self._free) & (set(self.num_held) | set(self._retired)), "a slot is taken and free"
-        expected: dict[int, int] = {}
-        assert set(self._expecting) == set(self.num_held), "blocks are expected of a worker that is not there"
-        for slot, counts in self._expecting.items():
-            for key, count in counts.items():
-                assert count > 0, "a block is expected by no request"
-                expected[key] = expected.get(key, 0) | 1 << slot
-        assert expected == self._expected, "expected blocks miscounted"
-
 
 class WorkerBlocks:
     """The keys of blocks that one worker holds or is expected to hold.

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trunkline.block_hash import prompt_hashes, root_hash
-from trunkline_router.routing.policy import RoutePlan, choose
+from trunkline_router.routing import other_policies
+from trunkline_router.routing.policy import RoutePlan, soonest
 from trunkline_router.routing.prefix_index import PrefixIndex, keys_of
-from trunkline_router.routing.route_request import RouteRequest, RoutingPolicy
+from trunkline_router.routing.route_request import PolicyName, RouteRequest, RoutingPolicy
 from trunkline_router.routing.ttft import FEW_WORKERS
 from trunkline_router.routing.worker_facts import Column, WorkerTable
 from trunkline_router.routing.worker_state import InFlight, Kind, WorkerState
@@ -115,3 +116,21 @@ def _matched_tokens(
             counts[bit.bit_length() - 1] = count
             bits ^= bit
     return np.minimum(counts[slots] * block_size, request.most_reusable(block_size))
+
+
+def choose(
+    request: RouteRequest, workers: WorkerTable, prefix_key: int, policy: RoutingPolicy, rng: Random
+) -> RoutePlan:
+    """Returns the plan for a request; there must be a worker. `prefix_key`: equal for prompts that begin alike."""
+    match policy.name:
+        case PolicyName.PREDICTED_TTFT:
+            choice = soonest(request, workers, rng)
+        case PolicyName.SESSION_AFFINITY:
+            choice = other_policies.holder(request, workers, policy, rng)
+        case PolicyName.LEAST_LOAD:
+            choice = other_policies.least_load(workers, rng)
+        case PolicyName.CONSISTENT_HASH:
+            choice = other_policies.hashed(request, workers, prefix_key)
+        case PolicyName.ROUND_ROBIN:
+            choice = other_policies.next_in_turn(workers, policy)
+    return RoutePlan(*choice, policy.name, request.lane, workers)

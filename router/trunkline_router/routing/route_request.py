@@ -1,6 +1,7 @@
 """What the routing policies get: a request, and the state that they keep between requests. Also their names."""
 
-from collections import OrderedDict
+from array import array
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,6 +9,7 @@ from enum import StrEnum
 INTERACTIVE, STANDARD, BATCH = range(3)
 NUM_LANES = 3
 MOST_AFFINITY_KEYS = 1 << 16
+MOST_NOTED, MOST_BLOCKS = 256, 2048  # prompts, and blocks of each: 4 MiB of keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +63,24 @@ class RoutingPolicy:
         self._holders.move_to_end(affinity_key)
         if len(self._holders) > MOST_AFFINITY_KEYS:
             self._holders.popitem(last=False)
+
+
+class NotedPrompts:
+    """The latest prompts that were sent to workers, as their tenants, block sizes and keys; see hot_prefixes.py."""
+
+    def __init__(self) -> None:
+        self._latest: deque[tuple[str, int, array[int]]] = deque(maxlen=MOST_NOTED)
+        self._count = 0
+
+    def note(self, tenant: str, block_size: int, chain: Sequence[int]) -> None:
+        """Keys are copied: a chain is many times as large."""
+        if chain:
+            self._latest.append((tenant, block_size, array("Q", chain[:MOST_BLOCKS])))
+            self._count += 1
+
+    def take(self) -> tuple[Sequence[tuple[str, int, "array[int]"]], float]:
+        """Removes and returns the latest prompts, and how many of all each of them stands for."""
+        taken, weight = list(self._latest), self._count / max(1, len(self._latest))
+        self._latest.clear()
+        self._count = 0
+        return taken, weight

@@ -68,13 +68,8 @@ class Prediction(NamedTuple):
     def waits_for_kv(self, place: int) -> bool:
         """Whether most of the wait at a worker is for KV blocks. `kv_wait_s` is for a place among the running choices,
         too; the penalty says that the blocks are scarce."""
-        terms = self.terms
-        if not isinstance(terms, Terms):
-            of_worker = terms[place]
-            scarce_s, wait_s, queue_s = of_worker.kv_penalty_s, of_worker.kv_wait_s, of_worker.queue_s
-        else:
-            scarce_s, wait_s, queue_s = terms.kv_penalty_s[place], terms.kv_wait_s[place], terms.queue_s[place]
-        return bool(scarce_s > 0.0 and wait_s > max(queue_s, LEAST_KV_WAIT_S))
+        terms = self.terms_of(place)
+        return terms.kv_penalty_s > 0.0 and terms.kv_wait_s > max(terms.queue_s, LEAST_KV_WAIT_S)
 
 
 def predict(request: RouteRequest, workers: WorkerTable, draw: float) -> Prediction:

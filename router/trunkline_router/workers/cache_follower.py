@@ -1,6 +1,7 @@
 """Applies a worker's WatchCache stream to the index. Pure."""
 
 from collections.abc import Callable, Generator, Sequence
+from math import inf
 
 from trunkline.block_hash import HASH_BYTES
 from trunkline.v1.worker_pb2 import WatchCacheResponse
@@ -10,7 +11,7 @@ from trunkline_router.workers.claims import FalseClaim
 STEP_BLOCKS = 1024  # in one step of work: at most half a millisecond
 # A block takes about 100 bytes in the index. This many, of 16 tokens, are a terabyte of a small model's KV cache.
 MOST_BLOCKS = 1 << 22
-MOST_CLEARED = 16  # clears in one message, or in CLEARED_WITHIN_S: each costs a sweep
+MOST_CLEARED, CLEARED_WITHIN_S = 16, 10.0  # a worker that clears its cache more often than this is left alone
 
 Work = Generator[None, None, bool]
 
@@ -19,16 +20,37 @@ class WatchBroken(Exception):
     """The stream belongs to another life of the worker, which was restarted: connect again."""
 
 
-class CacheFollower:
-    """Applies a WatchCache stream to the blocks of a worker, which may hold `most_blocks`."""
+class ClearsLeft:
+    """How often a worker may still clear its cache: each time costs a sweep of the index."""
 
-    def __init__(self, blocks: WorkerBlocks, epoch: int, most_blocks: int = MOST_BLOCKS) -> None:
+    def __init__(self) -> None:
+        self._since_s = -inf
+        self._left = MOST_CLEARED
+
+    def renew(self, now_s: float) -> None:
+        """To be called with each message."""
+        if now_s - self._since_s > CLEARED_WITHIN_S:
+            self._since_s, self._left = now_s, MOST_CLEARED
+
+    def take(self) -> None:
+        """Counts one. Raises FalseClaim if there are too many."""
+        self._left -= 1
+        if self._left < 0:
+            raise FalseClaim(f"the worker emptied its cache more than {MOST_CLEARED} times in {CLEARED_WITHIN_S:g} s")
+
+
+class CacheFollower:
+    """Applies a WatchCache stream to the blocks of a worker, which may hold `most_blocks`, and be cleared as `clears`
+    says; None: without limit."""
+
+    def __init__(
+        self, blocks: WorkerBlocks, epoch: int, clears: ClearsLeft | None = None, most_blocks: int = MOST_BLOCKS
+    ) -> None:
         self._blocks = blocks
+        self._clears = clears
         self._epoch = epoch
         self._most_blocks = most_blocks
         self._sequence: int | None = None  # of the last item; None before a snapshot is complete
-        self._cleared_before = 0  # clears before the present item
-        self.num_cleared = 0  # how often the worker's cache went from non-empty to empty
 
     @property
     def synced(self) -> bool:
@@ -48,7 +70,6 @@ class CacheFollower:
         """take() in small steps, between which other tasks may run."""
         if item.epoch != self._epoch:
             raise WatchBroken("the worker was restarted")
-        self._cleared_before = self.num_cleared
         if item.WhichOneof("item") == "snapshot":
             if item.snapshot.first:
                 yield from self._clear()
@@ -88,9 +109,8 @@ class CacheFollower:
         """Sweeps before more is stored: so a worker that clears again and again leaves little to sweep."""
         if not len(self._blocks):
             return
-        self.num_cleared += 1
-        if self.num_cleared - self._cleared_before > MOST_CLEARED:
-            raise FalseClaim(f"the worker emptied its cache more than {MOST_CLEARED} times in one message")
+        if self._clears is not None:
+            self._clears.take()
         self._blocks.clear()
         while self._blocks.sweep():
             yield

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 
 from trunkline.errors import is_too_large
 from trunkline.v1.worker_pb2 import WatchCacheRequest, WatchCacheResponse
-from trunkline_router.workers.cache_follower import MOST_BLOCKS, MOST_CLEARED, CacheFollower, Work
+from trunkline_router.workers.cache_follower import MOST_BLOCKS, CacheFollower, ClearsLeft, Work
 from trunkline_router.workers.claims import FalseClaim, load_problem
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.link_context import LinkContext
@@ -23,7 +23,6 @@ MOST_EVENTS = 4096
 _EVENTS = WatchCacheResponse.EVENTS_FIELD_NUMBER
 SUBSCRIBE_AGAIN_S = 0.2
 TURN_S = 0.001  # time on a worker's events before other tasks run
-CLEARED_WITHIN_S = 10.0  # a worker that clears its cache more than MOST_CLEARED times in this is left alone
 
 
 async def follow_cache(
@@ -36,11 +35,11 @@ async def follow_cache(
     cannot be true; both end the connection.
     """
     log = get_logger()
-    cleared = ClearedOften()
+    clears = ClearsLeft()
     most_blocks = 2 * worker.model.kv_blocks if worker.model.kv_blocks else MOST_BLOCKS
     while True:
         problem = "cache events ended"
-        follower = CacheFollower(worker.blocks, worker.model.epoch, min(most_blocks, MOST_BLOCKS))
+        follower = CacheFollower(worker.blocks, worker.model.epoch, clears, min(most_blocks, MOST_BLOCKS))
         watch: Any = channel.unary_stream(METHOD, request_serializer=WatchCacheRequest.SerializeToString)
         call = watch(WatchCacheRequest(stride=1), metadata=context.proof("WatchCache", worker.model))
         try:
@@ -48,6 +47,7 @@ async def follow_cache(
                 item = parsed(raw)
                 now_s = context.clock_s()
                 worker.num_watched += 1
+                clears.renew(now_s)
                 if item.WhichOneof("item") == "load":
                     if claim := load_problem(item.load):
                         raise FalseClaim(claim)
@@ -57,7 +57,6 @@ async def follow_cache(
                         context.on_change()
                 elif await in_turns(follower.work(item)):
                     worker.heard(now_s)
-                    cleared.check(follower, now_s)
                 else:
                     problem = "cache events have a gap"
                     break
@@ -85,25 +84,6 @@ def parsed(raw: bytes) -> WatchCacheResponse:
         return WatchCacheResponse.FromString(raw)
     except (DecodeError, NotAMessage):
         raise FalseClaim("the worker sent something as a cache event that is not a message") from None
-
-
-class ClearedOften:
-    """Counts how often a worker's cache was cleared recently."""
-
-    def __init__(self) -> None:
-        self._since_s = 0.0
-        self._count = 0
-        self._seen: tuple[CacheFollower | None, int] = (None, 0)
-
-    def check(self, follower: CacheFollower, now_s: float) -> None:
-        """Raises FalseClaim if it was cleared too often."""
-        last, seen = self._seen
-        self._count += follower.num_cleared - (seen if last is follower else 0)
-        self._seen = (follower, follower.num_cleared)
-        if now_s - self._since_s > CLEARED_WITHIN_S:
-            self._since_s, self._count = now_s, 0
-        if self._count > MOST_CLEARED:
-            raise FalseClaim(f"the worker emptied its cache more than {MOST_CLEARED} times in {CLEARED_WITHIN_S:g} s")
 
 
 async def in_turns(work: Work) -> bool:

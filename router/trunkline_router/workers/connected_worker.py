@@ -1,6 +1,6 @@
 """A worker to which the router is connected: its state, the calls to it, and its counts over all connections."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from trunkline.v1.worker_pb2 import (
 from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.routing.prefix_index import WorkerBlocks
 from trunkline_router.routing.worker_state import WorkerState
-from trunkline_router.workers.health import WorkerBreaker
+from trunkline_router.workers.breaker import WorkerBreaker
 from trunkline_router.workers.link_context import LinkContext
 from trunkline_router.workers.pool_terms import Terms
 from trunkline_router.workers.session import WorkerSession
@@ -92,7 +92,7 @@ class WorkerTotals:
 
     def with_present(self, worker: ConnectedWorker | None) -> "WorkerTotals":
         """The totals, with those of the present connection if there is one."""
-        made = WorkerTotals(self.connections, self.losses, self.hangs, self.promised_tokens, self.found_tokens)
+        made = replace(self)
         if worker is not None:
             made.add(worker)
         return made

@@ -13,7 +13,7 @@ from math import inf
 from random import Random
 
 from trunkline_router.address import DNS_PREFIX
-from trunkline_router.workers.health import SHORT_LIFE_S
+from trunkline_router.workers.breaker import SHORT_LIFE_S
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.pool_search import ConnectAttempts
 from trunkline_router.workers.worker_link import WorkerLink

@@ -13,7 +13,7 @@ from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.routing.hot_prefixes import HotPrefixes
 from trunkline_router.routing.prefix_index import PrefixIndex
 from trunkline_router.routing.route import Route, route
-from trunkline_router.routing.route_request import RouteRequest, RoutingPolicy
+from trunkline_router.routing.route_request import NotedPrompts, RouteRequest, RoutingPolicy
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool_search import ConnectAttempts, PoolSearch
 from trunkline_router.workers.pool_terms import Terms, agreed, deviation, limits_of, most_common
@@ -72,7 +72,8 @@ class Pools:
         self.set_aside: dict[str, str] = {}  # leased addresses where no worker could be connected → the problem
         self.policy = policy or RoutingPolicy()
         self.index = PrefixIndex()
-        self.hot_prefixes = HotPrefixes()
+        self.noted_prompts = NotedPrompts()
+        self.hot_prefixes = HotPrefixes(self.noted_prompts)
         self.lookups: list[ConnectAttempts] = []  # of names that stand for workers
         self.search = PoolSearch(self.missing, self._has)
         self.num_waiting = 0  # requests that wait until a worker can take them
@@ -152,15 +153,6 @@ class Pools:
         rng = Random()
         rng.setstate(self._rng.getstate())
         return route(self.index, workers, request, self.policy, rng)
-
-    def check_integrity(self) -> None:
-        """Asserts that the cached pools equal the pools as they would be built now."""
-        for name, pool in (self._models or {}).items():
-            now = self._accepting().get(name)
-            assert now is not None, f"no worker of {name} accepts requests any more"
-            assert now.workers == pool.workers, f"the workers of {name} are others"
-            assert now._has_open_breakers == pool._has_open_breakers, f"breakers of {name} have opened or closed"
-        assert self._models is None or self._models.keys() == self._accepting().keys(), "a model has come"
 
     def _accepting(self) -> dict[str, Pool]:
         accepting: dict[str, list[ConnectedWorker]] = {}

@@ -17,13 +17,8 @@ from trunkline.v1.worker_pb2 import (
     SessionWelcome,
     Submit,
 )
-from trunkline_router.workers.claims import (
-    MAX_CONTEXT_TOKENS,
-    MAX_VOCAB_SIZE,
-    Expected,
-    FalseClaim,
-    most_output_bytes,
-)
+from trunkline_router.workers.claims import MAX_CONTEXT_TOKENS, MAX_VOCAB_SIZE, FalseClaim
+from trunkline_router.workers.output_claims import Expected, most_output_bytes
 from trunkline_router.workers.session_outputs import (
     LOST,
     EndSink,

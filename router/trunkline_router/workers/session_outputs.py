@@ -12,7 +12,8 @@ from google.protobuf.message_factory import GetMessageClass
 from trunkline.status import no_worker
 from trunkline.v1.generation_pb2 import OutputChunk
 from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, Timeline
-from trunkline_router.workers.claims import Expected, FalseClaim, end_problem, output_problem, report_problem
+from trunkline_router.workers.claims import FalseClaim
+from trunkline_router.workers.output_claims import Expected, end_problem, output_problem, report_problem
 from trunkline_runtime.log import get_logger
 
 # Outputs without tokens or an end, for each handle: reports of grants, and what newer workers may send.

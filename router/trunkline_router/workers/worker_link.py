@@ -12,11 +12,11 @@ from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 from trunkline.validation import max_total_tokens
 from trunkline_router.prompts.tokenizer import TokenizerError
 from trunkline_router.routing.prefix_index import WorkerBlocks
+from trunkline_router.workers.breaker import WorkerBreaker
 from trunkline_router.workers.cache_follower import WatchBroken
 from trunkline_router.workers.cache_watch import follow_cache
 from trunkline_router.workers.claims import FalseClaim, WorkerUnusable, check_model, welcome_problem
 from trunkline_router.workers.connected_worker import ConnectedWorker, WorkerCalls, WorkerTotals
-from trunkline_router.workers.health import WorkerBreaker
 from trunkline_router.workers.health_watch import WorkerHealth
 from trunkline_router.workers.link_context import LinkContext, SameWorker, place_of
 from trunkline_router.workers.pool_search import SILENT_AT_MOST_S, ConnectAttempts

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from tests.parameters import one_in
+from tests.router.integrity import check_index
 from trunkline.block_hash import prompt_hashes, root_hash
 from trunkline.status import CONTEXT_LENGTH_EXCEEDED, OVERLOADED
 from trunkline_bench.simulation.costs.device_profile import PROFILES
@@ -64,7 +65,7 @@ def test_every_request_ends_once_and_in_the_end_routers_know_what_workers_hold(p
     assert [outcome.output_tokens for outcome in run.outcomes] == [request.output_tokens for request in requests]
     assert all(outcome.done_s is not None and not outcome.refused for outcome in run.outcomes)
     for router in run.routers:
-        router.index.check_integrity()
+        check_index(router.index)
         assert router.num_open == 0
         assert set(router.credits().values()) == {NO_CREDIT}
         assert [(state.open_choices, state.queued_tokens) for state in router.workers] == [(0, 0)] * 3

@@ -25,8 +25,8 @@ from trunkline.v1.worker_pb2 import (
     SessionWelcome,
     StepCostModel,
 )
-from trunkline_router.routing.policy import choose
 from trunkline_router.routing.prefix_index import PrefixIndex, WorkerBlocks
+from trunkline_router.routing.route import choose
 from trunkline_router.routing.route_request import PolicyName, RouteRequest, RoutingPolicy
 from trunkline_router.routing.worker_facts import WorkerTable
 from trunkline_router.routing.worker_state import WorkerState

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trunkline.v1.worker_pb2 import Gap, PrefillChunk, SampledStep, Timeline
-from trunkline_router.workers.claims import (
+from trunkline_router.workers.timeline_claims import (
     MAX_BYTES,
     MAX_CHUNKS,
     MAX_COUNT,

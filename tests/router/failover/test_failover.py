@@ -21,7 +21,8 @@ from trunkline.status import (
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline_router.request.failover import MAX_WITHOUT_PROGRESS, FailoverLimits
-from trunkline_router.workers.health import FAILURES_TO_OPEN, LEAST_SHARE
+from trunkline_router.workers.breaker import FAILURES_TO_OPEN
+from trunkline_router.workers.health import LEAST_SHARE
 from trunkline_router.workers.link_context import LinkLimits
 
 FULL = RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, "full", retry_delay_ms=50)

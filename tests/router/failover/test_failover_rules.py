@@ -34,19 +34,15 @@ from trunkline_router.request.failover import (
     RetryBudget,
     Suspicion,
 )
-from trunkline_router.workers.health import (
+from trunkline_router.workers.breaker import (
     FAILURES_TO_OPEN,
-    LEAST_SHARE,
-    LONG_STEPS,
     OPEN_FIRST_S,
     OPEN_MOST_S,
     SHORT_LIFE_S,
     STABLE_S,
-    Liveness,
     WorkerBreaker,
-    longest_silence_s,
-    slow_start_share,
 )
+from trunkline_router.workers.health import LEAST_SHARE, LONG_STEPS, Liveness, longest_silence_s, slow_start_share
 
 LOST = no_worker("lost")
 

@@ -9,16 +9,24 @@ import pytest
 
 from trunkline_router.routing.hot_prefixes import (
     HALF_LIFE_S,
-    MOST_BLOCKS,
     MOST_KEYS,
     MOST_NODES,
-    MOST_NOTED,
     HotPrefixes,
     Prefix,
     common_length,
 )
+from trunkline_router.routing.route_request import MOST_BLOCKS, MOST_NOTED, NotedPrompts
 
 BLOCK = 16
+
+
+class Prompts(HotPrefixes):
+    """With the prompts that are noted for it."""
+
+    def __init__(self) -> None:
+        noted = NotedPrompts()
+        super().__init__(noted)
+        self.note = noted.note
 
 
 def tree(siblings: list[Prefix]) -> list[Any]:
@@ -27,8 +35,8 @@ def tree(siblings: list[Prefix]) -> list[Any]:
     return sorted((len(node.keys), node.requests, tree(list(node.children.values()))) for node in shared)
 
 
-def noted(*chains: list[int], tenant: str = "acme") -> HotPrefixes:
-    hot = HotPrefixes()
+def noted(*chains: list[int], tenant: str = "acme") -> "Prompts":
+    hot = Prompts()
     for chain in chains:
         hot.note(tenant, BLOCK, chain)
     hot.fold(0.0)
@@ -41,7 +49,7 @@ def test_prompts_that_begin_alike_meet_where_they_part() -> None:
 
 
 def test_a_prefix_of_one_request_is_not_shared_and_tenants_never_meet() -> None:
-    hot = HotPrefixes()
+    hot = Prompts()
     hot.note("acme", BLOCK, [1, 2, 3])
     hot.note("other", BLOCK, [1, 2, 3])
     hot.fold(0.0)
@@ -50,7 +58,7 @@ def test_a_prefix_of_one_request_is_not_shared_and_tenants_never_meet() -> None:
 
 
 def test_prompts_that_wait_to_be_folded_hold_little_memory() -> None:
-    hot = HotPrefixes()
+    hot = Prompts()
     tracemalloc.start()
     try:
         for number in range(2 * MOST_NOTED):
@@ -83,7 +91,7 @@ def test_of_a_flood_the_latest_stand_for_all() -> None:
 
 @pytest.mark.slow
 def test_memory_is_bounded_whatever_the_prompts_and_the_hottest_stay() -> None:
-    rng, hot = Random(1), HotPrefixes()
+    rng, hot = Random(1), Prompts()
     for now_s in range(60):
         for _ in range(MOST_NOTED // 2):
             hot.note("noisy", BLOCK, [rng.getrandbits(60) for _ in range(rng.choice([1, 40, 3000]))])
@@ -96,7 +104,7 @@ def test_memory_is_bounded_whatever_the_prompts_and_the_hottest_stay() -> None:
 
 
 def test_prompts_that_each_extend_the_one_before_make_a_deep_tree() -> None:
-    hot = HotPrefixes()
+    hot = Prompts()
     for length in range(1, MOST_BLOCKS, 8):
         hot.note("acme", BLOCK, list(range(length)))
         hot.fold(0.0)

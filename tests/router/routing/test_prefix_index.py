@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.router.integrity import check_index
 from trunkline.block_hash import prompt_hashes, root_hash
 from trunkline_router.routing.prefix_index import SHARDS, PrefixIndex, WorkerBlocks, keys_of
 
@@ -87,7 +88,7 @@ class IndexLife(RuleBasedStateMachine):
 
     @invariant()
     def answers_as_the_model(self) -> None:
-        self.index.check_integrity()
+        check_index(self.index)
         holds = {slot: set(held) for slot, held in self.truth.items()}
         for slot, path in self.expected:
             holds[slot] |= {path[:end] for end in range(1, len(path) + 1)}
@@ -168,7 +169,7 @@ def test_pitfall_18_a_lost_worker_is_forgotten_at_once_and_freed_by_slices() -> 
         reads += slices[-1]
     assert reads == len(keys)
     assert max(slices) <= 3 * len(keys) / SHARDS, "a slice is short"
-    index.check_integrity()
+    check_index(index)
     assert index.attach() == lost
 
 
@@ -210,4 +211,4 @@ def test_what_is_expected_outlives_a_new_snapshot_and_not_the_worker() -> None:
     assert held(successor) == 0
     while index.sweep():
         pass
-    index.check_integrity()
+    check_index(index)

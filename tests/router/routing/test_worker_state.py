@@ -3,6 +3,7 @@
 import pytest
 
 from tests.router.fleet_of_states import Fleet, cache, prompt_of, report
+from tests.router.integrity import check_index
 from trunkline_router.routing.credit import NO_CREDIT, Credit
 from trunkline_router.routing.worker_state import KEPT_REQUESTS, STALE_AFTER_S, IndexAccuracy, WorkerState
 
@@ -126,7 +127,7 @@ def test_a_worker_whose_index_is_wrong_is_routed_by_load_until_it_is_right_again
     cache(worker, never_sent)
     assert fleet.route(never_sent).plan.matched_tokens == 288
     assert not fleet.index._expecting[worker.blocks.slot]
-    fleet.index.check_integrity()
+    check_index(fleet.index)
 
 
 def test_a_worker_that_has_work_and_tells_nothing_is_routed_by_load_until_it_is_heard() -> None:

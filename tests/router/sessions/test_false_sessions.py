@@ -18,7 +18,8 @@ from trunkline.v1.generation_pb2 import (
     TokenLogprobs,
 )
 from trunkline.v1.worker_pb2 import SequenceOutput, SessionResponse, SessionWelcome, Submit
-from trunkline_router.workers.claims import MOST_OUTPUT_BYTES, FalseClaim
+from trunkline_router.workers.claims import FalseClaim
+from trunkline_router.workers.output_claims import MOST_OUTPUT_BYTES
 from trunkline_router.workers.session import FEW_OUTPUTS, PART_BYTES, WorkerSession
 from trunkline_router.workers.session_outputs import FALSE_ANSWERS
 from trunkline_runtime.wire import NotAMessage

@@ -59,12 +59,12 @@ async def test_shared_prefixes_are_a_tree_with_sizes_hits_and_holders(keys: KeyR
 
 async def test_a_view_is_bounded_whatever_the_prompts(keys: KeyRing) -> None:
     async with watched_router(keys, FakeWorker("a")) as router:
-        hot = router.inner.inference.pools.hot_prefixes
+        noted = router.inner.inference.pools.noted_prompts
         for _ in range(3):
             for number in range(120):
-                hot.note("acme", BLOCK, [1, *range(2, 2 + number)])
+                noted.note("acme", BLOCK, [1, *range(2, 2 + number)])
             for first in range(120):
-                hot.note("acme", BLOCK, [1000 + first, first])
+                noted.note("acme", BLOCK, [1000 + first, first])
         view = await seen(router, keys, ACME)
         (tree,) = view.prefixes.by_tenant
         depth, num_nodes, level = 0, 0, list(tree.roots)

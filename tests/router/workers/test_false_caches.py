@@ -11,6 +11,7 @@ import pytest
 from tests.parameters import one_in
 from tests.router.cluster import cluster, until
 from tests.router.fake_worker import FakeWorker
+from tests.router.integrity import check_index
 from tests.router.liar import Liar, innocents
 from trunkline.v1.worker_pb2 import (
     BlocksRemoved,
@@ -116,7 +117,7 @@ async def test_no_news_of_a_cache_hold_up_the_loop_or_an_innocent(name: str) -> 
                 await until(lambda link=link: SET_ASIDE[name] in link.problem)  # type: ignore[misc]
             else:
                 assert "unexpected" not in link.problem
-            router.inference.pools.index.check_integrity()
+            check_index(router.inference.pools.index)
     assert min(stalls_s) < MOST_STALL_S
 
 

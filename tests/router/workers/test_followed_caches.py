@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.router.integrity import check_index
 from trunkline.block_hash import HASH_BYTES
 from trunkline.v1.worker_pb2 import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, WatchCacheResponse
 from trunkline_router.routing import prefix_index
@@ -337,7 +338,7 @@ class FollowedCaches(RuleBasedStateMachine):
             self.lose(connection)
         while self.index.sweep():
             pass
-        self.index.check_integrity()
+        check_index(self.index)
         assert not any(self.index._shards)
         assert not self.index._expected
         assert not self.index._distrusted
@@ -345,7 +346,7 @@ class FollowedCaches(RuleBasedStateMachine):
 
     @invariant()
     def answers_as_the_model(self) -> None:
-        self.index.check_integrity()
+        check_index(self.index)
         bits = [connection.blocks.bit for connection in self.connections]
         assert len(set(bits)) == len(bits), "two workers have one slot"
         counts = [connection.counts for connection in self.connections]

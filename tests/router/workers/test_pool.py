@@ -11,15 +11,17 @@ import pytest
 
 from tests.router.cluster import Cluster, cluster, until
 from tests.router.fake_worker import FakeWorker
+from tests.router.integrity import check_pools
 from tests.router.membership import Names, connected, membership
 from trunkline.status import NO_WORKER, RequestRefused
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_router.prompts.helper_pool import Helpers
 from trunkline_router.routing.prefix_index import WorkerBlocks
 from trunkline_router.routing.route_request import RouteRequest
+from trunkline_router.workers.breaker import FAILURES_TO_OPEN, OPEN_FIRST_S, WorkerBreaker
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.discovery import Addresses
-from trunkline_router.workers.health import FAILURES_TO_OPEN, LEAST_SHARE, OPEN_FIRST_S, WorkerBreaker
+from trunkline_router.workers.health import LEAST_SHARE
 from trunkline_router.workers.link_context import LinkContext, LinkLimits
 from trunkline_router.workers.pool import Pools
 from trunkline_router.workers.session import WorkerSession
@@ -34,7 +36,7 @@ async def watched(pools: Pools) -> AsyncIterator[None]:
 
     async def watch() -> None:
         while True:
-            pools.check_integrity()
+            check_pools(pools)
             pools.models()
             await asyncio.sleep(0)
 
@@ -139,7 +141,7 @@ async def test_failures_open_a_workers_breaker_time_lets_a_trial_through_and_its
     assert pool.allowed(pool.workers, 0.0) is pool.workers
 
     def allowed(now_s: float) -> list[str]:
-        pools.check_integrity()
+        check_pools(pools)
         pool = pools.pool("m")
         return [worker.worker_id for worker in pool.allowed(pool.workers, now_s)]
 
@@ -206,10 +208,10 @@ def test_what_is_kept_is_made_once_between_two_changes() -> None:
     assert pools.pool("") is kept
     worker.is_hung = True
     with pytest.raises(AssertionError):
-        pools.check_integrity()
+        check_pools(pools)
     pools.notify()
     assert pools.pool("m").workers == [other]
-    pools.check_integrity()
+    check_pools(pools)
 
 
 def test_a_breaker_says_when_it_opens_and_closes() -> None:

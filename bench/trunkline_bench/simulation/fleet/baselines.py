@@ -82,8 +82,4 @@ def rerouted(
             )
         )
     place = choose(len(route.request.prompt), seen)
-    chosen = workers[place]
-    plan = replace(
-        route.plan, chosen=place, worker_id=chosen.model.worker_id, matched_tokens=seen[place].matched_tokens
-    )
-    return replace(route, worker=chosen, plan=plan)
+    return replace(route, worker=workers[place], plan=replace(route.plan, chosen=place))
