@@ -12,7 +12,7 @@ from trunkline_router.access.access import VISITOR, NoCredentials, refused_tenan
 from trunkline_router.access.gate.http_passage import HttpPassage, StatusPassage
 from trunkline_router.access.identity.needed_roles import PATHS, Needed
 from trunkline_router.edge.anthropic_messages import count_tokens, messages
-from trunkline_router.edge.http.exchange import ClientGone, respond
+from trunkline_router.edge.http.exchange import respond
 from trunkline_router.edge.http.headers import (
     RequestHeaders,
     http_refusal,
@@ -153,8 +153,6 @@ class Endpoint:
                 call = HttpCall(self._edge, scope, receive, send, headers, caller, passage)
                 await self._handle(call)
             return
-        except ClientGone:
-            return
         except NoCredentials:
             failure = NoCredentials(WHERE_CREDENTIALS)
         except RequestRefused as refused:
@@ -240,11 +238,7 @@ def _app(edge: Edge, handlers: Mapping[str, Handler], *, only_local_hosts: bool)
 
 def pattern_of(path: str) -> re.Pattern[str]:
     """A pattern for the paths that a path with parameters stands for, with a group for each parameter."""
-    made = re.escape(path.partition("{")[0])
-    for parameter in PARAMETER.finditer(path):
-        made += f"(?P<{parameter[1]}>{'.*' if parameter[2] else '[^/]+'})"
-        made += re.escape(path[parameter.end() :].partition("{")[0])
-    return re.compile(made)
+    return re.compile(PARAMETER.sub(lambda each: f"(?P<{each[1]}>{'.*' if each[2] else '[^/]+'})", path))
 
 
 def _host_of(scope: Scope) -> bytes:

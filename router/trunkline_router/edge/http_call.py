@@ -16,7 +16,7 @@ from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, Prompt
 from trunkline_router.access.access import Access, Caller
 from trunkline_router.access.gate.http_passage import HttpPassage
 from trunkline_router.access.gate.request_gate import RequestGate
-from trunkline_router.edge.http.exchange import ClientGone, ends_with_client, has_body, respond
+from trunkline_router.edge.http.exchange import has_body, respond
 from trunkline_router.edge.http.headers import RequestHeaders, rate_limit_headers, response_headers
 from trunkline_router.edge.http.json_body import check_content_type, parse_object, read_body
 from trunkline_router.edge.http.sse import EventStream
@@ -129,20 +129,19 @@ class HttpCall:
         await respond(self.send, status, body, [*self.response_headers(), *headers], content_type)
 
     async def collect(self, responses: AsyncGenerator[Response, None], take: Callable[[Response], object]) -> None:
-        """Gives each response to `take`. Ends early if the client goes. Raises RequestRefused, ClientGone."""
-        with ends_with_client(self.scope):
-            async with aclosing(responses):
-                async for response in responses:
-                    self.passage.answer_begins()
-                    take(response)
+        """Gives each response to `take`. Raises RequestRefused."""
+        async with aclosing(responses):
+            async for response in responses:
+                self.passage.answer_begins()
+                take(response)
 
     async def stream(self, responses: AsyncGenerator[Response, None], writer: StreamWriter[Response]) -> None:
         """Sends the responses as events, and an error after the first event as an event too. Raises RequestRefused
-        before the first event, and ClientGone."""
+        before the first event."""
         self.is_streaming = True  # before the responses begin
         stream = EventStream(self.send, keep_alive_s=self.edge.keep_alive_s, headers=self.response_headers)
         try:
-            with ends_with_client(self.scope), stream:
+            with stream:
                 async with aclosing(responses):
                     async for response in responses:
                         events = writer.events(response)
@@ -156,7 +155,7 @@ class HttpCall:
                 raise
             await stream.end(writer.failed(refused))
         except Exception as error:
-            if isinstance(error, ClientGone) or not stream.has_begun:
+            if not stream.has_begun:
                 raise
             await stream.end(writer.failed(self.refusal(error)))
         finally:
@@ -205,7 +204,7 @@ class JsonBody:
         self._value: dict[str, Any] = {}
 
     async def __aenter__(self) -> dict[str, Any]:
-        """Raises RequestRefused (INVALID_REQUEST) if the body is not a JSON object, and ClientGone."""
+        """Raises RequestRefused (INVALID_REQUEST) if the body is not a JSON object."""
         call, passage = self._call, self._call.passage
         check_content_type(call.headers.content_type)
         if has_body(call.scope):

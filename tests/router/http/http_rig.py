@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from trunkline.status import RequestRefused
-from trunkline_router.edge.http.json_body import read_object
+from trunkline_router.edge.http.json_body import parse_object, read_body
 from trunkline_router.edge.http.limits import HttpLimits
 from trunkline_router.edge.http.server import HttpServer
 from trunkline_router.record.error_statuses import JSON_TYPE, openai_body, status_of
@@ -30,7 +30,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     value = None
     if scope["method"] == "POST":
         try:
-            value = await read_object(receive)
+            value = await parse_object(await read_body(receive))
         except RequestRefused as refused:
             await respond(send, openai_body(refused), status_of(refused))
             return

@@ -15,7 +15,7 @@ from tests.router.http.http_rig import connected, post, respond, serving
 from trunkline.status import INVALID_REQUEST, RequestRefused
 from trunkline_router.edge.http import json_body
 from trunkline_router.edge.http.exchange import has_body
-from trunkline_router.edge.http.json_body import MAX_DEPTH, check_content_type, parse_object, read_object
+from trunkline_router.edge.http.json_body import MAX_DEPTH, check_content_type, parse_object, read_body
 from trunkline_router.edge.http.limits import HttpLimits
 
 MIB = 1 << 20
@@ -187,7 +187,7 @@ async def test_a_handler_can_tell_whether_it_would_wait_for_the_body() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         answers.append(has_body(scope))
         asked.set()
-        await respond(send, json.dumps(await read_object(receive)).encode())
+        await respond(send, json.dumps(await parse_object(await read_body(receive))).encode())
 
     whole = post(b'{"a": 1}')
     async with serving(app) as server, connected(server) as client:

@@ -12,7 +12,6 @@ import pytest
 from tests.router.http.http_rig import SHORT, WAIT_S, connected, error_of, get, post, serving
 from tests.router.http.unread_pages import PAGE_BYTES, Pages, paused, unreading
 from trunkline_router.edge.http.connection import HIGH_WATER_BYTES, Phase
-from trunkline_router.edge.http.exchange import ClientGone, ends_with_client
 from trunkline_router.edge.http.json_body import read_body
 from trunkline_router.edge.http.sse import EventStream, event
 
@@ -100,9 +99,8 @@ async def test_handler_ends_at_once_when_its_client_goes_while_it_waits() -> Non
     async def endless(scope: Any, receive: Any, send: Any) -> None:
         await read_body(receive)
         try:
-            with ends_with_client(scope):
-                waiting.set()
-                await asyncio.Event().wait()
+            waiting.set()
+            await asyncio.Event().wait()
         except BaseException as error:
             ended.set_result(error)
             raise
@@ -112,7 +110,7 @@ async def test_handler_ends_at_once_when_its_client_goes_while_it_waits() -> Non
             client.send(post(b"{}"))
             await waiting.wait()
         async with asyncio.timeout(WAIT_S):
-            assert isinstance(await ended, ClientGone)
+            assert isinstance(await ended, asyncio.CancelledError)
 
 
 @pytest.mark.parametrize("is_split", [False, True], ids=["one read", "many reads"])
@@ -122,8 +120,7 @@ async def test_client_that_goes_is_noticed_whatever_it_has_sent_behind_its_reque
     async def endless(scope: Any, receive: Any, send: Any) -> None:
         try:
             await read_body(receive)
-            with ends_with_client(scope):
-                await asyncio.Event().wait()
+            await asyncio.Event().wait()
         except BaseException as error:
             ended.set_result(error)
             raise
@@ -139,31 +136,7 @@ async def test_client_that_goes_is_noticed_whatever_it_has_sent_behind_its_reque
         assert not ended.done()
         await client.close()
         async with asyncio.timeout(5.0):
-            assert isinstance(await ended, ClientGone)
-
-
-async def test_handler_learns_that_its_client_went_before_it_began_to_answer() -> None:
-    ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    reading, gone = asyncio.Event(), asyncio.Event()
-
-    async def late(scope: Any, receive: Any, send: Any) -> None:
-        await read_body(receive)
-        reading.set()
-        await gone.wait()
-        try:
-            with ends_with_client(scope):
-                ended.set_result("answered")
-        except ClientGone:
-            ended.set_result("gone")
-
-    async with serving(late) as server:
-        async with connected(server) as client:
-            client.send(post(b"{}"))
-            await reading.wait()
-        async with asyncio.timeout(WAIT_S):
-            await server.all_closed()
-            gone.set()
-            assert await ended == "gone"
+            assert isinstance(await ended, asyncio.CancelledError)
 
 
 async def test_body_that_is_cut_ends_the_handler() -> None:
@@ -183,7 +156,7 @@ async def test_body_that_is_cut_ends_the_handler() -> None:
             client.send(post(b"12345")[:-2])
             await begun.wait()
         async with asyncio.timeout(WAIT_S):
-            assert isinstance(await ended, ClientGone)
+            assert isinstance(await ended, asyncio.CancelledError)
 
 
 async def test_output_that_the_client_does_not_read_stays_with_its_producer() -> None:
@@ -193,7 +166,7 @@ async def test_output_that_the_client_does_not_read_stays_with_its_producer() ->
     async def endless(scope: Any, receive: Any, send: Any) -> None:
         nonlocal written_bytes
         stream = EventStream(send, keep_alive_s=0)
-        with ends_with_client(scope), stream:
+        with stream:
             while True:
                 await stream.write(chunk)
                 written_bytes += len(chunk)

@@ -8,7 +8,6 @@ from typing import Any
 
 from tests.router.http.http_rig import WAIT_S
 from trunkline_router.edge.http.connection import Connection
-from trunkline_router.edge.http.exchange import ends_with_client
 from trunkline_router.edge.http.server import HttpServer
 
 PAGE_BYTES = 8 << 20  # more than the kernels take
@@ -26,8 +25,7 @@ class Pages:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.headers})
             while self._streams:
-                with ends_with_client(scope):
-                    await send({"type": "http.response.body", "body": self._page, "more_body": True})
+                await send({"type": "http.response.body", "body": self._page, "more_body": True})
             await send({"type": "http.response.body", "body": self._page})
         finally:
             self.ended += 1

@@ -275,7 +275,7 @@ class Connection(asyncio.Protocol):
         keeps_alive = version == "1.1" and self._parser.should_keep_alive()
         self._exchange = Exchange(self, scope, keeps_alive=keeps_alive, expects_continue=expects_continue)
         self._enter(Phase.BODY, self._limits.body_s)
-        task = asyncio.get_running_loop().create_task(self._exchange.run(self.shared.app))
+        task = self._exchange.task = asyncio.get_running_loop().create_task(self._exchange.run(self.shared.app))
         self.shared.tasks.add(task)
         task.add_done_callback(self.shared.tasks.discard)
 

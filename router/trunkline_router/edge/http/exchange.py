@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http import HTTPStatus
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from trunkline.status import internal
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-EXCHANGE = "trunkline.exchange"  # the key of the exchange in its ASGI scope
+HAS_BODY = "trunkline.has_body"  # a key of the ASGI scope
 BODY_BYTES = 64 << 10  # of a body that the application has not taken; after the read that exceeds it, nothing is read
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}".encode() for status in HTTPStatus}
@@ -25,45 +24,9 @@ BODILESS = (204, 304)
 PIECE_BYTES = 64 << 10  # of a long response
 
 
-class ClientGone(Exception):
-    """The client closed its connection before the response was complete. There is nothing left to send."""
-
-
 def has_body(scope: Scope) -> bool:
     """Whether the whole body of the request has arrived. Most come with the head."""
-    exchange: Exchange = scope[EXCHANGE]
-    return not exchange.more_body
-
-
-class ends_with_client:  # reads as a statement
-    """As a context, cancels what the current task does inside as soon as the client goes, and then raises ClientGone.
-
-    Use it once the request's body has been read. Raises ClientGone immediately if the client has gone already.
-    """
-
-    __slots__ = ("_exchange", "_task")
-
-    def __init__(self, scope: Scope) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task: asyncio.Task[Any] = task
-        self._exchange: Exchange = scope[EXCHANGE]
-
-    def __enter__(self) -> None:
-        if self._exchange.is_gone:
-            raise ClientGone
-        self._exchange.on_gone = self._task.cancel
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._exchange.on_gone = None
-        if not self._exchange.is_gone:
-            return
-        if error is None:  # the cancellation has not been delivered: nothing inside awaited since
-            self._task.uncancel()
-            raise ClientGone
-        # Another cancellation, such as the server's stop, goes on as it is.
-        if isinstance(error, asyncio.CancelledError) and self._task.uncancel() == 0:
-            raise ClientGone from None
+    return bool(scope[HAS_BODY])
 
 
 async def respond(
@@ -94,7 +57,7 @@ class Exchange:
         self.more_body = True  # whether some of the request's body has not arrived
         self.is_gone = False  # the client
         self.is_complete = False  # the response
-        self.on_gone: Callable[[], object] | None = None  # called once if the client goes
+        self.task: asyncio.Task[None] | None = None  # in which run() runs
         self._connection = connection
         self._expects_continue = expects_continue
         self._body: list[bytes] = []  # arrived and not taken by the application
@@ -103,7 +66,7 @@ class Exchange:
         self._head = b""  # of the response, not sent yet
         self._has_started = False
         self._is_chunked = False
-        scope[EXCHANGE] = self
+        scope[HAS_BODY] = False
 
     @property
     def has_sent(self) -> bool:
@@ -124,29 +87,25 @@ class Exchange:
     def body_ended(self) -> None:
         """The whole body has arrived."""
         self.more_body = False
+        self.scope[HAS_BODY] = True
         self._news.set()
 
     def client_gone(self) -> None:
-        """The connection is lost."""
+        """The client closes, or its request is refused: ends the application's work for it, wherever that waits."""
         self.is_gone = True
-        self._news.set()
-        call, self.on_gone = self.on_gone, None
-        if call is not None:
-            call()
+        if self.task is not None:
+            self.task.cancel()
 
     # What the application calls
 
     async def receive(self) -> MutableMapping[str, Any]:
-        """Returns the next part of the body, or `http.disconnect` once the client has gone or has its response."""
-        if not (self.is_gone or self.is_complete):
-            if self._expects_continue and self.more_body and not self._body:
-                self._connection.transport.write(CONTINUE)
-            self._expects_continue = False
-            self._connection.resume_reading()
-            await self._news.wait()
-            self._news.clear()
-        if self.is_gone or self.is_complete:
-            return {"type": "http.disconnect"}
+        """Returns the next part of the body."""
+        if self._expects_continue and self.more_body and not self._body:
+            self._connection.transport.write(CONTINUE)
+        self._expects_continue = False
+        self._connection.resume_reading()
+        await self._news.wait()
+        self._news.clear()
         body, self._body, self._num_bytes = b"".join(self._body), [], 0
         return {"type": "http.request", "body": body, "more_body": self.more_body}
 
@@ -207,28 +166,22 @@ class Exchange:
             self._connection.transport.write(data)
         if not more:
             self.is_complete = True
-            self.on_gone = None
-            self._news.set()
             self._connection.response_complete()
 
     async def run(self, app: Callable[..., Any]) -> None:
         """Runs the application. If it fails, the client gets INTERNAL, or the connection is cut if the response has
-        begun."""
+        begun. It is cancelled if the client goes."""
         error: Exception | None = None
         try:
             await app(self.scope, self.receive, self.send)
         except asyncio.CancelledError:
-            self._connection.drop()  # the server stops
-        except ClientGone:
-            pass
+            if not self.is_gone:
+                self._connection.drop()  # the server stops
+            return
         except Exception as raised:
             error = raised
-        try:
-            if error is not None or not (self.is_complete or self.is_gone or self._connection.transport.is_closing()):
-                await self._fail(error)
-        finally:
-            self.on_gone = None
-            self.scope.pop(EXCHANGE, None)  # breaks a cycle
+        if error is not None or not (self.is_complete or self.is_gone or self._connection.transport.is_closing()):
+            await self._fail(error)
 
     async def _fail(self, error: Exception | None) -> None:
         request_id = request_id_of(self.scope["headers"])

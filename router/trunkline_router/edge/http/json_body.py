@@ -17,7 +17,6 @@ import jiter
 import orjson
 
 from trunkline.status import RequestRefused, invalid
-from trunkline_router.edge.http.exchange import ClientGone
 from trunkline_router.prompts.chat_template import MAX_MESSAGES
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -34,18 +33,16 @@ ALWAYS_WITHIN_BYTES = 2 * MAX_CONTAINERS  # a body up to this size is within all
 
 
 async def read_body(receive: Receive) -> bytes:
-    """The whole body. Raises ClientGone if the client goes before. The server bounds size and time."""
+    """The whole body. The server bounds size and time."""
     message = await receive()
-    if message["type"] == "http.request" and not message.get("more_body", False):
-        return bytes(message.get("body", b""))
-    body = bytearray()
-    while message["type"] == "http.request":
-        body += message.get("body", b"")
-        if not message.get("more_body", False):
-            await give_way(len(body))
-            return bytes(body)
+    if not message["more_body"]:
+        return bytes(message["body"])
+    body = bytearray(message["body"])
+    while message["more_body"]:
         message = await receive()
-    raise ClientGone
+        body += message["body"]
+    await give_way(len(body))
+    return bytes(body)
 
 
 def check_content_type(content_type: str) -> None:
@@ -107,11 +104,6 @@ def _parsed(raw: bytes) -> Any:
         if problem.startswith("Detected duplicate key"):  # two components could each use a different value
             problem = "an object has a name twice"  # without the name, which is the client's text
         raise invalid("body", f"is not valid JSON: {problem}") from None
-
-
-async def read_object(receive: Receive) -> dict[str, Any]:
-    """Reads and parses the body. Raises RequestRefused (INVALID_REQUEST) and ClientGone."""
-    return await parse_object(await read_body(receive))
 
 
 async def give_way(num_bytes: int) -> None:

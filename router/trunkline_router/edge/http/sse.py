@@ -2,7 +2,7 @@
 
 stream = EventStream(send, keep_alive_s=15.0)
 try:
-    with ends_with_client(scope), stream:
+    with stream:
         async for data in answer:
             await stream.write(event(data))
         await stream.end(DONE)
