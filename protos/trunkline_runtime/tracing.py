@@ -152,11 +152,3 @@ def add_child(
         span.add_event(event.name, event.attributes, timestamp=event.unix_ns)
     span.end(max(start_unix_ns, end_unix_ns))
     return span
-
-
-def trace_context_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple[str, str]:
-    """(traceparent, tracestate) in gRPC metadata; empty strings if absent."""
-    found = {
-        key: value for key, value in metadata or () if key in ("traceparent", "tracestate") and isinstance(value, str)
-    }
-    return found.get("traceparent", ""), found.get("tracestate", "")

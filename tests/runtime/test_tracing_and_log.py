@@ -21,7 +21,8 @@ from trunkline_runtime import log
 from trunkline_runtime.log import configure_logging, get_logger, log_context
 from trunkline_runtime.telemetry.otel_variables import VariableError
 from trunkline_runtime.telemetry.otlp_exporter import TRACES, exporter_of
-from trunkline_runtime.tracing import configure_tracing, start_span, trace_context_of
+from trunkline_runtime.telemetry.trace_context import trace_context_of
+from trunkline_runtime.tracing import configure_tracing, start_span
 
 TRACE_ID, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE_ID}-{CALLER}-01"

@@ -7,6 +7,7 @@ https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from secrets import token_bytes
@@ -47,6 +48,14 @@ def trace_context(traceparent: str, tracestate: str = "") -> TraceContext | None
     if found is None or (found[1] == "00" and found[5]):
         return None
     return TraceContext(int(found[2], 16), int(found[3], 16), bool(int(found[4], 16) & SAMPLED), _state(tracestate))
+
+
+def trace_context_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> tuple[str, str]:
+    """(traceparent, tracestate) in gRPC metadata; empty strings if absent."""
+    found = {
+        key: value for key, value in metadata or () if key in ("traceparent", "tracestate") and isinstance(value, str)
+    }
+    return found.get("traceparent", ""), found.get("tracestate", "")
 
 
 def new_trace_id() -> int:

@@ -231,6 +231,13 @@ class RequestRecord:
         if len(self.attempts) > MOST_NOTED:
             del self.attempts[0]
 
+    def placement_of(self, attempt: AttemptRecord) -> PlacementRecord | None:
+        """The decision that led to an attempt: the latest one for its worker that was made before it."""
+        for placement in reversed(self.placements):
+            if placement.worker == attempt.worker and placement.time.end_s <= attempt.started_s:
+                return placement
+        return None
+
     def heard(self) -> None:
         """One choice less is awaited."""
         self.awaited -= 1

@@ -80,7 +80,9 @@ def _claims(record: RequestRecord, end_s: float) -> Iterator[Part]:
     for attempt in record.attempts:
         output_s, ended_s = attempt.first_output_s, attempt.ended_s
         attempt_end_s = output_s if output_s is not None else ended_s if ended_s is not None else end_s
-        yield from _of_attempt(attempt, zero_s, attempt_end_s - zero_s, waits_for_kv=_waited_for_kv(record, attempt))
+        decision = record.placement_of(attempt)
+        waits_for_kv = decision is not None and decision.waits_for_kv
+        yield from _of_attempt(attempt, zero_s, attempt_end_s - zero_s, waits_for_kv=waits_for_kv)
         if output_s is not None:
             break
 
@@ -141,12 +143,6 @@ def first_timeline(timelines: Sequence[Timeline]) -> Timeline | None:
         key=lambda line: line.first_token_s if line.HasField("first_token_s") else float("inf"),
         default=None,
     )
-
-
-def _waited_for_kv(record: RequestRecord, attempt: AttemptRecord) -> bool:
-    """Whether the router expected most of the wait on this worker to be for KV blocks."""
-    before = [placement for placement in record.placements if placement.time.end_s <= attempt.started_s]
-    return bool(before) and before[-1].waits_for_kv
 
 
 def _without_holes(claims: Sequence[Part], end_s: float) -> Iterator[Part]:

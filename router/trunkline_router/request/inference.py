@@ -27,7 +27,7 @@ from trunkline_router.request.prepare import ModelAliases, Preparer
 from trunkline_router.request.request_call import PreparedRequest, RequestCall
 from trunkline_router.workers.pool import Pool
 from trunkline_runtime.log import LogContext, get_logger
-from trunkline_runtime.tracing import trace_context_of
+from trunkline_runtime.telemetry.trace_context import trace_context_of
 
 MAX_DETOKENIZED_IDS = 1 << 18  # or the length of the longest context, if that is more
 

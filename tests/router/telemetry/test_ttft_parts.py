@@ -15,6 +15,7 @@ def record(*, first_token_s: float | None = 1.0, ended_s: float = 2.0) -> Reques
     made.tokenized = Interval(START_S + 0.01, START_S + 0.02)
     made.admitted = Interval(START_S + 0.02, START_S + 0.04)
     made.placements = [PlacementRecord(Interval(START_S + 0.04, START_S + 0.05), None)]
+    made.placements[0].worker = "w"
     made.first_token_s = None if first_token_s is None else START_S + first_token_s
     made.ended_s = START_S + ended_s
     return made

@@ -28,7 +28,7 @@ from trunkline.v1.worker_pb2 import (
 )
 from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
 from trunkline_runtime.log import get_logger
-from trunkline_runtime.tracing import trace_context_of
+from trunkline_runtime.telemetry.trace_context import trace_context_of
 from trunkline_worker.front.choice import Choice
 from trunkline_worker.front.draining import Draining
 from trunkline_worker.front.front import Front

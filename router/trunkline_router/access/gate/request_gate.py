@@ -31,7 +31,7 @@ from trunkline_router.address import host_of
 from trunkline_router.record.refused_calls import RefusedCall, RefusedCalls
 from trunkline_router.record.request_record import GRPC
 from trunkline_runtime.server import LIVENESS
-from trunkline_runtime.tracing import trace_context_of
+from trunkline_runtime.telemetry.trace_context import trace_context_of
 
 REQUEST_BOUNDS = request_bounds(MAX_CALLS, MAX_TENANT_CALLS)
 HEALTH = (HEALTH_CHECK, HEALTH_WATCH)

@@ -2,7 +2,7 @@
 did clients hear nothing."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -124,8 +124,8 @@ class AttemptMetrics(SeriesGroup):
                 self._decisions.add(placement.policy, placement.plan.why)
                 self._matched_tokens.add(model, count=placement.matched_tokens)
                 self._prompt_tokens.add(model, count=record.prompt_tokens)
-        for attempt, decision in pairs_of(record):
-            self._count(attempt, decision, model)
+        for attempt in record.attempts:
+            self._count(attempt, record.placement_of(attempt), model)
         for lost, following in pairwise(record.attempts):
             counts = self._retries if following.resumed_at_tokens is None else self._failovers
             counts.add(model, reason_label(lost.ended))
@@ -156,14 +156,3 @@ def predicted_first_token_s(placement: PlacementRecord) -> float | None:
         return None
     terms = plan.prediction.terms_of(plan.chosen)
     return terms.queue_s + terms.prefill_s + terms.decode_s + terms.kv_wait_s
-
-
-def pairs_of(record: RequestRecord) -> Iterator[tuple[AttemptRecord, PlacementRecord | None]]:
-    """Each attempt with the decision that led to it: the latest one for its worker that was made before it."""
-    for attempt in record.attempts:
-        made = [
-            placement
-            for placement in record.placements
-            if placement.worker == attempt.worker and placement.time.end_s <= attempt.started_s
-        ]
-        yield attempt, made[-1] if made else None
