@@ -127,7 +127,7 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     if traces is not None:
         listeners.insert(0, traces.request_ended)
     observer = RequestObserver(tracing.sampler, listeners, None if traces is None else traces.may_export)
-    aliases = ModelAliases.of(settings.model_aliases)
+    aliases = ModelAliases(settings.model_aliases)
     inference = Inference(
         dispatcher, max_choices=settings.max_choices, shared=shared, observer=observer, aliases=aliases
     )

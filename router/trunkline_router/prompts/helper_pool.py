@@ -96,11 +96,10 @@ class Helper:
             async with asyncio.timeout(START_TIMEOUT_S):
                 kind, _ = await started._read()
             assert kind == READY
-        except (ProcessEnded, TimeoutError) as error:
+        except BaseException as error:
             await started.end()
-            raise RuntimeError(f"a helper process did not start: {error!r}") from None
-        except BaseException:
-            await started.end()
+            if isinstance(error, ProcessEnded | TimeoutError):
+                raise RuntimeError(f"a helper process did not start: {error!r}") from None
             raise
         return started
 
@@ -206,36 +205,32 @@ class HelperPool:
     async def _done(
         self, job: str, arguments: tuple[Any, ...], limit_s: float, tokenizer: TokenizerSource | None
     ) -> bytes:
-        field, _ = PROBLEMS[job]
-        tool = "chat template" if job == "render" else "tokenizer"
-        problem = ""
+        field, tool, problem = PROBLEMS[job][0], "chat template" if job == "render" else "tokenizer", ""
         for is_first in (True, False):  # a second time, because the process may have been killed from outside
-            helper = self._idle_helper(tokenizer) if is_first else None
-            if helper is None:
-                helper = await self._started()
+            helper = (self._idle_helper(tokenizer) if is_first else None) or await self._started()
+            is_usable = False
             try:
                 if tokenizer is not None:
                     await helper.load(tokenizer, limit_s)
                 answer = await helper.do(job, limit_s, *arguments)
+                is_usable = True
+                return answer
             except RequestRefused:
-                self._idle.append(helper)
+                is_usable = True
                 raise
             except ProcessEnded as ended:
-                await helper.end()
                 get_logger().warning("a helper process ended", job=job, status=ended.status)
                 if ended.status == -signal.SIGPROF:
                     raise invalid(field, f"the model's {tool} takes longer than {limit_s:g} s for this input") from None
                 problem = f"the model's {tool} ends the process that runs it: {ended}"
             except AnswerTooLong:
-                await helper.end()
                 problem = f"the model's {tool} makes more than {MAX_ANSWER_BYTES >> 20} MiB of this input"
                 raise invalid(field, problem) from None
-            except BaseException:  # including a cancellation: the next job must not read this one's answer
-                await helper.end()
-                raise
-            else:
-                self._idle.append(helper)
-                return answer
+            finally:
+                if is_usable:
+                    self._idle.append(helper)
+                else:  # after a cancellation too: the next job must not read this one's answer
+                    await helper.end()
         raise invalid(field, problem)
 
     async def _started(self) -> Helper:
@@ -268,12 +263,7 @@ class Helpers:
     """The helper processes of a router: a pool for short jobs, which a chat waits for, and one for long jobs. All
     methods raise RequestRefused like HelperPool.run(). An account is a tenant's work with one model."""
 
-    def __init__(
-        self,
-        *,
-        render_limit_s: float = RENDER_LIMIT_S,
-        long_limit_s: float = LONG_LIMIT_S,
-    ) -> None:
+    def __init__(self, *, render_limit_s: float = RENDER_LIMIT_S, long_limit_s: float = LONG_LIMIT_S) -> None:
         self.short = HelperPool(SHORT_PROCESSES, niceness=SHORT_NICENESS)
         self.long = HelperPool(LONG_PROCESSES, niceness=LONG_NICENESS)
         self._render_limit_s, self._long_limit_s = render_limit_s, long_limit_s

@@ -2,8 +2,8 @@
 
 import time
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, invalid
 from trunkline.v1.generation_pb2 import SamplingParams
@@ -31,32 +31,22 @@ MOST_SHOWN = 128  # characters of a name in an error
 MOST_TOKENS = (1 << 31) - 1  # of prompt and output, for a model whose limits are not known
 
 
-@dataclass(frozen=True, slots=True)
 class ModelAliases:
-    """Further names of served models, so that clients with a fixed model name can be served by another model.
+    """Further names of served models, so that clients with a fixed model name can be served by another model."""
 
-    `exact`: alias → model. `prefixes`: the same for aliases that end with *, without it, the longest first.
-    """
-
-    exact: Mapping[str, str] = field(default_factory=dict)
-    prefixes: Sequence[tuple[str, str]] = ()
-
-    @classmethod
-    def of(cls, entries: Sequence[str]) -> "ModelAliases":
-        """Returns the aliases of --model-aliases, in which aliases_problem() has found no mistake."""
+    def __init__(self, entries: Sequence[str] = ()) -> None:
+        """Takes the aliases of --model-aliases, in which aliases_problem() has found no mistake."""
         pairs = [(name, model) for name, _, model in (entry.partition("=") for entry in entries)]
+        self.exact = {name: model for name, model in pairs if not name.endswith("*")}  # alias → model
         prefixes = [(name[:-1], model) for name, model in pairs if name.endswith("*")]
-        return cls(
-            {name: model for name, model in pairs if not name.endswith("*")},
-            sorted(prefixes, key=lambda pair: len(pair[0]), reverse=True),
-        )
+        self._prefixes = sorted(prefixes, key=lambda pair: len(pair[0]), reverse=True)
 
     def model_of(self, name: str) -> str | None:
         """Returns the model that a name stands for; None if it is no alias. An exact name takes precedence over a
         prefix, and a longer prefix over a shorter one. An empty name is no alias."""
         if not name or name in self.exact:
             return self.exact.get(name)
-        return next((model for prefix, model in self.prefixes if name.startswith(prefix)), None)
+        return next((model for prefix, model in self._prefixes if name.startswith(prefix)), None)
 
 
 @dataclass(frozen=True, slots=True)

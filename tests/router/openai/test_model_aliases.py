@@ -9,7 +9,7 @@ from tests.router.openai.openai_rig import CHAT, client
 from trunkline.v1.inference_pb2 import TokenizeRequest
 from trunkline_router.request.prepare import ModelAliases
 
-ALIASES = ModelAliases.of(["claude-*=tiny", "gpt-4o=tiny", "old=gone", "small=tiny"])
+ALIASES = ModelAliases(["claude-*=tiny", "gpt-4o=tiny", "old=gone", "small=tiny"])
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hi"},
     "/v1/chat/completions": {"messages": CHAT},

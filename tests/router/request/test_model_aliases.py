@@ -8,7 +8,7 @@ from trunkline_router.settings import aliases_problem
 
 
 def test_an_exact_name_precedes_a_prefix_and_a_longer_prefix_a_shorter_one() -> None:
-    aliases = ModelAliases.of(["*=any", "claude-*=big", "claude-haiku-*=small", "claude-haiku-old=old", "a=b=c"])
+    aliases = ModelAliases(["*=any", "claude-*=big", "claude-haiku-*=small", "claude-haiku-old=old", "a=b=c"])
     for name, model in {
         "claude-haiku-old": "old",
         "claude-haiku-4": "small",
@@ -19,7 +19,7 @@ def test_an_exact_name_precedes_a_prefix_and_a_longer_prefix_a_shorter_one() -> 
         "": None,
     }.items():
         assert aliases.model_of(name) == model, name
-    assert ModelAliases.of(["gpt-4o=m"]).model_of("gpt-4o-mini") is None
+    assert ModelAliases(["gpt-4o=m"]).model_of("gpt-4o-mini") is None
 
 
 @pytest.mark.parametrize("entry", ["gpt", "=m", "gpt=", "=", "g*t=m", "**=m", "gpt=m*", "gpt = m", "gpt=gpt"])
