@@ -39,7 +39,7 @@ from trunkline_router.observe.recent.router_requests import Kind
 from trunkline_router.observe.watch.fleet_watch import FleetWatch
 from trunkline_router.observe.watch.worker_drain import WorkerDrain
 from trunkline_router.observe.watch.worker_tile import shown_state
-from trunkline_router.request.inference import charged_call
+from trunkline_router.request.inference import charge_call
 from trunkline_router.request.prepare import Preparer
 from trunkline_router.request.request_call import RequestCall
 from trunkline_router.routing.policy import Candidate
@@ -82,11 +82,11 @@ class FleetService(FleetServiceServicer):
         if not call.caller.identity.sees_cache:
             raise forbidden("these credentials may not see the cache, which decides the route")
         prepared = await self._preparer.prepare(call)
-        async with charged_call(self._preparer.shared, call.caller):
-            now_s = time.monotonic()
-            pool = self._pools.pool(prepared.model)
-            workers = pool.allowed(pool.with_room(prepared.least_room()), now_s)
-            plan = self._pools.explain(workers, prepared.route_request(now_s)).plan
+        await charge_call(self._preparer.shared, call.caller)
+        now_s = time.monotonic()
+        pool = self._pools.pool(prepared.model)
+        workers = pool.allowed(pool.with_room(prepared.least_room()), now_s)
+        plan = self._pools.explain(workers, prepared.route_request(now_s)).plan
         return ExplainRouteResponse(
             model=pool.name,
             policy=plan.policy,

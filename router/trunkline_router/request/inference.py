@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from contextvars import Token
 from functools import partial
 from types import TracebackType
@@ -119,13 +119,13 @@ class Inference:
         if kind == "chat":
             chat = request.chat
             tokenizer.check_chat(chat)
-            async with charged_call(self.shared, caller):
-                return await tokenizer.encode_chat(chat, tenant=tenant)
+            await charge_call(self.shared, caller)
+            return await tokenizer.encode_chat(chat, tenant=tenant)
         text = request.text  # each access makes a copy
         tokenizer.check_fits(text)
         special_tokens = not request.omit_special_tokens
-        async with charged_call(self.shared, caller):
-            return await tokenizer.encode(text, special_tokens=special_tokens, tenant=tenant)
+        await charge_call(self.shared, caller)
+        return await tokenizer.encode(text, special_tokens=special_tokens, tenant=tenant)
 
     async def detokenize(
         self,
@@ -139,8 +139,8 @@ class Inference:
         """Returns the text of token ids, in UTF-8. Raises RequestRefused."""
         pool = await self.detokenizing_pool(model, len(token_ids), caller, time_left_s)
         ids = await read_ids(token_ids, vocab_size=pool.limits.vocab_size, field="token_ids")
-        async with charged_call(self.shared, caller):
-            return await pool.tokenizer.decode(ids, keep_special=keep_special, tenant=caller.tenant)
+        await charge_call(self.shared, caller)
+        return await pool.tokenizer.decode(ids, keep_special=keep_special, tenant=caller.tenant)
 
     async def detokenizing_pool(
         self, model: str, num_ids: int, caller: Caller, time_left_s: float | None = None
@@ -274,14 +274,12 @@ class Running:
             self._idle.set()
 
 
-@asynccontextmanager
-async def charged_call(shared: SharedState, caller: Caller) -> AsyncIterator[None]:
-    """Counts one request of the caller's tenant. If the body raises RequestRefused, the count is taken back, at other
-    routers with the next sync. A call that its client cancels counts. Raises RequestRefused (QUOTA_EXCEEDED)."""
+async def charge_call(shared: SharedState, caller: Caller) -> None:
+    """Counts one request of the caller's tenant, for a call that generates nothing, whatever becomes of it. Raises
+    RequestRefused (QUOTA_EXCEEDED)."""
     terms = caller.terms
     most = terms.quotas.requests_per_minute
     if most is None:
-        yield
         return
     reservation = await shared.reserve(
         caller.tenant,
@@ -290,13 +288,5 @@ async def charged_call(shared: SharedState, caller: Caller) -> AsyncIterator[Non
         weight=terms.weight,
         is_listed=caller.is_listed,
     )
-    is_refused = False
-    try:
-        yield
-    except RequestRefused:
-        is_refused = True
-        raise
-    finally:
-        if not is_refused:
-            reservation.charge_in_full(0, 0)
-        reservation.settle()
+    reservation.charge_in_full(0, 0)
+    reservation.settle()

@@ -194,14 +194,14 @@ async def test_refused_calls_cost_nothing(name: str) -> None:
         assert charged(router) == (1, 0)
 
 
-async def test_a_chat_that_the_template_refuses_is_taken_back() -> None:
+async def test_a_chat_that_the_template_refuses_has_made_work_and_counts() -> None:
     chat = ChatMessages(messages=[ChatMessage(role="owl", content="hoo")])
     async with router_with_quotas(FakeWorker("a")) as router:
         for _ in range(2):
             call = router.stub.Tokenize(TokenizeRequest(chat=chat), metadata=ACME)
             assert (await refusal(call)).code == grpc.StatusCode.INVALID_ARGUMENT
         await until_ended(router)
-        assert charged(router) == (0, 0)
+        assert charged(router) == (2, 0)
 
 
 @pytest.mark.parametrize("name", OTHER_CALLS)
