@@ -14,7 +14,6 @@ from trunkline_runtime.telemetry.trace_context import HeadSampler, new_span_id, 
 MOST_FIELD = 64  # characters of a field's name: some are a worker's words
 MOST_AWAITING = 4096  # ended requests of which a worker will still say what became of them
 
-
 RequestListener = Callable[[RequestRecord], object]
 
 
@@ -83,7 +82,7 @@ class RequestObserver:
     def _tell(self, record: RequestRecord) -> None:
         del self.running[id(record)]
         record.awaited, record.when_known = 0, None  # what comes later is not noted
-        log_end(record)
+        _LOG.info("request ended", **_end_fields(record))
         for listener in self._listeners:
             try:
                 listener(record)
@@ -109,17 +108,11 @@ TENTHS = 1e4  # of milliseconds in a second
 _LOG = get_logger()  # once, because there is a line for each request
 
 
-def log_end(record: RequestRecord) -> None:
-    _LOG.info("request ended", **end_fields(record))
-
-
-def end_fields(record: RequestRecord) -> dict[str, Any]:
+def _end_fields(record: RequestRecord) -> dict[str, Any]:
     """The fields of the line. Times in milliseconds. What did not happen, or what most requests do not have, is left
     out."""
     fields = record.log_fields()
     fields["tenant"], fields["outcome"], fields["endpoint"] = record.tenant, record.outcome, record.endpoint
-    if record.ended_s is not None:
-        fields["duration_ms"] = _ms(record.ended_s - record.started_s)
     if record.lane:
         fields["lane"] = record.lane
     if record.model:
@@ -134,8 +127,9 @@ def end_fields(record: RequestRecord) -> dict[str, Any]:
             fields[name] = _ms(interval.end_s - interval.start_s)
     if record.placements:
         fields["route_ms"] = _ms(sum([placed.time.end_s - placed.time.start_s for placed in record.placements]))
-    if record.first_token_s is not None:
-        fields["first_token_ms"] = _ms(record.first_token_s - record.started_s)
+    for name, time_s in (("first_token_ms", record.ttft_s), ("duration_ms", record.duration_s)):
+        if time_s is not None:
+            fields[name] = _ms(time_s)
     if record.stalled_s:
         fields["stalled_ms"] = _ms(record.stalled_s)
     if record.attempts:
@@ -150,11 +144,11 @@ def _add_attempts(fields: dict[str, Any], record: RequestRecord) -> None:
     if timelines:
         _add_timeline(fields, next(attempt.timelines[0] for attempt in reversed(attempts) if attempt.timelines))
         fields["device_ms"] = _ms(sum([attempt.device_s for attempt in attempts]))
-        if num_gaps := sum([timeline.num_gaps for timeline in timelines]):
-            fields["num_gaps"] = num_gaps
-        if preemptions := sum([timeline.preemptions for timeline in timelines]):
-            fields["preemptions"] = preemptions
-            fields["recomputed_tokens"] = sum([timeline.recomputed_tokens for timeline in timelines])
+    if num_gaps := sum([timeline.num_gaps for timeline in timelines]):
+        fields["num_gaps"] = num_gaps
+    if preemptions := sum([timeline.preemptions for timeline in timelines]):
+        fields["preemptions"] = preemptions
+        fields["recomputed_tokens"] = sum([timeline.recomputed_tokens for timeline in timelines])
     if len(attempts) > 1 or attempts[0].is_lost:
         fields["failovers"] = _failovers(record)
     cost = record.cost

@@ -10,21 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from trunkline.status import (
-    CONTEXT_LENGTH_EXCEEDED,
-    DEADLINE_EXCEEDED,
-    FORBIDDEN,
-    INTERNAL,
-    INVALID_REQUEST,
-    MODEL_NOT_FOUND,
-    NO_WORKER,
-    OVERLOADED,
-    QUARANTINED,
-    QUOTA_EXCEEDED,
-    UNAUTHENTICATED,
-)
+from trunkline.status import OVERLOADED, QUARANTINED
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import Timeline
+from trunkline_router.record.error_statuses import TABLE
 from trunkline_router.routing.policy import Candidate, RoutePlan
 
 GENERATE, GRANT = "generate", "grant"  # RequestRecord.method
@@ -132,19 +121,6 @@ class AttemptRecord:
         """Whether the worker was lost or refused the request."""
         return bool(self.problem)
 
-    @property
-    def untold(self) -> str:
-        """Why there is no timeline, in words. A worker sends that of a choice when the choice ends."""
-        if self.ended_s is None:
-            return "the request still runs there"
-        if self.is_lost:
-            return f"the worker was lost later ({self.ended}), before it told what it had done"
-        if self.ended == GRANTED:
-            return "it answers the client directly"
-        if self.ended == COMPLETE:
-            return "the worker sent none"
-        return "the request was ended there, and the worker did not answer within a second"
-
 
 @dataclass(slots=True)
 class RequestRecord:
@@ -223,13 +199,11 @@ class RequestRecord:
 
     def note_placement(self, placement: PlacementRecord) -> None:
         self.placements.append(placement)
-        if len(self.placements) > MOST_NOTED:
-            del self.placements[0]
+        del self.placements[:-MOST_NOTED]
 
     def note_attempt(self, attempt: AttemptRecord) -> None:
         self.attempts.append(attempt)
-        if len(self.attempts) > MOST_NOTED:
-            del self.attempts[0]
+        del self.attempts[:-MOST_NOTED]
 
     def placement_of(self, attempt: AttemptRecord) -> PlacementRecord | None:
         """The decision that led to an attempt: the latest one for its worker that was made before it."""
@@ -305,13 +279,13 @@ class RequestRecord:
         output, or that of an earlier attempt, to the first output of a later one."""
         silences: dict[int, Interval] = {}
         last_s: float | None = None
-        lost: int | None = None
+        lost = 0
         for place, attempt in enumerate(self.attempts):
-            if last_s is not None and lost is not None and attempt.first_output_s is not None:
+            if attempt.first_output_s is None:
+                continue
+            if last_s is not None:
                 silences[lost] = Interval(last_s, attempt.first_output_s)
-                lost = None
-            if attempt.last_output_s is not None:
-                last_s, lost = attempt.last_output_s, place
+            last_s, lost = attempt.last_output_s, place
         return silences
 
     @property
@@ -325,19 +299,14 @@ class RequestRecord:
 
 
 OK, REFUSED, FAILED = "ok", "refused", "failed"  # results; and CANCELLED
-REFUSALS = frozenset(
-    {
-        *(INVALID_REQUEST, CONTEXT_LENGTH_EXCEEDED, MODEL_NOT_FOUND, UNAUTHENTICATED, FORBIDDEN),
-        *(OVERLOADED, QUOTA_EXCEEDED, QUARANTINED),
-    }
-)
-REASONS = REFUSALS | {NO_WORKER, DEADLINE_EXCEEDED, INTERNAL}
+REASONS = frozenset(TABLE)
 
 
 def result_of(outcome: str) -> str:
     """The kind of an outcome: OK, REFUSED, FAILED, also for unknown errors, or CANCELLED."""
     if outcome.isupper():
-        return REFUSED if outcome in REFUSALS else FAILED
+        row = TABLE.get(outcome)
+        return REFUSED if row is not None and row.status < 500 else FAILED
     return CANCELLED if outcome == CANCELLED else OK
 
 
@@ -348,10 +317,9 @@ def is_worth_a_look(record: RequestRecord) -> bool:
 
 
 PROVIDER = "trunkline"
-CHAT, COMPLETION = "chat", "text_completion"
 _CHAT_ENDPOINTS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 
 def operation_of(endpoint: str) -> str:
-    """CHAT or COMPLETION."""
-    return CHAT if endpoint in _CHAT_ENDPOINTS else COMPLETION
+    """OpenTelemetry's name of what a request asks for."""
+    return "chat" if endpoint in _CHAT_ENDPOINTS else "text_completion"

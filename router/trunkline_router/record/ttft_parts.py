@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from trunkline.v1.worker_pb2 import PrefillChunk, Timeline
-from trunkline_router.record.request_record import AttemptRecord, Interval, RequestRecord
+from trunkline_router.record.request_record import COMPLETE, GRANTED, AttemptRecord, Interval, RequestRecord
 
 ADMISSION, TOKENIZER, PLACEMENT, QUEUE, KV_PRESSURE = "admission", "tokenizer", "placement", "queue", "kv_pressure"
 PREFILL, DECODE_INTERFERENCE, FAILOVER = "prefill", "decode_interference", "failover"
@@ -99,7 +99,7 @@ def _of_attempt(attempt: AttemptRecord, zero_s: float, end_s: float, *, waits_fo
         return
     first = first_timeline(attempt.timelines)
     if first is None:
-        yield Part(WORKER, start_s, end_s, f"{attempt.worker}: {attempt.untold}")
+        yield Part(WORKER, start_s, end_s, f"{attempt.worker}: {_untold(attempt)}")
         return
     queue = Part(
         KV_PRESSURE if waits_for_kv else QUEUE,
@@ -109,6 +109,19 @@ def _of_attempt(attempt: AttemptRecord, zero_s: float, end_s: float, *, waits_fo
     )
     yield queue
     yield from _of_prompt(first, start_s, queue.end_s)
+
+
+def _untold(attempt: AttemptRecord) -> str:
+    """Why there is no timeline, in words. A worker sends that of a choice when the choice ends."""
+    if attempt.ended_s is None:
+        return "the request still runs there"
+    if attempt.is_lost:
+        return f"the worker was lost later ({attempt.ended}), before it told what it had done"
+    if attempt.ended == GRANTED:
+        return "it answers the client directly"
+    if attempt.ended == COMPLETE:
+        return "the worker sent none"
+    return "the request was ended there, and the worker did not answer within a second"
 
 
 def _of_prompt(first: Timeline, start_s: float, admitted_s: float) -> Iterator[Part]:

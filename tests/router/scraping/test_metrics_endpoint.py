@@ -93,7 +93,7 @@ async def test_no_series_is_told_twice_whatever_is_refused(router: Cluster) -> N
         text = (await scrape(router.http_port, accept)).text
         series = Counter(line.split("} ")[0] for line in text.splitlines() if not line.startswith("#"))
         assert {each for each, count in series.items() if count > 1} == set()
-        assert 'calls_refused_total{protocol="http",reason="other"} ' in text
+        assert 'calls_refused_total{protocol="http",reason="RESPONSE_NOT_FOUND"} ' in text
 
 
 async def test_the_page_has_exactly_the_metrics_that_there_are(router: Cluster) -> None:
