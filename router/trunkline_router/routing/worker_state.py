@@ -38,7 +38,7 @@ STALE_AFTER_S = 5.0
 
 
 class WorkerState:
-    """The state of one worker, as the routing policy reads it. Its link sets `slow_start_share`."""
+    """The state of one worker, as the routing policy reads it."""
 
     def __init__(self, model: GetModelResponse, blocks: WorkerBlocks) -> None:
         self.model = model
@@ -55,28 +55,19 @@ class WorkerState:
         self.queued_tokens = 0  # uncached tokens of requests without a first output
         self._heard_s: float | None = None  # last message, or when an idle worker was given work; None: neither yet
         self._is_stale = False
-        self._load = LoadSample()
+        self.load = LoadSample()  # the last one
         self._fresh, self._young = _Age(), _Age()
         self._context_tokens = 0.0  # typical (query, key) pairs of a prompt's token
-        self._slow_start_share = 1.0
-        self._foreign = NO_CREDIT
+        self.slow_start_share = 1.0
+        self.foreign = NO_CREDIT
         self._name_hash = float(hash_53(self.worker_id))
         self._row: bytes | None = None  # of the table of all workers; None after a change
 
-    @property
-    def accepts(self) -> bool:
-        return not self._load.draining
-
     # Reports from the worker and from other routers
-
-    @property
-    def load(self) -> LoadSample:
-        """The worker's last load sample."""
-        return self._load
 
     def take_load(self, sample: LoadSample, now_s: float) -> None:
         """Takes the worker's load sample."""
-        self._load = sample
+        self.load = sample
         self._young, self._fresh = self._fresh, _Age()
         self._row = None
         self.heard(now_s)
@@ -86,25 +77,15 @@ class WorkerState:
         self._heard_s, self._is_stale = now_s, False
         self._review()
 
-    @property
-    def slow_start_share(self) -> float:
-        """The part of a full share of requests that it takes while it is new: in (0, 1]."""
-        return self._slow_start_share
-
-    @slow_start_share.setter
-    def slow_start_share(self, share: float) -> None:
-        if share != self._slow_start_share:
-            self._slow_start_share, self._row = share, None
-
-    @property
-    def foreign(self) -> Credit:
-        """What other routers have sent to it."""
-        return self._foreign
+    def take_share(self, share: float) -> None:
+        """Takes the part of a full share of requests that it gets while it is new: in (0, 1]."""
+        if share != self.slow_start_share:
+            self.slow_start_share, self._row = share, None
 
     def take_foreign(self, credit: Credit) -> None:
         """Takes what other routers have sent to it, as last reported."""
-        if credit != self._foreign:
-            self._foreign, self._row = credit, None
+        if credit != self.foreign:
+            self.foreign, self._row = credit, None
 
     def credit(self) -> Credit:
         """Returns this router's requests there that have not ended, for the other routers."""
@@ -131,7 +112,7 @@ class WorkerState:
     @property
     def _has_work(self) -> bool:
         """Whether it certainly has work: granted requests may never arrive."""
-        return self.open_choices > self.granted_choices or self._load.running + self._load.waiting > 0
+        return self.open_choices > self.granted_choices or self.load.running + self.load.waiting > 0
 
     def _review(self) -> None:
         """Decides whether its cache reports count from now on."""
@@ -155,15 +136,15 @@ class WorkerState:
 
     def facts(self) -> WorkerFacts[float]:
         """Returns the numbers that the policy reads."""
-        load, model, fresh, young = self._load, self.model, self._fresh, self._young
+        load, model, fresh, young = self.load, self.model, self._fresh, self._young
         queued = [
-            max(reported, sent + self._foreign.tokens) + new
+            max(reported, sent + self.foreign.tokens) + new
             for reported, sent, new in zip(
                 accumulate(_queued_by_lane(load)), accumulate(young.tokens), accumulate(fresh.tokens), strict=True
             )
         ]
         reported_choices = load.running + load.waiting
-        choices = max(reported_choices, young.choices + self._foreign.choices) + fresh.choices
+        choices = max(reported_choices, young.choices + self.foreign.choices) + fresh.choices
         if load.running:
             held_tokens = load.running_kv_tokens or load.kv_live_blocks * model.block_size
             context_tokens = held_tokens / load.running
@@ -183,7 +164,7 @@ class WorkerState:
             queued_interactive=queued[0],
             queued_standard=queued[1],
             queued_batch=queued[2],
-            waiting_tokens=max(load.waiting_tokens, sum(young.tokens) + self._foreign.tokens),
+            waiting_tokens=max(load.waiting_tokens, sum(young.tokens) + self.foreign.tokens),
             queued_context=self._context_tokens,
             choices=choices,
             most_running=model.max_running_requests or inf,
@@ -193,14 +174,14 @@ class WorkerState:
             available_blocks=max(0.0, load.kv_free_blocks + load.kv_cached_blocks - fresh_blocks),
             total_blocks=load.kv_live_blocks + load.kv_free_blocks + load.kv_cached_blocks,
             **self._admission_s(fresh.choices),
-            slow_start_share=self._slow_start_share,
+            slow_start_share=self.slow_start_share,
             by_load=self.routed_by_load,
             name_hash=self._name_hash,
         )
 
     def _admission_s(self, fresh_choices: int) -> dict[str, float]:
         """Returns the time until all waiting choices are admitted, extended at the same rate for those sent since."""
-        load = self._load
+        load = self.load
         times_s = [0.0] * NUM_LANES
         if load.waiting and len(load.retry_delay_ms_by_lane) == len(load.waiting_by_lane) == NUM_LANES:
             for lane, waiting in enumerate(accumulate(load.waiting_by_lane)):

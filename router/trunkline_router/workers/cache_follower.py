@@ -56,18 +56,9 @@ class CacheFollower:
     def synced(self) -> bool:
         return self._sequence is not None
 
-    def take(self, item: WatchCacheResponse) -> bool:
-        """Applies a part of a snapshot, or events. Returns False if an item before it is missing. Raises WatchBroken on
-        a new epoch, and FalseClaim if the item cannot be true."""
-        work = self.work(item)
-        while True:
-            try:
-                next(work)
-            except StopIteration as end:
-                return bool(end.value)
-
     def work(self, item: WatchCacheResponse) -> Work:
-        """take() in small steps, between which other tasks may run."""
+        """Applies a part of a snapshot, or events, in small steps, between which other tasks may run. Returns False if
+        an item before it is missing. Raises WatchBroken on a new epoch, and FalseClaim if the item cannot be true."""
         if item.epoch != self._epoch:
             raise WatchBroken("the worker was restarted")
         if item.WhichOneof("item") == "snapshot":

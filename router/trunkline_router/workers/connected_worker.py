@@ -73,16 +73,13 @@ class ConnectedWorker(WorkerState):
 
 @dataclass(slots=True)
 class WorkerTotals:
-    """Counts that only grow.
-
-    promised_tokens: prompt tokens that the index promised; found_tokens: those of them that were in the worker's cache
-    """
+    """Counts that only grow."""
 
     connections: int = 0
     losses: int = 0
     hangs: int = 0
-    promised_tokens: int = 0
-    found_tokens: int = 0
+    promised_tokens: int = 0  # prompt tokens that the index promised
+    found_tokens: int = 0  # those of them that were in the worker's cache
 
     def add(self, worker: ConnectedWorker) -> None:
         """Adds the counts of one connection, which has ended."""

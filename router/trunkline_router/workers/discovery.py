@@ -1,8 +1,4 @@
-"""Discovers workers: sources (fixed lists, DNS, leases) name addresses, and the router keeps a link to each of them.
-
-Any program with access to Redis can lease addresses without a worker. So a leased address is tried once and then set
-aside with exponential back-off, and no address waits for those that were leased after it.
-"""
+"""Discovers workers: sources (fixed lists, DNS, leases) name addresses, and the router keeps a link to each of them."""
 
 import asyncio
 import socket
@@ -142,10 +138,10 @@ class Membership:
 
     A worker that no source names any more may have streams to finish, so its link ends only with its connection.
 
-    A lease is only a hint. Workers known from leases alone are tried at most MOST_TRIED at once, one per TRY_APART_S,
-    and at most MOST_FOLLOWED of them have links, each for one connection. A worker behind n leases without a worker is
-    tried within n / 60 seconds plus one second; behind n that answer and then fall silent, within
-    n * TRIAL_AT_MOST_S / MOST_TRIED.
+    A lease is only a hint: any program with access to Redis can lease addresses without a worker. Workers known from
+    leases alone are tried at most MOST_TRIED at once, one per TRY_APART_S, and at most MOST_FOLLOWED of them have
+    links, each for one connection. A worker behind n leases without a worker is tried within n / 60 seconds plus one
+    second; behind n that answer and then fall silent, within n * TRIAL_AT_MOST_S / MOST_TRIED.
     """
 
     def __init__(self, pools: Pools, connect: Callable[[str], WorkerLink]) -> None:
@@ -161,9 +157,8 @@ class Membership:
     async def run(self, sources: Sequence[Source], leases: Source | None = None) -> None:
         """Runs until cancelled. An exception from a source or a link is a bug and propagates.
 
-        `leases` are the workers that any router of the fleet holds a lease for. They are wanted as long as the lease
-        lasts but do not count as named by a source: routers renew leases only for named workers, or leases would never
-        end.
+        leases: the workers that any router of the fleet holds a lease for. They do not count as named by a source:
+            routers renew leases only for named workers, or leases would never end
         """
         async with asyncio.TaskGroup() as tasks:
             if leases is not None:

@@ -27,7 +27,7 @@ class WorkerHealth:
         """Watches the worker until it is cancelled."""
         clock_s, slow_start_s = self._context.clock_s, self._context.limits.slow_start_s
         while True:
-            self._worker.slow_start_share = slow_start_share(clock_s() - self._started_s, slow_start_s)
+            self._worker.take_share(slow_start_share(clock_s() - self._started_s, slow_start_s))
             await asyncio.sleep(self._liveness.check_interval_s)
             now_s, num_messages = clock_s(), self._worker.num_messages
             self._worker.watched_s += min(now_s - self._checked_s, 2 * self._liveness.check_interval_s)

@@ -82,26 +82,18 @@ class WorkerNames:
 
 @dataclass(frozen=True, slots=True)
 class LinkLimits:
-    """Time limits of links.
+    """Time limits of links."""
 
-    inter_token_timeout_s: a worker that has work of this router and sends nothing for this long counts as hung
-    slow_start_s: time in which a new or recovered worker reaches its full share of requests
-    """
-
-    inter_token_timeout_s: float = 10.0
-    slow_start_s: float = 10.0
+    inter_token_timeout_s: float = 10.0  # a worker that has work and sends nothing for this long counts as hung
+    slow_start_s: float = 10.0  # in which a new or recovered worker reaches its full share of requests
 
 
 @dataclass(frozen=True, slots=True)
 class LinkSecurity:
-    """How links are secured.
+    """How links are secured."""
 
-    tls: of connections to workers; None: plaintext
-    allow_plaintext: also to workers that are not on the loopback interface
-    """
-
-    tls: ClientTls | None = None
-    allow_plaintext: bool = False
+    tls: ClientTls | None = None  # None: plaintext
+    allow_plaintext: bool = False  # also to workers that are not on the loopback interface
 
     def problem(self, address: str) -> str:
         """Why a worker at host:port must not be connected; "" if it may."""

@@ -16,7 +16,7 @@ from trunkline_router.routing.route import Route, route
 from trunkline_router.routing.route_request import NotedPrompts, RouteRequest, RoutingPolicy
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool_search import ConnectAttempts, PoolSearch
-from trunkline_router.workers.pool_terms import Terms, agreed, deviation, limits_of, most_common
+from trunkline_router.workers.pool_terms import Terms, deviation, limits_of, most_common
 from trunkline_router.workers.worker_link import WorkerLink
 from trunkline_runtime.log import get_logger
 
@@ -164,7 +164,7 @@ class Pools:
     def _agreeing(self, name: str, workers: list[ConnectedWorker]) -> list[ConnectedWorker]:
         """Returns the workers whose terms agree, so that a request can go to any of them. Sets the others aside."""
         terms = [worker.terms for worker in workers]
-        common = agreed(terms, self._terms.get(name))
+        common = most_common(terms, self._terms.get(name))
         count = terms.count(common)
         for worker in workers:
             aside = deviation(worker.terms, common, count, len(workers))

@@ -20,19 +20,14 @@ PATIENCE_SHARE = 0.5  # of the time left to a request, which needs the rest for 
 
 
 class ConnectAttempts:
-    """The attempts at one address or name, and the pauses between them.
-
-    is_paused: no attempt is under way
-    begun_s: when the present attempt began, or else the last one
-    tried_s: when the latest attempt that is over began
-    model: the model that the present attempt has found there
-    """
+    """The attempts at one address or name, and the pauses between them."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self.is_paused = False
-        self.begun_s = self._since_s = clock_s()
-        self.tried_s = -inf
-        self.model: str | None = None
+        self.is_paused = False  # no attempt is under way
+        self.begun_s = clock_s()  # when the present attempt began, or else the last one
+        self.tried_s = -inf  # when the latest attempt that is over began
+        self.model: str | None = None  # that the present attempt has found there
+        self._since_s = self.begun_s  # time of its last progress
         self._clock_s = clock_s
         self._hurry = asyncio.Event()
 

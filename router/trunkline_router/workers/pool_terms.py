@@ -25,11 +25,6 @@ class Terms(NamedTuple):
     encoding: bytes  # identifies how text becomes tokens and tokens become text
 
 
-def agreed(terms: Sequence[Terms], before: Terms | None) -> Terms:
-    """The most common terms of at least one worker. Among equally common ones the previous terms, else the first."""
-    return most_common(terms, before)
-
-
 def deviation(own: Terms, others: Terms, count: int, of: int) -> str:
     """How a worker's terms differ from those of `count` of the model's `of` workers, in one line; "" if they do not."""
     if own.vocab_size != others.vocab_size:

@@ -12,7 +12,7 @@ from trunkline.v1.fleet_pb2 import ListWorkersRequest
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_router.prompts.helper_pool import Helpers
 from trunkline_router.prompts.tokenizer import PromptTokenizer
-from trunkline_router.workers.pool_terms import Terms, agreed
+from trunkline_router.workers.pool_terms import Terms, most_common
 
 
 def test_most_workers_decide_what_must_agree_and_of_equally_many_those_from_before() -> None:
@@ -21,7 +21,7 @@ def test_most_workers_decide_what_must_agree_and_of_equally_many_those_from_befo
         rng = Random(seed)
         terms = [rng.choice((a, b)) for _ in range(rng.randrange(1, 7))]
         before = rng.choice((None, a, b))
-        common = agreed(terms, before)
+        common = most_common(terms, before)
         assert 2 * terms.count(common) >= len(terms)
         if 2 * terms.count(common) == len(terms):
             assert common == (before or terms[0])

@@ -185,19 +185,20 @@ def test_a_worker_without_a_free_place_is_avoided() -> None:
 
 def test_a_fresh_worker_has_its_full_chance_with_its_share_of_requests() -> None:
     fleet = Fleet(2)
-    fleet.workers[0].slow_start_share = 0.2
+    fleet.workers[0].take_share(0.2)
     count = sum(fleet.route(PROMPT).worker.worker_id == "w0" for _ in range(2000))
     assert count / 2000 == pytest.approx(0.2 / 2, abs=0.03)
     report(fleet.workers[1], uncached_tokens_by_lane=[0, 100_000, 0])
     assert fleet.chosen(PROMPT) == {"w0"}, "it is better than a long queue at any time"
-    fleet.workers[0].slow_start_share = 1.0
+    fleet.workers[0].take_share(1.0)
     report(fleet.workers[1])
     assert fleet.chosen(PROMPT) == {"w0", "w1"}
 
 
 def test_of_workers_that_came_nearly_together_none_is_held_back() -> None:
     fleet = Fleet(2)
-    fleet.workers[0].slow_start_share, fleet.workers[1].slow_start_share = 0.1, 0.2
+    fleet.workers[0].take_share(0.1)
+    fleet.workers[1].take_share(0.2)
     count = sum(fleet.route(PROMPT).worker.worker_id == "w0" for _ in range(2000))
     assert count / 2000 == pytest.approx(0.45, abs=0.04)
 
@@ -320,7 +321,7 @@ def test_weighed_one_by_one_or_all_at_once_workers_cost_the_same_to_the_last_bit
         fleet = Fleet(len(samples), policy=policy, seed=seed)
         for worker, sample, (cached, share, foreign) in zip(fleet.workers, samples, states, strict=False):
             worker.take_load(sample, 0.0)
-            worker.slow_start_share = share
+            worker.take_share(share)
             worker.take_foreign(Credit(foreign, 100 * foreign))
             cache(worker, PROMPT[: 16 * cached])
         with pytest.MonkeyPatch.context() as patch:

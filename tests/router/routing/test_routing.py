@@ -15,9 +15,10 @@ from trunkline.v1.worker_pb2 import (
     Submit,
     WatchCacheResponse,
 )
+from trunkline_bench.simulation.fleet.router import Follower
 from trunkline_router.routing.prefix_index import SHIFT, PrefixIndex, WorkerBlocks
 from trunkline_router.workers import session
-from trunkline_router.workers.cache_follower import CacheFollower, WatchBroken
+from trunkline_router.workers.cache_follower import WatchBroken
 from trunkline_router.workers.session import split_request
 
 
@@ -83,7 +84,7 @@ def snapshot(sequence: int, digests: list[bytes], *, first: bool = True, last: b
 
 def test_a_follower_applies_a_snapshot_in_parts_then_events() -> None:
     blocks = blocks_of()
-    follower = CacheFollower(blocks, epoch=1)
+    follower = Follower(blocks, epoch=1)
     assert follower.take(snapshot(5, digests(3), last=False))
     assert not follower.synced
     assert follower.take(snapshot(5, digests(3, start=3), first=False))
@@ -95,12 +96,12 @@ def test_a_follower_applies_a_snapshot_in_parts_then_events() -> None:
 
 
 def test_a_gap_and_a_new_epoch_are_noticed() -> None:
-    follower = CacheFollower(blocks_of(), epoch=1)
+    follower = Follower(blocks_of(), epoch=1)
     assert not follower.take(events(1)), "events before a snapshot"
     assert follower.take(snapshot(5, []))
     assert not follower.take(events(7))
     with pytest.raises(WatchBroken):
-        CacheFollower(blocks_of(), epoch=1).take(events(1, epoch=2))
+        Follower(blocks_of(), epoch=1).take(events(1, epoch=2))
 
 
 @settings(max_examples=100, deadline=None)
@@ -108,7 +109,7 @@ def test_a_gap_and_a_new_epoch_are_noticed() -> None:
 def test_the_index_equals_a_brute_force_model(changes: list[tuple[bool, int]], length: int) -> None:
     """Prefixes are stored whole and removed from their ends, as caches do; a snapshot may come at any time."""
     blocks, truth = blocks_of(), set[bytes]()
-    follower = CacheFollower(blocks, epoch=1)
+    follower = Follower(blocks, epoch=1)
     follower.take(snapshot(0, []))
     for sequence, (grows, n) in enumerate(changes, start=1):
         if grows:

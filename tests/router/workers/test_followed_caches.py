@@ -13,9 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.router.integrity import check_index
 from trunkline.block_hash import HASH_BYTES
 from trunkline.v1.worker_pb2 import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, WatchCacheResponse
+from trunkline_bench.simulation.fleet.router import Follower
 from trunkline_router.routing import prefix_index
 from trunkline_router.routing.prefix_index import PrefixIndex, WorkerBlocks, keys_of
-from trunkline_router.workers.cache_follower import CacheFollower, WatchBroken
+from trunkline_router.workers.cache_follower import WatchBroken
 from trunkline_worker.front import cache_mirror
 from trunkline_worker.front.cache_mirror import CacheMirror
 
@@ -126,7 +127,7 @@ class Connection:
         self._follow()
 
     def _follow(self) -> None:
-        self.follower = CacheFollower(self.blocks, self.epoch)
+        self.follower = Follower(self.blocks, self.epoch)
         self.at: int | None = None  # sequence up to which it was told everything
         self.has_missed = False  # events, and cannot know before the next ones
 

@@ -180,13 +180,13 @@ def test_a_slow_start_counts_from_the_moment_it_changes_although_the_workers_sta
 
     kept = pools.pool("m")
     assert chosen() == {"w0", "w1"}
-    fresh.slow_start_share = LEAST_SHARE
+    fresh.take_share(LEAST_SHARE)
     one = pools.route(kept.workers, RouteRequest(list(PROMPT))).plan
     assert {candidate.worker_id: candidate.slow_start_s > 0 for candidate in one.candidates} == {
         "w0": True,
         "w1": False,
     }
-    fresh.slow_start_share = 1.0
+    fresh.take_share(1.0)
     assert chosen() == {"w0", "w1"}
     assert pools.pool("m") is kept
 

@@ -34,6 +34,19 @@ class Flight:
 News = WatchCacheResponse | LoadSample | EngineStep
 
 
+class Follower(CacheFollower):
+    """A follower that does all of its work at once."""
+
+    def take(self, item: WatchCacheResponse) -> bool:
+        """As work()."""
+        work = self.work(item)
+        while True:
+            try:
+                next(work)
+            except StopIteration as end:
+                return bool(end.value)
+
+
 class FleetRouter:
     """A router that knows of each worker what has arrived so far."""
 
@@ -44,7 +57,7 @@ class FleetRouter:
         # A baseline replaces the choice of the policy, which is then ignored.
         self._policy = RoutingPolicy(PolicyName.ROUND_ROBIN if self._baseline else policy)
         self._rng = rng
-        self._followers = [CacheFollower(worker.blocks, EPOCH) for worker in self.workers]
+        self._followers = [Follower(worker.blocks, EPOCH) for worker in self.workers]
         self._news: list[deque[tuple[float, News]]] = [deque() for _ in self.workers]
         self._flights: dict[int, Flight] = {}  # by handle
         for follower in self._followers:
