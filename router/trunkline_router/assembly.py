@@ -30,7 +30,7 @@ from trunkline_router.observe.tracing.request_traces import RequestTraces
 from trunkline_router.observe.watch.fleet_watch import FleetWatch
 from trunkline_router.observe.watch.worker_drain import WorkerDrain
 from trunkline_router.prompts.helper_pool import Helpers
-from trunkline_router.quotas.fleet import Fleet, PoolFleet
+from trunkline_router.quotas.fleet import PoolFleet
 from trunkline_router.quotas.redis_store import RedisStore
 from trunkline_router.quotas.redis_url import conviction_key
 from trunkline_router.quotas.shared_state import SharedState
@@ -228,7 +228,7 @@ def _http_servers(
     return http, metrics
 
 
-def share(settings: RouterSettings, fleet: Fleet, rng: Random) -> SharedState:
+def share(settings: RouterSettings, fleet: PoolFleet, rng: Random) -> SharedState:
     """The state shared with other routers: in Redis if the settings have a URL, else in this process alone."""
     patience_s = settings.redis_patience_ms / 1e3
     store = None

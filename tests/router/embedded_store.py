@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from trunkline_router.quotas.fairness import HALF_LIFE_MS, MAX_TENANTS, decayed
 from trunkline_router.quotas.quota import WINDOW_MS, Used, Window, judge
+from trunkline_router.quotas.redis_store import RedisStore
 from trunkline_router.quotas.store import (
     KEEP_MS,
     MAX_CONVICTIONS,
@@ -13,7 +14,6 @@ from trunkline_router.quotas.store import (
     Answer,
     Ask,
     Lease,
-    LifeEnded,
     NeighbourReport,
     Report,
     SyncReply,
@@ -33,11 +33,11 @@ class _Tenant:
     in_flight: dict[str, int] = field(default_factory=dict)  # tokens by router
 
 
-class EmbeddedStore:
+class EmbeddedStore(RedisStore):
     """A store that lives as long as the process. `clock_ms` is any monotonic clock."""
 
     def __init__(self, clock_ms: Callable[[], float], *, window_ms: int = WINDOW_MS, ttl_ms: int = TTL_MS) -> None:
-        self._clock_ms = clock_ms
+        self._model_ms = clock_ms
         self._window_ms = window_ms
         self._ttl_ms = ttl_ms
         self._life = secrets.token_hex(8)
@@ -55,11 +55,10 @@ class EmbeddedStore:
     async def close(self) -> None:
         """Does nothing."""
 
-    async def reserve(self, ask: Ask) -> Answer:
-        """See Store."""
+    async def reserve(self, ask: Ask) -> Answer | None:
         if ask.life != self._life:
-            raise LifeEnded("the store has lost its state")
-        now_ms = self._clock_ms()
+            return None
+        now_ms = self._model_ms()
         tenant = self._tenant(ask.tenant)
         tenant.window.expire(now_ms)
         # Tokens in flight of a dead router do not count. If it comes back, it reports them again.
@@ -79,22 +78,21 @@ class EmbeddedStore:
         return Answer(refusal, used, tenant.window.bucket(now_ms))
 
     async def sync(self, report: Report) -> SyncReply:
-        """See Store."""
         if report.life != self._life:
             return SyncReply(self._life)
-        now_ms = self._clock_ms()
+        now_ms = self._model_ms()
         mine = self._routers.setdefault(report.router, _Router())
         mine.expires_ms = now_ms + self._ttl_ms
         is_new = report.number > mine.counted
         if is_new:
             mine.counted = report.number
             self._count(report, now_ms)
-        for name, tokens in report.in_flight.items():
+        for name, told in report.tenants.items():
             in_flight = self._tenant(name).in_flight
-            if tokens.total is not None:
-                in_flight[report.router] = tokens.total
+            if told.in_flight is not None:
+                in_flight[report.router] = told.in_flight
             elif is_new:
-                in_flight[report.router] = in_flight.get(report.router, 0) + tokens.change
+                in_flight[report.router] = in_flight.get(report.router, 0) + told.in_flight_change
         if report.credits is not None:
             said = mine.said or NeighbourReport(-1, {}, ())
             if mine.said is None or (said.credits, said.competing) != (report.credits, list(report.competing)):
@@ -104,13 +102,13 @@ class EmbeddedStore:
         if report.convictions:
             self._convict(report, now_ms)
         self._forget(now_ms)
-        return self._sync_reply(report, now_ms)
+        return self._answered(report, now_ms)
 
     def _count(self, report: Report, now_ms: float) -> None:
-        for name, changes in report.windows.items():
+        for name, told in report.tenants.items():
             window = self._tenant(name).window
             window.expire(now_ms)
-            for change in changes:
+            for change in told.changes:
                 age_ms = max(0.0, report.sent_ms - change.at_ms)
                 bucket = window.bucket(now_ms - age_ms) if change.bucket is None else change.bucket
                 if window.holds(bucket, now_ms):
@@ -133,7 +131,7 @@ class EmbeddedStore:
         self._convictions = dict(by_end[:MAX_CONVICTIONS])
         self._convictions_version += 1
 
-    def _sync_reply(self, report: Report, now_ms: float) -> SyncReply:
+    def _answered(self, report: Report, now_ms: float) -> SyncReply:
         others = {
             name: router
             for name, router in self._routers.items()
@@ -186,7 +184,7 @@ class EmbeddedStore:
         return self._tenants[name]
 
     def _lives(self, router: str) -> bool:
-        return router in self._routers and self._routers[router].expires_ms > self._clock_ms()
+        return router in self._routers and self._routers[router].expires_ms > self._model_ms()
 
     def _served_now(self, name: str, now_ms: float) -> float:
         amount, as_of_ms = self._served.get(name, (0.0, now_ms))

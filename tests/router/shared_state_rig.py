@@ -8,11 +8,13 @@ from redis.asyncio import Redis
 
 from trunkline_router.quotas.admission import RequestUse
 from trunkline_router.quotas.convictions import CONVICTION_MS
+from trunkline_router.quotas.fleet import PoolFleet
 from trunkline_router.quotas.quota import WINDOW_MS, Quotas
 from trunkline_router.quotas.redis_entries import FORMAT
+from trunkline_router.quotas.redis_store import RedisStore
 from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.quotas.shared_state import SharedState
-from trunkline_router.quotas.store import Lease, Store, WorkerKey
+from trunkline_router.quotas.store import Lease, WorkerKey
 from trunkline_router.quotas.store_link import StoreLink
 from trunkline_router.quotas.sync import Sync
 from trunkline_router.routing.credit import Credit
@@ -35,7 +37,7 @@ class Clock:
         self.ms += seconds * 1e3
 
 
-class FakeFleet:
+class FakeFleet(PoolFleet):
     """What a router would say, and what it was told."""
 
     def __init__(self) -> None:
@@ -96,7 +98,7 @@ class Router(Convicting):
     """A router's end of a store, without the router."""
 
     def __init__(
-        self, store: Store, name: str, clock: Clock, *, admits_when_down: bool = True, window_ms: int = WINDOW_MS
+        self, store: RedisStore, name: str, clock: Clock, *, admits_when_down: bool = True, window_ms: int = WINDOW_MS
     ) -> None:
         self.fleet = FakeFleet()
         super().__init__(

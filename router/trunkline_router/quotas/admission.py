@@ -188,16 +188,16 @@ class Admission:
             retry_delay_ms=RETRY_WHEN_DOWN_MS,
         )
 
-    def _hear_late(self, account: str, tokens: int, asked_ms: float, asked: "asyncio.Task[Answer]") -> None:
+    def _hear_late(self, account: str, tokens: int, asked_ms: float, asked: "asyncio.Task[Answer | None]") -> None:
         """The request did not wait for this answer. What the store has counted for it is taken back: it was decided
         here meanwhile, or its client has gone. If the connection broke, that is not known, and a quota may be slightly
         too strict for a minute."""
         book = self._book.tenant(account)
         book.asking -= 1
-        if asked.cancelled() or asked.exception() is not None:
+        answer = None if asked.cancelled() or asked.exception() is not None else asked.result()
+        if answer is None:
             book.is_unsure = True
             return
-        answer = asked.result()
         if answer.refusal is None:
             book.stored_in_flight += tokens
             book.report(When(book.window.bucket(asked_ms), answer.bucket), -1, -tokens)

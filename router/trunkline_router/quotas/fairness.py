@@ -43,13 +43,12 @@ def weight_factor(tenant: str, served: Mapping[str, float], competing: Iterable[
 
 
 class Served:
-    """What each tenant was served recently, in cost units divided by its weight: here, and in the fleet as last
-    reported. It decays over time."""
+    """What each tenant was served recently, in cost units divided by its weight: here since the last report, and in the
+    fleet as last reported, decayed."""
 
     def __init__(self) -> None:
-        self._new: defaultdict[str, float] = defaultdict(float)  # since the last report
-        self._own: dict[str, float] = {}  # decayed, without what is new
-        self._own_as_of_ms = 0.0
+        self._new: defaultdict[str, float] = defaultdict(float)
+        self._alone_as_of_ms = 0.0
         self.fleet: Mapping[str, float] = {}
 
     def add(self, tenant: str, amount: float) -> None:
@@ -57,23 +56,18 @@ class Served:
         if len(self._new) > 2 * MAX_TENANTS:  # the store does not answer, and names come and go
             self._new = defaultdict(float, _largest(self._new))
 
-    def changes(self, now_ms: float) -> dict[str, float]:
+    def changes(self) -> dict[str, float]:
         """Returns what was served since the last report, and marks it as reported."""
-        new = dict(self._new)
-        self._new.clear()
-        age_ms, self._own_as_of_ms = now_ms - self._own_as_of_ms, now_ms
-        own = {
-            tenant: kept for tenant, amount in self._own.items() if (kept := decayed(amount, age_ms, HALF_LIFE_MS)) >= 1
-        }
-        for tenant, amount in new.items():
-            own[tenant] = own.get(tenant, 0.0) + amount
-        self._own = _largest(own) if len(own) > 2 * MAX_TENANTS else own
+        new, self._new = dict(self._new), defaultdict(float)
         return new
 
-    def everything(self, now_ms: float) -> dict[str, float]:
-        """Returns all that this router has served, for a store that knows nothing, and marks it as reported."""
-        self.changes(now_ms)
-        return dict(self._own)
+    def count_alone(self, now_ms: float) -> None:
+        """Without a store: takes this router's service for the fleet's."""
+        age_ms, self._alone_as_of_ms = now_ms - self._alone_as_of_ms, now_ms
+        served = {tenant: decayed(amount, age_ms, HALF_LIFE_MS) for tenant, amount in self.fleet.items()}
+        for tenant, amount in self.changes().items():
+            served[tenant] = served.get(tenant, 0.0) + amount
+        self.fleet = _largest({tenant: amount for tenant, amount in served.items() if amount >= 1})
 
 
 def _largest(amounts: Mapping[str, float]) -> dict[str, float]:

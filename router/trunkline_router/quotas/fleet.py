@@ -3,40 +3,19 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from heapq import nlargest
-from typing import Protocol
 
 from trunkline_router.quotas.store import Lease, NeighbourReport, SyncReply, WorkerKey
 from trunkline_router.routing.credit import NO_CREDIT, Credit
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool import Pools
 
-# Of all routers together: enough for 63 others with requests at 520 workers each. Beyond that, the largest reports are
-# cut.
+# Of all routers together: enough for 63 others with requests at 520 workers each. Each report is cut to an equal part.
 MOST_CREDITS, MOST_TENANTS = 32_768, 8_192
 
 
-class Fleet(Protocol):
-    """The workers of a router, as the shared state sees them."""
-
-    def credits(self) -> Mapping[WorkerKey, Credit]:
-        """Returns what this router has sent to each worker."""
-        ...
-
-    def leases(self) -> Sequence[Lease]:
-        """Returns the connected workers that the router knows from other sources than leases."""
-        ...
-
-    def take_credits(self, others: Mapping[WorkerKey, Credit]) -> None:
-        """Takes what all other routers have sent to each worker; a worker that is missing was sent nothing."""
-        ...
-
-    def take_leases(self, leases: Sequence[Lease]) -> None:
-        """Takes the workers that any router is connected to."""
-        ...
-
-
 class PoolFleet:
-    """A `Fleet` over the router's pools. A worker that connects later gets the next report of other routers."""
+    """The workers of a router, as the shared state sees them. A worker that connects later gets the next report of
+    other routers."""
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
@@ -44,10 +23,12 @@ class PoolFleet:
         self._leases_changed = asyncio.Event()
 
     def credits(self) -> Mapping[WorkerKey, Credit]:
+        """Returns what this router has sent to each worker."""
         told = ((key_of(worker), worker.credit()) for worker in self._connected())
         return {key: credit for key, credit in told if credit != NO_CREDIT}
 
     def leases(self) -> Sequence[Lease]:
+        """Returns the connected workers that the router knows from other sources than leases."""
         named = [(link, (link.same_as or link).worker) for link in self._pools.links if link.is_named]
         return [
             Lease(link.address, worker.model.worker_id, worker.model.epoch, worker.model.model)
@@ -56,10 +37,12 @@ class PoolFleet:
         ]
 
     def take_credits(self, others: Mapping[WorkerKey, Credit]) -> None:
+        """Takes what all other routers have sent to each worker; a worker that is missing was sent nothing."""
         for worker in self._connected():
             worker.take_foreign(others.get(key_of(worker), NO_CREDIT))
 
     def take_leases(self, leases: Sequence[Lease]) -> None:
+        """Takes the workers that any router is connected to."""
         leased = frozenset(lease.address for lease in leases)
         if leased != self._leased:
             self._leased = leased
@@ -108,9 +91,8 @@ class Neighbours:
         for name, report in reply.changed.items():
             if name in self._reports:
                 self._add(self._reports[name], -1)
-            self._reports[name] = report
-            self._add(report, 1)
-        self._bound()
+            self._reports[name] = kept = self._bounded(report)
+            self._add(kept, 1)
         self.competing = frozenset(tenant for other in self._reports.values() for tenant in other.competing)
         return True
 
@@ -130,29 +112,10 @@ class Neighbours:
             else:
                 self._sums[key] = now
 
-    def _bound(self) -> None:
-        """Cuts the largest reports to a common size: of credits, those with the most tokens are kept."""
-        most_credits = fair_part([len(report.credits) for report in self._reports.values()], MOST_CREDITS)
-        most_tenants = fair_part([len(report.competing) for report in self._reports.values()], MOST_TENANTS)
-        for name, report in list(self._reports.items()):
-            credits, competing = report.credits, report.competing
-            if len(credits) <= most_credits and len(competing) <= most_tenants:
-                continue
-            if len(credits) > most_credits:
-                credits = dict(nlargest(most_credits, credits.items(), key=lambda item: item[1].tokens))
-            kept = NeighbourReport(report.version, credits, competing[:most_tenants])
-            self._add(report, -1)
-            self._reports[name] = kept
-            self._add(kept, 1)
-
-
-def fair_part(sizes: Sequence[int], most: int) -> int:
-    """Returns the max-min fair share: the largest size to which each part can be cut so that their sum is at most
-    `most`. Smaller parts leave their rest to the others."""
-    left = most
-    for number, size in enumerate(sorted(sizes)):
-        part = left // (len(sizes) - number)
-        if size > part:
-            return part
-        left -= size
-    return most
+    def _bounded(self, report: NeighbourReport) -> NeighbourReport:
+        """Cuts a report to its part: of credits, those with the most tokens are kept."""
+        credits, routers = report.credits, max(1, len(self._alive))
+        part = MOST_CREDITS // routers
+        if len(credits) > part:
+            credits = dict(nlargest(part, credits.items(), key=lambda item: item[1].tokens))
+        return NeighbourReport(report.version, credits, report.competing[: MOST_TENANTS // routers])

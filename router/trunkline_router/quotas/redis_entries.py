@@ -5,7 +5,7 @@ new keys. An invalid entry is skipped by itself, so that one router's entry does
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from trunkline_router.address import is_address
@@ -32,23 +32,12 @@ def written_credits(credits: Mapping[WorkerKey, Credit], competing: Iterable[str
     """A router's credits as JSON, cut to MOST_CREDIT_BYTES. Workers with the most tokens come first."""
     workers = [(key.worker_id, str(key.epoch), credit.choices, credit.tokens) for key, credit in credits.items()]
     names = list(competing)
-    written = json.dumps([workers, names])
-    if len(written) > MOST_CREDIT_BYTES:
+    if len(written := json.dumps([workers, names])) > MOST_CREDIT_BYTES:
         workers.sort(key=lambda worker: worker[3], reverse=True)
-        half = MOST_CREDIT_BYTES // 2 - 2
-        written = json.dumps([_first(workers, half), _first(names, half)])
+    while len(written) > MOST_CREDIT_BYTES:
+        workers, names = workers[: (len(workers) + 1) // 2], names[: len(names) // 2]
+        written = json.dumps([workers, names])
     return written
-
-
-def _first(entries: Sequence[Entry], most_bytes: int) -> list[Entry]:
-    """The first entries, as many as fit into `most_bytes` of JSON."""
-    first = []
-    for entry in entries:
-        most_bytes -= len(json.dumps(entry)) + 2
-        if most_bytes < 0:
-            break
-        first.append(entry)
-    return first
 
 
 def written_lease(lease: Lease) -> str:

@@ -48,16 +48,15 @@ from trunkline_router.quotas.redis_url import PUBLIC_AUTHORITIES, RedisTls
 from trunkline_router.quotas.store import (
     KEEP_MS,
     MAX_CONVICTIONS,
+    PATIENCE_S,
     TTL_MS,
     Answer,
     Ask,
-    InFlight,
-    LifeEnded,
     Report,
     StoreDown,
     SyncReply,
+    TenantReport,
 )
-from trunkline_router.quotas.store_link import PATIENCE_S
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.telemetry.series import BucketCounts
 
@@ -125,16 +124,17 @@ class RedisStore:
         return self._redis.latencies
 
     async def connect(self) -> None:
-        """See Store."""
+        """Connects if necessary. Raises StoreDown."""
         if not self._redis.is_connected:
             await self._redis.connect()
 
     async def close(self) -> None:
-        """See Store."""
+        """Closes the connection. Open calls fail."""
         await self._redis.close()
 
-    async def reserve(self, ask: Ask) -> Answer:
-        """See Store."""
+    async def reserve(self, ask: Ask) -> Answer | None:
+        """Counts a request if its tenant's quotas allow it, in one round trip. Returns None if the store has lost its
+        state and counted nothing. Has no timeout of its own: callers bound how long they wait. Raises StoreDown."""
         quotas = ask.quotas
         limits = (quotas.requests_per_minute, quotas.tokens_per_minute, quotas.tokens_in_flight)
         reply = await self._redis.call(
@@ -152,7 +152,7 @@ class RedisStore:
             ),
         )
         if reply == ["lost"]:
-            raise LifeEnded("the store has lost its state")
+            return None
         try:
             quota, retry_ms, requests, tokens, in_flight, bucket = reply
             refusal = None if quota == "granted" else Refusal(quota, int(retry_ms))
@@ -161,15 +161,13 @@ class RedisStore:
             raise StoreDown(f"an invalid answer: {error}") from None
 
     async def sync(self, report: Report) -> SyncReply:
-        """See Store."""
-        body, tenants = self._written(report)
-        of_tenants = (key for tenant in tenants for key in self._tenant_keys(report.life, tenant))
-        keys = [*self._fixed_keys(report.life), *of_tenants]
-        return await self._sync_reply(await self._redis.call(self._sync, keys, (json.dumps(body), self._now())))
+        """Sends a report and returns what is new. Raises StoreDown."""
+        of_tenants = (key for tenant in report.tenants for key in self._tenant_keys(report.life, tenant))
+        keys, body = [*self._fixed_keys(report.life), *of_tenants], json.dumps(self._written(report))
+        return await self._sync_reply(await self._redis.call(self._sync, keys, (body, self._now())))
 
-    def _written(self, report: Report) -> tuple[dict[str, Any], list[str]]:
-        """The report for the script as a JSON object, and the tenants whose keys the call needs, in order."""
-        tenants = list(dict.fromkeys((*report.windows, *report.in_flight)))
+    def _written(self, report: Report) -> dict[str, Any]:
+        """The report for the script as a JSON object."""
         body: dict[str, Any] = {
             "router": report.router,
             "life": report.life,
@@ -184,7 +182,7 @@ class RedisStore:
             "most_conviction_ms": CONVICTION_MS,
             "longest_name": LONGEST_NAME,
             "most_credit_bytes": MOST_CREDIT_BYTES,
-            "tenants": [_written_tenant(report, tenant) for tenant in tenants],
+            "tenants": [_written_tenant(tenant, report.sent_ms) for tenant in report.tenants.values()],
             "served": dict(report.served),
             "convictions": [(fingerprint.hex(), ttl_ms) for fingerprint, ttl_ms in report.convictions.items()],
             "known": dict(report.known),
@@ -197,7 +195,7 @@ class RedisStore:
             body["credits"] = written_credits(report.credits, report.competing)
         if report.leases is not None:
             body["leases"] = [(lease.address, written_lease(lease)) for lease in report.leases]
-        return body, tenants
+        return body
 
     async def _sync_reply(self, pieces: list[str]) -> SyncReply:
         """Decodes the script's reply piece by piece, so that other tasks run in between."""
@@ -255,13 +253,12 @@ class RedisStore:
         return "" if self._clock_ms is None else str(int(self._clock_ms()))
 
 
-def _written_tenant(report: Report, tenant: str) -> dict[str, Any]:
+def _written_tenant(tenant: TenantReport, sent_ms: float) -> dict[str, Any]:
     changes = [
-        (max(0, int(report.sent_ms - change.at_ms)), change.requests, change.tokens, change.bucket)
-        for change in report.windows.get(tenant, ())
+        (max(0, int(sent_ms - change.at_ms)), change.requests, change.tokens, change.bucket)
+        for change in tenant.changes
     ]
-    in_flight = report.in_flight.get(tenant, InFlight(0))
-    return {"changes": changes, "in_flight": in_flight.change, "total": in_flight.total}
+    return {"changes": changes, "in_flight_change": tenant.in_flight_change, "in_flight": tenant.in_flight}
 
 
 def _known(entries: Iterable[Entry | None]) -> list[Entry]:

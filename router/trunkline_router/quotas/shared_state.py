@@ -13,15 +13,19 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from random import Random
+from typing import TYPE_CHECKING
 
 from trunkline_router.quotas.admission import Admission, RequestUse
 from trunkline_router.quotas.fairness import weight_factor
-from trunkline_router.quotas.fleet import Fleet
+from trunkline_router.quotas.fleet import PoolFleet
 from trunkline_router.quotas.quota import UNLIMITED, WINDOW_MS, Quotas, RateLimit, Used, rate_limits
 from trunkline_router.quotas.reservation import Reservation
-from trunkline_router.quotas.store import Store
-from trunkline_router.quotas.store_link import PATIENCE_S, StoreLink
+from trunkline_router.quotas.store import PATIENCE_S
+from trunkline_router.quotas.store_link import StoreLink
 from trunkline_router.quotas.sync import BEAT_S, MOST_REST_S, OwnState, Sync
+
+if TYPE_CHECKING:
+    from trunkline_router.quotas.redis_store import RedisStore
 
 
 class SharedState:
@@ -35,9 +39,9 @@ class SharedState:
 
     def __init__(
         self,
-        store: Store | None,
+        store: "RedisStore | None",
         router_id: str,
-        fleet: Fleet,
+        fleet: PoolFleet,
         rng: Random,
         *,
         admits_when_down: bool = True,

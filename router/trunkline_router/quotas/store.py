@@ -1,4 +1,4 @@
-"""The interface of a store of shared state, and the values that it takes and returns.
+"""The values that a store of shared state takes and returns.
 
 A store has two main calls: `reserve`, on the path of a request, and `sync`, in the background, which sends one router's
 report and returns what the other routers reported. Every value in a report is absolute (credits), counted once
@@ -11,11 +11,11 @@ and sends its part of the state again.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from trunkline_router.quotas.quota import Quotas, Refusal, Used
 from trunkline_router.routing.credit import Credit
 
+PATIENCE_S = 0.005  # how long a request waits for the store
 TTL_MS = 3_000  # a router that sends no report for this long is considered dead
 KEEP_MS = 600_000  # how long the number of a router's last counted report is kept
 MAX_CONVICTIONS = 4096  # those that expire last are kept
@@ -64,10 +64,6 @@ class Answer:
     bucket: int  # number of the bucket in which it was counted, by the store's time
 
 
-class LifeEnded(Exception):
-    """The store has lost its state and counted nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class WindowChange:
     """A correction to a tenant's window, or a request that was admitted without asking the store."""
@@ -79,11 +75,12 @@ class WindowChange:
 
 
 @dataclass(frozen=True, slots=True)
-class InFlight:
-    """Tokens that a router's running requests of a tenant may use."""
+class TenantReport:
+    """What a router has to tell of a tenant."""
 
-    change: int  # without what the store counted or heard in `reserve`; counted once per report number
-    total: int | None = None  # None: not known, because the store is being asked for others
+    changes: Sequence[WindowChange]
+    in_flight_change: int  # of the tokens that its running requests may use: what was not told in an Ask
+    in_flight: int | None  # those tokens; None: not known, because the store is being asked for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +91,7 @@ class Report:
     life: str  # "" if the router knows none yet
     number: int  # of this report; changes and `served` are counted once per number, however often it is sent
     sent_ms: float = 0.0  # by the router's clock, this time
-    windows: Mapping[str, Sequence[WindowChange]] = field(default_factory=dict)  # by tenant
-    in_flight: Mapping[str, InFlight] = field(default_factory=dict)  # by tenant
+    tenants: Mapping[str, TenantReport] = field(default_factory=dict)
     served: Mapping[str, float] = field(default_factory=dict)  # cost units over weight by tenant since the last report
     credits: Mapping[WorkerKey, Credit] | None = None  # None: unchanged
     competing: Sequence[str] = ()  # tenants with open requests; sent with `credits`
@@ -130,23 +126,3 @@ class SyncReply:
     convictions_count: int = 0  # in the store
     served: Mapping[str, float] | None = None  # decayed, of the whole fleet
     read_s: float = 0.0  # time that this router's event loop spent decoding the answer
-
-
-class Store(Protocol):
-    """A store of shared state. `reserve` has no timeout of its own, so callers bound how long they wait."""
-
-    async def reserve(self, ask: Ask) -> Answer:
-        """Counts a request if its tenant's quotas allow it, in one round trip. Raises StoreDown or LifeEnded."""
-        ...
-
-    async def sync(self, report: Report) -> SyncReply:
-        """Sends a report and returns what is new. Raises StoreDown."""
-        ...
-
-    async def connect(self) -> None:
-        """Connects if necessary. Raises StoreDown."""
-        ...
-
-    async def close(self) -> None:
-        """Closes the connection. Open calls fail."""
-        ...

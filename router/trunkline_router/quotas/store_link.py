@@ -4,14 +4,17 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from random import Random
+from typing import TYPE_CHECKING
 
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.quotas.store import Answer, Ask, LifeEnded, Store, StoreDown
+from trunkline_router.quotas.store import Answer, Ask, StoreDown
 from trunkline_runtime.log import get_logger
 
-PATIENCE_S = 0.005  # timeout on a request's path
-# The timeout is waited in slices, so that a delay of this process's own event loop counts as one slice at most. During
-# such a delay the call may not have been sent yet, or its answer may be in the socket.
+if TYPE_CHECKING:  # redis is loaded only if there is one
+    from trunkline_router.quotas.redis_store import RedisStore
+
+# A request's timeout is waited in slices, so that a delay of this process's own event loop counts as one slice at most.
+# During such a delay the call may not have been sent yet, or its answer may be in the socket.
 SLICES = 5
 
 FAILURES_TO_OPEN = 3  # in a row: calls that time out together count as one failure
@@ -71,7 +74,14 @@ class StoreLink:
     that apply without the store."""
 
     def __init__(
-        self, store: Store, name: str, rng: Random, *, policy: str, patience_s: float, steady_s: Callable[[], float]
+        self,
+        store: "RedisStore",
+        name: str,
+        rng: Random,
+        *,
+        policy: str,
+        patience_s: float,
+        steady_s: Callable[[], float],
     ) -> None:
         self.store = store
         self.name = name
@@ -91,7 +101,7 @@ class StoreLink:
     def is_reachable(self) -> bool:
         return not self.breaker.is_open
 
-    def ask(self, tenant: str, quotas: Quotas, tokens: int, in_flight_change: int) -> "asyncio.Task[Answer]":
+    def ask(self, tenant: str, quotas: Quotas, tokens: int, in_flight_change: int) -> "asyncio.Task[Answer | None]":
         """Asks the store to count a request. Call it only while the store is reachable. The answer may come when its
         caller has stopped waiting."""
         ask = Ask(self.name, self.life, tenant, quotas, tokens, in_flight_change)
@@ -99,7 +109,7 @@ class StoreLink:
         asked.add_done_callback(lambda task: task.cancelled() or task.exception())  # which marks it as retrieved
         return asked
 
-    async def answer(self, asked: "asyncio.Task[Answer]") -> Answer | None:
+    async def answer(self, asked: "asyncio.Task[Answer | None]") -> Answer | None:
         """The store's answer, or None if it does not arrive in time or the store has failed."""
         asked_s = self._steady_s()
         for _ in range(SLICES):
@@ -113,13 +123,11 @@ class StoreLink:
             return None
         try:
             answer = asked.result()
-        except LifeEnded:
-            self.has_lost_state = True
-            return None
         except StoreDown as error:
             self._lose(error)
             return None
         self.breaker.answered()
+        self.has_lost_state |= answer is None
         return answer
 
     async def probe(self, exchange: Callable[[], Awaitable[None]]) -> None:

@@ -77,10 +77,10 @@ for index, tenant in ipairs(report.tenants) do
       if number >= window.current - BUCKETS then add_to_window(window, number, change[2], change[3]) end
     end
   end
-  if tenant.total ~= cjson.null then
-    redis.call('HSET', flight_key, report.router, string.format('%.0f', tenant.total))
-  elseif is_new and tenant.in_flight ~= 0 then
-    add(flight_key, report.router, tenant.in_flight)
+  if tenant.in_flight ~= cjson.null then
+    redis.call('HSET', flight_key, report.router, string.format('%.0f', tenant.in_flight))
+  elseif is_new and tenant.in_flight_change ~= 0 then
+    add(flight_key, report.router, tenant.in_flight_change)
   end
   redis.call('PEXPIRE', flight_key, 2 * report.window_ms)
 end

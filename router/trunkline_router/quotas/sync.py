@@ -14,7 +14,7 @@ from functools import partial
 from trunkline_router.quotas.admission import top_up
 from trunkline_router.quotas.convictions import Convictions
 from trunkline_router.quotas.fairness import Served
-from trunkline_router.quotas.fleet import Fleet, Neighbours
+from trunkline_router.quotas.fleet import Neighbours, PoolFleet
 from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.quotas.store import MAX_CONVICTIONS, TTL_MS, Report, StoreDown, SyncReply, WorkerKey
 from trunkline_router.quotas.store_link import StoreLink
@@ -34,7 +34,7 @@ class OwnState:
     running: open reservations by tenant
     """
 
-    def __init__(self, fleet: Fleet, window_ms: int) -> None:
+    def __init__(self, fleet: PoolFleet, window_ms: int) -> None:
         self.fleet = fleet
         self.book = QuotaBook(window_ms)
         self.running: dict[str, set[Reservation]] = {}
@@ -52,11 +52,10 @@ class OwnState:
 
     def forget_idle(self, now_ms: float) -> None:
         """Without a store: drops what no longer counts, and takes this router's service for the fleet's."""
-        self.book.changes(now_ms)
-        self.book.in_flight(all_of_them=True)
+        self.book.told(now_ms, is_beat=True)
         self.book.forget_idle(now_ms)
         self.convictions.changes()
-        self.served.fleet = self.served.everything(now_ms)
+        self.served.count_alone(now_ms)
 
 
 def rest_s(took_s: float) -> float:
@@ -141,25 +140,19 @@ class Sync:
             self._beat_at_s = self._steady_s() + BEAT_S
             self._state.count_running(now_ms)
             self._state.book.forget_idle(now_ms)
-        if everything:
-            windows, served = self._state.book.everything(now_ms), self._state.served.everything(now_ms)
-            convictions = self._state.convictions.everything(now_ms)
-        else:
-            windows, served = self._state.book.changes(now_ms), self._state.served.changes(now_ms)
-            convictions = self._state.convictions.changes()
+        convictions = self._state.convictions
         before, self._told = self._told, own
         return Report(
             router=self._link.name,
             life=life,
             number=self._number,
             sent_ms=now_ms,
-            windows=windows,
-            in_flight=self._state.book.in_flight(all_of_them=is_beat),
-            served=served,
+            tenants=self._state.book.told(now_ms, is_beat=is_beat, everything=everything),
+            served=self._state.served.changes(),
             credits=own[0] if is_beat or own != before else None,
             competing=own[1],
             leases=self._state.fleet.leases() if is_beat else None,
-            convictions=convictions,
+            convictions=convictions.everything(now_ms) if everything else convictions.changes(),
             known=self._state.neighbours.versions,
             known_leases=self._versions[0],
             known_convictions=self._versions[1],

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trunkline_router.quotas.quota import Quotas, Refusal, Used, Window, judge
-from trunkline_router.quotas.store import Answer, InFlight, WindowChange
+from trunkline_router.quotas.store import Answer, TenantReport, WindowChange
 
 # Most other routers that count while the store does not answer. Their number comes from Redis, where others may write:
 # a router still admits at least one part in 32 of what is left of a quota.
@@ -115,40 +115,29 @@ class TenantBook:
         before = self._unreported.get(when, (0, 0))
         self._unreported[when] = before[0] + requests, before[1] + tokens
 
-    def changes(self, now_ms: float) -> list[WindowChange]:
-        """Returns what the store does not know yet, and marks it as reported."""
-        self._expire(now_ms)
-        unreported, self._unreported = self._unreported, {}
-        return [self._change(when, *counts) for when, counts in unreported.items()]
-
-    def everything(self, now_ms: float) -> list[WindowChange]:
-        """Returns all that counts, for a store that knows nothing, and marks it as reported."""
-        self.window.expire(now_ms)
-        self._unreported = {}
-        return [self._change(When(bucket), requests, tokens) for bucket, requests, tokens in self.window.contents()]
-
-    def _change(self, when: When, requests: int, tokens: int) -> WindowChange:
-        return WindowChange((when.bucket + 0.5) * self.window.width_ms, requests, tokens, when.stores)
-
     def in_flight_change(self) -> int:
         """Returns what to add to the store's tokens in flight, and marks it as reported."""
         change, self.stored_in_flight = self.in_flight - self.stored_in_flight, self.in_flight
         return change
 
-    def reported_in_flight(self) -> InFlight:
-        """Returns the tokens in flight for a report, and marks them as reported."""
+    def told(self, now_ms: float, *, everything: bool = False) -> TenantReport:
+        """Returns what the store does not know yet, and marks it as reported. everything: it knows nothing."""
+        self._expire(now_ms)
+        unreported, self._unreported = self._unreported, {}
+        if everything:
+            unreported = {When(bucket): (requests, tokens) for bucket, requests, tokens in self.window.contents()}
+        changes = [
+            WindowChange((when.bucket + 0.5) * self.window.width_ms, requests, tokens, when.stores)
+            for when, (requests, tokens) in unreported.items()
+        ]
         if self.asking:
-            return InFlight(self.in_flight_change())
+            return TenantReport(changes, self.in_flight_change(), None)
         self.is_unsure = False
-        return InFlight(self.in_flight_change(), self.in_flight)
+        return TenantReport(changes, self.in_flight_change(), self.in_flight)
 
     @property
     def has_changes(self) -> bool:
-        return bool(self._unreported) or self.has_flight_changes
-
-    @property
-    def has_flight_changes(self) -> bool:
-        return self.in_flight != self.stored_in_flight or self.is_unsure
+        return bool(self._unreported) or self.in_flight != self.stored_in_flight or self.is_unsure
 
     def is_empty(self, now_ms: float) -> bool:
         self._expire(now_ms)
@@ -208,20 +197,15 @@ class QuotaBook:
     def has_changes(self) -> bool:
         return any(self._tenants[name].has_changes for name in self._touched)
 
-    def changes(self, now_ms: float) -> dict[str, list[WindowChange]]:
-        return {name: changes for name in self._touched if (changes := self._tenants[name].changes(now_ms))}
-
-    def everything(self, now_ms: float) -> dict[str, list[WindowChange]]:
-        return {name: changes for name, book in self._tenants.items() if (changes := book.everything(now_ms))}
-
-    def in_flight(self, *, all_of_them: bool) -> dict[str, InFlight]:
-        """Returns tokens in flight by tenant, those that changed or all that are not 0, and marks them as reported."""
-        books = self._tenants if all_of_them else {name: self._tenants[name] for name in self._touched}
+    def told(self, now_ms: float, *, is_beat: bool, everything: bool = False) -> dict[str, TenantReport]:
+        """Returns what the store does not know yet, and marks it as reported. is_beat: with all tokens in flight, lest
+        their entries in the store expire. everything: it knows nothing."""
+        books = self._tenants if is_beat else {name: self._tenants[name] for name in self._touched}
         self._touched.clear()
         return {
-            name: book.reported_in_flight()
+            name: book.told(now_ms, everything=everything)
             for name, book in books.items()
-            if book.has_flight_changes or (all_of_them and book.in_flight)
+            if everything or book.has_changes or (is_beat and book.in_flight)
         }
 
     def use(self, now_ms: float) -> list[tuple[str, Quotas, Used]]:

@@ -9,6 +9,7 @@ from tests.router.virtual_time import virtual_time
 from trunkline_router.quotas.admission import RequestUse
 from trunkline_router.quotas.fairness import MAX_TENANTS, Served
 from trunkline_router.quotas.quota import Quotas, RateLimit
+from trunkline_router.quotas.redis_store import RedisStore
 from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.quotas.store import Answer, Ask, Report, StoreDown, SyncReply
 from trunkline_router.quotas.tenant_book import MAX_ACCOUNTS, SHARED_ACCOUNT, QuotaBook
@@ -16,10 +17,13 @@ from trunkline_router.quotas.tenant_book import MAX_ACCOUNTS, SHARED_ACCOUNT, Qu
 RATE = Quotas(requests_per_minute=600)
 
 
-class LostStore:
+class LostStore(RedisStore):
     """A store that cannot be reached."""
 
-    async def reserve(self, ask: Ask) -> Answer:
+    def __init__(self) -> None:
+        pass
+
+    async def reserve(self, ask: Ask) -> Answer | None:
         raise AssertionError("a lost store is not asked")
 
     async def sync(self, report: Report) -> SyncReply:
@@ -50,8 +54,7 @@ def test_an_account_is_free_again_when_nothing_of_its_tenant_counts_any_more() -
 
 def admitted(book: QuotaBook, tenant: str, now_ms: float) -> str:
     """The account on which a request is counted that ends at once."""
-    book.changes(now_ms)
-    book.in_flight(all_of_them=True)
+    book.told(now_ms, is_beat=True)
     book.forget_idle(now_ms)
     account = book.account(tenant, is_listed=False)
     book.tenant(account).admit(1, now_ms)
@@ -65,10 +68,10 @@ def test_a_router_remembers_the_service_of_a_bounded_number_of_names_those_with_
     for number in range(10 * MAX_TENANTS):
         served.add(f"invented-{number}", 100.0)
         if number % 500 == 0:
-            served.changes(float(number))
-    told = served.everything(1.0)
-    assert len(told) <= 2 * MAX_TENANTS
-    assert "acme" in told
+            served.count_alone(float(number))
+    served.count_alone(1.0)
+    assert len(served.fleet) <= 2 * MAX_TENANTS
+    assert "acme" in served.fleet
 
 
 def test_service_that_no_store_was_told_of_is_bounded_too() -> None:
@@ -76,7 +79,7 @@ def test_service_that_no_store_was_told_of_is_bounded_too() -> None:
     served.add("acme", 1e9)
     for number in range(10 * MAX_TENANTS):
         served.add(f"invented-{number}", 100.0)
-    told = served.changes(1.0)
+    told = served.changes()
     assert len(told) <= 2 * MAX_TENANTS
     assert told["acme"] == 1e9
 
@@ -107,6 +110,6 @@ async def test_an_outage_of_the_store_costs_as_much_memory_as_its_last_minute() 
     names = list(state.tenants_with_use())
     assert "acme" in names
     assert len(names) <= 66, "those of the last minute, and of at most one rest between two attempts"
-    changes = state._own.book.changes(loop.time() * 1e3)
-    assert sum(change.requests for change in changes["acme"]) in range(58, 62), "what the store still has to be told"
-    assert min(change.at_ms for change in changes["acme"]) >= loop.time() * 1e3 - 61_000
+    changes = state._own.book.told(loop.time() * 1e3, is_beat=True)["acme"].changes
+    assert sum(change.requests for change in changes) in range(58, 62), "what the store still has to be told"
+    assert min(change.at_ms for change in changes) >= loop.time() * 1e3 - 61_000

@@ -14,7 +14,7 @@ from trunkline.status import RequestRefused
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.redis_store import RedisStore
-from trunkline_router.quotas.store import Lease, Store, WorkerKey
+from trunkline_router.quotas.store import Lease, WorkerKey
 from trunkline_router.quotas.sync import rest_s
 from trunkline_router.request.failover import Quarantine
 from trunkline_router.routing.credit import Credit
@@ -40,7 +40,7 @@ async def routers(
 ) -> AsyncIterator[tuple[Router, Router]]:
     """Two routers that share a store."""
     async with AsyncExitStack() as stack:
-        stores: list[Store]
+        stores: list[RedisStore]
         if request.param == "embedded":
             stores = [EmbeddedStore(clock.now_ms)] * 2
         else:

@@ -9,7 +9,7 @@ from tests.router.shared_state_rig import Clock
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.redis_store import RedisStore
-from trunkline_router.quotas.store import Ask, InFlight, Lease, Report, Store, SyncReply, WindowChange, WorkerKey
+from trunkline_router.quotas.store import Ask, Lease, Report, SyncReply, TenantReport, WindowChange, WorkerKey
 from trunkline_router.routing.credit import Credit
 
 ROUTERS, TENANTS = ("a", "b", "c"), ("t", "u")
@@ -42,8 +42,9 @@ def some_report(draw: Random, life: str, number: int) -> Report:
         life=life,
         number=number if draw.random() < 0.9 else max(1, number - 5),  # some come again
         sent_ms=SENT_MS,
-        windows={name: changes() for name in some},
-        in_flight={name: InFlight(draw.choice((-50, 0, 50)), draw.choice((None, 0, 200))) for name in some},
+        tenants={
+            name: TenantReport(changes(), draw.choice((-50, 0, 50)), draw.choice((None, 0, 200))) for name in some
+        },
         served={name: draw.uniform(0, 1000) for name in some},
         credits=draw.choice((None, credits)),
         competing=some,
@@ -68,7 +69,7 @@ def comparable(reply: SyncReply) -> tuple[object, ...]:
 @pytest.mark.parametrize("seed", range(4))
 async def test_both_stores_give_the_same_answers(redis_of_all: RedisServer, seed: int) -> None:
     clock, draw = Clock(), Random(seed)
-    stores: list[Store] = [
+    stores: list[RedisStore] = [
         EmbeddedStore(clock.now_ms, window_ms=WINDOW_MS),
         RedisStore(redis_of_all.url, f"agree-{seed}", window_ms=WINDOW_MS, clock_ms=clock.now_ms),
     ]

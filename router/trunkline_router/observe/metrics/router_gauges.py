@@ -8,7 +8,6 @@ from prometheus_client.core import Metric
 
 from trunkline_router.access.gate.request_gate import RequestGate
 from trunkline_router.observe.metrics.request_labels import reason_label
-from trunkline_router.quotas.redis_store import RedisStore
 from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.record.error_statuses import PROTOCOL
 from trunkline_router.request.inference import Inference
@@ -104,7 +103,7 @@ def redis_families(shared: SharedState) -> Iterable[Metric]:
         values = [link.is_reachable, *counts, len(shared.neighbours)]
     for (kind, name, documentation), value in zip(kinds, values, strict=True):
         yield _one(kind, name, documentation, value)
-    latencies = link.store.latencies if link is not None and isinstance(link.store, RedisStore) else {}
+    latencies = {} if link is None else link.store.latencies
     yield histogram(
         "trunkline_router_redis_call_seconds",
         "Time from sending a script call to its reply, late ones too.",
