@@ -1,9 +1,6 @@
 """Direct clients and raw Grant calls before a router and fake workers, and timers that tests let go off."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import grpc
@@ -13,6 +10,7 @@ from tests.router.cluster import Cluster, refusal, until
 from tests.router.fake_worker import FakeChoice, FakeWorker
 from trunkline import Client
 from trunkline.client.client import Piece
+from trunkline.grant import LIFETIME_S
 from trunkline.v1.inference_pb2 import ChoiceLedger, DirectLost, GenerateRequest, GrantRequest, GrantResponse, TokenIds
 from trunkline.v1.worker_pb2 import Resume
 from trunkline_router.request.grant_charge import GrantCharge
@@ -84,39 +82,25 @@ class Call:
 
 
 class Timers:
-    """Of grants: they go off when the test says so."""
+    """Of grants: they expire when the test says so."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._set: list[_Timer] = []
-        later = partial(GrantCharge, later=self._later)
-        monkeypatch.setattr("trunkline_router.edge.inference_service.GrantCharge", later)
+        self._charges: set[GrantCharge] = set()
+        grant = GrantCharge.grant
 
-    def _later(self, delay_s: float, call: Callable[[], None]) -> "_Timer":
-        self._set.append(_Timer(delay_s, call))
-        return self._set[-1]
+        def noted(charge: GrantCharge, *arguments: Any, **more: Any) -> None:
+            self._charges.add(charge)
+            grant(charge, *arguments, **more)
 
-    async def go_off(self, delay_s: float) -> None:
-        """Those that are set, or about to be, to about so long: a deadline was nearer, or is a rounding further."""
+        monkeypatch.setattr(GrantCharge, "grant", noted)
 
-        def due() -> list[_Timer]:
-            return [timer for timer in self._set if delay_s - 5.0 < timer.delay_s < delay_s + 1.0]
-
-        await until(lambda: bool(due()))
-        timers = due()
-        self._set = [timer for timer in self._set if timer not in timers]
-        for timer in timers:
-            if not timer.is_cancelled:
-                timer.call()
-
-
-@dataclass(eq=False)
-class _Timer:
-    delay_s: float
-    call: Callable[[], None]
-    is_cancelled: bool = False
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
+    async def go_off(self) -> None:
+        await until(lambda: bool(self._charges))
+        for charge in self._charges:
+            assert charge._expiry is not None
+            assert charge._expiry.when() - asyncio.get_running_loop().time() > LIFETIME_S
+            if not charge._expiry.cancelled():
+                charge._expire()
 
 
 class Reads:

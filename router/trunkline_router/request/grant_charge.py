@@ -7,7 +7,7 @@ up may still use its grants. An unused grant is given back when it expires; a us
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from trunkline.grant import LIFETIME_S
 from trunkline.proof import WINDOW_S
@@ -17,16 +17,6 @@ from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.workers.session import WorkerSession
 
 CLOCK_MARGIN_S = WINDOW_S  # the clocks of a router and a worker differ by less, or no session opens
-# If the link to a worker breaks, granted requests run on there and are no longer reported. They are charged as running
-# until the request's deadline, at most for this time.
-UNTOLD_S = 120.0
-
-
-class Timer(Protocol):
-    def cancel(self) -> None: ...
-
-
-Later = Callable[[float, Callable[[], None]], Timer]  # as the event loop's call_later: delay in seconds, callback
 
 
 class _Told(NamedTuple):
@@ -39,12 +29,10 @@ class _Told(NamedTuple):
 class GrantCharge:
     """The charge for a request's grants. The request must call let_go() when it ends, however it ends.
 
-    most_output_tokens: of all choices together. later: None: the event loop's call_later
+    most_output_tokens: of all choices together
     """
 
-    def __init__(
-        self, reservation: Reservation, prompt_tokens: int, most_output_tokens: int, later: Later | None = None
-    ) -> None:
+    def __init__(self, reservation: Reservation, prompt_tokens: int, most_output_tokens: int) -> None:
         self._reservation = reservation
         self._prompt_tokens = prompt_tokens
         self._most_output_tokens = most_output_tokens
@@ -57,9 +45,7 @@ class GrantCharge:
         self._is_let_go = self._is_settled = False
         self._prompt = PromptInfo()  # the part that was computed
         self._output_tokens: dict[int, int] = {}  # by choice
-        self._later = later or asyncio.get_running_loop().call_later
-        self._expiry: Timer | None = None
-        self._ends_s = 0.0  # on the loop's clock
+        self._expiry: asyncio.TimerHandle | None = None
         self._on_over: Callable[[], None] = lambda: None
 
     @property
@@ -75,12 +61,10 @@ class GrantCharge:
         """Whether the tenant has quotas."""
         return self._reservation.tokens > 0
 
-    def grant(
-        self, session: WorkerSession, submits: Sequence[Submit], timeout_ns: int | None, on_over: Callable[[], None]
-    ) -> None:
+    def grant(self, session: WorkerSession, submits: Sequence[Submit], on_over: Callable[[], None]) -> None:
         """Charges choices that are about to be signed for the worker of this session; earlier ones no longer count.
 
-        timeout_ns: the time left to the request. on_over: called once these grants are over.
+        on_over: called once these grants are over
         """
         self._forget(list(self._open))
         handles = session.grant(submits, self._hear)
@@ -90,11 +74,9 @@ class GrantCharge:
         self._told.clear()
         self._given_up = self._untold = False
         self._on_over = on_over
-        untold_s = UNTOLD_S if timeout_ns is None else min(UNTOLD_S, timeout_ns / 1e9)
-        self._ends_s = asyncio.get_running_loop().time() + untold_s
         if self._expiry is not None:
             self._expiry.cancel()
-        self._expiry = self._later(LIFETIME_S + CLOCK_MARGIN_S, self._expire)
+        self._expiry = asyncio.get_running_loop().call_later(LIFETIME_S + CLOCK_MARGIN_S, self._expire)
 
     def revoke(self) -> None:
         """The last grant did not reach the client."""
@@ -155,17 +137,13 @@ class GrantCharge:
         if self._expiry is not None:
             self._expiry.cancel()
         if self._untold:
-            self._later(self._ends_s - asyncio.get_running_loop().time(), self._settle_in_full)
+            self._reservation.charge_in_full(self._prompt_tokens, self._most_output_tokens)
         else:
-            self._settle()
+            self._charge_computed()
+        self._reservation.settle()
 
-    def _settle(self) -> None:
+    def _charge_computed(self) -> None:
         if self.is_owed:
             self._reservation.count_prompt(self._prompt)
         self._reservation.follow(_Told(self.is_owed, self.has_ended))
         self._reservation.meter.add(sum(self._output_tokens.values()))
-        self._reservation.settle()
-
-    def _settle_in_full(self) -> None:
-        self._reservation.charge_in_full(self._prompt_tokens, self._most_output_tokens)
-        self._reservation.settle()

@@ -222,7 +222,7 @@ class _Granting:
             # Convicts no request. But if this one killed the worker, no other request in its step is convicted for it.
             suspect=self.has_lost,
         )
-        charge.grant(worker.session, submits, timeout_ns, on_over=flight.end)
+        charge.grant(worker.session, submits, on_over=flight.end)
         expires_unix_ms = granter.now_unix_ms() + int(LIFETIME_S * 1e3)
         key, epoch = granter.keys.of_worker(worker.model), worker.model.epoch
         response = GrantResponse(
