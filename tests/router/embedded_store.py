@@ -125,11 +125,12 @@ class EmbeddedStore(RedisStore):
             self._leases_version += 1
 
     def _convict(self, report: Report, now_ms: float) -> None:
+        if report.convictions.keys() - self._convictions.keys():
+            self._convictions_version += 1
         for fingerprint, ttl_ms in report.convictions.items():
-            self._convictions[fingerprint] = now_ms + ttl_ms
+            self._convictions[fingerprint] = max(now_ms + ttl_ms, self._convictions.get(fingerprint, 0.0))
         by_end = sorted(self._convictions.items(), key=lambda item: item[1], reverse=True)
         self._convictions = dict(by_end[:MAX_CONVICTIONS])
-        self._convictions_version += 1
 
     def _answered(self, report: Report, now_ms: float) -> SyncReply:
         others = {
@@ -161,7 +162,6 @@ class EmbeddedStore(RedisStore):
             leases_version=self._leases_version,
             convictions=convictions,
             convictions_version=self._convictions_version,
-            convictions_count=len(self._convictions),
             served=served,
         )
 

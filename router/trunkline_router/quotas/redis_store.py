@@ -222,7 +222,6 @@ class RedisStore:
             leases_version=header["leases_version"],
             convictions=dict(entries["convictions"]) if "has_convictions" in header else None,
             convictions_version=header["convictions_version"],
-            convictions_count=header["convictions_count"],
             served=dict(entries["served"]) if "has_served" in header else None,
             read_s=read_s,
         )

@@ -123,6 +123,5 @@ class SyncReply:
     leases_version: int = 0
     convictions: Mapping[bytes, int] | None = None  # ms to live by fingerprint
     convictions_version: int = 0
-    convictions_count: int = 0  # in the store
     served: Mapping[str, float] | None = None  # decayed, of the whole fleet
     read_s: float = 0.0  # time that this router's event loop spent decoding the answer

@@ -37,9 +37,7 @@ for key, most in pairs({
   [ROUTERS] = MOST_ROUTERS, [CREDITS] = MOST_ROUTERS, [LEASES] = MOST_LEASES, [SERVED] = MOST_FIELDS,
   [VERSIONS] = MOST_BUCKETS,
 }) do claim(key, 'hash', keep_ms, most) end
-local num_cleared = #cleared
 claim(CONVICTIONS, 'zset', report.most_conviction_ms, 2 * report.most_convictions)
-if #cleared > num_cleared then bump('convictions') end  -- so that routers send again what was lost
 for key = 8, #KEYS do
   claim(KEYS[key], 'hash', 2 * report.window_ms, key % 2 == 0 and MOST_BUCKETS or 2 * MOST_ROUTERS)
 end
@@ -200,11 +198,12 @@ if redis.call('ZREMRANGEBYSCORE', CONVICTIONS, string.format('(%.0f', last_ms), 
   cleared[#cleared + 1] = CONVICTIONS
 end
 if #report.convictions > 0 then
+  local added = 0
   for _, conviction in ipairs(report.convictions) do
     local ttl_ms = math.min(conviction[2], report.most_conviction_ms)
-    redis.call('ZADD', CONVICTIONS, string.format('%.0f', now + ttl_ms), conviction[1])
+    added = added + redis.call('ZADD', CONVICTIONS, 'GT', string.format('%.0f', now + ttl_ms), conviction[1])
   end
-  bump('convictions')
+  if added > 0 then bump('convictions') end
   -- Until the last of them expires.
   local last = tonumber(redis.call('ZRANGE', CONVICTIONS, -1, -1, 'WITHSCORES')[2])
   redis.call('PEXPIRE', CONVICTIONS, string.format('%.0f', math.max(1, last - now)))
@@ -228,7 +227,6 @@ end
 local extra = redis.call('ZCARD', CONVICTIONS) - report.most_convictions
 if extra > 0 then redis.call('ZREMRANGEBYRANK', CONVICTIONS, 0, extra - 1) end
 redis.call('ZREMRANGEBYSCORE', CONVICTIONS, '-inf', now)
-answer.convictions_count = redis.call('ZCARD', CONVICTIONS)
 if answer.convictions_version ~= report.known_convictions then
   answer.has_convictions = true
   local convictions, entries = redis.call('ZRANGE', CONVICTIONS, 0, -1, 'WITHSCORES'), {}

@@ -16,7 +16,7 @@ from trunkline_router.quotas.convictions import Convictions
 from trunkline_router.quotas.fairness import Served
 from trunkline_router.quotas.fleet import Neighbours, PoolFleet
 from trunkline_router.quotas.reservation import Reservation
-from trunkline_router.quotas.store import MAX_CONVICTIONS, TTL_MS, Report, StoreDown, SyncReply, WorkerKey
+from trunkline_router.quotas.store import TTL_MS, Report, StoreDown, SyncReply, WorkerKey
 from trunkline_router.quotas.store_link import StoreLink
 from trunkline_router.quotas.tenant_book import QuotaBook
 from trunkline_router.routing.credit import Credit
@@ -54,7 +54,6 @@ class OwnState:
         """Without a store: drops what no longer counts, and takes this router's service for the fleet's."""
         self.book.told(now_ms, is_beat=True)
         self.book.forget_idle(now_ms)
-        self.convictions.changes()
         self.served.count_alone(now_ms)
 
 
@@ -87,7 +86,7 @@ class Sync:
         began_s = self._steady_s()
         is_beat = began_s >= self._beat_at_s or self._link.has_lost_state
         own = self._own(is_beat)
-        has_changes = self._pending is not None or self._state.book.has_changes or self._state.convictions.has_changes
+        has_changes = self._pending is not None or self._state.book.has_changes or self._state.convictions.has_new
         if is_beat or has_changes or own != self._told:
             await self._link.use(partial(self._exchange, own, is_beat))
         self.rest_s = rest_s(self._steady_s() - began_s) if len(self._state.neighbours) else MOST_REST_S
@@ -140,7 +139,6 @@ class Sync:
             self._beat_at_s = self._steady_s() + BEAT_S
             self._state.count_running(now_ms)
             self._state.book.forget_idle(now_ms)
-        convictions = self._state.convictions
         before, self._told = self._told, own
         return Report(
             router=self._link.name,
@@ -152,7 +150,7 @@ class Sync:
             credits=own[0] if is_beat or own != before else None,
             competing=own[1],
             leases=self._state.fleet.leases() if is_beat else None,
-            convictions=convictions.everything(now_ms) if everything else convictions.changes(),
+            convictions=self._state.convictions.told(now_ms, is_beat=is_beat, everything=everything),
             known=self._state.neighbours.versions,
             known_leases=self._versions[0],
             known_convictions=self._versions[1],
@@ -170,9 +168,6 @@ class Sync:
             self._state.served.fleet = reply.served
         self._read_s = reply.read_s
         self._versions = reply.leases_version, reply.convictions_version
-        is_beat = reply.served is not None
-        if is_beat and reply.convictions_count < min(self._state.convictions.count(self._now_ms()), MAX_CONVICTIONS):
-            self._versions = reply.leases_version, None  # the store has lost some: the next reply has the full list
 
     def _forget_others(self) -> None:
         self._state.neighbours.forget()

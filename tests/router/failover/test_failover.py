@@ -259,7 +259,7 @@ async def test_copies_of_a_convicted_request_that_wait_are_not_sent_any_more() -
         await until(lambda: not router.connected(1).accepts)
         killer.fail(DIED, suspect=True, sole_suspect=True)
         await dies(router, workers, killer.worker)
-        await until(lambda: router.inference.dispatcher.quarantine._convictions.has_changes)
+        await until(lambda: router.inference.dispatcher.quarantine._convictions.has_new)
         for choice in others:
             choice.tokens(1, finish=True)
         ends = [await end_of(call) for call in calls]

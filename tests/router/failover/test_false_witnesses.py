@@ -97,8 +97,8 @@ async def test_beyond_what_is_believed_a_deadly_request_is_still_refused_here_an
             assert again.reason == QUARANTINED
         assert not any(worker.submits for worker in left), "no further worker sees it"
         convictions = dispatcher.quarantine._convictions
-        assert not convictions.has_changes
-        assert not convictions.everything(0.0)
+        assert not convictions.has_new
+        assert not convictions.told(0.0, is_beat=True, everything=True)
 
 
 async def test_one_tenants_deadly_requests_leave_the_others_their_protection() -> None:
@@ -111,7 +111,7 @@ async def test_one_tenants_deadly_requests_leave_the_others_their_protection() -
         call = router.generate(LONG)
         await kills_two(router, workers, call)
         assert (await refusal(call)).reason == QUARANTINED
-        assert dispatcher.quarantine._convictions.has_changes, "the whole fleet learns of it"
+        assert dispatcher.quarantine._convictions.has_new, "the whole fleet learns of it"
 
 
 class Disbelieved(Witnesses):

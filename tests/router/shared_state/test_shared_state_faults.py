@@ -214,7 +214,7 @@ async def test_a_redis_that_comes_back_with_an_older_snapshot_has_forgotten_noth
 async def test_convictions_outlive_all_routers_and_a_restart_of_redis_that_saves(redis: RedisServer) -> None:
     async with running(redis.url, "a") as (router,):
         router.convict(b"poison")
-        await until(lambda: not router.convictions.has_changes and router.syncs > 1)
+        await until(lambda: not router.convictions.has_new and router.syncs > 1)
         syncs = router.syncs
         await until(lambda: router.syncs > syncs)
     async with Redis.from_url(redis.url) as client:
