@@ -73,7 +73,7 @@ MUST_NOT_REACH: dict[str, set[str]] = {
         PURE | {"redis"},
     ),
     **dict.fromkeys(
-        ("trunkline_router.access.identity." + module for module in ("fleet_secret", "identity", "api_keys")),
+        ("trunkline_router.access.identity." + module for module in ("fleet_secret", "terms", "api_keys")),
         PURE | {"redis", "jwt", "cryptography"},
     ),
     "trunkline_cli.keys.keys_command": PURE | {"redis", "jwt", "cryptography"},  # for keys in a file

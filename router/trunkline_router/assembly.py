@@ -22,6 +22,7 @@ from trunkline_router.edge.live.fleet_endpoints import FleetEndpoints
 from trunkline_router.edge.live.page_files import PageFiles
 from trunkline_router.edge.responses.response_store import ResponseStore, StoreLimits
 from trunkline_router.http_app import App, http_app, metrics_app
+from trunkline_router.http_settings import HttpSettings
 from trunkline_router.observe.metrics.collector import certificates_of, collector
 from trunkline_router.observe.metrics.request_metrics import RequestCounts
 from trunkline_router.observe.recent.recent_requests import SLOW_S, RecentRequests
@@ -102,7 +103,6 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     """Makes the parts and connects them to each other. Nothing runs yet. Needs a running event loop. Raises
     TlsFileError."""
     rng, tls = Random(), settings.tls.server_tls()
-    is_port_shared = shared_port is not None
     pools = Pools(rng, RoutingPolicy(settings.policy))
     fleet = PoolFleet(pools)
     shared = share(settings, fleet, rng)
@@ -114,7 +114,7 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
         settings.host,
         settings.port,
         services=[SERVICE, FLEET_SERVICE],
-        shared_port=is_port_shared,
+        shared_port=shared_port is not None,
         max_connection_age_s=MAX_CONNECTION_AGE_S,
         max_request_bytes=MAX_REQUEST_BYTES,
         gate=gate,
@@ -133,24 +133,27 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     )
     service = InferenceService(inference, access, grant_keys=settings.grant_keys)
     add_InferenceServiceServicer_to_server(service, server.grpc)
+    directory, number, restarts = None, 0, None
+    if shared_port is not None:
+        directory, number, restarts = shared_port.directory, shared_port.number, shared_port.restarts
     requests = RouterRequests(
         recent,
         observer.running,
         settings.name,
-        directory=None if shared_port is None else shared_port.directory,
-        number=0 if shared_port is None else shared_port.number,
+        directory=directory,
+        number=number,
         num_others=lambda: max(0, len(shared.neighbours) - settings.processes + 1),
     )
     watch = FleetWatch(pools, shared, access.tenants, requests)
     worker_drain = WorkerDrain(pools)
     add_FleetServiceServicer_to_server(FleetService(inference.preparer, access, watch, worker_drain), server.grpc)
-    store, helpers, lag = _response_store(settings), Helpers(), LoopLag()
+    store, helpers, lag = _response_store(settings.http), Helpers(), LoopLag()
     spans = None if tracing.queue is None else tracing.queue.counts
-    restarts = None if shared_port is None else shared_port.restarts
     process = ProcessMetrics("router", lag, certificates_of(settings, tls), spans)
     collect = collector(counted, inference, gate, process, restarts)
     page = FleetEndpoints(watch, worker_drain, PageFiles())
-    http, metrics = _http_servers(settings, inference, access, gate, tls, collect, page, store, shared_port)
+    edge = Edge(inference, access, gate, settings.http.sse_keep_alive_s, settings.http.allow_unknown_fields)
+    http, metrics = _http_servers(settings, edge, tls, collect, page, store, shared_port)
     background = (
         shared.run,
         _membership(settings, pools, fleet, helpers, rng),
@@ -170,20 +173,16 @@ def traces_of(settings: RouterSettings, tracing: Tracing) -> RequestTraces | Non
     return RequestTraces(tracing.queue, slow_s, sampler=tracing.sampler)
 
 
-def _response_store(settings: RouterSettings) -> ResponseStore | None:
-    if not settings.http.max_stored_responses:
+def _response_store(http: HttpSettings) -> ResponseStore | None:
+    if not http.max_stored_responses:
         return None
-    limits = StoreLimits(
-        settings.http.max_stored_responses, settings.http.max_stored_mib << 20, settings.http.response_ttl_s
-    )
+    limits = StoreLimits(http.max_stored_responses, http.max_stored_mib << 20, http.response_ttl_s)
     return ResponseStore(limits, time.monotonic)
 
 
 def _http_servers(
     settings: RouterSettings,
-    inference: Inference,
-    access: Access,
-    gate: RequestGate,
+    edge: Edge,
     tls: ServerTls | None,
     collect: Collect,
     page: FleetEndpoints,
@@ -191,13 +190,12 @@ def _http_servers(
     shared_port: SharedPort | None,
 ) -> tuple[HttpServer | None, HttpServer | None]:
     """The HTTP server, and that of the process's metrics alone. None: the settings ask for none."""
-    edge = Edge(inference, access, gate, settings.http.sse_keep_alive_s, settings.http.allow_unknown_fields)
-    answers = FreshAnswers(collect)
+    answers, inference = FreshAnswers(collect), edge.inference
 
     def is_ready() -> bool:
         return not inference.running.is_stopping and bool(inference.pools.models())
 
-    only_local_hosts = not (access.is_checked or settings.identity.allow_anonymous)
+    only_local_hosts = not (edge.access.is_checked or settings.identity.allow_anonymous)
 
     def server(app: App, port: int, **options: Any) -> HttpServer:
         return HttpServer(
@@ -205,7 +203,7 @@ def _http_servers(
             settings.host,
             port,
             ssl_context=None if tls is None else tls.ssl_context(),
-            refused=gate.refused,
+            refused=edge.gate.refused,
             limits=replace(LIMITS, keep_alive_s=settings.http.http_keep_alive_s),
             **options,
         )
@@ -215,12 +213,8 @@ def _http_servers(
         # At a shared port a scraper would reach another process each time.
         for_scrapers = answers if shared_port is None else None
         app = http_app(edge, is_ready, for_scrapers, page, store, only_local_hosts=only_local_hosts)
-        http = server(
-            app,
-            settings.http.http_port,
-            shared_port=shared_port is not None,
-            cors_origins=settings.http.cors_origins,
-        )
+        is_shared, origins = shared_port is not None, settings.http.cors_origins
+        http = server(app, settings.http.http_port, shared_port=is_shared, cors_origins=origins)
     if (first := settings.process_metrics_port) >= 0:
         port = first + shared_port.number if first and shared_port is not None else first
         app = metrics_app(edge, answers, only_local_hosts=only_local_hosts)
@@ -230,31 +224,18 @@ def _http_servers(
 
 def share(settings: RouterSettings, fleet: PoolFleet, rng: Random) -> SharedState:
     """The state shared with other routers: in Redis if the settings have a URL, else in this process alone."""
-    patience_s = settings.redis_patience_ms / 1e3
-    store = None
+    patience_s, store = settings.redis_patience_ms / 1e3, None
     if settings.redis_url:
-        store = RedisStore(
-            settings.redis_url, settings.key_prefix, patience_s=patience_s, tls=settings.redis_tls.redis_tls()
-        )
-    return SharedState(
-        store,
-        settings.name,
-        fleet,
-        rng,
-        admits_when_down=settings.quota_when_down == "open",
-        patience_s=patience_s,
-    )
+        tls = settings.redis_tls.redis_tls()
+        store = RedisStore(settings.redis_url, settings.key_prefix, patience_s=patience_s, tls=tls)
+    is_open = settings.quota_when_down == "open"
+    return SharedState(store, settings.name, fleet, rng, admits_when_down=is_open, patience_s=patience_s)
 
 
 def _dispatcher(settings: RouterSettings, pools: Pools, shared: SharedState, rng: Random) -> Dispatcher:
     key = conviction_key(settings.redis_url, settings.key_prefix, settings.grant_keys.newest)
-    return Dispatcher(
-        pools,
-        time.monotonic,
-        rng,
-        quarantine=Quarantine(key, shared.convictions),
-        backlog=Backlog(settings.max_unread_mib << 20),
-    )
+    quarantine, backlog = Quarantine(key, shared.convictions), Backlog(settings.max_unread_mib << 20)
+    return Dispatcher(pools, time.monotonic, rng, quarantine=quarantine, backlog=backlog)
 
 
 def _membership(

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from trunkline_router.access.identity.fleet_secret import read_fleet_secret
+from trunkline_router.access.identity.identity import IdentityError
 from trunkline_router.access.identity.needed_roles import Open
 from trunkline_runtime.settings import setting
 from trunkline_runtime.tls_settings import is_loopback
@@ -93,12 +95,16 @@ class IdentitySettings:
         return "://" in self.jwt_jwks
 
     def problem(self, redis_url: str) -> str | None:
-        """Returns what is wrong with the sources of identities, in one line without secrets; None if they can be
-        used."""
+        """Returns what is wrong with the sources of identities or the fleet's secret, in one line without secrets; None
+        if they can be used."""
         if self.api_keys_in_redis and not redis_url:
             return "--api-keys-in-redis needs --redis-url"
         if self.api_keys_in_redis and not self.has_secret:
             return "--api-keys-in-redis needs the fleet's secret: set TRUNKLINE_FLEET_SECRET or --fleet-secret-file"
+        try:
+            read_fleet_secret(self.fleet_secret, self.fleet_secret_file)
+        except IdentityError as error:
+            return str(error)
         if not self.jwt_jwks:
             return None
         for name, value in (("issuer", self.jwt_issuer), ("audience", self.jwt_audience)):

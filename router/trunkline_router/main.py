@@ -4,8 +4,6 @@ import sys
 from collections.abc import Sequence
 
 from trunkline.grant import grant_key_problem
-from trunkline_router.access.identity.fleet_secret import read_fleet_secret
-from trunkline_router.access.identity.identity import IdentityError
 from trunkline_router.settings import (
     EXIT_CANNOT_START,
     RouterSettings,
@@ -39,7 +37,6 @@ def router_settings(arguments: Sequence[str]) -> RouterSettings:
         or settings.http.problem(settings.processes)
         or settings.identity.problem(settings.redis_url)
         or settings.identity.exposure_problem(settings.host)
-        or secret_problem(settings)
         or grant_key_problem(settings.grant_key, settings.grant_key_previous)
         or settings.tls.problem(settings.host)
         or settings.worker_tls.problem(settings.workers, allow_plaintext=allow_plaintext)
@@ -49,15 +46,6 @@ def router_settings(arguments: Sequence[str]) -> RouterSettings:
         print(f"trunkline-router: {problem}", file=sys.stderr)
         sys.exit(EXIT_CANNOT_START)
     return settings
-
-
-def secret_problem(settings: RouterSettings) -> str | None:
-    """Returns why the fleet's secret cannot be used, in one line; None if it can, or if there is none."""
-    try:
-        read_fleet_secret(settings.identity.fleet_secret, settings.identity.fleet_secret_file)
-    except IdentityError as error:
-        return str(error)
-    return None
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ from trunkline.v1.generation_pb2 import Lane
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_cli.keys import key_file, keys_command
 from trunkline_cli.keys.key_file import FileRecords, changing
+from trunkline_cli.keys.new_key import new_key
 from trunkline_cli.main import KEYS
 from trunkline_router.access.identity import watched_file
-from trunkline_router.access.identity.api_keys import ApiKey
 from trunkline_router.access.identity.authenticator import Authenticator, authenticator_of
 from trunkline_router.access.identity.identity import Identity, IdentityError, Role
 from trunkline_router.access.identity.redis_keys import RedisKeys
@@ -201,12 +201,12 @@ def test_a_key_that_could_not_be_printed_is_named_to_be_revoked(tmp_path: Path) 
 
 def test_a_file_that_routers_would_not_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert key_file.MOST_BYTES == watched_file.MOST_FILE_BYTES
-    path, record = tmp_path / "keys.json", key_rig.record(ApiKey.new())
+    path, record = tmp_path / "keys.json", key_rig.record(new_key())
     key_rig.write(path, record)
     monkeypatch.setattr(key_file, "MOST_BYTES", path.stat().st_size + 100)
     before = path.read_bytes()
     with pytest.raises(IdentityError, match="would have more than"):
-        FileRecords(path).create(key_rig.record(ApiKey.new()))
+        FileRecords(path).create(key_rig.record(new_key()))
     assert path.read_bytes() == before
     monkeypatch.setattr(key_file, "MOST_BYTES", 10)
     with pytest.raises(IdentityError, match="has more than"):

@@ -12,10 +12,10 @@ from tests.cluster.processes import START_S, Process, alive, descendants, script
 from tests.router.identity import key_rig
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline_bench.servers.ports import free_port
+from trunkline_cli.keys.new_key import new_key
 from trunkline_cli.launcher import wait_until_serving
 from trunkline_cli.passed_flags import PassedFlags
 from trunkline_cli.plan import ClusterPlan
-from trunkline_router.access.identity.api_keys import ApiKey
 from trunkline_router.main import router_settings
 
 KEYS = "TRUNKLINE_API_KEYS"
@@ -26,7 +26,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_serve_with_keys_becomes_ready_and_serves_those_that_have_one(tmp_path: Path) -> None:
-    key, file = ApiKey.new(), tmp_path / "key"
+    key, file = new_key(), tmp_path / "key"
     key_rig.write(tmp_path / "keys.json", key_rig.record(key))
     file.write_text(key.credential)
     port, http_port = free_port(), free_port()
@@ -64,7 +64,7 @@ def test_serve_with_keys_becomes_ready_and_serves_those_that_have_one(tmp_path: 
 
 async def test_the_launcher_does_not_wait_for_a_readiness_that_it_may_not_ask_for(tmp_path: Path) -> None:
     """As with --open=metrics, which replaces the launcher's --open=readiness."""
-    key_rig.write(tmp_path / "keys.json", key_rig.record(ApiKey.new()))
+    key_rig.write(tmp_path / "keys.json", key_rig.record(new_key()))
     port = free_port()
     flags = (f"--api-keys={tmp_path / 'keys.json'}", f"--port={port}", "--http-port=-1", "--open=metrics")
     router = Process(script("trunkline-router"), f"--workers=127.0.0.1:{free_port()}", *flags)

@@ -36,6 +36,7 @@ from trunkline.v1.inference_pb2 import (
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline_bench.servers.ports import free_port
 from trunkline_bench.servers.redis_server import RedisServer
+from trunkline_cli.keys.new_key import new_key
 from trunkline_router.access.identity.api_keys import ApiKey
 
 MODEL = "tiny-tales"
@@ -86,7 +87,7 @@ def environment(folder: Path, collector: Collector, canaries: Canaries) -> dict[
 @contextmanager
 def run(folder: Path, redis_server: RedisServer) -> Iterator[Rig]:
     canaries = Canaries()
-    key, wrong_key = ApiKey.new(), ApiKey.new()
+    key, wrong_key = new_key(), new_key()
     canaries.keep("key", key.secret)
     canaries.keep("wrong key", wrong_key.secret)
     issued = issuer.claims(exp=time.time() + 3600, nbf=time.time() - 60, roles=["user", "operator"])

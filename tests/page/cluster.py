@@ -15,7 +15,7 @@ from tests.cluster.processes import START_S, Process, Worker, script, wait_until
 from tests.router.identity import key_rig
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline_bench.servers.ports import free_port
-from trunkline_router.access.identity.api_keys import ApiKey
+from trunkline_cli.keys.new_key import new_key
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -112,7 +112,7 @@ def new_worker(*arguments: str, port: int = 0) -> Worker:
 @contextmanager
 def running_cluster(folder: Path, *arguments: str, workers: int = 2) -> Iterator[PageCluster]:
     """The workers are named by their addresses.  arguments: of the workers"""
-    keys = {name: ApiKey.new() for name in (*TENANTS, "operator", "scraper")}
+    keys = {name: new_key() for name in (*TENANTS, "operator", "scraper")}
     records = [key_rig.record(keys[tenant], tenant=tenant, quotas=QUOTAS) for tenant in TENANTS]
     records.append(key_rig.record(keys["operator"], tenant="ops", roles=["user", "operator"]))
     records.append(key_rig.record(keys["scraper"], tenant="ops", roles=["scraper"]))

@@ -13,7 +13,7 @@ from trunkline_bench.attacks.innocent import Innocent, Record
 from trunkline_bench.attacks.server import Server
 from trunkline_bench.faults.fleet import FleetError
 from trunkline_cli.keys.key_file import changing
-from trunkline_router.access.identity.api_keys import ApiKey, new_record
+from trunkline_cli.keys.new_key import new_key, new_record
 
 BLOCKING_KEYS = "API keys replaced by a FIFO"
 NUM_OTHERS = 4  # tenants that send requests besides, so that the router writes more than pipes and buffers take
@@ -64,7 +64,7 @@ async def blocking_keys(router: Server, keys: Path, model: str) -> AsyncIterator
 
 def add_key(keys: Path, tenant: str) -> str:
     """Adds an API key to the file. Returns it as clients send it."""
-    key = ApiKey.new()
+    key = new_key()
     record = new_record(key, {"tenant": tenant}, time.time(), None)
     with changing(keys) as entries:
         entries[key.key_id] = {name: value for name, value in record.items() if name != "id"}

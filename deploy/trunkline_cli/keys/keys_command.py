@@ -18,9 +18,11 @@ from typing import Any, TypeVar
 from trunkline.names import lane_name
 from trunkline.validation import LANES
 from trunkline_cli.keys.key_file import FileRecords
-from trunkline_router.access.identity.api_keys import ApiKey, KeyRecord, is_key_id, new_record, written_time
+from trunkline_cli.keys.new_key import new_key, new_record, written_time
+from trunkline_router.access.identity.api_keys import KeyRecord, is_key_id
 from trunkline_router.access.identity.fleet_secret import read_fleet_secret
-from trunkline_router.access.identity.identity import FieldError, Identity, IdentityError, Role
+from trunkline_router.access.identity.identity import Identity, IdentityError, Role
+from trunkline_router.access.identity.terms import FieldError
 from trunkline_router.quotas.quota import MOST_QUOTA, QUOTA_NAMES
 from trunkline_router.quotas.store import StoreDown
 
@@ -176,7 +178,7 @@ def _seal_name(number: int) -> str:
 
 
 def _create(arguments: argparse.Namespace, now_unix_s: float) -> None:
-    key, store = ApiKey.new(), _store(arguments)
+    key, store = new_key(), _store(arguments)
     expires_unix_s = None if arguments.expires_in is None else now_unix_s + arguments.expires_in
     store.create(new_record(key, _terms(arguments), now_unix_s, expires_unix_s))
     _print(key.credential, f"the key, so revoke {key.key_id} and create another one")

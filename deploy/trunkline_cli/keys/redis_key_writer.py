@@ -4,8 +4,9 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from trunkline_router.access.identity.identity import IdentityError, loaded
+from trunkline_router.access.identity.identity import IdentityError
 from trunkline_router.access.identity.redis_keys import RedisKeys
+from trunkline_router.access.identity.terms import loaded
 from trunkline_router.quotas.store import StoreDown
 
 RESEAL_ROUNDS = 8  # each for records that others wrote meanwhile

@@ -6,7 +6,7 @@ from typing import Any
 from trunkline.names import lane_name
 from trunkline.validation import LANES, LEAST_TENANT_WEIGHT, MOST_TENANT_WEIGHT, tenant_problem
 from trunkline_router.access.access import Tenant, Tenants
-from trunkline_router.access.identity.identity import JSON_ERRORS, RepeatedName, is_limit, loaded
+from trunkline_router.access.identity.terms import JSON_ERRORS, RepeatedName, is_limit, loaded
 from trunkline_router.quotas.quota import MOST_QUOTA, QUOTA_NAMES, Quotas
 
 OTHER_TENANTS = "*"

@@ -16,8 +16,8 @@ from tests.router.identity import issuer, key_rig
 from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
+from trunkline_cli.keys.new_key import new_key
 from trunkline_router.access.access import Access, Tenants
-from trunkline_router.access.identity.api_keys import ApiKey
 from trunkline_router.access.identity.authenticator import Authenticator, KeyFileSource
 from trunkline_router.access.identity.bearer_token import BearerTokens
 from trunkline_router.access.identity.jwks import JwksFile
@@ -44,7 +44,7 @@ class Keys:
 
     def add(self, *, revoked: bool = False, expires_unix_s: float | None = None, **terms: Any) -> str:
         """A new key in the clear, of the tenant acme unless `terms` name another."""
-        key = ApiKey.new()
+        key = new_key()
         record = key_rig.record(key, expires_unix_s=expires_unix_s, **terms)
         if revoked:
             record["revoked"] = record["created"]

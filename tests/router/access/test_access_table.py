@@ -19,6 +19,7 @@ from tests.router.cluster import PATIENCE_S, Refusal
 from tests.router.fake_worker import FakeWorker
 from tests.router.identity import issuer
 from trunkline.v1.inference_pb2 import GenerateRequest, GrantRequest
+from trunkline_cli.keys.new_key import new_key
 from trunkline_router.access.access import Access, NotAdmitted
 from trunkline_router.access.identity.api_keys import ApiKey
 from trunkline_router.access.identity.identity import Role
@@ -101,8 +102,8 @@ class Credentials:
         claims, _, signature = body.partition(".")
         self._fixed: dict[str, Headers] = {
             "no credentials": {},
-            "wrong key": bearer(ApiKey(known.key_id, ApiKey.new().secret).credential),
-            "unknown key": bearer(ApiKey.new().credential),
+            "wrong key": bearer(ApiKey(known.key_id, new_key().secret).credential),
+            "unknown key": bearer(new_key().credential),
             "not a key": bearer("sk-of-another-service"),
             "revoked key": bearer(revoked),
             "expired key": bearer(expired),

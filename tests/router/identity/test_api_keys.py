@@ -15,10 +15,12 @@ from structlog.testing import capture_logs
 from tests.router.identity.key_rig import NOW_UNIX_S, answer, content, put, record, write
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import Lane
+from trunkline_cli.keys.new_key import ALPHABET, new_key, new_record
 from trunkline_router.access.identity import api_keys
-from trunkline_router.access.identity.api_keys import ALPHABET, ApiKey, new_record, read_record
+from trunkline_router.access.identity.api_keys import ApiKey, read_record
 from trunkline_router.access.identity.authenticator import Authenticator, KeyFileSource
-from trunkline_router.access.identity.identity import TERMS, FieldError, Identity, Role
+from trunkline_router.access.identity.identity import Identity, Role
+from trunkline_router.access.identity.terms import TERMS, FieldError
 from trunkline_router.quotas.quota import Quotas
 
 WRONG = "the API key is not valid"
@@ -45,7 +47,7 @@ def path(tmp_path: Path) -> Path:
 
 
 async def test_a_key_is_its_tenant_with_the_terms_of_its_record(path: Path) -> None:
-    plain, full = ApiKey.new(), ApiKey.new()
+    plain, full = new_key(), new_key()
     terms: dict[str, Any] = {
         "tenant": "b", "roles": ["operator"], "acts_for": ["c"], "lane": "batch", "models": ["m"],
         "quotas": {"tokens_per_minute": 9}, "may_salt": True, "sees_cache": False, "note": "n",
@@ -65,12 +67,12 @@ def test_an_identity_acts_for_its_own_tenant_and_those_that_it_names() -> None:
 
 
 async def test_a_refusal_does_not_tell_whether_an_id_exists(path: Path) -> None:
-    known, revoked, expired, unknown = (ApiKey.new() for _ in range(4))
+    known, revoked, expired, unknown = (new_key() for _ in range(4))
     found = await authenticator_with(
         path, record(known), record(revoked) | {"revoked": "2026-01-01T00:00:00Z"},
         record(expired, expires_unix_s=NOW_UNIX_S - 1),
     )  # fmt: skip
-    wrong = ApiKey.new().secret
+    wrong = new_key().secret
     answers = {answer(found, f"tl-{key.key_id}-{wrong}") for key in (known, revoked, expired, unknown)}
     assert answers == {WRONG}
     assert answer(found, revoked.credential) == "the API key has been revoked"
@@ -78,7 +80,7 @@ async def test_a_refusal_does_not_tell_whether_an_id_exists(path: Path) -> None:
 
 
 async def test_a_key_expires_at_its_time(path: Path) -> None:
-    clock, key = Clock(), ApiKey.new()
+    clock, key = Clock(), new_key()
     found = await authenticator_with(path, record(key, expires_unix_s=NOW_UNIX_S), clock=clock)
     clock.now_unix_s = NOW_UNIX_S - 0.001
     assert answer(found, key.credential) == "acme"
@@ -105,12 +107,12 @@ def test_garbage_is_refused(credential: str) -> None:
 def test_without_sources_every_credential_is_refused() -> None:
     found = Authenticator()
     assert not found.is_configured
-    assert answer(found, ApiKey.new().credential) == "the credential is not valid"
+    assert answer(found, new_key().credential) == "the credential is not valid"
     assert answer(found, "a.b.c") == "the credential is not valid"
 
 
 def test_keys_are_random_and_have_the_form_that_scanners_look_for() -> None:
-    keys = [ApiKey.new() for _ in range(2000)]
+    keys = [new_key() for _ in range(2000)]
     assert all(SCANNED.fullmatch(key.credential) and ApiKey.parse(key.credential) == key for key in keys)
     assert len({key.secret for key in keys} | {key.key_id for key in keys}) == 4000
     assert set("".join(key.secret for key in keys)) == set(ALPHABET)
@@ -119,7 +121,7 @@ def test_keys_are_random_and_have_the_form_that_scanners_look_for() -> None:
 
 
 def test_a_record_has_the_hash_of_the_secret_alone() -> None:
-    key = ApiKey.new()
+    key = new_key()
     made = record(key)
     assert made["hash"] == f"sha256:{hashlib.sha256(key.secret.encode()).hexdigest()}"
     assert key.secret not in str(made) + repr(key) + repr(read_record(made))
@@ -153,7 +155,7 @@ def test_hashes_are_compared_in_constant_time() -> None:
 )  # fmt: skip
 def test_an_invalid_record_is_refused_by_the_name_of_its_field(change: dict[str, Any], field: str) -> None:
     with pytest.raises(FieldError) as caught:
-        read_record(record(ApiKey.new()) | change)
+        read_record(record(new_key()) | change)
     assert caught.value.field == field
 
 
@@ -176,11 +178,11 @@ def test_whatever_a_record_contains_it_is_read_or_refused(change: dict[str, Any]
 
 def test_a_record_that_would_be_too_large_is_not_made() -> None:
     with pytest.raises(FieldError, match="more than"):
-        new_record(ApiKey.new(), {"tenant": "t", "acts_for": [f"{number:0128}" for number in range(200)]}, 0.0, None)
+        new_record(new_key(), {"tenant": "t", "acts_for": [f"{number:0128}" for number in range(200)]}, 0.0, None)
 
 
 async def test_no_log_line_and_no_refusal_has_a_secret(path: Path) -> None:
-    key, other = ApiKey.new(), ApiKey.new()
+    key, other = new_key(), new_key()
     said = []
     with capture_logs() as logs:
         found = await authenticator_with(path, record(key))

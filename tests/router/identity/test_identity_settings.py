@@ -7,7 +7,7 @@ import pytest
 
 from tests.router.identity.issuer import jwks
 from tests.router.identity.key_rig import put, record, write
-from trunkline_router.access.identity.api_keys import ApiKey
+from trunkline_cli.keys.new_key import new_key
 from trunkline_router.access.identity.authenticator import authenticator_of
 from trunkline_router.access.identity.identity import IdentityError
 from trunkline_router.identity_settings import IdentitySettings
@@ -70,7 +70,7 @@ def test_loopback_is_this_machine_alone(host: str, wanted: bool) -> None:
 
 async def test_each_source_that_is_set_is_used(tmp_path: Path) -> None:
     keys, issuer, secret = tmp_path / "keys.json", tmp_path / "jwks.json", tmp_path / "secret"
-    write(keys, record(ApiKey.new()))
+    write(keys, record(new_key()))
     put(issuer, jwks("rsa"))
     put(secret, SECRET + "\n")
     plain: dict[str, Any] = {"workers": ("127.0.0.1:1",), "redis_url": "redis://127.0.0.1:1"}

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from tests.router.cluster import PATIENCE_S, until
 from tests.router.identity.key_rig import answer, content, put, record, write
 from trunkline_cli.keys.key_file import changing, present
+from trunkline_cli.keys.new_key import new_key
 from trunkline_router.access.identity import watched_file
 from trunkline_router.access.identity.api_keys import ApiKey
 from trunkline_router.access.identity.authenticator import Authenticator, KeyFileSource
@@ -40,7 +41,7 @@ async def test_a_revocation_counts_within_five_seconds_while_the_router_runs(
 ) -> None:
     assert POLL_S <= 1.0  # two polls, and the time to read the file
     monkeypatch.setattr(watched_file, "POLL_S", 0.01)
-    key = ApiKey.new()
+    key = new_key()
     write(path, record(key))
     authenticator, _ = await started(path)
     running = asyncio.create_task(authenticator.run())
@@ -56,7 +57,7 @@ async def test_a_revocation_counts_within_five_seconds_while_the_router_runs(
 
 
 async def test_keys_come_and_go_with_the_file(path: Path) -> None:
-    first, second = ApiKey.new(), ApiKey.new()
+    first, second = new_key(), new_key()
     write(path, record(first))
     authenticator, source = await started(path)
     write(path, record(first), record(second))
@@ -71,7 +72,7 @@ async def test_keys_come_and_go_with_the_file(path: Path) -> None:
 
 async def test_a_mount_that_is_swapped_by_symbolic_links_is_followed(tmp_path: Path) -> None:
     """As Kubernetes updates a mounted Secret: keys.json → ..data/keys.json, ..data → a folder for each version."""
-    first, second = ApiKey.new(), ApiKey.new()
+    first, second = new_key(), new_key()
     for name, key in (("..1", first), ("..2", second)):
         (tmp_path / name).mkdir()
         write(tmp_path / name / "keys.json", record(key))
@@ -87,7 +88,7 @@ async def test_a_mount_that_is_swapped_by_symbolic_links_is_followed(tmp_path: P
 
 
 async def test_a_file_that_changes_without_a_difference_in_its_times_or_length_is_read_again(path: Path) -> None:
-    first, second = ApiKey.new(), ApiKey.new()
+    first, second = new_key(), new_key()
     write(path, record(first))
     os.utime(path, (OLD, OLD))
     authenticator, source = await started(path)
@@ -115,7 +116,7 @@ async def test_content_that_has_not_changed_is_not_handed_on_again(path: Path) -
      b'{"keys": {"a": NaN}}'],
 )  # fmt: skip
 async def test_a_broken_file_keeps_the_last_good_keys_and_is_logged_once(path: Path, broken: bytes) -> None:
-    key, later = ApiKey.new(), ApiKey.new()
+    key, later = new_key(), new_key()
     write(path, record(key))
     authenticator, source = await started(path)
     with capture_logs() as logs:
@@ -130,7 +131,7 @@ async def test_a_broken_file_keeps_the_last_good_keys_and_is_logged_once(path: P
 
 
 async def test_a_file_that_is_gone_for_a_time_keeps_its_keys(path: Path) -> None:
-    key = ApiKey.new()
+    key = new_key()
     write(path, record(key))
     authenticator, source = await started(path)
     with capture_logs() as logs:
@@ -157,7 +158,7 @@ async def test_a_router_does_not_start_with_a_file_that_cannot_be_used(
 
 
 def test_changing_a_file_keeps_its_permissions_and_its_link(tmp_path: Path, path: Path) -> None:
-    key = ApiKey.new()
+    key = new_key()
     write(tmp_path / "real.json", record(key))
     (tmp_path / "real.json").chmod(0o640)
     path.symlink_to("real.json")
@@ -172,7 +173,7 @@ def test_changing_a_file_keeps_its_permissions_and_its_link(tmp_path: Path, path
 
 
 def test_a_change_that_fails_leaves_the_file_as_it_was(path: Path) -> None:
-    write(path, record(ApiKey.new()))
+    write(path, record(new_key()))
     before = path.read_bytes()
     with pytest.raises(KeyError), changing(path) as entries:
         del entries[next(iter(entries))], entries["unknown"]
@@ -196,7 +197,7 @@ def test_of_ten_thousand_keys_the_unchanged_ones_are_read_once(path: Path) -> No
 
 @pytest.mark.parametrize("what", ["FIFO", "device"])
 async def test_a_file_that_is_replaced_by_no_regular_file_keeps_its_keys_and_is_followed(path: Path, what: str) -> None:
-    key, later = ApiKey.new(), ApiKey.new()
+    key, later = new_key(), new_key()
     write(path, record(key))
     authenticator, source = await started(path)
     with capture_logs() as logs:

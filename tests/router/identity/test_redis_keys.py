@@ -29,9 +29,9 @@ from tests.router.identity.redis_rig import (
 )
 from trunkline.status import NO_WORKER, RequestRefused
 from trunkline_bench.servers.redis_server import RedisServer
+from trunkline_cli.keys.new_key import new_key
 from trunkline_cli.keys.redis_key_writer import RedisKeyWriter
 from trunkline_router.access.identity import redis_keys
-from trunkline_router.access.identity.api_keys import ApiKey
 from trunkline_router.access.identity.authenticator import Authenticator
 from trunkline_router.access.identity.redis_keys import PAGE_KEYS, POLL_S
 from trunkline_router.quotas.store import StoreDown
@@ -61,7 +61,7 @@ async def opened(server: RedisServer, client: Any) -> AsyncIterator[Opened]:
 
 async def test_a_key_and_its_revocation_reach_every_router_at_its_next_poll(opened: Opened) -> None:
     assert POLL_S + redis_keys.ANSWER_TIMEOUT_S <= 2.5  # so a revocation counts within 5 s
-    writer, routers, key = opened(), [opened(), opened()], ApiKey.new()
+    writer, routers, key = opened(), [opened(), opened()], new_key()
     fields = record(key)
     for change, wanted in (({}, "acme"), (REVOKED, WAS_REVOKED)):
         await writer.put(fields | change)
@@ -72,7 +72,7 @@ async def test_a_key_and_its_revocation_reach_every_router_at_its_next_poll(open
 
 async def test_a_running_router_follows_redis(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_keys, "POLL_S", 0.01)
-    writer, router, key = opened(), opened(), ApiKey.new()
+    writer, router, key = opened(), opened(), new_key()
     authenticator = Authenticator([router])
     await authenticator.start()
     running = asyncio.create_task(authenticator.run())
@@ -87,7 +87,7 @@ async def test_a_running_router_follows_redis(opened: Opened, monkeypatch: pytes
 
 async def test_more_keys_than_a_page_are_read_and_an_unchanged_version_reads_none(opened: Opened, client: Any) -> None:
     writer, router = opened(), opened(steady_s=lambda: 5.0)
-    keys = [ApiKey.new() for _ in range(3 * PAGE_KEYS)]
+    keys = [new_key() for _ in range(3 * PAGE_KEYS)]
     for key in keys:
         await writer.put(record(key))
     await router.update()
@@ -101,7 +101,7 @@ async def test_more_keys_than_a_page_are_read_and_an_unchanged_version_reads_non
 
 @pytest.mark.parametrize("seal", ["", "0" * 64 + ":", "none"])
 async def test_a_record_that_the_fleet_did_not_seal_is_ignored(opened: Opened, client: Any, seal: str) -> None:
-    key = ApiKey.new()
+    key = new_key()
     text = json.dumps(record(key))
     await client.hset(RECORDS, key.key_id, OTHER.sealed(text) if seal == "none" else seal + text)
     router = opened()
@@ -115,7 +115,7 @@ async def test_a_record_that_the_fleet_did_not_seal_is_ignored(opened: Opened, c
 
 async def test_a_sealed_record_counts_for_its_own_id_alone(opened: Opened, client: Any) -> None:
     """An attacker copies the record of a key that it has to the id of another one."""
-    own, other = ApiKey.new(), ApiKey.new()
+    own, other = new_key(), new_key()
     await client.hset(RECORDS, other.key_id, SEAL.sealed(json.dumps(record(own, roles=["operator"]))))
     router = opened()
     await router.poll()
@@ -123,7 +123,7 @@ async def test_a_sealed_record_counts_for_its_own_id_alone(opened: Opened, clien
 
 
 async def test_a_changed_record_is_ignored(opened: Opened, client: Any) -> None:
-    writer, key = opened(), ApiKey.new()
+    writer, key = opened(), new_key()
     await writer.put(record(key))
     value = await client.hget(RECORDS, key.key_id)
     await client.hset(RECORDS, key.key_id, value.replace(b'"acme"', b'"best"'))
@@ -133,7 +133,7 @@ async def test_a_changed_record_is_ignored(opened: Opened, client: Any) -> None:
 
 
 async def test_an_old_record_that_is_put_back_does_not_undo_a_revocation(opened: Opened, client: Any) -> None:
-    writer, router, key = opened(), opened(), ApiKey.new()
+    writer, router, key = opened(), opened(), new_key()
     await writer.put(record(key))
     old = await client.hget(RECORDS, key.key_id)
     await writer.put(record(key) | REVOKED)
@@ -158,7 +158,7 @@ async def test_an_old_record_that_is_put_back_does_not_undo_a_revocation(opened:
 
 
 async def test_an_emptied_redis_gets_its_keys_back(opened: Opened, client: Any) -> None:
-    keys = [ApiKey.new() for _ in range(2 * PAGE_KEYS)]
+    keys = [new_key() for _ in range(2 * PAGE_KEYS)]
     now_s = 0.0
     router = opened(steady_s=lambda: now_s)
     for key in keys:
@@ -175,7 +175,7 @@ async def test_an_emptied_redis_gets_its_keys_back(opened: Opened, client: Any) 
 
 
 async def test_without_redis_the_known_keys_stay_valid_and_others_are_not_called_wrong(opened: Opened) -> None:
-    key = ApiKey.new()
+    key = new_key()
     with RedisServer() as server:
         router = RedisKeyWriter(server.url, "trunkline:", SEAL)
         await router.put(record(key))
@@ -185,7 +185,7 @@ async def test_without_redis_the_known_keys_stay_valid_and_others_are_not_called
             for _ in range(3):
                 await router.poll()
             assert answer(Authenticator([router]), key.credential) == "acme"
-            assert answer(Authenticator([router]), ApiKey.new().credential) == WRONG
+            assert answer(Authenticator([router]), new_key().credential) == WRONG
             fresh = RedisKeyWriter(server.url, "trunkline:", SEAL)
             await fresh.start()
             with pytest.raises(RequestRefused) as caught:
@@ -201,7 +201,7 @@ async def test_without_redis_the_known_keys_stay_valid_and_others_are_not_called
 
 
 async def test_a_redis_that_hangs_blocks_no_request(server: RedisServer, opened: Opened) -> None:
-    key, router = ApiKey.new(), opened()
+    key, router = new_key(), opened()
     await router.put(record(key))
     await router.poll()
     server.hang()
@@ -261,7 +261,7 @@ async def test_whatever_lies_in_redis_the_known_keys_stay_valid(
     client, router, key = (
         redis.asyncio.from_url(server.url),
         RedisKeyWriter(server.url, "trunkline:", SEAL),
-        ApiKey.new(),
+        new_key(),
     )
     await client.flushall()
     await router.put(record(key))
@@ -283,7 +283,7 @@ async def test_whatever_lies_in_redis_the_known_keys_stay_valid(
             await router.update()
     assert "tl-aaaaaaaaaaaa-x" not in str(logs)
     assert router.records.keys() == {key.key_id}
-    await router.put(record(ApiKey.new()))  # what is in the way is replaced
+    await router.put(record(new_key()))  # what is in the way is replaced
     await router.update()
     assert len(router.records) == 2
     await router.close()
@@ -294,7 +294,7 @@ async def test_the_number_of_keys_is_bounded(opened: Opened, monkeypatch: pytest
     monkeypatch.setattr(redis_keys, "MOST_KEYS", 3)
     writer, router = opened(), opened()
     for _ in range(5):
-        await writer.put(record(ApiKey.new()))
+        await writer.put(record(new_key()))
     with capture_logs() as logs:
         await router.poll()
     assert len(router.records) == 3
@@ -306,12 +306,12 @@ async def test_a_redis_that_cannot_be_reached_is_an_error_for_the_command() -> N
         taken.bind(("127.0.0.1", 0))
         keys = RedisKeyWriter(f"redis://:canary@127.0.0.1:{taken.getsockname()[1]}", "trunkline:", SEAL)
         with pytest.raises(StoreDown) as caught:
-            await keys.put(record(ApiKey.new()))
+            await keys.put(record(new_key()))
     assert "canary" not in str(caught.value)
 
 
 async def test_redis_holds_no_secret(opened: Opened, client: Any) -> None:
-    key = ApiKey.new()
+    key = new_key()
     await opened().put(record(key))
     stored = [str(await client.hgetall(RECORDS)), str(await client.get(VERSION)), str(await client.keys("*"))]
     assert key.key_id in stored[0]

@@ -11,6 +11,7 @@ from tests.parameters import one_in
 from tests.router.identity.key_rig import answer, record
 from tests.router.identity.redis_rig import FIRST, RECORDS, SECOND, VERSION, Opened, emptied, running_redis, views
 from trunkline_bench.servers.redis_server import RedisServer
+from trunkline_cli.keys.new_key import new_key
 from trunkline_cli.keys.redis_key_writer import RedisKeyWriter
 from trunkline_router.access.identity.api_keys import ApiKey
 from trunkline_router.access.identity.authenticator import Authenticator
@@ -80,7 +81,7 @@ class Fleet:
         return self.opened(*file, steady_s=self.clock)
 
     async def create(self, *file: bytes) -> None:
-        self.active.append(ApiKey.new())
+        self.active.append(new_key())
         await self.opened(*file).put(record(self.active[-1]))
 
     async def revoke(self, key: ApiKey, *file: bytes) -> None:
@@ -143,7 +144,7 @@ async def test_in_every_state_of_a_planned_change_keys_count_and_a_revocation_co
 
 
 async def test_a_router_verifies_with_all_secrets_whatever_their_order(opened: Opened) -> None:
-    by_old, by_new = ApiKey.new(), ApiKey.new()
+    by_old, by_new = new_key(), new_key()
     await opened(*OLD).put(record(by_old))
     await opened(*NEW).put(record(by_new))
     for file in (ADDED, SWAPPED):
@@ -156,7 +157,7 @@ async def test_a_router_that_was_cut_off_while_keys_were_sealed_costs_no_key_and
     opened: Opened, client: Any
 ) -> None:
     """It still has the file of the first step, so for it the old secret comes first."""
-    clock, key = Clock(), ApiKey.new()
+    clock, key = Clock(), new_key()
     cut_off, router = opened(*ADDED, steady_s=clock), opened(*SWAPPED, steady_s=clock)
     await opened(*OLD).put(record(key))
     await polled(clock, cut_off, router)
@@ -174,7 +175,7 @@ async def test_a_router_that_was_cut_off_while_keys_were_sealed_costs_no_key_and
 async def test_a_router_does_not_write_over_a_revocation_that_it_has_not_read(
     opened: Opened, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, router = ApiKey.new(), opened()
+    key, router = new_key(), opened()
     await router.put(record(key))
     await router.poll()
     await client.delete(RECORDS, VERSION)  # so the router writes back what it knows
@@ -198,7 +199,7 @@ async def test_a_router_does_not_write_over_a_revocation_that_it_has_not_read(
 
 
 async def test_a_router_that_was_left_with_the_old_file_costs_no_key_and_is_told_of(opened: Opened) -> None:
-    clock, key, command = Clock(), ApiKey.new(), opened(*SWAPPED)
+    clock, key, command = Clock(), new_key(), opened(*SWAPPED)
     late, router = opened(*OLD, steady_s=clock), opened(*SWAPPED, steady_s=clock)
     await late.put(record(key))
     await polled(clock, late, router)
@@ -214,7 +215,7 @@ async def test_a_router_that_was_left_with_the_old_file_costs_no_key_and_is_told
 
 
 async def test_a_record_with_the_old_seal_that_is_put_back_is_replaced(opened: Opened, client: Any) -> None:
-    clock, keys = Clock(), [ApiKey.new() for _ in range(16)]  # the order of seals is no matter of luck
+    clock, keys = Clock(), [new_key() for _ in range(16)]  # the order of seals is no matter of luck
     router = opened(*SWAPPED, steady_s=clock)
     for key in keys:
         await opened(*OLD).put(record(key))
@@ -229,7 +230,7 @@ async def test_a_record_with_the_old_seal_that_is_put_back_is_replaced(opened: O
 
 
 async def test_of_an_earlier_secret_nothing_counts_once_it_is_dropped(opened: Opened) -> None:
-    key, router = ApiKey.new(), opened(*NEW)
+    key, router = new_key(), opened(*NEW)
     await opened(*OLD).put(record(key))
     with capture_logs() as logs:
         await router.poll()
@@ -241,7 +242,7 @@ async def test_after_a_leak_keys_are_created_anew_and_nothing_that_was_forged_co
     opened: Opened, client: Any
 ) -> None:
     """The steps of the page: a file with the new secret alone, new keys, and a restart of all routers; no reseal."""
-    clock, before, forged, renewed = Clock(), ApiKey.new(), ApiKey.new(), ApiKey.new()
+    clock, before, forged, renewed = Clock(), new_key(), new_key(), new_key()
     old = [opened(*OLD, steady_s=clock) for _ in range(2)]
     attacker = opened(*OLD)
     await opened(*OLD).put(record(before))
@@ -266,7 +267,7 @@ async def test_after_a_leak_keys_are_created_anew_and_nothing_that_was_forged_co
 
 
 async def test_reseal_gives_forged_records_the_new_seal_too_so_it_is_for_planned_changes_alone(opened: Opened) -> None:
-    forged, started = ApiKey.new(), opened(*NEW)
+    forged, started = new_key(), opened(*NEW)
     await opened(*OLD).put(record(forged))
     assert await opened(*SWAPPED).reseal(at_once) == 1
     await started.poll()
@@ -276,7 +277,7 @@ async def test_reseal_gives_forged_records_the_new_seal_too_so_it_is_for_planned
 async def test_a_key_that_is_revoked_while_records_are_sealed_stays_revoked(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, command = ApiKey.new(), opened(*SWAPPED)
+    key, command = new_key(), opened(*SWAPPED)
     await opened(*OLD).put(record(key))
     ask = command._ask
 
@@ -295,7 +296,7 @@ async def test_a_key_that_is_revoked_while_records_are_sealed_stays_revoked(
 
 async def test_records_that_change_all_the_time_are_given_up(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     command = opened(*SWAPPED)
-    await opened(*OLD).put(record(ApiKey.new()))
+    await opened(*OLD).put(record(new_key()))
 
     async def replaces_nothing(script: Any, *arguments: Any) -> Any:
         return 0 if script is command._write else await own(script, *arguments)
@@ -309,7 +310,7 @@ async def test_records_that_change_all_the_time_are_given_up(opened: Opened, mon
 async def test_more_keys_than_a_page_are_sealed(opened: Opened, client: Any) -> None:
     writer, count = opened(*OLD), 2 * PAGE_KEYS + 1
     for _ in range(count):
-        await writer.put(record(ApiKey.new()))
+        await writer.put(record(new_key()))
     assert await opened(*SWAPPED).reseal(at_once) == count
     started = opened(*NEW)
     await started.poll()

@@ -23,7 +23,7 @@ class HttpPassage:
         self.peer = peer
         self._sender = http_sender_of(peer, tenant)
         self._give_up = give_up
-        self._place: Place | None = None
+        self._place: Place  # from __enter__ on
         self._held: Place | None = None  # of a large body
 
     def __enter__(self) -> "HttpPassage":
@@ -33,42 +33,36 @@ class HttpPassage:
 
     def __exit__(self, *_: object) -> None:
         self.answer_begins()
-        if self._place is not None:
-            self._gate.requests.release(self._place)
+        self._gate.requests.release(self._place)
 
     async def read(self, body: Callable[[], Awaitable[bytes]]) -> bytes:
         """Returns the request's body, read by `body`. Raises RequestRefused if large requests take too much memory. Is
         cancelled with RequestRefused if the request is given up, or the body takes too long."""
-        requests, reading, own = self._gate.requests, self._gate.reading, self._place
-        if own is not None:
-            requests.loosen(own)
+        requests, reading = self._gate.requests, self._gate.reading
+        requests.loosen(self._place)
         place = await reading.begin(self._sender, self._give_up)
         try:
             raw = await body()
         finally:
             reading.end(place)
-        if own is not None:
-            requests.keep(own)  # a request that was read is not given up
-        if len(raw) > UNSEEN_BYTES:
-            await self._count_large(raw)
-        return raw
+        requests.keep(self._place)  # a request that was read is not given up
+        return await self._counted(raw)
 
     async def read_arrived(self, body: Callable[[], Awaitable[bytes]]) -> bytes:
         """As read(), for a body that has arrived as a whole. It needs no place among the bodies that are being read:
         those bound the memory of bodies that grow, and a connection stops reading a body at 64 KiB, or one read later,
         until that is taken."""
-        raw = await body()
-        if len(raw) > UNSEEN_BYTES:
-            await self._count_large(raw)
-        return raw
+        return await self._counted(await body())
 
-    async def _count_large(self, raw: bytes) -> None:
-        """Counts the memory of a large body, and returns in its turn to be parsed."""
-        held, turns, account = self._gate.held, self._gate.turns, self._sender.account
-        self._held = held.take(self._sender, self._give_up, len(raw))
-        held.loosen(self._held)
-        await turns.turn(account)
-        turns.took(account, len(raw))
+    async def _counted(self, raw: bytes) -> bytes:
+        """Counts the memory of a large body, and returns it in its turn to be parsed."""
+        if len(raw) > UNSEEN_BYTES:
+            held, turns, account = self._gate.held, self._gate.turns, self._sender.account
+            self._held = held.take(self._sender, self._give_up, len(raw))
+            held.loosen(self._held)
+            await turns.turn(account)
+            turns.took(account, len(raw))
+        return raw
 
     def parsed(self, cpu_s: float) -> None:
         """Counts the time for which the event loop parsed the body as bytes that it could have read instead. A body of
@@ -89,3 +83,6 @@ class StatusPassage(HttpPassage):
 
     def __enter__(self) -> "StatusPassage":
         return self
+
+    def __exit__(self, *_: object) -> None:
+        """Holds nothing."""

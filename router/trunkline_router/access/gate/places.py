@@ -6,6 +6,7 @@ and on it the connection that holds most. A newcomer is refused only if it would
 So a client that invents tenants or opens many connections does not displace a client that holds little.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -73,17 +74,15 @@ WATCH_BOUNDS = Bounds(in_all=2048, of_host=1024, of_connection=64, of_tenant=204
 CHECK_BOUNDS = Bounds(in_all=1024, of_host=512, of_connection=256, of_tenant=1024)
 
 
+@dataclass(slots=True, eq=False)
 class Place:
     """What a call holds. `give_up` ends the call with a refusal."""
 
-    __slots__ = ("amount", "give_up", "is_held", "may_be_given_up", "sender")
-
-    def __init__(self, sender: Sender, give_up: GiveUp, amount: int) -> None:
-        self.sender = sender
-        self.give_up = give_up
-        self.amount = amount
-        self.is_held = True
-        self.may_be_given_up = False
+    sender: Sender
+    give_up: GiveUp
+    amount: int
+    is_held: bool = True
+    may_be_given_up: bool = False
 
 
 class Places:
@@ -93,25 +92,24 @@ class Places:
         self._bounds = bounds
         self._what = what
         self.num_held = 0
-        self._of_host: dict[str, int] = {}
-        self._of_connection: dict[str, int] = {}
-        self._of_tenant: dict[str, int] = {}
-        self._counts = (self._of_host, self._of_connection, self._of_tenant)  # in the order of a Sender's fields
+        self._of_host: Counter[str] = Counter()
+        self._of_connection: Counter[str] = Counter()
+        self._of_tenant: Counter[str] = Counter()
         # What may be given up: the places by host and connection, the oldest first, and their amounts.
         self._loose: dict[str, dict[str, dict[Place, None]]] = {}
-        self._loose_of_host: dict[str, int] = {}
-        self._loose_of_connection: dict[str, int] = {}
+        self._loose_of_host: Counter[str] = Counter()
+        self._loose_of_connection: Counter[str] = Counter()
 
     def take(self, sender: Sender, give_up: GiveUp, amount: int = 1) -> Place:
         """Returns a place, which release() must end. Raises RequestRefused (OVERLOADED)."""
         host, connection, tenant = sender
-        bounds, of_host, mine = self._bounds, self._of_host, self._of_connection.get(connection, 0)
-        if tenant and self._of_tenant.get(tenant, 0) + amount > bounds.of_tenant:
+        bounds, mine = self._bounds, self._of_connection[connection]
+        if tenant and self._of_tenant[tenant] + amount > bounds.of_tenant:
             raise self._refusal(" of this tenant")
         if mine + amount > bounds.of_connection:
             raise self._refusal(" of this connection")
         spare = bounds.spare if mine else 0
-        while of_host.get(host, 0) + amount > bounds.of_host - spare:
+        while self._of_host[host] + amount > bounds.of_host - spare:
             self._make_room(sender, amount, (host,))
         while self.num_held + amount > bounds.in_all - spare:
             self._make_room(sender, amount, self._loose)
@@ -121,13 +119,13 @@ class Places:
     def fits(self, sender: Sender) -> bool:
         """Whether the sender can take a place without displacing another."""
         host, connection, tenant = sender
-        bounds, mine = self._bounds, self._of_connection.get(connection, 0)
+        bounds, mine = self._bounds, self._of_connection[connection]
         spare = bounds.spare if mine else 0
         return (
             self.num_held < bounds.in_all - spare
-            and self._of_host.get(host, 0) < bounds.of_host - spare
+            and self._of_host[host] < bounds.of_host - spare
             and mine < bounds.of_connection
-            and (not tenant or self._of_tenant.get(tenant, 0) < bounds.of_tenant)
+            and (not tenant or self._of_tenant[tenant] < bounds.of_tenant)
         )
 
     def loosen(self, place: Place) -> None:
@@ -135,55 +133,51 @@ class Places:
         if place.is_held and not place.may_be_given_up:
             place.may_be_given_up = True
             host, connection, _ = place.sender
-            of_host = self._loose.setdefault(host, {})
-            of_host.setdefault(connection, {})[place] = None
-            self._loose_of_host[host] = self._loose_of_host.get(host, 0) + place.amount
-            self._loose_of_connection[connection] = self._loose_of_connection.get(connection, 0) + place.amount
+            self._loose.setdefault(host, {}).setdefault(connection, {})[place] = None
+            self._count_loose(place.sender, place.amount)
 
     def keep(self, place: Place) -> None:
         """Protects the place from being given up."""
-        if not place.may_be_given_up:
-            return
-        place.may_be_given_up = False
-        host, connection, _ = place.sender
-        of_host = self._loose[host]
-        del of_host[connection][place]
-        self._loose_of_host[host] -= place.amount
-        self._loose_of_connection[connection] -= place.amount
-        if not of_host[connection]:
-            del of_host[connection], self._loose_of_connection[connection]
+        if place.may_be_given_up:
+            place.may_be_given_up = False
+            host, connection, _ = place.sender
+            of_host = self._loose[host]
+            del of_host[connection][place]
+            if not of_host[connection]:
+                del of_host[connection]
             if not of_host:
-                del self._loose[host], self._loose_of_host[host]
+                del self._loose[host]
+            self._count_loose(place.sender, -place.amount)
 
     def release(self, place: Place) -> None:
         """Frees the place. Does nothing if it was given up."""
         if place.is_held:
-            if place.may_be_given_up:
-                self.keep(place)
+            self.keep(place)
             place.is_held = False
             self._count(place.sender, -place.amount)
 
-    def _count(self, sender: Sender, change: int) -> None:
-        self.num_held += change
-        for counts, name in zip(self._counts, sender, strict=True):
-            count = counts.get(name, 0) + change
-            if count:
-                counts[name] = count
-            else:
-                del counts[name]
+    def _count(self, sender: Sender, amount: int) -> None:
+        self.num_held += amount
+        _add(self._of_host, sender.host, amount)
+        _add(self._of_connection, sender.connection, amount)
+        _add(self._of_tenant, sender.tenant, amount)
+
+    def _count_loose(self, sender: Sender, amount: int) -> None:
+        _add(self._loose_of_host, sender.host, amount)
+        _add(self._loose_of_connection, sender.connection, amount)
 
     def _make_room(self, newcomer: Sender, amount: int, hosts: Iterable[str]) -> None:
         """Gives up the oldest place of the largest holder on one of these hosts. Raises RequestRefused if the newcomer
         would hold more than that."""
         of_host, of_connection = self._loose_of_host, self._loose_of_connection
-        host = max(hosts, key=lambda name: of_host.get(name, 0), default=newcomer.host)
-        if of_host.get(host, 0) < of_host.get(newcomer.host, 0) + amount:
+        host = max(hosts, key=of_host.__getitem__, default=newcomer.host)
+        if of_host[host] < of_host[newcomer.host] + amount:
             host = newcomer.host
         connections = self._loose.get(host)
         if connections is None:
             raise self._refusal()
-        most = max(connections, key=lambda name: of_connection[name])
-        if host == newcomer.host and of_connection[most] < of_connection.get(newcomer.connection, 0) + amount:
+        most = max(connections, key=of_connection.__getitem__)
+        if host == newcomer.host and of_connection[most] < of_connection[newcomer.connection] + amount:
             raise self._refusal()
         oldest = next(iter(connections[most]))
         self.release(oldest)
@@ -193,3 +187,9 @@ class Places:
         return RequestRefused(
             CODE_RESOURCE_EXHAUSTED, OVERLOADED, f"too many {self._what}{reason}", retry_delay_ms=RETRY_MS
         )
+
+
+def _add(counts: Counter[str], name: str, amount: int) -> None:
+    counts[name] += amount
+    if not counts[name]:
+        del counts[name]

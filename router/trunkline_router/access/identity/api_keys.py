@@ -10,29 +10,18 @@ the old keys or the new ones.
 
 import hashlib
 import hmac
-import json
 import re
-import secrets
-import string
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, TypeGuard
 
-from trunkline_router.access.identity.identity import (
-    JSON_ERRORS,
-    TERMS,
-    FieldError,
-    Identity,
-    IdentityError,
-    identity_from,
-    loaded,
-)
+from trunkline_router.access.identity.identity import Identity, IdentityError
+from trunkline_router.access.identity.terms import JSON_ERRORS, TERMS, FieldError, identity_from, loaded
 
 Entries = dict[str, dict[str, Any]]  # a record's fields but the id, by id
 PREFIX = "tl-"
 ID_CHARACTERS, SECRET_CHARACTERS = 12, 43  # 62 ** 43 > 2 ** 256
-ALPHABET = string.digits + string.ascii_letters
 LONGEST_NOTE = 200
 MOST_RECORD_BYTES = 1 << 14  # as JSON
 FIELDS = ("id", "hash", *TERMS, "created", "expires", "revoked", "note")
@@ -48,10 +37,6 @@ class ApiKey:
 
     key_id: str
     secret: str
-
-    @classmethod
-    def new(cls) -> "ApiKey":
-        return cls(_random_text(ID_CHARACTERS), _random_text(SECRET_CHARACTERS))
 
     @classmethod
     def parse(cls, credential: str) -> "ApiKey | None":
@@ -91,24 +76,6 @@ class KeyRecord:
         return hmac.compare_digest(self.digest, key.digest)
 
 
-def new_record(
-    key: ApiKey, terms: Mapping[str, Any], now_unix_s: float, expires_unix_s: float | None
-) -> dict[str, Any]:
-    """A key's record as JSON; `terms` has TERMS and `note`. Raises FieldError."""
-    fields = {
-        "id": key.key_id,
-        "hash": f"sha256:{key.digest.hex()}",
-        **{name: value for name, value in terms.items() if value is not None},
-        "created": written_time(now_unix_s),
-    }
-    if expires_unix_s is not None:
-        fields["expires"] = written_time(expires_unix_s)
-    read_record(fields)
-    if len(json.dumps(fields)) > MOST_RECORD_BYTES:
-        raise FieldError("the record", f"has more than {MOST_RECORD_BYTES} bytes: too many or too long names")
-    return fields
-
-
 def read_record(fields: Any) -> KeyRecord:
     """The record in a JSON object. Raises FieldError.
 
@@ -138,11 +105,6 @@ def is_key_id(value: Any) -> TypeGuard[str]:
     return isinstance(value, str) and _ID.fullmatch(value) is not None
 
 
-def written_time(unix_s: float) -> str:
-    """A time as in records, such as 2026-01-31T12:00:00Z."""
-    return datetime.fromtimestamp(int(unix_s), UTC).isoformat().replace("+00:00", "Z")
-
-
 def _time(fields: Mapping[str, Any], name: str) -> float | None:
     value = fields.get(name)
     if value is None:
@@ -154,10 +116,6 @@ def _time(fields: Mapping[str, Any], name: str) -> float | None:
         return time.timestamp()
     except (ValueError, TypeError, OverflowError):
         raise FieldError(name, "must be a time such as 2026-01-31T12:00:00Z") from None
-
-
-def _random_text(length: int) -> str:
-    return "".join(secrets.choice(ALPHABET) for _ in range(length))
 
 
 def read_entries(content: bytes) -> Entries:

@@ -24,17 +24,9 @@ from jwt.api_jws import PyJWS
 from jwt.exceptions import PyJWTError
 
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, no_worker, unauthenticated
-from trunkline_router.access.identity.identity import (
-    JSON_ERRORS,
-    LONGEST_NAME,
-    TERMS,
-    FieldError,
-    Identity,
-    Role,
-    identity_from,
-    loaded,
-)
+from trunkline_router.access.identity.identity import Identity, Role
 from trunkline_router.access.identity.jwks import ALGORITHMS, JwksSource, VerificationKeys
+from trunkline_router.access.identity.terms import JSON_ERRORS, LONGEST_NAME, TERMS, FieldError, identity_from, loaded
 from trunkline_router.address import network_of
 from trunkline_router.record.rate_limits import TokenBucket
 

@@ -16,7 +16,8 @@ from urllib.request import getproxies, proxy_bypass
 from jwt import PyJWK
 from jwt.exceptions import PyJWTError
 
-from trunkline_router.access.identity.identity import JSON_ERRORS, IdentityError, loaded
+from trunkline_router.access.identity.identity import IdentityError
+from trunkline_router.access.identity.terms import JSON_ERRORS, loaded
 from trunkline_router.access.identity.watched_file import WatchedFile
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.own_thread import in_own_thread

@@ -27,7 +27,7 @@ from typing import Any
 
 from trunkline_router.access.identity.api_keys import MOST_RECORD_BYTES, KeyRecord, is_key_id, read_record
 from trunkline_router.access.identity.fleet_secret import Seal
-from trunkline_router.access.identity.identity import JSON_ERRORS, FieldError, loaded
+from trunkline_router.access.identity.terms import JSON_ERRORS, FieldError, loaded
 from trunkline_router.quotas.redis_connection import CONNECT_TIMEOUT_S, RedisConnection, Script
 from trunkline_router.quotas.redis_url import PUBLIC_AUTHORITIES, RedisTls
 from trunkline_router.quotas.store import StoreDown
