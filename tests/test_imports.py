@@ -132,7 +132,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "gpu.engine": "gpu gpu.kernels simulation.costs",
     },
 }
-EVERYWHERE = {"settings", "address"}  # a process's settings, and what an address is: any room may import them
+# A process's settings, and what an address is: any room may import them.
+EVERYWHERE = {"settings", "identity_settings", "address"}
 CLOCKS = {"time", "datetime"}  # pure rooms are given the time
 PURE_ROOMS = [  # and modules
     *("trunkline_worker." + room for room in ("lanes", "cache", "scheduler")),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from trunkline.status import CODE_PERMISSION_DENIED, FORBIDDEN, RequestRefused, internal
+from trunkline.status import RequestRefused, forbidden, internal
 from trunkline_router.access.access import VISITOR, NoCredentials, refused_tenant
 from trunkline_router.access.gate.http_passage import HttpPassage, StatusPassage
 from trunkline_router.access.identity.needed_roles import PATHS, Needed
@@ -113,9 +113,7 @@ class App:
         await respond(send, status, body, [*response_headers(request_id), *(headers or ())])
 
     async def _refuse_host(self, scope: Scope, send: Send) -> None:
-        refused = RequestRefused(
-            CODE_PERMISSION_DENIED, FORBIDDEN, "without credentials, Host must be an IP address or localhost"
-        )
+        refused = forbidden("without credentials, Host must be an IP address or localhost")
         request_id, status = request_id_of(scope["headers"]), status_of(refused)
         self._refused.note(http_refusal(scope, refused.reason, status, request_id))
         await respond(send, status, body_for(scope["path"], refused, request_id), response_headers(request_id))

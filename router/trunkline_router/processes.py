@@ -45,12 +45,9 @@ def supervise(settings: RouterSettings, arguments: Sequence[str]) -> int:
                     check_port_is_free(settings.host, port, METRICS_OPTION)
             directory = held.enter_context(TemporaryDirectory(prefix="trunkline-router-"))
         except PortInUse as error:
-            print(f"trunkline-router: {error}", file=sys.stderr)
-            return EXIT_CANNOT_START
+            return _failed(str(error))
         except OSError as error:
-            problem = f"--processes needs a directory for temporary files, and none can be written: {error.strerror}"
-            print(f"trunkline-router: {problem}", file=sys.stderr)
-            return EXIT_CANNOT_START
+            return _failed(f"--processes needs a directory for temporary files, none can be written: {error.strerror}")
         # Cache salts derive from it: processes that share them can use each other's cached prefixes.
         if not (settings.identity.has_secret or settings.grant_key):
             os.environ["TRUNKLINE_FLEET_SECRET"] = secrets.token_hex(LEAST_SECRET_BYTES)
@@ -63,8 +60,12 @@ def supervise(settings: RouterSettings, arguments: Sequence[str]) -> int:
         try:
             return asyncio.run(Processes(commands, directory, settings.stop_timeout_s, Random()).run())
         except OSError as error:
-            print(f"trunkline-router: a process cannot be started: {error.strerror}", file=sys.stderr)
-            return EXIT_CANNOT_START
+            return _failed(f"a process cannot be started: {error.strerror}")
+
+
+def _failed(problem: str) -> int:
+    print(f"trunkline-router: {problem}", file=sys.stderr)
+    return EXIT_CANNOT_START
 
 
 class Processes:

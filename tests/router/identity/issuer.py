@@ -9,11 +9,11 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
-from trunkline_router.access.identity.bearer_token import ClaimRules
+from trunkline_router.identity_settings import IdentitySettings
 
 NOW_UNIX_S = 1_800_000_000.0
 ISSUER, AUDIENCE = "https://issuer.example", "trunkline"
-RULES = ClaimRules(ISSUER, frozenset({AUDIENCE}))
+RULES = IdentitySettings(jwt_issuer=ISSUER, jwt_audience=(AUDIENCE,))
 KINDS = {
     "RS256": "rsa", "RS384": "rsa", "RS512": "rsa", "PS256": "rsa", "PS384": "rsa", "PS512": "rsa",
     "ES256": "p256", "ES384": "p384", "EdDSA": "ed25519",

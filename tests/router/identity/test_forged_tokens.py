@@ -10,7 +10,8 @@ import pytest
 
 from tests.router.identity.issuer import AUDIENCE, ISSUER, NOW_UNIX_S, claims, jwk, jwks, private_key, token
 from tests.router.identity.token_rig import TOKENS, part, refusal, tokens_of
-from trunkline_router.access.identity.bearer_token import LONGEST_HEADER, LONGEST_TOKEN, ClaimRules
+from trunkline_router.access.identity.bearer_token import LONGEST_HEADER, LONGEST_TOKEN
+from trunkline_router.identity_settings import IdentitySettings
 
 SIGNATURE, UNKNOWN = "the token's signature is not valid", "the token was signed with a key that is not known"
 NOT_ALLOWED = "the token's algorithm is not allowed"
@@ -59,7 +60,8 @@ def test_the_key_id_of_one_issuer_does_not_lend_its_trust_to_another_one() -> No
     """Two issuers that both call their key ed25519, and a token of each at the other's router."""
     ours = TOKENS
     theirs = tokens_of(
-        encoded({"keys": [jwk("ed25519-theirs", kid="ed25519")]}), ClaimRules("theirs", frozenset({"x"}))
+        encoded({"keys": [jwk("ed25519-theirs", kid="ed25519")]}),
+        IdentitySettings(jwt_issuer="theirs", jwt_audience=("x",)),
     )
     of_theirs = claims(iss="theirs", aud="x")
     good = token(of_theirs, kind="ed25519-theirs", kid="ed25519")

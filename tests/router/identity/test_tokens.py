@@ -3,6 +3,7 @@
 import hmac
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from tests.router.identity.token_rig import TOKENS, Clock, part, refusal, tokens
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import Lane
 from trunkline_router.access.identity import bearer_token
-from trunkline_router.access.identity.bearer_token import LONGEST_TOKEN, BearerTokens, ClaimRules, identity_of
+from trunkline_router.access.identity.bearer_token import LONGEST_TOKEN, BearerTokens, identity_of
 from trunkline_router.access.identity.identity import Identity, IdentityError, Role
 from trunkline_router.access.identity.jwks import MOST_KEYS, JwksFile, read_jwks
+from trunkline_router.identity_settings import IdentitySettings
 from trunkline_router.quotas.quota import Quotas
 
 
-def identity(content: dict[str, Any], rules: ClaimRules = RULES) -> Identity:
+def identity(content: dict[str, Any], rules: IdentitySettings = RULES) -> Identity:
     return tokens_of(jwks("ed25519"), rules).identify(token(content))
 
 
@@ -48,9 +50,9 @@ def test_claims_say_what_the_bearer_may_do() -> None:
 
 
 def test_claims_may_have_other_names_and_places() -> None:
-    rules = ClaimRules(
-        RULES.issuer, RULES.audiences, tenant_claim="https://x.example/org", roles_claim="realm.roles",
-        prefix="https://x.example/",
+    rules = replace(
+        RULES, jwt_tenant_claim="https://x.example/org", jwt_roles_claim="realm.roles",
+        jwt_claim_prefix="https://x.example/",
     )  # fmt: skip
     content = claims(tenant=None) | {
         "https://x.example/org": "acme", "realm": {"roles": "offline operator"}, "https://x.example/lane": "batch",

@@ -9,8 +9,9 @@ import pytest
 from tests.router.identity.issuer import NOW_UNIX_S, RULES, jwks
 from trunkline.status import CODE_UNAUTHENTICATED, UNAUTHENTICATED, RequestRefused
 from trunkline_router.access.identity.authenticator import Authenticator
-from trunkline_router.access.identity.bearer_token import BearerTokens, ClaimRules
+from trunkline_router.access.identity.bearer_token import BearerTokens
 from trunkline_router.access.identity.jwks import JwksFile, read_jwks
+from trunkline_router.identity_settings import IdentitySettings
 
 ALL_KINDS = ("rsa", "p256", "p384", "ed25519")
 
@@ -22,7 +23,7 @@ class Clock:
         return self.now_unix_s
 
 
-def tokens_of(content: bytes, rules: ClaimRules = RULES, clock: Clock | None = None) -> BearerTokens:
+def tokens_of(content: bytes, rules: IdentitySettings = RULES, clock: Clock | None = None) -> BearerTokens:
     source = JwksFile("unused")
     source.keys = read_jwks(content)
     # Checks cost nothing here: a collection of what other tests left would use up a host's budget for refused tokens.

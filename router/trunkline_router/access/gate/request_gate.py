@@ -60,7 +60,7 @@ class RequestGate:
         started_s, tenant = time.monotonic(), ""
         try:
             tenant = self._tenant(method, context)
-            return self._open(method, context, tenant, started_s)
+            return Passage(self, method, context, tenant, started_s)
         except RequestRefused as refused:
             self.note_refusal(method, context, refused, tenant, started_s)
             raise
@@ -97,24 +97,22 @@ class RequestGate:
             self.access.check(context.invocation_metadata(), needed, context.peer())
         return ""
 
-    def _open(self, method: str, context: Context, tenant: str, started_s: float) -> "Passage":
-        task = asyncio.current_task()
-        assert task is not None  # grpc gives each call one
-        places = self.requests if method in REQUESTS else self.checks if method == HEALTH_CHECK else self.watches
-        return Passage(self, method, places, places.take(sender_of(context.peer(), tenant), task.cancel), started_s)
-
 
 class Passage:
     """One admitted call: reads its messages within the limits and accounts for them."""
 
     __slots__ = ("_gate", "_has_first", "_held", "_method", "_place", "_places", "_started_s")
 
-    def __init__(self, gate: RequestGate, method: str, places: Places, place: Place, started_s: float) -> None:
+    def __init__(self, gate: RequestGate, method: str, context: Context, tenant: str, started_s: float) -> None:
+        """Raises RequestRefused (OVERLOADED) if too many calls are open."""
         self._gate, self._method, self._started_s = gate, method, started_s
-        self._places, self._place = places, place
         self._has_first = False
         self._held: Place | None = None  # of a large message
-        places.loosen(place)
+        task = asyncio.current_task()
+        assert task is not None  # grpc gives each call one
+        self._places = gate.requests if method in REQUESTS else gate.checks if method == HEALTH_CHECK else gate.watches
+        self._place = self._places.take(sender_of(context.peer(), tenant), task.cancel)
+        self._places.loosen(self._place)
 
     async def read(self, context: Context) -> Any:
         """Returns the bytes of the call's next message, or grpc.aio.EOF at the end.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from trunkline.status import no_worker, unauthenticated
 from trunkline_router.access.identity.api_keys import ApiKey, Entries, KeyRecord, read_entries, record_of
-from trunkline_router.access.identity.bearer_token import BearerTokens, ClaimRules
+from trunkline_router.access.identity.bearer_token import BearerTokens
 from trunkline_router.access.identity.fleet_secret import read_fleet_secret
 from trunkline_router.access.identity.identity import Identity
 from trunkline_router.access.identity.jwks import JwksFile, JwksUrl
@@ -120,13 +120,6 @@ def authenticator_of(settings: RouterSettings, now_unix_s: Callable[[], float] =
         sources.append(RedisKeys(settings.redis_url, settings.key_prefix, secret.seal(SEAL_PURPOSE), tls=tls))
     tokens = None
     if identity.jwt_jwks:
-        rules = ClaimRules(
-            identity.jwt_issuer,
-            frozenset(identity.jwt_audience),
-            identity.jwt_tenant_claim,
-            identity.jwt_roles_claim,
-            identity.jwt_claim_prefix,
-        )
         source = JwksUrl(identity.jwt_jwks) if identity.has_jwks_url else JwksFile(identity.jwt_jwks)
-        tokens = BearerTokens(source, rules, now_unix_s)
+        tokens = BearerTokens(source, identity, now_unix_s)
     return Authenticator(sources, tokens, now_unix_s=now_unix_s)

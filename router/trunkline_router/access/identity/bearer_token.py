@@ -28,6 +28,7 @@ from trunkline_router.access.identity.identity import Identity, Role
 from trunkline_router.access.identity.jwks import ALGORITHMS, JwksSource, VerificationKeys
 from trunkline_router.access.identity.terms import JSON_ERRORS, LONGEST_NAME, TERMS, FieldError, identity_from, loaded
 from trunkline_router.address import network_of
+from trunkline_router.identity_settings import IdentitySettings
 from trunkline_router.record.rate_limits import TokenBucket
 
 LONGEST_TOKEN = 8192  # characters
@@ -74,21 +75,6 @@ class FailureBudget:
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimRules:
-    """Which claims are expected and where they are."""
-
-    issuer: str
-    audiences: frozenset[str]
-    tenant_claim: str = "tenant"
-    roles_claim: str = "roles"
-    prefix: str = ""  # of the claims for all other terms
-
-    def claim_of(self, term: str) -> str:
-        """The name of the claim for one of TERMS."""
-        return {"tenant": self.tenant_claim, "roles": self.roles_claim}.get(term, self.prefix + term)
-
-
-@dataclass(frozen=True, slots=True)
 class _Failure:
     message: str
     expires_unix_s: float  # a token that was not valid yet may then have become valid
@@ -100,14 +86,14 @@ class BearerTokens:
     def __init__(
         self,
         source: JwksSource,
-        rules: ClaimRules,
+        settings: IdentitySettings,
         now_unix_s: Callable[[], float],
         *,
         steady_s: Callable[[], float] = time.monotonic,
         cpu_s: Callable[[], float] = time.thread_time,  # other processes of a busy machine do not count
     ) -> None:
         self.source = source
-        self._rules = rules
+        self._settings = settings
         self._now_unix_s = now_unix_s
         self._steady_s, self._cpu_s = steady_s, cpu_s
         self._budget = FailureBudget()
@@ -170,7 +156,7 @@ class BearerTokens:
             raise unauthenticated("the token's signature is not valid") from None
         except JSON_ERRORS:
             raise unauthenticated("the token's claims are not JSON") from None
-        return identity_of(claims, self._rules, now_unix_s)
+        return identity_of(claims, self._settings, now_unix_s)
 
 
 def _header(token: str) -> dict[str, Any]:
@@ -193,24 +179,24 @@ def _keep(known: "OrderedDict[Any, Any]", name: Any, value: Any, most: int) -> N
         known.popitem(last=False)
 
 
-def identity_of(claims: Any, rules: ClaimRules, now_unix_s: float) -> Identity:
+def identity_of(claims: Any, settings: IdentitySettings, now_unix_s: float) -> Identity:
     """The identity that the claims describe. Raises RequestRefused (UNAUTHENTICATED)."""
     if not isinstance(claims, dict):
         raise unauthenticated("the token's claims are not an object")
     try:
         expires_unix_s = _check_times(claims, now_unix_s)
-        _check_parties(claims, rules)
+        _check_parties(claims, settings)
         subject = claims.get("sub")
         if not isinstance(subject, str) or not 0 < len(subject) <= LONGEST_NAME or not subject.isprintable():
             raise FieldError("sub", f"must be a text of 1 to {LONGEST_NAME} characters")
     except FieldError as error:
         raise _refusal(error.field, error) from None
-    terms = {term: _found(claims, rules.claim_of(term)) for term in TERMS}
+    terms = {term: _found(claims, _claim_of(term, settings)) for term in TERMS}
     try:
         terms["roles"] = _known_roles(terms["roles"])
         return identity_from(f"jwt:{subject}", terms, expires_unix_s)
     except FieldError as error:
-        raise _refusal(rules.claim_of(error.field), error) from None
+        raise _refusal(_claim_of(error.field, settings), error) from None
 
 
 def _check_times(claims: Mapping[str, Any], now_unix_s: float) -> float:
@@ -228,14 +214,14 @@ def _check_times(claims: Mapping[str, Any], now_unix_s: float) -> float:
     return expires + skew_s
 
 
-def _check_parties(claims: Mapping[str, Any], rules: ClaimRules) -> None:
-    if claims.get("iss") != rules.issuer:
+def _check_parties(claims: Mapping[str, Any], settings: IdentitySettings) -> None:
+    if claims.get("iss") != settings.jwt_issuer:
         raise FieldError("iss", "is not the issuer that this server trusts")
     given = claims.get("aud")
     audiences = [given] if isinstance(given, str) else given
     if not isinstance(audiences, list) or not all(isinstance(audience, str) for audience in audiences):
         raise FieldError("aud", "must be a text or a list of texts")
-    if rules.audiences.isdisjoint(audiences):
+    if set(settings.jwt_audience).isdisjoint(audiences):
         raise FieldError("aud", "does not name this server")
 
 
@@ -247,6 +233,13 @@ def _time(claims: Mapping[str, Any], name: str) -> float | None:
     if not is_number or not 0 <= value <= MOST_UNIX_S:  # false for NaN
         raise FieldError(name, "must be a number of seconds since 1970")
     return float(value)
+
+
+def _claim_of(term: str, settings: IdentitySettings) -> str:
+    """The name of the claim for one of TERMS."""
+    if term == "tenant":
+        return settings.jwt_tenant_claim
+    return settings.jwt_roles_claim if term == "roles" else settings.jwt_claim_prefix + term
 
 
 def _found(claims: Mapping[str, Any], name: str) -> Any:
