@@ -81,7 +81,7 @@ async def test_each_source_that_is_set_is_used(tmp_path: Path) -> None:
     for given in sources:
         authenticator = authenticator_of(RouterSettings(**plain, identity=IdentitySettings(**given)))
         assert authenticator.is_configured
-        assert len(authenticator._sources()) == 1
+        assert len(authenticator._sources) == 1
     put(issuer, b"{}")
     with pytest.raises(IdentityError, match=f"^--jwt-jwks={issuer}: must be a JSON Web Key Set"):
         await authenticator_of(RouterSettings(**plain, identity=IdentitySettings(**tokens))).start()

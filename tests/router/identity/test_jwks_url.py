@@ -23,13 +23,12 @@ from trunkline_router.access.identity import jwks as jwks_module
 from trunkline_router.access.identity.bearer_token import BearerTokens
 from trunkline_router.access.identity.jwks import (
     LEAST_REFRESH_S,
+    MOST_AGE_S,
     MOST_ANSWER_BYTES,
     REFRESH_S,
     JwksUrl,
     place_of,
 )
-
-MOST_AGE_S = 3600.0
 
 Reply = Callable[[BaseHTTPRequestHandler], None]
 
@@ -126,7 +125,7 @@ def accepts(source: JwksUrl, **signed: Any) -> bool:
 
 
 async def test_tokens_count_once_the_keys_are_fetched(server: JwksServer) -> None:
-    source = JwksUrl(server.url, MOST_AGE_S)
+    source = JwksUrl(server.url)
     with pytest.raises(RequestRefused) as caught:
         tokens_of(source).identify(token())
     assert (caught.value.reason, caught.value.retry_delay_ms) == (NO_WORKER, 1000)  # not called wrong: not checked yet
@@ -135,7 +134,7 @@ async def test_tokens_count_once_the_keys_are_fetched(server: JwksServer) -> Non
 
 
 async def test_keys_that_have_not_changed_keep_what_is_cached(server: JwksServer) -> None:
-    source = JwksUrl(server.url, MOST_AGE_S)
+    source = JwksUrl(server.url)
     await source.refresh()
     before = source.keys
     await source.refresh()
@@ -159,7 +158,7 @@ async def test_an_unknown_key_is_fetched_soon_but_not_more_often_than_the_least_
         await real_sleep(0.001)
 
     clock = Clock()
-    source = JwksUrl(server.url, MOST_AGE_S, steady_s=clock)
+    source = JwksUrl(server.url, steady_s=clock)
     await source.start()
     server.reply = sends(jwks("ed25519", "p256"))
     monkeypatch.setattr(asyncio, "sleep", sleep)
@@ -180,7 +179,7 @@ async def test_keys_are_fetched_from_time_to_time(server: JwksServer, monkeypatc
     assert REFRESH_S <= 600
     monkeypatch.setattr(jwks_module, "LEAST_REFRESH_S", 0.001)
     monkeypatch.setattr(jwks_module, "REFRESH_S", 0.002)
-    source = JwksUrl(server.url, MOST_AGE_S)
+    source = JwksUrl(server.url)
     running = asyncio.create_task(source.run())
     await until(lambda: server.asked > 3)
     running.cancel()
@@ -208,7 +207,7 @@ BAD: dict[str, Reply] = {
 @pytest.mark.parametrize("bad", BAD)
 async def test_a_failing_server_keeps_the_last_keys_up_to_their_age(server: JwksServer, bad: str) -> None:
     clock = Clock()
-    source = JwksUrl(server.url, MOST_AGE_S, steady_s=clock)
+    source = JwksUrl(server.url, steady_s=clock)
     await source.start()
     server.reply = BAD[bad]
     with capture_logs() as logs:
@@ -254,7 +253,7 @@ async def test_an_answer_without_an_end_is_given_up_and_the_next_one_counts(
     context = server_context(tmp_path, monkeypatch) if secure else None
     with serving(context) as server:
         server.reply = dripping(server, *ENDLESS[endless])
-        source = JwksUrl(server.url, MOST_AGE_S)
+        source = JwksUrl(server.url)
         with capture_logs() as logs:
             for _ in range(2):
                 await source.refresh()
@@ -277,13 +276,13 @@ async def test_a_redirect_is_not_followed(server: JwksServer, status: int) -> No
     """Not to another host, nor to plain HTTP: the keys there are good ones, and do not count."""
     with serving() as elsewhere:
         server.reply = sends(b"", status, Location=elsewhere.url)
-        source = JwksUrl(server.url, MOST_AGE_S)
+        source = JwksUrl(server.url)
         with capture_logs() as logs:
             await source.start()
         assert not accepts(source)
         assert (server.asked, elsewhere.asked) == (1, 0)
         assert [entry["problem"] for entry in logs] == [f"HTTP status {status}"]
-        source = JwksUrl(elsewhere.url, MOST_AGE_S)
+        source = JwksUrl(elsewhere.url)
         await source.start()
         assert accepts(source), "the keys there are good ones"
 
@@ -292,7 +291,7 @@ async def test_a_body_that_drips_ends(server: JwksServer, monkeypatch: pytest.Mo
     monkeypatch.setattr(jwks_module, "FETCH_S", 0.05)
 
     server.reply = dripping(server, b"HTTP/1.1 200 OK\r\n\r\n", b" ")
-    source = JwksUrl(server.url, MOST_AGE_S)
+    source = JwksUrl(server.url)
     await source.refresh()
     assert source._fetching is not None
     with pytest.raises(TimeoutError):
@@ -302,7 +301,7 @@ async def test_a_body_that_drips_ends(server: JwksServer, monkeypatch: pytest.Mo
 async def test_a_system_without_a_free_thread_ends_no_router(
     server: JwksServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = JwksUrl(server.url, MOST_AGE_S)
+    source = JwksUrl(server.url)
     await source.start()
 
     def refuse(self: threading.Thread) -> None:
@@ -319,7 +318,7 @@ async def test_a_system_without_a_free_thread_ends_no_router(
 
 async def test_an_unreachable_server_does_not_stop_the_start(server: JwksServer) -> None:
     server.close()
-    source = JwksUrl(server.url, MOST_AGE_S)
+    source = JwksUrl(server.url)
     with capture_logs() as logs:
         await source.start()
     assert [entry["log_level"] for entry in logs] == ["error"]
@@ -357,7 +356,7 @@ async def test_keys_come_over_https_from_a_server_that_a_known_authority_certifi
     try:
         for authority, wanted in ((known, True), (other, False)):
             monkeypatch.setenv("SSL_CERT_FILE", str(authority[0]))
-            source = JwksUrl(server.url, MOST_AGE_S)
+            source = JwksUrl(server.url)
             with capture_logs() as logs:
                 await source.start()
             assert accepts(source) == wanted
@@ -375,7 +374,7 @@ async def test_a_proxy_is_not_asked_for_keys_of_this_machine(
 ) -> None:
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    source = JwksUrl(server.url, MOST_AGE_S)
+    source = JwksUrl(server.url)
     await source.start()
     assert accepts(source)
 
@@ -397,6 +396,6 @@ async def test_keys_of_another_host_come_through_the_proxy_of_the_environment(mo
         monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
     async with proxy:
         with capture_logs() as logs:
-            await JwksUrl("https://issuer.invalid/jwks.json", MOST_AGE_S).start()
+            await JwksUrl("https://issuer.invalid/jwks.json").start()
     assert [line.partition(b" HTTP/")[0] for line in asked] == [b"CONNECT issuer.invalid:443"]
     assert [entry["problem"] for entry in logs] == ["Tunnel connection failed: 403 Forbidden"]

@@ -55,21 +55,18 @@ class Authenticator:
         self._key_sources = key_sources
         self._tokens = tokens
         self._now_unix_s = now_unix_s
-
-    @property
-    def is_configured(self) -> bool:
-        """Whether there is any source of identities."""
-        return bool(self._key_sources) or self._tokens is not None
+        self._sources = [*key_sources, *(() if tokens is None else (tokens.source,))]
+        self.is_configured = bool(self._sources)
 
     async def start(self) -> None:
         """Reads all sources. Raises IdentityError if a file cannot be used; Redis and URLs may follow later."""
-        for source in self._sources():
+        for source in self._sources:
             await source.start()
 
     async def run(self) -> None:
         """Follows all sources until it is cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for source in self._sources():
+            for source in self._sources:
                 tasks.create_task(source.run())
             tasks.create_task(asyncio.Event().wait())  # also without sources it ends only when cancelled
 
@@ -103,9 +100,6 @@ class Authenticator:
         if any(record.expires_unix_s is not None and now_unix_s >= record.expires_unix_s for record in matching):
             raise unauthenticated("the API key has expired")
         return matching[0].identity
-
-    def _sources(self) -> Sequence[KeySource | JwksFile | JwksUrl]:
-        return [*self._key_sources, *(() if self._tokens is None else (self._tokens.source,))]
 
 
 def authenticator_of(settings: RouterSettings, now_unix_s: Callable[[], float] = time.time) -> Authenticator:

@@ -129,27 +129,18 @@ class JwksFile(WatchedFile):
 class JwksUrl:
     """Keys behind an https URL (http for loopback).
 
-    If they cannot be fetched, the last ones stay valid for `most_age_s` after they were fetched.
+    If they cannot be fetched, the last ones stay valid for MOST_AGE_S after they were fetched.
     """
 
-    def __init__(
-        self,
-        url: str,
-        most_age_s: float = MOST_AGE_S,
-        *,
-        steady_s: Callable[[], float] = time.monotonic,
-        context: ssl.SSLContext | None = None,
-    ) -> None:
+    def __init__(self, url: str, *, steady_s: Callable[[], float] = time.monotonic) -> None:
         self.keys = VerificationKeys()
         self.has_loaded = False
         self._url = url
-        self._most_age_s = most_age_s
         self._steady_s = steady_s
-        self._context = context or ssl.create_default_context()
+        self._context = ssl.create_default_context()
         self._connection: HTTPConnection | None = None
         self._content = b""
         self._fetched_s = -math.inf
-        self._tried_s = -math.inf
         self._asked = asyncio.Event()
         self._fetching: asyncio.Future[bytes] | None = None
         self._problem = ""
@@ -162,11 +153,10 @@ class JwksUrl:
     async def run(self) -> None:
         """Fetches the keys from time to time, and when asked, until it is cancelled."""
         while True:
-            since_s = self._steady_s() - self._tried_s
-            await asyncio.sleep(max(0.0, LEAST_REFRESH_S - since_s))
+            await asyncio.sleep(LEAST_REFRESH_S)
             if not self._problem:  # a failed attempt is repeated at once
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._asked.wait(), max(0.0, REFRESH_S - LEAST_REFRESH_S))
+                    await asyncio.wait_for(self._asked.wait(), REFRESH_S - LEAST_REFRESH_S)
             await self.refresh()
 
     def ask(self) -> None:
@@ -175,7 +165,6 @@ class JwksUrl:
 
     async def refresh(self) -> None:
         """Fetches the keys once."""
-        self._tried_s = self._steady_s()
         self._asked.clear()
         try:
             content = await self._answer()
@@ -249,9 +238,9 @@ class JwksUrl:
 
     def _failed(self, problem: str) -> None:
         age_s = self._steady_s() - self._fetched_s
-        if self.has_loaded and age_s > self._most_age_s and self.keys.by_id:
+        if self.has_loaded and age_s > MOST_AGE_S and self.keys.by_id:
             self.keys = VerificationKeys()
-            self._log.error("the keys of tokens are too old: tokens are refused", most_age_s=self._most_age_s)
+            self._log.error("the keys of tokens are too old: tokens are refused", most_age_s=MOST_AGE_S)
         if problem != self._problem:
             self._log.error(
                 "the keys of tokens cannot be fetched: the last ones stay valid for a time",
