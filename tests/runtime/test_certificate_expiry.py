@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.certificates import LIFETIME_S, Authority, TlsDirectory
-from trunkline_runtime.telemetry.process_families import CertificateExpiry, certificate_families
+from trunkline_runtime.telemetry.process_families import CertificateExpiry
 from trunkline_runtime.tls import ServerTls, TlsFiles
 
 
@@ -33,7 +33,7 @@ def test_the_whole_life_is_that_of_the_certificate_that_expires_first(tmp_path: 
 
 def told(expiry: CertificateExpiry, metric: str) -> dict[str, float]:
     """The values of a metric by the name of the file."""
-    (family,) = [one for one in certificate_families(expiry) if one.name == metric]
+    (family,) = [one for one in expiry.families() if one.name == metric]
     return {sample.labels["file"]: sample.value for sample in family.samples}
 
 

@@ -33,14 +33,14 @@ def is_exported(signal: str) -> bool:
 
 def exporter_of(signal: str) -> Any:
     """OpenTelemetry's exporter of TRACES or METRICS; None if the variables ask for none. Raises VariableError."""
-    match _wanted(signal):
-        case "none":
-            return None
-        case "console" if signal == TRACES:
-            return ConsoleSpanExporter(formatter=lambda span: span.to_json(indent=None) + "\n")
-        case "console":
-            return import_module("opentelemetry.sdk.metrics.export").ConsoleMetricExporter()
-    return _otlp_exporter(signal)
+    wanted = _wanted(signal)
+    if wanted == NONE:
+        return None
+    if wanted == OTLP:
+        return _otlp_exporter(signal)
+    if signal == METRICS:
+        return import_module("opentelemetry.sdk.metrics.export").ConsoleMetricExporter()
+    return ConsoleSpanExporter(formatter=lambda span: span.to_json(indent=None) + "\n")
 
 
 def _wanted(signal: str) -> str:
@@ -56,8 +56,10 @@ def _otlp_exporter(signal: str) -> Any:
     module_name, class_name = _CLASSES[signal, protocol]
     try:
         # Imported on demand, because the import is slow.
-        exporter = getattr(import_module(module_name), class_name)
-        made = exporter(session=_bounded_session()) if protocol == HTTP else exporter()
+        options = {}
+        if protocol == HTTP:
+            options["session"] = import_module("trunkline_runtime.telemetry.bounded_session").BoundedSession()
+        made = getattr(import_module(module_name), class_name)(**options)
     except ImportError as error:
         package = f"opentelemetry-exporter-otlp-proto-{protocol.partition('/')[0]}"
         raise VariableError(f"{variable}={protocol} needs the package {package} installed: {error}") from None
@@ -66,8 +68,3 @@ def _otlp_exporter(signal: str) -> Any:
     # From here on our own lines tell of failures. The library's quote the collector and are not JSON.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL + 1)
     return made
-
-
-def _bounded_session() -> object:
-    session: object = import_module("trunkline_runtime.telemetry.bounded_session").BoundedSession()
-    return session

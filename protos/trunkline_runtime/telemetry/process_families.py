@@ -43,9 +43,21 @@ class CertificateExpiry:
                 found[name] = validity
         return found
 
-    def left_s(self, validity: Validity) -> float:
-        """The time until a certificate expires; negative if it has."""
-        return validity.until_unix_s - self._now_unix_s()
+    def families(self) -> Iterable[Metric]:
+        """How long certificates last."""
+        validities, now_unix_s = self.validities(), self._now_unix_s()
+        yield gauge(
+            "trunkline_certificate_expires_in_seconds",
+            "Time until a certificate expires; negative if it has.",
+            ("file",),
+            [((name,), validity.until_unix_s - now_unix_s) for name, validity in validities.items()],
+        )
+        yield gauge(
+            "trunkline_certificate_lifetime_seconds",
+            "Whole life of the same certificate, from the beginning of its validity to the end.",
+            ("file",),
+            [((name,), validity.life_s) for name, validity in validities.items()],
+        )
 
     def _validity(self, path: str) -> Validity | None:
         stamp = stamp_of(path)
@@ -91,22 +103,5 @@ class ProcessMetrics:
             (),
             [((), num_dropped_lines())],
         )
-        yield from certificate_families(self._certificates)
+        yield from self._certificates.families()
         yield from self._process.collect()
-
-
-def certificate_families(certificates: CertificateExpiry) -> Iterable[Metric]:
-    """How long certificates last."""
-    validities = certificates.validities()
-    yield gauge(
-        "trunkline_certificate_expires_in_seconds",
-        "Time until a certificate expires; negative if it has.",
-        ("file",),
-        [((name,), certificates.left_s(validity)) for name, validity in validities.items()],
-    )
-    yield gauge(
-        "trunkline_certificate_lifetime_seconds",
-        "Whole life of the same certificate, from the beginning of its validity to the end.",
-        ("file",),
-        [((name,), validity.life_s) for name, validity in validities.items()],
-    )
