@@ -6,7 +6,7 @@ reader.
 
 import secrets
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -99,29 +99,19 @@ class HotPrefixes:
             self._drop_below(least, now_s)
 
     def _drop_below(self, least: float, now_s: float) -> None:
-        """A prefix has at least the hits of each longer one, so what is dropped has no descendant that stays."""
-        self._roots = {tenant: kept for tenant, roots in self._roots.items() if (kept := _kept(roots, least, now_s))}
-        nodes = list(self._nodes())
-        self.num_nodes, self.num_keys = len(nodes), sum(len(node.keys) for node in nodes)
-
-    def _nodes(self) -> Iterator[Prefix]:
-        open_ = [node for roots in self._roots.values() for node in roots.values()]
+        """A prefix has at least the hits of each longer one, so what is dropped has no descendant that stays. Not
+        recursive: prompts that each extend the one before make a tree as deep as there are prompts."""
+        self.num_nodes = self.num_keys = 0
+        open_ = list(self._roots.values())
         while open_:
-            node = open_.pop()
-            open_ += node.children.values()
-            yield node
-
-
-def _kept(siblings: dict[int, Prefix], least: float, now_s: float) -> dict[int, Prefix]:
-    """Not recursive: prompts that each extend the one before make a tree as deep as there are prompts."""
-    kept = {key: node for key, node in siblings.items() if node.hits_at(now_s) >= least}
-    open_ = list(kept.values())
-    while open_:
-        node = open_.pop()
-        if node.children:
-            node.children = {key: child for key, child in node.children.items() if child.hits_at(now_s) >= least}
-            open_ += node.children.values()
-    return kept
+            siblings = open_.pop()
+            for key in [key for key, node in siblings.items() if node.hits_at(now_s) < least]:
+                del siblings[key]
+            for node in siblings.values():
+                self.num_nodes += 1
+                self.num_keys += len(node.keys)
+                open_.append(node.children)
+        self._roots = {tenant: roots for tenant, roots in self._roots.items() if roots}
 
 
 def common_length(one: "array[int]", other: "array[int]") -> int:

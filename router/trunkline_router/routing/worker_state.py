@@ -153,6 +153,7 @@ class WorkerState:
         fresh_blocks = sum(fresh.tokens) / max(1, model.block_size)
         step_tokens = float(model.max_step_tokens or DEFAULT_STEP_TOKENS)
         cost = load.step_cost if load.HasField("step_cost") else None
+        admission_s = _admission_s(load, fresh.choices)
         return WorkerFacts(
             fixed_s=nan if cost is None else cost.fixed_s,
             token_s=nan if cost is None else cost.token_s,
@@ -173,25 +174,13 @@ class WorkerState:
             live_blocks=load.kv_live_blocks + fresh_blocks,
             available_blocks=max(0.0, load.kv_free_blocks + load.kv_cached_blocks - fresh_blocks),
             total_blocks=load.kv_live_blocks + load.kv_free_blocks + load.kv_cached_blocks,
-            **self._admission_s(fresh.choices),
+            admission_interactive_s=admission_s[0],
+            admission_standard_s=admission_s[1],
+            admission_batch_s=admission_s[2],
             slow_start_share=self.slow_start_share,
             by_load=self.routed_by_load,
             name_hash=self._name_hash,
         )
-
-    def _admission_s(self, fresh_choices: int) -> dict[str, float]:
-        """Returns the time until all waiting choices are admitted, extended at the same rate for those sent since."""
-        load = self.load
-        times_s = [0.0] * NUM_LANES
-        if load.waiting and len(load.retry_delay_ms_by_lane) == len(load.waiting_by_lane) == NUM_LANES:
-            for lane, waiting in enumerate(accumulate(load.waiting_by_lane)):
-                if waiting:
-                    times_s[lane] = load.retry_delay_ms_by_lane[lane] / 1e3 * (waiting + fresh_choices) / waiting
-        return {
-            "admission_interactive_s": times_s[0],
-            "admission_standard_s": times_s[1],
-            "admission_batch_s": times_s[2],
-        }
 
 
 class _Age:
@@ -317,3 +306,13 @@ class IndexAccuracy:
 def _queued_by_lane(load: LoadSample) -> list[float]:
     """Returns the uncached tokens of waiting and running prompts, by lane."""
     return [float(tokens) for tokens in load.uncached_tokens_by_lane] or [0.0, 0.0, 0.0]
+
+
+def _admission_s(load: LoadSample, fresh_choices: int) -> list[float]:
+    """Returns the time until all waiting choices are admitted, by lane; those sent since extend it at the same rate."""
+    times_s = [0.0] * NUM_LANES
+    if load.waiting and len(load.retry_delay_ms_by_lane) == len(load.waiting_by_lane) == NUM_LANES:
+        for lane, waiting in enumerate(accumulate(load.waiting_by_lane)):
+            if waiting:
+                times_s[lane] = load.retry_delay_ms_by_lane[lane] / 1e3 * (waiting + fresh_choices) / waiting
+    return times_s
