@@ -15,7 +15,6 @@ from trunkline.v1.generation_pb2 import (
 from trunkline.v1.worker_pb2 import (
     GetModelResponse,
     LoadSample,
-    SessionWelcome,
 )
 from trunkline.validation import validate_sampling
 from trunkline_router.routing.route_request import NUM_LANES
@@ -91,8 +90,9 @@ def model_problem(model: GetModelResponse) -> str | None:
     if not model.model:
         return "the worker does not say which model it serves"
     for name in _NAMES:
-        if problem := _name_problem(name, getattr(model, name)):
-            return problem
+        text = getattr(model, name)
+        if len(text) > MAX_NAME_CHARACTERS or not text.isprintable():
+            return f"the worker's {name} is not at most {MAX_NAME_CHARACTERS} printable characters"
     if problem := _range_problem(model, _MODEL_RANGES):
         return problem
     digests = (model.tokenizer_digest, *model.grant_key_ids)
@@ -104,13 +104,6 @@ def model_problem(model: GetModelResponse) -> str | None:
     if len(model.eos_token_ids) > MAX_EOS_TOKENS or not are_tokens(model.eos_token_ids, model.vocab_size):
         return f"the worker's eos_token_ids are not at most {MAX_EOS_TOKENS} tokens below its vocab_size"
     return _defaults_problem(model.default_sampling)
-
-
-def welcome_problem(welcome: SessionWelcome, model: GetModelResponse) -> str | None:
-    """The problem with the answer to opening a session. A new epoch alone is none: the worker was restarted."""
-    if welcome.worker_id != model.worker_id:
-        return "the worker's session has another worker_id than its model"
-    return None
 
 
 def load_problem(load: LoadSample) -> str | None:
@@ -143,9 +136,3 @@ def _range_problem(message: Message, ranges: dict[str, tuple[float, float]]) -> 
         if not least <= value <= most:  # NaN fails too
             return f"the worker's {name} is {value}; allowed: {least:.15g} to {most:.15g}"
     return None
-
-
-def _name_problem(name: str, text: str) -> str | None:
-    if len(text) <= MAX_NAME_CHARACTERS and text.isprintable():
-        return None
-    return f"the worker's {name} is not at most {MAX_NAME_CHARACTERS} printable characters"

@@ -229,6 +229,7 @@ class Membership:
     async def _try(self, link: WorkerLink, tasks: asyncio.TaskGroup) -> None:
         """Connects a leased worker once. The queue decides when it is tried again."""
         lasted_s = await link.connect()
+        self._set_aside.pop(link.address, None)
         if link.is_named:  # a source names it now, so it is tried without limit
             await link.run()
         elif lasted_s >= SHORT_LIFE_S:
@@ -240,7 +241,6 @@ class Membership:
     def _set_apart(self, link: WorkerLink) -> None:
         holder = link.same_as.address if link.same_as is not None else ""
         self._queue.failed(link.address, time.monotonic(), holder)
-        self._set_aside.pop(link.address, None)
         if not holder:
             self._set_aside[link.address] = link.problem
             if len(self._set_aside) > MOST_SHOWN_ASIDE:

@@ -15,7 +15,7 @@ from trunkline_router.routing.prefix_index import WorkerBlocks
 from trunkline_router.workers.breaker import WorkerBreaker
 from trunkline_router.workers.cache_follower import WatchBroken
 from trunkline_router.workers.cache_watch import follow_cache
-from trunkline_router.workers.claims import FalseClaim, WorkerUnusable, check_model, welcome_problem
+from trunkline_router.workers.claims import FalseClaim, WorkerUnusable, check_model
 from trunkline_router.workers.connected_worker import ConnectedWorker, WorkerCalls, WorkerTotals
 from trunkline_router.workers.health_watch import WorkerHealth
 from trunkline_router.workers.link_context import LinkContext, SameWorker, place_of
@@ -154,8 +154,8 @@ class WorkerLink:
         def on_open(welcome: SessionWelcome) -> None:
             if welcome.epoch != model.epoch:
                 raise WatchBroken("the worker was restarted while connecting")
-            if problem := welcome_problem(welcome, model):
-                raise FalseClaim(problem)
+            if welcome.worker_id != model.worker_id:
+                raise FalseClaim("the worker's session has another worker_id than its model")
             opened.set()
 
         proof = self._context.proof("Session", model)
