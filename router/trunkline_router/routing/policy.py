@@ -21,8 +21,6 @@ from trunkline_router.routing.worker_facts import Column, WorkerTable
 # step costs differ by as much from measurement alone, and a worker that seems slower gets no request to correct that.
 NEAR_SHARE = 0.02
 NEAR_S = 3e-3
-
-
 NO_TERMS = Terms(*[0.0] * len(Terms._fields))
 
 

@@ -29,7 +29,7 @@ class PrefixIndex:
         self._expected: dict[int, int] = {}  # key → bits of the workers that are about to hold it
         self._expecting: dict[int, dict[int, int]] = {}  # by slot: key → how many requests expect it
         self._free: list[int] = []  # unused slots
-        self._num_slots = 0
+        self.num_slots = 0  # all slots are below this
         self._retired: dict[int, int] = {}  # slots of lost workers → shards still to be swept
         self._cursor = 0  # the next shard to be swept
         self._distrusted = 0  # bits of the workers whose reports do not count
@@ -40,7 +40,7 @@ class PrefixIndex:
         if self._free:
             slot = self._free.pop()
         else:
-            slot, self._num_slots = self._num_slots, self._num_slots + 1
+            slot, self.num_slots = self.num_slots, self.num_slots + 1
         self.num_held[slot] = 0
         self._expecting[slot] = {}
         return slot
@@ -156,11 +156,6 @@ class PrefixIndex:
                 del expected[key]
 
     # Blocks per worker
-
-    @property
-    def num_slots(self) -> int:
-        """All slots are below this."""
-        return self._num_slots
 
     def holders(self, key: int) -> int:
         """Returns the bits of the workers that report to hold a block."""

@@ -9,13 +9,8 @@ from google.protobuf.message import Message
 from trunkline.grant import GrantKeys
 from trunkline.protocol import OLDEST_PROTOCOL, PROTOCOL_VERSION
 from trunkline.status import RequestRefused
-from trunkline.v1.generation_pb2 import (
-    SamplingParams,
-)
-from trunkline.v1.worker_pb2 import (
-    GetModelResponse,
-    LoadSample,
-)
+from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample
 from trunkline.validation import validate_sampling
 from trunkline_router.routing.route_request import NUM_LANES
 from trunkline_router.workers.output_claims import are_tokens
