@@ -25,7 +25,6 @@ from trunkline_router.record.refused_calls import RefusedCalls
 
 HIGH_WATER_BYTES = 16 << 10  # of output that waits in the process; beyond it the application waits
 CHUNK_FRAMING_BYTES = 12  # a size of up to 8 digits and two line ends
-ASGI = {"version": "3.0", "spec_version": "2.3"}
 CHECKED = frozenset({b"content-length", b"expect", b"transfer-encoding", b"content-encoding"})  # headers
 
 
@@ -72,7 +71,6 @@ class Connection(asyncio.Protocol):
         self.shared, self._limits = shared, shared.limits
         self.transport: asyncio.Transport
         self.client: tuple[str, int] | None = None
-        self._server: tuple[str, int] | None = None
         self._scheme = "http"
         self._place: Place | None = None
         self._parser = httptools.HttpRequestParser(self)
@@ -130,8 +128,8 @@ class Connection(asyncio.Protocol):
         """Counts the connection, or drops it if there are too many."""
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
-        client, server = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
-        self.client, self._server = client and (client[0], client[1]), server and (server[0], server[1])
+        if client := transport.get_extra_info("peername"):
+            self.client = client[0], client[1]
         if transport.get_extra_info("sslcontext") is not None:
             self._scheme = "https"
         self._enter(Phase.IDLE, self._limits.head_s)
@@ -348,16 +346,12 @@ class Connection(asyncio.Protocol):
         path = raw_path.decode("ascii")
         return {
             "type": "http",
-            "asgi": ASGI,
             "http_version": version,
-            "server": self._server,
             "client": self.client,
             "scheme": self._scheme,
-            "root_path": "",
             "headers": self._headers,
             "method": method,
             "path": urllib.parse.unquote(path) if "%" in path else path,
-            "raw_path": raw_path,
             "query_string": query,
         }
 

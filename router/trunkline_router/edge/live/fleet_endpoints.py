@@ -1,8 +1,8 @@
 """The endpoints of the live page: FleetService over HTTP."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import TypeVar
-from urllib.parse import parse_qsl, urlsplit
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl
 
 import orjson
 
@@ -19,7 +19,7 @@ from trunkline_router.edge.request_fields import Fields, validated
 from trunkline_router.observe.recent.router_requests import Kind
 from trunkline_router.observe.watch.fleet_watch import FleetView, FleetWatch
 from trunkline_router.observe.watch.worker_drain import WorkerDrain
-from trunkline_router.record.error_statuses import Header, openai_body
+from trunkline_router.record.error_statuses import openai_body
 
 SAME = (b"same-origin", b"none")  # of Sec-Fetch-Site; none: the user typed the address
 KINDS = {"": Kind.ENDED, "notable": Kind.NOTABLE, "running": Kind.RUNNING}  # by the parameter `only`
@@ -38,52 +38,34 @@ class UndrainBody(Fields):
     """The body of POST /fleet/workers/{worker}/undrain, which has no fields."""
 
 
-Body = TypeVar("Body", DrainBody, UndrainBody)
-
-
-async def body_of(call: HttpCall, kind: type[Body]) -> Body:
+async def body_of(call: HttpCall, kind: type[Fields]) -> Any:
     """Returns the body of a call, which may be empty. Raises RequestRefused (INVALID_REQUEST)."""
     raw = await call.passage.read(lambda: read_body(call.receive))
     if not raw:
         return kind()
     check_content_type(call.headers.content_type)
-    body: Body = validated(kind, await parse_object(raw))
+    body = validated(kind, await parse_object(raw))
     call.check_unknown(body.unknown())
     return body
 
 
-def check_origin(headers: Sequence[Header], *, needs_local_host: bool = False) -> None:
-    """Raises RequestRefused (FORBIDDEN) for a request that another origin's page sends from an operator's browser.
-    Clients that are no browsers send neither Sec-Fetch-Site nor Origin.
+def check_page(call: HttpCall) -> None:
+    """Raises RequestRefused (FORBIDDEN) for a request that another page than the router's own sends from an operator's
+    browser. Clients that are no browsers send neither Sec-Fetch-Site nor Origin.
 
     Credentials are in a header, which such pages cannot set without being allowed by --cors-origins. But a router
-    without identities asks for none, and then the browser's own place in the network would be the credential.
-
-    needs_local_host: the page's own name may not lead here either (DNS rebinding): Host must be an IP address or
-        localhost
+    without identities asks for none, and then the browser's own place in the network would be the credential. There the
+    page's own name may not lead here either (DNS rebinding): Host must be an IP address or localhost.
     """
-    found = {name: value for name, value in headers if name in (b"sec-fetch-site", b"origin", b"host")}
-    site, origin, host = (found.get(name) for name in (b"sec-fetch-site", b"origin", b"host"))
-    if site is not None:
-        is_same = site.lower() in SAME  # pages cannot set it
-    else:
-        is_same = origin is None or _host_of(origin) == (host or b"").decode("latin-1").lower()
-    if not is_same:
-        raise _other_origin()
-    if needs_local_host and not is_local(host or b""):
+    found = {name: value.lower() for name, value in call.scope["headers"]}
+    site, origin, host = found.get(b"sec-fetch-site"), found.get(b"origin"), found.get(b"host", b"")
+    is_own = origin is None or origin.partition(b"://")[2] == host
+    if site is not None:  # pages cannot set it
+        is_own = site in SAME
+    if not is_own:
+        raise forbidden("requests of web pages of other origins are refused here")
+    if not call.edge.access.is_checked and not is_local(host):
         raise forbidden("without credentials, Host must be an IP address or localhost")
-
-
-def _host_of(origin: bytes) -> str:
-    """The host and port of an origin as browsers send it; "null" has none."""
-    try:
-        return urlsplit(origin.decode("latin-1")).netloc.lower()
-    except ValueError:
-        return ""
-
-
-def _other_origin() -> RequestRefused:
-    return forbidden("requests of web pages of other origins are refused here")
 
 
 class ViewEvents:
@@ -130,8 +112,10 @@ class FleetEndpoints:
         def caller() -> Caller:
             return call.edge.access.caller(call.headers.metadata, WATCHERS, call.peer)
 
-        views = _nothing() if call.scope["method"] == "HEAD" else self._watch.views(caller)
-        await call.stream(views, ViewEvents(self._writer))
+        if call.scope["method"] == "HEAD":  # it has no body to wait for
+            await call.respond(b"", content_type=b"text/event-stream")
+        else:
+            await call.stream(self._watch.views(caller), ViewEvents(self._writer))
 
     async def _requests(self, call: HttpCall) -> None:
         check_page(call)
@@ -153,7 +137,7 @@ class FleetEndpoints:
     async def _drain_worker(self, call: HttpCall) -> None:
         check_page(call)
         query_of(call, ())
-        body = await body_of(call, DrainBody)
+        body: DrainBody = await body_of(call, DrainBody)
         name = call.scope["path_params"]["worker"]
         drained = await self._drain.drain(name, body.timeout_s, call.caller.identity.name)
         await call.respond(orjson.dumps(plain(drained)))
@@ -164,18 +148,6 @@ class FleetEndpoints:
         await body_of(call, UndrainBody)
         undrained = await self._drain.undrain(call.scope["path_params"]["worker"], call.caller.identity.name)
         await call.respond(orjson.dumps(plain(undrained)))
-
-
-def check_page(call: HttpCall) -> None:
-    """Raises RequestRefused (FORBIDDEN) for a request of another page than the router's own."""
-    check_origin(call.scope["headers"], needs_local_host=not call.edge.access.is_checked)
-
-
-async def _nothing() -> AsyncGenerator[FleetView, None]:
-    """The answer to HEAD, which has no body to wait for."""
-    views: list[FleetView] = []
-    for view in views:
-        yield view
 
 
 def query_of(call: HttpCall, known: tuple[str, ...]) -> dict[str, str]:

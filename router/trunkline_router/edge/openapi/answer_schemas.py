@@ -1,6 +1,9 @@
-"""Schemas of answers (JSON schema, draft 2020-12, which OpenAPI 3.1 uses)."""
+"""Schemas of answers (JSON schema, draft 2020-12, which OpenAPI 3.1 uses).
 
-from collections.abc import Mapping
+An answer's shape is written as its JSON looks: {…} is an object, [x] a list of x, (a, b) one of these values, None is
+null, and a type any of its values. Names of one shape share a key; one with a question mark may be absent.
+"""
+
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -15,286 +18,232 @@ from trunkline.v1.fleet_pb2 import (
 )
 from trunkline_router.edge.live.fleet_json import words_of
 
-Schema = dict[str, Any]
+Shape = Any
+TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", None: "null"}
 
-STRING: Schema = {"type": "string"}
-INTEGER: Schema = {"type": "integer"}
-NUMBER: Schema = {"type": "number"}
-BOOLEAN: Schema = {"type": "boolean"}
-NULL: Schema = {"type": "null"}
+
+class Schema(dict[str, Any]):
+    """A JSON schema. As a shape, it is what it is."""
+
+
+def schema_of(shape: Shape) -> Schema:
+    """Returns the schema. Objects may have further names: later versions add some, so clients must not refuse them."""
+    if isinstance(shape, Schema):
+        return shape
+    if isinstance(shape, list):
+        return Schema(type="array", items=schema_of(shape[0]))
+    if isinstance(shape, tuple):
+        return Schema(enum=list(shape))
+    if not isinstance(shape, dict):
+        return Schema(type=TYPES[shape])
+    named = {name: schema_of(inner) for names, inner in shape.items() for name in names.split()}
+    properties = {name.rstrip("?"): inner for name, inner in named.items()}
+    return Schema(type="object", properties=properties, required=[name for name in named if not name.endswith("?")])
 
 
 def component(name: str) -> Schema:
     """A reference to a schema of the page's components."""
-    return {"$ref": f"#/components/schemas/{name}"}
+    return Schema({"$ref": f"#/components/schemas/{name}"})
 
 
-def one_of(*values: object) -> Schema:
-    return {"enum": list(values)}
+def described(shape: Shape, description: str) -> Schema:
+    return Schema(schema_of(shape), description=description)
 
 
-def nullable(schema: Schema) -> Schema:
-    return {"anyOf": [schema, NULL]}
+def nullable(shape: Shape) -> Schema:
+    return Schema(anyOf=[schema_of(shape), schema_of(None)])
 
 
-def array(items: Schema, **more: Any) -> Schema:
-    return {"type": "array", "items": items, **more}
-
-
-def mapping(values: Schema) -> Schema:
+def mapping(values: Shape) -> Schema:
     """An object with any names."""
-    return {"type": "object", "additionalProperties": values}
+    return Schema(type="object", additionalProperties=schema_of(values))
 
 
-def record(fields: Mapping[str, Schema], **more: Any) -> Schema:
-    """An object. Later versions may add fields, so clients must not refuse unknown ones.
-
-    fields: by their names, separated by blanks; a name with a question mark may be absent
-    """
-    named = {name: schema for names, schema in fields.items() for name in names.split()}
-    properties = {name.rstrip("?"): schema for name, schema in named.items()}
-    required = [name for name in named if not name.endswith("?")]
-    return {"type": "object", "properties": properties, "required": required, **more}
-
-
-NONE = array({}, maxItems=0)
+NOTHING = Schema(type="array", items={}, maxItems=0)
 
 # OpenAI's and vLLM's shapes.
-TOKEN_IDS = array(INTEGER)
-PROMPT_LOGPROBS = array(
-    nullable(mapping(record({"logprob": NUMBER, "rank": INTEGER, "decoded_token": STRING}))),
-    description="for each token of the prompt null, or its and the likeliest tokens' values by token id",
+PROMPT_LOGPROBS = described(
+    [nullable(mapping({"logprob": float, "rank": int, "decoded_token": str}))],
+    "for each token of the prompt null, or its and the likeliest tokens' values by token id",
 )
-CHOICE: dict[str, Schema] = {
-    "index": INTEGER,
-    "finish_reason": {**one_of("stop", "length", "abort"), "description": "abort: cancelled at the worker"},
+CHOICE = {
+    "index": int,
+    "finish_reason": described(("stop", "length", "abort"), "abort: cancelled at the worker"),
     # What ended a choice: a text, a token, or neither, as in vLLM.
-    "stop_reason": {"type": ["string", "integer", "null"], "description": "the stop string or stop token"},
-    "token_ids?": TOKEN_IDS,
+    "stop_reason": Schema(type=["string", "integer", "null"], description="the stop string or stop token"),
+    "token_ids?": [int],
 }
-TOKEN = {"token": STRING, "logprob": NUMBER, "bytes": array(INTEGER)}
-TOKEN_LOGPROBS = array(record({**TOKEN, "top_logprobs": array(record(TOKEN))}))
-COLUMNS = record(
-    {
-        "text_offset": array(INTEGER),
-        "tokens": array(STRING),
-        "token_logprobs": array(nullable(NUMBER)),
-        "top_logprobs": array(nullable(mapping(NUMBER))),
-    }
-)
-CHAT_MESSAGE = record({"role": one_of("assistant"), "content": STRING, "refusal": NULL, "annotations": NONE})
-ANSWER = {
-    "id model": STRING,
-    "created": {**INTEGER, "description": "in seconds since 1970"},
-    "usage": component("Usage"),
+PROMPT_DETAILS = {"prompt_logprobs?": PROMPT_LOGPROBS, "prompt_token_ids?": [int]}
+TOKEN = {"token": str, "logprob": float, "bytes": [int]}
+TOKEN_LOGPROBS = [{**TOKEN, "top_logprobs": [TOKEN]}]
+COLUMNS = {
+    "text_offset": [int],
+    "tokens": [str],
+    "token_logprobs": [nullable(float)],
+    "top_logprobs": [nullable(mapping(float))],
 }
+CHAT_MESSAGE = {"role": ("assistant",), "content": str, "refusal": None, "annotations": NOTHING}
+ANSWER = {"id model": str, "created": described(int, "in seconds since 1970"), "usage": component("Usage")}
 
-OPENAI_SCHEMAS: dict[str, Schema] = {
-    "Error": record(
-        {
-            "error": record(
-                {"message type code": STRING, "param": nullable(STRING)},
-                description="code: the reason; param: the wrong field",
-            )
-        }
+OPENAI: dict[str, Shape] = {
+    "Error": {
+        "error": described(
+            {"message type code": str, "param": nullable(str)}, "code: the reason; param: the wrong field"
+        )
+    },
+    "Usage": described(
+        {"prompt_tokens completion_tokens total_tokens": int, "prompt_tokens_details?": {"cached_tokens": int}},
+        "prompt_tokens_details is absent if the caller may not see what came from the cache",
     ),
-    "Usage": record(
+    "Completion": {
+        **ANSWER,
+        "object": ("text_completion",),
+        "choices": [{**CHOICE, "text": str, "logprobs": nullable(COLUMNS), **PROMPT_DETAILS}],
+    },
+    "ChatCompletion": {
+        **ANSWER,
+        "object": ("chat.completion",),
+        "choices": [
+            {**CHOICE, "message": CHAT_MESSAGE, "logprobs": nullable({"content": TOKEN_LOGPROBS, "refusal": None})}
+        ],
+        **PROMPT_DETAILS,
+    },
+    "Model": described(
         {
-            "prompt_tokens completion_tokens total_tokens": INTEGER,
-            "prompt_tokens_details?": record({"cached_tokens": INTEGER}),
+            "id owned_by root display_name": str,
+            "object type": ("model",),
+            "created": int,
+            "created_at": Schema(type="string", format="date-time"),
+            "max_model_len": described(int, "most tokens of prompt and output together"),
+            "parent": None,
         },
-        description="prompt_tokens_details is absent if the caller may not see what came from the cache",
+        "what OpenAI's, Anthropic's and vLLM's clients read; workers do not tell when a model was made",
     ),
-    "Completion": record(
-        {
-            **ANSWER,
-            "object": one_of("text_completion"),
-            "choices": array(
-                record(
-                    {
-                        **CHOICE,
-                        "text": STRING,
-                        "logprobs": nullable(COLUMNS),
-                        "prompt_logprobs?": PROMPT_LOGPROBS,
-                        "prompt_token_ids?": TOKEN_IDS,
-                    }
-                )
-            ),
-        }
-    ),
-    "ChatCompletion": record(
-        {
-            **ANSWER,
-            "object": one_of("chat.completion"),
-            "choices": array(
-                record(
-                    {
-                        **CHOICE,
-                        "message": CHAT_MESSAGE,
-                        "logprobs": nullable(record({"content": TOKEN_LOGPROBS, "refusal": NULL})),
-                    }
-                )
-            ),
-            "prompt_logprobs?": PROMPT_LOGPROBS,
-            "prompt_token_ids?": TOKEN_IDS,
-        }
-    ),
-    "Model": record(
-        {
-            "id owned_by root display_name": STRING,
-            "object type": one_of("model"),
-            "created": INTEGER,
-            "created_at": {**STRING, "format": "date-time"},
-            "max_model_len": {**INTEGER, "description": "most tokens of prompt and output together"},
-            "parent": NULL,
-        },
-        description="what OpenAI's, Anthropic's and vLLM's clients read; workers do not tell when a model was made",
-    ),
-    "ModelList": record(
-        {
-            "object": one_of("list"),
-            "data": array(component("Model")),
-            "has_more": one_of(False),
-            "first_id last_id": nullable(STRING),
-        }
-    ),
-    "Tokens": record({"count max_model_len": INTEGER, "tokens": TOKEN_IDS, "token_strs?": array(STRING)}),
-    "Text": record({"prompt": STRING}),
-    "Status": record({"status": STRING}),
-    "Version": record({"version": STRING}),
+    "ModelList": {
+        "object": ("list",),
+        "data": [component("Model")],
+        "has_more": (False,),
+        "first_id last_id": nullable(str),
+    },
+    "Tokens": {"count max_model_len": int, "tokens": [int], "token_strs?": [str]},
+    "Text": {"prompt": str},
+    "Status": {"status": str},
+    "Version": {"version": str},
 }
 
 # /v1/responses
-PART = record({"type": one_of("output_text"), "text": STRING, "annotations": NONE, "logprobs": TOKEN_LOGPROBS})
-ITEM = record(
-    {
-        "id": STRING,
-        "type": one_of("message"),
-        "status": one_of("completed", "incomplete"),
-        "role": one_of("assistant"),
-        "content": array(PART),
-    }
-)
-RESPONSE_USAGE = record(
-    {
-        "input_tokens output_tokens total_tokens": INTEGER,
-        "input_tokens_details": record({"cached_tokens cache_write_tokens": INTEGER}),
-        "output_tokens_details": record({"reasoning_tokens": INTEGER}),
-    }
-)
-
-RESPONSE_SCHEMAS: dict[str, Schema] = {
-    "Response": record(
-        {
-            "id model": STRING,
-            "object": one_of("response"),
-            "created_at top_logprobs": INTEGER,
-            "completed_at max_output_tokens": nullable(INTEGER),
-            "status": one_of("completed", "incomplete", "failed", "in_progress"),
-            "incomplete_details": nullable(record({"reason": one_of("max_output_tokens")})),
-            "error": nullable(record({"code message": STRING})),
-            "instructions previous_response_id safety_identifier prompt_cache_key user": nullable(STRING),
-            "output": array(ITEM),
-            "usage": nullable(RESPONSE_USAGE),
-            "temperature top_p presence_penalty frequency_penalty": NUMBER,
-            "text": record({"format": record({"type": one_of("text")})}),
-            "reasoning": record({"effort summary": NULL}),
-            "tools": NONE,
-            "tool_choice": one_of("auto", "none"),
-            "parallel_tool_calls store": BOOLEAN,
-            "max_tool_calls": NULL,
-            "truncation": one_of("disabled"),
-            "background": one_of(False),
-            "service_tier": one_of("default"),
-            "metadata": mapping(STRING),
-        }
-    ),
-    "DeletedResponse": record({"id": STRING, "object": one_of("response"), "deleted": one_of(True)}),
+OUTPUT_ITEM = {
+    "id": str,
+    "type": ("message",),
+    "status": ("completed", "incomplete"),
+    "role": ("assistant",),
+    "content": [{"type": ("output_text",), "text": str, "annotations": NOTHING, "logprobs": TOKEN_LOGPROBS}],
+}
+RESPONSE_USAGE = {
+    "input_tokens output_tokens total_tokens": int,
+    "input_tokens_details": {"cached_tokens cache_write_tokens": int},
+    "output_tokens_details": {"reasoning_tokens": int},
+}
+RESPONSES: dict[str, Shape] = {
+    "Response": {
+        "id model": str,
+        "object": ("response",),
+        "created_at top_logprobs": int,
+        "completed_at max_output_tokens": nullable(int),
+        "status": ("completed", "incomplete", "failed", "in_progress"),
+        "incomplete_details": nullable({"reason": ("max_output_tokens",)}),
+        "error": nullable({"code message": str}),
+        "instructions previous_response_id safety_identifier prompt_cache_key user": nullable(str),
+        "output": [OUTPUT_ITEM],
+        "usage": nullable(RESPONSE_USAGE),
+        "temperature top_p presence_penalty frequency_penalty": float,
+        "text": {"format": {"type": ("text",)}},
+        "reasoning": {"effort summary": None},
+        "tools": NOTHING,
+        "tool_choice": ("auto", "none"),
+        "parallel_tool_calls store": bool,
+        "max_tool_calls": None,
+        "truncation": ("disabled",),
+        "background": (False,),
+        "service_tier": ("default",),
+        "metadata": mapping(str),
+    },
+    "DeletedResponse": {"id": str, "object": ("response",), "deleted": (True,)},
 }
 
 # /v1/messages
-TEXT_BLOCK = record({"type": one_of("text"), "text": STRING, "citations": NULL})
-MESSAGE_USAGE = record(
-    {
-        "input_tokens": {**INTEGER, "description": "without those that came from the cache"},
-        "cache_creation_input_tokens cache_read_input_tokens output_tokens": INTEGER,
-        "output_tokens_details server_tool_use cache_creation inference_geo": NULL,
-        "service_tier": one_of("standard"),
-    }
-)
-MESSAGE_SCHEMAS: dict[str, Schema] = {
-    "MessagesError": record(
-        {"type": one_of("error"), "error": record({"type message": STRING}), "request_id": nullable(STRING)}
-    ),
-    "MessageAnswer": record(
-        {
-            "id model": STRING,
-            "type": one_of("message"),
-            "role": one_of("assistant"),
-            "content": array(TEXT_BLOCK, minItems=1, maxItems=1),
-            "stop_reason": one_of("end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded"),
-            "stop_sequence": nullable(STRING),
-            "stop_details container": NULL,
-            "usage": MESSAGE_USAGE,
-        }
-    ),
-    "TokenCount": record({"input_tokens": INTEGER}),
+MESSAGE_USAGE = {
+    "input_tokens": described(int, "without those that came from the cache"),
+    "cache_creation_input_tokens cache_read_input_tokens output_tokens": int,
+    "output_tokens_details server_tool_use cache_creation inference_geo": None,
+    "service_tier": ("standard",),
 }
-
+MESSAGES: dict[str, Shape] = {
+    "MessagesError": {"type": ("error",), "error": {"type message": str}, "request_id": nullable(str)},
+    "MessageAnswer": {
+        "id model": str,
+        "type": ("message",),
+        "role": ("assistant",),
+        "content": Schema(schema_of([{"type": ("text",), "text": str, "citations": None}]), minItems=1, maxItems=1),
+        "stop_reason": ("end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded"),
+        "stop_sequence": nullable(str),
+        "stop_details container": None,
+        "usage": MESSAGE_USAGE,
+    },
+    "TokenCount": {"input_tokens": int},
+}
 
 # /fleet: the messages of FleetService, as live/fleet_json.py writes them.
 _CPP = FieldDescriptor
-_KINDS = {
-    _CPP.CPPTYPE_STRING: STRING,
-    _CPP.CPPTYPE_BOOL: BOOLEAN,
-    _CPP.CPPTYPE_DOUBLE: {"anyOf": [NUMBER, NULL]},  # null: not a number that JSON has
-    _CPP.CPPTYPE_UINT32: INTEGER,
-    _CPP.CPPTYPE_UINT64: INTEGER,
+_KINDS: dict[int, Shape] = {
+    _CPP.CPPTYPE_STRING: str,
+    _CPP.CPPTYPE_BOOL: bool,
+    _CPP.CPPTYPE_DOUBLE: nullable(float),  # null: not a number that JSON has
+    _CPP.CPPTYPE_UINT32: int,
+    _CPP.CPPTYPE_UINT64: int,
 }
 
 
-def _fields(message: Descriptor) -> dict[str, Schema]:
+def _fields(message: Descriptor) -> dict[str, Shape]:
     return {field.name: _field(field) for field in message.fields}
 
 
-def _field(field: FieldDescriptor) -> Schema:
+def _field(field: FieldDescriptor) -> Shape:
+    value: Shape
     if field.message_type is not None:
         value = component(field.message_type.name)
     elif field.enum_type is not None:
-        value = one_of(*words_of(field.enum_type).values(), "unknown")
+        value = (*words_of(field.enum_type).values(), "unknown")
     else:
         value = _KINDS[field.cpp_type]
     if field.is_repeated:
-        return array(value)
+        return [value]
     return nullable(value) if field.has_presence else value
 
 
-def _fleet_schemas(*answers: Descriptor) -> dict[str, Schema]:
-    """The schema of each message that the answers have, by its name."""
-    found: dict[str, Schema] = {}
+def _messages(*answers: Descriptor) -> dict[str, Shape]:
+    """The shape of each message that the answers have, by its name."""
+    found: dict[str, Shape] = {}
     waiting = list(answers)
     while waiting:
         message = waiting.pop()
         if message.name not in found:
-            found[message.name] = record(_fields(message))
+            found[message.name] = _fields(message)
             waiting += [field.message_type for field in message.fields if field.message_type is not None]
     return found
 
 
-# A timeline has the fields of its summary beside its own.
-_STORY = {**_fields(RequestSummary.DESCRIPTOR), **_fields(GetRequestResponse.DESCRIPTOR)}
-del _STORY["summary"]
-
-SCHEMAS: dict[str, Schema] = {
-    **OPENAI_SCHEMAS,
-    **RESPONSE_SCHEMAS,
-    **MESSAGE_SCHEMAS,
-    **_fleet_schemas(
+FLEET: dict[str, Shape] = {
+    **_messages(
         WatchFleetResponse.DESCRIPTOR,
         GetRequestResponse.DESCRIPTOR,
         DrainWorkerResponse.DESCRIPTOR,
         UndrainWorkerResponse.DESCRIPTOR,
     ),
-    "RequestStory": record(_STORY),
-    "RequestList": record(_fields(ListRequestsResponse.DESCRIPTOR)),
+    # A timeline has the fields of its summary beside its own.
+    "RequestStory": {**_fields(RequestSummary.DESCRIPTOR), **_fields(GetRequestResponse.DESCRIPTOR)},
+    "RequestList": _fields(ListRequestsResponse.DESCRIPTOR),
 }
+del FLEET["RequestStory"]["summary"]
+
+SCHEMAS = {name: schema_of(shape) for name, shape in {**OPENAI, **RESPONSES, **MESSAGES, **FLEET}.items()}

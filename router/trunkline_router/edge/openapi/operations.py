@@ -23,7 +23,7 @@ from trunkline_router.edge.live.fleet_endpoints import DrainBody, UndrainBody
 from trunkline_router.edge.openai.chat import ChatRequest
 from trunkline_router.edge.openai.completion_request import CompletionRequest
 from trunkline_router.edge.openai.models_and_tokens import DetokenizeBody, TokenizeBody
-from trunkline_router.edge.openapi.answer_schemas import INTEGER, STRING, Schema, array
+from trunkline_router.edge.openapi.answer_schemas import Shape
 from trunkline_router.edge.request_fields import Fields
 from trunkline_router.edge.responses.response_request import ResponseRequest
 from trunkline_router.record.error_statuses import PAGE_FILE_NOT_FOUND, PREVIOUS_RESPONSE_NOT_FOUND, RESPONSE_NOT_FOUND
@@ -47,7 +47,7 @@ class Operation:
     request: the body's fields; None: there is no body
     needs_body: whether the body may not be empty
     streams: with `stream: true` the answer is server-sent events
-    parameters: of path and query, with descriptions and schemas, by place and name
+    parameters: of path and query, with descriptions and shapes, by place and name
     others: schemas of other answers than refusals, by status
     """
 
@@ -57,14 +57,14 @@ class Operation:
     request: type[Fields] | None = None
     needs_body: bool = True
     streams: bool = False
-    parameters: Mapping[tuple[str, str], tuple[str, Schema]] = field(default_factory=dict)
+    parameters: Mapping[tuple[str, str], tuple[str, Shape]] = field(default_factory=dict)
     others: Mapping[int, str] = field(default_factory=dict)
     media_type: str = JSON
 
 
-_TENANT = {("query", "tenant"): ("only requests of this tenant", STRING)}
-_WORKER = {("path", "worker"): ("its name, or host:port", STRING)}
-_RESPONSE = {("path", "response"): ("the id of a stored response", STRING)}
+_TENANT = {("query", "tenant"): ("only requests of this tenant", str)}
+_WORKER = {("path", "worker"): ("its name, or host:port", str)}
+_RESPONSE = {("path", "response"): ("the id of a stored response", str)}
 
 OPERATIONS: Mapping[str, Operation] = {
     "POST /v1/completions": Operation(
@@ -78,7 +78,7 @@ OPERATIONS: Mapping[str, Operation] = {
         "Describes a model.",
         "Model",
         (*CALLER, MODEL_NOT_FOUND),
-        parameters={("path", "model"): ("the name, which may have slashes", STRING)},
+        parameters={("path", "model"): ("the name, which may have slashes", str)},
     ),
     "POST /v1/responses": Operation(
         "Answers a text or a conversation.",
@@ -93,9 +93,9 @@ OPERATIONS: Mapping[str, Operation] = {
         (*CALLER, RESPONSE_NOT_FOUND),
         parameters={
             **_RESPONSE,
-            ("query", "include"): ("ignored: a stored response is returned whole", array(STRING)),
-            ("query", "stream"): ("must be false: a stored response is returned whole", {"enum": ["false", "0"]}),
-            ("query", "include_obfuscation"): ("ignored", STRING),
+            ("query", "include"): ("ignored: a stored response is returned whole", [str]),
+            ("query", "stream"): ("must be false: a stored response is returned whole", ("false", "0")),
+            ("query", "include_obfuscation"): ("ignored", str),
         },
     ),
     "DELETE /v1/responses/{response}": Operation(
@@ -123,10 +123,10 @@ OPERATIONS: Mapping[str, Operation] = {
         "RequestList",
         CALLER,
         parameters={
-            ("query", "limit"): ("at most so many, up to 500", INTEGER),
+            ("query", "limit"): ("at most so many, up to 500", int),
             ("query", "only"): (
                 "notable: failed, resumed and slow requests; running: those that have not ended, the oldest first",
-                {"enum": ["notable", "running"]},
+                ("notable", "running"),
             ),
             **_TENANT,
         },
@@ -135,7 +135,7 @@ OPERATIONS: Mapping[str, Operation] = {
         "Tells what became of one recent request, and when.",
         "RequestStory",
         (*CALLER, REQUEST_NOT_FOUND),
-        parameters={("path", "request"): ("its id", STRING), **_TENANT},
+        parameters={("path", "request"): ("its id", str), **_TENANT},
     ),
     "POST /fleet/workers/{worker:path}/drain": Operation(
         "Drains a worker: it takes no new requests until it is undrained, or its process is restarted.",
@@ -159,7 +159,7 @@ OPERATIONS: Mapping[str, Operation] = {
         "",
         (PAGE_FILE_NOT_FOUND,),
         media_type="*/*",
-        parameters={("path", "file"): ("its name", STRING)},
+        parameters={("path", "file"): ("its name", str)},
     ),
     "GET /health": Operation("Tells that the process is alive.", "Status"),
     "GET /ready": Operation("Tells whether a worker accepts requests.", "Status", CALLER, others={503: "Status"}),

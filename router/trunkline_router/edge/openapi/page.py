@@ -1,7 +1,7 @@
 """Puts the page together."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from typing import Any
@@ -10,13 +10,13 @@ import orjson
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, models_json_schema
 
 from trunkline_router.access.identity.needed_roles import PATHS
-from trunkline_router.edge.openapi.answer_schemas import SCHEMAS, STRING, Schema, component, record
+from trunkline_router.edge.openapi.answer_schemas import SCHEMAS, Schema, Shape, component, described, schema_of
 from trunkline_router.edge.openapi.operations import JSON, OPERATIONS, Operation
 from trunkline_router.record.error_statuses import PROTOCOL, TABLE, is_anthropic
 
 EVENTS = "text/event-stream"
 TEMPLATE = "#/components/schemas/{model}"
-EVENT = record({"data": STRING, "event?": STRING}, description="one of the server-sent events, with stream: true")
+EVENT = described({"data": str, "event?": str}, "one of the server-sent events, with stream: true")
 # An API key or a token: OpenAI's clients send it in the first way, Anthropic's in either.
 CREDENTIALS = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "an API key or a JWT"},
@@ -63,11 +63,11 @@ def openapi_page(*, allows_unknown_fields: bool = False, has_metrics: bool = Tru
         method, path = name.split(" ")
         if path == "/metrics" and not has_metrics:
             continue
-        described = _operation(name, OPERATIONS[name], bodies)
+        operation = _operation(name, OPERATIONS[name], bodies)
         if not needed.is_open:
             # What may be opened is open to callers without credentials where it is.
-            described["security"] = [{way: []} for way in CREDENTIALS] + ([{}] if needed.open else [])
-        paths.setdefault(_CONVERTER.sub("", path), {})[method.lower()] = described
+            operation["security"] = [{way: []} for way in CREDENTIALS] + ([{}] if needed.open else [])
+        paths.setdefault(_CONVERTER.sub("", path), {})[method.lower()] = operation
     page = {
         "openapi": "3.1.0",
         "info": {"title": "Trunkline", "version": version("trunkline")},
@@ -77,13 +77,13 @@ def openapi_page(*, allows_unknown_fields: bool = False, has_metrics: bool = Tru
     return orjson.dumps(page)
 
 
-def _operation(name: str, operation: Operation, bodies: Mapping[Any, Schema]) -> dict[str, Any]:
+def _operation(name: str, operation: Operation, bodies: Mapping[Any, Any]) -> dict[str, Any]:
     path = name.split(" ")[1]
-    other = {"type": "object"} if operation.media_type == JSON else STRING
-    answer = component(operation.answer) if operation.answer else other
+    other = Schema(type="object") if operation.media_type == JSON else str
+    answer: Shape = component(operation.answer) if operation.answer else other
     if operation.media_type == EVENTS:
-        answer = record({"event": STRING, "data": {**STRING, "contentMediaType": JSON, "contentSchema": answer}})
-    content: dict[str, Schema] = {operation.media_type: {"schema": answer}}
+        answer = {"event": str, "data": Schema(type="string", contentMediaType=JSON, contentSchema=answer)}
+    content = {operation.media_type: {"schema": schema_of(answer)}}
     if operation.streams:
         content[EVENTS] = {"schema": EVENT}
     made: dict[str, Any] = {
@@ -98,8 +98,8 @@ def _operation(name: str, operation: Operation, bodies: Mapping[Any, Schema]) ->
         }
     if operation.parameters:
         made["parameters"] = [
-            {"name": named, "in": place, "required": place == "path", "description": described, "schema": schema}
-            for (place, named), (described, schema) in operation.parameters.items()
+            {"name": named, "in": place, "required": place == "path", "description": text, "schema": schema_of(shape)}
+            for (place, named), (text, shape) in operation.parameters.items()
         ]
     return made
 
@@ -115,13 +115,10 @@ def _refusals(path: str, operation: Operation) -> dict[str, Any]:
     error = "MessagesError" if is_anthropic(path) else "Error"
     made: dict[str, Any] = {}
     for status in sorted(codes):
-        schemas = [component(schema) for schema in _unique(operation.others.get(status), error)]
+        names = dict.fromkeys(name for name in (operation.others.get(status), error) if name)
+        schemas = [component(name) for name in names]
         made[str(status)] = {
             "description": "Refused: " + ", ".join(codes[status]),
             "content": {JSON: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}},
         }
     return made
-
-
-def _unique(*names: str | None) -> Iterable[str]:
-    return dict.fromkeys(name for name in names if name)
