@@ -227,7 +227,8 @@ class ChatAnswer(OpenAiAnswer):
             if index:
                 await asyncio.sleep(0)  # the log-probabilities of a choice may take long
             message: Json = {"role": "assistant", "content": output.text, "refusal": None, "annotations": []}
-            choices.append(self._choice(index, {"message": message}, output, self._logprobs(output)))
+            choice = {"index": index, "message": message, "logprobs": self._logprobs(output)}
+            choices.append(choice | self._ending(output))
         return self._whole(collected.prompt.model, choices, collected.usage, **self._of_prompt())
 
     def events(self, response: GenerateResponse) -> bytes:
@@ -237,9 +238,14 @@ class ChatAnswer(OpenAiAnswer):
         events = self._opening(response.prompt.model) if response.HasField("prompt") else []
         for chunk in response.chunks:
             text, is_last = chunk.text, chunk.finish_reason
-            if text or is_last or chunk.token_ids:
-                delta = {"content": text} if text or not is_last else {}
-                events.append(self._event(self._choice(chunk.index, {"delta": delta}, chunk, self._logprobs(chunk))))
+            if not (text or is_last or chunk.token_ids):
+                continue
+            delta = {"content": text} if text or not is_last else {}
+            choice: Json = {"index": chunk.index, "delta": delta, "logprobs": None, "finish_reason": None}
+            if is_last or self._details is not None:
+                choice |= self._ending(chunk)
+                choice["logprobs"] = self._logprobs(chunk)
+            events.append(self._event(choice))
         return b"".join(events)
 
     def _opening(self, model: str) -> list[bytes]:
@@ -250,7 +256,7 @@ class ChatAnswer(OpenAiAnswer):
             {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
             for index in range(self._num_choices)
         ]
-        return [self._event(choices[0], **self._of_prompt()), *map(self._event, choices[1:])]
+        return [self._event(choices[0], self._of_prompt()), *map(self._event, choices[1:])]
 
     def _of_prompt(self) -> Json:
         return {} if self._details is None else self._details.told()

@@ -164,8 +164,9 @@ class CompletionAnswer(OpenAiAnswer):
                     await asyncio.sleep(0)  # the log-probabilities of a choice may take long
                 logprobs = self._logprobs(len(choices), details, output) or {}
                 columns = {name: [*details.columns.get(name, ()), *logprobs[name]] for name in logprobs}
-                text = {"text": details.text + output.text}
-                choices.append(self._choice(len(choices), text, output, columns or None) | details.told())
+                text = details.text + output.text
+                choice = {"index": len(choices), "text": text, "logprobs": columns or None}
+                choices.append(choice | self._ending(output) | details.told())
         return self._whole(collected[0].prompt.model, choices, usage)
 
     def events(self, item: tuple[int, GenerateResponse]) -> bytes:
@@ -179,11 +180,11 @@ class CompletionAnswer(OpenAiAnswer):
             self._begin(response.prompt.model)
             events = self._echoes(details, first)
         for chunk in response.chunks:
-            text = chunk.text
+            text, index = chunk.text, first + chunk.index
             if text or chunk.finish_reason or chunk.token_ids:
-                index = first + chunk.index
                 logprobs = self._logprobs(index, details, chunk)
-                events.append(self._event(self._choice(index, {"text": text}, chunk, logprobs)))
+                choice: Json = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}
+                events.append(self._event(choice | self._ending(chunk)))
         return b"".join(events)
 
     def _echoes(self, details: CompletionDetails, first: int) -> list[bytes]:

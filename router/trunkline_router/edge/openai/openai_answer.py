@@ -70,24 +70,24 @@ class OpenAiAnswer:
         self._head = b"data: " + orjson.dumps({**self._fields, "choices": []}).removesuffix(b"]}")
         self._tail = b'],"usage":null}\n\n' if self._has_usage else b"]}\n\n"
 
-    def _event(self, choice: Json, **beside: Any) -> bytes:
+    def _event(self, choice: Json, beside: Json | None = None) -> bytes:
         """Returns an event.  beside: what it has beside its choice"""
         if not (beside or self._has_continuous_usage):
             return b"".join((self._head, orjson.dumps(choice), self._tail))
+        made = {**self._fields, "choices": [choice], **(beside or {})}
         if self._has_usage:
-            beside["usage"] = self._usage_json(self._usage) if self._has_continuous_usage else None
-        return event(orjson.dumps({**self._fields, "choices": [choice], **beside}))
+            made["usage"] = self._usage_json(self._usage) if self._has_continuous_usage else None
+        return event(orjson.dumps(made))
 
-    def _choice(self, index: int, text: Json, output: OutputChunk, logprobs: Json | None) -> Json:
-        """Returns a whole choice, or its part in an event.  text: in the endpoint's shape"""
-        choice: Json = {"index": index, **text, "logprobs": logprobs, "finish_reason": None}
-        reason = output.finish_reason
-        if reason:
-            choice["finish_reason"] = FINISH_REASONS.get(reason, "stop")
-            choice["stop_reason"] = _stop_reason(output)
+    def _ending(self, output: OutputChunk) -> Json:
+        """Returns what a choice has at its end, and the tokens of this part of it, if they are asked for."""
+        ending: Json = {}
+        if output.finish_reason:
+            ending["finish_reason"] = FINISH_REASONS.get(output.finish_reason, "stop")
+            ending["stop_reason"] = _stop_reason(output)
         if self._tells_ids:
-            choice["token_ids"] = list(output.token_ids)
-        return choice
+            ending["token_ids"] = list(output.token_ids)
+        return ending
 
     def _usage_json(self, usage: Usage) -> Json:
         made: Json = {
