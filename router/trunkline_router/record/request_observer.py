@@ -12,7 +12,6 @@ from trunkline_runtime.log import LogContext, get_logger, log_context
 from trunkline_runtime.telemetry.trace_context import HeadSampler, new_span_id, new_trace_id, trace_context
 
 MOST_FIELD = 64  # characters of a field's name: some are a worker's words
-MOST_AWAITING = 4096  # ended requests of which a worker will still say what became of them
 
 RequestListener = Callable[[RequestRecord], object]
 
@@ -21,7 +20,7 @@ class RequestObserver:
     """Observes the requests of a router, and writes a line for each in the log.
 
     A request that was aborted is told of when its workers have said what became of it. That takes milliseconds, and
-    the stage that ends the request limits it. Nothing but the log and the listeners waits for it.
+    session_outputs.py bounds its time and number. Nothing but the log and the listeners waits for it.
 
     listeners: are told of each request that has ended, on the event loop. They may keep the record, but plans, sampling
         parameters and all but a few timelines are dropped from it then. What they raise is logged, and fails no request
@@ -39,7 +38,6 @@ class RequestObserver:
         self._listeners = listeners
         self._may_export = may_export
         self.running: dict[int, RequestRecord] = {}  # by their identities in memory
-        self._num_awaiting = 0
 
     def begin(self, record: RequestRecord, traceparent: str = "", tracestate: str = "") -> "Token[LogContext | None]":
         """Gives the request a place in its caller's trace; without one, in the trace that the record names, or in a new
@@ -55,8 +53,7 @@ class RequestObserver:
             log_context.reset(begun)
         except ValueError:  # closed by another task than the one that began it: an abandoned generator
             log_context.set(None)
-        if record.awaited and self._num_awaiting < MOST_AWAITING:
-            self._num_awaiting += 1
+        if record.awaited:
             record.when_known = self._tell_late
         else:
             self._tell(record)
@@ -72,7 +69,6 @@ class RequestObserver:
         record.is_sampled = is_sampled and (self._may_export is None or self._may_export(record))
 
     def _tell_late(self, record: RequestRecord) -> None:
-        self._num_awaiting -= 1
         token = log_context.set(None)  # that of another request, if its task has brought the news
         try:
             self._tell(record)
