@@ -95,16 +95,12 @@ class IdentitySettings:
         return "://" in self.jwt_jwks
 
     def problem(self, redis_url: str) -> str | None:
-        """Returns what is wrong with the sources of identities or the fleet's secret, in one line without secrets; None
-        if they can be used."""
+        """Returns what is wrong with the sources of identities, in one line without secrets; None if they can be
+        used."""
         if self.api_keys_in_redis and not redis_url:
             return "--api-keys-in-redis needs --redis-url"
         if self.api_keys_in_redis and not self.has_secret:
             return "--api-keys-in-redis needs the fleet's secret: set TRUNKLINE_FLEET_SECRET or --fleet-secret-file"
-        try:
-            read_fleet_secret(self.fleet_secret, self.fleet_secret_file)
-        except IdentityError as error:
-            return str(error)
         if not self.jwt_jwks:
             return None
         for name, value in (("issuer", self.jwt_issuer), ("audience", self.jwt_audience)):
@@ -112,6 +108,14 @@ class IdentitySettings:
                 return f"--jwt-jwks needs --jwt-{name}: without it, tokens for other services would count here"
         if self.has_jwks_url:
             return _jwks_url_problem(self.jwt_jwks)
+        return None
+
+    def secret_problem(self) -> str | None:
+        """Reads the fleet's secret. Returns why it cannot be used, in one line; None if it can, or there is none."""
+        try:
+            read_fleet_secret(self.fleet_secret, self.fleet_secret_file)
+        except IdentityError as error:
+            return str(error)
         return None
 
     def exposure_problem(self, host: str) -> str | None:

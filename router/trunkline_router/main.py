@@ -37,6 +37,7 @@ def router_settings(arguments: Sequence[str]) -> RouterSettings:
         or settings.http.problem(settings.processes)
         or settings.identity.problem(settings.redis_url)
         or settings.identity.exposure_problem(settings.host)
+        or settings.identity.secret_problem()
         or grant_key_problem(settings.grant_key, settings.grant_key_previous)
         or settings.tls.problem(settings.host)
         or settings.worker_tls.problem(settings.workers, allow_plaintext=allow_plaintext)
