@@ -19,7 +19,7 @@ from trunkline.v1.fleet_pb2 import (
     TenantView,
     WatchFleetResponse,
 )
-from trunkline_router.access.access import Caller, Tenant, Tenants
+from trunkline_router.access.access import Caller, Tenants
 from trunkline_router.observe.recent.router_requests import Kind, RouterRequests, first_of
 from trunkline_router.observe.recent.viewer import Viewer
 from trunkline_router.observe.watch.fleet_sampler import KEEPS_S, FleetSample, FleetSampler, Periods
@@ -81,27 +81,26 @@ def tenants_view(
     """
     if not viewer.sees_requests:
         return []
-    if not viewer.is_operator:
-        return [tenant_view(shared, viewer.tenant, viewer.terms, refused, is_listed=viewer.is_listed)]
-    names = {*tenants.named, *shared.running, *refused, *shared.tenants_with_use()}
     running = shared.running
-    chosen = sorted(names, key=lambda name: (-running.get(name, 0), -refused.get(name, 0), name))[:MOST_TENANTS]
-    return [tenant_view(shared, name, tenants.terms(name), refused, is_listed=tenants.lists(name)) for name in chosen]
-
-
-def tenant_view(
-    shared: SharedState, name: str, terms: Tenant, refused: Mapping[str, int], *, is_listed: bool
-) -> TenantView:
-    """Returns one tenant with its quotas."""
-    quotas = shared.used(name, is_listed=is_listed).against(terms.quotas)
-    return TenantView(
-        tenant=name,
-        running=shared.running.get(name, 0),
-        weight=terms.weight,
-        lane=terms.cap,
-        quotas=[QuotaView(quota=quota, limit=limit, used=used) for quota, limit, used in quotas],
-        refused=refused.get(name, 0),
-    )
+    rows = [(viewer.tenant, viewer.terms, viewer.is_listed)]
+    if viewer.is_operator:
+        names = {*tenants.named, *running, *refused, *shared.tenants_with_use()}
+        chosen = sorted(names, key=lambda name: (-running.get(name, 0), -refused.get(name, 0), name))[:MOST_TENANTS]
+        rows = [(name, tenants.terms(name), tenants.lists(name)) for name in chosen]
+    return [
+        TenantView(
+            tenant=name,
+            running=running.get(name, 0),
+            weight=terms.weight,
+            lane=terms.cap,
+            quotas=[
+                QuotaView(quota=quota, limit=limit, used=used)
+                for quota, limit, used in shared.used(name, is_listed=is_listed).against(terms.quotas)
+            ],
+            refused=refused.get(name, 0),
+        )
+        for name, terms, is_listed in rows
+    ]
 
 
 @dataclass(slots=True)
