@@ -47,7 +47,7 @@ class Fanout:
     idle for that time.
     """
 
-    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock_s: Callable[[], float]) -> None:
         self._clock_s = clock_s
         self._due: dict[asyncio.Event, None] = {}
         self._is_busy = False  # whether a round is scheduled or under way
@@ -116,22 +116,20 @@ class RequestStream:
         record: RequestRecord,
         choices: int,
         prompt: PromptInfo,
-        fanout: Fanout | None = None,
-        backlog: Backlog | None = None,
-        meter: OutputMeter | None = None,
-        *,
-        max_ledger_bytes: int = MAX_LEDGER_BYTES,
+        fanout: Fanout,
+        backlog: Backlog,
+        meter: OutputMeter,
     ) -> None:
         self._record = record
         self._prompt = prompt
         self._prompt_sent = False
-        self._client_buffer = ClientBuffer(backlog or Backlog(), self.fall_behind)
+        self._client_buffer = ClientBuffer(backlog, self.fall_behind)
         self._refused: RequestRefused | None = None
         self._broken: BrokenOff | None = None
-        self._fanout = fanout or Fanout()
-        self._meter = meter or OutputMeter()
+        self._fanout = fanout
+        self._meter = meter
         self._due = asyncio.Event()  # set when the next response may be taken
-        self.answer = AnswerLedger(choices, max_ledger_bytes)
+        self.answer = AnswerLedger(choices, MAX_LEDGER_BYTES)
         self._attempt: WorkerAttempt | None = None  # the current or last one
         self._is_watched = False
         self._attempt_tokens = 0  # of a watched attempt

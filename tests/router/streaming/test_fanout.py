@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from tests.router.streaming.streams import stream_of
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport
 from trunkline.v1.inference_pb2 import PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput
 from trunkline_router.record.request_record import RequestRecord
 from trunkline_router.request import request_stream
-from trunkline_router.request.request_stream import Fanout, RequestStream
+from trunkline_router.request.request_stream import Fanout
 
 
 def record(name: str) -> RequestRecord:
@@ -150,7 +151,7 @@ async def test_the_first_response_waits_for_no_round_and_what_comes_between_roun
     clock = Clock()
     rounds = Fanout(clock)
     await a_round_that_takes(0.004, rounds, clock)
-    stream = RequestStream(record("r"), 1, PromptInfo(), rounds)
+    stream = stream_of(record("r"), 1, PromptInfo(), fanout=rounds)
     stream.put(token(0))
     first = await stream.take()
     assert first is not None
@@ -169,7 +170,7 @@ async def test_the_first_response_waits_for_no_round_and_what_comes_between_roun
 async def test_the_last_response_waits_for_no_round() -> None:
     clock = Clock()
     rounds = Fanout(clock)
-    stream = RequestStream(record("r"), 1, PromptInfo(), rounds)
+    stream = stream_of(record("r"), 1, PromptInfo(), fanout=rounds)
     stream.put(token(0))
     await stream.take()
     await a_round_that_takes(0.004, rounds, clock)

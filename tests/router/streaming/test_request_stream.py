@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from tests.router.streaming.streams import stream_of
 from trunkline.status import RequestRefused, no_worker
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, TokenLogprob, TokenLogprobs
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput, Timeline
 from trunkline_router.quotas.reservation import OutputMeter
 from trunkline_router.record.request_record import RequestRecord
-from trunkline_router.request import client_buffer
+from trunkline_router.request import client_buffer, request_stream
 from trunkline_router.request.client_buffer import Backlog
 from trunkline_router.request.dispatch import WorkerAttempt
 from trunkline_router.request.request_stream import BrokenOff, RequestStream
@@ -48,7 +49,7 @@ def output(
 
 
 def stream(choices: int = 1) -> RequestStream:
-    return RequestStream(record("r"), choices, PromptInfo(model="m", prompt_tokens=9))
+    return stream_of(record("r"), choices, PromptInfo(model="m", prompt_tokens=9))
 
 
 class Told(WorkerAttempt):
@@ -129,7 +130,7 @@ async def test_time_in_which_output_waits_for_the_client_is_noted(
     waited_s: float, has_more: bool, stalled_s: float
 ) -> None:
     noted = record("r")
-    news = RequestStream(noted, 1, PromptInfo(model="m", prompt_tokens=9))
+    news = stream_of(noted, 1, PromptInfo(model="m", prompt_tokens=9))
     news.put(output())
     await news.take()
     assert noted.first_token_s == news.handed_s
@@ -233,8 +234,9 @@ async def test_a_worker_that_repeats_or_leaves_out_output_is_broken_off_and_noth
     assert news.answer.completion_tokens == 2
 
 
-async def test_an_answer_too_long_to_remember_stays_with_its_worker() -> None:
-    news = RequestStream(record("r"), 1, PromptInfo(), max_ledger_bytes=12)
+async def test_an_answer_too_long_to_remember_stays_with_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_stream, "MAX_LEDGER_BYTES", 12)
+    news = stream_of(record("r"), 1, PromptInfo())
     news.put(output())
     assert news.answer.can_resume
     news.put(output(first=2, text="cd", offset=2))
@@ -246,7 +248,7 @@ async def test_an_answer_too_long_to_remember_stays_with_its_worker() -> None:
 
 async def test_what_workers_bring_is_metered_taken_or_not_and_over_all_choices() -> None:
     meter = OutputMeter()
-    news = RequestStream(record("r"), 2, PromptInfo(), meter=meter)
+    news = stream_of(record("r"), 2, PromptInfo(), meter=meter)
     news.put(output())
     news.put(output(index=1))
     assert meter.tokens == 4
@@ -303,7 +305,7 @@ async def test_what_waits_leaves_in_responses_of_bounded_size_and_nothing_of_it_
 ) -> None:
     monkeypatch.setattr(client_buffer, "MAX_RESPONSE_BYTES", 1000)
     backlog = Backlog()
-    news = RequestStream(record("r"), 2, PromptInfo(model="m", prompt_tokens=9), backlog=backlog)
+    news = stream_of(record("r"), 2, PromptInfo(model="m", prompt_tokens=9), backlog=backlog)
     steps, texts = 40, ("é" * 60, "z" * 90)
     for step in range(steps):
         for index, text in enumerate(texts):
@@ -335,7 +337,7 @@ async def test_what_is_taken_in_part_waits_no_longer_and_a_break_comes_after_the
 ) -> None:
     monkeypatch.setattr(client_buffer, "MAX_RESPONSE_BYTES", 1000)
     backlog = Backlog()
-    news = RequestStream(record("r"), 1, PromptInfo(), backlog=backlog)
+    news = stream_of(record("r"), 1, PromptInfo(), backlog=backlog)
     for step in range(9):
         news.put(output(first=2 * step, text="x" * 200, offset=200 * step))
     news.put(SequenceOutput(handle=1, error=no_worker("lost").to_proto()))
@@ -365,7 +367,7 @@ async def test_a_long_prompts_log_probabilities_are_a_response_by_themselves() -
 
 async def test_a_backlog_counts_what_has_merged_until_it_has_left_or_nobody_will_take_it() -> None:
     backlog = Backlog()
-    first, second = (RequestStream(record(name), 1, PromptInfo(), backlog=backlog) for name in "ab")
+    first, second = (stream_of(record(name), 1, PromptInfo(), backlog=backlog) for name in "ab")
     for news in (first, second):
         news.put(output())
     assert backlog.waiting_bytes == 0, "as it came"
@@ -385,7 +387,7 @@ async def test_chunks_that_fill_a_response_each_by_itself_count_too(monkeypatch:
     """Each of them refers to its step's whole message as long as it is kept as it came."""
     monkeypatch.setattr(client_buffer, "MAX_RESPONSE_BYTES", 1000)
     backlog = Backlog()
-    news = RequestStream(record("r"), 16, PromptInfo(), backlog=backlog)
+    news = stream_of(record("r"), 16, PromptInfo(), backlog=backlog)
     num_bytes = 0
     for step in range(4):
         for index in range(16):
@@ -398,7 +400,7 @@ async def test_chunks_that_fill_a_response_each_by_itself_count_too(monkeypatch:
 async def test_responses_that_do_not_leave_count_against_what_may_wait() -> None:
     """Clients whose transport is full: what each was given last stays in memory."""
     backlog = Backlog(max_bytes=10_000)
-    streams = [RequestStream(record(str(number)), 1, PromptInfo(), backlog=backlog) for number in range(9)]
+    streams = [stream_of(record(str(number)), 1, PromptInfo(), backlog=backlog) for number in range(9)]
     told = [Told() for _ in streams]
     for number, news in enumerate(streams):
         news.begin("w", told[number])
@@ -421,7 +423,7 @@ async def test_past_the_backlogs_bound_the_stream_that_is_furthest_behind_ends(
 ) -> None:
     monkeypatch.setattr(client_buffer, "RESPONSE_COST", 0)
     backlog = Backlog(max_bytes=6000)
-    streams = [RequestStream(record(str(number)), 1, PromptInfo(), backlog=backlog) for number in range(3)]
+    streams = [stream_of(record(str(number)), 1, PromptInfo(), backlog=backlog) for number in range(3)]
     told = [Told() for _ in streams]
     for number, news in enumerate(streams):
         news.begin("w", told[number])
