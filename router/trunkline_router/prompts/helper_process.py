@@ -76,8 +76,8 @@ def main() -> None:
 class Jobs:
     """The jobs by name. Those on texts and tokens use the tokenizer that was loaded last."""
 
-    def __init__(self) -> None:
-        self._tokenizer = Tokenizer(models.BPE())
+    def __init__(self, tokenizer: Tokenizer | None = None) -> None:
+        self._use(tokenizer or Tokenizer(models.BPE()))
 
     def render(self, template: bytes, chat: bytes) -> bytes:
         """`template` is template_source(), `chat` a serialized ChatMessages. Returns the prompt's text in UTF-8."""
@@ -85,12 +85,14 @@ class Jobs:
 
     def load(self, file: bytes) -> bytes:
         """Loads a tokenizer.json in place of the tokenizer before."""
-        tokenizer = Tokenizer.from_buffer(file)
+        self._use(Tokenizer.from_buffer(file))
+        return b""
+
+    def _use(self, tokenizer: Tokenizer) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         _keep_blanks(tokenizer.post_processor)
         self._tokenizer = tokenizer
-        return b""
 
     def encode(self, text: str, special_tokens: bool) -> bytes:
         """Returns token ids (int32 in native byte order)."""

@@ -2,18 +2,16 @@
 
 import asyncio
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from hashlib import sha256
-
-from tokenizers import Tokenizer
 
 from trunkline.status import OVERLOADED, RequestRefused, context_exceeded, invalid
 from trunkline.v1.inference_pb2 import ChatMessages
 from trunkline.validation import context_words
 from trunkline_router.prompts.chat_template import FIELD, MAX_MESSAGES
 from trunkline_router.prompts.helper_pool import Helpers, TokenizerSource
-from trunkline_router.prompts.helper_process import one_line, refusal, template_source
-from trunkline_router.prompts.token_bytes import TokenBytes, token_bytes
+from trunkline_router.prompts.helper_process import Jobs, one_line, refusal, template_source
+from trunkline_router.prompts.token_bytes import TokenBytes
 from trunkline_router.prompts.tokenizer_files import TOKENIZER, TokenizerTraits, described, read_tokenizer_config
 from trunkline_runtime.template_syntax import syntax_problem
 
@@ -41,10 +39,11 @@ class PromptTokenizer:
 
     def __init__(self, files: Mapping[str, bytes], helpers: Helpers, traits: TokenizerTraits | None = None) -> None:
         """Raises TokenizerError if the files cannot be used."""
-        self._tokenizer: Tokenizer | None = None
+        self._jobs: Jobs | None = None  # in this process
         try:
             if traits is None:
-                self._tokenizer, traits = described(files)
+                tokenizer, traits = described(files)
+                self._jobs = Jobs(tokenizer)
             config = read_tokenizer_config(files, padding_token=traits.padding_token)
         except BaseException as error:  # the library raises bare Exception, or panics
             if not _is_failure(error):
@@ -70,21 +69,14 @@ class PromptTokenizer:
     def has_chat_template(self) -> bool:
         return bool(self._template)
 
-    async def encode(self, text: str, *, special_tokens: bool = True, tenant: str = "") -> Sequence[int]:
+    async def encode(self, text: str, *, special_tokens: bool = True, tenant: str = "") -> "array[int]":
         """Returns the token ids of a text, by default with the model's special tokens, such as BOS. Raises
         RequestRefused."""
-        if self._tokenizer is None or len(text) > INLINE:
-            ids = array("i", await self._converted("encode", text, special_tokens, tenant))
-            return array("i", self._prefix) + ids + array("i", self._suffix) if special_tokens else ids
-        try:
-            read = self._tokenizer.encode(text, add_special_tokens=special_tokens).ids
-        except BaseException as error:
-            raise _refused("encode", error) from None
-        return [*self._prefix, *read, *self._suffix] if special_tokens else read
+        ids = array("i", await self._converted("encode", text, special_tokens, tenant))
+        return array("i", self._prefix) + ids + array("i", self._suffix) if special_tokens else ids
 
     async def offsets(self, text: str, *, special_tokens: bool = True, tenant: str = "") -> "array[int]":
-        """Returns where the tokens that encode() returns begin in the text, in characters. Always runs in a helper
-        process. Raises RequestRefused."""
+        """Returns where the tokens that encode() returns begin in the text, in characters. Raises RequestRefused."""
         starts = array("i", await self._converted("offsets", text, special_tokens, tenant))
         if not special_tokens:
             return starts
@@ -107,7 +99,7 @@ class PromptTokenizer:
 
     async def encode_chat(
         self, chat: ChatMessages, most_tokens: int | None = None, *, tenant: str = ""
-    ) -> Sequence[int]:
+    ) -> "array[int]":
         """Returns the token ids of the rendered conversation. The template writes the special tokens itself. Raises
         RequestRefused."""
         self.check_chat(chat)
@@ -120,12 +112,7 @@ class PromptTokenizer:
 
     async def decode(self, token_ids: "array[int]", *, keep_special: bool, tenant: str = "") -> bytes:
         """Returns the text of the token ids in UTF-8. Raises RequestRefused."""
-        if self._tokenizer is None or len(token_ids) > INLINE:
-            return await self._converted("decode", token_ids, keep_special, tenant)
-        try:
-            return self._tokenizer.decode(token_ids, skip_special_tokens=not keep_special).encode()
-        except BaseException as error:
-            raise _refused("decode", error) from None
+        return await self._converted("decode", token_ids, keep_special, tenant)
 
     async def token_bytes(self) -> TokenBytes:
         """Returns the bytes of all tokens. They are listed once. Raises RequestRefused if the tokenizer's tokens cannot
@@ -138,14 +125,20 @@ class PromptTokenizer:
         return self._token_bytes
 
     async def _converted(self, job: str, converted: "str | array[int]", flag: bool, tenant: str) -> bytes:
-        return await self._helpers.convert(self._source, (tenant, self._model), job, converted, flag)
+        if self._jobs is None or len(converted) > INLINE:
+            return await self._helpers.convert(self._source, (tenant, self._model), job, converted, flag)
+        try:
+            result: bytes = getattr(self._jobs, job)(converted, flag)
+        except BaseException as error:
+            raise _refused(job, error) from None
+        return result
 
     async def _listed(self) -> TokenBytes | RequestRefused:
         """Raises RequestRefused if there may be a better answer later."""
         try:
-            if self._tokenizer is None or self.largest_id >= INLINE_VOCABULARY:
+            if self._jobs is None or self.largest_id >= INLINE_VOCABULARY:
                 return await self._helpers.token_bytes(self._source)
-            return token_bytes(self._tokenizer)
+            return TokenBytes.from_wire(self._jobs.token_bytes())
         except RequestRefused as refused:
             if refused.reason == OVERLOADED:
                 raise

@@ -64,10 +64,9 @@ async def test_long_texts_become_the_same_tokens_as_short_ones(
     for text in TEXTS.values():
         long = (text * LONG * 2)[: LONG + 100]
         ids = await tokenizer.encode(long, special_tokens=special_tokens)
-        assert isinstance(ids, array), "it came from a process"
         with monkeypatch.context() as patched:
             patched.setattr("trunkline_router.prompts.tokenizer.INLINE", len(long))
-            assert ids.tolist() == await tokenizer.encode(long, special_tokens=special_tokens)
+            assert ids == await tokenizer.encode(long, special_tokens=special_tokens)
 
 
 @pytest.mark.parametrize("keep_special", [True, False])

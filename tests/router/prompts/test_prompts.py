@@ -41,7 +41,7 @@ async def check_like_transformers(directory: Path, helpers: Helpers) -> None:
         turns = [("user", "Tell me a story about a fox."), ("assistant", "No."), ("user", "Please!")]
         messages = [{"role": role, "content": content} for role, content in turns]
         expected = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        assert await ours.encode_chat(chat(*turns)) == expected
+        assert list(await ours.encode_chat(chat(*turns))) == expected
 
 
 async def test_the_demo_tokenizer_and_chat_template_equal_transformers(helpers: Helpers) -> None:
