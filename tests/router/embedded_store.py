@@ -1,5 +1,6 @@
 """A model of the store: the same answers as those of the scripts in Redis, in a few lines of Python."""
 
+import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -55,7 +56,12 @@ class EmbeddedStore(RedisStore):
     async def close(self) -> None:
         """Does nothing."""
 
-    async def reserve(self, ask: Ask) -> Answer | None:
+    def reserve(self, ask: Ask) -> "asyncio.Future[Answer | None]":
+        answer: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+        answer.set_result(self._reserved(ask))
+        return answer
+
+    def _reserved(self, ask: Ask) -> Answer | None:
         if ask.life != self._life:
             return None
         now_ms = self._model_ms()

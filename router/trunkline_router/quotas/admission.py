@@ -188,7 +188,7 @@ class Admission:
             retry_delay_ms=RETRY_WHEN_DOWN_MS,
         )
 
-    def _hear_late(self, account: str, tokens: int, asked_ms: float, asked: "asyncio.Task[Answer | None]") -> None:
+    def _hear_late(self, account: str, tokens: int, asked_ms: float, asked: "asyncio.Future[Answer | None]") -> None:
         """The request did not wait for this answer. What the store has counted for it is taken back: it was decided
         here meanwhile, or its client has gone. If the connection broke, that is not known, and a quota may be slightly
         too strict for a minute."""

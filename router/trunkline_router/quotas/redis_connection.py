@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -30,11 +30,15 @@ OF_A_CLUSTER = (AskError, ClusterDownError)  # AskError: MOVED, too
 
 
 class Script:
-    """A Lua script and the hash by which Redis knows it."""
+    """A Lua script and the hash by which Redis knows it.
 
-    def __init__(self, name: str, source: str) -> None:
+    read: returns what a call gets for a reply; if it raises an error, the connection is closed
+    """
+
+    def __init__(self, name: str, source: str, read: Callable[[Any], Any] = lambda reply: reply) -> None:
         self.name = name
         self.source = source
+        self.read = read
         self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -142,7 +146,7 @@ class RedisConnection:
         commands = [("EVALSHA", call.script.sha, *call.arguments) for call in calls]
         await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
         for call in calls:
-            reply = await connection.read_response()
+            reply = call.script.read(await connection.read_response())
             self._calls.popleft()
             self.latencies[call.script.name].add(time.perf_counter() - call.asked_s)
             if not call.future.done():

@@ -36,7 +36,6 @@ from trunkline_router.quotas.fairness import HALF_LIFE_MS, MAX_TENANTS
 from trunkline_router.quotas.quota import IN_FLIGHT_RETRY_MS, WINDOW_MS, Refusal, Used
 from trunkline_router.quotas.redis_connection import CONNECT_TIMEOUT_S, REPLY_TIMEOUT_S, RedisConnection, Script
 from trunkline_router.quotas.redis_entries import (
-    DECODE_ERRORS,
     FORMAT,
     LONGEST_NAME,
     MOST_CREDIT_BYTES,
@@ -53,11 +52,9 @@ from trunkline_router.quotas.store import (
     Answer,
     Ask,
     Report,
-    StoreDown,
     SyncReply,
     TenantReport,
 )
-from trunkline_runtime.log import get_logger
 from trunkline_runtime.telemetry.series import BucketCounts
 
 Entry = TypeVar("Entry")
@@ -66,11 +63,9 @@ Entry = TypeVar("Entry")
 REPLY_TIMEOUT_FACTOR = 4.0
 CONNECT_TIMEOUT_FACTOR = 10.0  # some seven round trips, nine with TLS
 TURN_S = 0.001  # of decoding a reply, after which other tasks get a turn
-NO_EVICTION = "noeviction"
 
 KEYS_OF_ALL_LIVES = ("life", "convictions")
 KEYS_OF_A_LIFE = ("routers", "credits", "versions", "leases", "served")
-SCRIPTS = ("reserve.lua", "sync.lua")
 
 
 class RedisStore:
@@ -87,14 +82,14 @@ class RedisStore:
         prefix: str,
         *,
         window_ms: int = WINDOW_MS,
-        ttl_ms: int = TTL_MS,
         patience_s: float = PATIENCE_S,
         tls: RedisTls = PUBLIC_AUTHORITIES,
         clock_ms: Callable[[], float] | None = None,
     ) -> None:
-        window, *scripts = (Path(__file__).with_name(name).read_text() for name in ("window.lua", *SCRIPTS))
-        names = (name.removesuffix(".lua") for name in SCRIPTS)
-        self._reserve, self._sync = (Script(name, window + text) for name, text in zip(names, scripts, strict=True))
+        window, reserve, sync = (
+            Path(__file__).with_name(name).read_text() for name in ("window.lua", "reserve.lua", "sync.lua")
+        )
+        self._reserve, self._sync = Script("reserve", window + reserve, _answer), Script("sync", window + sync)
         self._redis = RedisConnection(
             url,
             (self._reserve, self._sync),
@@ -111,11 +106,8 @@ class RedisStore:
             "convictions": lambda entry: read.conviction(*entry),
             "served": lambda entry: read.served(*entry),
         }
-        self._log = get_logger()
-        self._has_warned_of_eviction = False
         self._heard_until = ""  # the router at which the next sync begins if the last one had no room for all
         self._window_ms = window_ms
-        self._ttl_ms = ttl_ms
         self._clock_ms = clock_ms
 
     @property
@@ -132,12 +124,13 @@ class RedisStore:
         """Closes the connection. Open calls fail."""
         await self._redis.close()
 
-    async def reserve(self, ask: Ask) -> Answer | None:
-        """Counts a request if its tenant's quotas allow it, in one round trip. Returns None if the store has lost its
-        state and counted nothing. Has no timeout of its own: callers bound how long they wait. Raises StoreDown."""
+    def reserve(self, ask: Ask) -> "asyncio.Future[Answer | None]":
+        """Counts a request if its tenant's quotas allow it, in one round trip. The future gets the answer even if its
+        caller has stopped waiting; None if the store has lost its state and counted nothing. It fails with
+        StoreDown."""
         quotas = ask.quotas
         limits = (quotas.requests_per_minute, quotas.tokens_per_minute, quotas.tokens_in_flight)
-        reply = await self._redis.call(
+        return self._redis.call(
             self._reserve,
             (f"{self._tag}life", f"{self._of(ask.life)}routers", *self._tenant_keys(ask.life, ask.tenant)),
             (
@@ -151,14 +144,6 @@ class RedisStore:
                 IN_FLIGHT_RETRY_MS,
             ),
         )
-        if reply == ["lost"]:
-            return None
-        try:
-            quota, retry_ms, requests, tokens, in_flight, bucket = reply
-            refusal = None if quota == "granted" else Refusal(quota, int(retry_ms))
-            return Answer(refusal, Used(int(requests), int(tokens), int(in_flight)), int(bucket))
-        except DECODE_ERRORS as error:
-            raise StoreDown(f"an invalid answer: {error}") from None
 
     async def sync(self, report: Report) -> SyncReply:
         """Sends a report and returns what is new. Raises StoreDown."""
@@ -173,7 +158,7 @@ class RedisStore:
             "life": report.life,
             "new_life": secrets.token_hex(8),
             "number": report.number,
-            "ttl_ms": self._ttl_ms,
+            "ttl_ms": TTL_MS,
             "keep_ms": KEEP_MS,
             "window_ms": self._window_ms,
             "half_life_ms": HALF_LIFE_MS,
@@ -200,11 +185,10 @@ class RedisStore:
     async def _sync_reply(self, pieces: list[str]) -> SyncReply:
         """Decodes the script's reply piece by piece, so that other tasks run in between."""
         header = json.loads(pieces[0])
-        if header.get("is_new"):
-            self._warn_of_eviction(header["evicts"])
-            return SyncReply(header["life"])
         for event, entry in header["notes"] or ():
             self._reader.warn(event, entry)
+        if header.get("is_new"):
+            return SyncReply(header["life"])
         self._heard_until = header.get("heard_until", self._heard_until)
         entries: dict[str, list[Any]] = {kind: [] for kind in ("routers", "changed", "leases", "convictions", "served")}
         read_s = 0.0
@@ -226,16 +210,6 @@ class RedisStore:
             read_s=read_s,
         )
 
-    def _warn_of_eviction(self, policy: str) -> None:
-        """Warns once if Redis evicts keys."""
-        if policy and not self._has_warned_of_eviction:
-            self._has_warned_of_eviction = True
-            self._log.warning(
-                "Redis evicts keys when it is full, including tenants' quotas; it should refuse writes instead",
-                maxmemory_policy=policy,
-                wanted=NO_EVICTION,
-            )
-
     def _fixed_keys(self, life: str) -> list[str]:
         return [
             *(self._tag + name for name in KEYS_OF_ALL_LIVES),
@@ -250,6 +224,14 @@ class RedisStore:
 
     def _now(self) -> str:
         return "" if self._clock_ms is None else str(int(self._clock_ms()))
+
+
+def _answer(reply: Any) -> Answer | None:
+    if reply == ["lost"]:
+        return None
+    quota, retry_ms, requests, tokens, in_flight, bucket = reply
+    refusal = None if quota == "granted" else Refusal(quota, int(retry_ms))
+    return Answer(refusal, Used(int(requests), int(tokens), int(in_flight)), int(bucket))
 
 
 def _written_tenant(tenant: TenantReport, sent_ms: float) -> dict[str, Any]:

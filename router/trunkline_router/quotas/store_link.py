@@ -101,15 +101,11 @@ class StoreLink:
     def is_reachable(self) -> bool:
         return not self.breaker.is_open
 
-    def ask(self, tenant: str, quotas: Quotas, tokens: int, in_flight_change: int) -> "asyncio.Task[Answer | None]":
-        """Asks the store to count a request. Call it only while the store is reachable. The answer may come when its
-        caller has stopped waiting."""
-        ask = Ask(self.name, self.life, tenant, quotas, tokens, in_flight_change)
-        asked = asyncio.create_task(self.store.reserve(ask))
-        asked.add_done_callback(lambda task: task.cancelled() or task.exception())  # which marks it as retrieved
-        return asked
+    def ask(self, tenant: str, quotas: Quotas, tokens: int, in_flight_change: int) -> "asyncio.Future[Answer | None]":
+        """Asks the store to count a request. Call it only while the store is reachable."""
+        return self.store.reserve(Ask(self.name, self.life, tenant, quotas, tokens, in_flight_change))
 
-    async def answer(self, asked: "asyncio.Task[Answer | None]") -> Answer | None:
+    async def answer(self, asked: "asyncio.Future[Answer | None]") -> Answer | None:
         """The store's answer, or None if it does not arrive in time or the store has failed."""
         asked_s = self._steady_s()
         for _ in range(SLICES):

@@ -22,8 +22,11 @@ if not life or #life > 128 or string.match(life, '^%x+@(%x*)$') ~= run_id then l
 redis.call('SET', LIFE, life, 'PX', keep_ms)
 if life ~= report.life then
   local memory = redis.call('INFO', 'memory')
-  local evicts = string.match(memory, 'maxmemory:(%d+)') ~= '0' and string.match(memory, 'maxmemory_policy:([%w-]+)') or ''
-  return {cjson.encode({life = life, is_new = true, evicts = evicts ~= 'noeviction' and evicts or ''})}
+  local policy, notes = string.match(memory, 'maxmemory_policy:([%w-]+)'), {}
+  if policy and policy ~= 'noeviction' and string.match(memory, 'maxmemory:(%d+)') ~= '0' then
+    notes = {{'Redis evicts keys when it is full, and with them quotas: set its maxmemory-policy to noeviction', policy}}
+  end
+  return {cjson.encode({life = life, is_new = true, notes = notes})}
 end
 
 local function bump(name)

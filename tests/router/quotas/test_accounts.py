@@ -23,7 +23,7 @@ class LostStore(RedisStore):
     def __init__(self) -> None:
         pass
 
-    async def reserve(self, ask: Ask) -> Answer | None:
+    def reserve(self, ask: Ask) -> "asyncio.Future[Answer | None]":
         raise AssertionError("a lost store is not asked")
 
     async def sync(self, report: Report) -> SyncReply:

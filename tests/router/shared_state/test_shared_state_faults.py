@@ -329,7 +329,8 @@ async def test_a_redis_that_evicts_is_warned_of_once() -> None:
             server.start()
             await until(lambda: router.is_reachable)
     warnings = [line for line in lines if line["event"].startswith("Redis evicts")]
-    assert [(line["maxmemory_policy"], line["wanted"]) for line in warnings] == [("volatile-ttl", "noeviction")]
+    assert [line["entry"] for line in warnings] == ["volatile-ttl"]
+    assert "noeviction" in warnings[0]["event"]
 
 
 async def test_every_key_expires_and_lies_in_one_slot(redis: RedisServer) -> None:
