@@ -19,7 +19,7 @@ BENCHES = {
     "simulate": "trunkline_bench.simulation.main",
     "simulate-fleet": "trunkline_bench.simulation.fleet.main",
 }
-KEYS = "trunkline_cli.keys.keys_command"
+KEYS = "trunkline_router.access.keys.keys_command"
 
 MOST_THREADS = 4096  # a worker's own bound
 

@@ -16,14 +16,14 @@ from tests.router.identity import key_rig
 from tests.router.identity.key_rig import answer
 from trunkline.v1.generation_pb2 import Lane
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_cli.keys import key_file, keys_command
-from trunkline_cli.keys.key_file import FileRecords, changing
-from trunkline_cli.keys.new_key import new_key
 from trunkline_cli.main import KEYS
 from trunkline_router.access.identity import watched_file
 from trunkline_router.access.identity.authenticator import Authenticator, authenticator_of
 from trunkline_router.access.identity.identity import Identity, IdentityError, Role
 from trunkline_router.access.identity.redis_keys import RedisKeys
+from trunkline_router.access.keys import key_file, keys_command
+from trunkline_router.access.keys.key_file import FileRecords, changing
+from trunkline_router.access.keys.new_key import new_key
 from trunkline_router.identity_settings import IdentitySettings
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.settings import RouterSettings

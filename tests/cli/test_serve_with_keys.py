@@ -12,10 +12,10 @@ from tests.cluster.processes import START_S, Process, alive, descendants, script
 from tests.router.identity import key_rig
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline_bench.servers.ports import free_port
-from trunkline_cli.keys.new_key import new_key
 from trunkline_cli.launcher import wait_until_serving
 from trunkline_cli.passed_flags import PassedFlags
 from trunkline_cli.plan import ClusterPlan
+from trunkline_router.access.keys.new_key import new_key
 from trunkline_router.main import router_settings
 
 KEYS = "TRUNKLINE_API_KEYS"

@@ -15,7 +15,7 @@ from tests.cluster.processes import START_S, Process, Worker, script, wait_until
 from tests.router.identity import key_rig
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline_bench.servers.ports import free_port
-from trunkline_cli.keys.new_key import new_key
+from trunkline_router.access.keys.new_key import new_key
 
 if TYPE_CHECKING:
     from openai import OpenAI

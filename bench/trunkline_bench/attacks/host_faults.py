@@ -12,8 +12,8 @@ from trunkline.errors import TrunklineError
 from trunkline_bench.attacks.innocent import Innocent, Record
 from trunkline_bench.attacks.server import Server
 from trunkline_bench.faults.fleet import FleetError
-from trunkline_cli.keys.key_file import changing
-from trunkline_cli.keys.new_key import new_key, new_record
+from trunkline_router.access.keys.key_file import changing
+from trunkline_router.access.keys.new_key import new_key, new_record
 
 BLOCKING_KEYS = "API keys replaced by a FIFO"
 NUM_OTHERS = 4  # tenants that send requests besides, so that the router writes more than pipes and buffers take

@@ -16,12 +16,12 @@ from tests.router.identity import issuer, key_rig
 from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
-from trunkline_cli.keys.new_key import new_key
 from trunkline_router.access.access import Access, Tenants
 from trunkline_router.access.identity.authenticator import Authenticator, KeyFileSource
 from trunkline_router.access.identity.bearer_token import BearerTokens
 from trunkline_router.access.identity.jwks import JwksFile
 from trunkline_router.access.identity.needed_roles import Open
+from trunkline_router.access.keys.new_key import new_key
 from trunkline_router.edge.http_call import Edge
 
 NOW_UNIX_S = issuer.NOW_UNIX_S

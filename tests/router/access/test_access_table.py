@@ -19,7 +19,6 @@ from tests.router.cluster import PATIENCE_S, Refusal
 from tests.router.fake_worker import FakeWorker
 from tests.router.identity import issuer
 from trunkline.v1.inference_pb2 import GenerateRequest, GrantRequest
-from trunkline_cli.keys.new_key import new_key
 from trunkline_router.access.access import Access, NotAdmitted
 from trunkline_router.access.identity.api_keys import ApiKey
 from trunkline_router.access.identity.identity import Role
@@ -29,6 +28,7 @@ from trunkline_router.access.identity.needed_roles import (
     Needed,
     Open,
 )
+from trunkline_router.access.keys.new_key import new_key
 from trunkline_router.assembly import build
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.edge.live.fleet_endpoints import FleetEndpoints

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from trunkline.status import UNAUTHENTICATED, RequestRefused
-from trunkline_cli.keys.new_key import new_record
 from trunkline_router.access.identity.api_keys import ApiKey
 from trunkline_router.access.identity.authenticator import Authenticator
+from trunkline_router.access.keys.new_key import new_record
 
 NOW_UNIX_S = 1_800_000_000.0
 

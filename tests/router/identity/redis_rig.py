@@ -7,9 +7,9 @@ from typing import Any
 import redis.asyncio
 
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_cli.keys.redis_key_writer import RedisKeyWriter
 from trunkline_router.access.identity.fleet_secret import FleetSecret, Seal
 from trunkline_router.access.identity.redis_keys import SEAL_PURPOSE
+from trunkline_router.access.keys.redis_key_writer import RedisKeyWriter
 
 FIRST, SECOND = b"a fleet secret of thirty-two bytes", b"another secret of thirty-two bytes"
 RECORDS, VERSION = "{trunkline}:api-keys:1", "{trunkline}:api-keys:1:version"

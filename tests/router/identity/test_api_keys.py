@@ -15,12 +15,12 @@ from structlog.testing import capture_logs
 from tests.router.identity.key_rig import NOW_UNIX_S, answer, content, put, record, write
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import Lane
-from trunkline_cli.keys.new_key import ALPHABET, new_key, new_record
 from trunkline_router.access.identity import api_keys
 from trunkline_router.access.identity.api_keys import ApiKey, read_record
 from trunkline_router.access.identity.authenticator import Authenticator, KeyFileSource
 from trunkline_router.access.identity.identity import Identity, Role
 from trunkline_router.access.identity.terms import TERMS, FieldError
+from trunkline_router.access.keys.new_key import ALPHABET, new_key, new_record
 from trunkline_router.quotas.quota import Quotas
 
 WRONG = "the API key is not valid"

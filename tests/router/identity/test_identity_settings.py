@@ -7,9 +7,9 @@ import pytest
 
 from tests.router.identity.issuer import jwks
 from tests.router.identity.key_rig import put, record, write
-from trunkline_cli.keys.new_key import new_key
 from trunkline_router.access.identity.authenticator import authenticator_of
 from trunkline_router.access.identity.identity import IdentityError
+from trunkline_router.access.keys.new_key import new_key
 from trunkline_router.identity_settings import IdentitySettings
 from trunkline_router.main import router_settings
 from trunkline_router.settings import RouterSettings

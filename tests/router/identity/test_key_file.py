@@ -12,13 +12,13 @@ from structlog.testing import capture_logs
 
 from tests.router.cluster import PATIENCE_S, until
 from tests.router.identity.key_rig import answer, content, put, record, write
-from trunkline_cli.keys.key_file import changing, present
-from trunkline_cli.keys.new_key import new_key
 from trunkline_router.access.identity import watched_file
 from trunkline_router.access.identity.api_keys import ApiKey
 from trunkline_router.access.identity.authenticator import Authenticator, KeyFileSource
 from trunkline_router.access.identity.identity import IdentityError
 from trunkline_router.access.identity.watched_file import POLL_S, WatchedFile
+from trunkline_router.access.keys.key_file import changing, present
+from trunkline_router.access.keys.new_key import new_key
 
 OLD = 1_000_000_000  # seconds since 1970: a file of that time has settled
 WRONG = "the API key is not valid"

@@ -29,11 +29,11 @@ from tests.router.identity.redis_rig import (
 )
 from trunkline.status import NO_WORKER, RequestRefused
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_cli.keys.new_key import new_key
-from trunkline_cli.keys.redis_key_writer import RedisKeyWriter
 from trunkline_router.access.identity import redis_keys
 from trunkline_router.access.identity.authenticator import Authenticator
 from trunkline_router.access.identity.redis_keys import PAGE_KEYS, POLL_S
+from trunkline_router.access.keys.new_key import new_key
+from trunkline_router.access.keys.redis_key_writer import RedisKeyWriter
 from trunkline_router.quotas.store import StoreDown
 
 SEAL, OTHER = seal_of(FIRST), seal_of(SECOND)

@@ -11,12 +11,12 @@ from tests.parameters import one_in
 from tests.router.identity.key_rig import answer, record
 from tests.router.identity.redis_rig import FIRST, RECORDS, SECOND, VERSION, Opened, emptied, running_redis, views
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_cli.keys.new_key import new_key
-from trunkline_cli.keys.redis_key_writer import RedisKeyWriter
 from trunkline_router.access.identity.api_keys import ApiKey
 from trunkline_router.access.identity.authenticator import Authenticator
 from trunkline_router.access.identity.identity import IdentityError, Role
 from trunkline_router.access.identity.redis_keys import ANSWER_TIMEOUT_S, PAGE_KEYS, POLL_S, READ_ALL_S
+from trunkline_router.access.keys.new_key import new_key
+from trunkline_router.access.keys.redis_key_writer import RedisKeyWriter
 from trunkline_router.quotas.store import StoreDown
 
 REVOKED = {"revoked": "2026-01-01T00:00:00Z"}

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 
 from trunkline.names import lane_name
 from trunkline.validation import LANES
-from trunkline_cli.keys.key_file import FileRecords
-from trunkline_cli.keys.new_key import new_key, new_record, written_time
 from trunkline_router.access.identity.api_keys import KeyRecord, is_key_id
 from trunkline_router.access.identity.fleet_secret import read_fleet_secret
 from trunkline_router.access.identity.identity import Identity, IdentityError, Role
 from trunkline_router.access.identity.terms import FieldError
+from trunkline_router.access.keys.key_file import FileRecords
+from trunkline_router.access.keys.new_key import new_key, new_record, written_time
 from trunkline_router.quotas.quota import MOST_QUOTA, QUOTA_NAMES
 from trunkline_router.quotas.store import StoreDown
 
@@ -51,8 +51,8 @@ class RedisRecords:
     def __init__(self, arguments: Sequence[str]) -> None:
         try:
             from trunkline.tls_files import TlsFileError
-            from trunkline_cli.keys.redis_key_writer import RedisKeyWriter
             from trunkline_router.access.identity.redis_keys import SEAL_PURPOSE
+            from trunkline_router.access.keys.redis_key_writer import RedisKeyWriter
             from trunkline_router.settings import RouterSettings, sharing_problem
             from trunkline_runtime.log import configure_logging
             from trunkline_runtime.settings import SettingError, parse_settings
