@@ -11,7 +11,7 @@ from trunkline_router.edge.anthropic_requests import FIELD_NAMES, CountRequest, 
 from trunkline_router.edge.collected_answer import CollectedAnswer
 from trunkline_router.edge.http.sse import event
 from trunkline_router.edge.http_call import HttpCall, answer_of
-from trunkline_router.edge.request_fields import refusals_named, validated
+from trunkline_router.edge.request_fields import refusals_named
 from trunkline_router.record.error_statuses import ANTHROPIC_PATH, body_for
 
 Json = dict[str, Any]
@@ -25,11 +25,8 @@ DELTA_TAIL = b"}}\n\n"
 
 async def messages(call: HttpCall) -> None:
     """POST /v1/messages."""
-    async with call.json() as body:
-        request: MessageRequest = validated(MessageRequest, body)
-        generate = request.generate_request(call.request_id)  # first: other content than text has fields of its own
-        call.check_unknown(request.unknown())
-        request.check()
+    request = await call.body(MessageRequest)
+    generate = request.generate_request(call.request_id)
     answer = MessageAnswer(call, request.max_tokens)
     responses = answer_of(call, generate, FIELD_NAMES)
     if request.stream:
@@ -41,11 +38,8 @@ async def messages(call: HttpCall) -> None:
 
 async def count_tokens(call: HttpCall) -> None:
     """POST /v1/messages/count_tokens: the tokens of the prompt that the same fields of /v1/messages make."""
-    async with call.json() as body:
-        request: CountRequest = validated(CountRequest, body)
-        tokenize = request.tokenize_request()
-        call.check_unknown(request.unknown())
-        request.check()
+    request = await call.body(CountRequest)
+    tokenize = request.tokenize_request()
     with refusals_named(FIELD_NAMES):
         ids = await call.edge.inference.tokenize(tokenize, call.caller, None)
     await call.respond(orjson.dumps({"input_tokens": len(ids)}))

@@ -46,6 +46,10 @@ class Block(Fields):
     # Marks for Anthropic's cache, and what an earlier answer had. The cache here needs no marks.
     ignored: ClassVar[frozenset[str]] = frozenset({"cache_control", "citations"})
 
+    def unknown(self, prefix: str = "") -> list[str]:
+        self.plain(prefix.removesuffix("."))  # other kinds have other fields: the kind is what is not served
+        return super().unknown(prefix)
+
     def plain(self, where: str) -> str:
         """Returns the block's text. Raises RequestRefused (INVALID_REQUEST) for other kinds of content."""
         if self.type != "text":
@@ -91,7 +95,6 @@ class ConversationFields(Fields):
     }
 
     def check(self) -> None:
-        """Raises RequestRefused (INVALID_REQUEST) for what is not served."""
         if self.thinking is not None and self.thinking.get("type") not in ("disabled", "adaptive"):
             raise invalid("thinking", THINKING)
         if self.tool_choice is not None and self.tool_choice.get("type") not in ("auto", "none"):

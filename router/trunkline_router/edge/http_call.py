@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -20,7 +20,7 @@ from trunkline_router.edge.http.exchange import has_body, respond
 from trunkline_router.edge.http.headers import RequestHeaders, rate_limit_headers, response_headers
 from trunkline_router.edge.http.json_body import check_content_type, parse_object, read_body
 from trunkline_router.edge.http.sse import EventStream
-from trunkline_router.edge.request_fields import FieldNames, renamed
+from trunkline_router.edge.request_fields import FieldNames, Fields, renamed, validated
 from trunkline_router.record.error_statuses import Header
 from trunkline_router.record.request_record import HTTP, RequestRecord
 from trunkline_router.request.inference import Inference
@@ -29,6 +29,7 @@ from trunkline_runtime.log import get_logger
 from trunkline_runtime.telemetry.trace_context import new_trace_id
 
 Response = TypeVar("Response")
+Body = TypeVar("Body", bound=Fields)
 
 UNPRINTABLE = re.compile(r"[^ -~]")  # what a header's value must not contain, and all that is not ASCII
 
@@ -96,9 +97,19 @@ class HttpCall:
         """Now, in seconds since 1970."""
         return int(time.time())
 
-    def json(self) -> "JsonBody":
-        """The body, for `async with`."""
-        return JsonBody(self)
+    async def body(self, kind: type[Body]) -> Body:
+        """Returns the body, with fields that are known and served. Raises RequestRefused (INVALID_REQUEST)."""
+        read = self.passage.read_arrived if has_body(self.scope) else self.passage.read
+        raw = await read(lambda: read_body(self.receive))
+        if not (raw or kind.needs_body):
+            return kind()
+        check_content_type(self.headers.content_type)
+        body = validated(kind, await parse_object(raw, self.passage.parsed))
+        self.check_unknown(body.unknown())
+        if body.model_extra:  # nothing reads it from here on, and a request may run for minutes
+            body.model_extra.clear()
+        body.check()
+        return body
 
     def check_unknown(self, unknown: list[str]) -> None:
         """Raises RequestRefused (INVALID_REQUEST) for unknown fields, unless the router ignores them."""
@@ -191,34 +202,6 @@ class HttpCall:
 
 
 Handler = Callable[[HttpCall], Awaitable[None]]
-
-
-class JsonBody:
-    """The body of a call, for `async with`. It is emptied at the end, with the lists that are its fields: a request may
-    run for minutes, and must not keep a million objects for so long. What is kept must be copied."""
-
-    __slots__ = ("_call", "_value")
-
-    def __init__(self, call: HttpCall) -> None:
-        self._call = call
-        self._value: dict[str, Any] = {}
-
-    async def __aenter__(self) -> dict[str, Any]:
-        """Raises RequestRefused (INVALID_REQUEST) if the body is not a JSON object."""
-        call, passage = self._call, self._call.passage
-        check_content_type(call.headers.content_type)
-        if has_body(call.scope):
-            raw = await passage.read_arrived(lambda: read_body(call.receive))
-        else:
-            raw = await passage.read(lambda: read_body(call.receive))
-        self._value = await parse_object(raw, passage.parsed)
-        return self._value
-
-    async def __aexit__(self, *_: object) -> None:
-        for part in self._value.values():
-            if isinstance(part, list):
-                part.clear()
-        self._value.clear()
 
 
 async def answer_of(

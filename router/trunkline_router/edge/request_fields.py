@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import takewhile
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
@@ -78,6 +78,11 @@ class Fields(BaseModel):
     defaults: ClassVar[Mapping[str, Any]] = {}
     # Lists that may have more than MAX_ITEMS elements.
     long_lists: ClassVar[frozenset[str]] = frozenset()
+    # Whether a body of these fields may not be empty.
+    needs_body: ClassVar[bool] = True
+
+    def check(self) -> None:
+        """Raises RequestRefused (INVALID_REQUEST) for fields that contradict each other or are not served."""
 
     def unknown(self, prefix: str = "") -> list[str]:
         """Returns the names of unknown fields here and in nested objects. Raises RequestRefused (INVALID_REQUEST) for
@@ -118,6 +123,9 @@ class Fields(BaseModel):
             known.setdefault(name, {"description": f"Refused: {reason}.", "enum": [None, False, []]})
         schema["additionalProperties"] = False
         return made
+
+
+Body = TypeVar("Body", bound=Fields)
 
 
 class SamplingFields(Fields):
@@ -235,7 +243,6 @@ class GenerationFields(SamplingFields):
         return bool(options and options.include_usage and options.continuous_usage_stats)
 
     def check(self) -> None:
-        """Raises RequestRefused (INVALID_REQUEST) for fields that contradict each other or are not served."""
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "is only allowed with stream: true")
         if self.spaces_between_special_tokens is False:
@@ -264,7 +271,7 @@ def template_variables(values: dict[str, Any] | None) -> str:
         raise invalid("chat_template_kwargs", str(error).lower()) from None
 
 
-def validated(kind: "type[Fields]", body: dict[str, Any]) -> Any:
+def validated(kind: type[Body], body: dict[str, Any]) -> Body:
     """Returns the body as a `kind` of Fields. Raises RequestRefused (INVALID_REQUEST) that names the first wrong
     field."""
     if len(body) > MAX_FIELDS:

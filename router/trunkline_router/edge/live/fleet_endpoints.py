@@ -1,7 +1,7 @@
 """The endpoints of the live page: FleetService over HTTP."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import ClassVar
 from urllib.parse import parse_qsl
 
 import orjson
@@ -10,12 +10,11 @@ from trunkline.status import RequestRefused, forbidden, invalid
 from trunkline_router.access.access import Caller
 from trunkline_router.access.identity.needed_roles import WATCHERS
 from trunkline_router.edge.http.headers import is_local
-from trunkline_router.edge.http.json_body import check_content_type, parse_object, read_body
 from trunkline_router.edge.http.sse import event
 from trunkline_router.edge.http_call import Handler, HttpCall
 from trunkline_router.edge.live.fleet_json import FleetViewJson, plain, summaries_json, timeline_json
 from trunkline_router.edge.live.page_files import PageFiles
-from trunkline_router.edge.request_fields import Fields, validated
+from trunkline_router.edge.request_fields import Fields
 from trunkline_router.observe.recent.router_requests import Kind
 from trunkline_router.observe.watch.fleet_watch import FleetView, FleetWatch
 from trunkline_router.observe.watch.worker_drain import WorkerDrain
@@ -33,20 +32,13 @@ class DrainBody(Fields):
 
     timeout_s: float | None = None
 
+    needs_body: ClassVar[bool] = False
+
 
 class UndrainBody(Fields):
     """The body of POST /fleet/workers/{worker}/undrain, which has no fields."""
 
-
-async def body_of(call: HttpCall, kind: type[Fields]) -> Any:
-    """Returns the body of a call, which may be empty. Raises RequestRefused (INVALID_REQUEST)."""
-    raw = await call.passage.read(lambda: read_body(call.receive))
-    if not raw:
-        return kind()
-    check_content_type(call.headers.content_type)
-    body = validated(kind, await parse_object(raw))
-    call.check_unknown(body.unknown())
-    return body
+    needs_body: ClassVar[bool] = False
 
 
 def check_page(call: HttpCall) -> None:
@@ -137,7 +129,7 @@ class FleetEndpoints:
     async def _drain_worker(self, call: HttpCall) -> None:
         check_page(call)
         query_of(call, ())
-        body: DrainBody = await body_of(call, DrainBody)
+        body = await call.body(DrainBody)
         name = call.scope["path_params"]["worker"]
         drained = await self._drain.drain(name, body.timeout_s, call.caller.identity.name)
         await call.respond(orjson.dumps(plain(drained)))
@@ -145,7 +137,7 @@ class FleetEndpoints:
     async def _undrain_worker(self, call: HttpCall) -> None:
         check_page(call)
         query_of(call, ())
-        await body_of(call, UndrainBody)
+        await call.body(UndrainBody)
         undrained = await self._drain.undrain(call.scope["path_params"]["worker"], call.caller.identity.name)
         await call.respond(orjson.dumps(plain(undrained)))
 

@@ -27,7 +27,6 @@ from trunkline_router.edge.request_fields import (
     Strings,
     prompt_named,
     template_variables,
-    validated,
 )
 from trunkline_router.prompts.chat_template import MAX_MESSAGES
 from trunkline_router.request.request_call import NO_EXTRAS, Extras
@@ -43,12 +42,9 @@ TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 
 async def chat_completions(call: HttpCall) -> None:
     """POST /v1/chat/completions."""
-    async with call.json() as body:
-        request: ChatRequest = validated(ChatRequest, body)
-        call.check_unknown(request.unknown())
-        request.check()
-        call.edge.inference.preparer.check_choices(request.n or 1)
-        generate = request.generate_request(call.request_id)
+    request = await call.body(ChatRequest)
+    call.edge.inference.preparer.check_choices(request.n or 1)
+    generate = request.generate_request(call.request_id)
     details = request.details()
     extras = NO_EXTRAS if details is None else Extras(on_admission=partial(details.find, call))
     responses = answer_of(call, generate, request.field_names, extras)

@@ -16,7 +16,6 @@ from trunkline_router.edge.openai.completion_details import CompletionDetails, T
 from trunkline_router.edge.openai.completion_request import CompletionRequest, Prompt
 from trunkline_router.edge.openai.openai_answer import Json, OpenAiAnswer
 from trunkline_router.edge.openai.token_details import LogprobsBound
-from trunkline_router.edge.request_fields import validated
 from trunkline_router.request.request_call import MAX_REQUEST_ID
 
 AT_ONCE = 32  # prompts of one request that are answered at the same time
@@ -26,13 +25,10 @@ Item = TypeVar("Item")
 
 async def completions(call: HttpCall) -> None:
     """POST /v1/completions."""
-    async with call.json() as body:
-        request: CompletionRequest = validated(CompletionRequest, body)
-        call.check_unknown(request.unknown())
-        request.check()
-        call.edge.inference.preparer.check_choices(request.n or 1)
-        sampling = request.sampling_params()
-        prompts = await _prompts(call, request)
+    request = await call.body(CompletionRequest)
+    call.edge.inference.preparer.check_choices(request.n or 1)
+    sampling = request.sampling_params()
+    prompts = await _prompts(call, request)
     ids = [call.request_id]
     if len(prompts) > 1:  # room for a number within the longest request id
         ids = [f"{call.request_id[: MAX_REQUEST_ID - 4]}-{number}" for number in range(len(prompts))]
@@ -48,12 +44,16 @@ async def completions(call: HttpCall) -> None:
 
 
 async def _prompts(call: HttpCall, request: CompletionRequest) -> list[Prompt]:
-    """Returns texts as they are and token ids as arrays. Raises RequestRefused (INVALID_REQUEST, and as check_lengths()
-    before an id is looked at)."""
+    """Returns texts as they are and token ids as arrays, and empties the body's list of them: a request may run for
+    minutes, and must not keep a million objects for so long. Raises RequestRefused (INVALID_REQUEST, and as
+    check_lengths() before an id is looked at)."""
     given = request.prompts()
     if not isinstance(given[0], str):
         await call.edge.inference.check_lengths(request.model, call.caller, map(len, given))
-    return [prompt if isinstance(prompt, str) else packed(prompt, "prompt") for prompt in given]
+    prompts = [prompt if isinstance(prompt, str) else packed(prompt, "prompt") for prompt in given]
+    if isinstance(request.prompt, list):
+        request.prompt.clear()
+    return prompts
 
 
 def _details(request: CompletionRequest, prompts: Sequence[Prompt]) -> list[CompletionDetails]:

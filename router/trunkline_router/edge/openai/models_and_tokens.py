@@ -13,7 +13,7 @@ from trunkline_router.edge.http.json_body import json_list, packed
 from trunkline_router.edge.http_call import HttpCall
 from trunkline_router.edge.openai.chat import CHAT_NAMES, ChatFields
 from trunkline_router.edge.openai.completion_request import COMPLETION_NAMES, IDS_SCHEMA
-from trunkline_router.edge.request_fields import FieldNames, Fields, refusals_named, validated
+from trunkline_router.edge.request_fields import FieldNames, Fields, refusals_named
 from trunkline_router.workers.pool import Pool
 
 OWNER = "trunkline"
@@ -76,12 +76,14 @@ class TokenizeBody(ChatFields):
         """What refusals name."""
         return COMPLETION_NAMES if self.messages is None else CHAT_NAMES
 
-    def tokenize_request(self) -> TokenizeRequest:
-        """Returns the request. Raises RequestRefused (INVALID_REQUEST)."""
+    def check(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             raise invalid("prompt", "exactly one of prompt and messages must be given")
         if self.messages is not None and self.add_special_tokens:
             raise invalid("add_special_tokens", "is for prompts: a chat template writes the special tokens itself")
+
+    def tokenize_request(self) -> TokenizeRequest:
+        """Returns the request. Raises RequestRefused (INVALID_REQUEST)."""
         request = TokenizeRequest(model=self.model or "", omit_special_tokens=self.add_special_tokens is False)
         if self.messages is None:
             request.text = self.prompt or ""
@@ -98,13 +100,15 @@ class DetokenizeBody(Fields):
 
     long_lists: ClassVar[frozenset[str]] = frozenset({"tokens"})
 
+    def check(self) -> None:
+        if not isinstance(self.tokens, list):
+            raise invalid("tokens", "must be a list of token ids")
+
 
 async def tokenize(call: HttpCall) -> None:
     """POST /tokenize."""
-    async with call.json() as given:
-        body: TokenizeBody = validated(TokenizeBody, given)
-        call.check_unknown(body.unknown())
-        request = body.tokenize_request()
+    body = await call.body(TokenizeBody)
+    request = body.tokenize_request()
     inference = call.edge.inference
     with refusals_named(body.field_names):
         ids = await inference.tokenize(request, call.caller, None)
@@ -117,15 +121,11 @@ async def tokenize(call: HttpCall) -> None:
 
 async def detokenize(call: HttpCall) -> None:
     """POST /detokenize."""
-    async with call.json() as given:
-        body: DetokenizeBody = validated(DetokenizeBody, given)
-        call.check_unknown(body.unknown())
-        inference, model = call.edge.inference, body.model or ""
-        if not isinstance(body.tokens, list):
-            raise invalid("tokens", "must be a list of token ids")
-        with refusals_named({"token_ids": "tokens"}):
-            await inference.detokenizing_pool(model, len(body.tokens), call.caller)  # before an id is looked at
-        ids = packed(body.tokens, "tokens")
+    body = await call.body(DetokenizeBody)
+    inference, model = call.edge.inference, body.model or ""
     with refusals_named({"token_ids": "tokens"}):
+        await inference.detokenizing_pool(model, len(body.tokens), call.caller)  # before an id is looked at
+        ids = packed(body.tokens, "tokens")
+        body.tokens.clear()  # they take several times as much memory as `ids`
         utf8 = await inference.detokenize(model, ids, call.caller, None)
     await call.respond(orjson.dumps({"prompt": utf8.decode()}))

@@ -45,7 +45,6 @@ class Operation:
     media_type: of the answer; of events, `answer` is their data
     refuses: reasons of the error table
     request: the body's fields; None: there is no body
-    needs_body: whether the body may not be empty
     streams: with `stream: true` the answer is server-sent events
     parameters: of path and query, with descriptions and shapes, by place and name
     others: schemas of other answers than refusals, by status
@@ -55,7 +54,6 @@ class Operation:
     answer: str
     refuses: tuple[str, ...] = ()
     request: type[Fields] | None = None
-    needs_body: bool = True
     streams: bool = False
     parameters: Mapping[tuple[str, str], tuple[str, Shape]] = field(default_factory=dict)
     others: Mapping[int, str] = field(default_factory=dict)
@@ -142,7 +140,6 @@ OPERATIONS: Mapping[str, Operation] = {
         "DrainWorkerResponse",
         (*CALLER, WORKER_NOT_FOUND, NO_WORKER),
         DrainBody,
-        needs_body=False,
         parameters=_WORKER,
     ),
     "POST /fleet/workers/{worker:path}/undrain": Operation(
@@ -150,7 +147,6 @@ OPERATIONS: Mapping[str, Operation] = {
         "UndrainWorkerResponse",
         (*CALLER, WORKER_NOT_FOUND, NO_WORKER),
         UndrainBody,
-        needs_body=False,
         parameters=_WORKER,
     ),
     "GET /": Operation("The live page.", "", (PAGE_FILE_NOT_FOUND,), media_type="text/html"),

@@ -93,7 +93,7 @@ def _operation(name: str, operation: Operation, bodies: Mapping[Any, Any]) -> di
     }
     if operation.request is not None:
         made["requestBody"] = {
-            "required": operation.needs_body,
+            "required": operation.request.needs_body,
             "content": {JSON: {"schema": bodies[operation.request, "validation"]}},
         }
     if operation.parameters:

@@ -8,7 +8,6 @@ import orjson
 from trunkline.status import CODE_INVALID_ARGUMENT, CODE_NOT_FOUND, RequestRefused, invalid
 from trunkline.v1.inference_pb2 import ChatMessage
 from trunkline_router.edge.http_call import HttpCall, answer_of
-from trunkline_router.edge.request_fields import validated
 from trunkline_router.edge.responses.response_answer import ResponseAnswer
 from trunkline_router.edge.responses.response_request import FIELD_NAMES, ResponseRequest
 from trunkline_router.edge.responses.response_store import ResponseStore, StoredResponse
@@ -35,14 +34,11 @@ class Responses:
 
     async def create(self, call: HttpCall) -> None:
         """POST /v1/responses. A response is stored once it is whole: not if it fails or its client goes before."""
-        async with call.json() as body:
-            request: ResponseRequest = validated(ResponseRequest, body)
-            call.check_unknown(request.unknown())
-            request.check()
-            if request.store and self._store is None:
-                raise invalid("store", f"must not be true: {NO_STORE}")
-            conversation = (*self._earlier(call, request), *request.messages())
-            generate = request.generate_request(call.request_id, conversation)
+        request = await call.body(ResponseRequest)
+        if request.store and self._store is None:
+            raise invalid("store", f"must not be true: {NO_STORE}")
+        conversation = (*self._earlier(call, request), *request.messages())
+        generate = request.generate_request(call.request_id, conversation)
         answer = ResponseAnswer(call, request, conversation, None if request.store is False else self._store)
         responses = answer_of(call, generate, FIELD_NAMES, Extras(on_admission=answer.admitted))
         if request.stream:
