@@ -13,7 +13,6 @@ from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample
 from trunkline.validation import validate_sampling
 from trunkline_router.routing.route_request import NUM_LANES
-from trunkline_router.workers.output_claims import are_tokens
 
 MAX_NAME_CHARACTERS = 512  # of names, fingerprints and similar strings
 MAX_DIGEST_BYTES = 64
@@ -96,7 +95,8 @@ def model_problem(model: GetModelResponse) -> str | None:
             f"the worker's tokenizer_digest and grant_key_ids are more than {MAX_DIGESTS}, or longer than "
             f"{MAX_DIGEST_BYTES} bytes"
         )
-    if len(model.eos_token_ids) > MAX_EOS_TOKENS or not are_tokens(model.eos_token_ids, model.vocab_size):
+    eos_token_ids = model.eos_token_ids
+    if len(eos_token_ids) > MAX_EOS_TOKENS or not all(0 <= token_id < model.vocab_size for token_id in eos_token_ids):
         return f"the worker's eos_token_ids are not at most {MAX_EOS_TOKENS} tokens below its vocab_size"
     return _defaults_problem(model.default_sampling)
 

@@ -29,7 +29,6 @@ from trunkline_router.workers.session_outputs import (
     Sink,
     deliver,
     lost,
-    outputs_summary,
 )
 from trunkline_runtime.wire import LENGTH, VARINT, NotAMessage, fields, varint
 
@@ -195,16 +194,15 @@ class WorkerSession:
             await asyncio.sleep(0)
 
     async def _receive_part(self, raw: bytes, on_welcome: Callable[[SessionWelcome], None]) -> None:
-        summary = outputs_summary(raw, self._vocab_size)
         response = SessionResponse.FromString(raw)
         if response.HasField("welcome"):
             on_welcome(response.welcome)
         outputs = response.outputs
         if len(outputs) <= FEW_OUTPUTS:
-            self.outputs.hand_out_all(outputs, summary)
+            self.outputs.hand_out_all(outputs)
             return
         for start in range(0, len(outputs), FEW_OUTPUTS):
-            self.outputs.hand_out_all(outputs[start : start + FEW_OUTPUTS], summary)
+            self.outputs.hand_out_all(outputs[start : start + FEW_OUTPUTS])
             await asyncio.sleep(0)
 
     def _expected(self, submit: Submit) -> Expected:
@@ -213,7 +211,8 @@ class WorkerSession:
             self._most_output(submit) - len(submit.resume.output_token_ids),
             len(submit.prompt_token_ids),
             self._vocab_size,
-            submit.suspect,
+            suspect=submit.suspect,
+            has_logprobs=submit.sampling.HasField("logprobs"),
             most_bytes=most_output_bytes(submit),
         )
 

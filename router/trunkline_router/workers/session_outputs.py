@@ -3,11 +3,6 @@
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
-from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.message_factory import GetMessageClass
 
 from trunkline.status import no_worker
 from trunkline.v1.generation_pb2 import OutputChunk
@@ -56,18 +51,6 @@ class GrantedChoice:
     prompt_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class OutputsSummary:
-    """A summary of one session message.
-
-    tokens_alone: no output is an error, a grant's report, or the first or last output of its choice
-    is_indexed: some output belongs to another choice than its request's first
-    """
-
-    tokens_alone: bool
-    is_indexed: bool
-
-
 class SessionOutputs:
     """The receiving side of a session. Calls `abort` with the handle of an open choice that is no longer wanted.
 
@@ -87,35 +70,32 @@ class SessionOutputs:
         # Empty outputs that may still arrive, the handles they are allowed for, and late outputs of aborted choices.
         self._left_empty = self._counted_handle = self._left_late = 0
 
-    def hand_out_all(self, outputs: Sequence[SequenceOutput], summary: OutputsSummary | None) -> None:
-        """Passes outputs to their sinks. Every token of every request comes through here. Most outputs are a token of
-        their choice and nothing else: for these the message's summary replaces most checks of output_problem()."""
-        if summary is None:
-            for output in outputs:
-                self.hand_out(output)
-            return
-        opened, tokens_alone, is_indexed = self.open, summary.tokens_alone, summary.is_indexed
+    def hand_out_all(self, outputs: Sequence[SequenceOutput]) -> None:
+        """Passes outputs to their sinks. Every token of every request comes through here. Most outputs are one token of
+        their choice and nothing else, which takes few of the checks of output_problem()."""
+        opened = self.open
         for output in outputs:
-            handle = output.handle
-            choice = opened.get(handle)
-            if choice is None or not (tokens_alone or not output.HasField("error")):
+            choice = opened.get(output.handle)
+            if choice is None:
                 self.hand_out(output)
                 continue
             # Both stay referenced while the sink runs, so that protobuf need not make them again.
             chunk = output.chunk
             token_ids = chunk.token_ids
             expected = choice.expected
-            left_tokens = expected.left_tokens - len(token_ids)
             if (
                 expected.is_first
-                or left_tokens < 0
-                or not token_ids
-                or not (tokens_alone or not chunk.finish_reason)
-                or ((is_indexed or expected.choice) and chunk.index != expected.choice)
+                or expected.has_logprobs
+                or len(token_ids) != 1
+                or chunk.finish_reason
+                or chunk.index != expected.choice
+                or not 0 <= token_ids[0] < expected.vocab_size
+                or not expected.left_tokens
+                or output.HasField("error")
             ):
                 self.hand_out(output)
                 continue
-            expected.left_tokens = left_tokens
+            expected.left_tokens -= 1
             self.num_step_outputs += 1
             try:
                 if choice.sink(output) is not False:
@@ -124,7 +104,7 @@ class SessionOutputs:
                 log_bug(error)
             else:
                 self._count_false(NO_SEQUEL)
-            self._abort(handle)
+            self._abort(output.handle)
 
     def hand_out(self, output: SequenceOutput) -> None:
         """Passes one output of any kind to its sink, after a full check."""
@@ -296,73 +276,3 @@ def deliver(sink: Callable[..., object], *arguments: object) -> bool | None:
 
 def log_bug(error: Exception) -> None:
     get_logger().error("unexpected error", exc_info=error)
-
-
-# Protobuf merges a singular field that occurs twice, and joins its lists. If `outputs` is parsed as a singular field, a
-# session message becomes one output whose lists hold the values of all. Token ids are parsed as unsigned numbers, so
-# that the largest one reveals negative ones too. The field numbers are those of SessionResponse, SequenceOutput and
-# OutputChunk.
-PACKAGE = "trunkline.router"
-# By message: each field's name, number and kind.
-_MESSAGES: dict[str, tuple[tuple[str, int, str], ...]] = {
-    "Message": (("welcome", 1, "bytes"), ("outputs", 2, "Outputs")),
-    "Outputs": (
-        ("handle", 1, "number"),
-        ("chunk", 2, "Chunks"),
-        ("prompt", 3, "bytes"),
-        ("error", 4, "bytes"),
-        ("granted", 7, "bytes"),
-    ),
-    # Fields that are not read here are listed too: the library takes longer to keep unknown ones.
-    "Chunks": (
-        ("index", 1, "numbers"),
-        ("first_token_index", 2, "number"),
-        ("token_ids", 3, "numbers"),
-        ("text", 4, "bytes"),
-        ("text_offset", 5, "number"),
-        ("logprobs", 6, "bytes"),
-        ("finish_reason", 7, "number"),
-    ),
-}
-
-
-def outputs_summary(raw: bytes, vocab_size: int) -> OutputsSummary | None:
-    """Returns the summary of a session message, at a fraction of the cost of reading each output; None if its outputs
-    must be checked one by one, because it has log-probabilities or a token id outside [0, vocab_size). Raises
-    DecodeError."""
-    outputs = _MESSAGE.FromString(raw).outputs
-    chunks = outputs.chunk
-    if chunks.HasField("logprobs") or max(chunks.token_ids[:], default=0) >= vocab_size:
-        return None
-    return OutputsSummary(
-        not (
-            chunks.HasField("finish_reason")
-            or outputs.HasField("error")
-            or outputs.HasField("granted")
-            or outputs.HasField("prompt")
-        ),
-        bool(chunks.index),
-    )
-
-
-def _message_class() -> Any:
-    file = FileDescriptorProto(name="trunkline/router/outputs_summary.proto", package=PACKAGE, syntax="proto2")
-    field_type = {
-        "bytes": FieldDescriptorProto.TYPE_BYTES,
-        "number": FieldDescriptorProto.TYPE_UINT64,
-        "numbers": FieldDescriptorProto.TYPE_UINT64,
-    }
-    for message_name, described in _MESSAGES.items():
-        message = file.message_type.add(name=message_name)
-        for name, number, kind in described:
-            label = FieldDescriptorProto.LABEL_REPEATED if kind == "numbers" else FieldDescriptorProto.LABEL_OPTIONAL
-            made = message.field.add(name=name, number=number, label=label)
-            made.type = field_type.get(kind, FieldDescriptorProto.TYPE_MESSAGE)
-            if kind in _MESSAGES:
-                made.type_name = f".{PACKAGE}.{kind}"
-    pool = DescriptorPool()
-    pool.Add(file)
-    return GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.Message"))
-
-
-_MESSAGE = _message_class()

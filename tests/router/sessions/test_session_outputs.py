@@ -1,4 +1,4 @@
-"""News that are told by what is known of their message as a whole come to the same as when each is checked alone."""
+"""Outputs that take the short way for tokens come to the same as when each is checked in full."""
 
 from collections.abc import Callable
 from random import Random
@@ -10,8 +10,7 @@ from trunkline.status import no_worker
 from trunkline.v1.generation_pb2 import OutputChunk, PromptReport, SamplingParams, TokenLogprob, TokenLogprobs
 from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, SessionResponse, SessionWelcome, Submit
 from trunkline_router.workers.claims import FalseClaim
-from trunkline_router.workers.session import FEW_OUTPUTS, WorkerSession
-from trunkline_router.workers.session_outputs import outputs_summary
+from trunkline_router.workers.session import WorkerSession
 
 VOCAB_SIZE = 50
 MAX_TOKENS = 6
@@ -27,7 +26,9 @@ class Heard:
         self.session = WorkerSession(vocab_size=VOCAB_SIZE)
         submits = [
             Submit(
-                choice=draw.choice([0, 0, 1]), prompt_token_ids=[1, 2], sampling=SamplingParams(max_tokens=MAX_TOKENS)
+                choice=draw.choice([0, 0, 1]),
+                prompt_token_ids=[1, 2],
+                sampling=SamplingParams(max_tokens=MAX_TOKENS, logprobs=draw.choice([None, 0])),
             )
             for _ in range(NUM_CHOICES)
         ]
@@ -101,18 +102,16 @@ def lie(draw: Random, output: SequenceOutput) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-async def test_a_message_taken_as_a_whole_comes_to_what_each_of_its_outputs_alone_comes_to() -> None:
-    num_claims = num_whole = 0
+async def test_a_message_comes_to_what_a_full_check_of_each_of_its_outputs_comes_to() -> None:
+    num_claims = num_tokens = 0
     for seed in range(SEEDS):
         whole, one_by_one = Heard(Random(seed)), Heard(Random(seed))
         draw = Random(f"news {seed}")
         choices = [taker.expected.choice for taker in whole.session.outputs.open.values()]
         for _ in range(8):
             response = SessionResponse(outputs=[said(draw, choices) for _ in range(draw.randrange(1, 9))])
-            raw = response.SerializeToString()
-            num_whole += outputs_summary(raw, VOCAB_SIZE) is not None
             try:
-                await whole.session.receive(raw, unwelcome)
+                await whole.session.receive(response.SerializeToString(), unwelcome)
             except FalseClaim as claim:
                 whole.claim = str(claim)
             try:
@@ -122,27 +121,34 @@ async def test_a_message_taken_as_a_whole_comes_to_what_each_of_its_outputs_alon
                 one_by_one.claim = str(claim)
             assert whole.outcome == one_by_one.outcome
             assert whole.session.num_step_outputs == one_by_one.session.num_step_outputs
+            num_tokens += not whole.claim and any(len(output.chunk.token_ids) == 1 for output in response.outputs)
             if whole.claim:
                 num_claims += 1
                 break
     assert num_claims > SEEDS / 10, "lies are among them"
-    assert num_whole > SEEDS, "and messages that need no second look"
+    assert num_tokens > SEEDS, "and tokens that need no full check"
 
 
 def unwelcome(welcome: SessionWelcome) -> None:
     raise AssertionError("no welcome was sent")
 
 
-@pytest.mark.parametrize("count", [1, 3, FEW_OUTPUTS + 1])
-@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize("num_before", [0, 1, 3])
+@pytest.mark.parametrize("others", [[], [49]])
 @pytest.mark.parametrize("token_id", [VOCAB_SIZE, -1, -(1 << 31), (1 << 31) - 1])
-def test_one_token_id_that_is_none_is_seen_among_any_number_of_others(count: int, place: int, token_id: int) -> None:
-    outputs = [SequenceOutput(handle=1, chunk=OutputChunk(token_ids=[49])) for _ in range(count)]
-    assert outputs_summary(SessionResponse(outputs=outputs).SerializeToString(), VOCAB_SIZE) is not None
-    outputs[place].chunk.token_ids[0] = token_id
-    assert outputs_summary(SessionResponse(outputs=outputs).SerializeToString(), VOCAB_SIZE) is None
+async def test_one_token_id_that_is_none_is_seen_whatever_came_before(
+    num_before: int, others: list[int], token_id: int
+) -> None:
+    heard: list[SequenceOutput] = []
+    session = WorkerSession(vocab_size=VOCAB_SIZE)
+    session.submit([Submit(sampling=SamplingParams(max_tokens=MAX_TOKENS))], [heard.append])
+    outputs = [SequenceOutput(handle=1, chunk=OutputChunk(token_ids=[49])) for _ in range(num_before)]
+    outputs.append(SequenceOutput(handle=1, chunk=OutputChunk(token_ids=[*others, token_id])))
+    await session.receive(SessionResponse(outputs=outputs).SerializeToString(), unwelcome)
+    assert [output.HasField("error") for output in heard] == [False] * num_before + [True]
+    assert f"token id {token_id} is not in" in heard[-1].error.message
 
 
-def test_what_is_no_message_is_none_either_way() -> None:
+async def test_what_is_no_message_is_refused() -> None:
     with pytest.raises(DecodeError):
-        outputs_summary(b"\x12\x7f", VOCAB_SIZE)
+        await WorkerSession().receive(b"\x12\x7f", unwelcome)
