@@ -47,9 +47,9 @@ def output_problem(output: SequenceOutput, chunk: OutputChunk, expected: Expecte
         return f"output for choice {chunk.index} came under the handle of choice {expected.choice}"
     token_ids = chunk.token_ids
     if num_tokens := len(token_ids):
-        expected.left_tokens -= num_tokens
-        if expected.left_tokens < 0:
+        if num_tokens > expected.left_tokens:
             return "there are more tokens than were requested"
+        expected.left_tokens -= num_tokens
         if strange := [token_id for token_id in token_ids if not 0 <= token_id < expected.vocab_size]:
             return f"token id {strange[0]} is not in [0, {expected.vocab_size})"
     if chunk.finish_reason and (problem := _end_problem(chunk)):

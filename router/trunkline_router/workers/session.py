@@ -105,8 +105,7 @@ class WorkerSession:
         handles = []
         outputs = self.outputs
         for submit, sink in zip(submits, sinks, strict=True):
-            outputs.last_handle += 1
-            submit.handle = outputs.last_handle
+            submit.handle = outputs.new_handle()
             handles.append(submit.handle)
             if self.is_broken:
                 deliver(sink, lost(submit.handle, LOST))
@@ -121,8 +120,7 @@ class WorkerSession:
         handles = []
         outputs = self.outputs
         for submit in submits:
-            outputs.last_handle += 1
-            submit.handle, submit.report_session = outputs.last_handle, self.number
+            submit.handle, submit.report_session = outputs.new_handle(), self.number
             granted = GrantedChoice(sink, self._most_output(submit), len(submit.prompt_token_ids))
             outputs.granted[submit.handle] = granted
             handles.append(submit.handle)
@@ -208,7 +206,7 @@ class WorkerSession:
     def _expected(self, submit: Submit) -> Expected:
         return Expected(
             submit.choice,
-            self._most_output(submit) - len(submit.resume.output_token_ids),
+            max(0, self._most_output(submit) - len(submit.resume.output_token_ids)),
             len(submit.prompt_token_ids),
             self._vocab_size,
             suspect=submit.suspect,

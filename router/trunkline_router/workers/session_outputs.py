@@ -11,10 +11,10 @@ from trunkline_router.workers.claims import FalseClaim
 from trunkline_router.workers.output_claims import Expected, end_problem, output_problem, report_problem
 from trunkline_runtime.log import get_logger
 
-# Outputs without tokens or an end, for each handle: reports of grants, and what newer workers may send.
-EMPTY_PER_HANDLE, MOST_EMPTY = 64, 1 << 16
-# Outputs of aborted choices: a worker may have this many on the way to a router that stood still.
-MOST_LATE = 1 << 21
+# Idle outputs say nothing: they are without tokens or an end, or of choices that are not open. A worker may send some
+# for each handle (reports of grants, and what newer workers may send), and one for each token that an aborted choice
+# still lacked. At most so many may be on the way to a router that stood still.
+IDLE_PER_HANDLE, MOST_IDLE = 64, 1 << 21
 
 LOST = "the worker was lost while it computed this request"
 NO_SEQUEL = "output does not follow what came before"
@@ -67,8 +67,12 @@ class SessionOutputs:
         self.last_handle = 0  # the highest that was ever sent
         self.num_step_outputs = 0  # without refusals, which a front gives without its engine
         self._num_ended = self._num_false = 0  # answers
-        # Empty outputs that may still arrive, the handles they are allowed for, and late outputs of aborted choices.
-        self._left_empty = self._counted_handle = self._left_late = 0
+        self._left_idle = 0  # outputs that may still arrive
+
+    def new_handle(self) -> int:
+        self._allow_idle(IDLE_PER_HANDLE)
+        self.last_handle += 1
+        return self.last_handle
 
     def hand_out_all(self, outputs: Sequence[SequenceOutput]) -> None:
         """Passes outputs to their sinks. Every token of every request comes through here. Most outputs are one token of
@@ -129,7 +133,7 @@ class SessionOutputs:
             del self.open[handle]
             self._num_ended += 1
         elif not chunk.token_ids:
-            self._count_empty()
+            self._count_idle()
         follows = deliver(choice.sink, output)
         if follows is False:
             self._count_false(NO_SEQUEL)
@@ -140,7 +144,7 @@ class SessionOutputs:
         """Whether one large output may be parsed: its choice is open, and can have an output of this size."""
         if (choice := self.open.get(handle)) is None:
             self._check_handle(handle)
-            self._count_late()
+            self._count_idle()
             return False
         if num_bytes > choice.expected.most_bytes:
             self._refuse(handle, choice, f"one output has {num_bytes} bytes")
@@ -160,7 +164,7 @@ class SessionOutputs:
         choice = self.open.pop(handle, None)
         if choice is None:
             return False
-        self._expect_late(choice)
+        self._allow_idle(choice.expected.left_tokens)
         return True
 
     def forget(self, handles: Iterable[int]) -> None:
@@ -173,7 +177,7 @@ class SessionOutputs:
         choices = dict(self.open)
         self.open.clear()
         for handle, choice in choices.items():
-            self._expect_late(choice)
+            self._allow_idle(choice.expected.left_tokens)
             deliver(choice.sink, lost(handle, why))
 
     def close(self, why: str) -> None:
@@ -210,7 +214,7 @@ class SessionOutputs:
     def _take_report(self, handle: int, report: GrantReport) -> None:
         choice = self.granted.get(handle)
         if choice is None or not report.ended:
-            self._count_empty()
+            self._count_idle()
         if choice is None:
             return
         problem = report_problem(report, prompt_tokens=choice.prompt_tokens, most_tokens=choice.most_tokens)
@@ -229,27 +233,17 @@ class SessionOutputs:
         is_timeline_only = not (output.HasField("chunk") or output.HasField("error"))
         is_awaited = output.HasField("timeline") and self._tell_end(handle, output.timeline)
         if not (is_timeline_only and is_awaited):
-            self._count_late()
+            self._count_idle()
         # The answer to an abort comes from the front, so it does not show that the engine works.
         self.num_step_outputs += output.HasField("chunk") and not output.HasField("error")
 
-    def _expect_late(self, choice: OpenChoice) -> None:
-        """Allows late outputs of an aborted choice: at most one for each of its tokens."""
-        self._left_late = min(self._left_late + max(0, choice.expected.left_tokens), MOST_LATE)
+    def _allow_idle(self, count: int) -> None:
+        self._left_idle = min(self._left_idle + count, MOST_IDLE)
 
-    def _count_late(self) -> None:
-        """Counts an output of a choice that is not open. Raises FalseClaim if there are too many of them."""
-        if self._left_late:
-            self._left_late -= 1
-        else:
-            self._count_empty()
-
-    def _count_empty(self) -> None:
-        """Counts an empty output. Raises FalseClaim if there are too many of them."""
-        new_handles = self.last_handle - self._counted_handle
-        self._counted_handle = self.last_handle
-        self._left_empty = min(self._left_empty + EMPTY_PER_HANDLE * new_handles, MOST_EMPTY) - 1
-        if self._left_empty < 0:
+    def _count_idle(self) -> None:
+        """Counts an idle output. Raises FalseClaim if there are too many of them."""
+        self._left_idle -= 1
+        if self._left_idle < 0:
             raise FalseClaim("the worker sends outputs of choices that have ended, or outputs without content")
 
     def _count_false(self, problem: str) -> None:

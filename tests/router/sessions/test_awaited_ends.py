@@ -9,7 +9,7 @@ from trunkline.v1.worker_pb2 import SequenceOutput, SessionResponse, SessionWelc
 from trunkline_router.workers import session_outputs
 from trunkline_router.workers.claims import FalseClaim
 from trunkline_router.workers.session import WorkerSession
-from trunkline_router.workers.session_outputs import EMPTY_PER_HANDLE, MOST_AWAITED
+from trunkline_router.workers.session_outputs import IDLE_PER_HANDLE, MOST_AWAITED
 
 
 def welcome(_: SessionWelcome) -> None:
@@ -40,7 +40,7 @@ async def test_the_answer_to_an_abort_reaches_its_sink_and_is_no_output_of_a_ste
 async def test_a_worker_that_answers_again_and_again_is_disconnected() -> None:
     session, handle = opened()
     session.abort([handle], lambda timeline: None)
-    for _ in range(EMPTY_PER_HANDLE + 2):  # one that is awaited, and one that may be late
+    for _ in range(IDLE_PER_HANDLE + 2):  # one that is awaited, and one that may be late
         await session.receive(answer(handle), welcome)
     with pytest.raises(FalseClaim):
         await session.receive(answer(handle), welcome)

@@ -12,13 +12,13 @@ from trunkline.v1.generation_pb2 import OutputChunk, SamplingParams
 from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, SessionResponse, SessionWelcome, Submit
 from trunkline_router.workers.claims import FalseClaim
 from trunkline_router.workers.session import MAX_UNKNOWN_BYTES, PART_BYTES, WorkerSession, split_response
-from trunkline_router.workers.session_outputs import EMPTY_PER_HANDLE
+from trunkline_router.workers.session_outputs import IDLE_PER_HANDLE
 from trunkline_runtime.wire import fields
 
 MESSAGE_BYTES = 8 << 20
 MAX_TOKENS = 6
 ENDED, OPEN, GRANTED = 1, 2, 3  # handles
-FEW_TURNS = 4 * 3 * EMPTY_PER_HANDLE
+FEW_TURNS = 4 * 3 * IDLE_PER_HANDLE
 
 
 def output(handle: int, *token_ids: int, finish: int = 0) -> SequenceOutput:
@@ -99,7 +99,7 @@ async def test_a_worker_whose_outputs_say_nothing_is_left_before_many_are_taken(
 async def test_what_a_newer_worker_adds_to_a_long_message_is_passed_over() -> None:
     session = session_with_one_of_each()
     added = b"\x7a\x02ab" * (MAX_UNKNOWN_BYTES // 8)
-    known = of(*[output(OPEN)] * EMPTY_PER_HANDLE)
+    known = of(*[output(OPEN)] * IDLE_PER_HANDLE)
     large = of(SequenceOutput(handle=OPEN, chunk=OutputChunk(token_ids=[1], text="x" * 1000)))
     await heard(session, SessionResponse(welcome=SessionWelcome()).SerializeToString() + added + known + large)
     assert session.outputs.open[OPEN].expected.left_tokens == MAX_TOKENS - 1
