@@ -50,6 +50,11 @@ class EmbeddedStore(RedisStore):
         self._convictions_version = 0
         self._served: dict[str, tuple[float, float]] = {}  # (cost units over weight, time in ms) by tenant
 
+    def forget(self) -> None:
+        """Begins a new life, which knows of no router and no tenant."""
+        self._life = secrets.token_hex(8)
+        self._routers, self._tenants = {}, {}
+
     async def connect(self) -> None:
         """Does nothing."""
 

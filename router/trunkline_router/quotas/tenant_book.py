@@ -121,7 +121,8 @@ class TenantBook:
         return change
 
     def told(self, now_ms: float, *, everything: bool = False) -> TenantReport:
-        """Returns what the store does not know yet, and marks it as reported. everything: it knows nothing."""
+        """Returns what the store does not know yet, and marks it as reported. everything: it knows nothing, and counts
+        no request that it is being asked for."""
         self._expire(now_ms)
         unreported, self._unreported = self._unreported, {}
         if everything:
@@ -130,7 +131,7 @@ class TenantBook:
             WindowChange((when.bucket + 0.5) * self.window.width_ms, requests, tokens, when.stores)
             for when, (requests, tokens) in unreported.items()
         ]
-        if self.asking:
+        if self.asking and not everything:
             return TenantReport(changes, self.in_flight_change(), None)
         self.is_unsure = False
         return TenantReport(changes, self.in_flight_change(), self.in_flight)

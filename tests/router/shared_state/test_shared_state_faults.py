@@ -13,8 +13,9 @@ from redis.exceptions import MovedError, ResponseError
 from structlog.testing import capture_logs
 
 from tests.router.cluster import until
+from tests.router.embedded_store import EmbeddedStore
 from tests.router.running_routers import RunningRouter, running
-from tests.router.shared_state_rig import PREFIX, keys_in, use
+from tests.router.shared_state_rig import PREFIX, Clock, Router, keys_in, use
 from trunkline.status import RequestRefused
 from trunkline_bench.servers.ports import free_port, lowest_outgoing
 from trunkline_bench.servers.redis_server import RedisServer
@@ -22,7 +23,7 @@ from trunkline_router.quotas.admission import RequestUse
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.redis_connection import RedisConnection, Script
 from trunkline_router.quotas.redis_url import place_of, redis_url_problem
-from trunkline_router.quotas.store import Lease, WorkerKey
+from trunkline_router.quotas.store import Answer, Lease, WorkerKey
 from trunkline_router.quotas.store_link import Breaker
 from trunkline_router.routing.credit import Credit
 
@@ -179,6 +180,30 @@ async def test_after_a_restart_without_memory_everything_is_entered_again(redis:
         async with Redis.from_url(redis.url, decode_responses=True) as client:
             assert await client.zrange(PREFIX + "convictions", 0, -1) == [b"poison".hex()]
         use(running_one, 20, 30)
+
+
+async def test_an_empty_redis_hears_of_running_requests_also_while_it_is_asked_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quotas, clock = Quotas(tokens_in_flight=100), Clock()
+    store = EmbeddedStore(clock.now_ms)
+    a, b = Router(store, "a", clock), Router(store, "b", clock)
+    for router in (a, b):
+        await router.start()
+    running_one = await a.admit(quotas, 50, 30)
+    answer: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "reserve", lambda _: answer)
+        asking = asyncio.create_task(a.admit(quotas))
+        await asyncio.sleep(0)
+    store.forget()
+    await a.beat()
+    await b.beat()
+    with pytest.raises(RequestRefused):
+        await b.admit(quotas, 20, 20)
+    answer.set_result(None)  # the new life has counted nothing
+    use(await asking, 10, 10)
+    use(running_one, 50, 30)
 
 
 async def test_a_redis_that_comes_back_with_an_older_snapshot_has_forgotten_nothing_that_counts(
