@@ -1,7 +1,9 @@
 """How many connections the server takes, and how it starts and stops."""
 
 import asyncio
+import gc
 import socket
+import weakref
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -37,6 +39,46 @@ async def test_the_longest_idle_connection_is_dropped() -> None:
             assert await second.rest() == b""
             first.send(get())
             assert (await first.response())[0] == 200
+
+
+async def test_connections_that_wait_for_answers_are_never_dropped() -> None:
+    running, finish = asyncio.Semaphore(0), asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        running.release()
+        await finish.wait()
+        await echo(scope, receive, send)
+
+    async with serving(slow, max_connections=4) as server, AsyncExitStack() as opened:
+        busy = [await opened.enter_async_context(connected(server)) for _ in range(3)]
+        for client in busy:
+            client.send(get())
+            await running.acquire()
+        async with connected(server) as other:
+            assert await other.rest() == b""
+        async with connected(server, "127.0.0.2") as idle, connected(server, "127.0.0.3") as newer:
+            assert await idle.rest() == b""  # it is behind busy ones, and makes room
+            newer.send(get())
+            await running.acquire()
+            finish.set()
+            for client in (*busy, newer):
+                assert (await client.response())[0] == 200
+
+
+async def test_a_closed_connection_leaves_nothing_for_the_garbage_collector() -> None:
+    async with serving() as server:
+        async with connected(server) as client:
+            client.send(get())
+            await client.response()
+            [known] = map(weakref.ref, server.connections)
+        gc.disable()
+        try:
+            await asyncio.wait_for(server.all_closed(), WAIT_S)
+            for _ in range(3):  # what is scheduled refers to it
+                await asyncio.sleep(0)
+            assert known() is None
+        finally:
+            gc.enable()
 
 
 async def test_a_connection_whose_response_is_complete_can_be_dropped_again() -> None:

@@ -207,6 +207,7 @@ class Connection(asyncio.Protocol):
     def _uncount(self) -> None:
         if self._place is not None:
             self.shared.places.release(self._place)
+            self._place = None  # it refers to the connection: a cycle
         self.shared.connections.discard(self)
         if not self.shared.connections:
             self.shared.all_closed.set()
