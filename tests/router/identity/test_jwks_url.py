@@ -1,6 +1,7 @@
 """Keys of tokens from a URL: real HTTP and HTTPS servers, good ones and bad ones."""
 
 import asyncio
+import base64
 import datetime
 import ipaddress
 import ssl
@@ -379,11 +380,16 @@ async def test_a_proxy_is_not_asked_for_keys_of_this_machine(
     assert accepts(source)
 
 
-async def test_keys_of_another_host_come_through_the_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("credentials", "told"), [("", b""), ("me:p%40ss@", b"Proxy-Authorization: Basic " + base64.b64encode(b"me:p@ss"))]
+)
+async def test_keys_of_another_host_come_through_the_proxy_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, credentials: str, told: bytes
+) -> None:
     asked: list[bytes] = []
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await reader.readline())
+        asked.extend((await reader.readuntil(b"\r\n\r\n")).split(b"\r\n"))
         writer.write(b"HTTP/1.1 403 Forbidden\r\n\r\n")
         writer.close()
         await writer.wait_closed()
@@ -393,9 +399,10 @@ async def test_keys_of_another_host_come_through_the_proxy_of_the_environment(mo
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     for name in ("https_proxy", "HTTPS_PROXY"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
+        monkeypatch.setenv(name, f"http://{credentials}127.0.0.1:{port}")
     async with proxy:
         with capture_logs() as logs:
             await JwksUrl("https://issuer.invalid/jwks.json").start()
-    assert [line.partition(b" HTTP/")[0] for line in asked] == [b"CONNECT issuer.invalid:443"]
+    assert asked[0].partition(b" HTTP/")[0] == b"CONNECT issuer.invalid:443"
+    assert [line for line in asked if line.startswith(b"Proxy-")] == ([told] if told else [])
     assert [entry["problem"] for entry in logs] == ["Tunnel connection failed: 403 Forbidden"]

@@ -1,6 +1,7 @@
 """Public keys that verify tokens, from a JSON Web Key Set (RFC 7517): in a file that is watched, or behind a URL."""
 
 import asyncio
+import base64
 import contextlib
 import math
 import socket
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from jwt import PyJWK
@@ -225,7 +226,7 @@ class JwksUrl:
         connection = HTTPSConnection(
             through.hostname or "", through.port, timeout=FETCH_TIMEOUT_S, context=self._context
         )
-        connection.set_tunnel(host, parts.port)
+        connection.set_tunnel(host, parts.port, _proxy_headers(through))
         return connection
 
     def _end_connection(self) -> None:
@@ -257,6 +258,14 @@ def place_of(url: str) -> str:
     """The URL without what may be secret in it: user, password and query."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _proxy_headers(proxy: SplitResult) -> dict[str, str]:
+    """The credentials that the proxy's URL has."""
+    if proxy.username is None:
+        return {}
+    credentials = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+    return {"Proxy-Authorization": "Basic " + base64.b64encode(credentials.encode()).decode()}
 
 
 def _problem(error: BaseException) -> str:
