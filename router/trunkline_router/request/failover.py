@@ -242,7 +242,7 @@ class Witnesses:
 
 FINGERPRINT_BYTES = 16
 KEY_BYTES = 32
-# How long only this router refuses a request that suspicion.Witnesses does not let it convict in the whole fleet. It is
+# How long only this router refuses a request that Witnesses does not let it convict in the whole fleet. It is
 # short because the workers' reports may be false; without it, the same prompt would kill engines on every retry.
 BRIEF_S = 60.0
 MOST_BRIEF = 4096  # brief convictions that are remembered
