@@ -195,8 +195,6 @@ def _http_servers(
     def is_ready() -> bool:
         return not inference.running.is_stopping and bool(inference.pools.models())
 
-    only_local_hosts = not (edge.access.is_checked or settings.identity.allow_anonymous)
-
     def server(app: App, port: int, **options: Any) -> HttpServer:
         return HttpServer(
             app,
@@ -212,12 +210,12 @@ def _http_servers(
     if settings.http.http_port >= 0:
         # At a shared port a scraper would reach another process each time.
         for_scrapers = answers if shared_port is None else None
-        app = http_app(edge, is_ready, for_scrapers, page, store, only_local_hosts=only_local_hosts)
+        app = http_app(edge, is_ready, for_scrapers, page, store)
         is_shared, origins = shared_port is not None, settings.http.cors_origins
         http = server(app, settings.http.http_port, shared_port=is_shared, cors_origins=origins)
     if (first := settings.process_metrics_port) >= 0:
         port = first + shared_port.number if first and shared_port is not None else first
-        app = metrics_app(edge, answers, only_local_hosts=only_local_hosts)
+        app = metrics_app(edge, answers)
         metrics = server(app, port, max_connections=MOST_SCRAPER_CONNECTIONS, port_option=METRICS_OPTION)
     return http, metrics
 

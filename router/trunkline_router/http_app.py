@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from trunkline.status import RequestRefused, forbidden, internal
+from trunkline.status import RequestRefused, internal
 from trunkline_router.access.access import VISITOR, NoCredentials, refused_tenant
 from trunkline_router.access.gate.http_passage import HttpPassage, StatusPassage
 from trunkline_router.access.identity.needed_roles import PATHS, Needed
@@ -15,8 +15,8 @@ from trunkline_router.edge.anthropic_messages import count_tokens, messages
 from trunkline_router.edge.http.exchange import respond
 from trunkline_router.edge.http.headers import (
     RequestHeaders,
+    check_host,
     http_refusal,
-    is_local,
     parse_headers,
     request_id_of,
     response_headers,
@@ -59,17 +59,11 @@ class App:
 
     endpoints: by method and path, such as "GET /v1/models/{model:path}"
     refused: is told of requests without an endpoint
-    only_local_hosts: refuses requests whose Host is neither an IP address nor localhost. It protects a server that asks
-    for no credentials from web pages of other origins: a page can have its own name resolved to this machine (DNS
-    rebinding). To the browser, that page's requests then go to the page's own origin. They still carry the page's name.
     """
 
-    def __init__(
-        self, endpoints: Mapping[str, ASGIApp], refused: RefusedCalls, *, only_local_hosts: bool = False
-    ) -> None:
+    def __init__(self, endpoints: Mapping[str, ASGIApp], refused: RefusedCalls) -> None:
         self.endpoints = endpoints
         self._refused = refused
-        self._only_local_hosts = only_local_hosts
         paths: dict[str, Methods] = {}
         for name, endpoint in endpoints.items():
             method, path = name.split(" ")
@@ -78,9 +72,6 @@ class App:
         self._patterns = [(pattern_of(path), methods) for path, methods in paths.items() if "{" in path]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._only_local_hosts and not is_local(_host_of(scope)):
-            await self._refuse_host(scope, send)
-            return
         methods = self._paths.get(scope["path"]) or self._found(scope)
         if methods is None:
             await self._refuse(scope, send, 404, f"there is no {scope['path']}")
@@ -112,12 +103,6 @@ class App:
         body = protocol_body(status, message, scope["path"], request_id)
         await respond(send, status, body, [*response_headers(request_id), *(headers or ())])
 
-    async def _refuse_host(self, scope: Scope, send: Send) -> None:
-        refused = forbidden("without credentials, Host must be an IP address or localhost")
-        request_id, status = request_id_of(scope["headers"]), status_of(refused)
-        self._refused.note(http_refusal(scope, refused.reason, status, request_id))
-        await respond(send, status, body_for(scope["path"], refused, request_id), response_headers(request_id))
-
 
 class Endpoint:
     """Serves one path. A handler that raises RequestRefused before its response has begun is answered with the error's
@@ -131,6 +116,7 @@ class Endpoint:
         self._edge = edge
         self._route = route
         self._is_open = edge.access.is_open(needed)
+        self._needs_local_host = edge.access.admits_all
         self._roles = needed.roles
         self._passage = StatusPassage if needed.is_of_router else HttpPassage
         self._handle = handle
@@ -142,6 +128,8 @@ class Endpoint:
         assert task is not None
         try:
             peer = peer_of(scope)
+            if self._needs_local_host:
+                check_host(scope["headers"])
             if self._is_open:  # whatever else the headers say: probes must be answered
                 headers = RequestHeaders(request_id_of(scope["headers"]))
             else:
@@ -202,8 +190,6 @@ def http_app(
     metrics: FreshAnswers | None,
     fleet: FleetEndpoints,
     store: ResponseStore | None = None,
-    *,
-    only_local_hosts: bool = False,
 ) -> App:
     """Returns the application.
 
@@ -211,7 +197,6 @@ def http_app(
     metrics: the answers for scrapers; None: there is no path for them
     fleet: the live page
     store: of responses; None: they are not stored
-    only_local_hosts: see App
     """
     page = openapi_page(allows_unknown_fields=edge.allows_unknown_fields, has_metrics=metrics is not None)
     handlers = {
@@ -221,23 +206,19 @@ def http_app(
         **(MetricsEndpoint(metrics).handlers if metrics is not None else {}),
         **fleet.handlers,
     }
-    return _app(edge, handlers, only_local_hosts=only_local_hosts)
+    return _app(edge, handlers)
 
 
-def metrics_app(edge: Edge, metrics: FreshAnswers, *, only_local_hosts: bool = False) -> App:
+def metrics_app(edge: Edge, metrics: FreshAnswers) -> App:
     """Returns an application for scrapers alone."""
-    return _app(edge, MetricsEndpoint(metrics).handlers, only_local_hosts=only_local_hosts)
+    return _app(edge, MetricsEndpoint(metrics).handlers)
 
 
-def _app(edge: Edge, handlers: Mapping[str, Handler], *, only_local_hosts: bool) -> App:
+def _app(edge: Edge, handlers: Mapping[str, Handler]) -> App:
     endpoints = {name: Endpoint(edge, name.partition(" ")[2], PATHS[name], handle) for name, handle in handlers.items()}
-    return App(endpoints, edge.gate.refused, only_local_hosts=only_local_hosts)
+    return App(endpoints, edge.gate.refused)
 
 
 def pattern_of(path: str) -> re.Pattern[str]:
     """A pattern for the paths that a path with parameters stands for, with a group for each parameter."""
     return re.compile(PARAMETER.sub(lambda each: f"(?P<{each[1]}>{'.*' if each[2] else '[^/]+'})", path))
-
-
-def _host_of(scope: Scope) -> bytes:
-    return next((value for name, value in scope["headers"] if name == b"host"), b"")

@@ -196,6 +196,11 @@ class Access:
         self._opened = opened
         self._salt_key = salt_key
 
+    @property
+    def admits_all(self) -> bool:
+        """Whether everyone may call although the operator has not asked for that."""
+        return not (self.is_checked or self._allows_anonymous)
+
     def is_open(self, needed: Needed) -> bool:
         """Whether what needs this is open: credentials do not matter, and every caller is a VISITOR."""
         return needed.is_open or needed.open in self._opened

@@ -114,11 +114,11 @@ async def connected_to(port: int, host: str = "127.0.0.1") -> AsyncIterator[Clie
 
 
 def get(path: str = "/", *headers: str) -> bytes:
-    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: x", *headers, "", ""]).encode()
+    return "\r\n".join([f"GET {path} HTTP/1.1", "Host: localhost", *headers, "", ""]).encode()
 
 
 def post(body: bytes, *headers: str, path: str = "/") -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers, "", ""]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers, "", ""]
     return "\r\n".join(lines).encode() + body
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.router.http.http_rig import connected, echo, get, serving
+from tests.router.fake_worker import FakeWorker
+from tests.router.openai.openai_rig import client
+from trunkline_router.access.access import Access
 from trunkline_router.edge.http.headers import is_local
-from trunkline_router.http_app import App
-from trunkline_router.record.refused_calls import RefusedCalls
 
 
 @pytest.mark.parametrize(
@@ -21,12 +21,10 @@ def test_hosts_that_can_be_a_page_are_told_from_those_that_cannot(host: bytes, w
     assert is_local(host) == wanted
 
 
-async def test_a_page_whose_name_leads_here_is_refused() -> None:
-    async with (
-        serving(App({"GET /": echo}, RefusedCalls(), only_local_hosts=True)) as server,
-        connected(server) as client,
-    ):
-        for host, status in ((b"evil.example:8000", 403), (b"127.0.0.1:8000", 200)):
-            client.send(get("/", "X-Request-Id: req-7").replace(b"Host: x", b"Host: " + host))
-            got, headers, _ = await client.response()
-            assert (got, headers["x-request-id"]) == (status, "req-7")
+@pytest.mark.parametrize("path", ["/", "/health", "/v1/models"])
+async def test_a_page_whose_name_leads_here_is_refused(path: str) -> None:
+    for access, status in ((Access(), 403), (Access(allows_anonymous=True), 200)):
+        async with client(FakeWorker("w"), access=access) as asks:
+            for host, wanted in (("evil.example:8000", status), ("127.0.0.1:8000", 200)):
+                answer = await asks.http.get(path, headers={"host": host, "x-request-id": "req-7"})
+                assert (answer.status_code, answer.headers["x-request-id"]) == (wanted, "req-7")

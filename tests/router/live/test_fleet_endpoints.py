@@ -11,6 +11,7 @@ from tests.router.cluster import PATIENCE_S, cluster, until
 from tests.router.fake_worker import FakeWorker
 from tests.router.http.http_rig import connected_to
 from tests.router.watch.watch_rig import ACME, OPERATOR, OTHER, SCRAPER, KeyRing, is_reported, stats, watched_router
+from trunkline_router.access.access import Access
 from trunkline_router.edge.http_call import Edge
 
 
@@ -120,10 +121,11 @@ async def test_a_browser_that_reads_nothing_holds_up_nobody(keys: KeyRing) -> No
         assert times == sorted(set(times))
 
 
-async def test_without_credentials_a_drain_and_every_look_need_a_local_host() -> None:
+@pytest.mark.parametrize("access", [Access(), Access(allows_anonymous=True)])
+async def test_without_credentials_a_drain_and_every_look_need_a_local_host(access: Access) -> None:
     """A page's own name may lead here (DNS rebinding), and then the page is of the same origin."""
     a = FakeWorker("a", drains=True)
-    async with cluster(a, edge=Edge) as router:
+    async with cluster(a, edge=Edge, access=access) as router:
         url = f"http://127.0.0.1:{router.http_port}"
         async with httpx2.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as http:
             rebound = {"host": "evil.example:8000", "origin": "http://evil.example:8000"}

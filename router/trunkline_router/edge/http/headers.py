@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from trunkline.names import AUTHORIZATION_KEY, SESSION_KEY, TENANT_KEY
-from trunkline.status import RequestRefused, invalid, unauthenticated
+from trunkline.status import RequestRefused, forbidden, invalid, unauthenticated
 from trunkline_router.access.access import Metadata
 from trunkline_router.access.identity.needed_roles import PATHS
 from trunkline_router.quotas.quota import RateLimit
@@ -87,6 +87,15 @@ def trace_of(headers: Iterable[Header]) -> tuple[str, str]:
     parents = [value for name, value in headers if name == b"traceparent"]
     states = [value for name, value in headers if name == b"tracestate"]
     return parents[0].decode("latin-1") if len(parents) == 1 else "", b",".join(states).decode("latin-1")
+
+
+def check_host(headers: Iterable[Header]) -> None:
+    """Raises RequestRefused (FORBIDDEN) if Host is neither an IP address nor localhost. It protects a server that asks
+    for no credentials from web pages of other origins: a page can have its own name resolved to this machine (DNS
+    rebinding). To the browser, that page's requests then go to the page's own origin. They still carry the page's name.
+    """
+    if not all(is_local(value) for name, value in headers if name == b"host"):
+        raise forbidden("without credentials, Host must be an IP address or localhost")
 
 
 def is_local(host: bytes) -> bool:

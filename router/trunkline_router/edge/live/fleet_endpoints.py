@@ -9,7 +9,7 @@ import orjson
 from trunkline.status import RequestRefused, forbidden, invalid
 from trunkline_router.access.access import Caller
 from trunkline_router.access.identity.needed_roles import WATCHERS
-from trunkline_router.edge.http.headers import is_local
+from trunkline_router.edge.http.headers import check_host
 from trunkline_router.edge.http.sse import event
 from trunkline_router.edge.http_call import Handler, HttpCall
 from trunkline_router.edge.live.fleet_json import FleetViewJson, plain, summaries_json, timeline_json
@@ -46,8 +46,8 @@ def check_page(call: HttpCall) -> None:
     browser. Clients that are no browsers send neither Sec-Fetch-Site nor Origin.
 
     Credentials are in a header, which such pages cannot set without being allowed by --cors-origins. But a router
-    without identities asks for none, and then the browser's own place in the network would be the credential. There the
-    page's own name may not lead here either (DNS rebinding): Host must be an IP address or localhost.
+    without identities asks for none, even if it admits anonymous callers, and then the browser's own place in the
+    network would be the credential.
     """
     found = {name: value.lower() for name, value in call.scope["headers"]}
     site, origin, host = found.get(b"sec-fetch-site"), found.get(b"origin"), found.get(b"host", b"")
@@ -56,8 +56,8 @@ def check_page(call: HttpCall) -> None:
         is_own = site in SAME
     if not is_own:
         raise forbidden("requests of web pages of other origins are refused here")
-    if not call.edge.access.is_checked and not is_local(host):
-        raise forbidden("without credentials, Host must be an IP address or localhost")
+    if not call.edge.access.is_checked:
+        check_host(call.scope["headers"])
 
 
 class ViewEvents:
