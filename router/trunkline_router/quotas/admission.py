@@ -83,24 +83,16 @@ class Admission:
             parts=[(when, tokens)],
         )
 
-    def check_left(self, account: str, quotas: Quotas, likely: Callable[[], RequestUse]) -> None:
+    def check_left(self, account: str, quotas: Quotas) -> None:
         """Raises RequestRefused (QUOTA_EXCEEDED) if what this router has admitted fills a quota: then admit() would
-        refuse the smallest request too, whatever other routers have admitted.
-
-        likely: returns the use for which the client is told when to retry; a smaller one would have it come too early
-        """
+        refuse the smallest request too, whatever other routers have admitted. The retry delay is that of the smallest
+        request: a larger one that comes again may be refused once more, by admit(), with its own."""
         now_ms, book = self._now_ms(), self._book.tenant(account)
         book.quotas = quotas
-        used = book.used_here(now_ms)
-        refusal = judge(quotas, used, LEAST_TOKENS, book.window, now_ms)
-        if refusal is None:
-            return
-        self.refused[refusal.quota] += 1
-        bound = quotas.largest_request()
-        tokens = self._tokens(account, bound, likely())
-        if bound is None or tokens <= bound[1]:  # one that is too large should not wait long to be told so
-            refusal = judge(quotas, used, max(LEAST_TOKENS, tokens), book.window, now_ms) or refusal
-        raise _refused(account, refusal)
+        refusal = judge(quotas, book.used_here(now_ms), LEAST_TOKENS, book.window, now_ms)
+        if refusal is not None:
+            self.refused[refusal.quota] += 1
+            raise _refused(account, refusal)
 
     def _tokens(self, account: str, bound: tuple[str, int] | None, use: RequestUse) -> int:
         """Returns what a request counts for: its prompt, and max_tokens or the estimate for each choice."""

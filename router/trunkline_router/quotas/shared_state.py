@@ -80,13 +80,11 @@ class SharedState:
         self._own.running.setdefault(tenant, set()).add(reservation)
         return reservation
 
-    def check_left(
-        self, tenant: str, quotas: Quotas, likely: Callable[[], RequestUse], *, is_listed: bool = True
-    ) -> None:
+    def check_left(self, tenant: str, quotas: Quotas, *, is_listed: bool = True) -> None:
         """Raises RequestRefused (QUOTA_EXCEEDED) if reserve() would refuse every request of the tenant, as far as this
-        router alone knows. `likely` is called only then: it returns the use that the retry delay is for."""
+        router alone knows."""
         if quotas != UNLIMITED:
-            self.admission.check_left(self._own.book.account(tenant, is_listed=is_listed), quotas, likely)
+            self.admission.check_left(self._own.book.account(tenant, is_listed=is_listed), quotas)
 
     def rate_limits(self, tenant: str, quotas: Quotas, *, is_listed: bool) -> list[RateLimit]:
         """Returns what is left of the tenant's limits per minute, as far as this router knows; empty without limits."""

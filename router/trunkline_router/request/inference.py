@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import Token
-from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
@@ -72,8 +71,7 @@ class Inference:
         """Prepares a request, unless its tenant's quotas are known to be used up: to tokenize a prompt costs more than
         to refuse it. Raises RequestRefused."""
         caller, call.record.stage = call.caller, QUOTAS
-        likely = partial(self.preparer.likely_use, call)
-        self.shared.check_left(caller.tenant, caller.terms.quotas, likely, is_listed=caller.is_listed)
+        self.shared.check_left(caller.tenant, caller.terms.quotas, is_listed=caller.is_listed)
         return await self.preparer.prepare(call)
 
     async def check_lengths(self, model: str, caller: Caller, lengths: Iterable[int]) -> None:

@@ -18,7 +18,6 @@ from trunkline.validation import (
 from trunkline_router.access.access import Caller, Scheduling
 from trunkline_router.prompts.token_ids import read_ids
 from trunkline_router.prompts.tokenizer import PromptTokenizer
-from trunkline_router.quotas.admission import RequestUse
 from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.record.request_record import CHECKS, MODEL, TOKENIZER, Interval
 from trunkline_router.request.request_call import PreparedRequest, RequestCall
@@ -28,7 +27,6 @@ from trunkline_runtime.telemetry.trace_context import random_int
 
 MAX_CACHE_SALT_BYTES = 256
 MOST_SHOWN = 128  # characters of a name in an error
-MOST_TOKENS = (1 << 31) - 1  # of prompt and output, for a model whose limits are not known
 
 
 class ModelAliases:
@@ -83,19 +81,6 @@ class Preparer:
         """Raises RequestRefused (INVALID_REQUEST) unless one request may have so many choices."""
         if not 1 <= choices <= self.max_choices:
             raise invalid("n", f"{choices} is not in [1, {self.max_choices}]")
-
-    def likely_use(self, call: RequestCall) -> RequestUse:
-        """Returns what a request will probably count for, without a look at its prompt."""
-        request, sampling = call.request, call.request.sampling
-        prompt_tokens = call.likely_prompt_tokens()
-        model = self.served_name(request.model, call.caller)
-        pool = self.pools.models().get(model) if call.caller.may_use(model) else None
-        room = MOST_TOKENS if pool is None else max(1, max_total_tokens(pool.limits) - prompt_tokens)
-        max_tokens = sampling.max_tokens if sampling.HasField("max_tokens") else None
-        if max_tokens is not None and request.fit_max_tokens:
-            max_tokens = min(max_tokens, room)
-        choices = request.n if request.HasField("n") else 1
-        return RequestUse(prompt_tokens, max_tokens, most_tokens=room, choices=choices)
 
     async def prepare(self, call: RequestCall) -> PreparedRequest:
         """Checks everything that the client sent, cheap checks first, and fills in every default. Raises

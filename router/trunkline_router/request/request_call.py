@@ -109,7 +109,6 @@ class PreparedRequest:
 
 
 MAX_REQUEST_ID = 128
-BYTES_PER_TOKEN = 4  # of English text; other text has more tokens
 REQUEST_ID_CHARACTERS = frozenset(string.ascii_letters + string.digits + string.punctuation)
 
 OnAdmission = Callable[[PreparedRequest], Awaitable[None]]
@@ -165,14 +164,6 @@ class RequestCall:
         """Raises RequestRefused (INVALID_REQUEST) if the client's request id cannot be logged."""
         if not _can_be_logged(self.request.request_id):
             raise invalid("request_id", f"must be at most {MAX_REQUEST_ID} printable ASCII characters without spaces")
-
-    def likely_prompt_tokens(self) -> int:
-        """Returns about how many tokens the prompt has, before it is tokenized: exactly, if it is given as tokens."""
-        if self.extras.token_ids is not None:
-            return len(self.extras.token_ids)
-        if self.request.HasField("token_ids"):
-            return len(self.request.token_ids.ids)
-        return self.request.ByteSize() // BYTES_PER_TOKEN  # a copy of a text would have to be decoded
 
     def affinity_key(self) -> str:
         """Returns a key that is equal for requests of one tenant and one session, "" if the call names no session.
