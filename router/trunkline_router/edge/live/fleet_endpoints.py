@@ -12,7 +12,7 @@ from trunkline_router.access.identity.needed_roles import WATCHERS
 from trunkline_router.edge.http.headers import check_host
 from trunkline_router.edge.http.sse import event
 from trunkline_router.edge.http_call import Handler, HttpCall
-from trunkline_router.edge.live.fleet_json import FleetViewJson, plain, summaries_json, timeline_json
+from trunkline_router.edge.live.fleet_json import plain, summaries_json, timeline_json, view_json
 from trunkline_router.edge.live.page_files import PageFiles
 from trunkline_router.edge.request_fields import Fields
 from trunkline_router.observe.recent.router_requests import Kind
@@ -63,11 +63,8 @@ def check_page(call: HttpCall) -> None:
 class ViewEvents:
     """Writes views as server-sent events; a StreamWriter."""
 
-    def __init__(self, writer: FleetViewJson) -> None:
-        self._writer = writer
-
     def events(self, response: FleetView) -> bytes:
-        return event(self._writer.written(response), b"snapshot" if response.is_first else b"update")
+        return event(view_json(response), b"snapshot" if response.is_first else b"update")
 
     def end(self) -> bytes:
         return b""
@@ -83,7 +80,6 @@ class FleetEndpoints:
         self._watch = watch
         self._drain = drain
         self._files = files
-        self._writer = FleetViewJson()
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
@@ -107,7 +103,7 @@ class FleetEndpoints:
         if call.scope["method"] == "HEAD":  # it has no body to wait for
             await call.respond(b"", content_type=b"text/event-stream")
         else:
-            await call.stream(self._watch.views(caller), ViewEvents(self._writer))
+            await call.stream(self._watch.views(caller), ViewEvents())
 
     async def _requests(self, call: HttpCall) -> None:
         check_page(call)

@@ -15,8 +15,6 @@ from google.protobuf.message import Message
 from trunkline.v1.fleet_pb2 import GetRequestResponse, ListRequestsResponse
 from trunkline_router.observe.watch.fleet_watch import FleetView
 
-HISTORY, POINTS = "history", "points"
-
 
 def plain(message: Message) -> dict[str, Any]:
     """Returns a message as an object of JSON."""
@@ -54,26 +52,14 @@ def words_of(enum: EnumDescriptor) -> Mapping[int, str]:
     return {value.number: value.name.removeprefix(head).lower() for value in enum.values}
 
 
-class FleetViewJson:
-    """Writes views. What several watchers see is written once for all of them."""
-
-    def __init__(self) -> None:
-        self._of: dict[int, tuple[Message, dict[str, Any]]] = {}  # by identity, of the messages of one moment
-        self._at_unix_ms = 0
-
-    def written(self, view: FleetView) -> bytes:
-        """Returns a view as JSON, in one line."""
-        shown = view.shown
-        if shown.at_unix_ms != self._at_unix_ms:
-            self._of, self._at_unix_ms = {}, shown.at_unix_ms
-        _, made = self._of.get(id(shown), (None, None))
-        if made is None:
-            made = plain(shown)
-            shared = {name: orjson.Fragment(orjson.dumps(value)) for name, value in made.items() if name != HISTORY}
-            made = {**shared, HISTORY: made[HISTORY]}
-            self._of[id(shown)] = shown, made
-        points = [plain(point) for point in view.points]
-        return orjson.dumps({**made, HISTORY: {**made[HISTORY], POINTS: points}})
+def view_json(view: FleetView) -> bytes:
+    """Returns a view as JSON, in one line. What several watchers see is written once for all of them: it takes two
+    milliseconds for 64 workers, and all watchers get their views at the same moment."""
+    if not view.json:
+        view.json.update({name: orjson.Fragment(orjson.dumps(value)) for name, value in plain(view.shown).items()})
+    history = plain(view.shown.history)
+    history["points"] = [plain(point) for point in view.points]
+    return orjson.dumps({**view.json, "history": history})
 
 
 def timeline_json(timeline: GetRequestResponse) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Any
 
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, invalid
 from trunkline.v1.fleet_pb2 import (
@@ -35,6 +36,8 @@ RETRY_MS = 5000
 MOST_TENANTS = 100
 SHOWN_REQUESTS, SHOWN_RUNNING = 30, 10  # in each message
 LISTED_REQUESTS, MOST_LISTED = 100, 500
+
+SharedView = tuple[WatchFleetResponse, dict[str, Any]]  # shown and json of FleetView
 
 
 class Watchers:
@@ -106,9 +109,13 @@ def tenants_view(
 @dataclass(slots=True)
 class FleetView:
     """One message to one watcher. `shown` is made once for all viewers with the same rights, and has no points of the
-    history: those are the watcher's own."""
+    history: those are the watcher's own.
+
+    json: of `shown`, by field; empty until a watcher wants it
+    """
 
     shown: WatchFleetResponse
+    json: dict[str, Any]
     points: list[HistoryPoint]
     is_first: bool
 
@@ -140,7 +147,7 @@ class FleetWatch:
         self.watchers = Watchers()
         self.sampler = FleetSampler(pools, self.watchers.any, requests.recent.predicted, periods)
         self.run = self.sampler.run
-        self._views: dict[Viewer, asyncio.Task[WatchFleetResponse]] = {}  # of the sample with this number:
+        self._views: dict[Viewer, asyncio.Task[SharedView]] = {}  # of the sample with this number:
         self._views_of = 0
 
     async def views(self, caller_of: Callable[[], Caller]) -> AsyncGenerator[FleetView, None]:
@@ -158,7 +165,8 @@ class FleetWatch:
                 sample = await self.sampler.after(number)
                 viewer = Viewer.of(caller_of())
                 points = self.sampler.history.since(number) if viewer.is_operator else []
-                yield FleetView(await self._view(viewer, sample), points, is_first=not number)
+                shown, json = await self._view(viewer, sample)
+                yield FleetView(shown, json, points, is_first=not number)
                 number = sample.number
 
     async def list_requests(
@@ -176,7 +184,7 @@ class FleetWatch:
         caller may see."""
         return await self.requests.find(Viewer.of(caller), request_id, tenant)
 
-    async def _view(self, viewer: Viewer, sample: FleetSample) -> WatchFleetResponse:
+    async def _view(self, viewer: Viewer, sample: FleetSample) -> SharedView:
         """Everything but the history's points; made once for viewers with equal rights."""
         if self._views_of != sample.number:
             self._views, self._views_of = {}, sample.number
@@ -185,10 +193,10 @@ class FleetWatch:
             made = self._views[viewer] = asyncio.create_task(self._make_view(viewer, sample))
         return await asyncio.shield(made)  # if one watcher leaves, the others still wait for it
 
-    async def _make_view(self, viewer: Viewer, sample: FleetSample) -> WatchFleetResponse:
+    async def _make_view(self, viewer: Viewer, sample: FleetSample) -> SharedView:
         listed = await self.requests.list(viewer, (Kind.ENDED, Kind.RUNNING), SHOWN_REQUESTS)
         refused = self.requests.recent.refused_by_quota()
-        return WatchFleetResponse(
+        shown = WatchFleetResponse(
             at_unix_ms=sample.at_unix_ms,
             router=self._router(sample.now_s),
             you=viewer.rights,
@@ -199,6 +207,7 @@ class FleetWatch:
             running=first_of(Kind.RUNNING, listed, SHOWN_RUNNING),
             tenants=tenants_view(self._shared, self._tenants, refused, viewer),
         )
+        return shown, {}
 
     def _router(self, now_s: float) -> RouterView:
         link = self._shared.link
