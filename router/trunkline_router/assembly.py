@@ -224,8 +224,7 @@ def share(settings: RouterSettings, fleet: PoolFleet, rng: Random) -> SharedStat
     """The state shared with other routers: in Redis if the settings have a URL, else in this process alone."""
     patience_s, store = settings.redis_patience_ms / 1e3, None
     if settings.redis_url:
-        tls = settings.redis_tls.redis_tls()
-        store = RedisStore(settings.redis_url, settings.key_prefix, patience_s=patience_s, tls=tls)
+        store = RedisStore(settings.redis_url, settings.key_prefix, patience_s=patience_s, tls=settings.redis_tls)
     is_open = settings.quota_when_down == "open"
     return SharedState(store, settings.name, fleet, rng, admits_when_down=is_open, patience_s=patience_s)
 

@@ -68,4 +68,4 @@ def check_files(settings: RouterSettings) -> None:
     tls = settings.worker_tls.client_tls()
     if tls is not None:
         tls.credentials()
-    settings.redis_tls.redis_tls().check()
+    settings.redis_tls.check()

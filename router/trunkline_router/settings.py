@@ -8,9 +8,9 @@ from trunkline_router.access.gate.places import MAX_CALLS
 from trunkline_router.address import DNS_PREFIX, is_address
 from trunkline_router.http_settings import HttpSettings
 from trunkline_router.identity_settings import IdentitySettings
-from trunkline_router.quotas.redis_url import redis_url_problem
+from trunkline_router.quotas.redis_url import RedisTls, redis_url_problem
 from trunkline_router.routing.route_request import PolicyName
-from trunkline_router.tls_settings import RedisTlsSettings, WorkerTlsSettings
+from trunkline_router.tls_settings import WorkerTlsSettings
 from trunkline_runtime.settings import instance_name, setting
 from trunkline_runtime.tls_settings import ServerTlsSettings
 
@@ -125,7 +125,7 @@ class RouterSettings:
     )
     tls: ServerTlsSettings = field(default_factory=ServerTlsSettings)
     worker_tls: WorkerTlsSettings = field(default_factory=WorkerTlsSettings)
-    redis_tls: RedisTlsSettings = field(default_factory=RedisTlsSettings)
+    redis_tls: RedisTls = field(default_factory=RedisTls)
     inter_token_timeout_s: float = setting(
         10.0,
         help="a worker that has work and sends nothing for so long counts as hung: its requests continue elsewhere",

@@ -1,12 +1,10 @@
-"""Settings of a router's TLS to workers and to Redis, and the rule for plaintext."""
+"""Settings of a router's TLS to workers, and the rule for plaintext."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from trunkline_router.address import DNS_PREFIX
-from trunkline_router.quotas.redis_url import RedisTls
 from trunkline_runtime.settings import setting
 from trunkline_runtime.tls_settings import is_loopback, needs_problem, pair_problem
 
@@ -62,38 +60,3 @@ class WorkerTlsSettings:
             if not entry.startswith(DNS_PREFIX) and not is_loopback(entry.rpartition(":")[0]):
                 return f"--workers={entry} is {NOT_LOOPBACK}"
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class RedisTlsSettings:
-    """How the router connects to Redis."""
-
-    redis_tls_ca: str = setting(
-        "",
-        metavar="FILE",
-        help="file with the authorities of Redis's certificate, in PEM, for rediss://; default: the system's",
-    )
-    redis_tls_cert: str = setting(
-        "",
-        metavar="FILE",
-        help="file with the certificate that the router presents to Redis, in PEM; read for each connection",
-    )
-    redis_tls_key: str = setting(
-        "", metavar="FILE", help="file with the key of --redis-tls-cert, in PEM, not encrypted"
-    )
-
-    def redis_tls(self) -> RedisTls:
-        return RedisTls(self.redis_tls_ca, self.redis_tls_cert, self.redis_tls_key)
-
-    def problem(self, redis_url: str, *, allow_plaintext: bool) -> str | None:
-        """What is wrong with these settings, in one line without secrets; None if they can be used."""
-        problem = pair_problem("--redis-tls-cert", self.redis_tls_cert, "--redis-tls-key", self.redis_tls_key)
-        url = urlsplit(redis_url)
-        if problem or url.scheme == "rediss":
-            return problem
-        for flag, value in (("--redis-tls-ca", self.redis_tls_ca), ("--redis-tls-cert", self.redis_tls_cert)):
-            if value:
-                return f"{flag} needs a --redis-url that begins with rediss://"
-        if not redis_url or url.scheme == "unix" or allow_plaintext or is_loopback(url.hostname or ""):
-            return None
-        return "--redis-url is not on the loopback interface: use rediss://, or permit plaintext with --allow-plaintext"

@@ -7,6 +7,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trunkline.tls_files import read_authorities, read_pair
+from trunkline_runtime.settings import setting
+from trunkline_runtime.tls_settings import is_loopback, pair_problem
 
 _KEY_DOMAIN = b"trunkline convictions of "
 SCHEMES = ("redis", "rediss", "unix")
@@ -14,25 +16,48 @@ SCHEMES = ("redis", "rediss", "unix")
 
 @dataclass(frozen=True, slots=True)
 class RedisTls:
-    """Files for TLS to Redis, in PEM. Each connection reads them again."""
+    """Settings of TLS to Redis. Each connection reads the files again."""
 
-    ca_file: str = ""
-    cert_file: str = ""
-    key_file: str = ""
+    redis_tls_ca: str = setting(
+        "",
+        metavar="FILE",
+        help="file with the authorities of Redis's certificate, in PEM, for rediss://; default: the system's",
+    )
+    redis_tls_cert: str = setting(
+        "",
+        metavar="FILE",
+        help="file with the certificate that the router presents to Redis, in PEM; read for each connection",
+    )
+    redis_tls_key: str = setting(
+        "", metavar="FILE", help="file with the key of --redis-tls-cert, in PEM, not encrypted"
+    )
+
+    def problem(self, redis_url: str, *, allow_plaintext: bool) -> str | None:
+        """What is wrong with these settings, in one line without secrets; None if they can be used."""
+        problem = pair_problem("--redis-tls-cert", self.redis_tls_cert, "--redis-tls-key", self.redis_tls_key)
+        url = urlsplit(redis_url)
+        if problem or url.scheme == "rediss":
+            return problem
+        for flag, value in (("--redis-tls-ca", self.redis_tls_ca), ("--redis-tls-cert", self.redis_tls_cert)):
+            if value:
+                return f"{flag} needs a --redis-url that begins with rediss://"
+        if not redis_url or url.scheme == "unix" or allow_plaintext or is_loopback(url.hostname or ""):
+            return None
+        return "--redis-url is not on the loopback interface: use rediss://, or permit plaintext with --allow-plaintext"
 
     def check(self) -> None:
         """Raises TlsFileError if a file cannot be used now."""
-        if self.ca_file:
-            read_authorities(self.ca_file)
-        if self.cert_file:
-            read_pair(self.cert_file, self.key_file)
+        if self.redis_tls_ca:
+            read_authorities(self.redis_tls_ca)
+        if self.redis_tls_cert:
+            read_pair(self.redis_tls_cert, self.redis_tls_key)
 
     def options(self) -> dict[str, Any]:
         """Of a connection. Those in the URL, such as ssl_cert_reqs, take precedence."""
         return {
-            "ssl_ca_certs": self.ca_file or None,
-            "ssl_certfile": self.cert_file or None,
-            "ssl_keyfile": self.key_file or None,
+            "ssl_ca_certs": self.redis_tls_ca or None,
+            "ssl_certfile": self.redis_tls_cert or None,
+            "ssl_keyfile": self.redis_tls_key or None,
             "ssl_check_hostname": True,
             "ssl_min_version": ssl.TLSVersion.TLSv1_2,
         }

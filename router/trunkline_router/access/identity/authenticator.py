@@ -110,8 +110,8 @@ def authenticator_of(settings: RouterSettings, now_unix_s: Callable[[], float] =
     if identity.api_keys:
         sources.append(KeyFileSource(identity.api_keys))
     if identity.api_keys_in_redis:
-        tls = settings.redis_tls.redis_tls()
-        sources.append(RedisKeys(settings.redis_url, settings.key_prefix, secret.seal(SEAL_PURPOSE), tls=tls))
+        seal = secret.seal(SEAL_PURPOSE)
+        sources.append(RedisKeys(settings.redis_url, settings.key_prefix, seal, tls=settings.redis_tls))
     tokens = None
     if identity.jwt_jwks:
         source = JwksUrl(identity.jwt_jwks) if identity.has_jwks_url else JwksFile(identity.jwt_jwks)

@@ -74,7 +74,7 @@ class RedisRecords:
         if problem is not None:
             raise IdentityError(problem)
         try:
-            tls.redis_tls().check()
+            tls.check()
         except TlsFileError as error:
             raise IdentityError(str(error)) from None
         secret = read_fleet_secret(settings.identity.fleet_secret, settings.identity.fleet_secret_file)
@@ -83,7 +83,7 @@ class RedisRecords:
         configure_logging("keys")  # about records that are not this fleet's: to standard error
         seal = secret.seal(SEAL_PURPOSE)
         self._connect: Callable[[], Any] = lambda: RedisKeyWriter(
-            url, settings.key_prefix, seal, tls=tls.redis_tls(), connect_timeout_s=CONNECT_TIMEOUT_S
+            url, settings.key_prefix, seal, tls=tls, connect_timeout_s=CONNECT_TIMEOUT_S
         )
 
     def create(self, fields: Fields) -> None:
