@@ -45,12 +45,11 @@ FEW_OUTPUTS = 256
 # Longest message that is parsed at once: about a millisecond, whatever it contains. Longer ones are parsed in parts.
 PART_BYTES = 64 << 10
 PART_FIELDS = 1024  # finding the ends of this many takes half a millisecond
-# In a response that is parsed in parts. A newer worker may send fields that this router does not know.
-MAX_UNKNOWN_BYTES = 4 << 10
+# Beside outputs, in a response that is parsed in parts. A newer worker may send fields that this router does not know.
+MAX_OTHER_BYTES = 4 << 10
 
 _OUTPUTS = SessionResponse.OUTPUTS_FIELD_NUMBER
 _OUTPUTS_TAG = _OUTPUTS << 3 | LENGTH
-_WELCOME_TAG = SessionResponse.WELCOME_FIELD_NUMBER << 3 | LENGTH
 _HANDLE_TAG = SequenceOutput.HANDLE_FIELD_NUMBER << 3 | VARINT
 
 
@@ -261,17 +260,12 @@ def split_request(request: SessionRequest) -> Iterator[SessionRequest]:
 def split_response(raw: bytes, most_bytes: int, most_fields: int) -> Iterator[bytes]:
     """Yields a SessionResponse in parts, each of at most `most_bytes`, or of a single field, and of at most
     `most_fields`. Raises NotAMessage; raises FalseClaim if no honest worker would send it."""
-    begin = num_fields = num_welcomes = unknown_bytes = 0
+    begin = num_fields = other_bytes = 0
     for _, field_at, _, field_end in fields(raw):
-        tag = raw[field_at]
-        if tag == _WELCOME_TAG:
-            num_welcomes += 1
-            if num_welcomes > 1:
-                raise FalseClaim("the worker opens its session twice")
-        elif tag != _OUTPUTS_TAG:
-            unknown_bytes += field_end - field_at
-            if unknown_bytes > MAX_UNKNOWN_BYTES:
-                raise FalseClaim(f"a message of the worker's session has more than {MAX_UNKNOWN_BYTES} unknown bytes")
+        if raw[field_at] != _OUTPUTS_TAG:
+            other_bytes += field_end - field_at
+            if other_bytes > MAX_OTHER_BYTES:
+                raise FalseClaim(f"a message of the worker's session has {MAX_OTHER_BYTES} bytes that are no outputs")
         if begin < field_at and (field_end - begin > most_bytes or num_fields == most_fields):
             yield raw[begin:field_at]
             begin, num_fields = field_at, 0

@@ -11,7 +11,7 @@ from trunkline.status import no_worker
 from trunkline.v1.generation_pb2 import OutputChunk, SamplingParams
 from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, SessionResponse, SessionWelcome, Submit
 from trunkline_router.workers.claims import FalseClaim
-from trunkline_router.workers.session import MAX_UNKNOWN_BYTES, PART_BYTES, WorkerSession, split_response
+from trunkline_router.workers.session import MAX_OTHER_BYTES, PART_BYTES, WorkerSession, split_response
 from trunkline_router.workers.session_outputs import IDLE_PER_HANDLE
 from trunkline_runtime.wire import fields
 
@@ -98,7 +98,7 @@ async def test_a_worker_whose_outputs_say_nothing_is_left_before_many_are_taken(
 
 async def test_what_a_newer_worker_adds_to_a_long_message_is_passed_over() -> None:
     session = session_with_one_of_each()
-    added = b"\x7a\x02ab" * (MAX_UNKNOWN_BYTES // 8)
+    added = b"\x7a\x02ab" * (MAX_OTHER_BYTES // 8)
     known = of(*[output(OPEN)] * IDLE_PER_HANDLE)
     large = of(SequenceOutput(handle=OPEN, chunk=OutputChunk(token_ids=[1], text="x" * 1000)))
     await heard(session, SessionResponse(welcome=SessionWelcome()).SerializeToString() + added + known + large)
