@@ -88,10 +88,13 @@ class Neighbours:
             return False
         for name in gone:
             self._add(self._reports.pop(name), -1)
-        for name, report in reply.changed.items():
-            if name in self._reports:
-                self._add(self._reports[name], -1)
-            self._reports[name] = kept = self._bounded(report)
+        for name, report in {**self._reports, **reply.changed}.items():  # with more routers, each has a smaller part
+            before, kept = self._reports.get(name), self._bounded(report)
+            if kept is before:
+                continue
+            if before is not None:
+                self._add(before, -1)
+            self._reports[name] = kept
             self._add(kept, 1)
         self.competing = frozenset(tenant for other in self._reports.values() for tenant in other.competing)
         return True
@@ -114,8 +117,10 @@ class Neighbours:
 
     def _bounded(self, report: NeighbourReport) -> NeighbourReport:
         """Cuts a report to its part: of credits, those with the most tokens are kept."""
-        credits, routers = report.credits, max(1, len(self._alive))
-        part = MOST_CREDITS // routers
-        if len(credits) > part:
-            credits = dict(nlargest(part, credits.items(), key=lambda item: item[1].tokens))
-        return NeighbourReport(report.version, credits, report.competing[: MOST_TENANTS // routers])
+        credits, competing, routers = report.credits, report.competing, max(1, len(self._alive))
+        most_credits, most_tenants = MOST_CREDITS // routers, MOST_TENANTS // routers
+        if len(credits) <= most_credits and len(competing) <= most_tenants:
+            return report
+        if len(credits) > most_credits:
+            credits = dict(nlargest(most_credits, credits.items(), key=lambda item: item[1].tokens))
+        return NeighbourReport(report.version, credits, competing[:most_tenants])

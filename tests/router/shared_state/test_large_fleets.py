@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from tests.router.shared_state_rig import PATIENCE_S
 from trunkline_bench.servers.redis_server import RedisServer
-from trunkline_router.quotas.fleet import MOST_CREDITS, Neighbours
+from trunkline_router.quotas.fleet import MOST_CREDITS, MOST_TENANTS, Neighbours
 from trunkline_router.quotas.redis_entries import MOST_CREDIT_BYTES, written_credits
 from trunkline_router.quotas.redis_store import RedisStore
 from trunkline_router.quotas.store import NeighbourReport, Report, SyncReply, WorkerKey
@@ -180,3 +180,17 @@ def test_beyond_what_is_kept_the_busiest_routers_keep_the_workers_they_sent_the_
         for key, credit in other.credits.items():
             total[key] = total.get(key, 0) + credit.tokens
     assert {key: credit.tokens for key, credit in neighbours.credits().items()} == total
+
+
+def test_routers_that_come_one_by_one_keep_no_more_together() -> None:
+    rng, neighbours = Random(5), Neighbours()
+    names: list[str] = []
+    for number in range(60):
+        names.append(f"router-{number}")
+        said = NeighbourReport(1, sent_to(2000, rng), [f"tenant-{number}-{other}" for other in range(500)])
+        neighbours.hear(SyncReply("life", tuple(names), {names[-1]: said}))
+    kept = neighbours._reports
+    assert [len(kept[name].credits) for name in names] == [MOST_CREDITS // len(names)] * len(names)
+    assert len(neighbours.competing) <= MOST_TENANTS
+    told = sum(credit.tokens for other in kept.values() for credit in other.credits.values())
+    assert sum(credit.tokens for credit in neighbours.credits().values()) == told
