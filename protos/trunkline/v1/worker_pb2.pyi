@@ -1191,8 +1191,8 @@ class GetModelResponse(_message.Message):
     aside. It does not refuse a worker for a newer version, only for min_router_protocol.
     """
     min_router_protocol: _builtins.int
-    """The lowest protocol version of a router that may use this worker; older routers do not use it. It is raised only if
-    an older router would make errors, not if it would only lack a feature. Routers are upgraded first.
+    """The lowest protocol version of a router that may use this worker: the one before the worker's own. Older routers do
+    not use it. Routers are upgraded first.
     """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
