@@ -139,7 +139,7 @@ PURE_ROOMS = [  # and modules
     *("trunkline_router.quotas." + module for module in ("convictions", "fairness", "quota", "reservation", "store")),
     "trunkline_router.quotas.tenant_book",
     *("trunkline_router.workers." + module for module in ("breaker", "claims", "health")),
-    *("trunkline_router.workers." + module for module in ("output_claims", "pool_terms", "timeline_claims")),
+    *("trunkline_router.workers." + module for module in ("output_claims", "pool_terms")),
     "trunkline_router.request.failover",
 ]
 

@@ -29,7 +29,7 @@ from trunkline_router.observe.recent.recent_requests import RecentRequests
 from trunkline_router.observe.tracing.request_traces import RequestTraces
 from trunkline_router.record.request_observer import RequestObserver
 from trunkline_router.request.failover import FailoverLimits
-from trunkline_router.workers.timeline_claims import MAX_CHUNKS, MAX_GAPS
+from trunkline_router.workers.output_claims import MAX_CHUNKS, MAX_GAPS
 from trunkline_runtime.telemetry.span_queue import span_queue
 
 NUM_PROMPTS = 300  # so that the fake worker's own memory is bounded

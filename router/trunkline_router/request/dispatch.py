@@ -21,7 +21,7 @@ from trunkline_router.request.request_call import PreparedRequest, TimeLeft
 from trunkline_router.request.request_stream import BrokenOff, RequestStream
 from trunkline_router.routing.route import Route
 from trunkline_router.workers.connected_worker import ConnectedWorker
-from trunkline_router.workers.timeline_claims import believed_timeline, clock_skew_s
+from trunkline_router.workers.output_claims import believed_timeline, clock_skew_s
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.telemetry.trace_context import TraceContext, new_span_id
 

@@ -5,7 +5,7 @@ from math import nan
 import pytest
 
 from trunkline.v1.worker_pb2 import Timeline
-from trunkline_router.workers.timeline_claims import clock_skew_s
+from trunkline_router.workers.output_claims import clock_skew_s
 
 SENT_UNIX_S = 1_800_000_000.0
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trunkline.v1.worker_pb2 import SampledStep, Timeline
-from trunkline_router.workers.timeline_claims import believed_timeline
+from trunkline_router.workers.output_claims import believed_timeline
 
 END_S = 3.0
 MOST_STEPS = 16  # what the contract allows

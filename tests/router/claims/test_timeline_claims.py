@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trunkline.v1.worker_pb2 import Gap, PrefillChunk, SampledStep, Timeline
-from trunkline_router.workers.timeline_claims import (
-    MAX_BYTES,
+from trunkline_router.workers.output_claims import (
     MAX_CHUNKS,
     MAX_COUNT,
     MAX_GAPS,
+    MAX_TIMELINE_BYTES,
     believed_timeline,
 )
 
@@ -81,7 +81,7 @@ def test_what_can_be_true_is_believed() -> None:
     [
         Timeline(ended_s=1.0, chunks=[PrefillChunk()] * (MAX_CHUNKS + 1)),
         Timeline(ended_s=1.0, gaps=[Gap()] * (MAX_GAPS + 1)),
-        Timeline(ended_s=1.0, sampled_steps=[SampledStep()] * MAX_BYTES),
+        Timeline(ended_s=1.0, sampled_steps=[SampledStep()] * MAX_TIMELINE_BYTES),
     ],
 )
 def test_what_is_larger_than_the_contract_allows_is_not_believed(told: Timeline) -> None:
@@ -97,7 +97,7 @@ def test_what_the_contract_allows_is_believed() -> None:
     for field in Timeline.DESCRIPTOR.fields:
         if field.message_type is None:
             setattr(told, field.name, 2**32 - 1)
-    assert told.ByteSize() < MAX_BYTES
+    assert told.ByteSize() < MAX_TIMELINE_BYTES
     assert len(believed_timeline(told, MOST_S, PROMPT_TOKENS).chunks) == MAX_CHUNKS
 
 
