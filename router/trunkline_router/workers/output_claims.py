@@ -1,8 +1,8 @@
 """Validates the outputs of choices, as claims.py validates what workers say of themselves, and corrects what cannot be
 true in their timelines, which decide nothing. Pure."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -28,11 +28,16 @@ _TIMES = ("device_s", "longest_gap_s", "detokenize_s", "admitted_s")
 _COUNTS = ("decode_steps", "preemptions", "recomputed_tokens", "num_gaps")
 
 
-@dataclass(slots=True)
-class Expected:
-    """The output of a choice that a worker may still send."""
+# Takes an output. Returns False if it does not follow the previous one.
+Sink = Callable[[SequenceOutput], object]
 
-    choice: int
+
+@dataclass(slots=True)
+class OpenChoice:
+    """A choice that was sent to a worker, and the output that the worker may still send."""
+
+    index: int  # among its request's choices
+    sink: Sink = field(compare=False)
     left_tokens: int  # output tokens that may still come
     prompt_tokens: int
     vocab_size: int
@@ -50,33 +55,33 @@ def most_output_bytes(submit: Submit) -> int:
     return MOST_OUTPUT_BYTES + len(submit.prompt_token_ids) * (sampling.prompt_logprobs + 1) * LOGPROB_BYTES
 
 
-def output_problem(output: SequenceOutput, chunk: OutputChunk, expected: Expected) -> str | None:
+def output_problem(output: SequenceOutput, chunk: OutputChunk, choice: OpenChoice) -> str | None:
     """The problem with the next output of a choice, if it is not an error. `chunk` is the output's chunk. Updates
-    `expected`."""
-    if chunk.index != expected.choice:
+    `choice`."""
+    if chunk.index != choice.index:
         if not output.HasField("chunk"):
             return None  # a field of a newer worker that this router does not know
-        return f"output for choice {chunk.index} came under the handle of choice {expected.choice}"
+        return f"output for choice {chunk.index} came under the handle of choice {choice.index}"
     token_ids = chunk.token_ids
     if num_tokens := len(token_ids):
-        if num_tokens > expected.left_tokens:
+        if num_tokens > choice.left_tokens:
             return "there are more tokens than were requested"
-        expected.left_tokens -= num_tokens
-        if strange := [token_id for token_id in token_ids if not 0 <= token_id < expected.vocab_size]:
-            return f"token id {strange[0]} is not in [0, {expected.vocab_size})"
+        choice.left_tokens -= num_tokens
+        if strange := [token_id for token_id in token_ids if not 0 <= token_id < choice.vocab_size]:
+            return f"token id {strange[0]} is not in [0, {choice.vocab_size})"
     if chunk.finish_reason and (problem := _end_problem(chunk)):
         return problem
-    if expected.has_logprobs and chunk.logprobs and (problem := _logprobs_problem(chunk.logprobs, num_tokens)):
+    if choice.has_logprobs and chunk.logprobs and (problem := _logprobs_problem(chunk.logprobs, num_tokens)):
         return problem
-    if expected.is_first:
-        expected.is_first = False
-        return _prompt_problem(output.prompt, expected.prompt_tokens)
+    if choice.is_first:
+        choice.is_first = False
+        return _prompt_problem(output.prompt, choice.prompt_tokens)
     return None
 
 
-def end_problem(output: SequenceOutput, expected: Expected) -> str | None:
+def end_problem(output: SequenceOutput, choice: OpenChoice) -> str | None:
     """The problem with the output of a choice that is an error."""
-    if output.sole_suspect and not (output.suspect and expected.suspect):
+    if output.sole_suspect and not (output.suspect and choice.suspect):
         return "it reports a sole suspect that was not submitted as a suspect"
     return error_problem(output.error)
 

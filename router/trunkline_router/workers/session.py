@@ -18,15 +18,13 @@ from trunkline.v1.worker_pb2 import (
     Submit,
 )
 from trunkline_router.workers.claims import MAX_CONTEXT_TOKENS, MAX_VOCAB_SIZE, FalseClaim
-from trunkline_router.workers.output_claims import Expected, most_output_bytes
+from trunkline_router.workers.output_claims import OpenChoice, Sink, most_output_bytes
 from trunkline_router.workers.session_outputs import (
     LOST,
     EndSink,
     GrantedChoice,
     GrantSink,
-    OpenChoice,
     SessionOutputs,
-    Sink,
     deliver,
     lost,
 )
@@ -109,7 +107,7 @@ class WorkerSession:
             if self.is_broken:
                 deliver(sink, lost(submit.handle, LOST))
                 continue
-            outputs.open[submit.handle] = OpenChoice(sink, self._expected(submit))
+            outputs.open[submit.handle] = self._choice(submit, sink)
             self._pending.submits.append(submit)
         self._wake.set()
         return handles
@@ -202,9 +200,10 @@ class WorkerSession:
             self.outputs.hand_out_all(outputs[start : start + FEW_OUTPUTS])
             await asyncio.sleep(0)
 
-    def _expected(self, submit: Submit) -> Expected:
-        return Expected(
+    def _choice(self, submit: Submit, sink: Sink) -> OpenChoice:
+        return OpenChoice(
             submit.choice,
+            sink,
             max(0, self._most_output(submit) - len(submit.resume.output_token_ids)),
             len(submit.prompt_token_ids),
             self._vocab_size,

@@ -8,7 +8,7 @@ from trunkline.status import no_worker
 from trunkline.v1.generation_pb2 import OutputChunk
 from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, Timeline
 from trunkline_router.workers.claims import FalseClaim
-from trunkline_router.workers.output_claims import Expected, end_problem, output_problem, report_problem
+from trunkline_router.workers.output_claims import OpenChoice, end_problem, output_problem, report_problem
 from trunkline_runtime.log import get_logger
 
 # Idle outputs say nothing: they are without tokens or an end, or of choices that are not open. A worker may send some
@@ -26,20 +26,10 @@ FALSE_ANSWERS, FALSE_SHARE = 3, 0.1
 PATIENCE_S = 1.0  # a worker's front answers an abort within milliseconds
 MOST_AWAITED = 4096
 
-# Takes an output. Returns False if it does not follow the previous one.
-Sink = Callable[[SequenceOutput], object]
 # Takes the report on a grant, by its handle; None: the stream has ended, and no report will follow.
 GrantSink = Callable[[int, GrantReport | None], None]
 # Takes the timeline of an aborted choice; None: the worker did not tell it in time.
 EndSink = Callable[[Timeline | None], None]
-
-
-@dataclass(slots=True, frozen=True)
-class OpenChoice:
-    """A choice that was sent to the worker on this stream."""
-
-    sink: Sink
-    expected: Expected
 
 
 @dataclass(slots=True, frozen=True)
@@ -86,20 +76,19 @@ class SessionOutputs:
             # Both stay referenced while the sink runs, so that protobuf need not make them again.
             chunk = output.chunk
             token_ids = chunk.token_ids
-            expected = choice.expected
             if (
-                expected.is_first
-                or expected.has_logprobs
+                choice.is_first
+                or choice.has_logprobs
                 or len(token_ids) != 1
                 or chunk.finish_reason
-                or chunk.index != expected.choice
-                or not 0 <= token_ids[0] < expected.vocab_size
-                or not expected.left_tokens
+                or chunk.index != choice.index
+                or not 0 <= token_ids[0] < choice.vocab_size
+                or not choice.left_tokens
                 or output.HasField("error")
             ):
                 self.hand_out(output)
                 continue
-            expected.left_tokens -= 1
+            choice.left_tokens -= 1
             self.num_step_outputs += 1
             try:
                 if choice.sink(output) is not False:
@@ -123,8 +112,7 @@ class SessionOutputs:
             return
         is_error = output.HasField("error")
         chunk: OutputChunk = output.chunk
-        expected = choice.expected
-        problem = end_problem(output, expected) if is_error else output_problem(output, chunk, expected)
+        problem = end_problem(output, choice) if is_error else output_problem(output, chunk, choice)
         if problem is not None:
             self._refuse(handle, choice, problem)
             return
@@ -146,7 +134,7 @@ class SessionOutputs:
             self._check_handle(handle)
             self._count_idle()
             return False
-        if num_bytes > choice.expected.most_bytes:
+        if num_bytes > choice.most_bytes:
             self._refuse(handle, choice, f"one output has {num_bytes} bytes")
             return False
         return True
@@ -164,7 +152,7 @@ class SessionOutputs:
         choice = self.open.pop(handle, None)
         if choice is None:
             return False
-        self._allow_idle(choice.expected.left_tokens)
+        self._allow_idle(choice.left_tokens)
         return True
 
     def forget(self, handles: Iterable[int]) -> None:
@@ -177,7 +165,7 @@ class SessionOutputs:
         choices = dict(self.open)
         self.open.clear()
         for handle, choice in choices.items():
-            self._allow_idle(choice.expected.left_tokens)
+            self._allow_idle(choice.left_tokens)
             deliver(choice.sink, lost(handle, why))
 
     def close(self, why: str) -> None:
