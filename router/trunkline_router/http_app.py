@@ -30,7 +30,7 @@ from trunkline_router.edge.openapi.page import openapi_page
 from trunkline_router.edge.request_fields import known_part
 from trunkline_router.edge.responses.response_endpoints import Responses
 from trunkline_router.edge.responses.response_store import ResponseStore
-from trunkline_router.edge.status_endpoints import MetricsEndpoint, StatusEndpoints
+from trunkline_router.edge.status_endpoints import metrics_handlers, status_handlers
 from trunkline_router.record.error_statuses import PROTOCOL, Header, body_for, protocol_body, refusal_headers, status_of
 from trunkline_router.record.refused_calls import RefusedCalls
 from trunkline_runtime.log import get_logger
@@ -202,8 +202,8 @@ def http_app(
     handlers = {
         **HANDLERS_BY_PATH,
         **Responses(store).handlers,
-        **StatusEndpoints(is_ready, page).handlers,
-        **(MetricsEndpoint(metrics).handlers if metrics is not None else {}),
+        **status_handlers(is_ready, page),
+        **(metrics_handlers(metrics) if metrics is not None else {}),
         **fleet.handlers,
     }
     return _app(edge, handlers)
@@ -211,7 +211,7 @@ def http_app(
 
 def metrics_app(edge: Edge, metrics: FreshAnswers) -> App:
     """Returns an application for scrapers alone."""
-    return _app(edge, MetricsEndpoint(metrics).handlers)
+    return _app(edge, metrics_handlers(metrics))
 
 
 def _app(edge: Edge, handlers: Mapping[str, Handler]) -> App:

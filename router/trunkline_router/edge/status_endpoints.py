@@ -15,58 +15,42 @@ from trunkline_runtime.telemetry.exposition import FreshAnswers
 SCRAPES = Bounds(in_all=32, of_host=8, of_connection=8, of_tenant=32)
 
 
-class StatusEndpoints:
-    """is_ready: whether a worker accepts requests;  page: the page of the API, as JSON"""
+def status_handlers(is_ready: Callable[[], bool], page: bytes) -> Mapping[str, Handler]:
+    """Returns handlers, by method and path.
 
-    def __init__(self, is_ready: Callable[[], bool], page: bytes) -> None:
-        self._is_ready = is_ready
-        self._page = page
-        self._version = orjson.dumps({"version": version("trunkline")})
+    is_ready: whether a worker accepts requests
+    page: the page of the API, as JSON
+    """
 
-    @property
-    def handlers(self) -> Mapping[str, Handler]:
-        """The handlers, by method and path."""
-        return {
-            "GET /health": self._health,
-            "GET /ready": self._ready,
-            "GET /version": self._tell_version,
-            "GET /openapi.json": self._tell_page,
-        }
+    def tells(body: bytes) -> Handler:
+        return lambda call: call.respond(body)
 
-    async def _health(self, call: HttpCall) -> None:
-        await call.respond(b'{"status":"ok"}')
-
-    async def _ready(self, call: HttpCall) -> None:
-        if self._is_ready():
+    async def ready(call: HttpCall) -> None:
+        if is_ready():
             await call.respond(b'{"status":"ready"}')
         else:
             await call.respond(b'{"status":"not ready"}', status=503)
 
-    async def _tell_version(self, call: HttpCall) -> None:
-        await call.respond(self._version)
+    return {
+        "GET /health": tells(b'{"status":"ok"}'),
+        "GET /ready": ready,
+        "GET /version": tells(orjson.dumps({"version": version("trunkline")})),
+        "GET /openapi.json": tells(page),
+    }
 
-    async def _tell_page(self, call: HttpCall) -> None:
-        await call.respond(self._page)
 
+def metrics_handlers(answers: FreshAnswers) -> Mapping[str, Handler]:
+    """Returns the handler for scrapers, by method and path."""
+    scrapes = Places(SCRAPES, "scrapers being answered")
 
-class MetricsEndpoint:
-    """answers: those for scrapers"""
-
-    def __init__(self, answers: FreshAnswers) -> None:
-        self._answers = answers
-        self._scrapes = Places(SCRAPES, "scrapers being answered")
-
-    @property
-    def handlers(self) -> Mapping[str, Handler]:
-        """The handler, by method and path."""
-        return {"GET /metrics": self._tell_metrics}
-
-    async def _tell_metrics(self, call: HttpCall) -> None:
+    async def metrics(call: HttpCall) -> None:
         network = network_of(host_of(call.peer))
-        place = self._scrapes.take(Sender(network, network), lambda _: None)
+        place = scrapes.take(Sender(network, network), lambda _: None)
         try:
             accept = b",".join(value for name, value in call.scope["headers"] if name == b"accept")
-            body, content_type = await self._answers.answer(accept.decode("latin-1"))
+            body, content_type = await answers.answer(accept.decode("latin-1"))
             await call.respond(body, content_type=content_type.encode())
         finally:
-            self._scrapes.release(place)
+            scrapes.release(place)
+
+    return {"GET /metrics": metrics}

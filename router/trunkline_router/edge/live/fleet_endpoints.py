@@ -84,8 +84,8 @@ class FleetEndpoints:
     @property
     def handlers(self) -> Mapping[str, Handler]:
         return {
-            "GET /": self._files.index,
-            "GET /page/{file}": self._files.file,
+            "GET /": self._files.send,
+            "GET /page/{file}": self._files.send,
             "GET /fleet/events": self._events,
             "GET /fleet/requests": self._requests,
             "GET /fleet/requests/{request:path}": self._request,

@@ -74,15 +74,9 @@ class PageFiles:
     def __init__(self, folder: Path = FOLDER) -> None:
         self._files = read_files(folder)
 
-    async def index(self, call: HttpCall) -> None:
-        """GET /"""
-        await self._send(call, INDEX)
-
-    async def file(self, call: HttpCall) -> None:
-        """GET /page/{file}"""
-        await self._send(call, call.scope["path_params"]["file"])
-
-    async def _send(self, call: HttpCall, name: str) -> None:
+    async def send(self, call: HttpCall) -> None:
+        """GET / and GET /page/{file}"""
+        name = call.scope.get("path_params", {}).get("file", INDEX)
         file = self._files.get(name)
         if file is None:
             raise RequestRefused(CODE_NOT_FOUND, PAGE_FILE_NOT_FOUND, f"the live page has no file {name[:128]!r}")
