@@ -28,12 +28,7 @@ async def messages(call: HttpCall) -> None:
     request = await call.body(MessageRequest)
     generate = request.generate_request(call.request_id)
     answer = MessageAnswer(call, request.max_tokens)
-    responses = answer_of(call, generate, FIELD_NAMES)
-    if request.stream:
-        await call.stream(responses, answer)
-        return
-    await call.collect(responses, answer.take)
-    await call.respond(answer.whole())
+    await call.answer(answer_of(call, generate, FIELD_NAMES), answer, streams=request.stream)
 
 
 async def count_tokens(call: HttpCall) -> None:
@@ -60,7 +55,7 @@ class MessageAnswer:
         """Takes the next response, for whole()."""
         self._answer.take(response)
 
-    def whole(self) -> bytes:
+    async def whole(self) -> bytes:
         """Returns the message. An empty answer has an empty block, because clients read the first one."""
         [output] = self._answer.choices
         return orjson.dumps(self._message([_block(output.text)], output))

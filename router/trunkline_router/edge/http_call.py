@@ -65,6 +65,18 @@ class StreamWriter(Protocol[Response]):  # type: ignore[misc]  # it takes respon
         ...
 
 
+class AnswerWriter(StreamWriter[Response], Protocol[Response]):  # type: ignore[misc]
+    """Writes one answer as server-sent events, or as a whole."""
+
+    def take(self, response: Response) -> None:
+        """Takes the next response, for whole()."""
+        ...
+
+    async def whole(self) -> bytes:
+        """Returns the whole answer as JSON."""
+        ...
+
+
 @dataclass(slots=True)
 class HttpCall:
     """One request whose caller is known and which has passed the gate."""
@@ -139,12 +151,18 @@ class HttpCall:
         self.has_begun = True
         await respond(self.send, status, body, [*self.response_headers(), *headers], content_type)
 
-    async def collect(self, responses: AsyncGenerator[Response, None], take: Callable[[Response], object]) -> None:
-        """Gives each response to `take`. Raises RequestRefused."""
+    async def answer(
+        self, responses: AsyncGenerator[Response, None], writer: AnswerWriter[Response], *, streams: bool | None
+    ) -> None:
+        """Sends the responses as stream() does, or as a whole. Raises RequestRefused."""
+        if streams:
+            await self.stream(responses, writer)
+            return
         async with aclosing(responses):
             async for response in responses:
                 self.passage.answer_begins()
-                take(response)
+                writer.take(response)
+        await self.respond(await writer.whole())
 
     async def stream(self, responses: AsyncGenerator[Response, None], writer: StreamWriter[Response]) -> None:
         """Sends the responses as events, and an error after the first event as an event too. Raises RequestRefused

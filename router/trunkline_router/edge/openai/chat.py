@@ -50,13 +50,7 @@ async def chat_completions(call: HttpCall) -> None:
     responses = answer_of(call, generate, request.field_names, extras)
     if details is not None and request.prompt_logprobs is not None:
         responses = details.scored(responses)
-    answer = ChatAnswer(call, request, details)
-    if request.stream:
-        await call.stream(responses, answer)
-        return
-    collected = CollectedAnswer()
-    await call.collect(responses, collected.take)
-    await call.respond(await answer.whole(collected))
+    await call.answer(responses, ChatAnswer(call, request, details), streams=request.stream)
 
 
 class Part(Fields):
@@ -215,9 +209,13 @@ class ChatAnswer(OpenAiAnswer):
         self._details = details
         self._num_choices = request.n or 1
         self._num_top = request.num_top
+        self._collected = CollectedAnswer()
 
-    async def whole(self, collected: CollectedAnswer) -> bytes:
-        """Returns the whole answer as JSON."""
+    def take(self, response: GenerateResponse) -> None:
+        self._collected.take(response)
+
+    async def whole(self) -> bytes:
+        collected = self._collected
         choices = []
         for index, output in enumerate(collected.choices):
             if index:

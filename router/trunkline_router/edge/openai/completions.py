@@ -34,13 +34,7 @@ async def completions(call: HttpCall) -> None:
         ids = [f"{call.request_id[: MAX_REQUEST_ID - 4]}-{number}" for number in range(len(prompts))]
     details = _details(request, prompts)
     parts = [partial(_answer_to, call, request, one, name, sampling) for one, name in zip(details, ids, strict=True)]
-    responses, answer = merged(parts), CompletionAnswer(call, request, details)
-    if request.stream:
-        await call.stream(responses, answer)
-        return
-    collected = [CollectedAnswer() for _ in prompts]
-    await call.collect(responses, lambda item: collected[item[0]].take(item[1]))
-    await call.respond(await answer.whole(collected))
+    await call.answer(merged(parts), CompletionAnswer(call, request, details), streams=request.stream)
 
 
 async def _prompts(call: HttpCall, request: CompletionRequest) -> list[Prompt]:
@@ -150,12 +144,16 @@ class CompletionAnswer(OpenAiAnswer):
         self._num_choices = request.n or 1  # of each prompt
         self._num_top = request.logprobs
         self._offsets: dict[int, TextOffsets] = {}  # by choice
+        self._collected = [CollectedAnswer() for _ in prompts]
 
-    async def whole(self, collected: Sequence[CollectedAnswer]) -> bytes:
-        """Returns the whole answer as JSON.  collected: the answer to each prompt"""
+    def take(self, item: tuple[int, GenerateResponse]) -> None:
+        prompt, response = item
+        self._collected[prompt].take(response)
+
+    async def whole(self) -> bytes:
         choices: list[Json] = []
         usage = Usage()
-        for answer, details in zip(collected, self._prompts, strict=True):
+        for answer, details in zip(self._collected, self._prompts, strict=True):
             usage.prompt_tokens += answer.usage.prompt_tokens
             usage.cached_tokens += answer.usage.cached_tokens
             usage.completion_tokens += answer.usage.completion_tokens
@@ -167,7 +165,7 @@ class CompletionAnswer(OpenAiAnswer):
                 text = details.text + output.text
                 choice = {"index": len(choices), "text": text, "logprobs": columns or None}
                 choices.append(choice | self._ending(output) | details.told())
-        return self._whole(collected[0].prompt.model, choices, usage)
+        return self._whole(self._collected[0].prompt.model, choices, usage)
 
     def events(self, item: tuple[int, GenerateResponse]) -> bytes:
         """Returns the events for the next response; empty if it has nothing to tell."""

@@ -94,7 +94,7 @@ class ResponseAnswer:
         """Takes the next response of the shared path, for whole()."""
         self._answer.take(response)
 
-    def whole(self) -> bytes:
+    async def whole(self) -> bytes:
         """Returns the whole response as JSON, and stores it if it is to be stored and fits."""
         return self._whole(self._item())
 

@@ -1,13 +1,13 @@
 """POST /v1/responses, and GET and DELETE /v1/responses/{id}."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from urllib.parse import parse_qsl
 
 import orjson
 
 from trunkline.status import CODE_INVALID_ARGUMENT, CODE_NOT_FOUND, RequestRefused, invalid
 from trunkline.v1.inference_pb2 import ChatMessage
-from trunkline_router.edge.http_call import HttpCall, answer_of
+from trunkline_router.edge.http_call import Handler, HttpCall, answer_of
 from trunkline_router.edge.responses.response_answer import ResponseAnswer
 from trunkline_router.edge.responses.response_request import FIELD_NAMES, ResponseRequest
 from trunkline_router.edge.responses.response_store import ResponseStore, StoredResponse
@@ -24,8 +24,8 @@ class Responses:
         self._store = store
 
     @property
-    def handlers(self) -> Mapping[str, Callable[[HttpCall], Awaitable[None]]]:
-        """what answers each path, as needed_roles.py names them."""
+    def handlers(self) -> Mapping[str, Handler]:
+        """The handlers, by method and path."""
         return {
             "POST /v1/responses": self.create,
             "GET /v1/responses/{response}": self.retrieve,
@@ -41,11 +41,7 @@ class Responses:
         generate = request.generate_request(call.request_id, conversation)
         answer = ResponseAnswer(call, request, conversation, None if request.store is False else self._store)
         responses = answer_of(call, generate, FIELD_NAMES, Extras(on_admission=answer.admitted))
-        if request.stream:
-            await call.stream(responses, answer)
-            return
-        await call.collect(responses, answer.take)
-        await call.respond(answer.whole())
+        await call.answer(responses, answer, streams=request.stream)
 
     async def retrieve(self, call: HttpCall) -> None:
         """GET /v1/responses/{id}."""

@@ -1,7 +1,7 @@
 """The body of POST /v1/responses."""
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Discriminator, Field, Tag
 
@@ -38,6 +38,13 @@ def text_or_list(value: object) -> str:
     return "str" if isinstance(value, str) else "list[]"
 
 
+Item = TypeVar("Item")
+TextOrList = Annotated[
+    Annotated[str, Tag("str")] | Annotated[list[Item], Field(fail_fast=True, max_length=MAX_MESSAGES), Tag("list[]")],
+    Discriminator(text_or_list),
+]
+
+
 class InputPart(Part):
     """A part of a message's content."""
 
@@ -53,14 +60,7 @@ class InputItem(Fields):
 
     type: str | None = None
     role: Literal["developer", "system", "user", "assistant"] | None = None
-    content: (
-        Annotated[
-            Annotated[str, Tag("str")]
-            | Annotated[list[InputPart], Field(fail_fast=True, max_length=MAX_MESSAGES), Tag("list[]")],
-            Discriminator(text_or_list),
-        ]
-        | None
-    ) = None
+    content: TextOrList[InputPart] | None = None
 
     ignored: ClassVar[frozenset[str]] = frozenset({"id", "status", "phase"})
 
@@ -110,14 +110,7 @@ class ResponseRequest(GenerationFields):
     """A text or a conversation to answer."""
 
     model: ModelName
-    input: (
-        Annotated[
-            Annotated[str, Tag("str")]
-            | Annotated[list[InputItem], Field(fail_fast=True, max_length=MAX_MESSAGES), Tag("list[]")],
-            Discriminator(text_or_list),
-        ]
-        | None
-    ) = None
+    input: TextOrList[InputItem] | None = None
     instructions: str | None = None
     previous_response_id: Annotated[str, Field(max_length=MAX_ID_CHARACTERS)] | None = None
     max_output_tokens: MaxTokens | None = None
