@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 import uvloop
+from structlog.testing import capture_logs
 
 from tests.router.http.http_rig import SHORT, WAIT_S, Client, connected, echo, get, post, serving
+from trunkline_router.edge.http.connection import Connection
 from trunkline_router.edge.http.server import HttpServer
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}  # tests and routers
@@ -253,6 +255,31 @@ def test_request_that_comes_with_the_end_of_the_handshake_is_answered(
 
     run(at_once(1 << 16))
     run(at_once(100))
+
+
+def test_an_unexpected_error_of_one_connection_ends_no_other(
+    run: Callable[[Coroutine[Any, Any, None]], None], tls: Tls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with serving(ssl_context=tls.server) as server:
+            made, failures = server._connection, iter([RuntimeError("a bug")])
+
+            def connection() -> Connection:
+                for failure in failures:
+                    raise failure
+                return made()
+
+            monkeypatch.setattr(server, "_connection", connection)
+            with capture_logs() as logs, suppress(OSError):
+                await tls.connect(server)
+            assert [line["event"] for line in logs] == ["unexpected error"]
+            client = await tls.connect(server)
+            client.send(get())
+            assert (await client.response())[0] == 200
+            assert server.num_connections == 1
+            await client.close()
+
+    run(test())
 
 
 def test_stopping_ends_handshakes(run: Callable[[Coroutine[Any, Any, None]], None], tls: Tls) -> None:

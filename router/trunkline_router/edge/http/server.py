@@ -16,6 +16,7 @@ from trunkline_router.access.gate.places import Bounds, Places
 from trunkline_router.edge.http.connection import Connection, Shared, sender_at
 from trunkline_router.edge.http.limits import HttpLimits
 from trunkline_router.record.refused_calls import RefusedCalls
+from trunkline_runtime.log import get_logger
 from trunkline_runtime.server import address_family, most_connections, port_problem
 
 PORT_OPTION = "--http-port"
@@ -142,14 +143,18 @@ class HttpServer:
             return
         self._handshakes.loosen(place)
         try:
-            with contextlib.suppress(OSError):  # an error of TLS, a lost connection, or too long a time
-                await asyncio.get_running_loop().connect_accepted_socket(
-                    self._connection,
-                    accepted,
-                    ssl=context,
-                    ssl_handshake_timeout=self._limits.head_s,
-                    ssl_shutdown_timeout=self._limits.unread_s,
-                )
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._connection,
+                accepted,
+                ssl=context,
+                ssl_handshake_timeout=self._limits.head_s,
+                ssl_shutdown_timeout=self._limits.unread_s,
+            )
+        except OSError:  # an error of TLS, a lost connection, or too long a time
+            pass
+        except Exception as error:  # a bug with one connection must not end the others, and the accepting of new ones
+            accepted.close()
+            get_logger().error("unexpected error", exc_info=error)
         finally:
             self._handshakes.release(place)
 
