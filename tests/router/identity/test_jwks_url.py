@@ -406,3 +406,23 @@ async def test_keys_of_another_host_come_through_the_proxy_of_the_environment(
     assert asked[0].partition(b" HTTP/")[0] == b"CONNECT issuer.invalid:443"
     assert [line for line in asked if line.startswith(b"Proxy-")] == ([told] if told else [])
     assert [entry["problem"] for entry in logs] == ["Tunnel connection failed: 403 Forbidden"]
+
+
+@pytest.mark.parametrize(
+    ("none_for", "asked"),
+    [
+        ("issuer.invalid", "issuer.invalid"),
+        ("issuer.invalid:8443", "issuer.invalid"),
+        (".invalid", "issuer.invalid"),
+        ("issuer.invalid:443", "proxy.invalid"),
+        ("other.invalid", "proxy.invalid"),
+    ],
+)
+def test_hosts_with_or_without_their_ports_can_be_left_out_of_the_proxy(
+    monkeypatch: pytest.MonkeyPatch, none_for: str, asked: str
+) -> None:
+    for name in ("https_proxy", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://proxy.invalid:3128")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, none_for)
+    assert JwksUrl("https://issuer.invalid:8443/jwks.json")._connect().host == asked

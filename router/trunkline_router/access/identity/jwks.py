@@ -219,7 +219,8 @@ class JwksUrl:
         host = parts.hostname or ""
         if parts.scheme == "http":
             return HTTPConnection(host, parts.port, timeout=FETCH_TIMEOUT_S)
-        proxy = "" if is_loopback(host) or proxy_bypass(host) else getproxies().get("https", "")
+        asked = parts.netloc.rpartition("@")[2]  # with the port, which NO_PROXY may name, too
+        proxy = "" if is_loopback(host) or proxy_bypass(asked) else getproxies().get("https", "")
         if not proxy:
             return HTTPSConnection(host, parts.port, timeout=FETCH_TIMEOUT_S, context=self._context)
         through = urlsplit(proxy if "://" in proxy else f"//{proxy}")
