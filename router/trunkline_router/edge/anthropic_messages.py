@@ -8,9 +8,8 @@ from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk
 from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline_router.edge.anthropic_requests import FIELD_NAMES, CountRequest, MessageRequest
-from trunkline_router.edge.collected_answer import CollectedAnswer
 from trunkline_router.edge.http.sse import event
-from trunkline_router.edge.http_call import HttpCall, answer_of
+from trunkline_router.edge.http_call import CollectedAnswer, HttpCall, answer_of
 from trunkline_router.edge.request_fields import refusals_named
 from trunkline_router.record.error_statuses import ANTHROPIC_PATH, body_for
 
@@ -52,7 +51,6 @@ class MessageAnswer:
         self._answer = CollectedAnswer()
 
     def take(self, response: GenerateResponse) -> None:
-        """Takes the next response, for whole()."""
         self._answer.take(response)
 
     async def whole(self) -> bytes:

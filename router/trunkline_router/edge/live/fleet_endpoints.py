@@ -94,8 +94,7 @@ class FleetEndpoints:
         }
 
     async def _events(self, call: HttpCall) -> None:
-        check_page(call)
-        query_of(call, ())
+        checked_query(call)
 
         def caller() -> Caller:
             return call.edge.access.caller(call.headers.metadata, WATCHERS, call.peer)
@@ -106,8 +105,7 @@ class FleetEndpoints:
             await call.stream(self._watch.views(caller), ViewEvents())
 
     async def _requests(self, call: HttpCall) -> None:
-        check_page(call)
-        query = query_of(call, ("limit", "only", "tenant"))
+        query = checked_query(call, "limit", "only", "tenant")
         limit, only = query.get("limit", "0"), query.get("only", "")
         if not limit.isascii() or not limit.isdigit() or len(limit) > 6:
             raise invalid("limit", "must be a whole number")
@@ -117,29 +115,28 @@ class FleetEndpoints:
         await call.respond(summaries_json(listed))
 
     async def _request(self, call: HttpCall) -> None:
-        check_page(call)
-        query = query_of(call, ("tenant",))
+        query = checked_query(call, "tenant")
         timeline = await self._watch.request(call.caller, call.scope["path_params"]["request"], query.get("tenant", ""))
         await call.respond(timeline_json(timeline))
 
     async def _drain_worker(self, call: HttpCall) -> None:
-        check_page(call)
-        query_of(call, ())
+        checked_query(call)
         body = await call.body(DrainBody)
         name = call.scope["path_params"]["worker"]
         drained = await self._drain.drain(name, body.timeout_s, call.caller.identity.name)
         await call.respond(orjson.dumps(plain(drained)))
 
     async def _undrain_worker(self, call: HttpCall) -> None:
-        check_page(call)
-        query_of(call, ())
+        checked_query(call)
         await call.body(UndrainBody)
         undrained = await self._drain.undrain(call.scope["path_params"]["worker"], call.caller.identity.name)
         await call.respond(orjson.dumps(plain(undrained)))
 
 
-def query_of(call: HttpCall, known: tuple[str, ...]) -> dict[str, str]:
-    """Returns the query. Raises RequestRefused (INVALID_REQUEST) for a parameter that is unknown or given twice."""
+def checked_query(call: HttpCall, *known: str) -> dict[str, str]:
+    """Returns the query. Raises RequestRefused: INVALID_REQUEST for a parameter that is unknown or given twice, and as
+    check_page()."""
+    check_page(call)
     found: dict[str, str] = {}
     for name, value in parse_qsl(call.scope["query_string"].decode("latin-1"), keep_blank_values=True):
         if name in found:

@@ -10,8 +10,7 @@ from pydantic import Field
 from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import OutputChunk
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, GenerateResponse
-from trunkline_router.edge.collected_answer import CollectedAnswer
-from trunkline_router.edge.http_call import HttpCall, answer_of
+from trunkline_router.edge.http_call import CollectedAnswer, HttpCall, answer_of
 from trunkline_router.edge.openai.openai_answer import Json, OpenAiAnswer
 from trunkline_router.edge.openai.token_details import LogprobsBound, PromptDetails, chat_logprobs
 from trunkline_router.edge.request_fields import (

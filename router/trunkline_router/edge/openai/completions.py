@@ -9,9 +9,8 @@ from typing import TypeVar
 
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, SamplingParams
 from trunkline.v1.inference_pb2 import GenerateResponse, Usage
-from trunkline_router.edge.collected_answer import CollectedAnswer
 from trunkline_router.edge.http.json_body import packed
-from trunkline_router.edge.http_call import HttpCall, answer_of
+from trunkline_router.edge.http_call import CollectedAnswer, HttpCall, answer_of
 from trunkline_router.edge.openai.completion_details import CompletionDetails, TextOffsets, completion_logprobs
 from trunkline_router.edge.openai.completion_request import CompletionRequest, Prompt
 from trunkline_router.edge.openai.openai_answer import Json, OpenAiAnswer

@@ -9,9 +9,8 @@ import orjson
 from trunkline.status import INVALID_REQUEST, QUARANTINED, RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, SamplingParams, TokenLogprobs
 from trunkline.v1.inference_pb2 import ChatMessage, GenerateResponse, Usage
-from trunkline_router.edge.collected_answer import CollectedAnswer
 from trunkline_router.edge.http.sse import event
-from trunkline_router.edge.http_call import HttpCall
+from trunkline_router.edge.http_call import CollectedAnswer, HttpCall
 from trunkline_router.edge.openai.openai_answer import Json
 from trunkline_router.edge.openai.token_details import chat_logprobs, tokenizer_of
 from trunkline_router.edge.responses.response_request import ResponseRequest
@@ -91,7 +90,6 @@ class ResponseAnswer:
             self._tokens = await (await tokenizer_of(self._call, prepared)).token_bytes()
 
     def take(self, response: GenerateResponse) -> None:
-        """Takes the next response of the shared path, for whole()."""
         self._answer.take(response)
 
     async def whole(self) -> bytes:
