@@ -119,14 +119,14 @@ def context_words(most_tokens: int) -> str:
 def check_length(num_prompt: int, max_tokens: int | None, *, context_length: int, capacity: int) -> None:
     """Raises RequestRefused (CONTEXT_LENGTH_EXCEEDED) if prompt and output can never fit."""
     limit = min(context_length, capacity)
-    told = context_words(limit)
+    limit_words = context_words(limit)
     if capacity < context_length:
-        told += " on this server, whose KV pool can hold no more"
+        limit_words += " on this server, whose KV pool can hold no more"
     if num_prompt >= limit:
-        raise context_exceeded(f"{told}; the prompt's {num_prompt} tokens leave no room for output")
+        raise context_exceeded(f"{limit_words}; the prompt's {num_prompt} tokens leave no room for output")
     if max_tokens is not None and num_prompt + max_tokens > limit:
         raise context_exceeded(
-            f"{told}; prompt ({num_prompt}) and max_tokens ({max_tokens}) make {num_prompt + max_tokens}",
+            f"{limit_words}; prompt ({num_prompt}) and max_tokens ({max_tokens}) make {num_prompt + max_tokens}",
             field="sampling.max_tokens",
         )
 

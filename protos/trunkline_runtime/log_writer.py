@@ -27,7 +27,7 @@ class LogWriter(io.RawIOBase):
         self.num_dropped = 0  # lines so far
         self._descriptor = descriptor
         self._on_resumed = on_resumed
-        self._num_told = 0  # of the dropped lines
+        self._num_reported = 0  # of the dropped lines
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()  # put() is safe in destructors too
         self._waiting_bytes = 0  # with what is being written
         self._counting = threading.RLock()  # a destructor that prints may interrupt a thread that holds it
@@ -90,9 +90,9 @@ class LogWriter(io.RawIOBase):
             with self._counting:
                 self._waiting_bytes -= len(lines)
                 self.num_dropped += _num_lines(left)
-            if lines and not left and self.num_dropped > self._num_told:
-                num_untold, self._num_told = self.num_dropped - self._num_told, self.num_dropped
-                self._on_resumed(num_untold)
+            if lines and not left and self.num_dropped > self._num_reported:
+                num_new, self._num_reported = self.num_dropped - self._num_reported, self.num_dropped
+                self._on_resumed(num_new)
             self._is_ending.wait(GATHER_S)
 
     def _write_now(self, lines: bytes) -> bytes:

@@ -159,9 +159,9 @@ class Endpoint:
         request_id = headers.request_id or request_id_of(scope["headers"])
         if call is None or not call.is_request:
             self._note(failure, scope, request_id, caller.tenant or refused_tenant(failure), started_s)
-        told = response_headers(request_id) if call is None else call.response_headers()
+        sent_headers = response_headers(request_id) if call is None else call.response_headers()
         body = body_for(self._route, failure, request_id)
-        await respond(send, status_of(failure), body, [*told, *refusal_headers(failure)])
+        await respond(send, status_of(failure), body, [*sent_headers, *refusal_headers(failure)])
 
     def _note(self, refused: RequestRefused, scope: Scope, request_id: str, tenant: str, started_s: float) -> None:
         self._edge.gate.refused.note(

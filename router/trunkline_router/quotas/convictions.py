@@ -32,14 +32,14 @@ class Convictions:
         """Whether the request with this fingerprint is convicted."""
         return self._ends.get(fingerprint, 0.0) > now_ms
 
-    def told(self, now_ms: float, *, is_beat: bool, everything: bool = False) -> dict[bytes, int]:
+    def next_report(self, now_ms: float, *, is_beat: bool, everything: bool = False) -> dict[bytes, int]:
         """Returns the ms to live of what the store is told: convictions in force that this router has made, as soon as
         there is a new one, and at beats because the store may have lost some. everything: of all in force."""
-        is_told, self.has_new = is_beat or self.has_new, False
-        if not is_told:
+        is_due, self.has_new = is_beat or self.has_new, False
+        if not is_due:
             return {}
-        told = self._ends if everything else {fingerprint: self._ends[fingerprint] for fingerprint in self._own}
-        return {fingerprint: int(end_ms - now_ms) for fingerprint, end_ms in told.items() if end_ms > now_ms}
+        ends = self._ends if everything else {fingerprint: self._ends[fingerprint] for fingerprint in self._own}
+        return {fingerprint: int(end_ms - now_ms) for fingerprint, end_ms in ends.items() if end_ms > now_ms}
 
     def num_in_force(self, now_ms: float) -> int:
         """How many there are, wherever they come from."""

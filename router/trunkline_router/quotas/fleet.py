@@ -24,8 +24,8 @@ class PoolFleet:
 
     def credits(self) -> Mapping[WorkerKey, Credit]:
         """Returns what this router has sent to each worker."""
-        told = ((key_of(worker), worker.credit()) for worker in self._connected())
-        return {key: credit for key, credit in told if credit != NO_CREDIT}
+        found = ((key_of(worker), worker.credit()) for worker in self._connected())
+        return {key: credit for key, credit in found if credit != NO_CREDIT}
 
     def leases(self) -> Sequence[Lease]:
         """Returns the connected workers that the router knows from other sources than leases."""

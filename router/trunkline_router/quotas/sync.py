@@ -52,7 +52,7 @@ class OwnState:
 
     def forget_idle(self, now_ms: float) -> None:
         """Without a store: drops what no longer counts, and takes this router's service for the fleet's."""
-        self.book.told(now_ms, is_beat=True)
+        self.book.next_report(now_ms, is_beat=True)
         self.book.forget_idle(now_ms)
         self.served.count_alone(now_ms)
 
@@ -74,7 +74,7 @@ class Sync:
         self._steady_s = steady_s
         self._pending: Report | None = None  # sent, and possibly counted
         self._number = 0
-        self._told: Own = {}, ()
+        self._last_sent: Own = {}, ()
         self._versions: tuple[int | None, int | None] = (None, None)  # of leases and convictions
         self._beat_at_s = 0.0
         self._heard_at_s = 0.0
@@ -87,7 +87,7 @@ class Sync:
         is_beat = began_s >= self._beat_at_s or self._link.has_lost_state
         own = self._own(is_beat)
         has_changes = self._pending is not None or self._state.book.has_changes or self._state.convictions.has_new
-        if is_beat or has_changes or own != self._told:
+        if is_beat or has_changes or own != self._last_sent:
             await self._link.use(partial(self._exchange, own, is_beat))
         self.rest_s = rest_s(self._steady_s() - began_s) if len(self._state.neighbours) else MOST_REST_S
         # Whatever the store holds, reading it takes at most this share of the loop's time.
@@ -97,7 +97,7 @@ class Sync:
     async def beat(self) -> None:
         """Syncs at once, with all that changed before and all that does not. Raises StoreDown."""
         if self._pending is not None:
-            await self._exchange(self._told, is_beat=False)
+            await self._exchange(self._last_sent, is_beat=False)
         await self._exchange(self._own(is_beat=True), is_beat=True)
 
     def beat_next(self) -> None:
@@ -139,18 +139,18 @@ class Sync:
             self._beat_at_s = self._steady_s() + BEAT_S
             self._state.count_running(now_ms)
             self._state.book.forget_idle(now_ms)
-        before, self._told = self._told, own
+        before, self._last_sent = self._last_sent, own
         return Report(
             router=self._link.name,
             life=life,
             number=self._number,
             sent_ms=now_ms,
-            tenants=self._state.book.told(now_ms, is_beat=is_beat, everything=everything),
+            tenants=self._state.book.next_report(now_ms, is_beat=is_beat, everything=everything),
             served=self._state.served.changes(),
             credits=own[0] if is_beat or own != before else None,
             competing=own[1],
             leases=self._state.fleet.leases() if is_beat else None,
-            convictions=self._state.convictions.told(now_ms, is_beat=is_beat, everything=everything),
+            convictions=self._state.convictions.next_report(now_ms, is_beat=is_beat, everything=everything),
             known=self._state.neighbours.versions,
             known_leases=self._versions[0],
             known_convictions=self._versions[1],
@@ -176,7 +176,7 @@ class Sync:
     def _own(self, is_beat: bool) -> Own:
         """Returns what it has open now. Without other routers it is computed for beats only."""
         if not is_beat and not len(self._state.neighbours):
-            return self._told
+            return self._last_sent
         return self._state.fleet.credits(), sorted(self._state.running)
 
     def _now_ms(self) -> float:

@@ -120,7 +120,7 @@ class TenantBook:
         change, self.stored_in_flight = self.in_flight - self.stored_in_flight, self.in_flight
         return change
 
-    def told(self, now_ms: float, *, everything: bool = False) -> TenantReport:
+    def next_report(self, now_ms: float, *, everything: bool = False) -> TenantReport:
         """Returns what the store does not know yet, and marks it as reported. everything: it knows nothing, and counts
         no request that it is being asked for."""
         self._expire(now_ms)
@@ -198,13 +198,13 @@ class QuotaBook:
     def has_changes(self) -> bool:
         return any(self._tenants[name].has_changes for name in self._touched)
 
-    def told(self, now_ms: float, *, is_beat: bool, everything: bool = False) -> dict[str, TenantReport]:
+    def next_report(self, now_ms: float, *, is_beat: bool, everything: bool = False) -> dict[str, TenantReport]:
         """Returns what the store does not know yet, and marks it as reported. is_beat: with all tokens in flight, lest
         their entries in the store expire. everything: it knows nothing."""
         books = self._tenants if is_beat else {name: self._tenants[name] for name in self._touched}
         self._touched.clear()
         return {
-            name: book.told(now_ms, everything=everything)
+            name: book.next_report(now_ms, everything=everything)
             for name, book in books.items()
             if everything or book.has_changes or (is_beat and book.in_flight)
         }

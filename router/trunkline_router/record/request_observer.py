@@ -164,7 +164,7 @@ def _add_timeline(fields: dict[str, Any], timeline: Timeline) -> None:
 
 def _failovers(record: RequestRecord) -> list[dict[str, Any]]:
     """The workers that were lost or refused the request, with the silence until the next one went on."""
-    told = []
+    events = []
     silences = record.silences
     for place, attempt in enumerate(record.attempts):
         if not attempt.is_lost:
@@ -172,8 +172,8 @@ def _failovers(record: RequestRecord) -> list[dict[str, Any]]:
         failover: dict[str, Any] = {"worker": attempt.worker, "reason": attempt.ended, "problem": attempt.problem}
         if (silence := silences.get(place)) is not None:
             failover["silence_ms"] = _ms(silence.duration_s)
-        told.append(failover)
-    return told
+        events.append(failover)
+    return events
 
 
 def _ms(seconds: float) -> float:

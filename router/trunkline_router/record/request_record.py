@@ -292,10 +292,10 @@ class RequestRecord:
     def cost(self) -> float | None:
         """The price of the device time that its workers report, in the currency of --price-per-hour; None if no worker
         with a price reports any."""
-        told = [attempt for attempt in self.attempts if attempt.price_per_hour and attempt.timelines]
-        if not told:
+        priced = [attempt for attempt in self.attempts if attempt.price_per_hour and attempt.timelines]
+        if not priced:
             return None
-        return sum([attempt.price_per_hour / 3600.0 * attempt.device_s for attempt in told])
+        return sum([attempt.price_per_hour / 3600.0 * attempt.device_s for attempt in priced])
 
 
 OK, REFUSED, FAILED = "ok", "refused", "failed"  # results; and CANCELLED

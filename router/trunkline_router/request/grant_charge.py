@@ -39,7 +39,7 @@ class GrantCharge:
         self._session: WorkerSession | None = None
         self._open: dict[int, int] = {}  # choices by handle, of grants that run or may still be used
         self._begun: set[int] = set()  # handles
-        self._told = asyncio.Event()  # the grants are over
+        self._over = asyncio.Event()  # the grants are over
         self._given_up = False  # by the worker
         self._untold = False  # the worker was lost, and what it computes is not known
         self._is_let_go = self._is_settled = False
@@ -54,7 +54,7 @@ class GrantCharge:
 
     @property
     def has_ended(self) -> bool:
-        return self._told.is_set() and not self._is_workers_doing
+        return self._over.is_set() and not self._is_workers_doing
 
     @property
     def is_limited(self) -> bool:
@@ -71,7 +71,7 @@ class GrantCharge:
         self._session = session
         self._open = {handle: submit.choice for handle, submit in zip(handles, submits, strict=True)}
         self._begun.clear()
-        self._told.clear()
+        self._over.clear()
         self._given_up = self._untold = False
         self._on_over = on_over
         if self._expiry is not None:
@@ -88,8 +88,8 @@ class GrantCharge:
         if not hangs:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(within_s):
-                    await self._told.wait()
-        return not self._is_settled and (hangs or (self._told.is_set() and self._is_workers_doing))
+                    await self._over.wait()
+        return not self._is_settled and (hangs or (self._over.is_set() and self._is_workers_doing))
 
     @property
     def _is_workers_doing(self) -> bool:
@@ -129,7 +129,7 @@ class GrantCharge:
     def _review(self) -> None:
         if self._open or self._is_settled:
             return
-        self._told.set()
+        self._over.set()
         self._on_over()
         if self._is_workers_doing and not self._is_let_go:
             return  # the request may continue on another worker, at this charge

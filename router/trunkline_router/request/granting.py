@@ -177,8 +177,8 @@ class _Granting:
             if not self.client_answer.answer.has_output:
                 raise
             # In mid-answer the report is worth a wait: the link to a lost worker can take a while to break.
-            is_told = await charge.is_excused(MID_ANSWER_WAIT_S, hangs=False)
-            if not is_told and not await charge.is_excused(0.0, hangs=worker.is_hung):
+            is_excused = await charge.is_excused(MID_ANSWER_WAIT_S, hangs=False)
+            if not is_excused and not await charge.is_excused(0.0, hangs=worker.is_hung):
                 raise
             return charge
         charge.let_go()

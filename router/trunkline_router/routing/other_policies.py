@@ -20,20 +20,20 @@ def holder(request: RouteRequest, workers: WorkerTable, policy: RoutingPolicy, r
     choice = soonest(request, workers, rng)
     worker_id = policy.holder(request.affinity_key)
     if not request.affinity_key:
-        why, told = Why.NO_SESSION, "the request has no session"
+        why, because = Why.NO_SESSION, "the request has no session"
     elif worker_id is None:
-        why, told = Why.SESSION_NEW, "the session is new"
+        why, because = Why.SESSION_NEW, "the session is new"
     elif worker_id not in workers.worker_ids:
-        why, told = Why.SESSION_GONE, f"the session's worker {worker_id} is not there"
+        why, because = Why.SESSION_GONE, f"the session's worker {worker_id} is not there"
     else:
         place = list(workers.worker_ids).index(worker_id)
         bound = _load_bound(workers, AFFINITY_LOAD_BOUND)
         choices = workers.row(place).choices
         if choices < bound:
             return choice._replace(place=place, why=Why.SESSION, reason="it had the session's last request")
-        told = f"the session's worker {worker_id} has {choices:.0f} choices, {bound:.0f} or more"
+        because = f"the session's worker {worker_id} has {choices:.0f} choices, {bound:.0f} or more"
         why = Why.SESSION_FULL
-    return choice._replace(why=why, reason=f"{told}: {choice.reason}")
+    return choice._replace(why=why, reason=f"{because}: {choice.reason}")
 
 
 def least_load(workers: WorkerTable, rng: Random) -> Choice:

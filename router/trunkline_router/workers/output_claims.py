@@ -134,16 +134,16 @@ def _logprobs_problem(logprobs: Sequence[TokenLogprobs], num_tokens: int) -> str
     return None
 
 
-def believed_timeline(told: Timeline, most_s: float, prompt_tokens: int) -> Timeline:
+def believed_timeline(claimed: Timeline, most_s: float, prompt_tokens: int) -> Timeline:
     """Returns a copy whose times are in order and no longer than the attempt was; an empty one if it is larger than the
     contract allows. `received` is left out: the worker's clock may be wrong.
 
     most_s: since the choice was sent to the worker. prompt_tokens: of its prompt
     """
     believed = Timeline()
-    if told.ByteSize() > MAX_TIMELINE_BYTES or len(told.chunks) > MAX_CHUNKS or len(told.gaps) > MAX_GAPS:
+    if claimed.ByteSize() > MAX_TIMELINE_BYTES or len(claimed.chunks) > MAX_CHUNKS or len(claimed.gaps) > MAX_GAPS:
         return believed
-    believed.CopyFrom(told)
+    believed.CopyFrom(claimed)
     believed.DiscardUnknownFields()
     believed.ClearField("received")
     _limit(believed, ("ended_s",), 0.0, most_s)
@@ -169,7 +169,7 @@ def believed_timeline(told: Timeline, most_s: float, prompt_tokens: int) -> Time
     return believed
 
 
-def clock_skew_s(told: Timeline, sent_unix_s: float, most_s: float) -> float | None:
+def clock_skew_s(claimed: Timeline, sent_unix_s: float, most_s: float) -> float | None:
     """Returns the worker's clock minus this router's; None if the timeline does not tell.
 
     The worker received the choice after it was sent, and as long before its end as it lasted there. What the worker's
@@ -177,10 +177,10 @@ def clock_skew_s(told: Timeline, sent_unix_s: float, most_s: float) -> float | N
 
     sent_unix_s: when the choice was sent. most_s: as for believed_timeline()
     """
-    doubt_s = most_s - told.ended_s  # in which the choice was under way to the worker, and its end back
-    if not told.HasField("received") or not 0.0 <= doubt_s <= MOST_DOUBT_S:
+    doubt_s = most_s - claimed.ended_s  # in which the choice was under way to the worker, and its end back
+    if not claimed.HasField("received") or not 0.0 <= doubt_s <= MOST_DOUBT_S:
         return None
-    received_unix_s = told.received.seconds + told.received.nanos / 1e9
+    received_unix_s = claimed.received.seconds + claimed.received.nanos / 1e9
     return received_unix_s - (sent_unix_s + doubt_s / 2)
 
 

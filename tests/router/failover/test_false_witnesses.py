@@ -98,7 +98,7 @@ async def test_beyond_what_is_believed_a_deadly_request_is_still_refused_here_an
         assert not any(worker.submits for worker in left), "no further worker sees it"
         convictions = dispatcher.quarantine._convictions
         assert not convictions.has_new
-        assert not convictions.told(0.0, is_beat=True, everything=True)
+        assert not convictions.next_report(0.0, is_beat=True, everything=True)
 
 
 async def test_one_tenants_deadly_requests_leave_the_others_their_protection() -> None:

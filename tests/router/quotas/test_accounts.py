@@ -54,7 +54,7 @@ def test_an_account_is_free_again_when_nothing_of_its_tenant_counts_any_more() -
 
 def admitted(book: QuotaBook, tenant: str, now_ms: float) -> str:
     """The account on which a request is counted that ends at once."""
-    book.told(now_ms, is_beat=True)
+    book.next_report(now_ms, is_beat=True)
     book.forget_idle(now_ms)
     account = book.account(tenant, is_listed=False)
     book.tenant(account).admit(1, now_ms)
@@ -110,6 +110,6 @@ async def test_an_outage_of_the_store_costs_as_much_memory_as_its_last_minute() 
     names = list(state.tenants_with_use())
     assert "acme" in names
     assert len(names) <= 66, "those of the last minute, and of at most one rest between two attempts"
-    changes = state._own.book.told(loop.time() * 1e3, is_beat=True)["acme"].changes
+    changes = state._own.book.next_report(loop.time() * 1e3, is_beat=True)["acme"].changes
     assert sum(change.requests for change in changes) in range(58, 62), "what the store still has to be told"
     assert min(change.at_ms for change in changes) >= loop.time() * 1e3 - 61_000

@@ -120,7 +120,9 @@ def test_retry_budgets_and_convictions_stand_a_clock_that_goes_back_and_forth(mo
         convictions.add(b"x", now_s * 1e3)
         assert convictions.holds(b"x", now_s * 1e3)
         assert not convictions.holds(b"x", now_s * 1e3 + CONVICTION_MS)
-        assert all(0 <= ttl_ms <= CONVICTION_MS for ttl_ms in convictions.told(now_s * 1e3, is_beat=True).values())
+        assert all(
+            0 <= ttl_ms <= CONVICTION_MS for ttl_ms in convictions.next_report(now_s * 1e3, is_beat=True).values()
+        )
 
 
 def test_routers_with_different_keys_do_not_know_each_other_s_convictions() -> None:

@@ -207,12 +207,12 @@ def test_own_convictions_stay_whatever_others_say() -> None:
     convictions = Convictions()
     for number in range(100):
         convictions.add(b"own" + bytes([number]), 0.0, CONVICTION_MS // 2)
-    convictions.told(0.0, is_beat=False)
+    convictions.next_report(0.0, is_beat=False)
     for turn in range(5):
         convictions.hear({f"{turn}-{number}".encode(): CONVICTION_MS for number in range(MAX_CONVICTIONS)}, 1.0)
     assert all(convictions.holds(b"own" + bytes([number]), 2.0) for number in range(100))
     assert len(convictions._ends) <= MAX_CONVICTIONS
-    assert len(convictions.told(2.0, is_beat=True)) == 100
+    assert len(convictions.next_report(2.0, is_beat=True)) == 100
 
 
 credits_of_one = st.dictionaries(

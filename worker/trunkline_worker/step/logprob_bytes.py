@@ -42,9 +42,9 @@ def prompt_logprobs_bytes(positions: Sequence[PositionLogprobs]) -> bytes:
     columns["is_token"] = _tag(TokenLogprob, "token_id", VARINT)
     columns["is_logprob"] = _tag(TokenLogprob, "logprob", FIXED32)
     columns["is_rank"] = _tag(TokenLogprob, "rank", VARINT)
-    told = np.array([[(position.token_id, position.logprob), *position.top] for position in positions])  # of float64
-    columns["token_id"] = _numbers(told[..., 0])
-    columns["logprob"] = told[..., 1]
+    values = np.array([[(position.token_id, position.logprob), *position.top] for position in positions])  # of float64
+    columns["token_id"] = _numbers(values[..., 0])
+    columns["logprob"] = values[..., 1]
     ranks = np.tile(np.arange(1 + num_top), (len(positions), 1))
     ranks[:, 0] = [position.rank for position in positions]
     columns["rank"] = _numbers(ranks)

@@ -128,8 +128,8 @@ def response_headers(request_id: str, *, worker: str = "", cached_tokens: int | 
 
 def rate_limit_headers(limits: Iterable[RateLimit], path: str, now_unix_s: float) -> list[Header]:
     """What is left of a tenant's quotas, in the headers of the API that the path belongs to."""
-    told = _anthropic_limit if is_anthropic(path) else _openai_limit
-    return [(name.encode(), value.encode()) for limit in limits for name, value in told(limit, now_unix_s)]
+    headers_of = _anthropic_limit if is_anthropic(path) else _openai_limit
+    return [(name.encode(), value.encode()) for limit in limits for name, value in headers_of(limit, now_unix_s)]
 
 
 def _openai_limit(limit: RateLimit, now_unix_s: float) -> list[tuple[str, str]]:

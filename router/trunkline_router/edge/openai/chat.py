@@ -252,7 +252,7 @@ class ChatAnswer(OpenAiAnswer):
         return [self._event(choices[0], self._of_prompt()), *map(self._event, choices[1:])]
 
     def _of_prompt(self) -> Json:
-        return {} if self._details is None else self._details.told()
+        return {} if self._details is None else self._details.fields()
 
     def _logprobs(self, output: OutputChunk) -> Json | None:
         """Returns the log-probabilities of tokens; None: the request does not want them."""

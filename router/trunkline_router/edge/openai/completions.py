@@ -163,7 +163,7 @@ class CompletionAnswer(OpenAiAnswer):
                 columns = {name: [*details.columns.get(name, ()), *logprobs[name]] for name in logprobs}
                 text = details.text + output.text
                 choice = {"index": len(choices), "text": text, "logprobs": columns or None}
-                choices.append(choice | self._ending(output) | details.told())
+                choices.append(choice | self._ending(output) | details.fields())
         return self._whole(self._collected[0].prompt.model, choices, usage)
 
     def events(self, item: tuple[int, GenerateResponse]) -> bytes:
@@ -186,10 +186,10 @@ class CompletionAnswer(OpenAiAnswer):
 
     def _echoes(self, details: CompletionDetails, first: int) -> list[bytes]:
         """Returns the events before the output of a prompt, if they have anything to tell."""
-        told = details.told()
-        if not (told or details.text or details.columns):
+        fields = details.fields()
+        if not (fields or details.text or details.columns):
             return []
-        start = {"text": details.text, "logprobs": details.columns or None, "finish_reason": None, **told}
+        start = {"text": details.text, "logprobs": details.columns or None, "finish_reason": None, **fields}
         return [self._event({"index": first + number, **start}) for number in range(self._num_choices)]
 
     def _logprobs(self, index: int, details: CompletionDetails, output: OutputChunk) -> Json | None:

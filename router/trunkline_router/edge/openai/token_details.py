@@ -99,14 +99,14 @@ class PromptDetails:
         if self._request.return_token_ids:
             self._ids_json = await json_list(prepared.prompt)
 
-    def told(self) -> Json:
+    def fields(self) -> Json:
         """Returns vLLM's fields of the prompt."""
-        told: Json = {}
+        fields: Json = {}
         if self._request.prompt_logprobs is not None:
-            told["prompt_logprobs"] = self._logprobs
+            fields["prompt_logprobs"] = self._logprobs
         if self._request.return_token_ids:
-            told["prompt_token_ids"] = self._ids_json
-        return told
+            fields["prompt_token_ids"] = self._ids_json
+        return fields
 
     async def scored(self, responses: AsyncGenerator[GenerateResponse, None]) -> AsyncGenerator[GenerateResponse, None]:
         """Yields the responses, and takes the log-probabilities of the prompt's tokens from them."""

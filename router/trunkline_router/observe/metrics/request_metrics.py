@@ -261,9 +261,9 @@ def phases_of(record: RequestRecord) -> list[tuple[str, float]]:
     begun_s = attempt.started_s
     parts.append((PLACE, sum([made.time.duration_s for made in record.placements if made.time.start_s <= begun_s])))
     parts += lost
-    told = [timeline for timeline in attempt.timelines if timeline.HasField("first_token_s")]
-    if told:
-        timeline = min(told, key=attrgetter("first_token_s")) if len(told) > 1 else told[0]  # with the first token
+    begun = [timeline for timeline in attempt.timelines if timeline.HasField("first_token_s")]
+    if begun:
+        timeline = min(begun, key=attrgetter("first_token_s")) if len(begun) > 1 else begun[0]  # with the first token
         parts.append((WORKER_QUEUE, timeline.admitted_s))
         parts.append((PREFILL, timeline.first_token_s - timeline.admitted_s))
     else:

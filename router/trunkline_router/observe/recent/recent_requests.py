@@ -120,18 +120,18 @@ class RecentRequests:
 
     def predicted(self) -> Mapping[str, PredictedTtft]:
         """Returns how well the TTFTs of the latest requests were predicted, by worker."""
-        told: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        by_worker: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for record in (request.record for request in self._all()):
             pair = _predicted_and_real_s(record)
-            if pair is not None and len(told[record.worker]) < MOST_TTFTS:
-                told[record.worker].append(pair)
+            if pair is not None and len(by_worker[record.worker]) < MOST_TTFTS:
+                by_worker[record.worker].append(pair)
         return {
             worker: PredictedTtft(
                 requests=len(pairs),
                 predicted_p50_s=median(predicted for predicted, _ in pairs),
                 real_p50_s=median(real for _, real in pairs),
             )
-            for worker, pairs in told.items()
+            for worker, pairs in by_worker.items()
         }
 
     def _all(self) -> Iterator[ShownRequest]:

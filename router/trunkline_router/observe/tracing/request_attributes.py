@@ -80,7 +80,7 @@ def _own(record: RequestRecord, kept: Sequence[str]) -> Attributes:
     """Ours."""
     ended_s = record.started_s if record.ended_s is None else record.ended_s
     cause, queue_cause = causes_of(record, ended_s)
-    told = [attempt.device_s for attempt in record.attempts if attempt.timelines]
+    device_times = [attempt.device_s for attempt in record.attempts if attempt.timelines]
     has_choices = bool(record.choices)
     return {
         "trunkline.request_id": record.request_id,
@@ -99,7 +99,9 @@ def _own(record: RequestRecord, kept: Sequence[str]) -> Attributes:
         "trunkline.cached_tokens": record.cached_tokens if has_choices else None,
         "trunkline.completion_tokens": record.completion_tokens if has_choices else None,
         "trunkline.stalled_s": record.stalled_s if record.attempts else None,
-        "trunkline.device_s": sum(told) if told else None,  # workers that said nothing may have computed, too
+        "trunkline.device_s": sum(device_times)
+        if device_times
+        else None,  # workers that said nothing may have computed, too
         "trunkline.cost": record.cost,
     }
 
@@ -126,8 +128,8 @@ def _of_sampling(record: RequestRecord, sampling: SamplingParams | None) -> Attr
     """The parameters that the conventions name, as far as they are set. They hold nothing that a client has written."""
     if sampling is None:
         return {}
-    told = {name: value for field, value in sampling.ListFields() if (name := _PARAMETERS.get(field.name))}
-    return {**told, genai.REQUEST_SEED: sampling.seed if record.is_seeded else None}
+    parameters = {name: value for field, value in sampling.ListFields() if (name := _PARAMETERS.get(field.name))}
+    return {**parameters, genai.REQUEST_SEED: sampling.seed if record.is_seeded else None}
 
 
 def _of_protocol(record: RequestRecord) -> Attributes:
