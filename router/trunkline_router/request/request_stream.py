@@ -33,8 +33,8 @@ from trunkline_runtime.log import get_logger
 if TYPE_CHECKING:
     from trunkline_router.request.dispatch import WorkerAttempt
 
-# Delay in multiples of a round's time: the transport takes about as long again for the writes, and as much stays free.
-REST_PER_ROUND = 2.0
+# Delay in multiples of a round's time, in which the transport writes and workers' output is read (bench/log.md).
+REST_PER_ROUND = 3.0
 MOST_REST_S = 0.01
 
 
@@ -42,8 +42,8 @@ class Fanout:
     """Schedules when the streams of an event loop write new output: at once when idle, in batches under load.
 
     Handing a token to its stream is ten times cheaper than sending a message to a client. So after a round, in which
-    streams write, the next round is delayed in proportion to the time of the last one. Under load, this leaves a third
-    of the time for workers' output, which then goes out in fewer messages. A round is not delayed if the event loop was
+    streams write, the next round is delayed in proportion to the time of the last one. Under load, rounds take a
+    quarter of the time, and each message has the output of several steps. A round is not delayed if the event loop was
     idle for that time.
     """
 
