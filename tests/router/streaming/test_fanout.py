@@ -95,11 +95,11 @@ async def test_streams_with_news_are_woken_together_and_at_once() -> None:
 async def test_after_a_round_the_next_one_waits_in_proportion_to_that_one(timers: Timers) -> None:
     clock = Clock()
     rounds = Fanout(clock)
-    await a_round_that_takes(0.004, rounds, clock)
+    await a_round_that_takes(0.003, rounds, clock)
     clock.now_s += 0.001
     due = await news_for(rounds)
     assert not due.is_set()
-    assert await timers.go_off() == pytest.approx(request_stream.REST_PER_ROUND * 0.004 - 0.001)
+    assert await timers.go_off() == pytest.approx(request_stream.REST_PER_ROUND * 0.003 - 0.001)
     assert due.is_set()
 
 
@@ -126,8 +126,8 @@ async def test_news_that_come_while_a_round_is_under_way_wait_like_those_after_i
 async def test_news_after_that_time_do_not_wait() -> None:
     clock = Clock()
     rounds = Fanout(clock)
-    await a_round_that_takes(0.004, rounds, clock)
-    clock.now_s += request_stream.REST_PER_ROUND * 0.0041
+    await a_round_that_takes(0.003, rounds, clock)
+    clock.now_s += request_stream.REST_PER_ROUND * 0.0031
     assert (await news_for(rounds)).is_set()
 
 
@@ -150,7 +150,7 @@ async def test_the_first_response_waits_for_no_round_and_what_comes_between_roun
 ) -> None:
     clock = Clock()
     rounds = Fanout(clock)
-    await a_round_that_takes(0.004, rounds, clock)
+    await a_round_that_takes(0.003, rounds, clock)
     stream = stream_of(record("r"), 1, PromptInfo(), fanout=rounds)
     stream.put(token(0))
     first = await stream.take()
@@ -173,7 +173,7 @@ async def test_the_last_response_waits_for_no_round() -> None:
     stream = stream_of(record("r"), 1, PromptInfo(), fanout=rounds)
     stream.put(token(0))
     await stream.take()
-    await a_round_that_takes(0.004, rounds, clock)
+    await a_round_that_takes(0.003, rounds, clock)
     taking = asyncio.ensure_future(stream.take())
     stream.put(token(1))
     stream.put(token(2, finish_reason=FinishReason.FINISH_REASON_STOP))
