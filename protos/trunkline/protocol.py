@@ -3,8 +3,8 @@
 GetModelResponse.protocol_version (worker.proto) describes the versions.
 """
 
-PROTOCOL_VERSION = 5
-OLDEST_PROTOCOL = 4  # that routers and workers of this version work with: the previous one
+PROTOCOL_VERSION = 6
+OLDEST_PROTOCOL = 5  # that routers and workers of this version work with: the previous one
 MAX_SUBMITS_BYTES = 1 << 20  # of several submits in one message of a session; one submit may be larger
 
 # A suspect that completes this many steps is harmless: the router (suspicion.py) releases it from its cell, and a

@@ -375,6 +375,52 @@ class OutputChunk(_message.Message):
 Global___OutputChunk: _TypeAlias = OutputChunk  # noqa: Y015
 
 @_typing.final
+class Vector(_message.Message):
+    """An embedding of a prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    values: _builtins.bytes
+    """Its components: float32 values in little-endian order."""
+    def __init__(
+        self,
+        *,
+        values: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Vector: _TypeAlias = Vector  # noqa: Y015
+
+@_typing.final
+class Score(_message.Message):
+    """A judgement of a prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """One value for each label of the model, in the model's order; a model that ranks has one."""
+
+    def __init__(
+        self,
+        *,
+        values: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Score: _TypeAlias = Score  # noqa: Y015
+
+@_typing.final
 class PromptReport(_message.Message):
     """Facts about a prompt, sent with its first output token."""
 

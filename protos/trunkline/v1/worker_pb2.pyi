@@ -22,6 +22,62 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _OutputKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OutputKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OutputKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OUTPUT_KIND_UNSPECIFIED: _OutputKind.ValueType  # 0
+    """Unspecified: treated as OUTPUT_KIND_TOKENS."""
+    OUTPUT_KIND_TOKENS: _OutputKind.ValueType  # 1
+    """Tokens and their text, in chunks."""
+    OUTPUT_KIND_VECTOR: _OutputKind.ValueType  # 2
+    """One vector for the prompt, after which the choice has ended. sampling.max_tokens is 0. Needs CAPABILITY_VECTORS."""
+    OUTPUT_KIND_SCORE: _OutputKind.ValueType  # 3
+    """One score for the prompt, after which the choice has ended. sampling.max_tokens is 0. Needs CAPABILITY_SCORES."""
+
+class OutputKind(_OutputKind, metaclass=_OutputKindEnumTypeWrapper):
+    """What the output of a choice is."""
+
+OUTPUT_KIND_UNSPECIFIED: OutputKind.ValueType  # 0
+"""Unspecified: treated as OUTPUT_KIND_TOKENS."""
+OUTPUT_KIND_TOKENS: OutputKind.ValueType  # 1
+"""Tokens and their text, in chunks."""
+OUTPUT_KIND_VECTOR: OutputKind.ValueType  # 2
+"""One vector for the prompt, after which the choice has ended. sampling.max_tokens is 0. Needs CAPABILITY_VECTORS."""
+OUTPUT_KIND_SCORE: OutputKind.ValueType  # 3
+"""One score for the prompt, after which the choice has ended. sampling.max_tokens is 0. Needs CAPABILITY_SCORES."""
+Global___OutputKind: _TypeAlias = OutputKind  # noqa: Y015
+
+class _GrammarKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GrammarKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GrammarKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GRAMMAR_KIND_UNSPECIFIED: _GrammarKind.ValueType  # 0
+    """Unspecified: invalid."""
+    GRAMMAR_KIND_JSON_SCHEMA: _GrammarKind.ValueType  # 1
+    """A JSON schema: the text is a JSON document that it accepts."""
+    GRAMMAR_KIND_REGEX: _GrammarKind.ValueType  # 2
+    """A regular expression: it matches the whole text."""
+    GRAMMAR_KIND_EBNF: _GrammarKind.ValueType  # 3
+    """A context-free grammar in the form of GBNF (llama.cpp): its rule `root` derives the text."""
+
+class GrammarKind(_GrammarKind, metaclass=_GrammarKindEnumTypeWrapper):
+    """Languages of grammars."""
+
+GRAMMAR_KIND_UNSPECIFIED: GrammarKind.ValueType  # 0
+"""Unspecified: invalid."""
+GRAMMAR_KIND_JSON_SCHEMA: GrammarKind.ValueType  # 1
+"""A JSON schema: the text is a JSON document that it accepts."""
+GRAMMAR_KIND_REGEX: GrammarKind.ValueType  # 2
+"""A regular expression: it matches the whole text."""
+GRAMMAR_KIND_EBNF: GrammarKind.ValueType  # 3
+"""A context-free grammar in the form of GBNF (llama.cpp): its rule `root` derives the text."""
+Global___GrammarKind: _TypeAlias = GrammarKind  # noqa: Y015
+
 class _CacheTier:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -29,18 +85,101 @@ class _CacheTier:
 class _CacheTierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CacheTier.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     CACHE_TIER_UNSPECIFIED: _CacheTier.ValueType  # 0
-    """Unspecified."""
+    """Unspecified: treated as CACHE_TIER_DEVICE."""
     CACHE_TIER_DEVICE: _CacheTier.ValueType  # 1
-    """In the device's own memory."""
+    """The device's own memory."""
+    CACHE_TIER_HOST: _CacheTier.ValueType  # 2
+    """Memory of the worker's host."""
+    CACHE_TIER_DISK: _CacheTier.ValueType  # 3
+    """A disk of the worker's host."""
 
 class CacheTier(_CacheTier, metaclass=_CacheTierEnumTypeWrapper):
-    """The memory that holds a block's KV."""
+    """The memory that holds a copy of a block's KV. A block may be in several tiers."""
 
 CACHE_TIER_UNSPECIFIED: CacheTier.ValueType  # 0
-"""Unspecified."""
+"""Unspecified: treated as CACHE_TIER_DEVICE."""
 CACHE_TIER_DEVICE: CacheTier.ValueType  # 1
-"""In the device's own memory."""
+"""The device's own memory."""
+CACHE_TIER_HOST: CacheTier.ValueType  # 2
+"""Memory of the worker's host."""
+CACHE_TIER_DISK: CacheTier.ValueType  # 3
+"""A disk of the worker's host."""
 Global___CacheTier: _TypeAlias = CacheTier  # noqa: Y015
+
+class _Task:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Task.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TASK_UNSPECIFIED: _Task.ValueType  # 0
+    """Unspecified: treated as TASK_GENERATE."""
+    TASK_GENERATE: _Task.ValueType  # 1
+    """Text: its plain output is tokens."""
+    TASK_EMBED: _Task.ValueType  # 2
+    """Embeddings: its output is a vector."""
+    TASK_SCORE: _Task.ValueType  # 3
+    """Rankings and classes: its output is a score."""
+
+class Task(_Task, metaclass=_TaskEnumTypeWrapper):
+    """What a worker's model is for. All workers of a model have the same task."""
+
+TASK_UNSPECIFIED: Task.ValueType  # 0
+"""Unspecified: treated as TASK_GENERATE."""
+TASK_GENERATE: Task.ValueType  # 1
+"""Text: its plain output is tokens."""
+TASK_EMBED: Task.ValueType  # 2
+"""Embeddings: its output is a vector."""
+TASK_SCORE: Task.ValueType  # 3
+"""Rankings and classes: its output is a score."""
+Global___Task: _TypeAlias = Task  # noqa: Y015
+
+class _Capability:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CapabilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Capability.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CAPABILITY_UNSPECIFIED: _Capability.ValueType  # 0
+    """Unspecified."""
+    CAPABILITY_GRAMMARS: _Capability.ValueType  # 1
+    """Constrains output: Work.grammar and SessionRequest.grammars."""
+    CAPABILITY_ADAPTERS: _Capability.ValueType  # 2
+    """Applies adapters: Work.adapter."""
+    CAPABILITY_VECTORS: _Capability.ValueType  # 3
+    """Computes OUTPUT_KIND_VECTOR."""
+    CAPABILITY_SCORES: _Capability.ValueType  # 4
+    """Computes OUTPUT_KIND_SCORE."""
+    CAPABILITY_TIERS: _Capability.ValueType  # 5
+    """Reports tiers below the device: WatchCacheRequest.tiers."""
+    CAPABILITY_FETCH: _Capability.ValueType  # 6
+    """Fetches blocks: Submit.block_sources."""
+    CAPABILITY_HAND_OVER: _Capability.ValueType  # 7
+    """Hands choices over: Submit.hand_over_after."""
+
+class Capability(_Capability, metaclass=_CapabilityEnumTypeWrapper):
+    """What a worker can do beyond plain generation. There is one for everything that a router may send or ask for only if
+    the worker knows it, so that an older worker never ignores it. What routers do themselves, such as parsing tool calls,
+    and what workers do unasked, such as speculation, has none.
+    """
+
+CAPABILITY_UNSPECIFIED: Capability.ValueType  # 0
+"""Unspecified."""
+CAPABILITY_GRAMMARS: Capability.ValueType  # 1
+"""Constrains output: Work.grammar and SessionRequest.grammars."""
+CAPABILITY_ADAPTERS: Capability.ValueType  # 2
+"""Applies adapters: Work.adapter."""
+CAPABILITY_VECTORS: Capability.ValueType  # 3
+"""Computes OUTPUT_KIND_VECTOR."""
+CAPABILITY_SCORES: Capability.ValueType  # 4
+"""Computes OUTPUT_KIND_SCORE."""
+CAPABILITY_TIERS: Capability.ValueType  # 5
+"""Reports tiers below the device: WatchCacheRequest.tiers."""
+CAPABILITY_FETCH: Capability.ValueType  # 6
+"""Fetches blocks: Submit.block_sources."""
+CAPABILITY_HAND_OVER: Capability.ValueType  # 7
+"""Hands choices over: Submit.hand_over_after."""
+Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
 @_typing.final
 class Submit(_message.Message):
@@ -63,6 +202,9 @@ class Submit(_message.Message):
     TENANT_WEIGHT_FIELD_NUMBER: _builtins.int
     SUSPECT_FIELD_NUMBER: _builtins.int
     REPORT_SESSION_FIELD_NUMBER: _builtins.int
+    WORK_FIELD_NUMBER: _builtins.int
+    BLOCK_SOURCES_FIELD_NUMBER: _builtins.int
+    HAND_OVER_AFTER_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """Names the choice on this session. The caller chooses it, unique among its unfinished choices."""
     request_id: _builtins.str
@@ -87,6 +229,10 @@ class Submit(_message.Message):
     """The request was in a step when a worker's engine died. The worker remembers this in case its own engine dies too."""
     report_session: _builtins.int
     """In a grant: the session that gets the grant's reports, under the submit's handle. 0: there are no reports."""
+    hand_over_after: _builtins.int
+    """The worker ends the choice after this many output tokens of its own, as SequenceOutput.handed_over says, and the
+    router continues it on another worker. Needs CAPABILITY_HAND_OVER. 0: it is not handed over.
+    """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt. At least one token, each in [0, vocabulary size)."""
@@ -102,6 +248,14 @@ class Submit(_message.Message):
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """Time until the request's deadline, when the choice is aborted. Absent: no deadline."""
+
+    @_builtins.property
+    def work(self) -> Global___Work:
+        """What the choice computes, if it is not a plain generation."""
+
+    @_builtins.property
+    def block_sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockSource]:
+        """Where blocks of the prompt and the ledger may be fetched from, best first. Needs CAPABILITY_FETCH."""
 
     def __init__(
         self,
@@ -121,14 +275,156 @@ class Submit(_message.Message):
         tenant_weight: _builtins.float = ...,
         suspect: _builtins.bool = ...,
         report_session: _builtins.int = ...,
+        work: Global___Work | None = ...,
+        block_sources: _abc.Iterable[Global___BlockSource] | None = ...,
+        hand_over_after: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["resume", b"resume", "sampling", b"sampling", "timeout", b"timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["resume", b"resume", "sampling", b"sampling", "timeout", b"timeout", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "choice", b"choice", "handle", b"handle", "lane", b"lane", "prompt_token_ids", b"prompt_token_ids", "report_session", b"report_session", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "suspect", b"suspect", "tenant", b"tenant", "tenant_weight", b"tenant_weight", "timeout", b"timeout", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_sources", b"block_sources", "cache_salt", b"cache_salt", "choice", b"choice", "hand_over_after", b"hand_over_after", "handle", b"handle", "lane", b"lane", "prompt_token_ids", b"prompt_token_ids", "report_session", b"report_session", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "suspect", b"suspect", "tenant", b"tenant", "tenant_weight", b"tenant_weight", "timeout", b"timeout", "traceparent", b"traceparent", "tracestate", b"tracestate", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Submit: _TypeAlias = Submit  # noqa: Y015
+
+@_typing.final
+class Work(_message.Message):
+    """What a choice computes. Each field changes the output, so a worker refuses what it does not implement: fields whose
+    capability is not among GetModelResponse.capabilities. A router sends them only to workers that list it. Absent: a
+    plain generation, of tokens, by the model's own weights, as it samples them.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    output: Global___OutputKind.ValueType
+    """What the output is."""
+    @_builtins.property
+    def adapter(self) -> Global___Adapter:
+        """Further weights. Needs CAPABILITY_ADAPTERS."""
+
+    @_builtins.property
+    def grammar(self) -> Global___Grammar:
+        """Constrains the output's text. Needs CAPABILITY_GRAMMARS. In a session it has only the digest, which names one of
+        the session's grammars (SessionRequest.grammars). A grant is no part of a session: there it is complete.
+        """
+
+    def __init__(
+        self,
+        *,
+        output: Global___OutputKind.ValueType = ...,
+        adapter: Global___Adapter | None = ...,
+        grammar: Global___Grammar | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "grammar", b"grammar"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "grammar", b"grammar", "output", b"output"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Work: _TypeAlias = Work  # noqa: Y015
+
+@_typing.final
+class Adapter(_message.Message):
+    """Weights that are added to those of the model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Its name. At most 128 bytes."""
+    version: _builtins.str
+    """Tells its weights from earlier ones of the same name: equal versions mean equal weights. At most 128 bytes. The
+    root of the prompt's block hashes covers both fields.
+    """
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Adapter: _TypeAlias = Adapter  # noqa: Y015
+
+@_typing.final
+class Grammar(_message.Message):
+    """Constrains a text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    digest: _builtins.bytes
+    """SHA-256 of the kind as one byte, followed by the text in UTF-8. Workers compute it themselves, because compiled
+    grammars are shared.
+    """
+    kind: Global___GrammarKind.ValueType
+    """How to read the text."""
+    text: _builtins.str
+    """The grammar itself."""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.bytes = ...,
+        kind: Global___GrammarKind.ValueType = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "kind", b"kind", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
+
+@_typing.final
+class BlockSource(_message.Message):
+    """A place where some blocks of a chain are held. A hint: a worker that cannot fetch them computes them, and it connects
+    only to workers that prove to belong to its fleet.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_BLOCK_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    WORKER_ADDRESS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
+    first_block: _builtins.int
+    """Their place in the chain: blocks [first_block, first_block + num_blocks)."""
+    num_blocks: _builtins.int
+    """See first_block."""
+    worker_address: _builtins.str
+    """host:port of the worker that holds them. Empty: the worker that gets this submit, below its device."""
+    epoch: _builtins.int
+    """The epoch of that worker."""
+    tier: Global___CacheTier.ValueType
+    """The memory that holds them there."""
+    def __init__(
+        self,
+        *,
+        first_block: _builtins.int = ...,
+        num_blocks: _builtins.int = ...,
+        worker_address: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        tier: Global___CacheTier.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "first_block", b"first_block", "num_blocks", b"num_blocks", "tier", b"tier", "worker_address", b"worker_address"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockSource: _TypeAlias = BlockSource  # noqa: Y015
 
 @_typing.final
 class Resume(_message.Message):
@@ -171,6 +467,8 @@ class SessionRequest(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     SUBMITS_FIELD_NUMBER: _builtins.int
     ABORT_HANDLES_FIELD_NUMBER: _builtins.int
+    GRAMMARS_FIELD_NUMBER: _builtins.int
+    DROPPED_GRAMMARS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___SessionHello:
         """First message only."""
@@ -183,16 +481,30 @@ class SessionRequest(_message.Message):
     def abort_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Handles of choices to abort."""
 
+    @_builtins.property
+    def grammars(self) -> _containers.RepeatedCompositeFieldContainer[Global___Grammar]:
+        """Grammars, complete, that submits of later messages name by their digests: each is sent once. A worker without
+        CAPABILITY_GRAMMARS ends the session.
+        """
+
+    @_builtins.property
+    def dropped_grammars(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Digests of grammars that submits of later messages do not name, so that the worker may forget them. The text of the
+        others has at most GetModelResponse.max_session_grammar_bytes.
+        """
+
     def __init__(
         self,
         *,
         hello: Global___SessionHello | None = ...,
         submits: _abc.Iterable[Global___Submit] | None = ...,
         abort_handles: _abc.Iterable[_builtins.int] | None = ...,
+        grammars: _abc.Iterable[Global___Grammar] | None = ...,
+        dropped_grammars: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_handles", b"abort_handles", "hello", b"hello", "submits", b"submits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort_handles", b"abort_handles", "dropped_grammars", b"dropped_grammars", "grammars", b"grammars", "hello", b"hello", "submits", b"submits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -292,6 +604,8 @@ class SequenceOutput(_message.Message):
 
     HANDLE_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
+    VECTOR_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     SUSPECT_FIELD_NUMBER: _builtins.int
@@ -299,6 +613,7 @@ class SequenceOutput(_message.Message):
     GRANTED_FIELD_NUMBER: _builtins.int
     BEGUN_FIELD_NUMBER: _builtins.int
     TIMELINE_FIELD_NUMBER: _builtins.int
+    HANDED_OVER_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """The submit's handle."""
     suspect: _builtins.bool
@@ -309,9 +624,21 @@ class SequenceOutput(_message.Message):
     """
     begun: _builtins.bool
     """With `error`: the engine had started to compute the choice."""
+    handed_over: _builtins.bool
+    """With `error` (NO_WORKER): the choice has as many output tokens as Submit.hand_over_after allows on this worker. The
+    router continues it on another one and does not count this one as lost.
+    """
     @_builtins.property
     def chunk(self) -> _generation_pb2.OutputChunk:
-        """New tokens and text. The handle is finished if `chunk.finish_reason` or `error` is set."""
+        """New tokens and text."""
+
+    @_builtins.property
+    def vector(self) -> _generation_pb2.Vector:
+        """The whole output."""
+
+    @_builtins.property
+    def score(self) -> _generation_pb2.Score:
+        """The whole output."""
 
     @_builtins.property
     def prompt(self) -> _generation_pb2.PromptReport:
@@ -336,6 +663,8 @@ class SequenceOutput(_message.Message):
         *,
         handle: _builtins.int = ...,
         chunk: _generation_pb2.OutputChunk | None = ...,
+        vector: _generation_pb2.Vector | None = ...,
+        score: _generation_pb2.Score | None = ...,
         prompt: _generation_pb2.PromptReport | None = ...,
         error: _generation_pb2.RequestError | None = ...,
         suspect: _builtins.bool = ...,
@@ -343,12 +672,15 @@ class SequenceOutput(_message.Message):
         granted: Global___GrantReport | None = ...,
         begun: _builtins.bool = ...,
         timeline: Global___Timeline | None = ...,
+        handed_over: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "error", b"error", "granted", b"granted", "prompt", b"prompt", "timeline", b"timeline"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "error", b"error", "granted", b"granted", "output", b"output", "prompt", b"prompt", "score", b"score", "timeline", b"timeline", "vector", b"vector"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "chunk", b"chunk", "error", b"error", "granted", b"granted", "handle", b"handle", "prompt", b"prompt", "sole_suspect", b"sole_suspect", "suspect", b"suspect", "timeline", b"timeline"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun", b"begun", "chunk", b"chunk", "error", b"error", "granted", b"granted", "handed_over", b"handed_over", "handle", b"handle", "output", b"output", "prompt", b"prompt", "score", b"score", "sole_suspect", b"sole_suspect", "suspect", b"suspect", "timeline", b"timeline", "vector", b"vector"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_output: _TypeAlias = _typing.Literal["chunk", "vector", "score"]  # noqa: Y015
+    _WhichOneofArgType_output: _TypeAlias = _typing.Literal["output", b"output"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_output) -> _WhichOneofReturnType_output | None: ...
 
 Global___SequenceOutput: _TypeAlias = SequenceOutput  # noqa: Y015
 
@@ -682,10 +1014,20 @@ class WorkerServiceGenerateResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CHUNK_FIELD_NUMBER: _builtins.int
+    VECTOR_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def chunk(self) -> _generation_pb2.OutputChunk:
         """New tokens and text."""
+
+    @_builtins.property
+    def vector(self) -> _generation_pb2.Vector:
+        """The whole output."""
+
+    @_builtins.property
+    def score(self) -> _generation_pb2.Score:
+        """The whole output."""
 
     @_builtins.property
     def prompt(self) -> _generation_pb2.PromptReport:
@@ -695,13 +1037,17 @@ class WorkerServiceGenerateResponse(_message.Message):
         self,
         *,
         chunk: _generation_pb2.OutputChunk | None = ...,
+        vector: _generation_pb2.Vector | None = ...,
+        score: _generation_pb2.Score | None = ...,
         prompt: _generation_pb2.PromptReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "prompt", b"prompt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "output", b"output", "prompt", b"prompt", "score", b"score", "vector", b"vector"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "prompt", b"prompt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "output", b"output", "prompt", b"prompt", "score", b"score", "vector", b"vector"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_output: _TypeAlias = _typing.Literal["chunk", "vector", "score"]  # noqa: Y015
+    _WhichOneofArgType_output: _TypeAlias = _typing.Literal["output", b"output"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_output) -> _WhichOneofReturnType_output | None: ...
 
 Global___WorkerServiceGenerateResponse: _TypeAlias = WorkerServiceGenerateResponse  # noqa: Y015
 
@@ -712,20 +1058,54 @@ class WatchCacheRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STRIDE_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
     stride: _builtins.int
     """Report every stride-th block of a chain only (blocks stride-1, 2*stride-1, … by depth). 0 and 1 report all."""
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WatchedTier]:
+        """Tiers below the device that are reported as well. Needs CAPABILITY_TIERS; a worker without it refuses the call.
+        Empty: the device alone is reported.
+        """
+
     def __init__(
         self,
         *,
         stride: _builtins.int = ...,
+        tiers: _abc.Iterable[Global___WatchedTier] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["stride", b"stride"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stride", b"stride", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchCacheRequest: _TypeAlias = WatchCacheRequest  # noqa: Y015
+
+@_typing.final
+class WatchedTier(_message.Message):
+    """A tier to report."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIER_FIELD_NUMBER: _builtins.int
+    STRIDE_FIELD_NUMBER: _builtins.int
+    tier: Global___CacheTier.ValueType
+    """Which one: not the device."""
+    stride: _builtins.int
+    """As WatchCacheRequest.stride."""
+    def __init__(
+        self,
+        *,
+        tier: Global___CacheTier.ValueType = ...,
+        stride: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stride", b"stride", "tier", b"tier"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchedTier: _TypeAlias = WatchedTier  # noqa: Y015
 
 @_typing.final
 class WatchCacheResponse(_message.Message):
@@ -784,22 +1164,26 @@ class CacheSnapshot(_message.Message):
     BLOCK_HASHES_FIELD_NUMBER: _builtins.int
     FIRST_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    TIER_FIELD_NUMBER: _builtins.int
     block_hashes: _builtins.bytes
     """Hashes of blocks held, 16 bytes each, concatenated."""
     first: _builtins.bool
-    """The first part. The subscriber discards what it knew of this worker."""
+    """The first part. The subscriber discards what it knew of this worker, of all tiers."""
     last: _builtins.bool
-    """The last part."""
+    """The last part, of all tiers."""
+    tier: Global___CacheTier.ValueType
+    """The memory that holds the blocks of this part. Subscribers skip blocks of tiers that they did not ask for."""
     def __init__(
         self,
         *,
         block_hashes: _builtins.bytes = ...,
         first: _builtins.bool = ...,
         last: _builtins.bool = ...,
+        tier: Global___CacheTier.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "first", b"first", "last", b"last"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "first", b"first", "last", b"last", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -840,7 +1224,9 @@ class CacheEvent(_message.Message):
     CLEARED_FIELD_NUMBER: _builtins.int
     TIER_FIELD_NUMBER: _builtins.int
     tier: Global___CacheTier.ValueType
-    """The memory in which the change happened."""
+    """The memory in which the change happened; `cleared`, too, is of this tier alone. Subscribers skip changes of tiers
+    that they did not ask for.
+    """
     @_builtins.property
     def stored(self) -> Global___BlocksStored:
         """Blocks that became available."""
@@ -883,7 +1269,7 @@ class BlocksStored(_message.Message):
     block_hashes: _builtins.bytes
     """Hashes, 16 bytes each, concatenated; each one's parent is the one before it."""
     parent_hash: _builtins.bytes
-    """Hash of the first block's parent: another block, or the root of (fingerprint, adapter, salt)."""
+    """Hash of the first block's parent: another block, or the root of (fingerprint, adapter, its version, salt)."""
     depth: _builtins.int
     """Number of blocks before the first one in its chain."""
     def __init__(
@@ -1083,7 +1469,7 @@ Global___GetModelRequest: _TypeAlias = GetModelRequest  # noqa: Y015
 
 @_typing.final
 class GetModelResponse(_message.Message):
-    """A worker's model and limits."""
+    """A worker's model, task, capabilities and limits."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1121,6 +1507,9 @@ class GetModelResponse(_message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     MIN_ROUTER_PROTOCOL_FIELD_NUMBER: _builtins.int
     GRANT_KEY_IDS_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    CAPABILITIES_FIELD_NUMBER: _builtins.int
+    MAX_SESSION_GRAMMAR_BYTES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The served model's name, as requests give it."""
     worker_id: _builtins.str
@@ -1186,14 +1575,20 @@ class GetModelResponse(_message.Message):
     and on a GPU compiling and capturing.
     """
     protocol_version: _builtins.int
-    """The protocol version of the worker. 4: the oldest that routers use. 5: it has Undrain. New fields and calls increase
-    the version. A router uses workers of the previous version, without what they do not have yet, and sets older ones
-    aside. It does not refuse a worker for a newer version, only for min_router_protocol.
+    """The protocol version of the worker. 5: the oldest that routers use. 6: it names its task and capabilities, and
+    refuses the fields of a Submit whose capability it lacks. New fields and calls increase the version. A router uses
+    workers of the previous version, without what they do not have yet, and sets older ones aside. What a worker can do
+    is in `capabilities`, not in this number. A router does not refuse a worker for a newer version, only for
+    min_router_protocol.
     """
     min_router_protocol: _builtins.int
     """The lowest protocol version of a router that may use this worker: the one before the worker's own. Older routers do
     not use it. Routers are upgraded first.
     """
+    task: Global___Task.ValueType
+    """What the model is for."""
+    max_session_grammar_bytes: _builtins.int
+    """Most bytes of text, all together, of the grammars that one session may keep. 0 without CAPABILITY_GRAMMARS."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end generation."""
@@ -1207,6 +1602,10 @@ class GetModelResponse(_message.Message):
         """Identify the keys whose grants and proofs the worker accepts, without disclosing them, the newest first: several
         while the key is being changed. None: it accepts no grants.
         """
+
+    @_builtins.property
+    def capabilities(self) -> _containers.RepeatedScalarFieldContainer[Global___Capability.ValueType]:
+        """What the worker can do. Routers skip values that they do not know."""
 
     def __init__(
         self,
@@ -1245,10 +1644,13 @@ class GetModelResponse(_message.Message):
         protocol_version: _builtins.int = ...,
         min_router_protocol: _builtins.int = ...,
         grant_key_ids: _abc.Iterable[_builtins.bytes] | None = ...,
+        task: Global___Task.ValueType = ...,
+        capabilities: _abc.Iterable[Global___Capability.ValueType] | None = ...,
+        max_session_grammar_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "aging_s", b"aging_s", "architecture", b"architecture", "batch_size", b"batch_size", "batch_window_ms", b"batch_window_ms", "batching", b"batching", "block_size", b"block_size", "context_length", b"context_length", "default_sampling", b"default_sampling", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "grant_key_ids", b"grant_key_ids", "interactive_reserve", b"interactive_reserve", "itl_target_ms", b"itl_target_ms", "kv_blocks", b"kv_blocks", "kv_memory_fraction", b"kv_memory_fraction", "kv_token_capacity", b"kv_token_capacity", "max_running_requests", b"max_running_requests", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "min_router_protocol", b"min_router_protocol", "model", b"model", "price_per_hour", b"price_per_hour", "protocol_version", b"protocol_version", "run_ahead", b"run_ahead", "start_up_s", b"start_up_s", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "aging_s", b"aging_s", "architecture", b"architecture", "batch_size", b"batch_size", "batch_window_ms", b"batch_window_ms", "batching", b"batching", "block_size", b"block_size", "capabilities", b"capabilities", "context_length", b"context_length", "default_sampling", b"default_sampling", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "grant_key_ids", b"grant_key_ids", "interactive_reserve", b"interactive_reserve", "itl_target_ms", b"itl_target_ms", "kv_blocks", b"kv_blocks", "kv_memory_fraction", b"kv_memory_fraction", "kv_token_capacity", b"kv_token_capacity", "max_running_requests", b"max_running_requests", "max_session_grammar_bytes", b"max_session_grammar_bytes", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "min_router_protocol", b"min_router_protocol", "model", b"model", "price_per_hour", b"price_per_hour", "protocol_version", b"protocol_version", "run_ahead", b"run_ahead", "start_up_s", b"start_up_s", "task", b"task", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

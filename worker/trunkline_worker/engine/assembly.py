@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from trunkline.v1.worker_pb2 import GetModelResponse
+from trunkline.v1.worker_pb2 import GetModelResponse, Task
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.prefix_tree import PrefixTree
 from trunkline_worker.engine.engine import Engine, ModelLimits
@@ -92,6 +92,7 @@ def description_of(
 ) -> GetModelResponse:
     """What clients and routers are told of the engine and its model, without the worker's names."""
     return GetModelResponse(
+        task=Task.TASK_GENERATE,
         fingerprint=model.fingerprint,
         architecture=model.spec.architecture,
         vocab_size=model.spec.vocab_size,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from opentelemetry.trace import Span
 from tokenizers import Tokenizer
 
+from trunkline.capabilities import Capabilities
 from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineStep
 from trunkline.names import finish_name
 from trunkline.status import RequestRefused, deadline_exceeded, internal, no_worker
@@ -54,6 +55,7 @@ class Front:
         metrics: WorkerMetrics | None = None,
     ) -> None:
         self.model = model
+        self.capabilities = Capabilities.of(model)
         self.mirror = mirror
         self.draining = False
         self.dead = asyncio.Event()  # the engine has ended
@@ -96,7 +98,7 @@ class Front:
             raise no_worker("this worker's engine has ended")
         if self.draining:
             raise no_worker("this worker is draining")
-        validate_submit(submit, self.model)
+        validate_submit(submit, self.model, self.capabilities)
         ledger = submit.resume.output_token_ids
         if not ledger:
             self._check_queue(submit)

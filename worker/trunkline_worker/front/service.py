@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from trunkline.capabilities import TIERS, unable
 from trunkline.status import RequestRefused, deadline_exceeded, invalid
 from trunkline.v1.worker_pb2 import (
     DrainRequest,
@@ -143,6 +144,8 @@ class WorkerService(WorkerServiceServicer):
                 self._front.cancel(choice)
 
     async def WatchCache(self, request: WatchCacheRequest, context: Context) -> AsyncIterator[WatchCacheResponse]:
+        if request.tiers and not self._front.capabilities.can(TIERS):
+            raise unable(TIERS, "this worker does not have")
         subscription = self._front.mirror.subscribe(request.stride)
         try:
             async for item in subscription.items():

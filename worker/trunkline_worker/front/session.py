@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 from google.protobuf.message import DecodeError
 
+from trunkline.capabilities import GRAMMARS, unable
 from trunkline.channel import MAX_MESSAGE_BYTES
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, internal, invalid
 from trunkline.v1.worker_pb2 import SequenceOutput, SessionRequest, SessionResponse, SessionWelcome, Submit
@@ -159,6 +160,8 @@ class Session:
             request = SessionRequest.FromString(part)
             if request.HasField("hello"):
                 get_logger().info("session opened", router=request.hello.router_id[:MAX_NAME_CHARACTERS])
+            if (request.grammars or request.dropped_grammars) and not self._front.capabilities.can(GRAMMARS):
+                raise unable(GRAMMARS, "this worker does not have")
             num_submits += len(request.submits)
             if num_submits > MAX_SUBMITS:
                 raise invalid("submits", f"there are more than {MAX_SUBMITS} in one message")

@@ -1,5 +1,6 @@
 """Checks a submit: its size while it is unparsed, then its fields. A router is trusted no more than a client."""
 
+from trunkline.capabilities import Capabilities, check_able
 from trunkline.status import RequestRefused, context_exceeded, deadline_exceeded, invalid
 from trunkline.v1.worker_pb2 import GetModelResponse, Submit, WorkerServiceGenerateRequest
 from trunkline.validation import (
@@ -22,7 +23,7 @@ ID_BYTES = 5  # most bytes of a token id in a packed list, as every writer sends
 OTHER_BYTES = 128 << 10
 # Fields of a submit with every list at its maximum length; a list of token ids counts as one.
 MOST_FIELDS = 64 + MAX_STOP_STRINGS + MAX_STOP_TOKEN_IDS + MAX_LOGIT_BIAS
-_INSIDE = (Submit.SAMPLING_FIELD_NUMBER, Submit.RESUME_FIELD_NUMBER)
+_INSIDE = (Submit.SAMPLING_FIELD_NUMBER, Submit.RESUME_FIELD_NUMBER, Submit.WORK_FIELD_NUMBER)
 
 
 def most_submit_bytes(model: GetModelResponse) -> int:
@@ -68,9 +69,10 @@ def _too_many() -> RequestRefused:
     return invalid("submit", f"a submit has at most {MOST_FIELDS} fields and entries")
 
 
-def validate_submit(submit: Submit, model: GetModelResponse) -> None:
-    """Raises RequestRefused, with the reason from the error table, if the submit is invalid or its timeout has
-    passed."""
+def validate_submit(submit: Submit, model: GetModelResponse, capabilities: Capabilities) -> None:
+    """Raises RequestRefused, with the reason from the error table, if the submit is invalid, asks for what the worker
+    cannot do, or its timeout has passed."""
+    check_able(submit, capabilities)
     if not submit.prompt_token_ids:
         raise invalid("prompt_token_ids", "the prompt is empty")
     validate_token_ids(submit.prompt_token_ids, vocab_size=model.vocab_size, field="prompt_token_ids")

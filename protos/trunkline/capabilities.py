@@ -1,0 +1,99 @@
+"""What a request needs a worker to be able to do beyond a plain generation, and what a worker can do. Pure.
+
+This is the only place that relates fields of a submit to capabilities: routers place requests by it, workers refuse by
+it. A field of Submit or Work that an older worker would ignore gets a capability here.
+"""
+
+from dataclasses import dataclass
+
+from trunkline.status import RequestRefused, invalid
+from trunkline.v1.worker_pb2 import Capability, GetModelResponse, OutputKind, Submit, Task, Work
+
+Needs = frozenset["Capability.ValueType"]
+NO_NEEDS: Needs = frozenset()
+TIERS: Needs = frozenset({Capability.CAPABILITY_TIERS})
+GRAMMARS: Needs = frozenset({Capability.CAPABILITY_GRAMMARS})
+# The field to blame if a capability is missing.
+FIELDS: dict["Capability.ValueType", str] = {
+    Capability.CAPABILITY_GRAMMARS: "grammar",
+    Capability.CAPABILITY_ADAPTERS: "adapter",
+    Capability.CAPABILITY_VECTORS: "output",
+    Capability.CAPABILITY_SCORES: "output",
+    Capability.CAPABILITY_TIERS: "tiers",
+    Capability.CAPABILITY_FETCH: "block_sources",
+    Capability.CAPABILITY_HAND_OVER: "hand_over_after",
+}
+_OF_OUTPUT = {
+    OutputKind.OUTPUT_KIND_VECTOR: Capability.CAPABILITY_VECTORS,
+    OutputKind.OUTPUT_KIND_SCORE: Capability.CAPABILITY_SCORES,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a worker can do. Ours list it in their model's description; a worker of protocol 5 generates and no more."""
+
+    task: "Task.ValueType"
+    supported: Needs = NO_NEEDS
+
+    @classmethod
+    def of(cls, model: GetModelResponse) -> "Capabilities":
+        return cls(model.task or Task.TASK_GENERATE, frozenset(model.capabilities))
+
+    def can(self, needs: Needs) -> bool:
+        return needs <= self.supported
+
+
+def needs_of(work: Work) -> Needs:
+    """Returns the capabilities that a worker must have for this work; none for a plain generation."""
+    needs = set()
+    if work.HasField("grammar"):
+        needs.add(Capability.CAPABILITY_GRAMMARS)
+    if work.HasField("adapter"):
+        needs.add(Capability.CAPABILITY_ADAPTERS)
+    if work.output in _OF_OUTPUT:
+        needs.add(_OF_OUTPUT[work.output])
+    return frozenset(needs)
+
+
+def check_able(submit: Submit, capabilities: Capabilities) -> None:
+    """Raises RequestRefused (INVALID_REQUEST), naming the field, if a worker with these capabilities cannot compute the
+    submit as it is meant."""
+    needs = NO_NEEDS
+    if submit.HasField("work"):
+        _check_known(submit.work)
+        needs = needs_of(submit.work)
+    if submit.block_sources:
+        needs |= {Capability.CAPABILITY_FETCH}
+    if submit.hand_over_after:
+        needs |= {Capability.CAPABILITY_HAND_OVER}
+    if not capabilities.can(needs):
+        raise unable(needs - capabilities.supported, "this worker does not have")
+    if capabilities.task != Task.TASK_GENERATE and submit.work.output not in _OF_OUTPUT:
+        raise not_generating(capabilities.task)
+
+
+def _check_known(work: Work) -> None:
+    """Raises RequestRefused (INVALID_REQUEST) if a newer router asks for work of which this version knows nothing."""
+    known = Work()
+    known.CopyFrom(work)
+    known.DiscardUnknownFields()
+    if known.ByteSize() != work.ByteSize():
+        raise invalid("work", "has fields that this worker does not know")
+    if work.output not in OutputKind.values():
+        raise invalid("output", f"{work.output} is no kind of output that this worker knows")
+
+
+def unable(missing: Needs, who_lacks: str) -> RequestRefused:
+    """The refusal (INVALID_REQUEST) for want of these capabilities.
+
+    who_lacks: ends the sentence: "this worker does not have"
+    """
+    names = ", ".join(Capability.Name(one).removeprefix("CAPABILITY_").lower() for one in sorted(missing))
+    return invalid(FIELDS[min(missing)], f"needs the capability {names}, which {who_lacks}")
+
+
+def not_generating(task: "Task.ValueType") -> RequestRefused:
+    """The refusal (INVALID_REQUEST) of a plain generation by a model for another task."""
+    name = Task.Name(task).removeprefix("TASK_").lower() if task in Task.values() else str(task)
+    return invalid("model", f"the model does not generate text: its task is {name}")
