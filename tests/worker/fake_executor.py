@@ -2,7 +2,9 @@
 
 import zlib
 
-from trunkline_worker.step.plan import PositionLogprobs, Sampling, StepPlan, StepResult
+import numpy as np
+
+from trunkline_worker.step.plan import NO_MASKS, Masks, PositionLogprobs, Sampling, StepPlan, StepResult
 
 VOCAB = 50
 
@@ -43,7 +45,7 @@ class HistoryExecutor:
             history = [self._store[self._slot(table, position)] for position in range(end)]
             assert history == tokens[:end], f"sequence {step.sequence_id} reads another one's KV"
 
-    def sample(self, plan: StepPlan) -> StepResult:
+    def sample(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
         token_ids: list[int | None] = []
         prompt_logprobs: dict[int, list[PositionLogprobs]] = {}
         for index, step in enumerate(plan.steps):
@@ -51,10 +53,13 @@ class HistoryExecutor:
             if sampling.prompt_logprobs is not None and len(tokens) == prompt_len:
                 first, end = step.num_computed + 1, min(step.num_computed + step.num_new + 1, prompt_len)
                 prompt_logprobs[index] = [PositionLogprobs(tokens[p], 0.0, 1, []) for p in range(first, end)]
-            if not step.samples:
+            if not step.samples or (index in plan.masked and index not in masks):
                 token_ids.append(None)
                 continue
             token_id = zlib.crc32(repr((tokens, sampling.seed)).encode()) % VOCAB
+            if index in masks:
+                allowed = np.flatnonzero(np.unpackbits(masks[index].view(np.uint8), count=VOCAB, bitorder="little"))
+                token_id = int(allowed[token_id % len(allowed)])
             tokens.append(token_id)
             token_ids.append(token_id)
         return StepResult(plan.step_id, token_ids, {}, prompt_logprobs)

@@ -100,7 +100,9 @@ class Rig:
         assert plan.num_tokens <= self.scheduler.limits.max_step_tokens
         assert len(self.scheduler.running) <= self.scheduler.limits.max_running_requests
         self.executor.forward(plan)
-        return plan, self.executor.sample(plan)
+        while plan.needs_host and self.in_flight:  # as the engine does
+            self.commit(*self.in_flight.popleft())
+        return plan, self.executor.sample(plan, self.scheduler.masks(plan))
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[StepOutput]:
         self.now_s += 1.0

@@ -21,7 +21,7 @@ from trunkline_worker.engine.engine import Engine, ModelLimits
 from trunkline_worker.scheduler.limits import SchedulerLimits
 from trunkline_worker.scheduler.scheduler import Scheduler
 from trunkline_worker.scheduler.stats import EngineStats
-from trunkline_worker.step.plan import StepPlan, StepResult
+from trunkline_worker.step.plan import Masks, StepPlan, StepResult
 
 REPOSITORY = Path(__file__).parents[3]
 CONTEXT = 8192
@@ -38,6 +38,9 @@ class InstantExecutor:
 
     def launch(self, plan: StepPlan) -> None:
         self._plans.append(plan)
+
+    def sample(self, masks: Masks) -> None:
+        """No plan needs the host."""
 
     def is_done(self) -> bool:
         return True

@@ -8,6 +8,7 @@ from trunkline_worker.engine.rehearsal import activation_bytes, largest_step
 from trunkline_worker.model.loading import load_model
 from trunkline_worker.runner.torch_runner import TorchRunner
 from trunkline_worker.settings import EngineSettings
+from trunkline_worker.step.plan import NO_MASKS
 
 
 @pytest.mark.parametrize(("tokens", "running", "block_size"), [(100, 7, 16), (5, 256, 4), (64, 1, 16), (2048, 256, 16)])
@@ -30,5 +31,5 @@ def test_an_executor_runs_it() -> None:
     plan = largest_step(settings, model.context_length)
     runner = TorchRunner(model, num_blocks=10, block_size=16)
     runner.forward(plan)
-    assert all(token is not None for token in runner.sample(plan).token_ids)
+    assert all(token is not None for token in runner.sample(plan, NO_MASKS)().token_ids)
     assert activation_bytes(model, settings) == 0

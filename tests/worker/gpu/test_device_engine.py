@@ -17,7 +17,7 @@ from trunkline.engine.v1.engine_pb2 import EngineRequest
 from trunkline_worker.engine.assembly import build_engine
 from trunkline_worker.runner.gpu.gpu_runner import GpuRunner
 from trunkline_worker.settings import EngineSettings
-from trunkline_worker.step.plan import StepPlan, StepResult
+from trunkline_worker.step.plan import Masks, StepPlan, StepResult
 
 CONTEXT, REQUESTS = 2048, 40
 
@@ -32,6 +32,9 @@ class LaunchingExecutor:
 
     def launch(self, plan: StepPlan) -> None:
         self._begun.append(self.session.begin(plan))
+
+    def sample(self, masks: Masks) -> None:
+        raise NotImplementedError
 
     def is_done(self) -> bool:
         return bool(self._begun)

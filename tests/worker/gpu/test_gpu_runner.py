@@ -24,7 +24,7 @@ from trunkline_worker.runner.gpu.row_table import RowTable, TableRow
 from trunkline_worker.runner.gpu.step_programs import decode_sizes
 from trunkline_worker.runner.step_thread import QueueingExecutor, ThreadedExecutor
 from trunkline_worker.settings import EngineSettings
-from trunkline_worker.step.plan import Sampling, SequenceStart, SequenceStep, StepPlan
+from trunkline_worker.step.plan import Masks, Sampling, SequenceStart, SequenceStep, StepPlan
 
 DRAW = random.Random(11)
 CPU = torch.device("cpu")
@@ -209,13 +209,22 @@ def test_what_fails_at_launch_is_raised_when_collected() -> None:
         def begin(self, plan: StepPlan) -> Callable[[], Any]:
             raise RuntimeError("no more memory")
 
+        def forward(self, plan: StepPlan) -> None:
+            raise RuntimeError("no more memory")
+
+        def sample(self, plan: StepPlan, masks: Masks) -> Callable[[], Any]:
+            raise NotImplementedError
+
         def forget(self, sequence_ids: list[int]) -> None:
             raise NotImplementedError
 
     executor = QueueingExecutor(Broken(), 1)
-    executor.launch(StepPlan(1, []))
-    with pytest.raises(RuntimeError, match="no more memory"):
-        executor.collect()
+    for plan in (StepPlan(1, []), StepPlan(2, [], masked=[0])):
+        executor.launch(plan)
+        if plan.needs_host:
+            executor.sample({})
+        with pytest.raises(RuntimeError, match="no more memory"):
+            executor.collect()
     executor.close()
 
 
@@ -225,6 +234,12 @@ def test_a_closed_executor_lets_go_of_its_runner() -> None:
         later_bytes = 0
 
         def begin(self, plan: StepPlan) -> Callable[[], Any]:
+            raise NotImplementedError
+
+        def forward(self, plan: StepPlan) -> None:
+            raise NotImplementedError
+
+        def sample(self, plan: StepPlan, masks: Masks) -> Callable[[], Any]:
             raise NotImplementedError
 
         def forget(self, sequence_ids: list[int]) -> None:

@@ -99,6 +99,13 @@ class Sequence:
         """Whether it has not reached the length up to which it keeps its blocks."""
         return self.num_scheduled < self.promised_len
 
+    def fall_back(self, num_scheduled: int) -> None:
+        """Counts tokens as not scheduled that the only step in flight did not get. The promise that it has reached with
+        them stays fulfilled."""
+        if not self.is_aged:
+            self.promised_len = 0
+        self.num_scheduled, self.num_pending = num_scheduled, 0
+
     @property
     def owes_progress(self) -> bool:
         """Whether it was preempted, and has got no token since it was admitted again."""

@@ -75,6 +75,7 @@ class Engine:
         self._arrivals = 0
         self._last_handle = 0
         self._in_flight: deque[StepPlan] = deque()
+        self._waits_for_host: StepPlan | None = None  # the latest plan, while its second part has not begun
         self._host_s: deque[float] = deque()  # time it took to schedule each of these
         self._outputs: list[EngineOutput] = []  # refusals that are not reported yet
         self._plan_at_s = 0.0  # when the next step is scheduled, while one is in flight
@@ -177,7 +178,7 @@ class Engine:
         """Launches one step and commits one, each if it is time for that. Returns what was committed; None: nothing."""
         if self._in_flight and now_s < self._plan_at_s and not self.executor.is_done():
             return None  # requests that arrive before _plan_at_s can still take part in the next step
-        plan = self._schedule(now_s)
+        plan = self._schedule(now_s) if self._waits_for_host is None else None
         if plan is not None:
             self._launch(plan, now_s)
         if not self._in_flight:
@@ -200,10 +201,20 @@ class Engine:
             self.scheduler.cost.waited(self._clock_s() - self._collected_s)
         self.executor.launch(plan)
         self._in_flight.append(plan)
+        if plan.needs_host:
+            self._waits_for_host = plan
+            self._begin_sampling()
         self._host_s.append(self._clock_s() - started_s)
         self._planning_s += 0.1 * (self._host_s[-1] - self._planning_s)
         if len(self._in_flight) == 1:
             self._time_next_plan()
+
+    def _begin_sampling(self) -> None:
+        """Gives the plan that waits for the host its masks, once every step before it is committed."""
+        plan = self._waits_for_host
+        if plan is not None and plan is self._in_flight[0]:
+            self._waits_for_host = None
+            self.executor.sample(self.scheduler.masks(plan))
 
     def _commit_oldest(self) -> StepOutputs:
         """Waits for the oldest step, and commits it."""
@@ -212,6 +223,7 @@ class Engine:
         plan, host_s = self._in_flight.popleft(), self._host_s.popleft()
         outputs = self.scheduler.commit(plan, result, started_s)
         if self._in_flight:
+            self._begin_sampling()
             self._time_next_plan()
         if not self.has_work:
             self._collected_s = None

@@ -1,7 +1,8 @@
 """The state of each sequence that a runner keeps between steps."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from copy import copy
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +23,11 @@ class SampledRow(Protocol):
 class Row:
     """One sequence's tokens and block table, in buffers that grow by doubling."""
 
-    __slots__ = ("_blocks", "_tokens", "blocks_address", "num_blocks", "num_tokens", "prompt_len", "sampling")
+    __slots__ = ("_blocks", "_tokens", "blocks_address", "mask", "num_blocks", "num_tokens", "prompt_len", "sampling")
 
     def __init__(self, start: SequenceStart) -> None:
         self.sampling: Sampling = start.sampling
+        self.mask: NDArray[np.int32] | None = None  # of the next token: see plan.Masks
         self.prompt_len = start.prompt_len
         self.num_tokens = len(start.token_ids)
         self.num_blocks = len(start.block_table)
@@ -49,6 +51,12 @@ class Row:
     @property
     def num_output(self) -> int:
         return self.num_tokens - self.prompt_len
+
+    def under(self, mask: NDArray[np.int32]) -> Self:
+        """The row with a mask for its next token. It has the same buffers: it is only read, and only now."""
+        row = copy(self)
+        row.mask = mask
+        return row
 
     def append_token(self, token_id: int) -> None:
         if self.num_tokens == len(self._tokens):

@@ -29,7 +29,7 @@ LARGEST = torch.finfo(torch.float32).max
 # The nucleus of top_p is searched in this many most likely tokens before the whole row is sorted.
 NUCLEUS_GUESS = 256
 NOT_FINITE = RowError("the model's output is not finite")
-NOTHING_LEFT = RowError("min_tokens leaves no token that may be chosen")
+NOTHING_LEFT = RowError("no token is left that may be chosen")
 
 
 def changes_logits(row: SampledRow) -> bool:
@@ -46,7 +46,8 @@ def changes_logits(row: SampledRow) -> bool:
 
 def adjust_logits(logits: Tensor, row: Row) -> None:
     """Changes logits in place, in this order: bias; repetition (over prompt and output, Keskar et al., 2019), frequency
-    and presence penalties (over the output, as OpenAI defines them); end tokens to -inf while below min_tokens.
+    and presence penalties (over the output, as OpenAI defines them); end tokens to -inf while below min_tokens, and
+    those that a mask excludes.
 
     A finite logit stays finite: instead of overflowing, it becomes the largest number of its sign.
 
@@ -69,6 +70,9 @@ def adjust_logits(logits: Tensor, row: Row) -> None:
         logits[at] = _bounded(logits[at] - penalty, logits[at])
     if row.num_output < s.min_tokens and s.end_token_ids:
         logits[torch.tensor(sorted(s.end_token_ids))] = float("-inf")
+    if row.mask is not None:
+        bits = np.unpackbits(row.mask.view(np.uint8), count=len(logits), bitorder="little")
+        logits[torch.from_numpy(bits == 0)] = float("-inf")
 
 
 def _bounded(changed: Tensor, before: Tensor) -> Tensor:
@@ -179,7 +183,8 @@ class Sampled:
 
 def is_plain_greedy(row: Row) -> bool:
     """Whether a row's next token is the one with the highest logit, and no log-probabilities are requested."""
-    return row.sampling.temperature == 0 and row.sampling.logprobs is None and not changes_logits(row)
+    s = row.sampling
+    return s.temperature == 0 and s.logprobs is None and row.mask is None and not changes_logits(row)
 
 
 def sample_isolated(
@@ -219,7 +224,7 @@ def sample(logits: Tensor, rows: list[Row], *, row_by_row: bool) -> Sampled:
     # argmax returns a NaN if there is one, so checking the best logit finds every unusable row.
     errors = dict.fromkeys(_not_finite(logits, best), NOT_FINITE)
     raw = _raw_copy(logits, rows)
-    changed = [i for i, row in enumerate(rows) if changes_logits(row) and i not in errors]
+    changed = [i for i, row in enumerate(rows) if (changes_logits(row) or row.mask is not None) and i not in errors]
     for i in changed:
         adjust_logits(logits[i], rows[i])
     if changed:

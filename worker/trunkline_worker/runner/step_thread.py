@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from trunkline_worker.step.plan import StepPlan, StepResult
+from trunkline_worker.step.plan import NO_MASKS, Masks, StepPlan, StepResult
 
 
 class StepRunner(Protocol):
@@ -25,8 +25,15 @@ class StepRunner(Protocol):
         largest step of new sequences needs."""
 
     def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """Runs the model over the plan's tokens, writes their KV, samples, and appends each sampled token to its row,
-        or puts this work on a device's queue. Returns a function that waits for the result."""
+        """Computes both parts of a step that does not need the host, or puts them on a device's queue. Returns a
+        function that waits for the result."""
+
+    def forward(self, plan: StepPlan) -> None:
+        """The first part: runs the model over the plan's tokens, and writes their KV. sample() must follow."""
+
+    def sample(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
+        """The second part: samples, and appends each sampled token to its row. Returns a function that waits for the
+        result."""
 
     def forget(self, sequence_ids: list[int]) -> None:
         """Drops rows, as a plan's `ended` does, without a step."""
@@ -38,16 +45,21 @@ class InlineExecutor:
     def __init__(self, runner: StepRunner, run_ahead: int = 0) -> None:
         self._runner = runner
         self._plans: deque[StepPlan] = deque()
+        self._masks = NO_MASKS  # of the one plan that may need them
         self.run_ahead = run_ahead
 
     def launch(self, plan: StepPlan) -> None:
         self._plans.append(plan)
 
+    def sample(self, masks: Masks) -> None:
+        self._masks = masks
+
     def is_done(self) -> bool:
         return False
 
     def collect(self) -> StepResult:
-        return timed_step(self._runner, self._plans.popleft())
+        plan = self._plans.popleft()
+        return timed_step(self._runner, plan, lambda: self._masks)
 
 
 class WaitingExecutor:
@@ -107,17 +119,21 @@ class ThreadedExecutor(WaitingExecutor):
     def __init__(self, runner: StepRunner, run_ahead: int = 1) -> None:
         self._runner = runner
         self._plans: queue.SimpleQueue[StepPlan | None] = queue.SimpleQueue()
+        self._masks: queue.SimpleQueue[Masks] = queue.SimpleQueue()
         super().__init__(run_ahead)
 
     def launch(self, plan: StepPlan) -> None:
         self._plans.put(plan)
+
+    def sample(self, masks: Masks) -> None:
+        self._masks.put(masks)
 
     def _end(self) -> None:
         self._plans.put(None)
 
     def _next(self) -> StepResult | None:
         plan = self._plans.get()
-        return None if plan is None else timed_step(self._runner, plan)
+        return None if plan is None else timed_step(self._runner, plan, self._masks.get)
 
 
 class QueueingExecutor(WaitingExecutor):
@@ -126,11 +142,25 @@ class QueueingExecutor(WaitingExecutor):
     def __init__(self, runner: StepRunner, run_ahead: int = 1) -> None:
         self._runner = runner
         self._begun: queue.SimpleQueue[Callable[[], StepResult] | BaseException | None] = queue.SimpleQueue()
+        self._forwarded: StepPlan | None = None  # its second part has not begun
         super().__init__(run_ahead)
 
     def launch(self, plan: StepPlan) -> None:
         try:
-            self._begun.put(self._runner.begin(plan))
+            if plan.needs_host:
+                self._runner.forward(plan)
+                self._forwarded = plan
+            else:
+                self._begun.put(self._runner.begin(plan))
+        except BaseException as error:
+            self._begun.put(error)
+
+    def sample(self, masks: Masks) -> None:
+        plan, self._forwarded = self._forwarded, None
+        if plan is None:
+            return  # its first part has failed: collect() raises the exception
+        try:
+            self._begun.put(self._runner.sample(plan, masks))
         except BaseException as error:
             self._begun.put(error)
 
@@ -144,8 +174,18 @@ class QueueingExecutor(WaitingExecutor):
         return None if begun is None else begun()
 
 
-def timed_step(runner: StepRunner, plan: StepPlan) -> StepResult:
-    """Runs one step, and returns its result with the time that it took."""
+def timed_step(runner: StepRunner, plan: StepPlan, masks: Callable[[], Masks] = dict) -> StepResult:
+    """Runs one step, and returns its result with the time that it took.
+
+    masks: waits for the masks of a plan that needs them; this time does not count
+    """
     started_s = time.perf_counter()
-    result = runner.begin(plan)()
-    return replace(result, device_time_s=time.perf_counter() - started_s)
+    if not plan.needs_host:
+        result = runner.begin(plan)()
+        return replace(result, device_time_s=time.perf_counter() - started_s)
+    runner.forward(plan)
+    forward_s = time.perf_counter() - started_s
+    given = masks()
+    started_s = time.perf_counter()
+    result = runner.sample(plan, given)()
+    return replace(result, device_time_s=forward_s + time.perf_counter() - started_s)

@@ -21,7 +21,15 @@ from trunkline_worker.runner.sampler import (
     sample,
     sample_isolated,
 )
-from trunkline_worker.step.plan import PositionLogprobs, RowError, SequenceStep, StepPlan, StepResult
+from trunkline_worker.step.plan import (
+    NO_MASKS,
+    Masks,
+    PositionLogprobs,
+    RowError,
+    SequenceStep,
+    StepPlan,
+    StepResult,
+)
 
 # Takes a plan and the rows of its steps. Returns hidden states [num_tokens, hidden], and the end of each step in them.
 StepForward = Callable[[StepPlan, list[Row]], tuple[Tensor, list[int]]]
@@ -158,8 +166,7 @@ class TorchRunner:
     def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Computes a step, and returns a function that returns its result."""
         self.forward(plan)
-        result = self.sample(plan)
-        return lambda: result
+        return self.sample(plan, NO_MASKS)
 
     def forget(self, sequence_ids: list[int]) -> None:
         """Drops rows, as a plan's `ended` does, without a step."""
@@ -172,8 +179,9 @@ class TorchRunner:
         self._hidden, self._ends = self._forward(plan, rows)
 
     @torch.inference_mode()
-    def sample(self, plan: StepPlan) -> StepResult:
-        """Samples from the states of forward(), and appends the tokens to their rows."""
+    def sample(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
+        """Samples from the states of forward(), and appends the tokens to their rows. Returns a function that returns
+        the result."""
         rows = self._step_rows
         ends = self._ends
         prompt_logprobs: dict[int, list[PositionLogprobs]] = {}
@@ -186,6 +194,10 @@ class TorchRunner:
                 else:
                     prompt_logprobs[index] = found
         sampling = [index for index, step in enumerate(plan.steps) if step.samples]
+        if plan.masked:
+            rows = [row.under(masks[index][0]) if index in masks else row for index, row in enumerate(rows)]
+            late = {index for index in plan.masked if index not in masks}
+            sampling = [index for index in sampling if index not in late]
         token_ids: list[int | None] = [None] * len(plan.steps)
         sampled = Sampled([])
         if sampling:
@@ -193,15 +205,16 @@ class TorchRunner:
             for index, token_id in zip(sampling, sampled.token_ids, strict=True):
                 token_ids[index] = token_id
                 # A token is appended even on failure: the next step may be planned before the failure is handled.
-                rows[index].append_token(token_id or 0)
+                self._step_rows[index].append_token(token_id or 0)
         self._hidden = torch.empty(0)
-        return StepResult(
+        result = StepResult(
             plan.step_id,
             token_ids,
             {sampling[i]: entry for i, entry in sampled.logprobs.items()},
             prompt_logprobs,
             {sampling[i]: error for i, error in sampled.errors.items()} | errors,
         )
+        return lambda: result
 
     def _sample(self, rows: list[Row], at: list[int]) -> Sampled:
         """Samples the next token of each row from the hidden states at the indices `at`."""

@@ -19,6 +19,7 @@ from trunkline_worker.scheduler.batching import batching_policy
 from trunkline_worker.scheduler.deadlines import Deadlines, DrainRate
 from trunkline_worker.scheduler.lane_sharing import LaneSharing
 from trunkline_worker.scheduler.limits import SchedulerLimits
+from trunkline_worker.scheduler.masks import Masker
 from trunkline_worker.scheduler.preemption import Preemption
 from trunkline_worker.scheduler.prompts import PromptScheduling
 from trunkline_worker.scheduler.running_set import Evictions, RunningSet, StepsInFlight
@@ -27,7 +28,7 @@ from trunkline_worker.scheduler.stats import EngineStats
 from trunkline_worker.scheduler.step_budget import StepBudget
 from trunkline_worker.scheduler.step_cost import StepCost, StepLoad
 from trunkline_worker.scheduler.waiting import Waiting
-from trunkline_worker.step.plan import SequenceStep, StepPlan, StepResult
+from trunkline_worker.step.plan import NO_MASKS, Masks, SequenceStep, StepPlan, StepResult
 
 
 class Scheduler:
@@ -37,6 +38,7 @@ class Scheduler:
         self.limits = limits
         self.blocks = blocks
         self.stats = stats
+        self.masker: Masker | None = None  # None: nothing is constrained
         self.waiting = waiting = Waiting(blocks.block_size)
         self.cost = cost = StepCost()
         self.admission = admission = Admission(limits, blocks, cost)
@@ -231,8 +233,30 @@ class Scheduler:
             return None
         padding = self._batching.padding(budget.tokens_left, steps)
         plan = StepPlan(self.step_id + 1, steps, running.take_starts(), running.take_ended(), padding=padding)
+        if self.masker is not None:
+            of, constrains = self.sequences, self.masker.constrains
+            plan.masked = [i for i, step in enumerate(steps) if step.samples and constrains(of[step.sequence_id])]
         self._in_flight.add(plan, budget.load(plan.num_padding))
         return plan
+
+    def masks(self, plan: StepPlan) -> Masks:
+        """The masks of a plan in flight, once every step before it is committed and before another one is planned. A
+        sequence whose mask is not ready sits out: a later step computes its last token again."""
+        masker = self.masker
+        if masker is None:
+            return NO_MASKS
+        masks = {}
+        for index in plan.masked:
+            step = plan.steps[index]
+            sequence = self.sequences.get(step.sequence_id)
+            if sequence is None or sequence.generation != step.generation:
+                continue
+            mask = masker.mask(sequence)
+            if mask is None:
+                sequence.fall_back(len(sequence.token_ids) - 1)
+            else:
+                masks[index] = mask
+        return masks
 
     def _begin_preemption(self, now_s: float) -> None:
         """Makes room for waiting sequences before anything else of the step is settled."""

@@ -138,10 +138,14 @@ class SequenceTable:
         # loop only counts them, by lane; they enter the statistics together after it.
         regular = [0 for _ in LANES]
         block_size, token_ids = self.blocks.block_size, result.token_ids
+        unsampled = [i for i in plan.masked if token_ids[i] is None and i not in result.errors] if plan.masked else ()
         for index, (sequence_id, generation, _, num_new, _, samples) in enumerate(plan.steps):
             sequence = sequences.get(sequence_id)
             if sequence is None or sequence.generation != generation:
                 stats.stale_results += samples  # it has ended, or was preempted, since the plan was made
+                continue
+            if unsampled and index in unsampled:
+                self._take_unsampled(sequence, index, num_new, result, outputs)
                 continue
             computed = sequence.num_computed + num_new
             if computed // block_size > sequence.num_published:  # a block is full now: others may share it
@@ -186,6 +190,18 @@ class SequenceTable:
                 outputs.num_regular += count
         self.last_commit = mark
         return outputs
+
+    def _take_unsampled(
+        self, sequence: Sequence, index: int, num_new: int, result: StepResult, outputs: StepOutputs
+    ) -> None:
+        """Takes in an entry that sat out. The state of its last token is needed again, so that token counts as not
+        computed: see Scheduler.masks()."""
+        computed = sequence.num_computed + num_new - 1
+        self.running.publish(sequence, computed)
+        if num_new > 1:
+            outputs.chunks.append(_chunk(sequence, computed, num_new - 1))
+        if sequence.prompt_logprobs is not None and index in result.prompt_logprobs:
+            sequence.prompt_logprobs += result.prompt_logprobs[index]
 
     def _take_irregular(
         self, sequence: Sequence, outputs: StepOutputs, *, computed: int, num_new: int, before: StepMark, mark: StepMark

@@ -5,9 +5,17 @@ contains only the changes. That is sufficient for a rank that shares no memory w
 """
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Which tokens the samples of an entry may be, by index into the plan's `steps`: [num_samples, ceil(vocab / 32)] int32.
+# Bit t % 32 of word t // 32 is set if token t may be chosen.
+Masks = Mapping[int, NDArray[np.int32]]
+NO_MASKS: Masks = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,9 @@ class StepPlan:
 
     A step may compute a token that the step before it samples: the executor has it in its row, the scheduler does not
     know it yet.
+
+    A step has two parts, forward and sample. A mask may depend on all tokens before its sample, so the masks of
+    `masked` are given to the second part. An entry without its mask is computed, but not sampled.
     """
 
     step_id: int
@@ -74,6 +85,12 @@ class StepPlan:
     starts: list[SequenceStart] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)  # finished, aborted or preempted: forget these rows
     padding: "Padding | None" = None  # of static batching
+    masked: Sequence[int] = ()  # indices of `steps` that are sampled under a mask
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether the host gives something to the step between its two parts."""
+        return bool(self.masked)
 
     @property
     def num_tokens(self) -> int:
@@ -117,7 +134,7 @@ class StepResult:
     """What an executor returns for a plan; keys are indices into the plan's `steps`."""
 
     step_id: int
-    token_ids: list[int | None]  # per entry of steps; None where it does not sample
+    token_ids: list[int | None]  # per entry of steps; None where it does not sample, or has no mask
     logprobs: dict[int, PositionLogprobs] = field(default_factory=dict)
     # Entry j of a list is for prompt position num_computed + 1 + j; positions past the prompt's end are left out.
     prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
@@ -129,7 +146,9 @@ class StepResult:
 class Executor(Protocol):
     """Computes steps one after the other, in the order of their plans: on a device, or in simulation.
 
-    A step may be launched while earlier ones still run; steps are collected in the same order.
+    A step may be launched while earlier ones still run; steps are collected in the same order. If a plan needs the
+    host, launch() starts its forward pass only, and sample() follows before the next launch() and before the step is
+    collected.
     """
 
     @property
@@ -138,6 +157,9 @@ class Executor(Protocol):
 
     def launch(self, plan: StepPlan) -> None:
         """Starts a step: the forward pass over the plan's tokens, then sampling. Returns at once if it can."""
+
+    def sample(self, masks: Masks) -> None:
+        """Starts the second part of the step launched last, whose plan needs the host. Returns at once if it can."""
 
     def is_done(self) -> bool:
         """Whether collect() would return at once."""

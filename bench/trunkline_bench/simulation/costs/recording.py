@@ -4,7 +4,7 @@ from collections import deque
 
 from trunkline_bench.simulation.costs.fitted_cost import Sample
 from trunkline_bench.simulation.costs.step_work import StepWork, work_of
-from trunkline_worker.step.plan import Executor, StepPlan, StepResult
+from trunkline_worker.step.plan import Executor, Masks, StepPlan, StepResult
 
 
 class RecordingExecutor:
@@ -19,6 +19,9 @@ class RecordingExecutor:
     def launch(self, plan: StepPlan) -> None:
         self._works.append(work_of(plan))
         self._inner.launch(plan)
+
+    def sample(self, masks: Masks) -> None:
+        self._inner.sample(masks)
 
     def is_done(self) -> bool:
         return self._inner.is_done()

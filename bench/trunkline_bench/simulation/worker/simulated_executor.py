@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trunkline_bench.simulation.costs.step_work import StepWork, work_of
-from trunkline_worker.step.plan import StepPlan, StepResult
+from trunkline_worker.step.plan import NO_MASKS, Masks, StepPlan, StepResult
 
 END_TOKEN = 2  # ends a sequence that has reached the trace's output length
 FIRST_TOKEN = 3
@@ -82,6 +82,7 @@ class SimulatedExecutor:
         self._free_s = 0.0  # when the device has finished all launched steps
         self._results: deque[tuple[StepResult, float]] = deque()
         self._costed: tuple[StepPlan, StepWork, float] | None = None  # the latest plan, its work and its time
+        self._forwarded: tuple[StepPlan, float] | None = None  # a plan that needs the host, and when it began
 
     def launch(self, plan: StepPlan) -> None:
         left = self._left
@@ -96,10 +97,23 @@ class SimulatedExecutor:
         if isinstance(plan, RepeatedPlan):
             self._launch_run(plan, work_of(plan), begin_s)
             return
+        if plan.needs_host:
+            self._forwarded = plan, begin_s
+        else:
+            self._finish(plan, NO_MASKS, begin_s)
+
+    def sample(self, masks: Masks) -> None:
+        assert self._forwarded is not None, "a plan that needs the host was launched"
+        (plan, begin_s), self._forwarded = self._forwarded, None
+        self._finish(plan, masks, begin_s)
+
+    def _finish(self, plan: StepPlan, masks: Masks, begin_s: float) -> None:
+        """Samples, and adds the result of a step that begins then. The masks cost no time."""
+        left, late = self._left, {index for index in plan.masked if index not in masks}
         _, device_s = self._cost_of(plan)
         tokens: list[int | None] = []
-        for step in plan.steps:
-            if step.samples:
+        for index, step in enumerate(plan.steps):
+            if step.samples and index not in late:
                 left[step.sequence_id] = still = left[step.sequence_id] - 1
                 tokens.append(FIRST_TOKEN if still else END_TOKEN)
             else:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ from trunkline_worker.runner.gpu.transfers import Arriving, FromDevice, to_devic
 from trunkline_worker.runner.sampler import NOT_FINITE
 from trunkline_worker.settings import EngineSettings
 from trunkline_worker.step.plan import (
+    NO_MASKS,
+    Masks,
     RowError,
     Sampling,
     SequenceStart,
@@ -85,6 +88,7 @@ class GpuRunner:
             capture=captures,
         )  # fmt: skip
         self._from_device = FromDevice(model.device)
+        self._forwarded: Forwarded | None = None
         self.queues = model.device.type == "cuda"
         # A step with more pieces than max_pieces gets additional room of its own.
         self.later_bytes = 2 * Pieces.num_bytes(most_pieces, spec.num_heads, spec.head_dim)
@@ -115,9 +119,14 @@ class GpuRunner:
         """Drops rows, as a plan's `ended` does, without a step."""
         self._table.apply(StepPlan(0, [], ended=sequence_ids))
 
-    @torch.inference_mode()
     def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Puts a step on the device's queue. Returns a function that waits for its result."""
+        self.forward(plan)
+        return self.sample(plan, NO_MASKS)
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> None:
+        """Puts the first part of a step on the device's queue. sample() must follow before the next step."""
         started_s = time.perf_counter()
         rows = self._table.apply(plan)
         layout = self._layouts.lay_out(plan.steps, rows)
@@ -129,15 +138,30 @@ class GpuRunner:
         # Prompt log-probabilities need the states of all tokens; other steps compute only the sampled tokens' states.
         whole = any(row.sampling.prompt_logprobs is not None and row.num_output == 0 for row in rows)
         hidden, sampled = self._hidden(layout, shape, last[sampling], whole)
+        self._forwarded = Forwarded(rows, started_s, start, num_padding, last, sampling, hidden, sampled)
+
+    @torch.inference_mode()
+    def sample(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
+        """Puts the second part of a step on the device's queue. Returns a function that waits for its result."""
+        assert self._forwarded is not None, "forward() comes first"
+        rows, started_s, start, num_padding, last, sampling, hidden, sampled = self._forwarded
+        self._forwarded = None
         prompts = {
             index: self._prompt_logprobs(hidden, step, row, int(last[index]) - step.num_new + 1)
             for index, (step, row) in enumerate(zip(plan.steps, rows, strict=True))
             if row.sampling.prompt_logprobs is not None and row.num_output == 0
         }
+        if plan.masked:
+            late = {index for index in plan.masked if index not in masks}
+            kept = [i for i, index in enumerate(sampling) if index not in late]
+            if len(kept) < len(sampling):
+                (where,) = to_device([np.array(kept, np.int32)], self._device)
+                sampled, sampling = gather_rows(sampled, where), [sampling[i] for i in kept]
         samples: StepSamples | None = None
         if sampling:
             logits = self._decoder.logits(sampled)
-            samples = sample_step(logits, [rows[index] for index in sampling], self._table.device_rows)
+            given = {i: masks[index] for i, index in enumerate(sampling) if index in masks} if masks else NO_MASKS
+            samples = sample_step(logits, [rows[index] for index in sampling], self._table.device_rows, given)
         tensors = [samples.tokens, *samples.logprobs] if samples else []
         arriving = self._from_device.send([*tensors, *(column for columns in prompts.values() for column in columns)])
         asking = samples.asking if samples else []
@@ -184,6 +208,19 @@ class GpuRunner:
             most = min(row.sampling.prompt_logprobs or 0, logits.shape[1])
             columns += [targets, *logprobs(logits, targets, most)]
         return columns
+
+
+class Forwarded(NamedTuple):
+    """A step whose forward pass is on the device's queue, and what its second part needs of it."""
+
+    rows: list[TableRow]  # of the plan's steps
+    started_s: float
+    start: "torch.cuda.Event | None"  # None: on a CPU
+    num_padding: int
+    last: NDArray[np.int32]  # [num_steps] index of each step's last token
+    sampling: list[int]  # steps that sample
+    hidden: torch.Tensor  # see GpuRunner._hidden
+    sampled: torch.Tensor  # [num_sampling, hidden]
 
 
 @dataclass(slots=True)

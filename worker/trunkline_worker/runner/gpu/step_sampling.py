@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from trunkline_kernels.gpu.sampling import sample
 from trunkline_worker.runner.gpu.row_table import TableRow
 from trunkline_worker.runner.gpu.transfers import to_device
 from trunkline_worker.runner.sampler import changes_logits
-from trunkline_worker.step.plan import PositionLogprobs, RowError
+from trunkline_worker.step.plan import NO_MASKS, Masks, PositionLogprobs, RowError
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,10 @@ class StepSamples:
     logprobs: list[Tensor]  # of these samples: [num_asking] token ids, then the columns of logprobs(); or empty
 
 
-def sample_step(logits: Tensor, rows: list[TableRow], device_rows: DeviceRows) -> StepSamples:
+def sample_step(logits: Tensor, rows: list[TableRow], device_rows: DeviceRows, masks: Masks = NO_MASKS) -> StepSamples:
     """Samples the next token of each row, by the rules of sampler.sample, and appends it to the row.
 
-    logits: [num_rows, vocab] float32, overwritten
+    logits: [num_rows, vocab] float32, overwritten; masks: by index of the row
     """
     device = logits.device
     asking = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
@@ -42,6 +43,8 @@ def sample_step(logits: Tensor, rows: list[TableRow], device_rows: DeviceRows) -
     )
     raw = logits[indices[0]] if asking else None
     _adjust(logits, rows, device_rows)
+    if masks:
+        _exclude(logits, masks)
     tokens = sample(logits, samples, device_rows, draws=any(row.sampling.temperature > 0 for row in rows))
     columns: list[Tensor] = []
     if raw is not None:
@@ -75,6 +78,14 @@ def _adjust(logits: Tensor, rows: list[TableRow], device_rows: DeviceRows) -> No
     if penalised:
         (where,) = to_device([np.array(penalised, np.int32)], logits.device)
         penalise(logits, where, device_rows, max(count for _, _, count in penalised))
+
+
+def _exclude(logits: Tensor, masks: Masks) -> None:
+    """Sets the logits of tokens that a mask excludes to -inf."""
+    where, words = to_device([np.array(list(masks), np.int64), np.concatenate(list(masks.values()))], logits.device)
+    bits = torch.arange(32, dtype=torch.int32, device=logits.device)
+    allowed = (words[:, :, None] >> bits & 1).flatten(1)[:, : logits.shape[1]]  # [num_masks, vocab]
+    logits[where] = logits[where].masked_fill(allowed == 0, -math.inf)
 
 
 def _bias(at: int, row: TableRow) -> list[NDArray[np.int32 | np.float32]]:
