@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Sequence
 from math import inf
 
 from trunkline.block_hash import HASH_BYTES
-from trunkline.v1.worker_pb2 import WatchCacheResponse
+from trunkline.v1.worker_pb2 import CacheTier, WatchCacheResponse
 from trunkline_router.routing.prefix_index import WorkerBlocks, keys_of
 from trunkline_router.workers.claims import FalseClaim
 
@@ -12,6 +12,9 @@ STEP_BLOCKS = 1024  # in one step of work: at most half a millisecond
 # A block takes about 100 bytes in the index. This many, of 16 tokens, are a terabyte of a small model's KV cache.
 MOST_BLOCKS = 1 << 22
 MOST_CLEARED, CLEARED_WITHIN_S = 16, 10.0  # a worker that clears its cache more often than this is left alone
+# The tiers that the index covers: the only ones that routers ask for. A block that leaves another tier may still be on
+# the device.
+COVERED = (CacheTier.CACHE_TIER_UNSPECIFIED, CacheTier.CACHE_TIER_DEVICE)
 
 Work = Generator[None, None, bool]
 
@@ -64,14 +67,15 @@ class CacheFollower:
         if item.WhichOneof("item") == "snapshot":
             if item.snapshot.first:
                 yield from self._clear()
-            yield from self._apply(self._store, item.snapshot.block_hashes)
+            if item.snapshot.tier in COVERED:
+                yield from self._apply(self._store, item.snapshot.block_hashes)
             self._sequence = item.sequence if item.snapshot.last else None
             return True
         if self._sequence is None or item.sequence != self._sequence + 1:
             return False
         self._sequence = item.sequence
         for event in item.events.events:
-            kind = event.WhichOneof("kind")
+            kind = event.WhichOneof("kind") if event.tier in COVERED else None
             if kind == "stored":
                 yield from self._apply(self._store, event.stored.block_hashes)
             elif kind == "removed":

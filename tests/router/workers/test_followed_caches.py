@@ -12,7 +12,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.router.integrity import check_index
 from trunkline.block_hash import HASH_BYTES
-from trunkline.v1.worker_pb2 import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, WatchCacheResponse
+from trunkline.v1.worker_pb2 import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    CacheEvent,
+    CacheSnapshot,
+    CacheTier,
+    WatchCacheResponse,
+)
 from trunkline_bench.simulation.fleet.router import Follower
 from trunkline_router.routing import prefix_index
 from trunkline_router.routing.prefix_index import PrefixIndex, WorkerBlocks, keys_of
@@ -79,6 +87,32 @@ class Worker:
         return CacheEvent(removed=BlocksRemoved(block_hashes=digests_of(gone))) if gone else None
 
 
+BELOW = (CacheTier.CACHE_TIER_HOST, CacheTier.CACHE_TIER_DISK)
+BLOCKS = digests_of(PATHS)
+CHANGES_BELOW = [
+    CacheEvent(tier=tier, **change)
+    for tier in BELOW
+    for change in (
+        {"stored": BlocksStored(block_hashes=BLOCKS)},
+        {"removed": BlocksRemoved(block_hashes=BLOCKS)},
+        {"cleared": CacheCleared()},
+    )
+]
+
+
+def with_lower_tiers(item: WatchCacheResponse, rng: Random) -> WatchCacheResponse:
+    """The same events among those of tiers below the device, where all blocks come and go."""
+    mixed = WatchCacheResponse()
+    mixed.CopyFrom(item)
+    if item.WhichOneof("item") == "events":
+        events = list(item.events.events)
+        for change in rng.sample(CHANGES_BELOW, rng.randrange(3)):
+            events.insert(rng.randint(0, len(events)), change)
+        mixed.events.ClearField("events")
+        mixed.events.events.extend(events)
+    return mixed
+
+
 class Watch:
     """A WatchCache call; see service.py of the worker."""
 
@@ -122,6 +156,7 @@ class Connection:
         self.told: set[str] = set()  # by the worker
         self.sent: list[str] = []  # prompts of requests that run
         self.reports_count = True
+        self.draw = Random(self.epoch)
         self.watch = Watch(loop, worker.mirror)
         self.last_events: WatchCacheResponse | None = None
         self._follow()
@@ -161,7 +196,7 @@ class Connection:
             is_in_order = self.at is not None and item.sequence == self.at + 1
             if is_in_order:
                 self.told, self.at = set(self.worker.held_at[item.sequence]), item.sequence
-        assert self.follower.take(item) == is_in_order
+        assert self.follower.take(with_lower_tiers(item, self.draw)) == is_in_order
         assert self.follower.synced == (self.at is not None)
         if not is_in_order:
             self.resubscribe()
@@ -387,3 +422,23 @@ class FollowedForLong(FollowedCaches):
 
 TestFollowedForLong = pytest.mark.slow(FollowedForLong.TestCase)
 TestFollowedForLong.settings = settings(max_examples=200, stateful_step_count=120, deadline=None)
+
+
+@pytest.mark.parametrize("change", CHANGES_BELOW, ids=lambda event: f"{event.WhichOneof('kind')} {event.tier}")
+def test_what_happens_below_the_device_changes_nothing_that_is_known_of_the_device(change: CacheEvent) -> None:
+    blocks, held = WorkerBlocks(PrefixIndex()), blocks_of("0101")
+    follower = Follower(blocks, 1)
+    lower = CacheSnapshot(block_hashes=BLOCKS, tier=change.tier, first=True)
+    device = CacheSnapshot(block_hashes=digests_of(held), tier=CacheTier.CACHE_TIER_DEVICE)
+    for snapshot in (lower, device, CacheSnapshot(block_hashes=BLOCKS, tier=change.tier, last=True)):
+        assert follower.take(WatchCacheResponse(epoch=1, sequence=5, snapshot=snapshot))
+    assert follower.synced
+    item = WatchCacheResponse(epoch=1, sequence=6)
+    item.events.events.append(change)
+    assert follower.take(item)
+    assert (len(blocks), blocks.reported(CHAINS["0101"])) == (4, 4)
+    removed = CacheEvent(removed=BlocksRemoved(block_hashes=digests_of(held[2:])), tier=CacheTier.CACHE_TIER_DEVICE)
+    item = WatchCacheResponse(epoch=1, sequence=7)
+    item.events.events.append(removed)
+    assert follower.take(item), "the change took its place in the sequence"
+    assert (len(blocks), blocks.reported(CHAINS["0101"])) == (2, 2)
