@@ -134,6 +134,7 @@ ROOMS: dict[str, dict[str, str]] = {
 EVERYWHERE = {"settings", "identity_settings", "address"}
 CLOCKS = {"time", "datetime"}  # pure rooms are given the time
 PURE_ROOMS = [  # and modules
+    "trunkline.answer",
     *("trunkline_worker." + room for room in ("lanes", "cache", "scheduler")),
     "trunkline_router.routing",
     *("trunkline_router.quotas." + module for module in ("convictions", "fairness", "quota", "reservation", "store")),

@@ -151,6 +151,7 @@ class FakeWorker(WorkerServiceServicer):
     tokenizer_digest: bytes | None = None  # None: that of the files
     protocol_version: int = PROTOCOL_VERSION
     min_router_protocol: int = OLDEST_PROTOCOL
+    answer_format: str = ""
     cached: set[bytes] = field(default_factory=set)
     sequence: int = 0
     port: int = 0
@@ -371,6 +372,7 @@ class FakeWorker(WorkerServiceServicer):
             tokenizer_digest=tokenizer_digest(self.files) if self.tokenizer_digest is None else self.tokenizer_digest,
             protocol_version=self.protocol_version,
             min_router_protocol=self.min_router_protocol,
+            answer_format=self.answer_format,
             grant_key_ids=GrantKeys(self.grant_key, self.previous_key).ids,
         )
 

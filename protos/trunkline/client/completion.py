@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from trunkline.names import finish_name
 from trunkline.v1.generation_pb2 import OutputChunk, TokenLogprobs
-from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo, Usage
+from trunkline.v1.inference_pb2 import AnswerPart, GenerateResponse, PromptInfo, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,7 @@ class Piece:
     logprobs: list[TokenLogprobs]
     finish_reason: str | None  # "stop", "length" or "abort" on the choice's last piece
     response: GenerateResponse  # the response that carried it: prompt, usage, request id
+    parts: list[AnswerPart]  # typed; empty if the answer is text
 
 
 @dataclass(slots=True)
@@ -53,6 +54,7 @@ def piece_of(chunk: OutputChunk, response: GenerateResponse) -> Piece:
         list(chunk.logprobs),
         finish_name(chunk.finish_reason) if chunk.finish_reason else None,
         response,
+        [part for part in parts if part.index == chunk.index] if (parts := response.parts) else [],
     )
 
 

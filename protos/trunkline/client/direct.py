@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from trunkline.answer.answer_parser import PARSERS, parsers_of
 from trunkline.client.direct_answer import DirectAnswer
 from trunkline.client.grant_call import GrantCall, NotOffered
 from trunkline.client.worker_streams import Arrived, Lost, Workers, streams, time_left_s
@@ -52,7 +53,7 @@ class DirectPath:
         router_call = GrantCall(router.Grant(timeout=time_left_s(deadline_s), metadata=metadata))
         try:
             granted = await router_call.first(request)
-            answer = DirectAnswer(request.n if request.HasField("n") else 1)
+            answer = _answer_to(request, granted)
             while not answer.is_complete:
                 answer.begin(granted)
                 attempt = self._attempt(router_call, granted, answer, deadline_s)
@@ -96,6 +97,14 @@ class DirectPath:
                 for response in responses:
                     yield response
             await router_call.farewell()
+
+
+def _answer_to(request: GenerateRequest, granted: GrantResponse) -> DirectAnswer:
+    """The answer, before any output. Raises NotOffered."""
+    answer_format, choices = granted.answer_format, request.n if request.HasField("n") else 1
+    if answer_format and answer_format not in PARSERS:
+        raise NotOffered(f"this client is older than the router: it cannot parse {answer_format}", is_lasting=True)
+    return DirectAnswer(choices, parsers_of(answer_format, choices))
 
 
 async def _after_silence(

@@ -1,5 +1,6 @@
 """A direct client's answer: the output that has arrived, from whichever workers, as responses of a router."""
 
+from trunkline.answer.answer_parser import AnswerParsers
 from trunkline.client.worker_streams import Lost
 from trunkline.ledger import AnswerLedger, OutOfOrder
 from trunkline.v1.generation_pb2 import RequestError
@@ -14,10 +15,15 @@ from trunkline.v1.worker_pb2 import Resume, WorkerServiceGenerateResponse
 
 
 class DirectAnswer:
-    """Joins the output of several workers into the responses that a router would send.  choices: the request's n"""
+    """Joins the output of several workers into the responses that a router would send.
 
-    def __init__(self, choices: int) -> None:
+    choices: the request's n
+    parsers: find the parts of the answer; None: it is text
+    """
+
+    def __init__(self, choices: int, parsers: AnswerParsers | None = None) -> None:
         self._ledger = AnswerLedger(choices)
+        self._parsers = parsers
         self._waiting: list[WorkerServiceGenerateResponse] = []  # until the prompt's report, which goes first, is there
         self._prompt = PromptInfo()
         self._request_id = ""
@@ -55,6 +61,9 @@ class DirectAnswer:
             return []
         responses = [GenerateResponse(request_id=self._request_id, chunks=[waiting.chunk]) for waiting in self._waiting]
         self._waiting = []
+        if self._parsers is not None:
+            for response in responses:
+                response.parts.extend(self._parsers.parts(response.chunks))
         if not self._prompt_sent:
             self._prompt_sent = True
             responses[0].prompt.CopyFrom(self._prompt)

@@ -421,6 +421,36 @@ class Score(_message.Message):
 Global___Score: _TypeAlias = Score  # noqa: Y015
 
 @_typing.final
+class ToolCall(_message.Message):
+    """A call of a tool, as the assistant makes it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Names the call for its result. May be empty, unless the model's chat template needs it."""
+    name: _builtins.str
+    """The tool's name, not empty."""
+    arguments: _builtins.str
+    """The arguments, as a JSON object. Empty: {}."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
+
+@_typing.final
 class PromptReport(_message.Message):
     """Facts about a prompt, sent with its first output token."""
 

@@ -197,6 +197,7 @@ class GenerateResponse(_message.Message):
     CHUNKS_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's name in logs and traces."""
     @_builtins.property
@@ -211,6 +212,12 @@ class GenerateResponse(_message.Message):
     def usage(self) -> Global___Usage:
         """On the last response only."""
 
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AnswerPart]:
+        """What the answer consists of, if it answers a conversation and the model writes more than text. Those of one choice
+        are in order. A part can come later than its text in `chunks`, but not later than the end of its choice.
+        """
+
     def __init__(
         self,
         *,
@@ -218,14 +225,82 @@ class GenerateResponse(_message.Message):
         chunks: _abc.Iterable[_generation_pb2.OutputChunk] | None = ...,
         prompt: Global___PromptInfo | None = ...,
         usage: Global___Usage | None = ...,
+        parts: _abc.Iterable[Global___AnswerPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "prompt", b"prompt", "request_id", b"request_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "parts", b"parts", "prompt", b"prompt", "request_id", b"request_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
+
+@_typing.final
+class AnswerPart(_message.Message):
+    """A part of an answer, or more of the last part of the same choice. Together the parts have what a reader needs of the
+    text in `chunks`: marks such as <think> are left out.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_END_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Which of the request's n choices."""
+    text: _builtins.str
+    """More text."""
+    reasoning: _builtins.str
+    """More of what the model thinks before it answers."""
+    arguments: _builtins.str
+    """More of the arguments of the last call, as JSON."""
+    @_builtins.property
+    def tool_call(self) -> _generation_pb2.ToolCall:
+        """A call of a tool begins. Its arguments are those that are known so far."""
+
+    @_builtins.property
+    def tool_call_end(self) -> Global___ToolCallEnd:
+        """The last call is complete. A call without an end was cut off, for example by max_tokens."""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        text: _builtins.str = ...,
+        reasoning: _builtins.str = ...,
+        tool_call: _generation_pb2.ToolCall | None = ...,
+        arguments: _builtins.str = ...,
+        tool_call_end: Global___ToolCallEnd | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "part", b"part", "reasoning", b"reasoning", "text", b"text", "tool_call", b"tool_call", "tool_call_end", b"tool_call_end"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "index", b"index", "part", b"part", "reasoning", b"reasoning", "text", b"text", "tool_call", b"tool_call", "tool_call_end", b"tool_call_end"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["text", "reasoning", "tool_call", "arguments", "tool_call_end"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___AnswerPart: _TypeAlias = AnswerPart  # noqa: Y015
+
+@_typing.final
+class ToolCallEnd(_message.Message):
+    """The end of a tool call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallEnd: _TypeAlias = ToolCallEnd  # noqa: Y015
 
 @_typing.final
 class PromptInfo(_message.Message):
@@ -447,12 +522,15 @@ class GrantResponse(_message.Message):
     GRANTS_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
+    ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's name in logs and traces."""
     worker_address: _builtins.str
     """The worker's address as routers know it: host:port."""
     wait: _builtins.bool
     """In answer to `silent`: the worker is working, perhaps on other requests. The earlier grants stay valid."""
+    answer_format: _builtins.str
+    """The format in which the client finds the parts of the answer (GetModelResponse.answer_format); empty: it is text."""
     @_builtins.property
     def grants(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.Grant]:
         """One for each unfinished choice, ordered by choice; each is for one call of WorkerService.Generate."""
@@ -469,10 +547,11 @@ class GrantResponse(_message.Message):
         grants: _abc.Iterable[_worker_pb2.Grant] | None = ...,
         prompt: Global___PromptInfo | None = ...,
         wait: _builtins.bool = ...,
+        answer_format: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grants", b"grants", "prompt", b"prompt", "request_id", b"request_id", "wait", b"wait", "worker_address", b"worker_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "grants", b"grants", "prompt", b"prompt", "request_id", b"request_id", "wait", b"wait", "worker_address", b"worker_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

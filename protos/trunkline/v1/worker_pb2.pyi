@@ -1510,6 +1510,7 @@ class GetModelResponse(_message.Message):
     TASK_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     MAX_SESSION_GRAMMAR_BYTES_FIELD_NUMBER: _builtins.int
+    ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The served model's name, as requests give it."""
     worker_id: _builtins.str
@@ -1575,11 +1576,11 @@ class GetModelResponse(_message.Message):
     and on a GPU compiling and capturing.
     """
     protocol_version: _builtins.int
-    """The protocol version of the worker. 5: the oldest that routers use. 6: it names its task and capabilities, and
-    refuses the fields of a Submit whose capability it lacks. New fields and calls increase the version. A router uses
-    workers of the previous version, without what they do not have yet, and sets older ones aside. What a worker can do
-    is in `capabilities`, not in this number. A router does not refuse a worker for a newer version, only for
-    min_router_protocol.
+    """The protocol version of the worker. 5: the oldest that routers use. 6: it names its task, its capabilities and the
+    format of its answers, and refuses the fields of a Submit whose capability it lacks. New fields and calls increase
+    the version. A router uses workers of the previous version, without what they do not have yet, and sets older ones
+    aside. What a worker can do is in `capabilities`, not in this number. A router does not refuse a worker for a newer
+    version, only for min_router_protocol.
     """
     min_router_protocol: _builtins.int
     """The lowest protocol version of a router that may use this worker: the one before the worker's own. Older routers do
@@ -1589,6 +1590,10 @@ class GetModelResponse(_message.Message):
     """What the model is for."""
     max_session_grammar_bytes: _builtins.int
     """Most bytes of text, all together, of the grammars that one session may keep. 0 without CAPABILITY_GRAMMARS."""
+    answer_format: _builtins.str
+    """The format in which the model writes reasoning and tool calls, by its name. Routers and direct clients find the
+    parts of its answers by it. Empty, or a format that a router does not know: answers are text.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that end generation."""
@@ -1647,10 +1652,11 @@ class GetModelResponse(_message.Message):
         task: Global___Task.ValueType = ...,
         capabilities: _abc.Iterable[Global___Capability.ValueType] | None = ...,
         max_session_grammar_bytes: _builtins.int = ...,
+        answer_format: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "aging_s", b"aging_s", "architecture", b"architecture", "batch_size", b"batch_size", "batch_window_ms", b"batch_window_ms", "batching", b"batching", "block_size", b"block_size", "capabilities", b"capabilities", "context_length", b"context_length", "default_sampling", b"default_sampling", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "grant_key_ids", b"grant_key_ids", "interactive_reserve", b"interactive_reserve", "itl_target_ms", b"itl_target_ms", "kv_blocks", b"kv_blocks", "kv_memory_fraction", b"kv_memory_fraction", "kv_token_capacity", b"kv_token_capacity", "max_running_requests", b"max_running_requests", "max_session_grammar_bytes", b"max_session_grammar_bytes", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "min_router_protocol", b"min_router_protocol", "model", b"model", "price_per_hour", b"price_per_hour", "protocol_version", b"protocol_version", "run_ahead", b"run_ahead", "start_up_s", b"start_up_s", "task", b"task", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "aging_s", b"aging_s", "answer_format", b"answer_format", "architecture", b"architecture", "batch_size", b"batch_size", "batch_window_ms", b"batch_window_ms", "batching", b"batching", "block_size", b"block_size", "capabilities", b"capabilities", "context_length", b"context_length", "default_sampling", b"default_sampling", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "grant_key_ids", b"grant_key_ids", "interactive_reserve", b"interactive_reserve", "itl_target_ms", b"itl_target_ms", "kv_blocks", b"kv_blocks", "kv_memory_fraction", b"kv_memory_fraction", "kv_token_capacity", b"kv_token_capacity", "max_running_requests", b"max_running_requests", "max_session_grammar_bytes", b"max_session_grammar_bytes", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "min_router_protocol", b"min_router_protocol", "model", b"model", "price_per_hour", b"price_per_hour", "protocol_version", b"protocol_version", "run_ahead", b"run_ahead", "start_up_s", b"start_up_s", "task", b"task", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

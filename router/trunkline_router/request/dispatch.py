@@ -8,6 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import NoReturn
 
+from trunkline.answer.answer_parser import parsers_of
 from trunkline.ledger import AnswerLedger
 from trunkline.names import finish_name
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, NO_WORKER, OVERLOADED, RequestRefused, code_of
@@ -40,7 +41,13 @@ class DispatchedRequest:
         meter: OutputMeter,
     ) -> None:
         self.stream = RequestStream(
-            record, prepared.choices, prepared.prompt_info(), dispatcher.fanout, dispatcher.backlog, meter
+            record,
+            prepared.choices,
+            prepared.prompt_info(),
+            dispatcher.fanout,
+            dispatcher.backlog,
+            meter,
+            parsers=parsers_of(prepared.answer_format, prepared.choices),
         )
         self._dispatcher = dispatcher
         self._prepared = prepared

@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trunkline.answer.answer_parser import PARSERS
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, invalid
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
@@ -116,6 +117,7 @@ class Preparer:
             most_output_tokens=max_total_tokens(limits) - len(prompt) if max_tokens is None else max_tokens,
             vocab_size=limits.vocab_size,
             affinity_key=affinity_key,
+            answer_format=_answer_format(request, limits),
         )
 
     async def _searched(self, call: RequestCall) -> Pool:
@@ -160,6 +162,13 @@ def _fitted_sampling(request: GenerateRequest, limits: GetModelResponse, num_pro
     if request.fit_max_tokens and sampling.max_tokens > room:
         sampling.max_tokens = room
     return sampling
+
+
+def _answer_format(request: GenerateRequest, limits: GetModelResponse) -> str:
+    """Returns the model's format, in which the answer is parsed; "" if this router does not know it, or if the prompt
+    is not a conversation: other prompts are continued as they are."""
+    answer_format = limits.answer_format
+    return answer_format if answer_format in PARSERS and request.HasField("chat") else ""
 
 
 async def _prompt_tokens(

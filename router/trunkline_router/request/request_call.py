@@ -34,6 +34,7 @@ class PreparedRequest:
     most_output_tokens: int  # of a choice: max_tokens, or what the largest worker can hold after the prompt
     vocab_size: int
     affinity_key: str = ""  # equal for requests of one conversation; "": none
+    answer_format: str = ""  # in which the parts of the answer are found; "": it is text
 
     @property
     def seed(self) -> int:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from trunkline.answer.answer_parser import AnswerParsers
 from trunkline.ledger import AnswerLedger, OutOfOrder
 from trunkline.status import (
     CODE_RESOURCE_EXHAUSTED,
@@ -109,7 +110,10 @@ class BrokenOff(Exception):
 
 
 class RequestStream:
-    """The stream of one request. The first choice's report completes `prompt`; no response is sent before that."""
+    """The stream of one request. The first choice's report completes `prompt`; no response is sent before that.
+
+    parsers: find the parts of the answer, as it is handed to the client; None: it is text
+    """
 
     def __init__(
         self,
@@ -119,6 +123,8 @@ class RequestStream:
         fanout: Fanout,
         backlog: Backlog,
         meter: OutputMeter,
+        *,
+        parsers: AnswerParsers | None = None,
     ) -> None:
         self._record = record
         self._prompt = prompt
@@ -128,6 +134,7 @@ class RequestStream:
         self._broken: BrokenOff | None = None
         self._fanout = fanout
         self._meter = meter
+        self._parsers = parsers
         self._due = asyncio.Event()  # set when the next response may be taken
         self.answer = AnswerLedger(choices, MAX_LEDGER_BYTES)
         self._attempt: WorkerAttempt | None = None  # the current or last one
@@ -235,6 +242,8 @@ class RequestStream:
             if self._prompt.logprobs and self._prompt.ByteSize() > MAX_PROMPT_BYTES:
                 return response
         response.chunks.extend(client_buffer.take())
+        if self._parsers is not None:
+            response.parts.extend(self._parsers.parts(response.chunks))
         if client_buffer.holds_any:
             return response
         due.clear()

@@ -28,7 +28,17 @@ MAX_PRICE_PER_HOUR = 1e9  # what --price-per-hour of a worker allows
 
 
 NO_KEYS = GrantKeys()
-_NAMES = ("model", "worker_id", "fingerprint", "architecture", "dtype", "device", "batching", "admission")
+_NAMES = (
+    "model",
+    "worker_id",
+    "fingerprint",
+    "architecture",
+    "dtype",
+    "device",
+    "batching",
+    "admission",
+    "answer_format",
+)
 _MODEL_RANGES: dict[str, tuple[float, float]] = {
     "block_size": (1, 1 << 16),
     "vocab_size": (1, MAX_VOCAB_SIZE),

@@ -2,9 +2,9 @@
 
 A request is checked and tokenized once for all workers of its model. So the workers must agree on the vocabulary size
 and on how text becomes tokens: the most common terms apply, and workers with other terms get no requests until theirs
-are the most common. Sampling defaults and end-of-sequence tokens may differ, for example during a rolling update: the
-most common ones apply to requests that do not set them. Context lengths and KV pools may differ too: requests go to
-workers where they fit.
+are the most common. Sampling defaults, end-of-sequence tokens and the format of answers may differ, for example during
+a rolling update: the most common ones apply to requests that do not set them. Context lengths and KV pools may differ
+too: requests go to workers where they fit.
 """
 
 from collections import Counter
@@ -38,17 +38,13 @@ def deviation(own: Terms, others: Terms, count: int, of: int) -> str:
 
 def limits_of(models: Sequence[GetModelResponse]) -> GetModelResponse:
     """The model description for requests to workers that agree: that of the worker that takes the longest requests,
-    with the most common sampling defaults and end-of-sequence tokens."""
-    most_capable = max(models, key=max_total_tokens)
-    defaults = most_common(model.default_sampling.SerializeToString(deterministic=True) for model in models)
-    ends = most_common(tuple(model.eos_token_ids) for model in models)
-    own_defaults = most_capable.default_sampling.SerializeToString(deterministic=True)
-    if own_defaults == defaults and tuple(most_capable.eos_token_ids) == ends:
-        return most_capable
+    with the most common sampling defaults, end-of-sequence tokens and format of answers."""
     limits = GetModelResponse()
-    limits.CopyFrom(most_capable)
+    limits.CopyFrom(max(models, key=max_total_tokens))
+    defaults = most_common(model.default_sampling.SerializeToString(deterministic=True) for model in models)
     limits.default_sampling.CopyFrom(SamplingParams.FromString(defaults))
-    limits.eos_token_ids[:] = ends
+    limits.eos_token_ids[:] = most_common(tuple(model.eos_token_ids) for model in models)
+    limits.answer_format = most_common(model.answer_format for model in models)
     return limits
 
 

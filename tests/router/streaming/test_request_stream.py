@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.router.streaming.streams import stream_of
+from tests.router.streaming.streams import Told, stream_of
 from trunkline.status import RequestRefused, no_worker
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, TokenLogprob, TokenLogprobs
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
@@ -16,7 +16,6 @@ from trunkline_router.quotas.reservation import OutputMeter
 from trunkline_router.record.request_record import RequestRecord
 from trunkline_router.request import client_buffer, request_stream
 from trunkline_router.request.client_buffer import Backlog
-from trunkline_router.request.dispatch import WorkerAttempt
 from trunkline_router.request.request_stream import BrokenOff, RequestStream
 
 STOP = FinishReason.FINISH_REASON_STOP
@@ -50,27 +49,6 @@ def output(
 
 def stream(choices: int = 1) -> RequestStream:
     return stream_of(record("r"), choices, PromptInfo(model="m", prompt_tokens=9))
-
-
-class Told(WorkerAttempt):
-    """An attempt at no worker, which notes what it is told."""
-
-    def __init__(self, *, is_watched: bool = False) -> None:
-        self.is_watched = is_watched
-        self.heard: list[str | int] = []
-        self.timelines: list[Timeline] = []
-
-    def gave_up(self) -> None:
-        self.heard.append("gave up")
-
-    def broke_off(self) -> None:
-        self.heard.append("broke off")
-
-    def choice_ended(self, timeline: Timeline) -> None:
-        self.timelines.append(timeline)
-
-    def progressed(self, steps: int) -> None:
-        self.heard.append(steps)
 
 
 async def taken(news: RequestStream) -> AsyncIterator[GenerateResponse]:

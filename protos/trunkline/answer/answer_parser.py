@@ -1,0 +1,62 @@
+"""The parts of an answer: text, reasoning and tool calls, found in the output of its choices. Pure.
+
+Routers parse what they hand to clients, and direct clients what they get from workers, both behind the ledger. So a
+parser sees the output of its choice once and in order, whichever workers it comes from. Ledgers, claims, quotas and
+usage count the output as it was generated.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from trunkline.v1.generation_pb2 import FinishReason, OutputChunk
+from trunkline.v1.inference_pb2 import AnswerPart
+
+
+class AnswerParser(Protocol):
+    """Finds the parts in the output of one choice.
+
+    The parts do not depend on how the output was cut, if neighbours of one kind are joined. A parser holds back only
+    what may turn out to be something else, and of that a bounded length. It never raises: output that does not parse
+    is text.
+    """
+
+    def feed(self, text: str, token_ids: Sequence[int]) -> list[AnswerPart]:
+        """Takes the next output, as in an OutputChunk: text can lag behind the tokens. Returns the new parts, without
+        their index."""
+        ...
+
+    def finish(self, reason: "FinishReason.ValueType") -> list[AnswerPart]:
+        """Takes the end of the output. Returns what was held back."""
+        ...
+
+
+# The parsers of answer formats, by their names (GetModelResponse.answer_format). Plain text has none.
+PARSERS: dict[str, Callable[[], AnswerParser]] = {}
+
+
+class AnswerParsers:
+    """The parsers of a request's choices."""
+
+    __slots__ = ("_parsers",)
+
+    def __init__(self, answer_format: str, choices: int) -> None:
+        self._parsers = [PARSERS[answer_format]() for _ in range(choices)]
+
+    def parts(self, chunks: Iterable[OutputChunk]) -> list[AnswerPart]:
+        """Takes the next chunks, each of which continues its choice. Returns the new parts."""
+        found = list[AnswerPart]()
+        for chunk in chunks:
+            parser = self._parsers[chunk.index]
+            parts = parser.feed(chunk.text, chunk.token_ids)
+            if chunk.finish_reason:
+                parts += parser.finish(chunk.finish_reason)
+            for part in parts:
+                part.index = chunk.index
+            found += parts
+        return found
+
+
+def parsers_of(answer_format: str, choices: int) -> AnswerParsers | None:
+    """Returns the parsers of a request's choices; None for plain text. Raises KeyError for a format that is not
+    known."""
+    return AnswerParsers(answer_format, choices) if answer_format else None

@@ -1,0 +1,102 @@
+"""Conversations with a model whose answers have parts, through the router and directly."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.router.cluster import cluster
+from tests.router.direct_rig import KEY, arrival, direct, fakes
+from tests.router.fake_worker import WORKER_DRAINS
+from tests.tagged_answers import TAGGED, TaggedParser, joined
+from trunkline import Client
+from trunkline.answer.answer_parser import PARSERS
+from trunkline.client.client import Piece
+from trunkline.v1.generation_pb2 import ToolCall
+from trunkline.v1.inference_pb2 import AnswerPart, ToolCallEnd
+
+CHAT = [("user", "What is the weather?")]
+ANSWER = '<think>Rain?</think>I ask.<tool_call>{"name": "weather", "arguments": {"place": "Graz"}}</tool_call>'
+PARTS = [
+    AnswerPart(reasoning="Rain?"),
+    AnswerPart(text="I ask."),
+    AnswerPart(tool_call=ToolCall(id="call-1", name="weather")),
+    AnswerPart(arguments='{"place": "Graz"}'),
+    AnswerPart(tool_call_end=ToolCallEnd()),
+]
+
+
+@pytest.fixture(autouse=True)
+def tagged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PARSERS, TAGGED, TaggedParser)
+
+
+@pytest.fixture(params=["routed", "direct"])
+def client_of(request: pytest.FixtureRequest) -> Any:
+    return direct if request.param == "direct" else lambda router: Client(f"127.0.0.1:{router.port}")
+
+
+async def pieces_of(pieces: AsyncIterator[Piece]) -> list[Piece]:
+    return [piece async for piece in pieces]
+
+
+def parts_of(pieces: list[Piece]) -> list[AnswerPart]:
+    return joined([part for piece in pieces for part in piece.parts])
+
+
+async def test_an_answer_comes_in_parts_also_across_a_failover(client_of: Any) -> None:
+    workers = fakes("a", "b", answer_format=TAGGED)
+    async with cluster(*workers, grant_key=KEY) as router, client_of(router) as client:
+        reading = asyncio.create_task(pieces_of(client.generate(CHAT, max_tokens=99)))
+        place = ANSWER.index("ool_call>")
+        choice = await arrival(workers)
+        choice.tokens(3, text=ANSWER[:place])
+        choice.fail(WORKER_DRAINS)
+        resumed = await arrival(workers)
+        assert resumed.submit.resume.text_bytes_sent == place
+        for character in ANSWER[place:-1]:
+            resumed.tokens(1, text=character)
+        resumed.tokens(1, text=ANSWER[-1], finish=True)
+        pieces = await reading
+    assert parts_of(pieces) == PARTS
+    assert "".join(piece.text for piece in pieces) == ANSWER
+    assert pieces[-1].response.usage.completion_tokens == 3 + len(ANSWER) - place
+
+
+async def test_each_choice_has_parts_of_its_own(client_of: Any) -> None:
+    workers = fakes("a", answer_format=TAGGED)
+    async with cluster(*workers, grant_key=KEY) as router, client_of(router) as client:
+        reading = asyncio.create_task(pieces_of(client.generate(CHAT, n=2)))
+        for choice in [await arrival(workers) for _ in range(2)]:
+            choice.tokens(1, text=f"<think>{choice.submit.choice}</think>", finish=True)
+        pieces = await reading
+    for index in range(2):
+        (part,) = parts_of([piece for piece in pieces if piece.index == index])
+        assert (part.index, part.reasoning) == (index, str(index))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "formats"), [("text", [TAGGED]), ([5, 6], [TAGGED]), (CHAT, ["unknown"]), (CHAT, [TAGGED, "", ""])]
+)
+async def test_other_answers_are_text(client_of: Any, prompt: Any, formats: list[str]) -> None:
+    """Those to other prompts, in a format that the router does not know, or that few of the workers have."""
+    workers = [worker for name, one in zip("abc", formats, strict=False) for worker in fakes(name, answer_format=one)]
+    async with cluster(*workers, grant_key=KEY) as router, client_of(router) as client:
+        reading = asyncio.create_task(pieces_of(client.generate(prompt)))
+        (await arrival(workers)).tokens(1, text=ANSWER, finish=True)
+        pieces = await reading
+    assert "".join(piece.text for piece in pieces) == ANSWER
+    assert not parts_of(pieces)
+
+
+async def test_a_direct_client_without_the_parser_leaves_the_answer_to_the_router(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("trunkline.client.direct.PARSERS", {})
+    workers = fakes("a", answer_format=TAGGED)
+    async with cluster(*workers, grant_key=KEY) as router, direct(router) as client:
+        reading = asyncio.create_task(pieces_of(client.generate(CHAT)))
+        (await arrival(workers)).tokens(1, text=ANSWER, finish=True)
+        assert parts_of(await reading) == PARTS
+    assert f"cannot parse {TAGGED}" in caplog.text
