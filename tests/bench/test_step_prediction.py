@@ -15,7 +15,9 @@ from trunkline_bench.kernels.persistent_products import best_tiling, persistent_
 from trunkline_bench.kernels.work import Work, product
 from trunkline_kernels.gpu.persistent_linear import NEVER, PersistentTiling
 from trunkline_kernels.gpu.tuned_tilings import GATED, LINEAR
-from trunkline_worker.step.model_work import Attended, ModelWork, layer_params
+from trunkline_worker.engine.step_floor import model_work
+from trunkline_worker.model.architectures.config_json import read_spec
+from trunkline_worker.step.model_work import Attended
 
 REPOSITORY = Path(__file__).parents[2]
 DEVICE = replace(H200, multiprocessors=10, bytes_per_s=1e12, peak_flops=1e14, fill_s=0.0, node_s=0.0, step_s=0.0)
@@ -109,7 +111,7 @@ RECORD = """
 from pathlib import Path
 from trunkline_bench.kernels.recorded_step import decode_step, prompt_step, Operation
 from trunkline_worker.model.gpu_decoder import Chip
-from trunkline_worker.model.checkpoint.spec import read_spec
+from trunkline_worker.model.architectures.config_json import read_spec
 spec, chip = read_spec(Path("bench/configs/qwen3-0.6b")), Chip(132, 227 << 10, (9, 0))
 for step in (decode_step(spec, chip, batch=8, context=100), prompt_step(spec, chip, tokens=64, prompt=32)):
     names = [item.name if isinstance(item, Operation) else item.kernel.__name__ for item in step.launches]
@@ -131,8 +133,8 @@ def test_a_step_is_recorded_as_the_decoder_launches_it() -> None:
     layer = hidden * packed + 2048 * hidden + 3 * hidden * intermediate
     decode = 2 * 8 * (layers * layer + vocab * hidden)
     # A worker's metrics count the same operations.
-    assert layer == layer_params(hidden=hidden, heads=16, kv_heads=8, head_dim=128, intermediate=intermediate)
-    work = ModelWork(layers * layer, vocab * hidden, 0, 0, 0, 0)
+    spec = read_spec(REPOSITORY / "bench/configs/qwen3-0.6b")
+    work = model_work(spec, layer_bytes=0, head_bytes=0, kv_itemsize=2)
     assert decode == work.step(8, 8, Attended(0, 0)).flops
     # After the last layer's attention, only the last token of each prompt.
     after_attention = 2048 * hidden + 3 * hidden * intermediate

@@ -161,21 +161,21 @@ def test_products_equal_plain_ones_and_no_row_depends_on_others(
     weight, bias = torch.randn(num_out, num_in).to(dtype), torch.randn(num_out).to(dtype) if with_bias else None
     x = torch.randn(max(ROWS), num_in).to(dtype)
     product = PackedLinear(kernels_of(dtype, build), weight, bias)
-    together = product(x)
+    together = product.multiply(x)
     exact = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
     tolerance = {torch.float32: 2e-6, torch.bfloat16: 2**-8}[dtype]  # a rounding of the result, in bfloat16
     scale = num_in**0.5
     torch.testing.assert_close(together.double(), exact, atol=tolerance * scale, rtol=tolerance)
     for rows in ROWS:
-        assert torch.equal(product(x[-rows:]), together[-rows:]), f"{rows} rows"
-    assert product(x[:0]).shape == (0, num_out)
+        assert torch.equal(product.multiply(x[-rows:]), together[-rows:]), f"{rows} rows"
+    assert product.multiply(x[:0]).shape == (0, num_out)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_values_that_are_not_finite_stay_in_their_rows_and_outputs(dtype: torch.dtype, build: str) -> None:
     weight, x = torch.ones(37, 33).to(dtype), torch.ones(7, 33).to(dtype)
     weight[5, 32], x[3, 32] = math.inf, math.nan
-    result = PackedLinear(kernels_of(dtype, build), weight, None)(x)
+    result = PackedLinear(kernels_of(dtype, build), weight, None).multiply(x)
     assert result[3].isnan().all()
     assert result[[0, 1, 2, 4, 5, 6], 5].isinf().all()
     result[3], result[:, 5] = 33.0, 33.0
@@ -188,7 +188,7 @@ def test_this_cpus_products_equal_plain_ones(dtype: torch.dtype) -> None:
     weight, bias, x = torch.randn(96, 40).to(dtype), torch.randn(96).to(dtype), torch.randn(9, 40).to(dtype)
     product = pack_linear(kernels, weight, bias)
     assert isinstance(product, OneDnnLinear) == (dtype is torch.bfloat16 and kernels.has_bfloat16_products())
-    torch.testing.assert_close(product(x), torch.nn.functional.linear(x, weight, bias), atol=2e-1, rtol=2e-2)
+    torch.testing.assert_close(product.multiply(x), torch.nn.functional.linear(x, weight, bias), atol=2e-1, rtol=2e-2)
 
 
 def test_without_a_compiler_one_warning_says_so_and_the_twins_serve(
@@ -231,7 +231,7 @@ def test_what_the_kernel_cannot_read_is_refused() -> None:
     product = PackedLinear(kernels_of(torch.float32, "native"), torch.ones(3, 8), None)
     for x in (torch.ones(2, 8, dtype=torch.bfloat16), torch.ones(8, 2).T, torch.ones(2, 9)):
         with pytest.raises(AssertionError):
-            product(x)
+            product.multiply(x)
 
 
 def test_code_that_others_could_have_put_there_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from trunkline_bench.engine.measured_run import Job, Measured
 from trunkline_bench.engine.workload import BenchRequest
 from trunkline_bench.reports.markdown import listed
 from trunkline_bench.reports.provenance import commit, facts, make_command
+from trunkline_worker.model.architectures.config_json import read_spec
 
 REPOSITORY = Path(__file__).parents[3]
 PACKAGES = ("protos", "kernels", "worker", "bench")
@@ -47,14 +48,9 @@ def memory_bandwidth() -> float:
 
 def weight_bytes_read(model: Path, dtype: str) -> int:
     """Bytes of weights that a step reads: all but the embedding, of which it reads some rows, and the head."""
-    config = json.loads((model / "config.json").read_text())
-    hidden, inter = config["hidden_size"], config["intermediate_size"]
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    head_dim = config.get("head_dim") or hidden // heads
-    layer = hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * inter
-    values: int = config["num_hidden_layers"] * layer + config["vocab_size"] * hidden
+    spec = read_spec(model)
     kind: torch.dtype = getattr(torch, dtype)
-    return values * kind.itemsize
+    return (spec.layer_params + spec.head_params) * kind.itemsize
 
 
 def requests(count: int, vocab_size: int) -> list[BenchRequest]:
@@ -104,7 +100,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=REPOSITORY / "bench" / "results")
     arguments = parser.parse_args()
     model: Path = arguments.model
-    vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
+    vocab_size = read_spec(model).vocab_size
     threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
     checkouts = {"ours": REPOSITORY, "transformers": REPOSITORY}

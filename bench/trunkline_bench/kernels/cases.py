@@ -20,7 +20,7 @@ from trunkline_kernels.gpu.ragged_attention import SPLIT, Pieces, RaggedTiling, 
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes, shared_prefix
 from trunkline_kernels.ragged_batch import KVLayer
-from trunkline_worker.model.gpu_products import LayerProducts
+from trunkline_worker.model.gpu_weight import GpuWeight
 
 SMALLEST_FOR_FOUR_STAGES = 99 << 10  # bytes of shared memory
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE, VOCAB = 32, 8, 128, 4096, 12288, 151936
@@ -160,37 +160,34 @@ def gated(chip: Chip) -> None:
     gated_linear(empty(256, HIDDEN), weight, GatedTiling(64, 64, 64, 4, stages), dependent=chip.dependent)
 
 
-def persistent(chip: Chip, *, fp8: bool = False) -> LayerProducts | None:
-    """A layer's products through the persistent kernel, or None if the chip does not offer it."""
+def persistent(chip: Chip, weight: torch.Tensor | QuantizedWeight) -> GpuWeight | None:
+    """A weight that the persistent kernel multiplies by, or None if the chip does not offer it."""
     if not is_offered(chip.capability, is_nvidia=chip.target.backend == "cuda"):
         return None
-    tiling = PersistentTiling(128, 128, 128 if fp8 else 64, 8, 4, 1)
+    tiling = PersistentTiling(128, 128, 64 if isinstance(weight, torch.Tensor) else 128, 8, 4, 1)
     room = ProductRoom.allocate([tiling], multiprocessors=H200.multiprocessors, device=META)
-    choice = ProductChoice((256,), (tiling,))
-    return LayerProducts(choice, choice, choice, choice, room, False, chip.dependent)
+    return GpuWeight(weight, None, ProductChoice((256,), (tiling,)), room, False, chip.dependent)
 
 
 def persistent_plain(chip: Chip) -> None:
-    if products := persistent(chip):
-        products.before_attention(empty(256, HIDDEN), empty(6144, HIDDEN), None)
+    if weight := persistent(chip, empty(6144, HIDDEN)):
+        weight.multiply(empty(256, HIDDEN))
 
 
 def persistent_added(chip: Chip) -> None:
-    if products := persistent(chip):
-        products.add_down(empty(256, INTERMEDIATE), empty(HIDDEN, INTERMEDIATE), None, empty(256, HIDDEN))
+    if weight := persistent(chip, empty(HIDDEN, INTERMEDIATE)):
+        weight.add_to(empty(256, HIDDEN), empty(256, INTERMEDIATE))
 
 
 def persistent_gated(chip: Chip) -> None:
-    if products := persistent(chip):
-        products.gated(empty(256, HIDDEN), empty(2 * INTERMEDIATE, HIDDEN), None)
+    if weight := persistent(chip, empty(2 * INTERMEDIATE, HIDDEN)):
+        weight.multiply_gated(empty(256, HIDDEN))
 
 
 def persistent_fp8(chip: Chip) -> None:
-    if products := persistent(chip, fp8=True):
-        data = empty(2 * INTERMEDIATE, HIDDEN, dtype=FP8)
-        products.gated(
-            empty(256, HIDDEN), QuantizedWeight("fp8", data, empty(len(data), dtype=torch.float32), HIDDEN), None
-        )
+    data = empty(2 * INTERMEDIATE, HIDDEN, dtype=FP8)
+    if weight := persistent(chip, QuantizedWeight("fp8", data, empty(len(data), dtype=torch.float32), HIDDEN)):
+        weight.multiply_gated(empty(256, HIDDEN))
 
 
 CASES = (

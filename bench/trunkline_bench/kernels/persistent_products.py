@@ -19,8 +19,9 @@ from trunkline_bench.kernels.work import PRODUCT_TILES, Work, product
 from trunkline_kernels.gpu import tuned_tilings
 from trunkline_kernels.gpu.persistent_linear import NEVER, PersistentTiling, division_of
 from trunkline_kernels.gpu.product_choice import ProductTiling
-from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, ProductKey, name_of
-from trunkline_worker.model.checkpoint.spec import DecoderSpec
+from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, ProductKey, name_of
+from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
+from trunkline_worker.model.gpu_weight import timed_products
 
 DTYPE = torch.bfloat16
 OTHER_TILE = 0.6  # relative speed of tiles that PRODUCT_TILES lacks
@@ -84,16 +85,9 @@ def _library_s(kernel: str, rows: int, columns: int, inner: int, device: Device)
 def best_tilings(spec: DecoderSpec, rows: int, device: Device) -> Iterator[None]:
     """Decoders on a chip with the device's name use the fastest predicted tilings for products of `rows` rows, as if
     the product sweep had measured the predicted times."""
-    hidden, heads = spec.hidden_size, spec.num_heads * spec.head_dim
-    products = (
-        (LINEAR, heads + 2 * spec.num_kv_heads * spec.head_dim, hidden),
-        (ADDED, hidden, heads),
-        (GATED, spec.intermediate_size, hidden),
-        (ADDED, hidden, spec.intermediate_size),
-    )
     with TemporaryDirectory() as folder:
         file = Path(folder) / "tuned.json"
-        for kernel, columns, inner in products:
+        for kernel, columns, inner in timed_products(spec.layers[0]):
             best = best_tiling(kernel, rows, columns, inner, device)
             key = ProductKey(kernel, device.name, rows, columns, inner, name_of(DTYPE))
             tuned_tilings.write(file, {key: ({} if best is None else asdict(best), {})})

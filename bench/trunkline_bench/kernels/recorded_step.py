@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ from trunkline_bench.kernels.launches import META, Launch, recorded
 from trunkline_kernels.gpu import sampling
 from trunkline_kernels.gpu.device_batch import DeviceBatch
 from trunkline_kernels.ragged_batch import KVLayer, allocate_kv
-from trunkline_worker.model.checkpoint.spec import DecoderSpec
-from trunkline_worker.model.decoder import DecoderWeights, LayerWeights
+from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
+from trunkline_worker.model.checkpoint.checkpoint import EMBEDDING
 from trunkline_worker.model.gpu_decoder import Chip, GpuDecoder
+from trunkline_worker.model.gpu_weight import stored
+from trunkline_worker.model.loading import build_weights
 from trunkline_worker.runner.gpu.row_table import RowTable
 from trunkline_worker.runner.gpu.step_inputs import StepInputs, StepShape
 
@@ -126,20 +129,12 @@ def _recorded(decoder: GpuDecoder, shape: StepShape, query_lens: list[int], cont
 
 
 def _decoder(spec: DecoderSpec, chip: Chip) -> GpuDecoder:
-    def matrix(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=torch.bfloat16, device=META)
-
-    heads, kv_heads, dim, hidden = spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.hidden_size
-    norm = matrix(dim) if spec.qk_norm else None
-    packed = (heads + 2 * kv_heads) * dim
-    layer = LayerWeights(
-        input_norm=matrix(hidden), qkv=matrix(packed, hidden), qkv_bias=matrix(packed) if spec.qkv_bias else None,
-        query_norm=norm, key_norm=norm, output=matrix(hidden, heads * dim),
-        output_bias=matrix(hidden) if spec.output_bias else None, post_norm=matrix(hidden),
-        gate_up=matrix(2 * spec.intermediate_size, hidden),
-        gate_up_bias=matrix(2 * spec.intermediate_size) if spec.mlp_bias else None,
-        down=matrix(hidden, spec.intermediate_size), down_bias=matrix(hidden) if spec.mlp_bias else None,
-    )  # fmt: skip
-    vocab = matrix(spec.vocab_size, hidden)
-    weights = DecoderWeights(vocab, [layer] * spec.num_layers, matrix(hidden), vocab)
+    weights = build_weights(
+        spec,
+        torch.bfloat16,
+        META,
+        lambda target, name: None,
+        partial(stored, quantization="none"),
+        names=(EMBEDDING, None),
+    )
     return GpuDecoder(spec, weights, context_length=4096, deterministic=False, chip=chip)

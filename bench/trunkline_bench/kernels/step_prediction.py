@@ -12,7 +12,7 @@ from trunkline_bench.kernels.kernel_work import works
 from trunkline_bench.kernels.persistent_products import best_tilings
 from trunkline_bench.kernels.recorded_step import RecordedStep, decode_step, prompt_step
 from trunkline_bench.kernels.step_table import Job, JobPrediction, job_prediction, sensitivity, step_s, table
-from trunkline_worker.model.checkpoint.spec import read_spec
+from trunkline_worker.model.architectures.config_json import read_spec
 from trunkline_worker.model.gpu_decoder import Chip
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -29,7 +29,7 @@ class PackedLinear:
         self._packed = torch.empty(kernels.packed_bytes(self._out, self._in), dtype=torch.uint8)
         kernels.pack(weight.contiguous().data_ptr(), self._packed.data_ptr(), self._out, self._in)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         """x: [num_rows, in], contiguous → [num_rows, out] in x's dtype"""
         assert x.is_contiguous(), "the kernel reads rows that lie side by side"
         assert (x.dtype, x.shape[1]) == (self._dtype, self._in), "the kernel reads other rows"
@@ -52,16 +52,13 @@ class OneDnnLinear:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, TYPICAL_ROWS)
         self._bias = bias
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def multiply(self, x: Tensor) -> Tensor:
         """x: [num_rows, in] → [num_rows, out] in x's dtype"""
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
         return product
 
 
-Linear = PackedLinear | OneDnnLinear
-
-
-def pack_linear(kernels: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> Linear:
+def pack_linear(kernels: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> PackedLinear | OneDnnLinear:
     """Returns this CPU's fastest product for a weight [out, in] and a bias [out]."""
     if weight.dtype is torch.bfloat16 and kernels.has_bfloat16_products() and _has_onednn():
         return OneDnnLinear(weight, bias)

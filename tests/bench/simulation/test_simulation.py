@@ -159,6 +159,6 @@ def test_jains_index() -> None:
 
 def test_more_devices_than_kv_heads_keep_copies_of_the_keys_and_values() -> None:
     profile = PROFILES["l4-70b"]
-    assert profile.num_devices == 2 * profile.model.kv_heads
+    assert profile.num_devices == 2 * profile.model.spec.num_kv_heads
     capacity = profile.num_devices * (profile.device.memory_bytes * 0.9 - 2e9) - profile.model.weight_bytes
     assert profile.kv_blocks(16) == int(capacity / (2 * profile.model.work.kv_token_bytes * 16))

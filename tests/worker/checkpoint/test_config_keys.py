@@ -11,7 +11,6 @@ import torch
 
 from tests.worker.model.forward import ragged_logits
 from tests.worker.model.oracle import (
-    ARCHITECTURES,
     VOCAB,
     base_config,
     checked,
@@ -21,19 +20,12 @@ from tests.worker.model.oracle import (
     their_model,
     write_config,
 )
-from trunkline_worker.model.checkpoint.config_keys import (
-    _KINDS,
-    _KINDS_IN,
-    _NEUTRAL,
-    _NEUTRAL_IN,
-    _READ,
-    _READ_BY,
-    _WITHOUT_EFFECT,
-    without,
-)
+from trunkline_worker.model.architectures.config_json import parse_spec
+from trunkline_worker.model.architectures.config_keys import KINDS, NEUTRAL, READ, WITHOUT_EFFECT
+from trunkline_worker.model.architectures.registry import ARCHITECTURES
+from trunkline_worker.model.checkpoint.entries import without
 from trunkline_worker.model.checkpoint.generation_defaults import read_generation_defaults
 from trunkline_worker.model.checkpoint.refusals import ModelError
-from trunkline_worker.model.checkpoint.spec import parse_spec
 from trunkline_worker.model.loading import load_model
 
 CPU = torch.device("cpu")
@@ -84,7 +76,8 @@ VALUES: dict[str, list[Any]] = {
 
 
 def mutations(architecture: str) -> list[tuple[str, Any]]:
-    keys = sorted(_READ | _READ_BY[architecture] | _NEUTRAL.keys() | _NEUTRAL_IN[architecture].keys())
+    own = ARCHITECTURES[architecture].keys
+    keys = sorted(READ | own.read | NEUTRAL.keys() | own.neutral.keys())
     return [(key, value) for key in keys for value in ODD_VALUES + VALUES.get(key, [])]
 
 
@@ -215,7 +208,7 @@ def test_a_value_that_transformers_config_class_refuses_is_refused_by_name(
 def test_keys_without_effect_may_hold_anything(architecture: str) -> None:
     base = base_config(architecture)
     expected = parse_spec(base)
-    for key in sorted(_WITHOUT_EFFECT - _KINDS.keys() - _KINDS_IN[architecture].keys()):
+    for key in sorted(WITHOUT_EFFECT - KINDS.keys() - ARCHITECTURES[architecture].keys.kinds.keys()):
         for value in ODD_VALUES:
             assert parse_spec(changed(base, key, value)) == expected
 
@@ -225,7 +218,7 @@ def test_an_unknown_key_is_refused_by_name_unless_the_operator_names_it(tmp_path
     base = base_config("LlamaForCausalLM")
     their_model(tmp_path, base)
     plain = load_model(tmp_path, device=CPU)
-    known = _READ | _WITHOUT_EFFECT | _NEUTRAL.keys()
+    known = READ | WITHOUT_EFFECT | NEUTRAL.keys()
     for _ in range(100):
         key = "".join(draw.choices(string.ascii_lowercase + "_", k=draw.randrange(1, 20)))
         if key in known:
@@ -251,7 +244,7 @@ def test_all_unknown_keys_are_named_at_once() -> None:
     assert len(many) < 1000
 
 
-@pytest.mark.parametrize("key", sorted(_READ - {"vocab_size"}))
+@pytest.mark.parametrize("key", sorted(READ - {"vocab_size"}))
 def test_a_known_key_that_is_ignored_counts_as_absent_in_every_reader(key: str, tmp_path: Path) -> None:
     base = {**base_config("LlamaForCausalLM"), "eos_token_id": 2, "rope_scaling": {"type": "linear", "factor": 2.0}}
     their_model(tmp_path, base)

@@ -19,9 +19,9 @@ from tests.worker.model.oracle import (
     their_model,
     write_config,
 )
+from trunkline_worker.model.architectures.config_json import parse_spec
+from trunkline_worker.model.architectures.rope_scaling import ROPE_KINDS
 from trunkline_worker.model.checkpoint.refusals import ModelError
-from trunkline_worker.model.checkpoint.rope_scaling import ROPE_KINDS
-from trunkline_worker.model.checkpoint.spec import parse_spec
 from trunkline_worker.model.loading import load_model
 from trunkline_worker.model.rotary_tables import rotary_tables
 
@@ -130,7 +130,7 @@ def test_tables_are_those_of_transformers_for_a_sequence_of_the_served_context(k
                 # transformers chooses by the sequence's length: one that fills the context has what all have here.
                 cos, sin = theirs(torch.zeros(1), torch.arange(context)[None])
             half = spec.head_dim // 2
-            ours = rotary_tables(spec.rope, spec.head_dim, context)
+            ours = rotary_tables(spec.ropes[0], spec.head_dim, context)
             torch.testing.assert_close(
                 ours[0], cos[0, :, :half], atol=1e-5, rtol=0, msg=partial("{}: {}".format, config)
             )
@@ -177,7 +177,7 @@ def test_context_lengths_follow_from_the_scaling() -> None:
 
 def test_an_attn_factor_multiplies_as_in_vllm() -> None:
     yarn = {"type": "yarn", "factor": 4.0, "attn_factor": 0.8782488562869419}
-    rope = parse_spec({**base_config("Qwen3ForCausalLM"), "rope_scaling": yarn}).rope
+    rope = parse_spec({**base_config("Qwen3ForCausalLM"), "rope_scaling": yarn}).ropes[0]
     assert rope.attention_factor == pytest.approx(1.0)
 
 
@@ -215,8 +215,8 @@ def test_a_theta_that_only_the_losing_object_has_is_refused() -> None:
     yarn: dict[str, Any] = {"type": "yarn", "factor": 4.0}
     with pytest.raises(ModelError, match="lacks their rope_theta 1000000"):
         parse_spec({**config, "rope_scaling": yarn})
-    assert parse_spec({**config, "rope_scaling": {**yarn, "rope_theta": 1e6}}).rope.theta == 1e6
-    assert parse_spec({**config, "rope_theta": 1e6, "rope_scaling": yarn}).rope.theta == 1e6
+    assert parse_spec({**config, "rope_scaling": {**yarn, "rope_theta": 1e6}}).ropes[0].theta == 1e6
+    assert parse_spec({**config, "rope_theta": 1e6, "rope_scaling": yarn}).ropes[0].theta == 1e6
 
 
 def test_random_keys_and_values_of_a_scaling_are_refused_by_name_or_harmless() -> None:

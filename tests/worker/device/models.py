@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline_worker.model import gpu_decoder, gpu_products
+from trunkline_worker.model import gpu_decoder, gpu_weight
+from trunkline_worker.model.architectures.config_json import read_spec
+from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.checkpoint.checkpoint import EMBEDDING, HEAD
-from trunkline_worker.model.checkpoint.spec import DecoderSpec, read_spec
 from trunkline_worker.model.gpu_decoder import GpuDecoder
 from trunkline_worker.model.loading import KV_DTYPES, LoadedModel, build_weights
 from trunkline_worker.model.weight_bytes import weight_bytes
@@ -26,8 +27,9 @@ def spec_of(name: str, *, layers: int | None = None, window: int | None = None) 
     """The spec of a config in bench/configs; with fewer layers, of which every other one has a window."""
     spec = read_spec(CONFIGS / name)
     count = layers or spec.num_layers
-    windows = tuple(window if at % 2 else None for at in range(count))
-    return replace(spec, num_layers=count, windows=windows)
+    full = spec.layers[0]
+    windowed = replace(full, attention=replace(full.attention, window=window))
+    return replace(spec, layers=tuple(windowed if at % 2 else full for at in range(count)))
 
 
 @torch.inference_mode()
@@ -44,7 +46,7 @@ def model_of(
     gpu_decoder.check_options(spec, device, deterministic=deterministic, quantization=quantization, kv_dtype=kv_dtype)
     weights = build_weights(
         spec, dtype, device, lambda target, name: None,
-        partial(gpu_products.quantized_layer, quantization=quantization),
+        partial(gpu_weight.stored, quantization=quantization),
         names=(EMBEDDING, None if spec.tie_word_embeddings else HEAD),
     )  # fmt: skip
     context, kv = context_length or spec.context_length, KV_DTYPES.get(kv_dtype, dtype)

@@ -10,7 +10,7 @@ from tests.worker.device.device import FakeDevice
 from tests.worker.device.faults import GraphFault
 from tests.worker.device.models import inventions, model_of
 from tests.worker.device.plans import RandomPlans
-from trunkline_worker.model.checkpoint.spec import DecoderSpec
+from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.runner.gpu.gpu_runner import GpuRunner
 from trunkline_worker.runner.gpu.step_inputs import StepLayout, StepShape
 from trunkline_worker.runner.sampler import NOT_FINITE

@@ -21,7 +21,8 @@ from tests.worker.device.models import NAMES, spec_of
 from tests.worker.device.session import Session, drive, plans_for, session
 from trunkline_kernels.gpu import tuned_tilings
 from trunkline_kernels.gpu.persistent_linear import ProductRoom
-from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, ProductKey
+from trunkline_kernels.gpu.tuned_tilings import GATED, ProductKey
+from trunkline_worker.model.gpu_weight import timed_products
 from trunkline_worker.settings import EngineSettings
 
 NUM_BLOCKS, CONTEXT = 3000, 4096
@@ -125,20 +126,19 @@ def test_an_own_product_keeps_the_rules_where_it_was_the_faster_one(
 ) -> None:
     spec = spec_of("qwen3-0.6b")
     tiling = {"rows": 64, "columns": 64, "inner": 64, "warps": 4, "stages": 4}
-    hidden, heads = spec.hidden_size, spec.num_heads * spec.head_dim
-    packed = heads + 2 * spec.num_kv_heads * spec.head_dim
+    qkv, output, gate_up, down = timed_products(spec.layers[0])
     entries = {
-        (GATED, 8, spec.intermediate_size, hidden): tiling,
-        (GATED, 16, spec.intermediate_size, hidden): {**tiling, "programs": 1},
-        (LINEAR, 16, packed, hidden): {**tiling, "programs": 2},
-        (ADDED, 16, hidden, heads): {**tiling, "rows": 16, "programs": 2},
-        (ADDED, 16, hidden, spec.intermediate_size): {**tiling, "columns": 128, "programs": 1},
+        (8, gate_up): tiling,
+        (16, gate_up): {**tiling, "programs": 1},
+        (16, qkv): {**tiling, "programs": 2},
+        (16, output): {**tiling, "rows": 16, "programs": 2},
+        (16, down): {**tiling, "columns": 128, "programs": 1},
     }
     tuned_tilings.write(
         tmp_path / "tuned.json",
         {
             ProductKey(kernel, H200.name, rows, columns, inner, dtype): (fields, {})
-            for (kernel, rows, columns, inner), fields in entries.items()
+            for (rows, (kernel, columns, inner)), fields in entries.items()
         },
     )
     monkeypatch.setenv(tuned_tilings.VARIABLE, str(tmp_path / "tuned.json"))

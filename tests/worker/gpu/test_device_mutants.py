@@ -29,7 +29,7 @@ from trunkline_kernels.gpu.decode_attention import decode_attention
 from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.device_batch import DeviceBatch
 from trunkline_kernels.gpu.device_rows import DeviceRows
-from trunkline_worker.model import gpu_decoder, gpu_products
+from trunkline_worker.model import gpu_decoder, gpu_weight
 from trunkline_worker.model.gpu_decoder import GpuDecoder
 from trunkline_worker.runner.gpu import gpu_runner, step_inputs, step_sampling
 from trunkline_worker.runner.gpu.gpu_runner import GpuRunner
@@ -331,7 +331,7 @@ MUTANTS: list[tuple[type[DeviceFault], str, Mutation]] = [
     (GraphFault, "operations were captured", launches_more_for_chunks),
     (LaunchFault, "slots is torch.int32", replaced(StepInputs, "batch", narrow_slots)),
     (LaunchFault, "is torch.int64", replaced(StepInputs, "batch", wide_contexts)),
-    (LaunchFault, "not contiguous", replaced(gpu_products, "silu_and_mul", transposed_gate)),
+    (LaunchFault, "not contiguous", replaced(gpu_weight, "silu_and_mul", transposed_gate)),
     (LaunchFault, "not contiguous", replaced(gpu_decoder, "rms_norm", strided_rows)),
     (LaunchFault, "are read or written", replaced(DecodePlan, "allocate", room_for_one)),
     (LaunchFault, "are read or written", replaced(DecodePlan, "allocate", room_for_one_arrival)),

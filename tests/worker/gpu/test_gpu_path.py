@@ -1,7 +1,7 @@
 """The engine on the Triton kernels, interpreted: the same tokens as on the references."""
 
 import random
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,17 @@ from tests.worker.engine_rig import drive, make_engine, make_submit
 from trunkline.engine.v1.engine_pb2 import EngineOutput
 from trunkline_kernels.gpu import ragged_attention, tuned_tilings
 from trunkline_kernels.gpu.gated_linear import gated_linear
-from trunkline_kernels.gpu.quantized_linear import dequantize
-from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, ProductKey
+from trunkline_kernels.gpu.quantized_linear import QuantizedWeight, dequantize
+from trunkline_kernels.gpu.tuned_tilings import GATED, ProductKey
 from trunkline_worker.engine.assembly import build_engine
-from trunkline_worker.model import gpu_products
+from trunkline_worker.model import gpu_weight
+from trunkline_worker.model.architectures.config_json import read_spec
 from trunkline_worker.model.checkpoint.refusals import ModelError
-from trunkline_worker.model.checkpoint.spec import read_spec
 from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.gpu_decoder import Chip, GpuDecoder
+from trunkline_worker.model.gpu_weight import timed_products
 from trunkline_worker.model.loading import load_model
+from trunkline_worker.model.weights import Linear
 from trunkline_worker.settings import EngineSettings
 
 DRAW = random.Random(3)
@@ -77,7 +79,7 @@ def test_tokens_are_those_of_the_twins_through_an_own_product(
         return real(x, *others, **options)
 
     real = gated_linear
-    monkeypatch.setattr(gpu_products, "gated_linear", counted)
+    monkeypatch.setattr(gpu_weight, "gated_linear", counted)
     found = tokens(PROMPTS[:3], model=shallow_model, kernels="triton", kv_blocks=64)
     assert found == {handle: expected[handle] for handle in range(3)}
     assert max(rows) > 8
@@ -88,15 +90,8 @@ PERSISTENT = ("persistent_linear", "add_persistent_linear", "persistent_gated_li
 
 def write_table(file: Path, model: Path, tiling: dict[str, int], dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every product of the model's layers has this tiling; the engine reads it."""
-    spec = read_spec(model)
-    hidden, heads = spec.hidden_size, spec.num_heads * spec.head_dim
-    shapes = (
-        (LINEAR, heads + 2 * spec.num_kv_heads * spec.head_dim, hidden),
-        (ADDED, hidden, heads),
-        (GATED, spec.intermediate_size, hidden),
-        (ADDED, hidden, spec.intermediate_size),
-    )
-    keys = [ProductKey(kernel, "", 64, columns, inner, dtype) for kernel, columns, inner in shapes]
+    products = timed_products(read_spec(model).layers[0])
+    keys = [ProductKey(kernel, "", 64, columns, inner, dtype) for kernel, columns, inner in products]
     tuned_tilings.write(file, {key: (tiling, {}) for key in keys})
     monkeypatch.setenv(tuned_tilings.VARIABLE, str(file))
 
@@ -113,7 +108,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, *names: str) -> set[str]:
         return run
 
     for name in names:
-        monkeypatch.setattr(gpu_products, name, counting(name, getattr(gpu_products, name)))
+        monkeypatch.setattr(gpu_weight, name, counting(name, getattr(gpu_weight, name)))
     return called
 
 
@@ -187,10 +182,14 @@ def test_quantised_weights_are_what_they_stand_for(kind: str, shallow_model: Pat
     assert isinstance(plain.decoder, Decoder)
     weights = plain.decoder._weights
     layers = []
-    for layer, products in zip(weights.layers, quantised.decoder._products, strict=True):
-        wide = {field.name: dequantize(getattr(products, field.name)) for field in fields(products)}
-        assert not torch.equal(wide["qkv"], layer.qkv)
-        layers.append(replace(layer, **wide))
+    for layer, narrow in zip(weights.layers, quantised.decoder._layers, strict=True):
+        wide = [
+            Linear(dequantize(product.weight), product.bias)
+            for product in narrow.products
+            if isinstance(product.weight, QuantizedWeight)
+        ]
+        assert not torch.equal(wide[0].weight, layer.attention.qkv.weight)
+        layers.append(layer.with_products(wide))
     reference = Decoder(plain.spec, replace(weights, layers=layers), context_length=1024, deterministic=False)
     submits = [make_submit(n, prompt, max_tokens=4, ignore_eos=True) for n, prompt in enumerate(PROMPTS[1:2])]
     found, expected = (

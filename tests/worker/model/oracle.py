@@ -9,26 +9,29 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from trunkline_worker.model.architectures.config_json import parse_spec
+from trunkline_worker.model.architectures.registry import ARCHITECTURES
 from trunkline_worker.model.checkpoint.refusals import ModelError
-from trunkline_worker.model.checkpoint.spec import parse_spec
-from trunkline_worker.model.cpu_decoder import CpuDecoder
-from trunkline_worker.model.decoder import DecoderWeights
+from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.loading import LoadedModel
+from trunkline_worker.model.weights import DecoderWeights, Linear
 
 VOCAB = 61
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
+WINDOWS = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+# architecture → what its config.json says in addition to that of all
+OWN_KEYS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {"attention_bias": True, "mlp_bias": True},
+    "MistralForCausalLM": {"sliding_window": 7},
+    "Qwen2ForCausalLM": WINDOWS,
+    "Qwen3ForCausalLM": WINDOWS | {"attention_bias": True},
 }
 
 
 def base_config(architecture: str) -> dict[str, Any]:
     """A small config.json of this architecture, with every size spelt out."""
-    config: dict[str, Any] = {
+    return {
         "architectures": [architecture],
-        "model_type": ARCHITECTURES[architecture],
+        "model_type": ARCHITECTURES[architecture].model_type,
         "vocab_size": VOCAB,
         "hidden_size": 24,
         "intermediate_size": 40,
@@ -43,16 +46,8 @@ def base_config(architecture: str) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "dtype": "float32",
         "eos_token_id": 0,
+        **OWN_KEYS[architecture],
     }
-    if architecture == "MistralForCausalLM":
-        config |= {"sliding_window": 7}
-    if architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM"):
-        config |= {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
-    if architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM"):
-        config |= {"attention_bias": True}
-    if architecture == "LlamaForCausalLM":
-        config |= {"mlp_bias": True}
-    return config
 
 
 def parse_problem(config: dict[str, Any]) -> str | None:
@@ -103,9 +98,9 @@ def their_model(directory: Path, config: dict[str, Any]) -> Any:
 
 
 @torch.inference_mode()
-def weights_of(model: LoadedModel) -> DecoderWeights:
-    """Of a model that torch computes, with its kernels or with Triton's."""
-    assert not isinstance(model.decoder, CpuDecoder)
+def weights_of(model: LoadedModel) -> DecoderWeights[Linear]:
+    """Of a model that the reference computes."""
+    assert isinstance(model.decoder, Decoder)
     return model.decoder._weights
 
 

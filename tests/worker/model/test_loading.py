@@ -9,9 +9,9 @@ import torch
 from tests.worker.engine_rig import DEMO_MODEL
 from tests.worker.model.checkpoints import write_checkpoint
 from tests.worker.model.oracle import weights_of
+from trunkline_worker.model.architectures.config_json import parse_spec
 from trunkline_worker.model.checkpoint.checkpoint import Checkpoint
 from trunkline_worker.model.checkpoint.refusals import ModelError
-from trunkline_worker.model.checkpoint.spec import parse_spec
 from trunkline_worker.model.checkpoint.weight_stream import WeightStream
 from trunkline_worker.model.loading import LoadedModel, load_model
 
@@ -45,8 +45,8 @@ def test_shards_make_the_same_model_as_one_file(tmp_path: Path) -> None:
     assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
     one, many = (load(tmp_path / name, kernels="torch") for name in ("one", "many"))
     for a, b in zip(weights_of(one).layers, weights_of(many).layers, strict=True):
-        assert torch.equal(a.qkv, b.qkv)
-        assert torch.equal(a.gate_up, b.gate_up)
+        for product, other in zip(a.products, b.products, strict=True):
+            assert torch.equal(product.weight, other.weight)
 
 
 def test_an_unsupported_architecture_is_named(checkpoint: Path) -> None:
@@ -179,7 +179,7 @@ def test_dummy_weights_need_a_config_only_and_repeat(tmp_path: Path) -> None:
     write_checkpoint("qwen2", tmp_path)
     (tmp_path / "model.safetensors").unlink()
     one, two = (load(tmp_path, load_format="dummy", kernels="torch") for _ in range(2))
-    assert torch.equal(weights_of(one).head, weights_of(two).head)
+    assert torch.equal(weights_of(one).head.weight, weights_of(two).head.weight)
     assert one.fingerprint == two.fingerprint
 
 

@@ -10,7 +10,6 @@ from trunkline_worker.step.model_work import (
     PeakRates,
     StepWork,
     kv_token_bytes,
-    layer_params,
     num_pairs,
     pair_flops,
     peak_rates,
@@ -30,7 +29,6 @@ WORK = ModelWork(
 
 
 def test_a_small_models_numbers() -> None:
-    assert layer_params(hidden=32, heads=4, kv_heads=2, head_dim=8, intermediate=64) == LAYER == 10_240 - 1024
     assert kv_token_bytes(2, 8, 2) == 64
     assert pair_flops(4, 8) == 128
 

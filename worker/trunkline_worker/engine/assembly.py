@@ -10,7 +10,7 @@ from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.prefix_tree import PrefixTree
 from trunkline_worker.engine.engine import Engine, ModelLimits
 from trunkline_worker.engine.rehearsal import activation_bytes, rehearse
-from trunkline_worker.engine.step_floor import StepFloor
+from trunkline_worker.engine.step_floor import StepFloor, model_work
 from trunkline_worker.engine.step_runner import executor_for, step_runner
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.kv_budget import check_block_count, kv_block_count, usable_bytes
@@ -19,7 +19,7 @@ from trunkline_worker.scheduler.limits import AdmissionRule, Batching, Scheduler
 from trunkline_worker.scheduler.scheduler import Scheduler
 from trunkline_worker.scheduler.stats import EngineStats
 from trunkline_worker.settings import EngineSettings
-from trunkline_worker.step.model_work import ModelWork, layer_params, pair_flops, peak_rates
+from trunkline_worker.step.model_work import peak_rates
 
 # Of the memory that is free once the model is loaded. A host runs other programs too, such as other workers.
 KV_MEMORY_FRACTION = {"cuda": 0.9, "cpu": 0.25}
@@ -156,25 +156,8 @@ def step_floor(model: LoadedModel, settings: EngineSettings, gpu_name: str) -> S
         tflops=settings.peak_tflops,
         gb_per_s=settings.peak_gb_per_s,
     )
-    return StepFloor(model_work(model), rates)
-
-
-def model_work(model: LoadedModel) -> ModelWork:
-    """What the work of a loaded model's steps depends on."""
-    spec = model.spec
-    return ModelWork(
-        layer_params=spec.num_layers
-        * layer_params(
-            hidden=spec.hidden_size,
-            heads=spec.num_heads,
-            kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            intermediate=spec.intermediate_size,
-        ),
-        head_params=spec.hidden_size * spec.vocab_size,
-        layer_bytes=model.weight_bytes.layers,
-        head_bytes=model.weight_bytes.head,
-        kv_token_bytes=model.kv_bytes_per_block(1),
-        pair_flops=spec.num_layers * pair_flops(spec.num_heads, spec.head_dim),
-        windows=spec.windows,
+    weights = model.weight_bytes
+    work = model_work(
+        model.spec, layer_bytes=weights.layers, head_bytes=weights.head, kv_itemsize=model.kv_dtype.itemsize
     )
+    return StepFloor(work, rates)

@@ -2,14 +2,30 @@
 
 from typing import NamedTuple
 
+from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.scheduler.step_cost import StepLoad
 from trunkline_worker.step.model_work import (
     Attended,
     ModelWork,
     PeakRates,
     StepWork,
+    kv_token_bytes,
+    pair_flops,
 )
 from trunkline_worker.step.plan import StepPlan
+
+
+def model_work(spec: DecoderSpec, *, layer_bytes: int, head_bytes: int, kv_itemsize: int) -> ModelWork:
+    """What the work of a model's steps depends on.  layer_bytes, head_bytes: of the weights as they are stored"""
+    return ModelWork(
+        layer_params=spec.layer_params,
+        head_params=spec.head_params,
+        layer_bytes=layer_bytes,
+        head_bytes=head_bytes,
+        kv_token_bytes=spec.num_layers * kv_token_bytes(spec.num_kv_heads, spec.head_dim, kv_itemsize),
+        pair_flops=spec.num_layers * pair_flops(spec.num_heads, spec.head_dim),
+        windows=spec.windows,
+    )
 
 
 class FloorOfStep(NamedTuple):

@@ -2,60 +2,22 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
 
 from trunkline_kernels.kv_write import write_kv
 from trunkline_kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
 from trunkline_kernels.ragged_batch import KVLayer, RaggedBatch
-from trunkline_kernels.rms_norm import add_rms_norm, rms_norm
+from trunkline_kernels.rms_norm import rms_norm
 from trunkline_kernels.rotary import apply_rotary
 from trunkline_kernels.row_tiles import map_row_tiles, tile_rows
 from trunkline_kernels.silu_and_mul import silu_and_mul
 from trunkline_kernels.tiled_attention import tiled_attention
-from trunkline_worker.model.checkpoint.spec import DecoderSpec
-from trunkline_worker.model.rotary_tables import rotary_tables
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """The weights of one layer. Matrices are [out, in]; absent biases and norms are None."""
-
-    input_norm: Tensor  # [hidden]
-    qkv: Tensor  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden]: queries, keys, values
-    qkv_bias: Tensor | None
-    query_norm: Tensor | None  # [head_dim]
-    key_norm: Tensor | None  # [head_dim]
-    output: Tensor  # [hidden, num_heads * head_dim]
-    output_bias: Tensor | None
-    post_norm: Tensor  # [hidden]
-    gate_up: Tensor  # [2 * intermediate, hidden]: gate, up
-    gate_up_bias: Tensor | None
-    down: Tensor  # [hidden, intermediate]
-    down_bias: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderWeights:
-    """All tensors of a model."""
-
-    embedding: Tensor  # [vocab, hidden]
-    layers: list[LayerWeights]
-    final_norm: Tensor  # [hidden]
-    head: Tensor  # [vocab, hidden]; the embedding itself if the two are tied
-
-
-def _products(weights: DecoderWeights) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yields the weight and bias of every matrix product, once for each shape: those of all layers are alike."""
-    layer = weights.layers[0]
-    yield layer.qkv, layer.qkv_bias
-    yield layer.output, layer.output_bias
-    yield layer.gate_up, layer.gate_up_bias
-    yield layer.down, layer.down_bias
-    yield weights.head, None
+from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
+from trunkline_worker.model.rotary_tables import layer_tables
+from trunkline_worker.model.weights import AttentionWeights, DecoderWeights, LayerWeights, Linear
 
 
 class Decoder:
@@ -64,13 +26,15 @@ class Decoder:
     tile_rows: rows of a tile of map_row_tiles(), under --deterministic; else None
     """
 
-    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, *, context_length: int, deterministic: bool) -> None:
+    def __init__(
+        self, spec: DecoderSpec, weights: DecoderWeights[Linear], *, context_length: int, deterministic: bool
+    ) -> None:
         self.spec = spec
         self._weights = weights
-        self.tile_rows = tile_rows(_products(weights)) if deterministic else None
+        self.tile_rows = tile_rows(_products(spec, weights)) if deterministic else None
         self._scale = 1 / math.sqrt(spec.head_dim)
-        cos, sin = rotary_tables(spec.rope, spec.head_dim, context_length)
-        self._cos, self._sin = cos.to(weights.embedding.device), sin.to(weights.embedding.device)
+        self._windows = spec.windows
+        self._tables = layer_tables(spec, context_length, weights.embedding.device)
 
     def forward(self, token_ids: Tensor, batch: RaggedBatch, kv: list[KVLayer], *, num_padding: int = 0) -> Tensor:
         """Returns hidden states before the final norm: [num_tokens, hidden]. Writes the tokens' keys and values to
@@ -82,23 +46,28 @@ class Decoder:
         count = len(token_ids)
         positions = pad(batch.positions, (0, num_padding))
         residual = self._weights.embedding[pad(token_ids, (0, num_padding))]
-        cos, sin = self._cos[positions], self._sin[positions]
+        angles: dict[Tensor, tuple[Tensor, Tensor]] = {}  # of the new tokens, by the table of cosines
         plans: dict[int | None, AttentionPlan] = {}
-        for layer, weights, window in zip(kv, self._weights.layers, self.spec.windows, strict=True):
-            q, k, v = self._token_wise(lambda *x, w=weights: self._before_attention(w, *x), residual, cos, sin)
+        layers = zip(kv, self._weights.layers, self._windows, self._tables, strict=True)
+        for pool, layer, window, (cos, sin) in layers:
+            if cos not in angles:
+                angles[cos] = cos[positions], sin[positions]
+            q, k, v = self._token_wise(
+                lambda *x, w=layer.attention: self._before_attention(w, *x), residual, *angles[cos]
+            )
             q, k, v = q[:count], k[:count], v[:count]
-            write_kv(layer, k, v, batch.slots)
+            write_kv(pool, k, v, batch.slots)
             if self.tile_rows is not None:
-                attended = tiled_attention(q, layer, batch, window=window, scale=self._scale)
+                attended = tiled_attention(q, pool, batch, window=window, scale=self._scale)
             else:
                 if window not in plans:
                     plans[window] = plan_attention(
-                        batch, window=window, zero_slot=layer.zero_slot, dtype=q.dtype, device=q.device
+                        batch, window=window, zero_slot=pool.zero_slot, dtype=q.dtype, device=q.device
                     )
-                attended = paged_attention(q, layer, plans[window], scale=self._scale)
+                attended = paged_attention(q, pool, plans[window], scale=self._scale)
             if num_padding:
                 attended = pad(attended, (0, 0, 0, 0, 0, num_padding))
-            (residual,) = self._token_wise(lambda *x, w=weights: self._after_attention(w, *x), attended, residual)
+            (residual,) = self._token_wise(lambda *x, w=layer: self._after_attention(w, *x), attended, residual)
         return residual[:count]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -109,24 +78,32 @@ class Decoder:
         return function(*inputs) if self.tile_rows is None else map_row_tiles(function, self.tile_rows, *inputs)
 
     def _before_attention(
-        self, w: LayerWeights, residual: Tensor, cos: Tensor, sin: Tensor
+        self, w: AttentionWeights[Linear], residual: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """[n, hidden] → q [n, num_heads, head_dim], k and v [n, num_kv_heads, head_dim]"""
         spec = self.spec
-        x = rms_norm(residual, w.input_norm, spec.rms_norm_eps)
-        heads = linear(x, w.qkv, w.qkv_bias).view(len(x), -1, spec.head_dim)
+        heads = w.qkv.multiply(self._norm(residual, w.norm)).view(len(residual), -1, spec.head_dim)
         q, k, v = torch.split(heads, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
-        if w.query_norm is not None and w.key_norm is not None:
-            q, k = rms_norm(q, w.query_norm, spec.rms_norm_eps), rms_norm(k, w.key_norm, spec.rms_norm_eps)
+        q, k = self._norm(q, w.query_norm), self._norm(k, w.key_norm)
         return apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v
 
-    def _after_attention(self, w: LayerWeights, attended: Tensor, residual: Tensor) -> tuple[Tensor]:
+    def _after_attention(self, w: LayerWeights[Linear], attended: Tensor, residual: Tensor) -> tuple[Tensor]:
         """[n, num_heads, head_dim], [n, hidden] → the residual stream after the layer [n, hidden]"""
-        projected = linear(attended.flatten(1), w.output, w.output_bias)
-        x, residual = add_rms_norm(projected, residual, w.post_norm, self.spec.rms_norm_eps)
-        x = silu_and_mul(linear(x, w.gate_up, w.gate_up_bias))
-        return (residual + linear(x, w.down, w.down_bias),)
+        attention, feed_forward = w.attention, w.feed_forward
+        residual = residual + self._norm(attention.output.multiply(attended.flatten(1)), attention.post_norm)
+        gate_up = feed_forward.gate_up.multiply(self._norm(residual, feed_forward.norm))
+        return (residual + self._norm(feed_forward.down.multiply(silu_and_mul(gate_up)), feed_forward.post_norm),)
 
     def _head(self, hidden: Tensor) -> tuple[Tensor]:
-        x = rms_norm(hidden, self._weights.final_norm, self.spec.rms_norm_eps)
-        return (linear(x, self._weights.head).float(),)
+        return (self._weights.head.multiply(self._norm(hidden, self._weights.final_norm)).float(),)
+
+    def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """Normalises x; if there is no such norm, returns it."""
+        return x if weight is None else rms_norm(x, weight, self.spec.rms_norm_eps)
+
+
+def _products(spec: DecoderSpec, weights: DecoderWeights[Linear]) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Yields the weight and bias of every matrix product, once for layers that are alike."""
+    alike = dict(zip(spec.layers[::-1], weights.layers[::-1], strict=True))  # the first of each
+    for product in (*(each for layer in alike.values() for each in layer.products), weights.head):
+        yield product.weight, product.bias

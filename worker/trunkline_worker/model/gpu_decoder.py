@@ -35,11 +35,11 @@ from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.gpu.shared_prefix import shared_prefix
 from trunkline_kernels.gpu.tuned_tilings import chosen_table
 from trunkline_kernels.ragged_batch import KVLayer
+from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.checkpoint.refusals import ModelError
-from trunkline_worker.model.checkpoint.spec import DecoderSpec
-from trunkline_worker.model.decoder import DecoderWeights
-from trunkline_worker.model.gpu_products import LayerProducts, Products, QuantizedLayer
-from trunkline_worker.model.rotary_tables import rotary_tables
+from trunkline_worker.model.gpu_weight import StoredLinear, gpu_layers
+from trunkline_worker.model.rotary_tables import layer_tables
+from trunkline_worker.model.weights import DecoderWeights
 
 MAX_HEAD_DIM = 256
 OLDEST_CAPABILITY = (8, 0)
@@ -106,13 +106,13 @@ def check_options(
 class GpuDecoder:
     """Computes hidden states of new tokens, reading and writing the KV pool, and logits of hidden states.
 
-    The caller has run check_options(). Layers may come from quantized_layer().
+    The caller has run check_options().
     """
 
     def __init__(
         self,
         spec: DecoderSpec,
-        weights: DecoderWeights,
+        weights: DecoderWeights[StoredLinear],
         *,
         context_length: int,
         deterministic: bool,
@@ -128,18 +128,14 @@ class GpuDecoder:
         self._dependent = self.chip.dependent_launches
         # NVIDIA's library can write a product in float32, which avoids rounding it to 16 bits first.
         self._widens = self._device.type != "cpu" and torch.version.hip is None
-        self._products = [
-            layer.products if isinstance(layer, QuantizedLayer) else Products.of(layer, "none")
-            for layer in weights.layers
-        ]
-        self._weights = weights
-        dtype = weights.embedding.dtype
-        self._multiply = LayerProducts.of(
-            spec, dtype=self._products[0].dtype, device=self._device, name=self.chip.name,
-            multiprocessors=self.chip.num_multiprocessors, deterministic=deterministic, dependent=self._dependent,
+        self._embedding, self._final_norm, self._head = weights.embedding, weights.final_norm, weights.head.weight
+        dtype = self._embedding.dtype
+        self._layers = gpu_layers(
+            spec.layers, weights.layers, name=self.chip.name, multiprocessors=self.chip.num_multiprocessors,
+            device=self._device, deterministic=deterministic, dependent=self._dependent,
         )  # fmt: skip
-        cos, sin = rotary_tables(spec.rope, spec.head_dim, context_length)
-        self._cos, self._sin = cos.to(self._device), sin.to(self._device)
+        self._tables = layer_tables(spec, context_length, self._device)
+        self._windows = spec.windows
         self._group = spec.num_heads // spec.num_kv_heads
         self._tiling: RaggedTiling = tiling_for(
             head_dim=spec.head_dim, group=self._group, dtype=dtype, kv_dtype=kv_dtype or dtype,
@@ -184,43 +180,51 @@ class GpuDecoder:
         if len(batch.decode_lens):
             batch.decode_plan.update(batch.decode_lens, batch.prefixes.of_sequence)
         # The zeros come before the embedding: the first norm is a dependent launch and needs a kernel just before it.
-        attended = self._weights.embedding.new_zeros(len(batch.token_ids), spec.num_heads, spec.head_dim)
-        residual = gather_rows(self._weights.embedding, batch.token_ids)
+        attended = self._embedding.new_zeros(len(batch.token_ids), spec.num_heads, spec.head_dim)
+        residual = gather_rows(self._embedding, batch.token_ids)
         delta: Tensor | None = None  # still to be added to the residual stream
-        layers = zip(kv, self._weights.layers, self._products, spec.windows, strict=True)
-        for number, (layer, w, products, window) in enumerate(layers, start=1):
-            x = self._norm(delta, residual, w.input_norm)
-            qkv = self._multiply.before_attention(x, products.qkv, w.qkv_bias)
+        layers = zip(kv, self._layers, self._windows, self._tables, strict=True)
+        for number, (pool, layer, window, (cos, sin)) in enumerate(layers, start=1):
+            attention, feed_forward = layer.attention, layer.feed_forward
+            qkv = attention.qkv.multiply(self._norm(delta, residual, attention.norm))
             q = rotary_kv(
-                qkv, layer, batch.positions, batch.slots, self._cos, self._sin, num_heads=spec.num_heads,
-                query_norm=w.query_norm, key_norm=w.key_norm, eps=spec.rms_norm_eps,
+                qkv, pool, batch.positions, batch.slots, cos, sin, num_heads=spec.num_heads,
+                query_norm=attention.query_norm, key_norm=attention.key_norm, eps=spec.rms_norm_eps,
                 keep_keys=batch.fresh is not None, dependent=self._dependent,
             )  # fmt: skip
-            self._attend(q, layer, batch, attended, window)
+            self._attend(q, pool, batch, attended, window)
             fresh = batch.fresh
             x = attended if fresh is None else self._attend_fresh(q, qkv, fresh, attended, window)
             x = x.flatten(1)
-            if rows is not None and number == spec.num_layers:
+            if rows is not None and number == len(kv):
                 # No later layer reads the other tokens' states.
                 x, residual = gather_rows(x, rows), gather_rows(residual, rows)
-            delta = self._multiply.add_output(x, products.output, w.output_bias, residual)
-            x = self._norm(delta, residual, w.post_norm)
-            x = self._multiply.gated(x, products.gate_up, w.gate_up_bias)
-            delta = self._multiply.add_down(x, products.down, w.down_bias, residual)
+            if attention.post_norm is None:
+                delta = attention.output.add_to(residual, x)
+            else:
+                delta = self._norm(None, attention.output.multiply(x), attention.post_norm)
+            x = feed_forward.gate_up.multiply_gated(self._norm(delta, residual, feed_forward.norm))
+            if feed_forward.post_norm is None:
+                delta = feed_forward.down.add_to(residual, x)
+            else:
+                delta = self._norm(None, feed_forward.down.multiply(x), feed_forward.post_norm)
         return residual if delta is None else residual + delta
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns logits [num_rows, vocab] float32. hidden: [num_rows, hidden] as forward() returns it"""
-        x = rms_norm(hidden.contiguous(), self._weights.final_norm, self.spec.rms_norm_eps)
-        head = self._weights.head
+        x = rms_norm(hidden.contiguous(), self._final_norm, self.spec.rms_norm_eps)
+        head = self._head
         if self._deterministic:
             return fixed_linear(x, head, dtype=torch.float32)
         if self._widens and x.dtype != torch.float32:
             return torch.mm(x, head.t(), out_dtype=torch.float32)
         return linear(x, head).float()
 
-    def _norm(self, delta: Tensor | None, residual: Tensor, weight: Tensor) -> Tensor:
+    def _norm(self, delta: Tensor | None, residual: Tensor, weight: Tensor | None) -> Tensor:
+        """Adds to the residual stream, and returns its norm; without a norm, the residual stream itself."""
         eps = self.spec.rms_norm_eps
+        if weight is None:
+            return residual if delta is None else residual.add_(delta)
         if delta is None:
             return rms_norm(residual, weight, eps, dependent=self._dependent)
         return add_rms_norm(delta, residual, weight, eps, dependent=self._dependent)

@@ -11,17 +11,26 @@ import torch
 from torch import Tensor
 
 from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline_worker.model.architectures.config_json import read_spec
+from trunkline_worker.model.architectures.decoder_spec import DecoderSpec, LayerSpec, LinearSpec
 from trunkline_worker.model.checkpoint.checkpoint import EMBEDDING, HEAD, Checkpoint, fingerprint
 from trunkline_worker.model.checkpoint.generation_defaults import read_generation_defaults
 from trunkline_worker.model.checkpoint.refusals import ModelError
-from trunkline_worker.model.checkpoint.spec import DecoderSpec, read_spec
 from trunkline_worker.model.checkpoint.weight_digest import WeightDigests
 from trunkline_worker.model.checkpoint.weight_stream import WeightStream
 from trunkline_worker.model.cpu_decoder import CpuDecoder, cpu_decoder
-from trunkline_worker.model.decoder import Decoder, DecoderWeights, LayerWeights
+from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.kv_budget import GIB, free_bytes
 from trunkline_worker.model.rotary_tables import check_rotary, table_bytes
 from trunkline_worker.model.weight_bytes import WeightBytes, weight_bytes
+from trunkline_worker.model.weights import (
+    AttentionWeights,
+    DecoderWeights,
+    GatedWeights,
+    LayerWeights,
+    Linear,
+    W,
+)
 
 if TYPE_CHECKING:
     from trunkline_worker.model.gpu_decoder import GpuDecoder
@@ -36,7 +45,7 @@ DUMMY_STD = 0.02
 IGNORED_TENSORS = ("rotary_emb.inv_freq",)
 
 Fill = Callable[[Tensor, str], None]  # fills a tensor of the given Hugging Face name in place
-FinishLayer = Callable[[LayerWeights], LayerWeights]
+Form = Callable[[Linear], W]  # turns a filled weight into the form that is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,23 +94,20 @@ def load_model(
     if context_length is not None and context_length > spec.most_context:
         raise ModelError(f"--context-length {context_length} is more than the model's {spec.most_context}")
     context = context_length or spec.context_length
-    check_rotary(spec.rope, spec.head_dim, context)
+    check_rotary(spec, context)
     eos, defaults = read_generation_defaults(directory, spec.vocab_size, ignore_config_keys)
     if kernels == "auto":
         kernels = "triton" if device.type == "cuda" else "c"
     for option, value, plain in (("quantization", quantization, "none"), ("kv_dtype", kv_dtype, "auto")):
         if value != plain and kernels != "triton":
             raise ModelError(f"{option}={value} needs the Triton kernels: use a GPU, or leave it out")
-    finish: FinishLayer = _as_it_is
     if kernels == "triton":
         # Imported only here: Triton is not installed on every system, and takes a third of a second to import.
-        from trunkline_worker.model import gpu_decoder, gpu_products
+        from trunkline_worker.model import gpu_decoder, gpu_weight
 
         gpu_decoder.check_options(
             spec, device, deterministic=deterministic, quantization=quantization, kv_dtype=kv_dtype
         )
-        # Layers are quantised one by one, so that the unquantised model need not fit into memory.
-        finish = partial(gpu_products.quantized_layer, quantization=quantization)
     with ExitStack() as stack:
         checkpoint: Checkpoint | None = None
         digests: WeightDigests | None = None
@@ -110,25 +116,30 @@ def load_model(
             checkpoint = stack.enter_context(Checkpoint(directory, stream))
             digests = stack.enter_context(WeightDigests(checkpoint.files))
         kind = _dtype(dtype, spec, checkpoint)
-        weights = _read_weights(spec, kind, device, checkpoint, finish, context=context)
+        decoder: Decoder | CpuDecoder | GpuDecoder | None = None
+        if kernels == "triton":
+            # Weights are quantised one by one, so that the unquantised model need not fit into memory.
+            stored = _read_weights(
+                spec, kind, device, checkpoint, partial(gpu_weight.stored, quantization=quantization), context=context
+            )
+            read_bytes = weight_bytes(stored)
+            decoder = gpu_decoder.GpuDecoder(
+                spec, stored, context_length=context, deterministic=deterministic,
+                kv_dtype=KV_DTYPES.get(kv_dtype, kind),
+            )  # fmt: skip
+        else:
+            weights = _read_weights(spec, kind, device, checkpoint, _as_it_is, context=context)
+            read_bytes = weight_bytes(weights)
+            if kernels == "c":
+                decoder = cpu_decoder(spec, weights, context_length=context, deterministic=deterministic)
+            if decoder is None:
+                kernels = "torch"
+                decoder = Decoder(spec, weights, context_length=context, deterministic=deterministic)
         weight_digests = [] if digests is None else digests.digests()
-    read_bytes = weight_bytes(weights)
-    decoder: Decoder | CpuDecoder | GpuDecoder | None
-    if kernels == "triton":
-        decoder = gpu_decoder.GpuDecoder(
-            spec, weights, context_length=context, deterministic=deterministic, kv_dtype=KV_DTYPES.get(kv_dtype, kind),
-        )  # fmt: skip
-    else:
-        decoder = (
-            cpu_decoder(spec, weights, context_length=context, deterministic=deterministic) if kernels == "c" else None
-        )
-    if decoder is None:
-        kernels = "torch"
-        decoder = Decoder(spec, weights, context_length=context, deterministic=deterministic)
     facts = (
         _name(kind), KERNEL_BUILD, device.type, kernels, quantization, kv_dtype,
         "deterministic" if deterministic else "", load_format, str(DUMMY_SEED) if load_format == "dummy" else "",
-        spec.rope.depends_on(context), *sorted(set(ignore_config_keys)),
+        *(rope.depends_on(context) for rope in spec.ropes), *sorted(set(ignore_config_keys)),
     )  # fmt: skip
     return LoadedModel(
         decoder=decoder,
@@ -148,10 +159,11 @@ def load_model(
 
 def _context_note(spec: DecoderSpec, context: int) -> Iterator[str]:
     """Yields a note on the context length in use if RoPE scaling allows more than one."""
-    chosen = spec.rope.depends_on(context)
-    if spec.rope.kind != "default" and (chosen or context != spec.most_context):
-        scaling = f"RoPE scaling {spec.rope.kind}" + (f" with {chosen}" if chosen else "")
-        yield f"{scaling}, context length {context}; --context-length may be up to {spec.most_context}"
+    for rope in spec.ropes:
+        chosen = rope.depends_on(context)
+        if rope.kind != "default" and (chosen or context != spec.most_context):
+            scaling = f"RoPE scaling {rope.kind}" + (f" with {chosen}" if chosen else "")
+            yield f"{scaling}, context length {context}; --context-length may be up to {spec.most_context}"
 
 
 def _sampling_note(defaults: SamplingParams) -> Iterator[str]:
@@ -186,10 +198,10 @@ def _read_weights(
     dtype: torch.dtype,
     device: torch.device,
     checkpoint: Checkpoint | None,
-    finish: FinishLayer,
+    form: Form[W],
     *,
     context: int,
-) -> DecoderWeights:
+) -> DecoderWeights[W]:
     """Returns the weights of the checkpoint, or dummy weights without one. Before it allocates anything, it checks the
     files' headers against the config, and the free memory. Raises ModelError if a check fails."""
     names: tuple[str, str | None] = EMBEDDING, None if spec.tie_word_embeddings else HEAD
@@ -205,10 +217,10 @@ def _read_weights(
 
     build_weights(spec, dtype, torch.device("meta"), look_at, _as_it_is, names=names)
     if device.type == "cpu":  # a GPU's allocator raises; on a host, the kernel kills the process
-        _check_memory(num_values * dtype.itemsize, table_bytes(spec.head_dim, context), device, dtype)
+        _check_memory(num_values * dtype.itemsize, table_bytes(spec, context), device, dtype)
     if checkpoint is None:
-        return build_weights(spec, dtype, device, _dummy_fill(device), finish, names=names)
-    checkpoint_weights = build_weights(spec, dtype, device, checkpoint.read_into, finish, names=names)
+        return build_weights(spec, dtype, device, _dummy_fill(device), form, names=names)
+    checkpoint_weights = build_weights(spec, dtype, device, checkpoint.read_into, form, names=names)
     checkpoint.check_all_read(IGNORED_TENSORS)
     checkpoint.check_finite(dtype)
     return checkpoint_weights
@@ -230,13 +242,12 @@ def build_weights(
     dtype: torch.dtype,
     device: torch.device,
     fill: Fill,
-    finish: FinishLayer,
+    form: Form[W],
     *,
     names: tuple[str, str | None],
-) -> DecoderWeights:
+) -> DecoderWeights[W]:
     """Allocates every tensor once, on its device, and calls `fill` on it; on each part of a fused tensor.
 
-    finish: turns a filled layer into the one that is kept
     names: of embedding and head; None: the head is the embedding
     """
     embedding_name, head_name = names
@@ -246,47 +257,52 @@ def build_weights(
         fill(target, name)
         return target
 
-    def fused(names: list[str], sizes: list[int], *rest: int) -> Tensor:
-        target = torch.empty(sum(sizes), *rest, dtype=dtype, device=device)
-        for part, name in zip(torch.split(target, sizes), names, strict=True):
+    def fused(names: list[str], rows: list[int], *inner: int) -> Tensor:
+        target = torch.empty(sum(rows), *inner, dtype=dtype, device=device)
+        for part, name in zip(torch.split(target, rows), names, strict=True):
             fill(part, name)
         return target
 
-    hidden, inter = spec.hidden_size, spec.intermediate_size
-    heads, kv_heads = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    def layer(at: str, spec: LayerSpec) -> LayerWeights[W]:
+        def norm(name: str | None, size: int = hidden) -> Tensor | None:
+            return None if name is None else tensor(f"{at}{name}.weight", size)
 
-    def layer(index: int) -> LayerWeights:
-        at = f"model.layers.{index}."
-        attention, mlp = at + "self_attn.", at + "mlp."
-        qkv = [attention + f"{part}_proj." for part in "qkv"]
-        gate_up = [mlp + "gate_proj.", mlp + "up_proj."]
-        sizes = [heads, kv_heads, kv_heads]
+        def product(linear: LinearSpec) -> W:
+            names = [f"{at}{name}" for name, _ in linear.parts]
+            weight = fused([name + ".weight" for name in names], linear.rows, linear.inner)
+            bias = fused([name + ".bias" for name in names], linear.rows) if linear.bias else None
+            return form(Linear(weight, bias))
+
+        attention, feed_forward = spec.attention, spec.feed_forward
         return LayerWeights(
-            input_norm=tensor(at + "input_layernorm.weight", hidden),
-            qkv=fused([name + "weight" for name in qkv], sizes, hidden),
-            qkv_bias=fused([name + "bias" for name in qkv], sizes) if spec.qkv_bias else None,
-            query_norm=tensor(attention + "q_norm.weight", spec.head_dim) if spec.qk_norm else None,
-            key_norm=tensor(attention + "k_norm.weight", spec.head_dim) if spec.qk_norm else None,
-            output=tensor(attention + "o_proj.weight", hidden, heads),
-            output_bias=tensor(attention + "o_proj.bias", hidden) if spec.output_bias else None,
-            post_norm=tensor(at + "post_attention_layernorm.weight", hidden),
-            gate_up=fused([name + "weight" for name in gate_up], [inter, inter], hidden),
-            gate_up_bias=fused([name + "bias" for name in gate_up], [inter, inter]) if spec.mlp_bias else None,
-            down=tensor(mlp + "down_proj.weight", hidden, inter),
-            down_bias=tensor(mlp + "down_proj.bias", hidden) if spec.mlp_bias else None,
+            AttentionWeights(
+                norm=norm(attention.norm),
+                qkv=product(attention.qkv),
+                query_norm=norm(attention.query_norm, head_dim),
+                key_norm=norm(attention.key_norm, head_dim),
+                output=product(attention.output),
+                post_norm=norm(attention.post_norm),
+            ),
+            GatedWeights(
+                norm=norm(feed_forward.norm),
+                gate_up=product(feed_forward.gate_up),
+                down=product(feed_forward.down),
+                post_norm=norm(feed_forward.post_norm),
+            ),
         )
 
+    hidden, head_dim = spec.hidden_size, spec.head_dim
     embedding = tensor(embedding_name, spec.vocab_size, hidden)
     return DecoderWeights(
         embedding=embedding,
-        layers=[finish(layer(index)) for index in range(spec.num_layers)],
+        layers=[layer(f"model.layers.{index}.", each) for index, each in enumerate(spec.layers)],
         final_norm=tensor("model.norm.weight", hidden),
-        head=embedding if head_name is None else tensor(head_name, spec.vocab_size, hidden),
+        head=Linear(embedding if head_name is None else tensor(head_name, spec.vocab_size, hidden), None),
     )
 
 
-def _as_it_is(layer: LayerWeights) -> LayerWeights:
-    return layer
+def _as_it_is(product: Linear) -> Linear:
+    return product
 
 
 def _dummy_fill(device: torch.device) -> Fill:

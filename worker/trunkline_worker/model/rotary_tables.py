@@ -5,8 +5,16 @@ import math
 import torch
 from torch import Tensor
 
+from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
+from trunkline_worker.model.architectures.rope_scaling import RopeSpec
 from trunkline_worker.model.checkpoint.refusals import ModelError
-from trunkline_worker.model.checkpoint.rope_scaling import RopeSpec
+
+
+def layer_tables(spec: DecoderSpec, context_length: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """Returns cos and sin of each layer, as rotary_tables() does. Layers with one embedding share them."""
+    tables = {rope: rotary_tables(rope, spec.head_dim, context_length) for rope in spec.ropes}
+    on_device = {rope: (cos.to(device), sin.to(device)) for rope, (cos, sin) in tables.items()}
+    return [on_device[layer.attention.rope] for layer in spec.layers]
 
 
 def rotary_tables(rope: RopeSpec, head_dim: int, context_length: int) -> tuple[Tensor, Tensor]:
@@ -26,20 +34,21 @@ def rotary_tables(rope: RopeSpec, head_dim: int, context_length: int) -> tuple[T
     return cos.mul_(rope.attention_factor), sin.mul_(rope.attention_factor)
 
 
-def table_bytes(head_dim: int, context_length: int) -> int:
-    """Returns the bytes that the tables of rotary_tables() take; its peak is the same."""
-    return 2 * context_length * (head_dim // 2) * torch.float32.itemsize
+def table_bytes(spec: DecoderSpec, context_length: int) -> int:
+    """Returns the bytes that the tables of layer_tables() take; its peak is the same."""
+    return len(spec.ropes) * 2 * context_length * (spec.head_dim // 2) * torch.float32.itemsize
 
 
-def check_rotary(rope: RopeSpec, head_dim: int, context_length: int) -> None:
-    """Raises ModelError if the settings, although each is in its range, give an angle that is not finite."""
-    try:
-        frequencies = _frequencies(rope, head_dim, context_length)
-        is_finite = bool((frequencies * context_length).isfinite().all())
-    except (ArithmeticError, ValueError):
-        is_finite = False
-    if not is_finite:
-        raise ModelError(f"the settings of RoPE scaling {rope.kind} give angles that are not finite numbers")
+def check_rotary(spec: DecoderSpec, context_length: int) -> None:
+    """Raises ModelError if settings of a layer, although each is in its range, give an angle that is not finite."""
+    for rope in spec.ropes:
+        try:
+            frequencies = _frequencies(rope, spec.head_dim, context_length)
+            is_finite = bool((frequencies * context_length).isfinite().all())
+        except (ArithmeticError, ValueError):
+            is_finite = False
+        if not is_finite:
+            raise ModelError(f"the settings of RoPE scaling {rope.kind} give angles that are not finite numbers")
 
 
 def _frequencies(rope: RopeSpec, head_dim: int, context_length: int) -> Tensor:

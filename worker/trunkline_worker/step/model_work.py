@@ -23,11 +23,6 @@ from trunkline_worker.step.plan import SequenceStep
 FULL_RATE_DTYPES = ("bfloat16", "float16")  # data sheets give the rate of float32 in units that products may not use
 
 
-def layer_params(*, hidden: int, heads: int, kv_heads: int, head_dim: int, intermediate: int) -> int:
-    """Parameters of the matrices of one layer."""
-    return hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * intermediate
-
-
 def pair_flops(heads: int, head_dim: int) -> int:
     """Operations of one (query, key) pair in one layer."""
     return 4 * heads * head_dim

@@ -20,7 +20,7 @@ from trunkline_bench.simulation.costs.recording import RecordingExecutor
 from trunkline_worker.engine.assembly import build_engine
 from trunkline_worker.engine.engine import Engine
 from trunkline_worker.engine.engine_process import idle_s
-from trunkline_worker.model.checkpoint.spec import DecoderSpec
+from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.loading import LoadedModel, load_model
 from trunkline_worker.runner.step_thread import WaitingExecutor
 from trunkline_worker.settings import EngineSettings
@@ -173,7 +173,4 @@ def _started(shapes: Shapes, settings: EngineSettings) -> EngineUnderTest:
 
 def weight_bytes(model: LoadedModel) -> int:
     """Bytes of unquantized weights that a step reads: every matrix once, and only single rows of the embedding."""
-    spec = model.spec
-    attention = (2 * spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim * spec.hidden_size
-    layer = attention + 3 * spec.hidden_size * spec.intermediate_size
-    return (spec.num_layers * layer + spec.vocab_size * spec.hidden_size) * model.dtype.itemsize
+    return (model.spec.layer_params + model.spec.head_params) * model.dtype.itemsize

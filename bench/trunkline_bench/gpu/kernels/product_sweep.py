@@ -20,10 +20,10 @@ from trunkline_kernels.gpu.gated_linear import GatedTiling
 from trunkline_kernels.gpu.persistent_linear import NEVER, PersistentTiling, ProductRoom, division_of, is_offered
 from trunkline_kernels.gpu.product_choice import LEAST_GAIN, ProductChoice, ProductTiling
 from trunkline_kernels.gpu.quantized_linear import FP8, Fp8Tiling, QuantizedWeight, fp8_tiling, quantize
-from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, ProductKey, name_of
-from trunkline_worker.model.checkpoint.spec import read_spec
+from trunkline_kernels.gpu.tuned_tilings import GATED, LINEAR, ProductKey, name_of
+from trunkline_worker.model.architectures.config_json import read_spec
 from trunkline_worker.model.gpu_decoder import FP8_CAPABILITY, Chip
-from trunkline_worker.model.gpu_products import LayerProducts
+from trunkline_worker.model.gpu_weight import GpuWeight, timed_products
 
 Weight = Tensor | QuantizedWeight
 
@@ -76,17 +76,12 @@ def measure_fp8(shapes: Shapes) -> Rows:
 
 
 def _measure(shapes: Shapes, stored: Callable[[Tensor], Weight]) -> Rows:
-    spec = read_spec(shapes.model)
-    hidden, intermediate, heads = spec.hidden_size, spec.intermediate_size, spec.num_heads * spec.head_dim
+    layer = read_spec(shapes.model).layers[0]
+    qkv, output, gate_up, down = zip(timed_products(layer), layer.products, strict=True)
     # Gate and up first: they take most of a step's product time.
-    products = (
-        ("gate and up", GATED, 2 * intermediate, hidden),
-        ("down", ADDED, hidden, intermediate),
-        ("qkv", LINEAR, heads + 2 * spec.num_kv_heads * spec.head_dim, hidden),
-        ("output", ADDED, hidden, heads),
-    )
-    for name, kernel, columns, inner in products:
-        weight = stored(torch.randn(columns, inner, device=shapes.device).to(shapes.dtype))
+    products = {"gate and up": gate_up, "down": down, "qkv": qkv, "output": output}
+    for name, ((kernel, _, inner), linear) in products.items():
+        weight = stored(torch.randn(linear.columns, inner, device=shapes.device).to(shapes.dtype))
         for rows in shapes.product_rows:
             x = torch.randn(rows, inner, device=shapes.device).to(shapes.dtype)
             yield from _compared(name, kernel, shapes, x, weight)
@@ -177,16 +172,15 @@ def product(
     The callable returns the result; for ADDED, the residual after all calls so far, or this call's product if it is not
     added yet.
     """
-    choice = ProductChoice((len(x),), (tiling,))
-    products = LayerProducts(choice, choice, choice, choice, room, False, dependent)
+    launched = GpuWeight(weight, None, ProductChoice((len(x),), (tiling,)), room, False, dependent)
     if kernel == GATED:
-        return partial(products.gated, x, weight, None)
+        return partial(launched.multiply_gated, x)
     if kernel == LINEAR:
-        return partial(products.before_attention, x, weight, None)
+        return partial(launched.multiply, x)
     residual = x.new_zeros(len(x), len(weight if isinstance(weight, Tensor) else weight.data))
 
     def add() -> Tensor:
-        left = products.add_down(x, weight, None, residual)
+        left = launched.add_to(residual, x)
         return residual if left is None else left
 
     return add

@@ -15,7 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trunkline_bench.simulation.costs.step_work import StepWork
-from trunkline_worker.step.model_work import DATA_SHEETS, ModelWork, kv_token_bytes, layer_params, pair_flops
+from trunkline_worker.engine.step_floor import model_work
+from trunkline_worker.model.architectures.config_json import parse_spec
+from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
+from trunkline_worker.step.model_work import DATA_SHEETS, ModelWork
 
 GB = 1e9
 BYTES_PER_WEIGHT = 2  # bfloat16
@@ -40,43 +43,32 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
-    """A dense decoder."""
+class Model:
+    """A model in bfloat16."""
 
     name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    tied: bool = False
+    spec: DecoderSpec
 
     @property
     def work(self) -> ModelWork:
         """What the work of its steps depends on."""
-        params = self.layers * layer_params(
-            hidden=self.hidden,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            intermediate=self.intermediate,
-        )
-        head_params = self.hidden * self.vocab
-        return ModelWork(
-            layer_params=params,
-            head_params=head_params,
-            layer_bytes=BYTES_PER_WEIGHT * params,
-            head_bytes=BYTES_PER_WEIGHT * head_params,
-            kv_token_bytes=self.layers * kv_token_bytes(self.kv_heads, self.head_dim, BYTES_PER_WEIGHT),
-            pair_flops=self.layers * pair_flops(self.heads, self.head_dim),
+        return model_work(
+            self.spec,
+            layer_bytes=BYTES_PER_WEIGHT * self.spec.layer_params,
+            head_bytes=BYTES_PER_WEIGHT * self.spec.head_params,
+            kv_itemsize=BYTES_PER_WEIGHT,
         )
 
     @property
     def weight_bytes(self) -> int:
         work = self.work
-        return work.layer_bytes + work.head_bytes * (1 if self.tied else 2)
+        return work.layer_bytes + work.head_bytes * (1 if self.spec.tie_word_embeddings else 2)
+
+
+def _model(name: str, architecture: str, *sizes: int) -> Model:
+    """A model by its architecture and the values of SIZES."""
+    config = dict(zip(SIZES, sizes, strict=True)) | {"max_position_embeddings": 131_072, "rms_norm_eps": 1e-6}
+    return Model(name, parse_spec(config | {"model_type": architecture}))
 
 
 def _device(name: str, sheet: str, memory_bytes: float, link_bytes_s: float) -> Device:
@@ -90,10 +82,14 @@ DEVICES = {
     "a100": _device("a100", "NVIDIA A100-SXM4-80GB", 80 * GB, 300e9),
     "l4": _device("l4", "NVIDIA L4", 24 * GB, 32e9),  # no NVLink: PCIe 4.0 x16
 }
+SIZES = (
+    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
+    "vocab_size",
+)  # fmt: skip
 MODELS = {
-    "8b": ModelShape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256),
-    "32b": ModelShape("Qwen3-32B", 64, 5120, 64, 8, 128, 25600, 151936),
-    "70b": ModelShape("Llama-3.1-70B", 80, 8192, 64, 8, 128, 28672, 128256),
+    "8b": _model("Llama-3.1-8B", "llama", 32, 4096, 32, 8, 128, 14336, 128256),
+    "32b": _model("Qwen3-32B", "qwen3", 64, 5120, 64, 8, 128, 25600, 151936),
+    "70b": _model("Llama-3.1-70B", "llama", 80, 8192, 64, 8, 128, 28672, 128256),
 }
 
 
@@ -103,16 +99,22 @@ class Profile:
 
     name: str
     device: Device
-    model: ModelShape
+    model: Model
     num_devices: int
     # Derived once, since every step needs them.
     _work: ModelWork = field(init=False, repr=False, compare=False)
+    _hidden: int = field(init=False, repr=False, compare=False)
+    _all_reduces: int = field(init=False, repr=False, compare=False)
     _kv_bytes_per_token: int = field(init=False, repr=False, compare=False)
     _bandwidth: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # A KV head is not split, so if there are more devices than KV heads, some devices keep copies.
-        copies = max(1, self.num_devices // self.model.kv_heads)
+        copies = max(1, self.num_devices // self.model.spec.num_kv_heads)
+        spec = self.model.spec
+        summed = [product.shard == "in" for layer in spec.layers for product in layer.products]
+        object.__setattr__(self, "_hidden", spec.hidden_size)
+        object.__setattr__(self, "_all_reduces", sum(summed))
         object.__setattr__(self, "_work", self.model.work)
         object.__setattr__(self, "_kv_bytes_per_token", copies * self._work.kv_token_bytes)
         object.__setattr__(self, "_bandwidth", self.num_devices * self.device.bandwidth_bytes_s * BANDWIDTH_SHARE)
@@ -153,14 +155,14 @@ class Profile:
         return STEP_OVERHEAD_S + layers_s + head_s + chunks_s + self._all_reduce_s(work)
 
     def _all_reduce_s(self, work: StepWork) -> float:
-        """Time of the all-reduces: two per layer, over a ring."""
+        """Time of the all-reduces, over a ring: each product that is divided along its inner dimension has one."""
         if self.num_devices == 1:
             return 0.0
-        sent = 2 * (self.num_devices - 1) / self.num_devices * work.num_rows * self.model.hidden * BYTES_PER_WEIGHT
-        return 2 * self.model.layers * (ALL_REDUCE_LATENCY_S + sent / self.device.link_bytes_s)
+        sent = 2 * (self.num_devices - 1) / self.num_devices * work.num_rows * self._hidden * BYTES_PER_WEIGHT
+        return self._all_reduces * (ALL_REDUCE_LATENCY_S + sent / self.device.link_bytes_s)
 
 
-def _fewest_devices(device: Device, model: ModelShape) -> int:
+def _fewest_devices(device: Device, model: Model) -> int:
     """The smallest power of two of devices that hold the weights, and a quarter as much again for KV."""
     count = 1
     while count * (device.memory_bytes * 0.9 - ACTIVATION_BYTES) < 1.25 * model.weight_bytes:

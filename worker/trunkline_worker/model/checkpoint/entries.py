@@ -100,3 +100,8 @@ def is_number(value: Any) -> bool:
 def listed(choices: Iterable[Any]) -> str:
     """Returns the choices as a list for an error message."""
     return ", ".join(map(str, choices))
+
+
+def without(config: dict[str, Any], ignored: tuple[str, ...]) -> dict[str, Any]:
+    """Returns config.json without the keys that the operator has declared harmless."""
+    return {key: value for key, value in config.items() if key not in ignored}

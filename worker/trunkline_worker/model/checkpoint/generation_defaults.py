@@ -6,8 +6,7 @@ from pathlib import Path
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.validation import validate_sampling
-from trunkline_worker.model.checkpoint.config_keys import without
-from trunkline_worker.model.checkpoint.entries import Entries
+from trunkline_worker.model.checkpoint.entries import Entries, without
 from trunkline_worker.model.checkpoint.model_file import read_json
 from trunkline_worker.model.checkpoint.refusals import ModelError
 

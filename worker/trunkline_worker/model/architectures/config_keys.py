@@ -10,38 +10,27 @@ keys without effect, such as id2label of the base class, are not checked.
 
 import json
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any
 
 from trunkline_worker.model.checkpoint.refusals import ModelError, shown
-
-LLAMA, MISTRAL, QWEN2, QWEN3 = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
-# architecture → its model_type
-MODEL_TYPES = {LLAMA: "llama", MISTRAL: "mistral", QWEN2: "qwen2", QWEN3: "qwen3"}
 
 
 def _words(*texts: str) -> frozenset[str]:
     return frozenset(word for text in texts for word in text.split())
 
 
-# Read in spec.py, rope_scaling.py and generation_defaults.py.
-_READ = _words(
+# Read in config_json.py, architecture.py, rope_scaling.py and generation_defaults.py.
+READ = _words(
     """
     architectures model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
     num_key_value_heads head_dim hidden_act max_position_embeddings original_max_position_embeddings rms_norm_eps
     rope_theta rope_parameters rope_scaling layer_types tie_word_embeddings eos_token_id dtype torch_dtype
     """
 )
-_READ_BY = {
-    LLAMA: {"attention_bias", "mlp_bias"},
-    MISTRAL: {"sliding_window"},
-    QWEN2: {"sliding_window", "use_sliding_window", "max_window_layers"},
-    QWEN3: {"sliding_window", "use_sliding_window", "max_window_layers", "attention_bias"},
-}
-
-_WITHOUT_EFFECT = _words(
+WITHOUT_EFFECT = _words(
     # Origin of the checkpoint, and the software that wrote it or should load it. Remote code is never run.
     """
     _name_or_path name_or_path _commit_hash transformers_version transformers.js_config auto_map custom_pipelines
@@ -83,16 +72,10 @@ _WITHOUT_EFFECT = _words(
     assistant_lookbehind target_lookbehind
     """,
 )
-_WITHOUT_EFFECT_IN = {
-    LLAMA: {"max_window_layers"},  # no layer has a window
-    MISTRAL: set[str](),
-    QWEN2: {"attention_bias"},  # the biases are fixed; a file with others is refused because of its tensors
-    QWEN3: set[str](),
-}
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class Kind:
     """What transformers' config classes, which are strict, allow for a key. They take no integer for a float, and all
     floats among these keys are shares of 1."""
 
@@ -107,77 +90,71 @@ class _Kind:
         return type(value) in self.types
 
 
-_INTEGER_OR_NULL = _Kind((int, NoneType), "an integer or null")
+INTEGER_OR_NULL = Kind((int, NoneType), "an integer or null")
 # Keys whose values are never read here, or are not read beside other files or keys.
-_KINDS: dict[str, _Kind] = {
-    "attention_dropout": _Kind((float, int), "a number in [0, 1]"),
-    "initializer_range": _Kind((float,), "a number in [0, 1] with a decimal point"),
-    "rms_norm_eps": _Kind((float,), "a number in [0, 1] with a decimal point"),
-    "use_cache": _Kind((bool,), "true or false"),
-    "bos_token_id": _INTEGER_OR_NULL,
-    "pad_token_id": _INTEGER_OR_NULL,
-    "eos_token_id": _Kind((int, list, NoneType), "an integer, a list of integers or null"),
-}
-_WINDOWS = {"sliding_window": _INTEGER_OR_NULL, "max_window_layers": _Kind((int,), "an integer")}
-_KINDS_IN: dict[str, dict[str, _Kind]] = {
-    LLAMA: {
-        "attention_dropout": _Kind((float, int, NoneType), "a number in [0, 1] or null"),
-        "pretraining_tp": _INTEGER_OR_NULL,
-    },
-    MISTRAL: {},
-    QWEN2: _WINDOWS,
-    QWEN3: _WINDOWS,
+KINDS: dict[str, Kind] = {
+    "attention_dropout": Kind((float, int), "a number in [0, 1]"),
+    "initializer_range": Kind((float,), "a number in [0, 1] with a decimal point"),
+    "rms_norm_eps": Kind((float,), "a number in [0, 1] with a decimal point"),
+    "use_cache": Kind((bool,), "true or false"),
+    "bos_token_id": INTEGER_OR_NULL,
+    "pad_token_id": INTEGER_OR_NULL,
+    "eos_token_id": Kind((int, list, NoneType), "an integer, a list of integers or null"),
 }
 
 MOST_NAMED = 20  # unknown keys in one error
 
-_NONE: tuple[Any, ...] = (None,)
-_OFF: tuple[Any, ...] = (None, False)
+NONE: tuple[Any, ...] = (None,)
+OFF: tuple[Any, ...] = (None, False)
 _ONE: tuple[Any, ...] = (None, 1)
 _QUANTISED = ("quantization_config", "quantization", "compression_config")
 # Features of other decoders and formats, with the values that disable them.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_QUANTISED, (None, {})),
     "activation": (None, "silu", "swiglu"),
     "partial_rotary_factor": _ONE,
-    "rope_interleaved": _OFF,
-    "use_mrope": _OFF,
+    "rope_interleaved": OFF,
+    "use_mrope": OFF,
     "no_rope_layers": (None, []),
-    "dual_chunk_attention_config": _NONE,
-    "attention_chunk_size": _NONE,
-    "clip_qkv": _NONE,
-    "attn_logit_softcapping": _NONE,
-    "final_logit_softcapping": _NONE,
+    "dual_chunk_attention_config": NONE,
+    "attention_chunk_size": NONE,
+    "clip_qkv": NONE,
+    "attn_logit_softcapping": NONE,
+    "final_logit_softcapping": NONE,
     "embedding_multiplier": _ONE,
     "residual_multiplier": _ONE,
-    "attention_multiplier": _NONE,
+    "attention_multiplier": NONE,
     "logits_scaling": _ONE,
     "logit_scale": _ONE,
-    "use_qk_norm": _OFF,
+    "use_qk_norm": OFF,
     "num_nextn_predict_layers": (None, 0),
     "per_layer_config": (None, {}),
     "pruned_heads": (None, {}),
-    "is_encoder_decoder": _OFF,
-    "add_cross_attention": _OFF,
-    "transformers_weights": _NONE,  # weights under another file name
+    "is_encoder_decoder": OFF,
+    "add_cross_attention": OFF,
+    "transformers_weights": NONE,  # weights under another file name
     "configuration_files": ([],),  # another file instead of config.json
-    "text_config": _NONE,
-    "vision_config": _NONE,
-    "audio_config": _NONE,
-}
-_NEUTRAL_IN: dict[str, dict[str, tuple[Any, ...]]] = {
-    LLAMA: {"sliding_window": _NONE, "use_sliding_window": _OFF},
-    MISTRAL: {"attention_bias": _OFF, "mlp_bias": _OFF},
-    QWEN2: {"mlp_bias": _OFF},
-    QWEN3: {"mlp_bias": _OFF, "use_qk_norm": (None, True)},
+    "text_config": NONE,
+    "vision_config": NONE,
+    "audio_config": NONE,
 }
 
 
-def check_keys(config: Mapping[str, Any], architecture: str) -> None:
+@dataclass(frozen=True, slots=True)
+class ConfigKeys:
+    """The keys of an architecture, in addition to those of all architectures or instead of them."""
+
+    read: Set[str]
+    without_effect: Set[str] = frozenset()
+    kinds: Mapping[str, Kind] = field(default_factory=dict)  # what transformers' class allows for a key
+    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # values that disable a feature
+
+
+def check_keys(config: Mapping[str, Any], architecture: str, keys: ConfigKeys) -> None:
     """Raises ModelError if the config has a key that is unknown for this architecture, a value that asks for a feature
     that this decoder lacks, or one of a type that transformers refuses."""
-    harmless = _READ | _READ_BY[architecture] | _WITHOUT_EFFECT | _WITHOUT_EFFECT_IN[architecture]
-    neutral = _NEUTRAL | _NEUTRAL_IN[architecture]
+    harmless = READ | keys.read | WITHOUT_EFFECT | keys.without_effect
+    neutral = {**NEUTRAL, **keys.neutral}
     for key in sorted(config.keys() & neutral.keys() - harmless):
         value = config[key]
         if not any(_is_same(value, choice) for choice in neutral[key]):
@@ -198,7 +175,7 @@ def check_keys(config: Mapping[str, Any], architecture: str) -> None:
             f"{', '.join(names)}{more} {are} not known for {architecture}, and may change what the model computes: if "
             f"{they} not, --ignore-config-keys {shlex.quote(','.join(names))} serves the model without {them}"
         )
-    for key, kind in (_KINDS | _KINDS_IN[architecture]).items():
+    for key, kind in {**KINDS, **keys.kinds}.items():
         if key in config and not kind.allows(config[key]):
             raise ModelError(f"{key} {shown(config[key])} is not supported; supported: {kind.name}")
 
@@ -217,8 +194,3 @@ def _named(key: str) -> str:
 def _is_same(value: Any, choice: Any) -> bool:
     """Whether two JSON values are equal: 1 equals 1.0, but not true."""
     return bool(value == choice) and isinstance(value, bool) == isinstance(choice, bool)
-
-
-def without(config: dict[str, Any], ignored: tuple[str, ...]) -> dict[str, Any]:
-    """Returns config.json without the keys that the operator has declared harmless."""
-    return {key: value for key, value in config.items() if key not in ignored}

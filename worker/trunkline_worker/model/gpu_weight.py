@@ -1,0 +1,182 @@
+"""Weights on a GPU: quantised or not, multiplied by the vendor's library or by this project's kernels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from trunkline_kernels.gpu.fixed_matmul import fixed_linear
+from trunkline_kernels.gpu.gated_linear import GatedTiling, gated_linear
+from trunkline_kernels.gpu.persistent_linear import (
+    Factors,
+    PersistentTiling,
+    ProductRoom,
+    add_persistent_linear,
+    persistent_gated_linear,
+    persistent_linear,
+)
+from trunkline_kernels.gpu.product_choice import ProductChoice, product_choice
+from trunkline_kernels.gpu.quantized_linear import (
+    Fp8Tiling,
+    QuantizedWeight,
+    library_fp8_linear,
+    library_takes,
+    quantize,
+    quantize_rows,
+    quantized_linear,
+)
+from trunkline_kernels.gpu.silu_and_mul import silu_and_mul
+from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR
+from trunkline_worker.model.architectures.decoder_spec import LayerSpec
+from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.weights import LayerWeights, Linear
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedLinear:
+    """A weight that is kept in quantised form only. Embedding and head are not, because they decide between tokens."""
+
+    weight: QuantizedWeight
+    bias: Tensor | None
+
+
+StoredLinear = Linear | QuantizedLinear
+
+
+def stored(product: Linear, quantization: str) -> StoredLinear:
+    """Returns a weight as it is kept. Raises ModelError if its shape does not allow the quantisation."""
+    if quantization == "none":
+        return product
+    try:
+        return QuantizedLinear(quantize(product.weight, quantization), product.bias)
+    except ValueError as error:
+        raise ModelError(f"quantization={quantization}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuWeight:
+    """A weight of a layer, with the timed choice of kernels for its shape and for what is done with the result.
+
+    Products with a bias, or with an int8 or int4 weight, ignore the choice and always use the same kernel. So does
+    --deterministic.
+    """
+
+    weight: Tensor | QuantizedWeight
+    bias: Tensor | None
+    choice: ProductChoice
+    room: ProductRoom
+    deterministic: bool
+    dependent: bool  # kernels use dependent launches, see dependent_launch
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """[num_rows, in] → [num_rows, out]"""
+        tiling = self.choice.tiling(len(x))
+        if not isinstance(tiling, PersistentTiling) or self.bias is not None:
+            return self._linear(x)
+        left, right, factors = self._operands(x)
+        return persistent_linear(
+            left, right, tiling, self.room, factors=factors, dtype=x.dtype, dependent=self.dependent
+        )
+
+    def multiply_gated(self, x: Tensor) -> Tensor:
+        """Returns silu(gate) * up of a weight that holds both: [num_rows, out / 2]."""
+        tiling = self.choice.tiling(len(x))
+        if isinstance(tiling, PersistentTiling) and self.bias is None:
+            left, right, factors = self._operands(x)
+            return persistent_gated_linear(
+                left, right, tiling, self.room, factors=factors, dtype=x.dtype, dependent=self.dependent
+            )
+        if isinstance(tiling, GatedTiling) and isinstance(self.weight, Tensor) and self.bias is None:
+            return gated_linear(x, self.weight, tiling, dependent=self.dependent)
+        return silu_and_mul(self._linear(x), dependent=self.dependent)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor | None:
+        """Adds the product to `residual` in place and returns None, or returns the product for the caller to add.
+
+        The caller has to add it where the chosen kernel cannot. residual: [num_rows, out]
+        """
+        tiling = self.choice.tiling(len(x))
+        if isinstance(tiling, PersistentTiling) and self.bias is None:
+            left, right, factors = self._operands(x)
+            add_persistent_linear(left, right, residual, tiling, self.room, factors=factors, dependent=self.dependent)
+            return None
+        if self.deterministic or self.bias is not None or isinstance(self.weight, QuantizedWeight):
+            return self._linear(x)
+        residual.addmm_(x, self.weight.t())
+        return None
+
+    def _linear(self, x: Tensor) -> Tensor:
+        weight, bias = self.weight, self.bias
+        if isinstance(weight, Tensor):
+            return fixed_linear(x, weight, bias) if self.deterministic else linear(x, weight, bias)
+        if self.choice.library_won(len(x)) and library_takes(weight) and bias is None:
+            return library_fp8_linear(x, weight, dependent=self.dependent)
+        tiling = self.choice.tiling(len(x))
+        own = tiling if isinstance(tiling, Fp8Tiling) else None
+        return quantized_linear(x, weight, bias, own, dependent=self.dependent)
+
+    def _operands(self, x: Tensor) -> tuple[Tensor, Tensor, Factors | None]:
+        """Returns the operands of a persistent kernel. With an fp8 weight, x is rounded to 8 bits too."""
+        if isinstance(self.weight, Tensor):
+            return x, self.weight, None
+        narrow, scale = quantize_rows(x, dependent=self.dependent)
+        return narrow, self.weight.data, Factors(scale, self.weight.scale)
+
+
+def timed_products(layer: LayerSpec) -> list[tuple[str, int, int]]:
+    """Returns the kind, the columns of the result and the inner size of each product, as the product sweeps time it, in
+    the order of LayerSpec.products."""
+    kinds = (
+        LINEAR,
+        ADDED if layer.attention.post_norm is None else LINEAR,
+        GATED,
+        ADDED if layer.feed_forward.post_norm is None else LINEAR,
+    )
+    return [
+        (kind, product.columns // 2 if kind == GATED else product.columns, product.inner)
+        for kind, product in zip(kinds, layer.products, strict=True)
+    ]
+
+
+def gpu_layers(
+    specs: Sequence[LayerSpec],
+    layers: Sequence[LayerWeights[StoredLinear]],
+    *,
+    name: str,
+    multiprocessors: int,
+    device: torch.device,
+    deterministic: bool,
+    dependent: bool,
+) -> list[LayerWeights[GpuWeight]]:
+    """Looks up the timed choices of the layers' products. Raises ModelError if an entry of the table of tilings is
+    invalid.
+
+    name: of the device, as torch reports it
+    """
+    found: dict[tuple[str, int, int, torch.dtype], ProductChoice] = {}
+
+    def choice(timed: tuple[str, int, int], product: StoredLinear) -> ProductChoice:
+        kind, columns, inner = timed
+        dtype = product.weight.dtype if isinstance(product, Linear) else product.weight.data.dtype
+        key = kind, columns, inner, dtype
+        if key not in found and not deterministic:
+            try:
+                found[key] = product_choice(kind, device=name, columns=columns, inner=inner, dtype=dtype)
+            except ValueError as error:
+                raise ModelError(f"the table of tilings: {error}") from None
+        return found.get(key, ProductChoice())
+
+    choices = [
+        list(map(choice, timed_products(spec), layer.products)) for spec, layer in zip(specs, layers, strict=True)
+    ]
+    tilings = [tiling for each in found.values() for tiling in each.tilings if isinstance(tiling, PersistentTiling)]
+    room = ProductRoom.allocate(tilings, multiprocessors=multiprocessors, device=device)
+    return [
+        layer.with_products(
+            GpuWeight(product.weight, product.bias, chosen, room, deterministic, dependent)
+            for product, chosen in zip(layer.products, of_layer, strict=True)
+        )
+        for layer, of_layer in zip(layers, choices, strict=True)
+    ]

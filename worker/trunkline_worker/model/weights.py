@@ -1,0 +1,88 @@
+"""The weights of a decoder. They have the structure of its spec."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from torch import Tensor
+from torch.nn.functional import linear
+
+W = TypeVar("W")
+V = TypeVar("V")
+
+
+class Weight(Protocol):
+    """The matrix of a product, with its bias, in the form in which a backend multiplies by it.
+
+    Linear is the reference, PackedLinear and OneDnnLinear are those of a CPU, GpuWeight is that of a GPU. What is
+    special about a weight stays behind `multiply`: that it is quantised or a slice, or that adapters are added to it.
+    Decoders only say where products are.
+    """
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x: [num_rows, in] → [num_rows, out] in x's dtype"""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A weight as a checkpoint has it."""
+
+    weight: Tensor  # [out, in]
+    bias: Tensor | None  # [out]
+
+    def multiply(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionWeights(Generic[W]):
+    """The weights of an AttentionSpec. Absent norms are None."""
+
+    norm: Tensor | None  # [hidden]
+    qkv: W  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden]: queries, keys, values
+    query_norm: Tensor | None  # [head_dim]
+    key_norm: Tensor | None  # [head_dim]
+    output: W  # [hidden, num_heads * head_dim]
+    post_norm: Tensor | None  # [hidden]
+
+
+@dataclass(frozen=True, slots=True)
+class GatedWeights(Generic[W]):
+    """The weights of a GatedSpec. Absent norms are None."""
+
+    norm: Tensor | None  # [hidden]
+    gate_up: W  # [2 * intermediate, hidden]: gate, up
+    down: W  # [hidden, intermediate]
+    post_norm: Tensor | None  # [hidden]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights(Generic[W]):
+    """The weights of a LayerSpec."""
+
+    attention: AttentionWeights[W]
+    feed_forward: GatedWeights[W]
+
+    @property
+    def products(self) -> tuple[W, W, W, W]:
+        """In the order of LayerSpec.products."""
+        return self.attention.qkv, self.attention.output, self.feed_forward.gate_up, self.feed_forward.down
+
+    def with_products(self, products: Iterable[V]) -> "LayerWeights[V]":
+        """Returns the layer with the same norms and other forms of its products, in the order of LayerSpec.products."""
+        qkv, output, gate_up, down = products
+        a, f = self.attention, self.feed_forward
+        return LayerWeights(
+            AttentionWeights(a.norm, qkv, a.query_norm, a.key_norm, output, a.post_norm),
+            GatedWeights(f.norm, gate_up, down, f.post_norm),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights(Generic[W]):
+    """All weights of a model."""
+
+    embedding: Tensor  # [vocab, hidden]
+    layers: list[LayerWeights[W]]
+    final_norm: Tensor  # [hidden]
+    head: Linear  # [vocab, hidden]; the embedding itself if the two are tied
