@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 # Delay in multiples of a round's time, in which the transport writes and workers' output is read (bench/log.md).
 REST_PER_ROUND = 3.0
-MOST_REST_S = 0.01
+MOST_REST_S = 0.02
 
 
 class Fanout:
