@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from trunkline.names import lane_name
 from trunkline.status import context_exceeded, invalid
 from trunkline.v1.generation_pb2 import Lane, SamplingParams
-from trunkline.v1.worker_pb2 import GetModelResponse
+from trunkline.v1.worker_pb2 import GetModelResponse, OutputKind
 
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
@@ -16,6 +16,12 @@ MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
 MAX_PROMPT_LOGPROBS = 1 << 20  # entries of one prompt, about 14 bytes each: one message carries all
 
+# Outputs that a prompt has as a whole instead of tokens, by kind: their names in the messages that carry them.
+WHOLE_OUTPUTS: dict["OutputKind.ValueType", str] = {
+    OutputKind.OUTPUT_KIND_VECTOR: "vector",
+    OutputKind.OUTPUT_KIND_SCORE: "score",
+}
+TOKENS = OutputKind.OUTPUT_KIND_TOKENS  # once: the enum looks up each name that it is asked for
 LANES = {lane_name(lane): lane for lane in Lane.values() if lane}  # by their names in files and flags
 MAX_TENANT_BYTES, MAX_SESSION_BYTES = 128, 256
 LEAST_TENANT_WEIGHT, MOST_TENANT_WEIGHT = 0.001, 1000.0
@@ -61,11 +67,17 @@ def validate_scheduling(lane: int, tenant: str, weight: float) -> None:
 
 
 def validate_sampling(
-    params: SamplingParams, *, vocab_size: int, eos_token_ids: Collection[int] = (), prefix: str = "sampling"
+    params: SamplingParams,
+    *,
+    vocab_size: int,
+    eos_token_ids: Collection[int] = (),
+    output: "OutputKind.ValueType" = TOKENS,
+    prefix: str = "sampling",
 ) -> None:
     """Raises RequestRefused (INVALID_REQUEST) that names the first invalid field.
 
     eos_token_ids: the model's end-of-sequence tokens, each below vocab_size
+    output: what the parameters are for. A whole output has max_tokens 0, so whatever counts tokens need not know it.
     """
     for name, (least, most, closed) in _RANGES.items():
         if params.HasField(name):  # type: ignore[arg-type]
@@ -73,10 +85,7 @@ def validate_sampling(
             # These comparisons are false for NaN.
             if not ((value >= least if closed else value > least) and value <= most):
                 raise invalid(f"{prefix}.{name}", f"{value:g} is not in {'[' if closed else '('}{least:g}, {most:g}]")
-    if params.HasField("max_tokens") and params.max_tokens < 1:
-        raise invalid(f"{prefix}.max_tokens", "must be at least 1")
-    if params.HasField("max_tokens") and params.min_tokens > params.max_tokens:
-        raise invalid(f"{prefix}.min_tokens", f"{params.min_tokens} is more than max_tokens {params.max_tokens}")
+    _validate_num_tokens(params, output, prefix)
     for name in ("logprobs", "prompt_logprobs"):
         if params.HasField(name) and getattr(params, name) > MAX_TOP_LOGPROBS:  # type: ignore[arg-type]
             raise invalid(f"{prefix}.{name}", f"{getattr(params, name)} is more than {MAX_TOP_LOGPROBS}")
@@ -117,12 +126,15 @@ def context_words(most_tokens: int) -> str:
 
 
 def check_length(num_prompt: int, max_tokens: int | None, *, context_length: int, capacity: int) -> None:
-    """Raises RequestRefused (CONTEXT_LENGTH_EXCEEDED) if prompt and output can never fit."""
+    """Raises RequestRefused (CONTEXT_LENGTH_EXCEEDED) if prompt and output can never fit.
+
+    max_tokens: None: at least 1. A prompt may fill the context if it is 0.
+    """
     limit = min(context_length, capacity)
     limit_words = context_words(limit)
     if capacity < context_length:
         limit_words += " on this server, whose KV pool can hold no more"
-    if num_prompt >= limit:
+    if num_prompt >= limit + (max_tokens == 0):
         raise context_exceeded(f"{limit_words}; the prompt's {num_prompt} tokens leave no room for output")
     if max_tokens is not None and num_prompt + max_tokens > limit:
         raise context_exceeded(
@@ -136,6 +148,16 @@ def check_prompt_logprobs(params: SamplingParams, num_prompt: int, prefix: str =
     if params.HasField("prompt_logprobs") and num_prompt * (params.prompt_logprobs + 1) > MAX_PROMPT_LOGPROBS:
         most = MAX_PROMPT_LOGPROBS // num_prompt - 1
         raise invalid(f"{prefix}.prompt_logprobs", f"at most {most} for a prompt of {num_prompt} tokens")
+
+
+def _validate_num_tokens(params: SamplingParams, output: "OutputKind.ValueType", prefix: str) -> None:
+    has_limit = params.HasField("max_tokens")
+    if output in WHOLE_OUTPUTS and not (has_limit and params.max_tokens == 0):
+        raise invalid(f"{prefix}.max_tokens", f"must be 0: the output is a {WHOLE_OUTPUTS[output]}")
+    if has_limit and params.max_tokens < 1 and output not in WHOLE_OUTPUTS:
+        raise invalid(f"{prefix}.max_tokens", "must be at least 1")
+    if has_limit and params.min_tokens > params.max_tokens:
+        raise invalid(f"{prefix}.min_tokens", f"{params.min_tokens} is more than max_tokens {params.max_tokens}")
 
 
 def _validate_stop(params: SamplingParams, prefix: str) -> None:

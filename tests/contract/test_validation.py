@@ -6,6 +6,7 @@ import pytest
 
 from trunkline.status import CODE_INVALID_ARGUMENT, RequestRefused
 from trunkline.v1.generation_pb2 import RequestError, SamplingParams
+from trunkline.v1.worker_pb2 import OutputKind
 from trunkline.validation import check_length, check_prompt_logprobs, validate_sampling, validate_token_ids
 
 BAD = [
@@ -87,6 +88,24 @@ def test_length_counts_prompt_and_output_together(prompt: int, max_tokens: int |
     assert "this model's maximum context length is 10 tokens" in caught.value.message, "clients look for these words"
     with pytest.raises(RequestRefused, match="KV pool"):
         check_length(prompt, max_tokens, context_length=64, capacity=10)
+
+
+@pytest.mark.parametrize("output", [OutputKind.OUTPUT_KIND_VECTOR, OutputKind.OUTPUT_KIND_SCORE])
+def test_an_output_that_is_no_tokens_has_none(output: "OutputKind.ValueType") -> None:
+    validate_sampling(SamplingParams(max_tokens=0), vocab_size=100, output=output)
+    for params in (SamplingParams(), SamplingParams(max_tokens=1)):
+        with pytest.raises(RequestRefused, match="must be 0: the output is a") as caught:
+            validate_sampling(params, vocab_size=100, output=output)
+        assert caught.value.field == "sampling.max_tokens"
+    for tokens in (OutputKind.OUTPUT_KIND_UNSPECIFIED, OutputKind.OUTPUT_KIND_TOKENS):
+        with pytest.raises(RequestRefused, match="must be at least 1"):
+            validate_sampling(SamplingParams(max_tokens=0), vocab_size=100, output=tokens)
+
+
+def test_a_prompt_without_output_tokens_may_fill_the_context() -> None:
+    check_length(10, 0, context_length=10, capacity=64)
+    with pytest.raises(RequestRefused, match="11 tokens leave no room"):
+        check_length(11, 0, context_length=10, capacity=64)
 
 
 def test_a_refusal_survives_the_wire() -> None:

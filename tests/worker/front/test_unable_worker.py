@@ -31,7 +31,10 @@ from trunkline_runtime.channel import open_channel
 ASKED: dict[str, dict[str, Any]] = {
     "adapter": {"work": Work(adapter=Adapter(id="a", version="1"))},
     "grammar": {"work": Work(grammar=Grammar(digest=b"d"))},
-    "output": {"work": Work(output=OutputKind.OUTPUT_KIND_VECTOR)},
+    "output": {
+        "work": Work(output=OutputKind.OUTPUT_KIND_VECTOR),
+        "sampling": SamplingParams(seed=1, max_tokens=0),
+    },
     "block_sources": {"block_sources": [BlockSource(num_blocks=1, tier=CacheTier.CACHE_TIER_HOST)]},
     "hand_over_after": {"hand_over_after": 1},
 }
@@ -39,7 +42,8 @@ TIERS = WatchCacheRequest(tiers=[WatchedTier(tier=CacheTier.CACHE_TIER_HOST, str
 
 
 def submit(handle: int, **asked: Any) -> Submit:
-    return Submit(handle=handle, prompt_token_ids=[5, 6], sampling=SamplingParams(seed=1, max_tokens=1), **asked)
+    sampling = asked.pop("sampling", SamplingParams(seed=1, max_tokens=1))
+    return Submit(handle=handle, prompt_token_ids=[5, 6], sampling=sampling, **asked)
 
 
 async def rest_of(session: Any) -> None:

@@ -3,6 +3,7 @@
 from math import inf
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.worker.rig import Rig
@@ -400,3 +401,19 @@ def test_a_stop_string_is_an_end_like_others() -> None:
     assert (counts.finished, counts.aborted, counts.e2e.count, counts.tpot.count) == (1, 0, 1, 1)
     rig.run()
     assert rig.blocks.num_live == 0
+
+
+def test_a_sequence_whose_output_is_no_token_needs_its_prompt_alone_and_teaches_no_length() -> None:
+    rig = Rig(block_size=4)
+    lengths = rig.scheduler.admission.output_lengths[STANDARD]
+    known = lengths.remaining(np.array([0, 1, 5]))
+    whole = rig.submit([1] * 8, 0)
+    sequence = rig.sequences[whole]
+    assert (sequence.last_to_compute, sequence.will_decode) == (8, False)
+    assert rig.scheduler.admission.foreseen_blocks([sequence], STANDARD, waits=True) == [2.0]
+    rig.schedule()
+    assert [(step.num_computed, step.num_new) for step in rig.plans[0].steps] == [(0, 8)]
+    assert rig.schedule() is None, "nothing follows its prompt"
+    assert rig.scheduler.finish(whole, rig.now_s)
+    assert np.array_equal(lengths.remaining(np.array([0, 1, 5])), known)
+    assert rig.stats.lanes[STANDARD].finished == 1

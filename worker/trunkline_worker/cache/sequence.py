@@ -77,11 +77,12 @@ class Sequence:
     num_evicted: int = 0  # leading tokens whose KV preemptions took
 
     # Derived once: they are needed in every step.
-    last_to_compute: int = 0  # tokens that are computed in total: the last output token is sampled, never computed
+    # Tokens that are computed in total: the prompt, and the output but for its last token, which is only sampled.
+    last_to_compute: int = 0
     end_token_ids: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
-        self.last_to_compute = self.prompt_len + self.sampling.max_tokens - 1
+        self.last_to_compute = self.prompt_len + max(0, self.sampling.max_tokens - 1)
         self.end_token_ids = self.sampling.end_token_ids
 
     @property

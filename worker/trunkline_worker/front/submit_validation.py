@@ -77,7 +77,12 @@ def validate_submit(submit: Submit, model: GetModelResponse, capabilities: Capab
         raise invalid("prompt_token_ids", "the prompt is empty")
     validate_token_ids(submit.prompt_token_ids, vocab_size=model.vocab_size, field="prompt_token_ids")
     validate_scheduling(submit.lane, submit.tenant, submit.tenant_weight)
-    validate_sampling(submit.sampling, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids)
+    validate_sampling(
+        submit.sampling,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        output=submit.work.output,
+    )
     if not submit.sampling.HasField("seed"):
         raise invalid("sampling.seed", "must be set in a submit")
     check_length(

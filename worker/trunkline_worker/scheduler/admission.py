@@ -83,9 +83,9 @@ class OutputLengths:
         self._stale = True
 
     def observe(self, length: int) -> None:
-        """Counts a sequence that was not aborted and ended after `length` output tokens."""
+        """Counts a sequence that was not aborted and ended after `length` output tokens, at least 1."""
         self._weight *= 2 ** (1 / HALF_LIFE)
-        index = int(np.searchsorted(self._edges, max(1, length)))
+        index = int(np.searchsorted(self._edges, length))
         self._counts[min(index, len(self._counts) - 1)] += self._weight
         if self._weight > 1e9:
             self._counts /= self._weight

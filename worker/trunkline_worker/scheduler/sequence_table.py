@@ -258,7 +258,8 @@ class SequenceTable:
         return output
 
     def _finished(self, sequence: Sequence, finish: Finish, now_s: float) -> None:
-        self.output_lengths[sequence.lane].observe(sequence.num_output)
+        if sequence.num_output:  # other outputs than tokens say nothing of the lengths of answers
+            self.output_lengths[sequence.lane].observe(sequence.num_output)
         self._remove(sequence)
         self.stats.ended(sequence, finish, now_s)
 
