@@ -12,9 +12,18 @@ from opentelemetry.trace import format_trace_id
 
 from tests.runtime.unimplemented_service import UnimplementedService
 from trunkline import Client
+from trunkline.client.client_requests import generate_request, tokenize_request
 from trunkline.errors import DeadlineExceeded, NoWorker, TrunklineError
-from trunkline.v1.generation_pb2 import OutputChunk
-from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, ListModelsResponse
+from trunkline.v1.generation_pb2 import OutputChunk, ToolCall
+from trunkline.v1.inference_pb2 import (
+    ChatMessage,
+    ChatMessages,
+    ChatPart,
+    GenerateRequest,
+    GenerateResponse,
+    ListModelsResponse,
+    ToolResult,
+)
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from trunkline_runtime.server import GrpcServer
 
@@ -80,6 +89,47 @@ async def test_a_prompt_is_text_tokens_or_a_conversation(served: tuple[str, Endl
     assert list(ids.token_ids.ids) == [1, 2]
     assert pairs.chat == mappings.chat
     assert [(message.role, message.content) for message in pairs.chat.messages] == chat
+
+
+TOOL_USE: list[Any] = [
+    {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "r",
+        "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
+            {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "c"},
+]
+PARTS = ChatMessages(
+    messages=[
+        ChatMessage(role="user", parts=[ChatPart(text="a"), ChatPart(text="b")]),
+        ChatMessage(
+            role="assistant",
+            parts=[
+                ChatPart(reasoning="r"),
+                ChatPart(tool_call=ToolCall(id="1", name="f", arguments='{"x": 1}')),
+                ChatPart(tool_call=ToolCall(name="f", arguments='{"x": 1}')),
+            ],
+        ),
+        ChatMessage(role="tool", parts=[ChatPart(tool_result=ToolResult(call_id="1", parts=[ChatPart(text="c")]))]),
+    ]
+)
+
+
+@pytest.mark.parametrize("chat", [TOOL_USE, PARTS, PARTS.messages, [PARTS.messages[0], *TOOL_USE[1:]]])
+def test_a_conversation_has_openais_form_or_that_of_the_contract(chat: Any) -> None:
+    assert generate_request(chat, model="", n=None, request_id="", lane=None).chat == PARTS
+    assert tokenize_request(chat, model="", special_tokens=True).chat == PARTS
+
+
+def test_a_part_that_the_client_cannot_send_is_named() -> None:
+    for parts in ([{"type": "text", "text": "a"}, {"type": "image_url"}], [{"text": "a"}]):
+        with pytest.raises(ValueError, match=r"must be texts, not (image_url|None)"):
+            tokenize_request([{"role": "user", "content": parts}], model="", special_tokens=True)
 
 
 async def test_the_callers_span_goes_along_and_only_where_there_is_one(served: tuple[str, Endless]) -> None:

@@ -1,22 +1,26 @@
 """The messages that clients send, made from Python values."""
 
+import json
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import TypedDict, Unpack
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict, Unpack
 
-from trunkline.v1.generation_pb2 import Lane, SamplingParams
+from trunkline.v1.generation_pb2 import Lane, SamplingParams, ToolCall
 from trunkline.v1.inference_pb2 import (
     ChatMessage,
     ChatMessages,
+    ChatPart,
     DetokenizeRequest,
     GenerateRequest,
     TokenIds,
     TokenizeRequest,
+    ToolResult,
 )
 from trunkline.validation import LANES
 
-# A conversation as (role, content) pairs or {"role": …, "content": …} mappings.
-Chat = Sequence[tuple[str, str]] | Sequence[Mapping[str, str]]
+# A message: a (role, content) pair, a mapping of OpenAI's form such as {"role": …, "content": …}, or the contract's.
+Message = tuple[str, str] | Mapping[str, Any] | ChatMessage
+Chat = Sequence[Message] | ChatMessages
 Prompt = str | Sequence[int] | Chat  # text, token ids, or a conversation
 
 
@@ -68,7 +72,7 @@ def generate_request(
     )
     if isinstance(prompt, str):
         request.text = prompt
-    elif all(isinstance(item, int) for item in prompt):
+    elif not isinstance(prompt, ChatMessages) and all(isinstance(item, int) for item in prompt):
         request.token_ids.CopyFrom(TokenIds(ids=prompt))  # type: ignore[arg-type]
     else:
         request.chat.CopyFrom(_chat(prompt))  # type: ignore[arg-type]
@@ -88,9 +92,43 @@ def detokenize_request(token_ids: Sequence[int], *, model: str, keep_special_tok
     return DetokenizeRequest(model=model, token_ids=token_ids, keep_special_tokens=keep_special_tokens)
 
 
-def _chat(messages: Chat) -> ChatMessages:
-    pairs = [(m["role"], m["content"]) if isinstance(m, Mapping) else m for m in messages]
-    return ChatMessages(messages=[ChatMessage(role=role, content=content) for role, content in pairs])
+def _chat(chat: Chat) -> ChatMessages:
+    """Raises ValueError if a mapping has a part that is no text."""
+    return chat if isinstance(chat, ChatMessages) else ChatMessages(messages=map(_message, chat))
+
+
+def _message(given: Message) -> ChatMessage:
+    if isinstance(given, ChatMessage):
+        return given
+    if not isinstance(given, Mapping):
+        role, content = given
+        return ChatMessage(role=role, content=content)
+    content = given.get("content") or ""
+    if "tool_call_id" in given:
+        result = ToolResult(call_id=given["tool_call_id"], name=given.get("name", ""), parts=_texts(content))
+        return ChatMessage(role=given["role"], parts=[ChatPart(tool_result=result)])
+    calls = [ChatPart(tool_call=_call(call)) for call in given.get("tool_calls") or ()]
+    reasoning = given.get("reasoning_content")
+    if isinstance(content, str) and not calls and not reasoning:
+        return ChatMessage(role=given["role"], content=content)
+    thoughts = [ChatPart(reasoning=reasoning)] if reasoning else []
+    return ChatMessage(role=given["role"], parts=[*thoughts, *_texts(content), *calls])
+
+
+def _texts(content: str | Iterable[Mapping[str, Any]]) -> list[ChatPart]:
+    if isinstance(content, str):
+        return [ChatPart(text=content)] if content else []
+    parts = list(content)
+    if kinds := {str(part.get("type")) for part in parts} - {"text"}:
+        raise ValueError(f"parts of a message must be texts, not {', '.join(sorted(kinds))}")
+    return [ChatPart(text=part["text"]) for part in parts]
+
+
+def _call(call: Mapping[str, Any]) -> ToolCall:
+    """The arguments are JSON, as OpenAI has them, or an object, as Hugging Face's templates have them."""
+    name, arguments = call["function"]["name"], call["function"].get("arguments", "")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(id=call.get("id", ""), name=name, arguments=text)
 
 
 def _lane(name: str | None) -> "Lane.ValueType":

@@ -52,27 +52,179 @@ class ChatMessage(_message.Message):
 
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """"system", "user", "assistant" or another role that the model's chat template knows."""
+    """"system", "user", "assistant", "tool" or another role that the model's chat template knows."""
     content: _builtins.str
-    """The text of the turn."""
+    """The text of the turn: short for a single part of text. Must be empty if there are parts."""
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatPart]:
+        """What the turn consists of, in order."""
+
     def __init__(
         self,
         *,
         role: _builtins.str = ...,
         content: _builtins.str = ...,
+        parts: _abc.Iterable[Global___ChatPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "parts", b"parts", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
 
 @_typing.final
+class ChatPart(_message.Message):
+    """A part of a turn. One without any field is refused: it may come from a client that knows more kinds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_FIELD_NUMBER: _builtins.int
+    TOOL_RESULT_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """A text. The texts of a turn are joined with newlines."""
+    reasoning: _builtins.str
+    """What the model thought before it answered. Only in turns of "assistant"."""
+    @_builtins.property
+    def tool_call(self) -> _generation_pb2.ToolCall:
+        """A call of a tool. Only in turns of "assistant"."""
+
+    @_builtins.property
+    def tool_result(self) -> Global___ToolResult:
+        """What a tool returned. Not in turns of "assistant". The template gets each result as a turn of "tool" of its own,
+        before the turn's texts.
+        """
+
+    @_builtins.property
+    def image(self) -> Global___Image:
+        """Refused: the models that are served read text alone."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        tool_call: _generation_pb2.ToolCall | None = ...,
+        tool_result: Global___ToolResult | None = ...,
+        reasoning: _builtins.str = ...,
+        image: Global___Image | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "part", b"part", "reasoning", b"reasoning", "text", b"text", "tool_call", b"tool_call", "tool_result", b"tool_result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "part", b"part", "reasoning", b"reasoning", "text", b"text", "tool_call", b"tool_call", "tool_result", b"tool_result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["text", "tool_call", "tool_result", "reasoning", "image"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___ChatPart: _TypeAlias = ChatPart  # noqa: Y015
+
+@_typing.final
+class ToolResult(_message.Message):
+    """What a tool returned."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.str
+    """The id of the call. May be empty, unless the model's chat template needs it."""
+    name: _builtins.str
+    """The tool's name, for chat templates that need it."""
+    content: _builtins.str
+    """The text of the result: short for a single part of text. Must be empty if there are parts."""
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatPart]:
+        """The result in parts, each a text."""
+
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        content: _builtins.str = ...,
+        parts: _abc.Iterable[Global___ChatPart] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "content", b"content", "name", b"name", "parts", b"parts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolResult: _TypeAlias = ToolResult  # noqa: Y015
+
+@_typing.final
+class Image(_message.Message):
+    """An image."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    MEDIA_TYPE_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """The image's file."""
+    media_type: _builtins.str
+    """Its type, such as "image/png"."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        media_type: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "media_type", b"media_type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Image: _TypeAlias = Image  # noqa: Y015
+
+@_typing.final
+class Tool(_message.Message):
+    """A tool that the model may call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    STRICT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name, not empty."""
+    description: _builtins.str
+    """What it does and when to use it."""
+    parameters: _builtins.str
+    """The JSON schema of its arguments, as a JSON object. Empty: none is given."""
+    strict: _builtins.bool
+    """Every call must have arguments that conform to the schema. Refused: output is not constrained."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        description: _builtins.str = ...,
+        parameters: _builtins.str = ...,
+        strict: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters", b"parameters", "strict", b"strict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tool: _TypeAlias = Tool  # noqa: Y015
+
+@_typing.final
 class ChatMessages(_message.Message):
-    """A prompt given as a conversation, which is rendered with the model's chat template."""
+    """A prompt given as a conversation, which is rendered with the model's chat template. One with calls of tools, or with
+    tools, is refused if the template has no place for them.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -80,15 +232,20 @@ class ChatMessages(_message.Message):
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
     TEMPLATE_VARIABLES_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
     continue_final_message: _builtins.bool
-    """Continue the last message instead of opening an assistant turn after it."""
+    """Continue the last message instead of opening an assistant turn after it. It must not have parts other than text."""
     add_generation_prompt: _builtins.bool
     """Open an assistant turn after the last message. Default: true, unless the final message is continued."""
     template_variables: _builtins.str
     """Further variables for the chat template, as a JSON object: {"enable_thinking": false}. Empty: none."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
-        """In order, at least one."""
+        """In order: 1 to 4096, with at most 4096 parts in all."""
+
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """Tools that the model may call, at most 1024."""
 
     def __init__(
         self,
@@ -97,10 +254,11 @@ class ChatMessages(_message.Message):
         continue_final_message: _builtins.bool = ...,
         add_generation_prompt: _builtins.bool | None = ...,
         template_variables: _builtins.str = ...,
+        tools: _abc.Iterable[Global___Tool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "template_variables", b"template_variables"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "template_variables", b"template_variables", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
