@@ -33,7 +33,7 @@ from trunkline_router.edge.openai.completions import AT_ONCE
 from trunkline_router.edge.openai.token_details import MAX_PROMPT_LOGPROBS
 from trunkline_router.edge.request_fields import MAX_ITEMS, MAX_TEMPLATE_KWARGS_BYTES
 from trunkline_router.edge.responses.response_request import MAX_METADATA_KEY, MAX_METADATA_PAIRS, MAX_METADATA_VALUE
-from trunkline_router.prompts.chat_template import MAX_MESSAGES
+from trunkline_router.prompts.conversation import MAX_MESSAGES
 from trunkline_router.prompts.tokenizer import MAX_CHAT_BYTES, MAX_TEXT_BYTES
 from trunkline_router.record.error_statuses import (
     PAGE_FILE_NOT_FOUND,

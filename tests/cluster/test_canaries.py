@@ -24,14 +24,16 @@ from tests.worker.engine_rig import DEMO_MODEL
 from trunkline import Client, TrunklineError
 from trunkline.v1.fleet_pb2 import ExplainRouteRequest
 from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
-from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.generation_pb2 import SamplingParams, ToolCall
 from trunkline.v1.inference_pb2 import (
     ChatMessage,
     ChatMessages,
+    ChatPart,
     DetokenizeRequest,
     GenerateRequest,
     TokenIds,
     TokenizeRequest,
+    ToolResult,
 )
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline_bench.servers.ports import free_port
@@ -218,6 +220,8 @@ async def over_grpc(rig: Rig) -> None:
             refused: dict[str, dict[str, Any]] = {
                 "unknown model": {"model": plant("model"), "text": plant("text for an unknown model")},
                 "role": {"chat": ChatMessages(messages=[ChatMessage(role=plant("role"), content=plant("content"))])},
+                "arguments": {"chat": _called(plant("tool"), plant("no JSON for a tool"), plant("result"))},
+                "no place for tools": {"chat": _called(plant("another tool"), "{}", plant("another result"))},
                 "variables": {"chat": ChatMessages(messages=chat.messages, template_variables=plant("no JSON"))},
                 "request id": {"text": "hi", "request_id": f"{plant('bad request id')} \n"},
                 "stops": {"text": "hi", "sampling": SamplingParams(stop=[plant("stop")] * 1000)},
@@ -387,6 +391,16 @@ def contents(client: Any) -> str:
 
 async def _all(call: Any) -> list[Any]:
     return [response async for response in call]
+
+
+def _called(tool: str, arguments: str, result: str) -> ChatMessages:
+    call, returned = ToolCall(name=tool, arguments=arguments), ToolResult(name=tool, content=result)
+    return ChatMessages(
+        messages=[
+            ChatMessage(role="assistant", parts=[ChatPart(tool_call=call)]),
+            ChatMessage(role="tool", parts=[ChatPart(tool_result=returned)]),
+        ]
+    )
 
 
 async def _either(call: Any) -> None:

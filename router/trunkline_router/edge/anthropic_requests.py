@@ -1,15 +1,15 @@
 """The bodies of POST /v1/messages and /v1/messages/count_tokens."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from trunkline.status import invalid
-from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenizeRequest
+from trunkline.v1.inference_pb2 import ChatMessages, GenerateRequest, TokenizeRequest
+from trunkline_router.edge.chat_messages import Piece, Turn, merged, pieces
 from trunkline_router.edge.request_fields import (
     NOT_YET,
-    TEXT_ALONE,
     TOOLS,
     Fields,
     MaxTokens,
@@ -18,7 +18,7 @@ from trunkline_router.edge.request_fields import (
     prompt_named,
     template_variables,
 )
-from trunkline_router.prompts.chat_template import MAX_MESSAGES
+from trunkline_router.prompts.conversation import ASSISTANT, MAX_MESSAGES, TEXT_ALONE
 
 THINKING = "is not supported: thinking is not served"
 # Kinds of content beside images, documents and other media, with the reasons.
@@ -31,8 +31,6 @@ KINDS = {
     "thinking": THINKING,
     "redacted_thinking": THINKING,
 }
-# Between parts of a content and between messages that become one, as vLLM joins parts.
-JOINT = "\n"
 
 FIELD_NAMES = prompt_named("messages", stop="stop_sequences")  # what refusals name
 
@@ -47,10 +45,10 @@ class Block(Fields):
     ignored: ClassVar[frozenset[str]] = frozenset({"cache_control", "citations"})
 
     def unknown(self, prefix: str = "") -> list[str]:
-        self.plain(prefix.removesuffix("."))  # other kinds have other fields: the kind is what is not served
+        self.piece(prefix.removesuffix("."))  # other kinds have other fields: the kind is what is not served
         return super().unknown(prefix)
 
-    def plain(self, where: str) -> str:
+    def piece(self, where: str) -> Piece:
         """Returns the block's text. Raises RequestRefused (INVALID_REQUEST) for other kinds of content."""
         if self.type != "text":
             kind = self.type[:32]
@@ -102,20 +100,16 @@ class ConversationFields(Fields):
 
     def chat(self) -> ChatMessages:
         """Returns the conversation for the chat template: the system prompt first, messages of one role in a row as
-        one message, because many templates refuse them. A final message of the assistant is continued. Raises
-        RequestRefused (INVALID_REQUEST)."""
-        turns: list[tuple[str, list[str]]] = []
-        if system := _texts(self.system or "", "system"):
-            turns.append(("system", system))
-        for index, message in enumerate(self.messages):
-            texts = _texts(message.content, f"messages[{index}].content")
-            if turns and turns[-1][0] == message.role:
-                turns[-1][1].extend(texts)
-            else:
-                turns.append((message.role, texts))
+        one. A final message of the assistant is continued. Raises RequestRefused (INVALID_REQUEST)."""
+        system = pieces(self.system, "system")
+        turns: list[Turn] = [("system", system)] if system else []
+        turns += [
+            (message.role, pieces(message.content, f"messages[{index}].content"))
+            for index, message in enumerate(self.messages)
+        ]
         return ChatMessages(
-            messages=[ChatMessage(role=role, content=JOINT.join(texts)) for role, texts in turns],
-            continue_final_message=turns[-1][0] == "assistant",
+            messages=merged(turns),
+            continue_final_message=self.messages[-1].role == ASSISTANT,
             template_variables=template_variables(self.chat_template_kwargs),
         )
 
@@ -142,9 +136,3 @@ class CountRequest(ConversationFields):
     def tokenize_request(self) -> TokenizeRequest:
         """Returns the request. Raises RequestRefused (INVALID_REQUEST)."""
         return TokenizeRequest(model=self.model or "", chat=self.chat())
-
-
-def _texts(content: str | Sequence[Block], where: str) -> list[str]:
-    if isinstance(content, str):
-        return [content] if content else []
-    return [block.plain(f"{where}[{index}]") for index, block in enumerate(content)]

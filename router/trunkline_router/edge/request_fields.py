@@ -33,7 +33,6 @@ NOT_YET = "is not supported"
 GUIDED = "is not supported: structured output is not served"
 REMOVED = "was removed from vLLM; structured output is not served"
 TOOLS = "is not supported: tools are not served"
-TEXT_ALONE = "is not supported: the models that are served read text alone"
 
 
 def _in_range(field: str, ids: list[int]) -> list[int]:

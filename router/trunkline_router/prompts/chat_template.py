@@ -6,7 +6,7 @@ sandbox bounds what a template can reach but not how long it runs.
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -15,13 +15,20 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trunkline.status import RequestRefused, invalid
 from trunkline.v1.inference_pb2 import ChatMessages
+from trunkline_router.prompts.conversation import (
+    CONTENT,
+    FIELD,
+    TOOL_CALLS,
+    TOOLS,
+    Values,
+    json_object,
+    template_messages,
+    template_tools,
+)
 from trunkline_runtime.template_syntax import TAGS
 
-FIELD = "chat"
 VARIABLES = "template_variables"
-RESERVED = {"messages", "add_generation_prompt", "continue_final_message", "tools", "documents"}
-CONTENT = "content"  # the templates' name for a message's text
-MAX_MESSAGES = 4096
+RESERVED = {"messages", "add_generation_prompt", "continue_final_message", TOOLS, "documents"}
 MAX_RENDERED_BYTES = 8 << 20  # a template that writes more than this for one conversation is broken
 
 
@@ -33,39 +40,46 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except Exception as error:  # compiling evaluates the template's constants, which can raise anything
             raise ValueError(f"the chat template does not compile: {error}") from None
-        self._names_content = CONTENT in source
+        self._names = frozenset(name for name in (CONTENT, TOOL_CALLS, TOOLS) if name in source)
         self._special_tokens = special_tokens
 
     def render(self, chat: ChatMessages) -> str:
-        """The text of a prompt that tokenizer.check_conversation() lets pass. Raises RequestRefused (INVALID_REQUEST)
-        if the template refuses it."""
-        messages = [{"role": message.role, "content": message.content} for message in chat.messages]
-        variables = _variables(chat.template_variables)
+        """The text of a prompt that check_conversation() lets pass. Raises RequestRefused (INVALID_REQUEST) if a part
+        is not allowed, or the template has no place for it or refuses it."""
+        messages, tools = template_messages(chat.messages), template_tools(chat.tools)
+        self._check_places(messages, tools)
+        given = _variables(chat.template_variables) | {"messages": messages, TOOLS: tools}
         if not chat.continue_final_message:
             opens_turn = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
-            return self._render(messages, variables, add_generation_prompt=opens_turn)
+            return self._render(given, add_generation_prompt=opens_turn)
+        if any(part.WhichOneof("part") != "text" for part in chat.messages[-1].parts):
+            raise invalid(FIELD, "the final message has parts other than text, so it cannot be continued")
         # As in transformers: a mark shows where the final message ends, and the text after it, such as an end-of-turn
         # token, is cut off. If the template strips the blank after the mark, it trims messages, so the text before the
         # mark is trimmed too. The mark is random, so no message contains it.
         content = messages[-1][CONTENT]
         mark = secrets.token_hex(16).upper()
         messages[-1][CONTENT] = content + mark + " "
-        text = self._render(messages, variables, add_generation_prompt=False)
+        text = self._render(given, add_generation_prompt=False)
         end = text.rfind(mark)
-        if end < 0 or content.strip() not in text or not self._names_content:
+        if end < 0 or content.strip() not in text or CONTENT not in self._names:
             raise invalid(FIELD, "the model's chat template does not keep the final message, so it cannot be continued")
         kept = text[:end] if text.startswith(" ", end + len(mark)) else text[:end].rstrip()
         return kept.replace(mark + " ", "").replace(mark, "")  # the template may repeat the message
 
-    def _render(
-        self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any], *, add_generation_prompt: bool
-    ) -> str:
+    def _check_places(self, messages: list[Values], tools: list[Values] | None) -> None:
+        """Raises RequestRefused (INVALID_REQUEST) if the template would leave out tools or calls of them."""
+        if tools and TOOLS not in self._names:
+            raise invalid(f"{FIELD}.{TOOLS}", "the model's chat template has no place for tools")
+        if TOOL_CALLS not in self._names and any(TOOL_CALLS in message for message in messages):
+            raise invalid(f"{FIELD}.messages", "the model's chat template has no place for calls of tools")
+
+    def _render(self, given: Mapping[str, Any], *, add_generation_prompt: bool) -> str:
         parts: list[str] = []
         size = 0
         try:
-            own = {"messages": messages, "add_generation_prompt": add_generation_prompt}
             for part in self._template.generate(
-                {"tools": None, "documents": None, **self._special_tokens, **variables, **own}
+                {"documents": None, **self._special_tokens, **given, "add_generation_prompt": add_generation_prompt}
             ):
                 size += len(part)
                 if size > MAX_RENDERED_BYTES:
@@ -78,16 +92,9 @@ class ChatTemplate:
         return "".join(parts)
 
 
-def _variables(template_variables: str) -> Mapping[str, Any]:
+def _variables(template_variables: str) -> Values:
     """Raises RequestRefused (INVALID_REQUEST) if they are not a JSON object, or replace what the router sets."""
-    if not template_variables:
-        return {}
-    try:
-        variables = json.loads(template_variables)
-    except (ValueError, RecursionError):
-        variables = None
-    if not isinstance(variables, dict):
-        raise invalid(VARIABLES, "must be a JSON object")
+    variables = json_object(template_variables, VARIABLES)
     if reserved := sorted(RESERVED & variables.keys()):
         raise invalid(VARIABLES, f"{', '.join(reserved)} cannot be replaced")
     return variables

@@ -24,7 +24,8 @@ from tokenizers import Tokenizer, models, processors
 
 from trunkline.status import RequestRefused, invalid
 from trunkline.v1.inference_pb2 import ChatMessages
-from trunkline_router.prompts.chat_template import FIELD, ChatTemplate
+from trunkline_router.prompts.chat_template import ChatTemplate
+from trunkline_router.prompts.conversation import FIELD
 from trunkline_router.prompts.token_bytes import token_bytes
 from trunkline_router.prompts.tokenizer_files import described
 

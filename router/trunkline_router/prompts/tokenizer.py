@@ -8,7 +8,7 @@ from hashlib import sha256
 from trunkline.status import OVERLOADED, RequestRefused, context_exceeded, invalid
 from trunkline.v1.inference_pb2 import ChatMessages
 from trunkline.validation import context_words
-from trunkline_router.prompts.chat_template import FIELD, MAX_MESSAGES
+from trunkline_router.prompts.conversation import check_conversation
 from trunkline_router.prompts.helper_pool import Helpers, TokenizerSource
 from trunkline_router.prompts.helper_process import Jobs, one_line, refusal, template_source
 from trunkline_router.prompts.token_bytes import TokenBytes
@@ -145,19 +145,6 @@ class PromptTokenizer:
             return refused
         except BaseException as error:
             return _refused("token_bytes", error)
-
-
-def check_conversation(chat: ChatMessages) -> None:
-    """Raises RequestRefused (INVALID_REQUEST) if no template could render the conversation."""
-    if chat.continue_final_message and chat.add_generation_prompt:
-        raise invalid(FIELD, "add_generation_prompt and continue_final_message exclude each other")
-    if not chat.messages:
-        raise invalid(FIELD, "the conversation is empty")
-    if len(chat.messages) > MAX_MESSAGES:
-        raise invalid(FIELD, f"{len(chat.messages)} messages are more than {MAX_MESSAGES}")
-    for index, message in enumerate(chat.messages):
-        if not message.role:
-            raise invalid(f"{FIELD}.messages", f"message {index} has no role")
 
 
 def damaged(problem: str) -> TokenizerError:

@@ -25,15 +25,18 @@ from trunkline.errors import InvalidRequest
 from trunkline.names import TENANT_KEY
 from trunkline.status import RequestRefused
 from trunkline.v1.fleet_pb2 import ExplainRouteRequest
-from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.generation_pb2 import SamplingParams, ToolCall
 from trunkline.v1.inference_pb2 import (
     ChatMessage,
     ChatMessages,
+    ChatPart,
     DetokenizeRequest,
     GenerateRequest,
     GrantRequest,
     TokenIds,
     TokenizeRequest,
+    Tool,
+    ToolResult,
 )
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline.validation import MAX_LOGIT_BIAS, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
@@ -47,7 +50,7 @@ from trunkline_router.access.gate.request_size import (
     UNSEEN_BYTES,
     check_size,
 )
-from trunkline_router.prompts.chat_template import MAX_MESSAGES
+from trunkline_router.prompts.conversation import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
 from trunkline_router.prompts.tokenizer import MAX_CHAT_BYTES, MAX_TEXT_BYTES
 from trunkline_router.request.inference import MAX_DETOKENIZED_IDS
 
@@ -98,6 +101,18 @@ LARGEST = {
         request_id="r" * 128,
         model="m",
     ),
+    "parts": GenerateRequest(
+        chat=ChatMessages(
+            messages=[
+                ChatMessage(role="assistant", parts=[ChatPart(tool_call=ToolCall(id="call", name="f", arguments="{}"))])
+            ]
+            * (MAX_MESSAGES // 2)
+            + [ChatMessage(role="tool", parts=[ChatPart(tool_result=ToolResult(call_id="c", name="f", content="r"))])]
+            * (MAX_MESSAGES // 2),
+            tools=[Tool(name="f", description="d", parameters="{}", strict=True)] * MAX_TOOLS,
+        ),
+        sampling=full_sampling(),
+    ),
     "one message": GenerateRequest(
         chat=ChatMessages(messages=[ChatMessage(role="user", content="é" * (MAX_CHAT_BYTES // 2 - 16))])
     ),
@@ -134,19 +149,21 @@ def test_others_have_their_turn_while_a_long_conversation_is_checked(messages: i
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, MAX_MESSAGES),
+    st.integers(0, MAX_PARTS),
     st.integers(0, MAX_LOGIT_BIAS),
     st.integers(0, MAX_STOP_STRINGS),
     st.integers(0, CONTEXT),
     st.booleans(),
 )
 def test_what_is_within_the_limits_of_every_field_is_parsed(
-    messages: int, biases: int, stops: int, num_ids: int, is_chat: bool
+    messages: int, parts: int, biases: int, stops: int, num_ids: int, is_chat: bool
 ) -> None:
     request = GenerateRequest(
         sampling=SamplingParams(logit_bias={index: 0.5 for index in range(biases)}, stop=["x"] * stops)
     )
     if is_chat:
         request.chat.messages.extend([ChatMessage(role="user", content="hello")] * messages)
+        request.chat.messages[-1].parts.extend([ChatPart(tool_call=ToolCall(id="1", name="f", arguments="{}"))] * parts)
     else:
         request.token_ids.ids.extend([CONTEXT - 1] * num_ids)
     assert is_taken(GENERATE, request.SerializeToString())
@@ -156,6 +173,8 @@ def huge(kind: str, count: int) -> bytes:
     """So many entries of one kind."""
     message = {
         "messages": lambda: GenerateRequest(chat=ChatMessages(messages=[ChatMessage()] * count)),
+        "parts": lambda: GenerateRequest(chat=ChatMessages(messages=[ChatMessage(parts=[ChatPart()] * count)])),
+        "tools": lambda: GenerateRequest(chat=ChatMessages(tools=[Tool()] * count)),
         "stop": lambda: GenerateRequest(sampling=SamplingParams(stop=[""] * count)),
         "stop_token_ids": lambda: GenerateRequest(sampling=SamplingParams(stop_token_ids=[1] * count)),
         "ids": lambda: GenerateRequest(token_ids=TokenIds(ids=[1] * count)),
@@ -165,7 +184,7 @@ def huge(kind: str, count: int) -> bytes:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.sampled_from(("messages", "stop", "bias")), st.integers(MAX_FIELDS, 20 * MAX_FIELDS))
+@given(st.sampled_from(("messages", "parts", "tools", "stop", "bias")), st.integers(MAX_FIELDS, 20 * MAX_FIELDS))
 def test_entries_without_number_are_not_parsed_whatever_they_are(kind: str, count: int) -> None:
     assert not is_taken(GENERATE, huge(kind, count))
 

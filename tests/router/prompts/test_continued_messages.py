@@ -67,7 +67,9 @@ def check(source: str, said: str, final: str) -> None:
 
     turns = [("user", said), ("assistant", final)]
     messages = [{"role": role, "content": content} for role, content in turns]
-    chat = ChatMessages(messages=[ChatMessage(**message) for message in messages], continue_final_message=True)
+    chat = ChatMessages(
+        messages=[ChatMessage(role=role, content=content) for role, content in turns], continue_final_message=True
+    )
     try:
         ours = ChatTemplate(source, SPECIAL).render(chat)
     except RequestRefused:

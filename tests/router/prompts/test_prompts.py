@@ -11,8 +11,9 @@ from trunkline.status import RequestRefused
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages
 from trunkline_router.prompts import chat_template
 from trunkline_router.prompts.chat_template import ChatTemplate
+from trunkline_router.prompts.conversation import check_conversation
 from trunkline_router.prompts.helper_pool import Helpers
-from trunkline_router.prompts.tokenizer import PromptTokenizer, TokenizerError, check_conversation
+from trunkline_router.prompts.tokenizer import PromptTokenizer, TokenizerError
 from trunkline_worker.front.text.tokenizer_files import read_tokenizer_files
 
 

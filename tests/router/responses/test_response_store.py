@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from tests.router.responses.responses_client import Clock, new_store
-from trunkline.v1.inference_pb2 import ChatMessage
-from trunkline_router.edge.responses.response_store import ENTRY_BYTES, TENANT_PART, StoredResponse
+from trunkline.v1.inference_pb2 import ChatMessage, ChatPart
+from trunkline_router.edge.responses.response_store import ENTRY_BYTES, MESSAGE_BYTES, TENANT_PART, StoredResponse
 
 TENANTS = ("acme", "globex", "")
 MAX_RESPONSES, TTL_S = 3, 10.0
@@ -106,6 +106,11 @@ def test_the_store_keeps_what_a_simple_model_keeps() -> None:
 def test_a_response_counts_with_all_texts_of_its_conversation(texts: list[str], body: bytes) -> None:
     response = StoredResponse(body, tuple(ChatMessage(role="user", content=text) for text in texts))
     assert response.size_bytes >= len(body) + sum(len(text.encode()) for text in texts) + ENTRY_BYTES
+
+
+def test_a_message_of_parts_counts_with_each_of_them() -> None:
+    message = ChatMessage(role="user", parts=[ChatPart(text="x")] * 100)
+    assert StoredResponse(b"", (message,)).size_bytes > 100 * MESSAGE_BYTES
 
 
 def test_the_memory_of_all_tenants_together_is_bounded_and_the_oldest_goes_first() -> None:

@@ -13,14 +13,16 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from trunkline.status import invalid
 from trunkline.v1 import fleet_pb2, inference_pb2
 from trunkline.validation import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
-from trunkline_router.prompts.chat_template import MAX_MESSAGES
+from trunkline_router.prompts.conversation import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
 from trunkline_runtime.wire import LENGTH, NotAMessage, fields
 
 MAX_REQUEST_BYTES = 8 << 20  # the largest text, or two million token ids, and room for the other fields
 # Requests up to this size are parsed unchecked: any content takes less than a millisecond and a MiB.
 UNSEEN_BYTES = 16 << 10
-# The longest conversation, the most sampling parameters, and the other fields.
-MAX_FIELDS = 3 * MAX_MESSAGES + 3 * MAX_LOGIT_BIAS + MAX_STOP_STRINGS + MAX_STOP_TOKEN_IDS + 64
+# The longest conversation with the most tools, the most sampling parameters, and the other fields. A part has five: the
+# part, the call or result, and its three texts.
+CHAT_FIELDS = 3 * MAX_MESSAGES + 5 * MAX_PARTS + 5 * MAX_TOOLS
+MAX_FIELDS = CHAT_FIELDS + 3 * MAX_LOGIT_BIAS + MAX_STOP_STRINGS + MAX_STOP_TOKEN_IDS + 64
 FIELDS_PER_STEP = 2048  # counted without a pause: about 2 ms
 MAX_UNKNOWN_BYTES = 4 << 10  # of unknown fields, which newer clients may send. They stay in memory with the request
 

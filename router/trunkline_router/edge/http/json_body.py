@@ -17,7 +17,7 @@ import jiter
 import orjson
 
 from trunkline.status import RequestRefused, invalid
-from trunkline_router.prompts.chat_template import MAX_MESSAGES
+from trunkline_router.prompts.conversation import MAX_MESSAGES
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 

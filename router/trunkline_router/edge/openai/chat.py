@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: its body, and its answer."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -10,13 +10,13 @@ from pydantic import Field
 from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import OutputChunk
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, GenerateResponse
+from trunkline_router.edge.chat_messages import Piece, chat_message, pieces
 from trunkline_router.edge.http_call import CollectedAnswer, HttpCall, answer_of
 from trunkline_router.edge.openai.openai_answer import Json, OpenAiAnswer
 from trunkline_router.edge.openai.token_details import LogprobsBound, PromptDetails, chat_logprobs
 from trunkline_router.edge.request_fields import (
     GUIDED,
     NOT_YET,
-    TEXT_ALONE,
     TOOLS,
     FieldNames,
     Fields,
@@ -27,14 +27,12 @@ from trunkline_router.edge.request_fields import (
     prompt_named,
     template_variables,
 )
-from trunkline_router.prompts.chat_template import MAX_MESSAGES
+from trunkline_router.prompts.conversation import MAX_MESSAGES, TEXT_ALONE
 from trunkline_router.request.request_call import NO_EXTRAS, Extras
 
 MAX_TOP_LOGPROBS = 20
 MAX_PARTS = 4096  # of a message
 NO_AUDIO = "is not supported: audio is not served"
-# Templates know "system", which developers' instructions were called before.
-ROLES = {"developer": "system"}
 
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 
@@ -67,7 +65,7 @@ class Part(Fields):
         {"cache_control", "annotations", "logprobs", "citations", "prompt_cache_breakpoint"}
     )
 
-    def plain(self, where: str) -> str:
+    def piece(self, where: str) -> Piece:
         """Returns the part's text. Raises RequestRefused (INVALID_REQUEST) for other kinds of content."""
         if self.type in ("text", "input_text", "output_text") and self.text is not None:
             return self.text
@@ -98,17 +96,10 @@ class Message(Fields):
         """Returns the message for the chat template. Raises RequestRefused (INVALID_REQUEST)."""
         if self.role in ("tool", "function"):
             raise invalid(f"{where}.role", f"{self.role!r} {TOOLS}")
-        return ChatMessage(role=ROLES.get(self.role, self.role), content=plain_text(self.content, f"{where}.content"))
+        return chat_message(self.role, pieces(self.content, f"{where}.content"))
 
 
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
-
-
-def plain_text(content: str | Sequence[Part] | None, where: str) -> str:
-    """Returns the text of a content, parts joined by newlines as in vLLM. Raises RequestRefused (INVALID_REQUEST)."""
-    if isinstance(content, str):
-        return content
-    return "\n".join(part.plain(f"{where}[{index}]") for index, part in enumerate(content or ()))
 
 
 class ChatFields(Fields):

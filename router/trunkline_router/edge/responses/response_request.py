@@ -7,7 +7,8 @@ from pydantic import Discriminator, Field, Tag
 
 from trunkline.status import invalid
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest
-from trunkline_router.edge.openai.chat import ROLES, Part, TopLogprobs, plain_text
+from trunkline_router.edge.chat_messages import chat_message, pieces
+from trunkline_router.edge.openai.chat import Part, TopLogprobs
 from trunkline_router.edge.request_fields import (
     GUIDED,
     NOT_YET,
@@ -20,7 +21,7 @@ from trunkline_router.edge.request_fields import (
     prompt_named,
     template_variables,
 )
-from trunkline_router.prompts.chat_template import MAX_MESSAGES
+from trunkline_router.prompts.conversation import MAX_MESSAGES
 
 MAX_METADATA_PAIRS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512  # OpenAI's limits, in characters
 MAX_ID_CHARACTERS = 256
@@ -51,7 +52,7 @@ class InputPart(Part):
     def unknown(self, prefix: str = "") -> list[str]:
         if self.type in TEXT_PARTS and self.text is None:
             raise invalid(f"{prefix}text", "is missing")
-        self.plain(prefix.removesuffix("."))  # other kinds have other fields: the kind is what is not served
+        self.piece(prefix.removesuffix("."))  # other kinds have other fields: the kind is what is not served
         return super().unknown(prefix)
 
 
@@ -70,8 +71,7 @@ class InputItem(Fields):
 
     def proto(self, where: str) -> ChatMessage:
         """Returns the message for the chat template. Raises RequestRefused (INVALID_REQUEST)."""
-        role = self.role or "user"
-        return ChatMessage(role=ROLES.get(role, role), content=plain_text(self.content, f"{where}.content"))
+        return chat_message(self.role or "user", pieces(self.content, f"{where}.content"))
 
     def _check_kind(self, prefix: str) -> None:
         """Raises RequestRefused (INVALID_REQUEST) for items that are not messages, or lack something."""

@@ -11,7 +11,7 @@ from trunkline.v1.inference_pb2 import ChatMessage
 
 TENANT_PART = 4  # a tenant uses at most one part in so many of the memory, so it cannot push out all others' responses
 ENTRY_BYTES = 1 << 10  # of a response in addition to its texts
-MESSAGE_BYTES = 1 << 10  # of a message in addition to its text
+MESSAGE_BYTES = 1 << 10  # of a message or a part of one in addition to its text
 EXPIRE_EVERY_S = 10.0  # how long an expired response may stay in memory; it is not found from the moment it expires
 
 
@@ -30,7 +30,7 @@ class StoredResponse:
     @property
     def size_bytes(self) -> int:
         """The memory that it takes at most."""
-        messages = sum(MESSAGE_BYTES + message.ByteSize() for message in self.conversation)
+        messages = sum(MESSAGE_BYTES * (1 + len(message.parts)) + message.ByteSize() for message in self.conversation)
         return ENTRY_BYTES + getsizeof(self.body) + messages
 
 

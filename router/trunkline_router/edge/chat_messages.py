@@ -1,0 +1,57 @@
+"""Messages of all protocols become messages of the contract here.
+
+A protocol's own classes tell the pieces of a message: `piece()` of each part of a content returns it, or refuses the
+part by name.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from trunkline.v1.inference_pb2 import ChatMessage, ChatPart
+from trunkline_router.prompts.conversation import JOINT
+
+# Templates know "system", which developers' instructions were called before.
+ROLES = {"developer": "system"}
+
+Piece = str | ChatPart  # a text, or a part of another kind
+Turn = tuple[str, str | Sequence[Piece]]  # a message's role and content
+
+
+class ContentPart(Protocol):
+    """A part of a content, in one of the protocols."""
+
+    def piece(self, where: str) -> Piece:
+        """Returns what the part is. Raises RequestRefused (INVALID_REQUEST) if it is not served.
+
+        where: the part's field
+        """
+
+
+def pieces(content: str | Sequence[ContentPart] | None, where: str) -> str | Sequence[Piece]:
+    """Returns what a content consists of. Raises RequestRefused (INVALID_REQUEST).  where: the content's field"""
+    if isinstance(content, str):
+        return content
+    return [part.piece(f"{where}[{index}]") for index, part in enumerate(content or ())]
+
+
+def chat_message(role: str, content: str | Sequence[Piece]) -> ChatMessage:
+    """Returns a message. Texts alone are joined, as for the template, so the usual message stays short."""
+    role = ROLES.get(role, role)
+    if isinstance(content, str):
+        return ChatMessage(role=role, content=content)
+    texts = [piece for piece in content if isinstance(piece, str)]
+    if len(texts) == len(content):
+        return ChatMessage(role=role, content=JOINT.join(texts))
+    return ChatMessage(
+        role=role, parts=[ChatPart(text=piece) if isinstance(piece, str) else piece for piece in content]
+    )
+
+
+def merged(turns: Iterable[Turn]) -> list[ChatMessage]:
+    """Returns the messages, those of one role in a row as one, because many templates refuse them."""
+    gathered: list[tuple[str, list[Piece]]] = []
+    for role, content in turns:
+        if not gathered or gathered[-1][0] != role:
+            gathered.append((role, []))
+        gathered[-1][1].extend([content] if content and isinstance(content, str) else content)
+    return [chat_message(role, content) for role, content in gathered]
