@@ -47,7 +47,7 @@ NODE_PAGE := tests/page/node
 PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
 .PHONY: help serve test test-slow fuzz clients lint protos chart-schema settings-reference access-table metrics-reference observability rooms demo-model clean \
-  bench-engine bench-cpu bench-peer bench-http-peer bench-aiperf bench-host bench-observation bench-overload bench-calibration bench-scheduler \
+  bench-engine bench-cpu bench-peer bench-http-peer bench-aiperf bench-host bench-outputs bench-observation bench-overload bench-calibration bench-scheduler \
   bench-fleet bench-gpu bench-routing bench-faults bench-quotas bench-streaming bench-attacks bench-fairness
 .PHONY: help-files help-bench
 
@@ -81,6 +81,7 @@ help-bench:
 	@echo 'make bench-http-peer     router and worker over HTTP against SMG and vLLM; PEERS=folder with vllm and smg'
 	@echo 'make bench-aiperf        aiperf against router and worker over HTTP; installs aiperf, 1.2 GB'
 	@echo 'make bench-host          host time of a step'
+	@echo 'make bench-outputs       whether outputs equal those of another checkout, bit for bit; ARGS="--before DIR"'
 	@echo 'make bench-observation   what traces, metrics and the live page cost a router and a worker'
 	@echo 'make bench-overload      ten times more requests than a worker can serve'
 	@echo 'make bench-gpu           kernels and engine on one GPU; PYTHON=interpreter with a torch for that GPU'
@@ -165,6 +166,9 @@ bench-aiperf: $(DEV_STAMP) $(AIPERF_STAMP)
 
 bench-host: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.engine.host_time $(ARGS)
+
+bench-outputs: $(DEV_STAMP)
+	@$(BIN)/python -m trunkline_bench.engine.same_outputs $(ARGS)
 
 bench-observation: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.observation.main $(ARGS)
