@@ -4,7 +4,7 @@ Source of the paging: vLLM (Kwon et al., SOSP 2023); of mixing chunks and decode
 et al., OSDI 2024). CPU workers with --kernels=torch use it too, so it avoids one call per sequence if possible: decodes
 of similar context length form a group, whose keys are gathered once and which takes one call.
 
-All layers with the same window gather the same slots, so `plan_attention` plans them once per step.
+All layers with the same window gather the same rows, so `plan_attention` plans them once per step.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class DecodeGroup:
     """Sequences with one new token each, and contexts of similar length."""
 
     rows: Tensor  # [group] int64: rows among the batch's tokens
-    slots: Tensor  # [group * padded_len] int64: the KV slots to read; the zero slot past each context
+    kv_rows: Tensor  # [group * padded_len] int64: rows of KVLayer.by_token(); the zero row past each context
     mask: Tensor  # [group, 1, 1, padded_len] float: 0 where there is a key, -inf in the padding
     padded_len: int
 
@@ -35,7 +35,7 @@ class PrefillChunk:
 
     start: int  # its rows are start : start + length
     length: int
-    slots: Tensor  # [visible_len] int64: the KV slots to read
+    kv_rows: Tensor  # [visible_len] int64: rows of KVLayer.by_token()
     mask: Tensor | None  # [length, visible_len] float; None: plain causal, nothing before the chunk
 
 
@@ -47,13 +47,11 @@ class AttentionPlan:
     chunks: list[PrefillChunk]
 
 
-def plan_attention(
-    batch: RaggedBatch, *, window: int | None, zero_slot: int, dtype: torch.dtype, device: torch.device
-) -> AttentionPlan:
-    """Groups the batch on the host, and returns a plan for layers whose pool is on `device`.
+def plan_attention(batch: RaggedBatch, kv: KVLayer, *, window: int | None, dtype: torch.dtype) -> AttentionPlan:
+    """Groups the batch on the host, and returns a plan for all layers of the pool that `kv` is one of.
 
     window: a query sees this many last positions, including its own; None: all
-    zero_slot: see KVLayer; dtype: of the queries, and of masks
+    dtype: of the queries, and of masks
     """
     decodes: list[tuple[int, int, int]] = []  # (context length, sequence, row)
     chunks: list[PrefillChunk] = []
@@ -62,13 +60,13 @@ def plan_attention(
         if query_len == 1:
             decodes.append((context_len, sequence, row))
         else:
-            chunks.append(_plan_chunk(batch, sequence, row, window, dtype, device))
+            chunks.append(_plan_chunk(batch, kv, sequence, row, window, dtype))
         row += query_len
     decodes.sort()
     groups: list[DecodeGroup] = []
     while decodes:
         size = _group_size(decodes, window, slack=2 * batch.block_size)
-        groups.append(_plan_group(batch, decodes[:size], window, zero_slot, dtype, device))
+        groups.append(_plan_group(batch, kv, decodes[:size], window, dtype))
         decodes = decodes[size:]
     return AttentionPlan(groups, chunks)
 
@@ -89,30 +87,25 @@ def _visible(context_len: int, window: int | None) -> int:
 
 
 def _plan_chunk(
-    batch: RaggedBatch, sequence: int, row: int, window: int | None, dtype: torch.dtype, device: torch.device
+    batch: RaggedBatch, kv: KVLayer, sequence: int, row: int, window: int | None, dtype: torch.dtype
 ) -> PrefillChunk:
-    context_len, length = batch.context_lens[sequence], batch.query_lens[sequence]
+    context_len, length, device = batch.context_lens[sequence], batch.query_lens[sequence], kv.keys.device
     first, size = context_len - length, batch.block_size
     oldest = 0 if window is None else max(0, first - window + 1)
     keys = torch.arange(oldest, context_len)
-    slots = batch.block_tables[sequence][keys // size] * size + keys % size
+    rows = batch.block_tables[sequence][keys // size] * kv.block_rows + keys % size
     if first == 0 and _visible(context_len, window) == context_len:
-        return PrefillChunk(row, length, slots.to(device), None)
+        return PrefillChunk(row, length, rows.to(device), None)
     queries = torch.arange(first, context_len)[:, None]
     hidden = keys > queries
     if window is not None:
         hidden |= keys <= queries - window
     mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
-    return PrefillChunk(row, length, slots.to(device), mask.to(device))
+    return PrefillChunk(row, length, rows.to(device), mask.to(device))
 
 
 def _plan_group(
-    batch: RaggedBatch,
-    members: list[tuple[int, int, int]],
-    window: int | None,
-    zero_slot: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    batch: RaggedBatch, kv: KVLayer, members: list[tuple[int, int, int]], window: int | None, dtype: torch.dtype
 ) -> DecodeGroup:
     contexts = torch.tensor([context for context, _, _ in members])[:, None]
     oldest = torch.zeros_like(contexts) if window is None else (contexts - window).clamp_(min=0)
@@ -122,10 +115,11 @@ def _plan_group(
     size = batch.block_size
     tables = batch.block_tables[torch.tensor([sequence for _, sequence, _ in members])]
     blocks = tables.gather(1, (positions // size).masked_fill_(padding, 0))
-    slots = (blocks * size + positions % size).masked_fill_(padding, zero_slot)
+    kv_rows = (blocks * kv.block_rows + positions % size).masked_fill_(padding, kv.zero_row)
     mask = torch.zeros(padding.shape, dtype=dtype).masked_fill_(padding, float("-inf"))
     rows = torch.tensor([row for _, _, row in members])
-    return DecodeGroup(rows.to(device), slots.flatten().to(device), mask[:, None, None].to(device), padded_len)
+    device = kv.keys.device
+    return DecodeGroup(rows.to(device), kv_rows.flatten().to(device), mask[:, None, None].to(device), padded_len)
 
 
 def paged_attention(q: Tensor, kv: KVLayer, plan: AttentionPlan, *, scale: float) -> Tensor:
@@ -136,22 +130,22 @@ def paged_attention(q: Tensor, kv: KVLayer, plan: AttentionPlan, *, scale: float
     _, num_heads, head_dim = q.shape
     num_kv_heads = kv.keys.shape[2]
     group = num_heads // num_kv_heads
-    keys, values = kv.keys.view(-1, num_kv_heads * head_dim), kv.values.view(-1, num_kv_heads * head_dim)
+    keys, values = kv.by_token()
     out = torch.empty_like(q)
     for decode in plan.decodes:
         count = len(decode.rows)
         shape = (count, decode.padded_len, num_kv_heads, head_dim)
-        k = keys.index_select(0, decode.slots).view(shape).transpose(1, 2)
-        v = values.index_select(0, decode.slots).view(shape).transpose(1, 2)
+        k = keys.index_select(0, decode.kv_rows).view(shape).transpose(1, 2)
+        v = values.index_select(0, decode.kv_rows).view(shape).transpose(1, 2)
         # The query heads of one KV head become query rows: [count, num_kv_heads, group, head_dim]
         queries = q[decode.rows].view(count, num_kv_heads, group, head_dim)
         mask = decode.mask.expand(count, num_kv_heads, group, decode.padded_len)
         attended = scaled_dot_product_attention(queries, k, v, attn_mask=mask, scale=scale)
         out[decode.rows] = attended.reshape(count, num_heads, head_dim)
     for chunk in plan.chunks:
-        shape = (1, len(chunk.slots), num_kv_heads, head_dim)
-        k = keys.index_select(0, chunk.slots).view(shape).transpose(1, 2)
-        v = values.index_select(0, chunk.slots).view(shape).transpose(1, 2)
+        shape = (1, len(chunk.kv_rows), num_kv_heads, head_dim)
+        k = keys.index_select(0, chunk.kv_rows).view(shape).transpose(1, 2)
+        v = values.index_select(0, chunk.kv_rows).view(shape).transpose(1, 2)
         queries = q[chunk.start : chunk.start + chunk.length].transpose(0, 1)[None]
         attended = scaled_dot_product_attention(
             queries, k, v, attn_mask=chunk.mask, is_causal=chunk.mask is None, scale=scale, enable_gqa=group > 1

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+ALIGNMENT = 16  # bytes, of vectorised loads on a GPU
+
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
@@ -24,10 +26,12 @@ class RaggedBatch:
 
 @dataclass(frozen=True, slots=True)
 class KVLayer:
-    """One layer's part of the KV pool.
+    """One layer's view of the KV pool.
 
     It has one block more than the pool. That last block is never written and stays zero. Padding reads from it, so the
     contents of a freed block (such as a NaN of a broken request) cannot reach another request.
+
+    Keys of one block are contiguous, and so are its values. From block to block they are `block_stride` apart.
     """
 
     keys: Tensor  # [num_blocks + 1, block_size, num_kv_heads, head_dim]
@@ -38,13 +42,40 @@ class KVLayer:
 
     @property
     def block_stride(self) -> int:
-        """Elements from one block of keys, or of values, to the next. A block's own elements are contiguous."""
+        """Elements from one block of keys, or of values, to the next."""
         return self.keys.stride(0)
 
     @property
-    def zero_slot(self) -> int:
-        """The slot for padding, which always contains zeros."""
-        return (self.keys.shape[0] - 1) * self.keys.shape[1]
+    def block_rows(self) -> int:
+        """Rows of by_token() from one block to the next."""
+        return self.keys.stride(0) // self.keys.stride(1)
+
+    @property
+    def zero_row(self) -> int:
+        """The row of by_token() for padding, which always contains zeros."""
+        return (self.keys.shape[0] - 1) * self.block_rows
+
+    def by_token(self) -> tuple[Tensor, Tensor]:
+        """Returns views of keys and values by token: [num_rows, num_kv_heads * head_dim]. A block's token at `offset`
+        is row block * block_rows + offset. The rows between two blocks belong to other layers."""
+        width, rows = self.keys.stride(1), self.zero_row + self.keys.shape[1]
+        return self.keys.as_strided((rows, width), (width, 1)), self.values.as_strided((rows, width), (width, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class KVPool:
+    """Keys and values of all blocks. A block is contiguous over layers, so that one copy moves it.
+
+    On a GPU, each layer's keys, and values, of a block begin at a multiple of ALIGNMENT bytes.
+    """
+
+    blocks: Tensor  # [num_blocks + 1, num_layers, 2 (keys, values), block_size, num_kv_heads, head_dim]
+    layers: list[KVLayer]  # views
+
+    @property
+    def whole_blocks(self) -> Tensor:
+        """A view of each block as one run of bytes: [num_blocks + 1, bytes of a block] uint8."""
+        return self.blocks.view(len(self.blocks), -1).view(torch.uint8)
 
 
 def allocate_kv(
@@ -56,28 +87,21 @@ def allocate_kv(
     head_dim: int,
     dtype: torch.dtype,
     device: torch.device,
-    whole_blocks: bool = False,
-) -> list[KVLayer]:
-    """Allocates an empty pool, and returns its part of each layer. Only the zero block is written: unused memory stays
-    untouched.
+) -> KVPool:
+    """Allocates an empty pool. Only the zero block is written: unused memory stays untouched.
 
     The scales of 8-bit floats are 1, because normed keys, and values, are well within their range.
-    whole_blocks: keys and values of a block are contiguous over all layers, so that one copy moves a block. The Triton
-    kernels support such a pool; the others need contiguous keys, and contiguous values, of each layer.
     """
-    shape = (num_blocks + 1, block_size, num_kv_heads, head_dim)
+    blocks = torch.empty(
+        num_blocks + 1, num_layers, 2, block_size, num_kv_heads, head_dim, dtype=dtype, device=device
+    )  # fmt: skip
+    blocks[-1] = 0
+    if device.type == "cuda":
+        assert blocks.stride(2) * dtype.itemsize % ALIGNMENT == 0, "block_size and head_dim are odd sizes"
     scale = torch.ones(1, device=device) if dtype.itemsize == 1 else None
-    if whole_blocks:
-        whole = torch.empty(num_blocks + 1, num_layers, 2, *shape[1:], dtype=dtype, device=device)
-        whole[-1] = 0
-        return [KVLayer(whole[:, layer, 0], whole[:, layer, 1], scale, scale) for layer in range(num_layers)]
-
-    def pool() -> Tensor:
-        tensor = torch.empty(shape, dtype=dtype, device=device)
-        tensor[-1] = 0
-        return tensor
-
-    return [KVLayer(pool(), pool(), scale, scale) for _ in range(num_layers)]
+    return KVPool(
+        blocks, [KVLayer(blocks[:, layer, 0], blocks[:, layer, 1], scale, scale) for layer in range(num_layers)]
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,29 +24,30 @@ def tiled_attention(q: Tensor, kv: KVLayer, batch: RaggedBatch, *, window: int |
     row = 0
     for sequence, (query_len, context_len) in enumerate(zip(batch.query_lens, batch.context_lens, strict=True)):
         first = context_len - query_len
-        slots = _slots(batch, sequence, context_len, kv.zero_slot).to(q.device)
+        kv_rows = _kv_rows(batch, kv, sequence, context_len).to(q.device)
         for tile in range(first // QUERY_TILE * QUERY_TILE, context_len, QUERY_TILE):
             start, end = max(tile, first), min(tile + QUERY_TILE, context_len)
             rows = slice(row + start - first, row + end - first)
-            out[rows] = _query_tile(q[rows], start, tile, kv, slots, window, scale)
+            out[rows] = _query_tile(q[rows], start, tile, kv, kv_rows, window, scale)
         row += query_len
     return out
 
 
-def _slots(batch: RaggedBatch, sequence: int, context_len: int, zero_slot: int) -> Tensor:
-    """Returns the KV slots of all positions, padded to whole key tiles: [num_tiles * KEY_TILE] int64."""
+def _kv_rows(batch: RaggedBatch, kv: KVLayer, sequence: int, context_len: int) -> Tensor:
+    """Returns the rows of KVLayer.by_token() of all positions, padded to whole key tiles: [num_tiles * KEY_TILE]
+    int64."""
     positions = torch.arange(-(-context_len // KEY_TILE) * KEY_TILE)
     padding = positions >= context_len
     blocks = batch.block_tables[sequence][(positions // batch.block_size).masked_fill_(padding, 0)]
-    return (blocks * batch.block_size + positions % batch.block_size).masked_fill_(padding, zero_slot)
+    return (blocks * kv.block_rows + positions % batch.block_size).masked_fill_(padding, kv.zero_row)
 
 
 def _query_tile(
-    q: Tensor, start: int, tile: int, kv: KVLayer, slots: Tensor, window: int | None, scale: float
+    q: Tensor, start: int, tile: int, kv: KVLayer, kv_rows: Tensor, window: int | None, scale: float
 ) -> Tensor:
     """Computes attention of queries from position `start` on, all within the tile that begins at position `tile`.
 
-    q: [num_rows, num_heads, head_dim]; slots: of _slots → like q
+    q: [num_rows, num_heads, head_dim]; kv_rows: of _kv_rows → like q
     """
     num_rows, num_heads, head_dim = q.shape
     num_kv_heads = kv.keys.shape[2]
@@ -63,9 +64,10 @@ def _query_tile(
     summed = torch.zeros_like(queries)
     begin = 0 if window is None else max(0, start - window + 1) // KEY_TILE * KEY_TILE
     for key_tile in range(begin, last + 1, KEY_TILE):
-        read = slots[key_tile : key_tile + KEY_TILE]
-        k = kv.keys.view(-1, num_kv_heads, head_dim)[read].transpose(0, 1).float().contiguous()
-        v = kv.values.view(-1, num_kv_heads, head_dim)[read].transpose(0, 1).float().contiguous()
+        read = kv_rows[key_tile : key_tile + KEY_TILE]
+        k, v = (
+            x[read].view(KEY_TILE, num_kv_heads, head_dim).transpose(0, 1).float().contiguous() for x in kv.by_token()
+        )
         key_positions = torch.arange(key_tile, key_tile + KEY_TILE, device=q.device)[None]
         hidden = key_positions > positions
         if window is not None:

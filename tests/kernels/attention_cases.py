@@ -5,7 +5,7 @@ import random
 
 import torch
 
-from trunkline_kernels.ragged_batch import KVLayer, RaggedBatch
+from trunkline_kernels.ragged_batch import KVLayer, RaggedBatch, allocate_kv
 
 BLOCK = 16
 HEAD_DIM = 24
@@ -24,15 +24,21 @@ def naive(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, window:
 
 
 def make_case(
-    shapes: list[tuple[int, int]], heads: int, kv_heads: int
+    shapes: list[tuple[int, int]], heads: int, kv_heads: int, dtype: torch.dtype = torch.float32
 ) -> tuple[torch.Tensor, KVLayer, RaggedBatch, list[tuple[torch.Tensor, torch.Tensor]]]:
-    """`shapes`: (query_len, context_len) of each sequence. Slots that hold nothing are NaN, but for the zero block."""
+    """`shapes`: (query_len, context_len) of each sequence; `dtype`: of queries and pool.
+
+    The layer is the middle one of three. Slots that hold nothing are NaN, but for the zero block, and so are the other
+    layers."""
     generator = torch.Generator().manual_seed(0)
     blocks_of = [-(-context // BLOCK) for _, context in shapes]
     num_blocks = sum(blocks_of) + 5
-    shape = (num_blocks + 1, BLOCK, kv_heads, HEAD_DIM)
-    kv = KVLayer(torch.full(shape, math.nan), torch.full(shape, math.nan))
-    kv.keys[-1], kv.values[-1] = 0, 0
+    pool = allocate_kv(
+        num_layers=3, num_blocks=num_blocks, block_size=BLOCK, num_kv_heads=kv_heads, head_dim=HEAD_DIM, dtype=dtype,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    pool.blocks[:-1] = math.nan
+    kv = pool.layers[1]
     order = torch.randperm(num_blocks, generator=generator).tolist()
     tables = torch.full((len(shapes), max(blocks_of) + 1), num_blocks - 1)  # the tail is arbitrary
     truth, positions, slots = [], [], []
@@ -40,12 +46,12 @@ def make_case(
         blocks = torch.tensor([order.pop() for _ in range(blocks_of[i])])
         tables[i, : len(blocks)] = blocks
         where = torch.arange(context)
-        at = blocks[where // BLOCK] * BLOCK + where % BLOCK
+        at = blocks[where // BLOCK], where % BLOCK
         k, v = (torch.randn(context, kv_heads, HEAD_DIM, generator=generator) for _ in range(2))
-        kv.keys.view(-1, kv_heads, HEAD_DIM)[at], kv.values.view(-1, kv_heads, HEAD_DIM)[at] = k, v
+        kv.keys[at], kv.values[at] = k.to(dtype), v.to(dtype)
         truth.append((k, v))
         positions.append(where[context - query_len :])
-        slots.append(at[context - query_len :])
+        slots.append((at[0] * BLOCK + at[1])[context - query_len :])
     batch = RaggedBatch(
         positions=torch.cat(positions),
         slots=torch.cat(slots),
@@ -55,7 +61,7 @@ def make_case(
         block_size=BLOCK,
     )
     q = torch.randn(sum(batch.query_lens), heads, HEAD_DIM, generator=generator)
-    return q, kv, batch, truth
+    return q.to(dtype), kv, batch, truth
 
 
 DRAW = random.Random(2)

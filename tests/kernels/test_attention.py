@@ -18,7 +18,7 @@ from trunkline_kernels.tiled_attention import tiled_attention
 def test_attention_equals_the_naive_truth(name: str, heads: int, kv_heads: int, window: int | None) -> None:
     q, kv, batch, truth = make_case(SHAPES[name], heads, kv_heads)
     scale = 1 / math.sqrt(HEAD_DIM)
-    plan = plan_attention(batch, window=window, zero_slot=kv.zero_slot, dtype=q.dtype, device=q.device)
+    plan = plan_attention(batch, kv, window=window, dtype=q.dtype)
     outputs = {
         "paged": paged_attention(q, kv, plan, scale=scale),
         "tiled": tiled_attention(q, kv, batch, window=window, scale=scale),
@@ -35,11 +35,11 @@ def test_attention_equals_the_naive_truth(name: str, heads: int, kv_heads: int, 
 def test_every_token_is_in_exactly_one_group_and_padding_is_bounded() -> None:
     shapes = SHAPES["many decodes"] + SHAPES["mixed"]
     _, kv, batch, _ = make_case(shapes, 4, 2)
-    plan = plan_attention(batch, window=None, zero_slot=kv.zero_slot, dtype=torch.float32, device=kv.keys.device)
+    plan = plan_attention(batch, kv, window=None, dtype=torch.float32)
     rows = [int(row) for group in plan.decodes for row in group.rows]
     rows += [row for chunk in plan.chunks for row in range(chunk.start, chunk.start + chunk.length)]
     assert sorted(rows) == list(range(sum(batch.query_lens)))
-    gathered = sum(len(group.slots) for group in plan.decodes)
+    gathered = sum(len(group.kv_rows) for group in plan.decodes)
     needed = sum(context for query_len, context in shapes if query_len == 1)
     assert gathered <= needed * 1.5
     assert len(plan.decodes) < 15, "not one call per sequence"

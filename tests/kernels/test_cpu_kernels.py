@@ -55,15 +55,14 @@ def test_attention_equals_a_naive_one(
     dtype: torch.dtype, heads: tuple[int, int], window: int | None, build: str
 ) -> None:
     shapes = [(1, 1), (1, 15), (1, 16), (1, 17), (5, 5), (3, 40), (33, 33), (20, 97), (1, 200)]
-    q, kv, batch, truth = make_case(shapes, *heads)
-    q, keys, values = (x.to(dtype).contiguous() for x in (q, kv.keys, kv.values))
+    q, kv, batch, truth = make_case(shapes, *heads, dtype)
     out = torch.full_like(q, math.nan)
     tables = [batch.block_tables[i].contiguous() for i in range(len(shapes))]
     addresses = np.array([table.data_ptr() for table in tables])
     starts, contexts = np.cumsum([0, *batch.query_lens]), np.array(batch.context_lens)
     kernels_of(dtype, build).attention(
-        q.data_ptr(), keys.data_ptr(), values.data_ptr(), addresses.ctypes.data, starts.ctypes.data,
-        contexts.ctypes.data, out.data_ptr(), len(shapes), *heads, HEAD_DIM, BLOCK, window or 0,
+        q.data_ptr(), kv.keys.data_ptr(), kv.values.data_ptr(), addresses.ctypes.data, starts.ctypes.data,
+        contexts.ctypes.data, out.data_ptr(), kv.block_stride, len(shapes), *heads, HEAD_DIM, BLOCK, window or 0,
         1 / math.sqrt(HEAD_DIM),
     )  # fmt: skip
     for i, (query_len, context) in enumerate(shapes):
@@ -118,7 +117,8 @@ def test_rotation_and_writing_equal_their_twins(dtype: torch.dtype, with_norm: b
     qkv = torch.randn(rows, heads + 2 * kv_heads, dim).to(dtype)
     tables = [torch.tensor([7, 2, 5]), torch.tensor([1, 3]), torch.tensor([0, 6])]
     addresses = np.array([table.data_ptr() for table in tables])
-    keys, values = (torch.full((9, block, kv_heads, dim), math.nan).to(dtype) for _ in range(2))
+    blocks = torch.full((9, 3, 2, block, kv_heads, dim), math.nan).to(dtype)  # of three layers
+    keys, values = blocks[:, 1, 0], blocks[:, 1, 1]
     q = torch.full((rows, heads, dim), math.nan).to(dtype)
     angles = torch.outer(torch.arange(16).float(), torch.rand(dim // 2))
     cos, sin = angles.cos(), angles.sin()
@@ -126,7 +126,7 @@ def test_rotation_and_writing_equal_their_twins(dtype: torch.dtype, with_norm: b
     kernels.rotate_and_write(
         qkv.data_ptr(), q.data_ptr(), keys.data_ptr(), values.data_ptr(), addresses.ctypes.data, starts.ctypes.data,
         contexts.ctypes.data, cos.data_ptr(), sin.data_ptr(), query_norm.data_ptr() if with_norm else None,
-        key_norm.data_ptr() if with_norm else None, len(shapes), heads, kv_heads, dim, block, 1e-6,
+        key_norm.data_ptr() if with_norm else None, keys.stride(0), len(shapes), heads, kv_heads, dim, block, 1e-6,
     )  # fmt: skip
     positions = torch.cat([torch.arange(context - n, context) for n, context in shapes])
     expected_q, expected_k, expected_v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
@@ -143,7 +143,7 @@ def test_rotation_and_writing_equal_their_twins(dtype: torch.dtype, with_norm: b
             torch.testing.assert_close(keys[at], expected_k[starts[i] + j], atol=tolerance, rtol=tolerance)
             assert torch.equal(values[at], expected_v[starts[i] + j])
             written += 1
-    assert int(torch.isfinite(values).all(-1).all(-1).sum()) == written, "nothing else is touched"
+    assert int(torch.isfinite(blocks).all(-1).all(-1).sum()) == 2 * written, "nothing else is touched"
 
 
 # Widths around the sizes of panels and pairs; numbers of rows around the sizes of tiles.

@@ -14,7 +14,7 @@ from tests.kernels.attention_rig import attend, decode, truth_of
 from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.decode_tiling import DecodeTiling
 from trunkline_kernels.gpu.ragged_attention import split_tiles_of, tiles_of
-from trunkline_kernels.ragged_batch import KVLayer, RaggedBatch, allocate_kv
+from trunkline_kernels.ragged_batch import KVLayer, RaggedBatch
 
 HEADS = [(2, 2), (6, 2), (7, 1), (16, 1)]
 
@@ -196,21 +196,3 @@ def test_keys_and_values_of_8_bits() -> None:
     eight = KVLayer(narrow[0], narrow[1], *scales)
     torch.testing.assert_close(decode(q, eight, batch), expected)
     torch.testing.assert_close(attend(q, eight, batch), expected)
-
-
-def test_blocks_may_lie_together_over_all_layers() -> None:
-    q, kv, batch, truth = make_case([(7, 30), (1, 200), (33, 33), (1, 64), (1, 1)], 4, 2)
-    num_blocks, block_size, kv_heads, head_dim = kv.keys.shape
-    layers = allocate_kv(
-        num_layers=3, num_blocks=num_blocks - 1, block_size=block_size, num_kv_heads=kv_heads, head_dim=head_dim,
-        dtype=kv.keys.dtype, device=kv.keys.device, whole_blocks=True,
-    )  # fmt: skip
-    assert layers[0].block_stride == 3 * 2 * block_size * kv_heads * head_dim
-    for layer in layers:
-        layer.keys.fill_(torch.nan), layer.values.fill_(torch.nan)
-    layers[1].keys.copy_(kv.keys), layers[1].values.copy_(kv.values)
-    torch.testing.assert_close(attend(q, layers[1], batch), truth_of(q, batch, truth))
-    q, decodes, batch, truth = make_case([(1, 70), (1, 33), (1, 130)], 4, 2)
-    strided = layers[2].keys[: len(decodes.keys)], layers[2].values[: len(decodes.values)]
-    strided[0].copy_(decodes.keys), strided[1].copy_(decodes.values)
-    torch.testing.assert_close(decode(q, KVLayer(*strided), batch), truth_of(q, batch, truth))

@@ -1,7 +1,6 @@
 """Prefill attention whose tiles overlap, interpreted: what the plain loop over tiles computes, to the bit."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,11 +8,9 @@ import torch
 
 from tests.kernels import attention_cases
 from tests.kernels.attention_cases import SHAPES, make_case
-from tests.kernels.attention_rig import TILING, attend, truth_of
+from tests.kernels.attention_rig import OVERLAPPED, attend, truth_of
 from trunkline_kernels.gpu.ragged_attention import HOPPER_SHARED_MEMORY, tiling_for
 from trunkline_kernels.ragged_batch import KVLayer
-
-OVERLAPPED = replace(TILING, tiles_at_once=2)
 
 
 # The interpreter takes its time: the quick ones are those that one tile more or less makes a difference to.

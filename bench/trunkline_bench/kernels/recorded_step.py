@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trunkline_bench.kernels.launches import META, Launch, recorded
 from trunkline_kernels.gpu import sampling
 from trunkline_kernels.gpu.device_batch import DeviceBatch
-from trunkline_kernels.ragged_batch import KVLayer, allocate_kv
+from trunkline_kernels.ragged_batch import allocate_kv
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.checkpoint.checkpoint import EMBEDDING
 from trunkline_worker.model.gpu_decoder import Chip, GpuDecoder
@@ -110,12 +110,10 @@ def _recorded(decoder: GpuDecoder, shape: StepShape, query_lens: list[int], cont
     )  # fmt: skip
     inputs.reserve(shape)
     batch: DeviceBatch = inputs.batch(shape)
-    kv: list[KVLayer] = [
-        allocate_kv(
-            num_layers=1, num_blocks=POOL_BLOCKS, block_size=BLOCK_SIZE, num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim, dtype=torch.bfloat16, device=META,
-        )[0]
-    ] * spec.num_layers  # fmt: skip
+    kv = allocate_kv(
+        num_layers=spec.num_layers, num_blocks=POOL_BLOCKS, block_size=BLOCK_SIZE, num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim, dtype=torch.bfloat16, device=META,
+    ).layers  # fmt: skip
     last = torch.empty(shape.num_seqs, dtype=torch.int32, device=META)
     samples = torch.empty(shape.num_seqs, 2, dtype=torch.int32, device=META)
     with torch.no_grad(), _recording() as launches:

@@ -18,6 +18,7 @@
 #define MAX_HEAD_DIM 256
 #define SEGMENT 16     /* most keys scored at once; a segment never crosses a block */
 #define ROWS_AT_ONCE 4 /* queries of one sequence that share each read of keys and values */
+#define CACHE_LINE 64  /* bytes */
 #define MAX_GROUP 16   /* query heads of one KV head */
 
 /* exp(x) for x <= 88, to about 2 ulp: Cephes' polynomial on [-ln2/2, ln2/2]. Below -87 it is 0. */
@@ -76,11 +77,16 @@ static inline void widen_rows(const elem *from, int64_t stride, float *to, int c
 }
 #endif
 
+/* Fetches a row of `dim` elements, which will be read soon, into the cache. */
+static inline void prefetch(const elem *row, int dim) {
+    for (int i = 0; i < dim; i += CACHE_LINE / (int)sizeof(elem)) __builtin_prefetch(row + i);
+}
+
 /* Attention of `rows` queries of one sequence, at consecutive positions from `first`, for the query heads of one KV head.
  * Softmax is computed online, segment by segment (Milakov and Gimelshein, 2018). */
 static void attend(const elem *q, const elem *keys, const elem *values, const int64_t *table, elem *out, int rows,
                    int64_t first, int64_t window, int group, int dim, int64_t row_stride, int64_t token_stride,
-                   int block_size, float scale) {
+                   int64_t block_stride, int block_size, float scale) {
     float acc[ROWS_AT_ONCE * MAX_GROUP][MAX_HEAD_DIM];
     float peak[ROWS_AT_ONCE * MAX_GROUP], total[ROWS_AT_ONCE * MAX_GROUP];
     float p[ROWS_AT_ONCE * MAX_GROUP][SEGMENT];
@@ -105,15 +111,17 @@ static void attend(const elem *q, const elem *keys, const elem *values, const in
         int64_t offset = at % block_size;
         int count = block_size - offset < SEGMENT ? (int)(block_size - offset) : SEGMENT;
         if (count > end - at) count = (int)(end - at);
-        int64_t slot = table[at / block_size] * block_size + offset;
-        const elem *v = values + slot * token_stride;
+        int64_t place = table[at / block_size] * block_stride + offset * token_stride;
+        const elem *v = values + place;
         const factor *k;
 #ifdef WIDENS
-        widen_rows(keys + slot * token_stride, token_stride, widened, count, dim);
+        widen_rows(keys + place, token_stride, widened, count, dim);
         k = widened;
 #else
-        k = keys + slot * token_stride;
+        k = keys + place;
 #endif
+        int64_t next = at + count < end ? at + count : at;
+        int64_t ahead = table[next / block_size] * block_stride + next % block_size * token_stride;
         for (int row = 0; row < rows; row++) {
             int64_t position = first + row;
             int64_t oldest = window > 0 ? position - window + 1 : 0;
@@ -153,6 +161,10 @@ static void attend(const elem *q, const elem *keys, const elem *values, const in
         for (int t = 0; t < count; t++) {
             float row_v[MAX_HEAD_DIM];
             const elem *value = v + t * token_stride;
+            /* A block's keys, and values, are too few for the CPU to foresee the next ones. Fetched row by row, they do not
+             * hold up the loads of this segment. */
+            prefetch(keys + ahead + t * token_stride, dim);
+            prefetch(values + ahead + t * token_stride, dim);
 #pragma omp simd
             for (int i = 0; i < dim; i++) row_v[i] = load(value[i]);
             for (int h = 0; h < heads; h++) {
@@ -176,12 +188,13 @@ static void attend(const elem *q, const elem *keys, const elem *values, const in
 }
 
 /* Causal attention of all new tokens; the reference is paged_attention.py.
- * q, out: [num_tokens, num_heads, dim]; keys, values: [blocks, block_size, num_kv_heads, dim]; tables: [num_seqs] pointers
- * to block tables; starts: [num_seqs + 1] first row of each sequence; contexts: [num_seqs] KV tokens, including new ones;
- * window: last positions that a query sees, including its own; 0: all. */
+ * q, out: [num_tokens, num_heads, dim]; keys, values: [blocks, block_size, num_kv_heads, dim], block_stride elements from
+ * one block to the next; tables: [num_seqs] pointers to block tables; starts: [num_seqs + 1] first row of each sequence;
+ * contexts: [num_seqs] KV tokens, including new ones; window: last positions that a query sees, including its own; 0: all.
+ */
 void attention(const elem *q, const elem *keys, const elem *values, const int64_t *const *tables, const int64_t *starts,
-               const int64_t *contexts, elem *out, int64_t num_seqs, int num_heads, int num_kv_heads, int dim,
-               int block_size, int64_t window, float scale) {
+               const int64_t *contexts, elem *out, int64_t block_stride, int64_t num_seqs, int num_heads,
+               int num_kv_heads, int dim, int block_size, int64_t window, float scale) {
     int group = num_heads / num_kv_heads;
     int64_t row_stride = (int64_t)num_heads * dim, token_stride = (int64_t)num_kv_heads * dim;
     int64_t num_items = 0;
@@ -204,7 +217,7 @@ void attention(const elem *q, const elem *keys, const elem *values, const int64_
         int64_t first = contexts[s] - left;
         int64_t offset = row * row_stride + head * group * dim;
         attend(q + offset, keys + head * dim, values + head * dim, tables[s], out + offset, rows, first, window, group,
-               dim, row_stride, token_stride, block_size, scale);
+               dim, row_stride, token_stride, block_stride, block_size, scale);
     }
     free(items);
 }
@@ -261,26 +274,27 @@ static inline void rotate(const elem *restrict x, const elem *norm, const float 
 }
 
 /* Writes rotated queries to q, and rotated keys, and values, to the pool, in the slots of the block tables. The references
- * are rms_norm.py, rotary.py and kv_write.py. qkv: [num_tokens, num_heads + 2 * num_kv_heads, dim];
- * q: [num_tokens, num_heads, dim]; cos, sin: [positions, dim / 2]; query_norm, key_norm: [dim] or null */
+ * are rms_norm.py, rotary.py and kv_write.py. keys, values, block_stride: as in attention();
+ * qkv: [num_tokens, num_heads + 2 * num_kv_heads, dim]; q: [num_tokens, num_heads, dim]; cos, sin: [positions, dim / 2];
+ * query_norm, key_norm: [dim] or null */
 void rotate_and_write(const elem *qkv, elem *q, elem *keys, elem *values, const int64_t *const *tables,
                       const int64_t *starts, const int64_t *contexts, const float *cos, const float *sin,
-                      const elem *query_norm, const elem *key_norm, int64_t num_seqs, int num_heads, int num_kv_heads,
-                      int dim, int block_size, float eps) {
-    int64_t width = (int64_t)(num_heads + 2 * num_kv_heads) * dim;
+                      const elem *query_norm, const elem *key_norm, int64_t block_stride, int64_t num_seqs,
+                      int num_heads, int num_kv_heads, int dim, int block_size, float eps) {
+    int64_t width = (int64_t)(num_heads + 2 * num_kv_heads) * dim, token_stride = (int64_t)num_kv_heads * dim;
     int half = dim / 2;
 #pragma omp parallel for schedule(dynamic, 4) if (num_seqs > 4 || starts[num_seqs] > 16)
     for (int64_t s = 0; s < num_seqs; s++)
         for (int64_t row = starts[s]; row < starts[s + 1]; row++) {
             int64_t position = contexts[s] - (starts[s + 1] - row);
-            int64_t slot = tables[s][position / block_size] * block_size + position % block_size;
+            int64_t place = tables[s][position / block_size] * block_stride + position % block_size * token_stride;
             const float *c = cos + position * half, *sn = sin + position * half;
             const elem *from = qkv + row * width;
             for (int h = 0; h < num_heads; h++, from += dim)
                 rotate(from, query_norm, c, sn, q + (row * num_heads + h) * dim, dim, eps);
             for (int h = 0; h < num_kv_heads; h++, from += dim)
-                rotate(from, key_norm, c, sn, keys + (slot * num_kv_heads + h) * dim, dim, eps);
-            memcpy(values + slot * num_kv_heads * dim, from, (size_t)num_kv_heads * dim * sizeof(elem));
+                rotate(from, key_norm, c, sn, keys + place + h * dim, dim, eps);
+            memcpy(values + place, from, (size_t)token_stride * sizeof(elem));
         }
 }
 

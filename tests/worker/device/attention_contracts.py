@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.worker.device.launches import FLOAT32, INT32, POOL, WIDE, Launch, check_scales
+from tests.worker.device.launches import FLOAT32, INT32, WIDE, Launch, check_pool, check_scales
 
 
 def _attention(at: Launch, kv_heads: int, tables: str = "block_tables") -> int:
@@ -10,12 +10,9 @@ def _attention(at: Launch, kv_heads: int, tables: str = "block_tables") -> int:
     dim, heads = at.number("HEAD_DIM"), at.number("num_heads")
     at.require(kv_heads * at.number("GROUP") == heads, f"{heads} heads in groups of {at.number('GROUP')}")
     at.require(at.number("slot_stride") == kv_heads * dim, "slot_stride")
-    at.require(all(at[pool].stride(0) == at.number("block_stride") for pool in ("keys", "values")), "block_stride")
     at.holds("q", WIDE, 0)
-    at.holds("keys", POOL, at.number("BLOCK_SIZE") * kv_heads * dim)
-    at.holds("values", (at["keys"].dtype,), at["keys"].numel())
+    check_pool(at, kv_heads=kv_heads)
     at.holds(tables, INT32, at.number("table_stride"))
-    at.require(tuple(at["keys"].shape[1:]) == (at.number("BLOCK_SIZE"), kv_heads, dim), "the pool's shape")
     at.require(at[tables].shape[1] == at.number("table_stride"), "table_stride")
     at.require(at.number("PADDED_DIM") >= max(16, dim), "PADDED_DIM")
     at.require(at.number("TILE_ROWS") >= max(16, at.number("GROUP")), "TILE_ROWS")

@@ -169,6 +169,17 @@ class Launch:
         )
 
 
+def check_pool(at: Launch, *, kv_heads: int) -> None:
+    """Keys and values are one layer's views of a pool: each block is contiguous, and aligned for vectorised loads."""
+    size, dim = at.number("BLOCK_SIZE"), at.number("HEAD_DIM")
+    for name in ("keys", "values"):
+        pool, stride = at[name], at.number("block_stride")
+        at.require(pool.dtype in POOL and pool.dtype == at["keys"].dtype, f"{name} is {pool.dtype}")
+        at.require(tuple(pool.shape[1:]) == (size, kv_heads, dim), f"{name} is {tuple(pool.shape)}")
+        at.require(pool.stride() == (stride, kv_heads * dim, dim, 1), f"{name} has strides {pool.stride()}")
+        at.require(stride * pool.itemsize % ALIGNMENT == 0, f"{name}: blocks are {stride} elements apart")
+
+
 def check_scales(at: Launch, *names: str) -> None:
     """The pool holds 8-bit numbers exactly where there are scales."""
     keys = at.arguments.get("keys")

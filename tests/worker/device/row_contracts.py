@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.worker.device.launches import FLOAT32, INT32, INT64, MOST_ELEMENTS, POOL, WIDE, Launch, check_scales
+from tests.worker.device.launches import FLOAT32, INT32, INT64, MOST_ELEMENTS, WIDE, Launch, check_pool, check_scales
 
 
 def _write_segments(at: Launch) -> None:
@@ -86,10 +86,7 @@ def _rotary_kv(at: Launch) -> None:
     kind = (at["qkv"].dtype,)
     at.holds("qkv", WIDE, tokens * (heads + 2 * kv_heads) * dim)
     at.holds("q_out", kind, tokens * heads * dim)
-    at.holds("keys", POOL, kv_heads * dim)
-    at.holds("values", (at["keys"].dtype,), at["keys"].numel())
-    at.require(all(at[pool].stride(0) == at.number("block_stride") for pool in ("keys", "values")), "block_stride")
-    at.require(at["keys"].shape[1] == at.number("BLOCK_SIZE"), "BLOCK_SIZE")
+    check_pool(at, kv_heads=kv_heads)
     at.holds("positions", INT64, tokens)
     at.holds("slots", INT64, tokens)
     for name in ("cos", "sin"):

@@ -28,7 +28,7 @@ def ragged_logits(
         head_dim=spec.head_dim,
         dtype=model.dtype,
         device=model.device,
-    )
+    ).layers
     order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0))
     tables = order[: len(sequences) * per_sequence].view(len(sequences), per_sequence)
     logits: list[list[torch.Tensor]] = [[] for _ in sequences]

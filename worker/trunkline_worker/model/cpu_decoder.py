@@ -99,12 +99,12 @@ class CpuDecoder:
             keys, values = pool.keys.data_ptr(), pool.values.data_ptr()
             kernels.rotate_and_write(
                 qkv.data_ptr(), q.data_ptr(), keys, values, *where, cos.data_ptr(), sin.data_ptr(),
-                _pointer(attention.query_norm), _pointer(attention.key_norm), num_seqs, heads, kv_heads, dim,
-                batch.block_size, eps,
+                _pointer(attention.query_norm), _pointer(attention.key_norm), pool.block_stride, num_seqs, heads,
+                kv_heads, dim, batch.block_size, eps,
             )  # fmt: skip
             kernels.attention(
-                q.data_ptr(), keys, values, *where, attended.data_ptr(), num_seqs, heads, kv_heads, dim,
-                batch.block_size, window or 0, self._scale,
+                q.data_ptr(), keys, values, *where, attended.data_ptr(), pool.block_stride, num_seqs, heads, kv_heads,
+                dim, batch.block_size, window or 0, self._scale,
             )  # fmt: skip
             added = attention.output.multiply(attended)
             if attention.post_norm is not None:

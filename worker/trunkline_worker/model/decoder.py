@@ -61,9 +61,7 @@ class Decoder:
                 attended = tiled_attention(q, pool, batch, window=window, scale=self._scale)
             else:
                 if window not in plans:
-                    plans[window] = plan_attention(
-                        batch, window=window, zero_slot=pool.zero_slot, dtype=q.dtype, device=q.device
-                    )
+                    plans[window] = plan_attention(batch, pool, window=window, dtype=q.dtype)
                 attended = paged_attention(q, pool, plans[window], scale=self._scale)
             if num_padding:
                 attended = pad(attended, (0, 0, 0, 0, 0, num_padding))

@@ -148,7 +148,7 @@ class TorchRunner:
         self._block_size = block_size
         self._rows = BatchRows()
         spec = model.spec
-        self._kv: list[KVLayer] = allocate_kv(
+        self._pool = allocate_kv(
             num_layers=spec.num_layers,
             num_blocks=num_blocks,
             block_size=block_size,
@@ -157,7 +157,7 @@ class TorchRunner:
             dtype=model.kv_dtype,
             device=model.device,
         )
-        self._forward = step_forward(model, self._kv, block_size)
+        self._forward = step_forward(model, self._pool.layers, block_size)
         self._sample_rows = step_sample(model)
         self._hidden = torch.empty(0)  # [num_tokens, hidden] of the step in progress
         self._step_rows: list[Row] = []

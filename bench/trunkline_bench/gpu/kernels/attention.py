@@ -57,9 +57,9 @@ def _check(shapes: Shapes) -> Rows:
     paged = Paged.make(shapes, contexts)
     decode = Decode(shapes, paged)
     yield _compared("decode", decode(), _truths(decode.q, paged, 1), shapes)
-    whole = Paged.make(shapes, contexts, whole_layers=3)
+    whole = Paged.make(shapes, contexts, num_layers=3)
     decode = Decode(shapes, whole)
-    yield _compared("decode, whole blocks", decode(), _truths(decode.q, whole, 1), shapes)
+    yield _compared("decode, one of three layers", decode(), _truths(decode.q, whole, 1), shapes)
     # One new token each, through the kernel that splits contexts at fixed positions.
     cut = Prefill(shapes, paged, 1, deterministic=True)
     yield _compared("decode, deterministic", cut(), _truths(cut.q, paged, 1), shapes)
@@ -122,23 +122,22 @@ def decode_speed(shapes: Shapes) -> Rows:
 
 
 def layouts_speed(shapes: Shapes, copy: float) -> Rows:
-    """Decode attention with the engine's KV layout, layer by layer, and with each block contiguous over all layers.
+    """Decode attention in a pool of one layer, and in one of many, whose blocks are contiguous over all layers.
 
-    The latter would let one copy move a block. copy: a copy's bytes per second"""
+    copy: a copy's bytes per second"""
     token_bytes = 2 * shapes.num_kv_heads * shapes.head_dim * shapes.dtype.itemsize
     for batch, context in shapes.sweep_decodes:
         fit = shapes.most_kv_bytes // (batch * (context + shapes.block_size) * token_bytes)
         plain_s = 0.0
-        for layers in (0, min(shapes.num_layers, fit)):
-            paged = Paged.make(shapes, [context] * batch, whole_layers=layers)
+        for layers in (1, min(shapes.num_layers, fit)):
+            paged = Paged.make(shapes, [context] * batch, num_layers=layers)
             time_s = median_s(Decode(shapes, paged), shapes.device)
             rate = paged.read_bytes() / time_s
             plain_s = plain_s or time_s
             yield {
                 "what": "KV layout", "batch": batch, "context": context,
-                "layout": f"whole blocks of {layers} layers" if layers else "layer by layer",
-                "us": time_s * 1e6, "gb_per_s": rate / 1e9, "of_copy": rate / copy,
-                "of_layer_by_layer": plain_s / time_s,
+                "layers": layers, "us": time_s * 1e6, "gb_per_s": rate / 1e9, "of_copy": rate / copy,
+                "of_one_layer": plain_s / time_s,
             }  # fmt: skip
             del paged
 

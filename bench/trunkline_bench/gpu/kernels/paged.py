@@ -46,18 +46,16 @@ class Paged:
         dtype: torch.dtype | None = None,
         *,
         shared: int = 0,
-        whole_layers: int = 0,
+        num_layers: int = 1,
     ) -> "Paged":
         """shared: number of first tokens whose blocks all sequences share; a multiple of the block size
-        whole_layers: 0: the layer's keys are contiguous, and so are its values; otherwise the layer is the middle one
-        of this many layers in a pool whose blocks are contiguous over all layers"""
+        num_layers: of the pool, of which the middle one is used"""
         counts = [-(-context // shapes.block_size) for context in context_lens]
-        layers = allocate_kv(
-            num_layers=max(whole_layers, 1), num_blocks=sum(counts), block_size=shapes.block_size,
+        kv = allocate_kv(
+            num_layers=num_layers, num_blocks=sum(counts), block_size=shapes.block_size,
             num_kv_heads=shapes.num_kv_heads, head_dim=shapes.head_dim, dtype=dtype or shapes.dtype,
-            device=shapes.device, whole_blocks=whole_layers > 0,
-        )  # fmt: skip
-        kv = layers[len(layers) // 2]
+            device=shapes.device,
+        ).layers[num_layers // 2]  # fmt: skip
         kv.keys.normal_(), kv.values.normal_()
         order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(0)).int()
         tables = torch.zeros(len(counts), max(counts), dtype=torch.int32)

@@ -55,7 +55,7 @@ class GpuRunner:
         spec, size = model.spec, settings.block_size
         max_seqs = min(settings.max_running_requests, settings.max_step_tokens)
         max_tokens = min(model.context_length, num_blocks * size)
-        self._kv = allocate_kv(
+        self._pool = allocate_kv(
             num_layers=spec.num_layers, num_blocks=num_blocks, block_size=size, num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim, dtype=model.kv_dtype, device=model.device,
         )  # fmt: skip
@@ -83,9 +83,9 @@ class GpuRunner:
         tiles = 2 * max_seqs + -(-settings.max_step_tokens // decoder.tile_seqs) + cut
         inputs.reserve(StepShape(settings.max_step_tokens, max_seqs, max_seqs, tiles, max_seqs, prefix_tiles, max_seqs))
         self._programs = StepPrograms(
-            decoder, self._kv, inputs, max_seqs=max_seqs, max_tokens=settings.max_step_tokens, max_pieces=max_pieces,
-            prefix_tiles=prefix_tiles if self._layouts.shares else 0, fewest_sharing=FEWEST_SEQUENCES,
-            capture=captures,
+            decoder, self._pool.layers, inputs, max_seqs=max_seqs, max_tokens=settings.max_step_tokens,
+            max_pieces=max_pieces, prefix_tiles=prefix_tiles if self._layouts.shares else 0,
+            fewest_sharing=FEWEST_SEQUENCES, capture=captures,
         )  # fmt: skip
         self._from_device = FromDevice(model.device)
         self._forwarded: Forwarded | None = None
