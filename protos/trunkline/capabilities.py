@@ -11,6 +11,7 @@ from trunkline.v1.worker_pb2 import Capability, GetModelResponse, OutputKind, Su
 
 Needs = frozenset["Capability.ValueType"]
 NO_NEEDS: Needs = frozenset()
+GENERATE = Task.TASK_GENERATE  # once: the enum looks up each name that it is asked for
 TIERS: Needs = frozenset({Capability.CAPABILITY_TIERS})
 GRAMMARS: Needs = frozenset({Capability.CAPABILITY_GRAMMARS})
 # The field to blame if a capability is missing.
@@ -38,7 +39,7 @@ class Capabilities:
 
     @classmethod
     def of(cls, model: GetModelResponse) -> "Capabilities":
-        return cls(model.task or Task.TASK_GENERATE, frozenset(model.capabilities))
+        return cls(model.task or GENERATE, frozenset(model.capabilities))
 
     def can(self, needs: Needs) -> bool:
         return needs <= self.supported
@@ -69,8 +70,7 @@ def check_able(submit: Submit, capabilities: Capabilities) -> None:
         needs |= {Capability.CAPABILITY_HAND_OVER}
     if not capabilities.can(needs):
         raise unable(needs - capabilities.supported, "this worker does not have")
-    if capabilities.task != Task.TASK_GENERATE and submit.work.output not in _OF_OUTPUT:
-        raise not_generating(capabilities.task)
+    check_task(capabilities.task, submit.work)
 
 
 def _check_known(work: Work) -> None:
@@ -93,7 +93,13 @@ def unable(missing: Needs, who_lacks: str) -> RequestRefused:
     return invalid(FIELDS[min(missing)], f"needs the capability {names}, which {who_lacks}")
 
 
-def not_generating(task: "Task.ValueType") -> RequestRefused:
-    """The refusal (INVALID_REQUEST) of a plain generation by a model for another task."""
-    name = Task.Name(task).removeprefix("TASK_").lower() if task in Task.values() else str(task)
-    return invalid("model", f"the model does not generate text: its task is {name}")
+def check_task(task: "Task.ValueType", work: Work | None) -> None:
+    """Raises RequestRefused (INVALID_REQUEST) if the work is a generation, and the model has another task. Work with
+    another output needs a capability instead."""
+    if task != GENERATE and (work is None or work.output not in _OF_OUTPUT):
+        raise invalid("model", f"the model does not generate text: its task is {name_of(task)}")
+
+
+def name_of(task: "Task.ValueType") -> str:
+    """The name of a task, which a newer worker may have given a value that this version does not know."""
+    return Task.Name(task).removeprefix("TASK_").lower() if task in Task.values() else str(task)

@@ -29,6 +29,7 @@ from trunkline.v1.worker_pb2 import (
     CacheEvent,
     CacheEvents,
     CacheSnapshot,
+    Capability,
     DrainRequest,
     DrainResponse,
     GetModelResponse,
@@ -41,6 +42,7 @@ from trunkline.v1.worker_pb2 import (
     SessionResponse,
     SessionWelcome,
     Submit,
+    Task,
     Timeline,
     UndrainRequest,
     UndrainResponse,
@@ -152,6 +154,8 @@ class FakeWorker(WorkerServiceServicer):
     protocol_version: int = PROTOCOL_VERSION
     min_router_protocol: int = OLDEST_PROTOCOL
     answer_format: str = ""
+    task: "Task.ValueType" = Task.TASK_UNSPECIFIED
+    capabilities: "Iterable[Capability.ValueType]" = ()  # it computes nothing else for them than without
     cached: set[bytes] = field(default_factory=set)
     sequence: int = 0
     port: int = 0
@@ -373,6 +377,8 @@ class FakeWorker(WorkerServiceServicer):
             protocol_version=self.protocol_version,
             min_router_protocol=self.min_router_protocol,
             answer_format=self.answer_format,
+            task=self.task,
+            capabilities=self.capabilities,
             grant_key_ids=GrantKeys(self.grant_key, self.previous_key).ids,
         )
 

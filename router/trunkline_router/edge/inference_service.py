@@ -67,7 +67,7 @@ class InferenceService(InferenceServiceServicer):
             raise forbidden("these credentials may not use the direct path, which tells the worker and its cache")
         with ObservedCall(inference.observer, call), inference.running:
             prepared = await inference.prepare(call)
-            self._granter.check_taken(prepared.model)
+            self._granter.check_taken(prepared)
             check_reservable(call.caller, prepared)
             reserve = partial(self._charge, call.caller, prepared, record)
             async with aclosing(

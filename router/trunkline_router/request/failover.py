@@ -10,8 +10,8 @@ All of this relies on the workers' reports, and two workers could report falsely
 that worker is really gone. The deaths of one worker can convict only a few requests of one tenant per hour in the whole
 fleet: see Witnesses. Beyond that, only this router refuses the request, for a minute: see Quarantine.
 
-A conviction applies to a tenant's requests with the same model and prompt, whatever their sampling parameters. It is
-stored as a keyed hash, which reveals nothing about the prompt.
+A conviction applies to a tenant's requests with the same model, prompt and work, whatever their sampling parameters. It
+is stored as a keyed hash, which reveals nothing about the prompt.
 """
 
 import secrets
@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from trunkline.protocol import CLEARING_STEPS
 from trunkline.status import CODE_FAILED_PRECONDITION, NO_WORKER, OVERLOADED, QUARANTINED, RequestRefused
@@ -247,7 +247,14 @@ KEY_BYTES = 32
 BRIEF_S = 60.0
 MOST_BRIEF = 4096  # brief convictions that are remembered
 
-Computation = tuple[str, str, "array[int]"]  # what kills engines: a tenant, its model and prompt
+
+class Computation(NamedTuple):
+    """What kills engines."""
+
+    tenant: str
+    model: str
+    prompt: "array[int]"
+    work: bytes = b""  # a serialized Work: another adapter, for example, is another computation; empty: none
 
 
 def quarantined() -> RequestRefused:
@@ -303,11 +310,14 @@ class Quarantine:
         return len(self._brief) + self._convictions.num_in_force(now_s * 1e3)
 
     def _fingerprint(self, request: Computation) -> bytes:
-        """Identifies a prompt, whatever the sampling parameters: a retry has another seed or max_tokens, and if it
+        """Identifies a computation, whatever the sampling parameters: a retry has another seed or max_tokens, and if it
         counted as another request, each retry could kill two more workers."""
-        tenant, model, prompt = request
+        tenant, model, prompt, work = request
         named = blake2b(key=self._key, digest_size=FINGERPRINT_BYTES)
-        for part in (tenant.encode(), model.encode(), prompt.tobytes()):
+        parts = [tenant.encode(), model.encode(), prompt.tobytes()]
+        if work:
+            parts.append(work)
+        for part in parts:
             named.update(len(part).to_bytes(8, "little"))
             named.update(part)
         return named.digest()

@@ -67,9 +67,10 @@ class Granter:
         """Whether the worker accepts this router's grants and reports on them."""
         return bool(self.keys.of_worker(worker.model)) and not worker.session.is_broken
 
-    def check_taken(self, model: str) -> None:
-        """Raises RequestRefused (FORBIDDEN) if no worker of the model accepts this router's grants."""
-        if not any(self.takes_grants(worker) for worker in self.dispatcher.pools.pool(model).workers):
+    def check_taken(self, prepared: PreparedRequest) -> None:
+        """Raises RequestRefused (FORBIDDEN) if no worker that can compute the request accepts this router's grants."""
+        model = prepared.model
+        if not any(self.takes_grants(worker) for worker in self.dispatcher.pools.able(model, prepared.needs).workers):
             raise forbidden(f"no worker of model {model} takes this router's grants: start both with one --grant-key")
 
     def answers(

@@ -104,7 +104,7 @@ class Placement:
             self._is_queueing = False
             now_s = dispatcher.clock_s()
             try:
-                workers = self._workers(pools.pool(self.prepared.model), now_s)
+                workers = self._workers(pools.able(self.prepared.model, self.prepared.needs), now_s)
                 route = pools.route(workers, self.prepared.route_request(now_s, progress.longest_output()))
                 break
             except RequestRefused as refused:

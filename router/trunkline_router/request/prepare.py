@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trunkline.answer.answer_parser import PARSERS
+from trunkline.capabilities import NO_NEEDS, check_task, needs_of
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, invalid
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
@@ -90,6 +91,11 @@ class Preparer:
         scheduling = _checked_scheduling(call)
         pool = await self._searched(call)
         record.model, record.stage = pool.name, CHECKS
+        work, needs = call.extras.work, NO_NEEDS
+        if work is not None:
+            needs = needs_of(work)
+            pool = self.pools.able(pool.name, needs)
+        check_task(pool.task, work)
         scheduling = scheduling.corrected(self.shared.weight_factor(scheduling.tenant))
         affinity_key = call.affinity_key()
         limits = pool.limits
@@ -118,6 +124,8 @@ class Preparer:
             vocab_size=limits.vocab_size,
             affinity_key=affinity_key,
             answer_format=_answer_format(request, limits),
+            work=work,
+            needs=needs,
         )
 
     async def _searched(self, call: RequestCall) -> Pool:

@@ -5,12 +5,13 @@ from array import array
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
+from trunkline.capabilities import NO_NEEDS, Needs
 from trunkline.ledger import Ledger
 from trunkline.names import SESSION_KEY, only_value
 from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import Lane, SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, PromptInfo
-from trunkline.v1.worker_pb2 import Submit
+from trunkline.v1.worker_pb2 import Submit, Work
 from trunkline.validation import session_problem
 from trunkline_router.access.access import Access, Caller, Context, Metadata, Scheduling
 from trunkline_router.record.request_record import GRPC, RequestRecord
@@ -23,7 +24,7 @@ FIRST_LANE = Lane.LANE_INTERACTIVE  # once: the enum looks up each name that it 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request that can be sent to any worker of its model."""
+    """A request that can be sent to any worker of its model that has the capabilities it needs."""
 
     request_id: str
     model: str
@@ -35,6 +36,8 @@ class PreparedRequest:
     vocab_size: int
     affinity_key: str = ""  # equal for requests of one conversation; "": none
     answer_format: str = ""  # in which the parts of the answer are found; "": it is text
+    work: Work | None = None  # None: a plain generation
+    needs: Needs = NO_NEEDS  # capabilities, for `work`
 
     @property
     def seed(self) -> int:
@@ -43,7 +46,8 @@ class PreparedRequest:
     @property
     def computation(self) -> Computation:
         """What it may be convicted for."""
-        return self.scheduling.tenant, self.model, self.prompt
+        work = b"" if self.work is None else self.work.SerializeToString(deterministic=True)
+        return Computation(self.scheduling.tenant, self.model, self.prompt, work)
 
     def prompt_info(self) -> PromptInfo:
         """Returns what the client is told of the prompt, as far as it is known before a worker has it."""
@@ -98,6 +102,7 @@ class PreparedRequest:
                 tenant=self.scheduling.tenant,
                 tenant_weight=self.scheduling.weight,
                 suspect=suspect,
+                work=self.work,
             )
             if previous_traceparent and submit.HasField("resume"):
                 submit.resume.traceparent = previous_traceparent
@@ -124,11 +129,13 @@ class Extras:
     special_tokens: a prompt that is a text gets the model's special tokens
     on_admission: called once the request is within its tenant's quotas, before a worker gets it; may refuse it, and
         then nothing is charged
+    work: what workers compute, if it is not a plain generation
     """
 
     token_ids: "array[int] | None" = None
     special_tokens: bool = True
     on_admission: OnAdmission | None = None
+    work: Work | None = None
 
 
 NO_EXTRAS = Extras()

@@ -18,6 +18,7 @@ MAX_NAME_CHARACTERS = 512  # of names, fingerprints and similar strings
 MAX_DIGEST_BYTES = 64
 MAX_DIGESTS = 8  # of a worker: its tokenizer's and its grant keys'
 MAX_EOS_TOKENS = 1024
+MAX_CAPABILITIES = 256
 # Each limit is well above the largest value of any known model or machine. The policy computes with products of these
 # values in doubles, and reports them in fields of 32 and 64 bits.
 MAX_VOCAB_SIZE = 1 << 24
@@ -108,6 +109,8 @@ def model_problem(model: GetModelResponse) -> str | None:
     eos_token_ids = model.eos_token_ids
     if len(eos_token_ids) > MAX_EOS_TOKENS or not all(0 <= token_id < model.vocab_size for token_id in eos_token_ids):
         return f"the worker's eos_token_ids are not at most {MAX_EOS_TOKENS} tokens below its vocab_size"
+    if len(model.capabilities) > MAX_CAPABILITIES:
+        return f"the worker names {len(model.capabilities)} capabilities; allowed: {MAX_CAPABILITIES}"
     return _defaults_problem(model.default_sampling)
 
 

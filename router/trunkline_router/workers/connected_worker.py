@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.duration_pb2 import Duration
 
+from trunkline.capabilities import Capabilities
 from trunkline.v1.worker_pb2 import (
     DrainRequest,
     DrainResponse,
@@ -44,7 +45,8 @@ class ConnectedWorker(WorkerState):
         self.tokenizer = tokenizer
         self.session = session
         self.breaker = breaker  # the worker's, across connections
-        self.terms = Terms(model.vocab_size, tokenizer.encoding)
+        self.capabilities = Capabilities.of(model)
+        self.terms = Terms(model.vocab_size, tokenizer.encoding, self.capabilities.task)
         self.aside = ""  # why it gets no requests although it is healthy, in one line: it differs from its pool
         self.is_hung = False
         self.hangs = 0  # how often it hung

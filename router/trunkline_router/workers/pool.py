@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from random import Random
 
+from trunkline.capabilities import Capabilities, Needs, unable
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, no_worker
-from trunkline.v1.worker_pb2 import GetModelResponse
+from trunkline.v1.worker_pb2 import GetModelResponse, Task
 from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.routing.hot_prefixes import HotPrefixes
 from trunkline_router.routing.prefix_index import PrefixIndex
@@ -40,6 +41,19 @@ class Pool:
         rendering = most_common(worker.tokenizer.rendering for worker in self.workers)
         return next(worker.tokenizer for worker in self.workers if worker.tokenizer.rendering == rendering)
 
+    @property
+    def task(self) -> "Task.ValueType":
+        """What the model is for. All workers agree on it."""
+        return self.workers[0].terms.task
+
+    def able(self, needs: Needs) -> "Pool | None":
+        """Returns the pool of those workers that have these capabilities; None if there are none. Its limits are
+        theirs."""
+        if needs not in self._able:
+            workers = [worker for worker in self.workers if worker.capabilities.can(needs)]
+            self._able[needs] = Pool(self.name, workers) if workers else None
+        return self._able[needs]
+
     def with_room(self, num_tokens: int) -> Sequence[ConnectedWorker]:
         """Returns the workers that can hold `num_tokens`, of prompt and output together."""
         if num_tokens <= self._least_tokens:
@@ -54,6 +68,10 @@ class Pool:
         if not self._has_open_breakers:
             return workers
         return [worker for worker in workers if worker.breaker.allows(now_s)] or workers
+
+    @cached_property
+    def _able(self) -> "dict[Needs, Pool | None]":
+        return {}
 
     @cached_property
     def _least_tokens(self) -> int:
@@ -124,6 +142,21 @@ class Pools:
         raise RequestRefused(
             CODE_NOT_FOUND, MODEL_NOT_FOUND, f"no model {name!r}; served: {', '.join(sorted(models))}", field="model"
         )
+
+    def able(self, name: str, needs: Needs) -> Pool:
+        """As pool(), of the workers that have these capabilities. Raises RequestRefused: INVALID_REQUEST if no known
+        worker of the model has them all, NO_WORKER if those that have take no requests now."""
+        pool = self.pool(name)
+        if not needs:
+            return pool
+        if (able := pool.able(needs)) is not None:
+            return able
+        models = [link.model for link in self.links if link.model is not None and link.model.model == pool.name]
+        known = [Capabilities.of(model) for model in models]
+        if any(capabilities.can(needs) for capabilities in known):
+            raise no_worker(f"no worker of model {pool.name} that can do this is ready")
+        missing = needs.difference(*(capabilities.supported for capabilities in known))
+        raise unable(missing or needs, f"no worker of model {pool.name} has")
 
     async def found(
         self, name: str, tenant: str, time_left_s: float | None = None, allowed: Container[str] | None = None

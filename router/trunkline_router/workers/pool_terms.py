@@ -1,18 +1,19 @@
 """The terms on which workers of one model must agree, and the values that apply where they may differ. Pure.
 
-A request is checked and tokenized once for all workers of its model. So the workers must agree on the vocabulary size
-and on how text becomes tokens: the most common terms apply, and workers with other terms get no requests until theirs
-are the most common. Sampling defaults, end-of-sequence tokens and the format of answers may differ, for example during
-a rolling update: the most common ones apply to requests that do not set them. Context lengths and KV pools may differ
-too: requests go to workers where they fit.
+A request is checked and tokenized once for all workers of its model. So the workers must agree on the task, on the
+vocabulary size and on how text becomes tokens: the most common terms apply, and workers with other terms get no
+requests until theirs are the most common. Sampling defaults, end-of-sequence tokens and the format of answers may
+differ, for example during a rolling update: the most common ones apply to requests that do not set them. Context
+lengths and KV pools may differ too, and capabilities: requests go to workers where they fit.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
+from trunkline.capabilities import GENERATE, name_of
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline.v1.worker_pb2 import GetModelResponse
+from trunkline.v1.worker_pb2 import GetModelResponse, Task
 from trunkline.validation import max_total_tokens
 
 T = TypeVar("T")
@@ -23,6 +24,7 @@ class Terms(NamedTuple):
 
     vocab_size: int
     encoding: bytes  # identifies how text becomes tokens and tokens become text
+    task: "Task.ValueType" = GENERATE
 
 
 def deviation(own: Terms, others: Terms, count: int, of: int) -> str:
@@ -31,6 +33,8 @@ def deviation(own: Terms, others: Terms, count: int, of: int) -> str:
         what = f"its vocabulary has {own.vocab_size} tokens, not {others.vocab_size} as"
     elif own.encoding != others.encoding:
         what = "its tokenizer produces other tokens than"
+    elif own.task != others.task:
+        what = f"its task is {name_of(own.task)}, not {name_of(others.task)} as"
     else:
         return ""
     return f"set aside: {what} at {count} of the model's {of} workers"

@@ -30,7 +30,14 @@ from trunkline_router.routing.route import choose
 from trunkline_router.routing.route_request import PolicyName, RouteRequest, RoutingPolicy
 from trunkline_router.routing.worker_facts import WorkerTable
 from trunkline_router.routing.worker_state import WorkerState
-from trunkline_router.workers.claims import MAX_PRICE_PER_HOUR, WorkerUnusable, check_model, load_problem, model_problem
+from trunkline_router.workers.claims import (
+    MAX_CAPABILITIES,
+    MAX_PRICE_PER_HOUR,
+    WorkerUnusable,
+    check_model,
+    load_problem,
+    model_problem,
+)
 from trunkline_router.workers.link_context import LinkLimits
 
 PAIRS = 16  # of a good worker and a liar, before one router: as many models
@@ -135,6 +142,15 @@ def test_whatever_a_worker_says_of_its_load_is_refused_or_can_be_reckoned_with()
                         assert 0 <= candidate.queued_tokens < 1 << 64
                         assert 0 <= candidate.running < 1 << 32
     assert refused > 50
+
+
+def test_a_worker_may_name_capabilities_that_are_not_known_yet_but_not_any_number() -> None:
+    model: Any = GetModelResponse()
+    model.CopyFrom(HONEST_MODEL)
+    model.capabilities[:] = range(MAX_CAPABILITIES)
+    assert model_problem(model) is None
+    model.capabilities.append(1)
+    assert "capabilities" in (model_problem(model) or "")
 
 
 def test_a_price_that_would_spoil_sums_of_costs_is_refused() -> None:

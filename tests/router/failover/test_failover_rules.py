@@ -1,6 +1,7 @@
 """The pure parts of failover: when to try again, how fast, and whom to leave alone."""
 
 from array import array
+from contextlib import nullcontext
 
 import pytest
 
@@ -28,6 +29,7 @@ from trunkline_router.request.failover import (
     MOST_WAIT_S,
     RETRY_SHARE,
     Cells,
+    Computation,
     FailoverLimits,
     Quarantine,
     Recovery,
@@ -277,12 +279,22 @@ def test_convictions_end_and_are_bounded() -> None:
 
 def test_a_convicted_prompt_is_refused_to_its_tenant_and_model_alone() -> None:
     quarantine, prompt = Quarantine(), array("i", [1, 2, 3])
-    assert quarantine.convict(("t", "m", prompt), {"w"}, now_s=0.0)
+    assert quarantine.convict(Computation("t", "m", prompt), {"w"}, now_s=0.0)
     with pytest.raises(RequestRefused) as caught:
-        quarantine.check(("t", "m", array("i", [1, 2, 3])), now_s=1.0)
+        quarantine.check(Computation("t", "m", array("i", [1, 2, 3])), now_s=1.0)
     assert caught.value.reason == QUARANTINED
     for other in (("other", "m", prompt), ("t", "other", prompt), ("t", "m", prompt[:2]), ("tm", "", prompt)):
-        quarantine.check(other, now_s=1.0)
+        quarantine.check(Computation(*other), now_s=1.0)
+
+
+def test_a_prompt_is_convicted_with_its_work_alone() -> None:
+    prompt, works = array("i", [1, 2, 3]), [b"", b"adapter a", b"adapter b"]
+    for convicted in works:
+        quarantine = Quarantine()
+        quarantine.convict(Computation("t", "m", prompt, convicted), {"w"}, now_s=0.0)
+        for work in works:
+            with pytest.raises(RequestRefused) if work == convicted else nullcontext():
+                quarantine.check(Computation("t", "m", prompt, work), now_s=1.0)
 
 
 def test_a_fresh_worker_takes_a_growing_share() -> None:

@@ -24,6 +24,7 @@ from trunkline_router.request.failover import (
     MOST_CONVICTIONS,
     MOST_WITNESSED,
     WITNESS_S,
+    Computation,
     Quarantine,
     Witnesses,
 )
@@ -132,7 +133,7 @@ def test_a_brief_conviction_lasts_for_so_long_after_the_last_death_and_no_longer
     quarantine.witnesses = Disbelieved()
     for number, passes_s, kills in turns:
         now_s += passes_s
-        request = "tenant", "tiny", array("i", [number])
+        request = Computation("tenant", "tiny", array("i", [number]))
         if kills:
             assert not quarantine.convict(request, {"liar"}, now_s)
             ends[number] = now_s + BRIEF_S
@@ -146,11 +147,11 @@ def test_what_is_remembered_of_brief_convictions_is_bounded() -> None:
     quarantine = Quarantine()
     quarantine.witnesses = Disbelieved()
     for number in range(MOST_BRIEF + 10):
-        quarantine.convict(("tenant", "tiny", array("i", [number])), {"liar"}, 1.0)
+        quarantine.convict(Computation("tenant", "tiny", array("i", [number])), {"liar"}, 1.0)
     assert len(quarantine._brief) == MOST_BRIEF
     with pytest.raises(RequestRefused):
-        quarantine.check(("tenant", "tiny", array("i", [MOST_BRIEF + 9])), 1.0)
-    quarantine.check(("tenant", "tiny", array("i", [0])), 1.0)
+        quarantine.check(Computation("tenant", "tiny", array("i", [MOST_BRIEF + 9])), 1.0)
+    quarantine.check(Computation("tenant", "tiny", array("i", [0])), 1.0)
 
 
 @given(

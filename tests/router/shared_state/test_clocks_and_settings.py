@@ -19,7 +19,7 @@ from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.redis_store import RedisStore
 from trunkline_router.quotas.redis_url import conviction_key
 from trunkline_router.quotas.store import Lease, WorkerKey
-from trunkline_router.request.failover import Quarantine, RetryBudget
+from trunkline_router.request.failover import Computation, Quarantine, RetryBudget
 from trunkline_router.routing.credit import Credit
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
@@ -127,7 +127,7 @@ def test_retry_budgets_and_convictions_stand_a_clock_that_goes_back_and_forth(mo
 
 def test_routers_with_different_keys_do_not_know_each_other_s_convictions() -> None:
     keys = [conviction_key("redis://h", prefix, key) for prefix in ("p", "q") for key in (b"", b"k", b"l")]
-    poison = "t", "m", array("i", [1, 2, 3])
+    poison = Computation("t", "m", array("i", [1, 2, 3]))
     for one, other in permutations(keys, 2):
         shared = Convictions()
         Quarantine(one, shared).convict(poison, {"w"}, 0.0)

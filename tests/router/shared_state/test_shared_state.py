@@ -16,7 +16,7 @@ from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.redis_store import RedisStore
 from trunkline_router.quotas.store import Lease, WorkerKey
 from trunkline_router.quotas.sync import rest_s
-from trunkline_router.request.failover import Quarantine
+from trunkline_router.request.failover import Computation, Quarantine
 from trunkline_router.routing.credit import Credit
 
 REQUESTS = Quotas(requests_per_minute=10)
@@ -421,7 +421,7 @@ async def test_a_router_that_learns_of_a_conviction_late_refuses_for_the_rest_of
 ) -> None:
     a, b = routers
     here, there = Quarantine(b"key", a.convictions), Quarantine(b"key", b.convictions)
-    poison = "t", "m", array("i", [1, 2, 3])
+    poison = Computation("t", "m", array("i", [1, 2, 3]))
     here.convict(poison, {"w"}, now_s=clock.steady_s())
     await a.beat()
     there.check(poison, now_s=clock.steady_s())
