@@ -26,7 +26,7 @@ from trunkline.v1 import generation_pb2 as trunkline_dot_v1_dot_generation__pb2
 from trunkline.v1 import worker_pb2 as trunkline_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctrunkline/v1/inference.proto\x12\x0ctrunkline.v1\x1a\x1dtrunkline/v1/generation.proto\x1a\x19trunkline/v1/worker.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"S\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12%\n\x05parts\x18\x03 \x03(\x0b\x32\x16.trunkline.v1.ChatPart\"\xbb\x01\n\x08\x43hatPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12+\n\ttool_call\x18\x02 \x01(\x0b\x32\x16.trunkline.v1.ToolCallH\x00\x12/\n\x0btool_result\x18\x03 \x01(\x0b\x32\x18.trunkline.v1.ToolResultH\x00\x12\x13\n\treasoning\x18\x04 \x01(\tH\x00\x12$\n\x05image\x18\x05 \x01(\x0b\x32\x13.trunkline.v1.ImageH\x00\x42\x06\n\x04part\"c\n\nToolResult\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\t\x12%\n\x05parts\x18\x04 \x03(\x0b\x32\x16.trunkline.v1.ChatPart\")\n\x05Image\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x12\n\nmedia_type\x18\x02 \x01(\t\"M\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"\xd8\x01\n\x0c\x43hatMessages\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.trunkline.v1.ChatMessage\x12\x1e\n\x16\x63ontinue_final_message\x18\x02 \x01(\x08\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x1a\n\x12template_variables\x18\x04 \x01(\t\x12!\n\x05tools\x18\x05 \x03(\x0b\x32\x12.trunkline.v1.ToolB\x18\n\x16_add_generation_prompt\"\xbb\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12+\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x16.trunkline.v1.TokenIdsH\x00\x12*\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x1a.trunkline.v1.ChatMessagesH\x00\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.trunkline.v1.SamplingParams\x12\x0e\n\x01n\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12 \n\x04lane\x18\x08 \x01(\x0e\x32\x12.trunkline.v1.Lane\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x16\n\x0e\x66it_max_tokens\x18\n \x01(\x08\x42\x08\n\x06promptB\x04\n\x02_n\"\xc8\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.trunkline.v1.OutputChunk\x12(\n\x06prompt\x18\x03 \x01(\x0b\x32\x18.trunkline.v1.PromptInfo\x12\"\n\x05usage\x18\x04 \x01(\x0b\x32\x13.trunkline.v1.Usage\x12\'\n\x05parts\x18\x05 \x03(\x0b\x32\x18.trunkline.v1.AnswerPart\"\xbe\x01\n\nAnswerPart\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x13\n\treasoning\x18\x03 \x01(\tH\x00\x12+\n\ttool_call\x18\x04 \x01(\x0b\x32\x16.trunkline.v1.ToolCallH\x00\x12\x13\n\targuments\x18\x05 \x01(\tH\x00\x12\x32\n\rtool_call_end\x18\x06 \x01(\x0b\x32\x19.trunkline.v1.ToolCallEndH\x00\x42\x06\n\x04part\"\r\n\x0bToolCallEnd\"\xbb\x01\n\nPromptInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\x12-\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1b.trunkline.v1.TokenLogprobs\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12 \n\x04lane\x18\x07 \x01(\x0e\x32\x12.trunkline.v1.Lane\"e\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x13\n\x0bresumptions\x18\x04 \x01(\r\"\xce\x01\n\x0cGrantRequest\x12\x30\n\x07request\x18\x01 \x01(\x0b\x32\x1d.trunkline.v1.GenerateRequestH\x00\x12.\n\x07started\x18\x02 \x01(\x0b\x32\x1b.trunkline.v1.DirectStartedH\x00\x12(\n\x04lost\x18\x03 \x01(\x0b\x32\x18.trunkline.v1.DirectLostH\x00\x12*\n\x06silent\x18\x04 \x01(\x0b\x32\x18.trunkline.v1.DirectLostH\x00\x42\x06\n\x04news\"\x0f\n\rDirectStarted\"|\n\nDirectLost\x12+\n\x07ledgers\x18\x01 \x03(\x0b\x32\x1a.trunkline.v1.ChoiceLedger\x12\x14\n\x0cprompt_known\x18\x02 \x01(\x08\x12+\n\x07refusal\x18\x03 \x01(\x0b\x32\x1a.trunkline.v1.RequestError\"V\n\x0c\x43hoiceLedger\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12$\n\x06output\x18\x02 \x01(\x0b\x32\x14.trunkline.v1.Resume\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\"\xaf\x01\n\rGrantResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0eworker_address\x18\x02 \x01(\t\x12#\n\x06grants\x18\x03 \x03(\x0b\x32\x13.trunkline.v1.Grant\x12(\n\x06prompt\x18\x04 \x01(\x0b\x32\x18.trunkline.v1.PromptInfo\x12\x0c\n\x04wait\x18\x05 \x01(\x08\x12\x15\n\ranswer_format\x18\x06 \x01(\t\"\x82\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1a.trunkline.v1.ChatMessagesH\x00\x12\x1b\n\x13omit_special_tokens\x18\x04 \x01(\x08\x42\x07\n\x05input\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"R\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x1b\n\x13keep_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.trunkline.v1.Model\"s\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x19\n\x11has_chat_template\x18\x04 \x01(\x08\x12\x15\n\rready_workers\x18\x05 \x01(\r2\x92\x03\n\x10InferenceService\x12K\n\x08Generate\x12\x1d.trunkline.v1.GenerateRequest\x1a\x1e.trunkline.v1.GenerateResponse0\x01\x12\x44\n\x05Grant\x12\x1a.trunkline.v1.GrantRequest\x1a\x1b.trunkline.v1.GrantResponse(\x01\x30\x01\x12I\n\x08Tokenize\x12\x1d.trunkline.v1.TokenizeRequest\x1a\x1e.trunkline.v1.TokenizeResponse\x12O\n\nDetokenize\x12\x1f.trunkline.v1.DetokenizeRequest\x1a .trunkline.v1.DetokenizeResponse\x12O\n\nListModels\x12\x1f.trunkline.v1.ListModelsRequest\x1a .trunkline.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctrunkline/v1/inference.proto\x12\x0ctrunkline.v1\x1a\x1dtrunkline/v1/generation.proto\x1a\x19trunkline/v1/worker.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"S\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12%\n\x05parts\x18\x03 \x03(\x0b\x32\x16.trunkline.v1.ChatPart\"\xbb\x01\n\x08\x43hatPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12+\n\ttool_call\x18\x02 \x01(\x0b\x32\x16.trunkline.v1.ToolCallH\x00\x12/\n\x0btool_result\x18\x03 \x01(\x0b\x32\x18.trunkline.v1.ToolResultH\x00\x12\x13\n\treasoning\x18\x04 \x01(\tH\x00\x12$\n\x05image\x18\x05 \x01(\x0b\x32\x13.trunkline.v1.ImageH\x00\x42\x06\n\x04part\"c\n\nToolResult\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\t\x12%\n\x05parts\x18\x04 \x03(\x0b\x32\x16.trunkline.v1.ChatPart\")\n\x05Image\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x12\n\nmedia_type\x18\x02 \x01(\t\"M\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"\xd8\x01\n\x0c\x43hatMessages\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.trunkline.v1.ChatMessage\x12\x1e\n\x16\x63ontinue_final_message\x18\x02 \x01(\x08\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x1a\n\x12template_variables\x18\x04 \x01(\t\x12!\n\x05tools\x18\x05 \x03(\x0b\x32\x12.trunkline.v1.ToolB\x18\n\x16_add_generation_prompt\"\xbb\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12+\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x16.trunkline.v1.TokenIdsH\x00\x12*\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x1a.trunkline.v1.ChatMessagesH\x00\x12.\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.trunkline.v1.SamplingParams\x12\x0e\n\x01n\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12 \n\x04lane\x18\x08 \x01(\x0e\x32\x12.trunkline.v1.Lane\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x16\n\x0e\x66it_max_tokens\x18\n \x01(\x08\x42\x08\n\x06promptB\x04\n\x02_n\"\xa0\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.trunkline.v1.OutputChunk\x12(\n\x06prompt\x18\x03 \x01(\x0b\x32\x18.trunkline.v1.PromptInfo\x12\"\n\x05usage\x18\x04 \x01(\x0b\x32\x13.trunkline.v1.Usage\x12\'\n\x05parts\x18\x05 \x03(\x0b\x32\x18.trunkline.v1.AnswerPart\x12&\n\x06vector\x18\x06 \x01(\x0b\x32\x14.trunkline.v1.VectorH\x00\x12$\n\x05score\x18\x07 \x01(\x0b\x32\x13.trunkline.v1.ScoreH\x00\x42\x08\n\x06output\"\xbe\x01\n\nAnswerPart\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x13\n\treasoning\x18\x03 \x01(\tH\x00\x12+\n\ttool_call\x18\x04 \x01(\x0b\x32\x16.trunkline.v1.ToolCallH\x00\x12\x13\n\targuments\x18\x05 \x01(\tH\x00\x12\x32\n\rtool_call_end\x18\x06 \x01(\x0b\x32\x19.trunkline.v1.ToolCallEndH\x00\x42\x06\n\x04part\"\r\n\x0bToolCallEnd\"\xbb\x01\n\nPromptInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\x12-\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1b.trunkline.v1.TokenLogprobs\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12 \n\x04lane\x18\x07 \x01(\x0e\x32\x12.trunkline.v1.Lane\"e\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x13\n\x0bresumptions\x18\x04 \x01(\r\"\xce\x01\n\x0cGrantRequest\x12\x30\n\x07request\x18\x01 \x01(\x0b\x32\x1d.trunkline.v1.GenerateRequestH\x00\x12.\n\x07started\x18\x02 \x01(\x0b\x32\x1b.trunkline.v1.DirectStartedH\x00\x12(\n\x04lost\x18\x03 \x01(\x0b\x32\x18.trunkline.v1.DirectLostH\x00\x12*\n\x06silent\x18\x04 \x01(\x0b\x32\x18.trunkline.v1.DirectLostH\x00\x42\x06\n\x04news\"\x0f\n\rDirectStarted\"|\n\nDirectLost\x12+\n\x07ledgers\x18\x01 \x03(\x0b\x32\x1a.trunkline.v1.ChoiceLedger\x12\x14\n\x0cprompt_known\x18\x02 \x01(\x08\x12+\n\x07refusal\x18\x03 \x01(\x0b\x32\x1a.trunkline.v1.RequestError\"V\n\x0c\x43hoiceLedger\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12$\n\x06output\x18\x02 \x01(\x0b\x32\x14.trunkline.v1.Resume\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\"\xaf\x01\n\rGrantResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x16\n\x0eworker_address\x18\x02 \x01(\t\x12#\n\x06grants\x18\x03 \x03(\x0b\x32\x13.trunkline.v1.Grant\x12(\n\x06prompt\x18\x04 \x01(\x0b\x32\x18.trunkline.v1.PromptInfo\x12\x0c\n\x04wait\x18\x05 \x01(\x08\x12\x15\n\ranswer_format\x18\x06 \x01(\t\"\x82\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1a.trunkline.v1.ChatMessagesH\x00\x12\x1b\n\x13omit_special_tokens\x18\x04 \x01(\x08\x42\x07\n\x05input\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"R\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x1b\n\x13keep_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.trunkline.v1.Model\"s\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x19\n\x11has_chat_template\x18\x04 \x01(\x08\x12\x15\n\rready_workers\x18\x05 \x01(\r2\x92\x03\n\x10InferenceService\x12K\n\x08Generate\x12\x1d.trunkline.v1.GenerateRequest\x1a\x1e.trunkline.v1.GenerateResponse0\x01\x12\x44\n\x05Grant\x12\x1a.trunkline.v1.GrantRequest\x1a\x1b.trunkline.v1.GrantResponse(\x01\x30\x01\x12I\n\x08Tokenize\x12\x1d.trunkline.v1.TokenizeRequest\x1a\x1e.trunkline.v1.TokenizeResponse\x12O\n\nDetokenize\x12\x1f.trunkline.v1.DetokenizeRequest\x1a .trunkline.v1.DetokenizeResponse\x12O\n\nListModels\x12\x1f.trunkline.v1.ListModelsRequest\x1a .trunkline.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,39 +50,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST']._serialized_start=847
   _globals['_GENERATEREQUEST']._serialized_end=1162
   _globals['_GENERATERESPONSE']._serialized_start=1165
-  _globals['_GENERATERESPONSE']._serialized_end=1365
-  _globals['_ANSWERPART']._serialized_start=1368
-  _globals['_ANSWERPART']._serialized_end=1558
-  _globals['_TOOLCALLEND']._serialized_start=1560
-  _globals['_TOOLCALLEND']._serialized_end=1573
-  _globals['_PROMPTINFO']._serialized_start=1576
-  _globals['_PROMPTINFO']._serialized_end=1763
-  _globals['_USAGE']._serialized_start=1765
-  _globals['_USAGE']._serialized_end=1866
-  _globals['_GRANTREQUEST']._serialized_start=1869
-  _globals['_GRANTREQUEST']._serialized_end=2075
-  _globals['_DIRECTSTARTED']._serialized_start=2077
-  _globals['_DIRECTSTARTED']._serialized_end=2092
-  _globals['_DIRECTLOST']._serialized_start=2094
-  _globals['_DIRECTLOST']._serialized_end=2218
-  _globals['_CHOICELEDGER']._serialized_start=2220
-  _globals['_CHOICELEDGER']._serialized_end=2306
-  _globals['_GRANTRESPONSE']._serialized_start=2309
-  _globals['_GRANTRESPONSE']._serialized_end=2484
-  _globals['_TOKENIZEREQUEST']._serialized_start=2487
-  _globals['_TOKENIZEREQUEST']._serialized_end=2617
-  _globals['_TOKENIZERESPONSE']._serialized_start=2619
-  _globals['_TOKENIZERESPONSE']._serialized_end=2656
-  _globals['_DETOKENIZEREQUEST']._serialized_start=2658
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2740
-  _globals['_DETOKENIZERESPONSE']._serialized_start=2742
-  _globals['_DETOKENIZERESPONSE']._serialized_end=2776
-  _globals['_LISTMODELSREQUEST']._serialized_start=2778
-  _globals['_LISTMODELSREQUEST']._serialized_end=2797
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2799
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2856
-  _globals['_MODEL']._serialized_start=2858
-  _globals['_MODEL']._serialized_end=2973
-  _globals['_INFERENCESERVICE']._serialized_start=2976
-  _globals['_INFERENCESERVICE']._serialized_end=3378
+  _globals['_GENERATERESPONSE']._serialized_end=1453
+  _globals['_ANSWERPART']._serialized_start=1456
+  _globals['_ANSWERPART']._serialized_end=1646
+  _globals['_TOOLCALLEND']._serialized_start=1648
+  _globals['_TOOLCALLEND']._serialized_end=1661
+  _globals['_PROMPTINFO']._serialized_start=1664
+  _globals['_PROMPTINFO']._serialized_end=1851
+  _globals['_USAGE']._serialized_start=1853
+  _globals['_USAGE']._serialized_end=1954
+  _globals['_GRANTREQUEST']._serialized_start=1957
+  _globals['_GRANTREQUEST']._serialized_end=2163
+  _globals['_DIRECTSTARTED']._serialized_start=2165
+  _globals['_DIRECTSTARTED']._serialized_end=2180
+  _globals['_DIRECTLOST']._serialized_start=2182
+  _globals['_DIRECTLOST']._serialized_end=2306
+  _globals['_CHOICELEDGER']._serialized_start=2308
+  _globals['_CHOICELEDGER']._serialized_end=2394
+  _globals['_GRANTRESPONSE']._serialized_start=2397
+  _globals['_GRANTRESPONSE']._serialized_end=2572
+  _globals['_TOKENIZEREQUEST']._serialized_start=2575
+  _globals['_TOKENIZEREQUEST']._serialized_end=2705
+  _globals['_TOKENIZERESPONSE']._serialized_start=2707
+  _globals['_TOKENIZERESPONSE']._serialized_end=2744
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2746
+  _globals['_DETOKENIZEREQUEST']._serialized_end=2828
+  _globals['_DETOKENIZERESPONSE']._serialized_start=2830
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2864
+  _globals['_LISTMODELSREQUEST']._serialized_start=2866
+  _globals['_LISTMODELSREQUEST']._serialized_end=2885
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2887
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2944
+  _globals['_MODEL']._serialized_start=2946
+  _globals['_MODEL']._serialized_end=3061
+  _globals['_INFERENCESERVICE']._serialized_start=3064
+  _globals['_INFERENCESERVICE']._serialized_end=3466
 # @@protoc_insertion_point(module_scope)

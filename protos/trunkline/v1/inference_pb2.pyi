@@ -356,6 +356,8 @@ class GenerateResponse(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    VECTOR_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's name in logs and traces."""
     @_builtins.property
@@ -376,6 +378,14 @@ class GenerateResponse(_message.Message):
         are in order. A part can come later than its text in `chunks`, but not later than the end of its choice.
         """
 
+    @_builtins.property
+    def vector(self) -> _generation_pb2.Vector:
+        """Of an embedding model."""
+
+    @_builtins.property
+    def score(self) -> _generation_pb2.Score:
+        """Of a model that judges prompts."""
+
     def __init__(
         self,
         *,
@@ -384,12 +394,16 @@ class GenerateResponse(_message.Message):
         prompt: Global___PromptInfo | None = ...,
         usage: Global___Usage | None = ...,
         parts: _abc.Iterable[Global___AnswerPart] | None = ...,
+        vector: _generation_pb2.Vector | None = ...,
+        score: _generation_pb2.Score | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output", "prompt", b"prompt", "score", b"score", "usage", b"usage", "vector", b"vector"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "parts", b"parts", "prompt", b"prompt", "request_id", b"request_id", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "output", b"output", "parts", b"parts", "prompt", b"prompt", "request_id", b"request_id", "score", b"score", "usage", b"usage", "vector", b"vector"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_output: _TypeAlias = _typing.Literal["vector", "score"]  # noqa: Y015
+    _WhichOneofArgType_output: _TypeAlias = _typing.Literal["output", b"output"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_output) -> _WhichOneofReturnType_output | None: ...
 
 Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 

@@ -23,12 +23,13 @@ from trunkline.status import (
     internal,
     no_worker,
 )
-from trunkline.v1.generation_pb2 import PromptReport
+from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput
 from trunkline_router.quotas.reservation import OutputMeter
 from trunkline_router.record.request_record import RequestRecord
 from trunkline_router.request.client_buffer import Backlog, ClientBuffer
+from trunkline_router.workers.output_claims import is_whole
 from trunkline_runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Fanout:
             self._schedule()
 
 
+STOP = FinishReason.FINISH_REASON_STOP  # once: the enum looks up each name that it is asked for
 MAX_PROMPT_BYTES = 512 << 10  # a larger prompt report is sent as a response of its own
 MAX_LEDGER_BYTES = 4 << 20  # of all choices: a million tokens. Beyond it, the request cannot change its worker.
 COME_BACK_MS = 1000
@@ -135,6 +137,7 @@ class RequestStream:
         self._fanout = fanout
         self._meter = meter
         self._parsers = parsers
+        self._whole: SequenceOutput | None = None  # a vector or a score
         self._due = asyncio.Event()  # set when the next response may be taken
         self.answer = AnswerLedger(choices, MAX_LEDGER_BYTES)
         self._attempt: WorkerAttempt | None = None  # the current or last one
@@ -191,9 +194,8 @@ class RequestStream:
             except OutOfOrder as error:
                 self._break_off(no_worker(f"the worker lost its place: {error}"), SequenceOutput())
                 return False
-            if answer.num_unfinished != self._num_open:
-                self._num_open = answer.num_unfinished
-                self._take_timeline(output)
+            if not num_tokens or answer.num_unfinished != self._num_open:
+                chunk = self._take_end(output)
             if not answer.prompt_known and index == 0:
                 self._take_prompt(output.prompt)  # an empty one if the choice ended before it began
             self._meter.add(num_tokens)
@@ -248,8 +250,14 @@ class RequestStream:
             return response
         due.clear()
         if not answer.num_unfinished:
-            response.usage.CopyFrom(answer.usage(self._prompt, self.resumptions))
+            self._end(response)
         return response
+
+    def _end(self, response: GenerateResponse) -> None:
+        """Completes the last response."""
+        response.usage.CopyFrom(self.answer.usage(self._prompt, self.resumptions))
+        if self._whole is not None and (kind := self._whole.WhichOneof("output")):
+            getattr(response, kind).CopyFrom(getattr(self._whole, kind))
 
     def _break_off(self, refused: RequestRefused, output: SequenceOutput) -> None:
         """Ends the attempt with the first error of its choices. Any choice's error may make the request a suspect."""
@@ -262,6 +270,18 @@ class RequestStream:
         self._broken.suspect |= output.suspect
         self._broken.sole_suspect |= output.sole_suspect
         self._due.set()
+
+    def _take_end(self, output: SequenceOutput) -> OutputChunk:
+        """Takes an output that may be the last of its choice, and returns its chunk. A vector or a score is the whole
+        output of a request with one choice."""
+        chunk, answer = output.chunk, self.answer
+        if is_whole(output):
+            self._whole, chunk = output, OutputChunk(finish_reason=STOP)
+            answer.add(chunk)
+        if answer.num_unfinished != self._num_open:
+            self._num_open = answer.num_unfinished
+            self._take_timeline(output)
+        return chunk
 
     def _take_timeline(self, output: SequenceOutput) -> None:
         if self._attempt is not None and output.HasField("timeline"):

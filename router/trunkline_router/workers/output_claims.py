@@ -1,8 +1,10 @@
 """Validates the outputs of choices, as claims.py validates what workers say of themselves, and corrects what cannot be
 true in their timelines, which decide nothing. Pure."""
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from operator import attrgetter
 from typing import Any
 
@@ -11,13 +13,15 @@ from google.protobuf.message import Message
 from trunkline.status import code_of
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, RequestError, TokenLogprobs
 from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, Submit, Timeline
-from trunkline.validation import MAX_STOP_BYTES, MAX_TOP_LOGPROBS
+from trunkline.validation import MAX_STOP_BYTES, MAX_TOP_LOGPROBS, WHOLE_OUTPUTS
 
 MAX_REASON_CHARACTERS = 128
 # Wire size of one choice's output of one step: some hundred tokens with 20 log-probabilities each, or text held back
 # for a stop string. A prompt's log-probabilities come on top if they were requested.
 MOST_OUTPUT_BYTES = 256 << 10
 LOGPROB_BYTES = 24
+FLOAT_BYTES = 4
+WHOLE = frozenset(WHOLE_OUTPUTS.values())
 _FINISH_REASONS = frozenset(FinishReason.values()) - {FinishReason.FINISH_REASON_UNSPECIFIED}
 # Of a timeline: what the contract allows.
 MAX_CHUNKS, MAX_GAPS = 64, 16
@@ -44,6 +48,7 @@ class OpenChoice:
     suspect: bool = False  # whether it was submitted as a suspect
     has_logprobs: bool = False  # whether log-probabilities were requested; others are not looked at
     is_first: bool = True  # whether its first output is still to come
+    whole: str = ""  # "vector" or "score" if that is its output; "": tokens
     most_bytes: int = MOST_OUTPUT_BYTES  # of one SequenceOutput
 
 
@@ -58,9 +63,11 @@ def most_output_bytes(submit: Submit) -> int:
 def output_problem(output: SequenceOutput, chunk: OutputChunk, choice: OpenChoice) -> str | None:
     """The problem with the next output of a choice, if it is not an error. `chunk` is the output's chunk. Updates
     `choice`."""
+    if choice.whole:
+        return _whole_problem(output, chunk, choice)
     if chunk.index != choice.index:
         if not output.HasField("chunk"):
-            return None  # a field of a newer worker that this router does not know
+            return _unasked_problem(output)  # None: a field of a newer worker that this router does not know
         return f"output for choice {chunk.index} came under the handle of choice {choice.index}"
     token_ids = chunk.token_ids
     if num_tokens := len(token_ids):
@@ -69,6 +76,8 @@ def output_problem(output: SequenceOutput, chunk: OutputChunk, choice: OpenChoic
         choice.left_tokens -= num_tokens
         if strange := [token_id for token_id in token_ids if not 0 <= token_id < choice.vocab_size]:
             return f"token id {strange[0]} is not in [0, {choice.vocab_size})"
+    elif problem := _unasked_problem(output):
+        return problem
     if chunk.finish_reason and (problem := _end_problem(chunk)):
         return problem
     if choice.has_logprobs and chunk.logprobs and (problem := _logprobs_problem(chunk.logprobs, num_tokens)):
@@ -77,6 +86,11 @@ def output_problem(output: SequenceOutput, chunk: OutputChunk, choice: OpenChoic
         choice.is_first = False
         return _prompt_problem(output.prompt, choice.prompt_tokens)
     return None
+
+
+def is_whole(output: SequenceOutput) -> bool:
+    """Whether it is the output of a choice that has no tokens."""
+    return output.WhichOneof("output") in WHOLE
 
 
 def end_problem(output: SequenceOutput, choice: OpenChoice) -> str | None:
@@ -106,6 +120,30 @@ def report_problem(report: GrantReport, *, prompt_tokens: int, most_tokens: int)
     if report.output_tokens > most_tokens:
         return f"it reports {report.output_tokens} output tokens for a limit of {most_tokens}"
     return None
+
+
+def _unasked_problem(output: SequenceOutput) -> str | None:
+    return f"a {output.WhichOneof('output')} came for a choice of tokens" if is_whole(output) else None
+
+
+def _whole_problem(output: SequenceOutput, chunk: OutputChunk, choice: OpenChoice) -> str | None:
+    """The problem with the output of a choice that has no tokens: it comes at once, or the choice is aborted."""
+    kind = output.WhichOneof("output")
+    if kind == "chunk":
+        is_aborted = chunk.finish_reason == FinishReason.FINISH_REASON_ABORT and not (chunk.token_ids or chunk.index)
+        return None if is_aborted else f"a chunk came for a choice whose output is a {choice.whole}"
+    if kind is None:
+        return None  # a field of a newer worker that this router does not know
+    if kind != choice.whole:
+        return f"a {kind} came for a choice whose output is a {choice.whole}"
+    values: Sequence[float] = output.score.values
+    if kind == "vector":
+        if len(output.vector.values) % FLOAT_BYTES:
+            return f"a vector has {len(output.vector.values)} bytes"
+        values = array("f", output.vector.values)
+    if not values or not all(map(isfinite, values)):
+        return f"a {kind} has no values, or some that are not finite"
+    return _prompt_problem(output.prompt, choice.prompt_tokens)
 
 
 def _end_problem(chunk: OutputChunk) -> str | None:

@@ -17,6 +17,7 @@ from trunkline.v1.worker_pb2 import (
     SessionWelcome,
     Submit,
 )
+from trunkline.validation import WHOLE_OUTPUTS
 from trunkline_router.workers.claims import MAX_CONTEXT_TOKENS, MAX_VOCAB_SIZE, FalseClaim
 from trunkline_router.workers.output_claims import OpenChoice, Sink, most_output_bytes
 from trunkline_router.workers.session_outputs import (
@@ -210,6 +211,7 @@ class WorkerSession:
             suspect=submit.suspect,
             has_logprobs=submit.sampling.HasField("logprobs"),
             most_bytes=most_output_bytes(submit),
+            whole=WHOLE_OUTPUTS.get(submit.work.output, ""),
         )
 
     def _most_output(self, submit: Submit) -> int:

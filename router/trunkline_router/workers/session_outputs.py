@@ -8,7 +8,7 @@ from trunkline.status import no_worker
 from trunkline.v1.generation_pb2 import OutputChunk
 from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, Timeline
 from trunkline_router.workers.claims import FalseClaim
-from trunkline_router.workers.output_claims import OpenChoice, end_problem, output_problem, report_problem
+from trunkline_router.workers.output_claims import OpenChoice, end_problem, is_whole, output_problem, report_problem
 from trunkline_runtime.log import get_logger
 
 # Idle outputs say nothing: they are without tokens or an end, or of choices that are not open. A worker may send some
@@ -117,7 +117,7 @@ class SessionOutputs:
             self._refuse(handle, choice, problem)
             return
         self.num_step_outputs += not is_error
-        if ended := is_error or chunk.finish_reason:
+        if ended := is_error or chunk.finish_reason or (choice.whole and is_whole(output)):
             del self.open[handle]
             self._num_ended += 1
         elif not chunk.token_ids:

@@ -9,7 +9,15 @@ import pytest
 
 from tests.router.streaming.streams import Told, stream_of
 from trunkline.status import RequestRefused, no_worker
-from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, TokenLogprob, TokenLogprobs
+from trunkline.v1.generation_pb2 import (
+    FinishReason,
+    OutputChunk,
+    PromptReport,
+    Score,
+    TokenLogprob,
+    TokenLogprobs,
+    Vector,
+)
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
 from trunkline.v1.worker_pb2 import SequenceOutput, Timeline
 from trunkline_router.quotas.reservation import OutputMeter
@@ -418,3 +426,23 @@ async def test_past_the_backlogs_bound_the_stream_that_is_furthest_behind_ends(
         assert response is not None
         news.close()
     assert backlog.waiting_bytes == 0
+
+
+@pytest.mark.parametrize("whole", [{"vector": Vector(values=b"1234")}, {"score": Score(values=[0.5])}])
+async def test_an_output_without_tokens_comes_with_the_usage_and_counts_none(whole: dict[str, Any]) -> None:
+    meter, told = OutputMeter(), Told()
+    news = stream_of(record("r"), 1, PromptInfo(model="m", prompt_tokens=9), meter=meter)
+    news.begin("a", told)
+    news.put(SequenceOutput(error=no_worker("lost").to_proto()))
+    with pytest.raises(BrokenOff):
+        await news.take()
+    news.begin("b", told)
+    news.put(SequenceOutput(prompt=REPORT, timeline=Timeline(ended_s=1.0), **whole))
+    assert news.has_ended
+    response = await news.take()
+    assert response is not None
+    assert [getattr(response, kind) for kind in whole] == list(whole.values())
+    assert [chunk.finish_reason for chunk in response.chunks] == [STOP]
+    assert (response.prompt.cached_tokens, response.usage.completion_tokens, meter.tokens) == (4, 0, 0)
+    assert len(told.timelines) == 1
+    assert await news.take() is None

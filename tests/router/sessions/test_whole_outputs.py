@@ -1,0 +1,72 @@
+"""Outputs that are no tokens: a vector or a score comes whole, once, and only for a choice that was to have it."""
+
+import math
+from array import array
+from typing import Any
+
+import pytest
+
+from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, SamplingParams, Score, Vector
+from trunkline.v1.worker_pb2 import OutputKind, SequenceOutput, Submit, Work
+from trunkline_router.workers.session import WorkerSession
+
+TOKENS, VECTOR, SCORE = (
+    OutputKind.OUTPUT_KIND_TOKENS,
+    OutputKind.OUTPUT_KIND_VECTOR,
+    OutputKind.OUTPUT_KIND_SCORE,
+)
+
+
+def vector(*values: float) -> Vector:
+    return Vector(values=array("f", values).tobytes())
+
+
+def told(kind: "OutputKind.ValueType", choice: int = 0, **said: Any) -> tuple[list[SequenceOutput], bool]:
+    """What the sink of a choice gets of a worker's output, and whether the choice is still open."""
+    session, heard = WorkerSession(vocab_size=50), list[SequenceOutput]()
+    sampling = SamplingParams(max_tokens=6 if kind == TOKENS else 0)
+    submit = Submit(choice=choice, prompt_token_ids=[1, 2], sampling=sampling, work=Work(output=kind))
+    (handle,) = session.submit([submit], [heard.append])
+    session.outputs.hand_out_all([SequenceOutput(handle=handle, prompt=PromptReport(prompt_tokens=2), **said)])
+    return heard, bool(session.num_open)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [(VECTOR, {"vector": vector(0.5, -1.0)}), (SCORE, {"score": Score(values=[0.25])})]
+)
+def test_a_whole_output_ends_its_choice(kind: "OutputKind.ValueType", said: dict[str, Any]) -> None:
+    ((output,), is_open) = told(kind, **said)
+    assert not output.HasField("error")
+    assert output.WhichOneof("output") in said
+    assert not is_open
+
+
+def test_a_choice_without_tokens_may_be_aborted() -> None:
+    ((output,), is_open) = told(VECTOR, chunk=OutputChunk(finish_reason=FinishReason.FINISH_REASON_ABORT))
+    assert not output.HasField("error")
+    assert not is_open
+
+
+@pytest.mark.parametrize(
+    ("kind", "choice", "said"),
+    [
+        (TOKENS, 0, {"vector": vector(1.0)}),
+        (TOKENS, 1, {"vector": vector(1.0)}),
+        (TOKENS, 0, {"score": Score(values=[1.0])}),
+        (SCORE, 0, {"vector": vector(1.0)}),
+        (VECTOR, 0, {"score": Score(values=[1.0])}),
+        (VECTOR, 0, {"vector": vector()}),
+        (VECTOR, 0, {"vector": vector(1.0, math.nan)}),
+        (VECTOR, 0, {"vector": Vector(values=b"12345")}),
+        (SCORE, 0, {"score": Score(values=[math.inf])}),
+        (SCORE, 0, {"score": Score()}),
+        (VECTOR, 0, {"chunk": OutputChunk(token_ids=[1])}),
+        (VECTOR, 0, {"chunk": OutputChunk(finish_reason=FinishReason.FINISH_REASON_STOP)}),
+    ],
+)
+def test_other_outputs_end_the_choice_with_an_error(
+    kind: "OutputKind.ValueType", choice: int, said: dict[str, Any]
+) -> None:
+    ((output,), is_open) = told(kind, choice, **said)
+    assert "makes no sense" in output.error.message
+    assert not is_open
