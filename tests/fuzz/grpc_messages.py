@@ -21,6 +21,9 @@ from trunkline.v1.fleet_pb2 import (
 )
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import (
+    ChatMessage,
+    ChatMessages,
+    ChatPart,
     DetokenizeRequest,
     GenerateRequest,
     GrantRequest,
@@ -52,10 +55,11 @@ class Rpc:
 
 
 _GENERATE = GenerateRequest(text="hi", sampling=SamplingParams(max_tokens=2))
+_CHAT = ChatMessages(messages=[ChatMessage(role="user", parts=[ChatPart(text="hi")])])
 RPCS: Mapping[str, Rpc] = {
     INFERENCE + "Generate": Rpc(_GENERATE, streams_responses=True),
     INFERENCE + "Grant": Rpc(GrantRequest(request=_GENERATE), streams_requests=True, streams_responses=True),
-    INFERENCE + "Tokenize": Rpc(TokenizeRequest(text="hi")),
+    INFERENCE + "Tokenize": Rpc(TokenizeRequest(chat=_CHAT)),
     INFERENCE + "Detokenize": Rpc(DetokenizeRequest(token_ids=[100])),
     INFERENCE + "ListModels": Rpc(ListModelsRequest()),
     FLEET + "ExplainRoute": Rpc(ExplainRouteRequest(request=_GENERATE)),

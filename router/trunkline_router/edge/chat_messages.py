@@ -39,12 +39,11 @@ def chat_message(role: str, content: str | Sequence[Piece]) -> ChatMessage:
     role = ROLES.get(role, role)
     if isinstance(content, str):
         return ChatMessage(role=role, content=content)
-    texts = [piece for piece in content if isinstance(piece, str)]
-    if len(texts) == len(content):
-        return ChatMessage(role=role, content=JOINT.join(texts))
-    return ChatMessage(
-        role=role, parts=[ChatPart(text=piece) if isinstance(piece, str) else piece for piece in content]
-    )
+    try:
+        return ChatMessage(role=role, content=JOINT.join(content))  # type: ignore[arg-type]
+    except TypeError:  # one of them is no text
+        parts = [ChatPart(text=piece) if isinstance(piece, str) else piece for piece in content]
+        return ChatMessage(role=role, parts=parts)
 
 
 def merged(turns: Iterable[Turn]) -> list[ChatMessage]:
