@@ -14,25 +14,17 @@ from google.protobuf.json_format import MessageToDict
 from trunkline.client.client import Prompt
 from trunkline.errors import NoWorker, TrunklineError
 from trunkline.names import lane_name
+from trunkline.sampling_params import TABLE
 from trunkline.v1.inference_pb2 import PromptInfo
 from trunkline.validation import LANES
 from trunkline_cli.arguments import INT32, UINT32, UINT64, seconds, text, whole
 from trunkline_cli.connection import add_connection_arguments, client_of, connection_problem
 
-# Flags that are passed on unchanged if given: name → type. The router validates them.
-SAMPLING: dict[str, Callable[[str], float]] = {
-    "max_tokens": whole(0, UINT32),
-    "min_tokens": whole(0, UINT32),
-    "temperature": float,
-    "top_k": whole(0, UINT32),
-    "top_p": float,
-    "min_p": float,
-    "repetition_penalty": float,
-    "presence_penalty": float,
-    "frequency_penalty": float,
-    "seed": whole(0, UINT64),
-    "logprobs": whole(0, UINT32),
-    "prompt_logprobs": whole(0, UINT32),
+# The parameters that are a number have a flag, whose value is passed on: name → type. The router validates them.
+NUMERIC: dict[str, Callable[[str], float]] = {
+    name: float if row.kind is float else whole(0, UINT64 if name == "seed" else UINT32)
+    for name, row in TABLE.items()
+    if row.kind in (float, int)
 }
 
 
@@ -69,8 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--logit-bias", type=_bias, action="append", default=[], metavar="ID=VALUE",
         help="added to a token's logit, -100 to 100; may be given several times",
     )  # fmt: skip
-    for name, kind in SAMPLING.items():
-        parser.add_argument("--" + name.replace("_", "-"), type=kind, metavar="N")
+    for name, kind in NUMERIC.items():
+        parser.add_argument("--" + name.replace("_", "-"), type=kind, metavar="N", help=TABLE[name].help)
 
 
 def _bias(text: str) -> tuple[int, float]:
@@ -101,7 +93,7 @@ async def _generate(arguments: argparse.Namespace) -> None:
     if arguments.chat:
         system = [("system", arguments.system)] if arguments.system else []
         prompt = [*system, ("user", text)]
-    options: dict[str, Any] = {name: getattr(arguments, name) for name in SAMPLING}
+    options: dict[str, Any] = {name: getattr(arguments, name) for name in NUMERIC}
     options = {name: value for name, value in options.items() if value is not None}
     options |= {"n": arguments.n, "stop": arguments.stop, "ignore_eos": arguments.ignore_eos, "lane": arguments.lane}
     options |= {"session": arguments.session}

@@ -1,15 +1,14 @@
 """Validation of requests, by routers and again by workers: ranges of SamplingParams, tokens, names and lengths."""
 
 import math
-import struct
 from collections.abc import Collection, Sequence
 
 from trunkline.names import lane_name
+from trunkline.sampling_params import TABLE
 from trunkline.status import context_exceeded, invalid
 from trunkline.v1.generation_pb2 import Lane, SamplingParams
 from trunkline.v1.worker_pb2 import GetModelResponse, OutputKind
 
-MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 128
@@ -26,18 +25,13 @@ LANES = {lane_name(lane): lane for lane in Lane.values() if lane}  # by their na
 MAX_TENANT_BYTES, MAX_SESSION_BYTES = 128, 256
 LEAST_TENANT_WEIGHT, MOST_TENANT_WEIGHT = 0.001, 1000.0
 
-# 0.01 as a 32-bit float field carries it. With smaller penalties every token seen would be certain or impossible.
-LEAST_REPETITION_PENALTY: float = struct.unpack("<f", struct.pack("<f", 0.01))[0]
-
-# name → (least, most, whether the least is allowed), as in the comments of SamplingParams
-_RANGES: dict[str, tuple[float, float, bool]] = {
-    "temperature": (0.0, 100.0, True),
-    "top_p": (0.0, 1.0, False),
-    "min_p": (0.0, 1.0, True),
-    "repetition_penalty": (LEAST_REPETITION_PENALTY, 10.0, True),
-    "presence_penalty": (-2.0, 2.0, True),
-    "frequency_penalty": (-2.0, 2.0, True),
+# name → (least, most, whether the least is excluded); name → most
+_FLOATS = {
+    name: (row.least, row.most, row.least_is_excluded)
+    for name, row in TABLE.items()
+    if row.least is not None and row.most is not None
 }
+_COUNTS = {name: row.most for name, row in TABLE.items() if row.kind is int and row.most is not None}
 
 
 def tenant_problem(tenant: str) -> str | None:
@@ -79,16 +73,16 @@ def validate_sampling(
     eos_token_ids: the model's end-of-sequence tokens, each below vocab_size
     output: what the parameters are for. A whole output has max_tokens 0, so whatever counts tokens need not know it.
     """
-    for name, (least, most, closed) in _RANGES.items():
+    for name, (least, most, excluded) in _FLOATS.items():
         if params.HasField(name):  # type: ignore[arg-type]
             value = getattr(params, name)
             # These comparisons are false for NaN.
-            if not ((value >= least if closed else value > least) and value <= most):
-                raise invalid(f"{prefix}.{name}", f"{value:g} is not in {'[' if closed else '('}{least:g}, {most:g}]")
+            if not ((value > least if excluded else value >= least) and value <= most):
+                raise invalid(f"{prefix}.{name}", f"{value:g} is not in {'(' if excluded else '['}{least:g}, {most:g}]")
     _validate_num_tokens(params, output, prefix)
-    for name in ("logprobs", "prompt_logprobs"):
-        if params.HasField(name) and getattr(params, name) > MAX_TOP_LOGPROBS:  # type: ignore[arg-type]
-            raise invalid(f"{prefix}.{name}", f"{getattr(params, name)} is more than {MAX_TOP_LOGPROBS}")
+    for name, most in _COUNTS.items():
+        if params.HasField(name) and getattr(params, name) > most:  # type: ignore[arg-type]
+            raise invalid(f"{prefix}.{name}", f"{getattr(params, name)} is more than {most}")
     _validate_stop(params, prefix)
     _at_most(len(params.stop_token_ids), MAX_STOP_TOKEN_IDS, f"{prefix}.stop_token_ids")
     validate_token_ids(params.stop_token_ids, vocab_size=vocab_size, field=f"{prefix}.stop_token_ids")

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.engine_rig import DEMO_MODEL
+from trunkline.sampling_params import TABLE
 from trunkline_cli import drain, generate, launcher, main
 from trunkline_cli.plan import ClusterPlan
 
@@ -54,8 +55,12 @@ BAD: dict[str, dict[str, list[str]]] = {
         "--lane": ["", "express"],
         "--logit-bias": ["", "5", "=1", "x=1", "1=x", "-1=1", "9999999999=1"],
         **dict.fromkeys(["--model", "--system", "--stop"], NO_TEXT),
-        **dict.fromkeys(["--temperature", "--top-p", "--min-p", "--presence-penalty"], NO_NUMBER),
-        **dict.fromkeys(["--n", "--max-tokens", "--top-k", "--seed", "--logprobs", "--stop-token-id"], NO_WHOLE),
+        **{
+            "--" + name.replace("_", "-"): NO_NUMBER if row.kind is float else NO_WHOLE
+            for name, row in TABLE.items()
+            if row.kind in (float, int)
+        },
+        **dict.fromkeys(["--n", "--stop-token-id"], NO_WHOLE),
     },
     "models": {"--server": NO_ADDRESS},
     "drain": {"--address": NO_ADDRESS, "--timeout-s": NO_TIME, "--grant-key": NO_TEXT},

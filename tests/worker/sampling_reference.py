@@ -49,6 +49,14 @@ def kept(logits: Floats, row: Row, slack: float) -> NDArray[np.bool_]:
     return found
 
 
+def drawn(logits: NDArray[np.float32], row: Row) -> int:
+    """The token that a row gets."""
+    found = adjusted(logits, row)
+    if row.sampling.temperature == 0:
+        return int(found.argmax())
+    return int(np.where(kept(found, row, 0.0), scores(found, row), -np.inf).argmax())
+
+
 def scores(logits: Floats, row: Row) -> Floats:
     """Scaled logits with each token's noise: the highest one that is kept is drawn."""
     noise = race_noise(np.array([position_key(row.sampling.seed, row.num_tokens)], np.uint64), np.arange(len(logits)))

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
-from trunkline.validation import MAX_TOP_LOGPROBS
+from trunkline.sampling_params import MAX_TOP_LOGPROBS
 from trunkline_bench.faults.fleet import running_fleet
 from trunkline_bench.faults.http_accidents import running_http_fleet, struck_over_http, undisturbed_over_http
 from trunkline_bench.faults.http_streams import http_orders

@@ -14,18 +14,14 @@ from torch import Tensor
 SEGMENT_BLOCK = 1024
 INPUT_BLOCK = 128
 
-# Columns of DeviceRows.sampling.
-TEMPERATURE = tl.constexpr(0)  # float32; 0: greedy
-TOP_K = tl.constexpr(1)  # int32; 0: all
-TOP_P = tl.constexpr(2)  # float32
-MIN_P = tl.constexpr(3)  # float32
-SEED_LOW = tl.constexpr(4)  # int32: halves of the choice's seed
-SEED_HIGH = tl.constexpr(5)
-REPETITION = tl.constexpr(6)  # float32
-FREQUENCY = tl.constexpr(7)  # float32
-PRESENCE = tl.constexpr(8)  # float32
-PROMPT_LEN = tl.constexpr(9)  # int32: tokens that penalties count as the prompt
-SAMPLING_COLUMNS = tl.constexpr(10)
+# Columns of DeviceRows.sampling: first those with the bits of a float32, which are parameters by these names.
+FLOAT_COLUMNS = ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty")
+TEMPERATURE, TOP_P, MIN_P, REPETITION, FREQUENCY, PRESENCE = map(tl.constexpr, range(len(FLOAT_COLUMNS)))
+TOP_K = tl.constexpr(len(FLOAT_COLUMNS))  # 0: all
+SEED_LOW = tl.constexpr(len(FLOAT_COLUMNS) + 1)  # halves of the choice's seed
+SEED_HIGH = tl.constexpr(len(FLOAT_COLUMNS) + 2)
+PROMPT_LEN = tl.constexpr(len(FLOAT_COLUMNS) + 3)  # tokens that penalties count as the prompt
+SAMPLING_COLUMNS = tl.constexpr(len(FLOAT_COLUMNS) + 4)
 
 
 @triton.jit

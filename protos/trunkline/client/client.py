@@ -22,7 +22,6 @@ from trunkline.client.client_requests import (
     Chat,
     GenerateOptions,
     Prompt,
-    Sampling,
     detokenize_request,
     generate_request,
     tokenize_request,
@@ -33,6 +32,7 @@ from trunkline.client.grant_call import NotOffered
 from trunkline.client.retries import DEFAULT_RETRIES, Tries
 from trunkline.client.worker_streams import time_left_s
 from trunkline.errors import TrunklineError, error_of
+from trunkline.sampling_params import Sampling
 from trunkline.tls import ClientTls, open_channel
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, ListModelsRequest, Model
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
@@ -136,7 +136,7 @@ class Client:
         response is the lane that it runs in.
         session: groups requests of this tenant, for example by conversation; at most 256 bytes of printable ASCII.
         Under --policy session-affinity, a session's requests go to the worker of its last request.
-        sampling: the fields of SamplingParams, such as max_tokens=64, temperature=0.0, stop=["\\n"].
+        sampling: the parameters of sampling_params.Sampling, such as max_tokens=64, temperature=0.0, stop=["\\n"].
 
         Raises ValueError if the lane or the session is not allowed, and TrunklineError if the request fails.
         """

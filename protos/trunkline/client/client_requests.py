@@ -3,8 +3,9 @@
 import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
+from trunkline.sampling_params import Sampling
 from trunkline.v1.generation_pb2 import Lane, SamplingParams, ToolCall
 from trunkline.v1.inference_pb2 import (
     ChatMessage,
@@ -22,29 +23,6 @@ from trunkline.validation import LANES
 Message = tuple[str, str] | Mapping[str, Any] | ChatMessage
 Chat = Sequence[Message] | ChatMessages
 Prompt = str | Sequence[int] | Chat  # text, token ids, or a conversation
-
-
-class Sampling(TypedDict, total=False):
-    """The fields of SamplingParams (generation.proto). None leaves a field unset."""
-
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    repetition_penalty: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    logit_bias: Mapping[int, float] | None
-    min_tokens: int | None
-    max_tokens: int | None
-    seed: int | None
-    stop: Sequence[str] | None
-    stop_token_ids: Sequence[int] | None
-    ignore_eos: bool | None
-    logprobs: int | None
-    prompt_logprobs: int | None
-    include_stop: bool | None
-    keep_special_tokens: bool | None
 
 
 class GenerateOptions(Sampling, total=False):

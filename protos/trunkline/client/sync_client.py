@@ -23,7 +23,6 @@ from trunkline.client.client_requests import (
     Chat,
     GenerateOptions,
     Prompt,
-    Sampling,
     detokenize_request,
     generate_request,
     tokenize_request,
@@ -32,6 +31,7 @@ from trunkline.client.completion import Collector, Completion, Piece, piece_of
 from trunkline.client.retries import DEFAULT_RETRIES, Tries
 from trunkline.client.worker_streams import time_left_s
 from trunkline.errors import TrunklineError, error_of
+from trunkline.sampling_params import Sampling
 from trunkline.tls import ClientTls, open_blocking_channel
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, ListModelsRequest, Model
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub

@@ -6,16 +6,17 @@ ignored, because an ignored constraint gives wrong answers. Null means the defau
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import takewhile
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import orjson
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError, create_model
 from pydantic.json_schema import JsonSchemaValue
 
+from trunkline.sampling_params import TABLE, Http
 from trunkline.status import RequestRefused, invalid
 from trunkline.v1.generation_pb2 import LANE_BATCH, LANE_INTERACTIVE, LANE_UNSPECIFIED, Lane, SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
@@ -127,26 +128,36 @@ class Fields(BaseModel):
 Body = TypeVar("Body", bound=Fields)
 
 
-class SamplingFields(Fields):
-    """How to sample, and how the request is scheduled: what all protocols have.
+# What a parameter is in JSON, by its name or else by its type.
+_FORMS: Mapping[Any, Any] = {
+    **{float: float, int: Count, bool: bool},
+    **{"top_k": TopK, "seed": Seed, "stop_token_ids": StopTokenIds, "logit_bias": LogitBias},
+}
 
-    A field with the name of a sampling parameter, here or in a subclass, becomes that parameter: a new one needs no
-    more than its declaration here.
+
+def with_parameters(http: Http) -> Callable[[type[Body]], type[Body]]:
+    """Decorates a class of Fields: adds the parameters that the table has for these bodies. Their values are checked
+    after those of the class's own fields."""
+
+    def add(kind: type[Body]) -> type[Body]:
+        fields: dict[str, Any] = {
+            name: ((_FORMS.get(name) or _FORMS[row.kind]) | None, Field(default=None, description=row.help))
+            for name, row in TABLE.items()
+            if row.http is http
+        }
+        return create_model(kind.__name__, __base__=kind, __doc__=kind.__doc__, __module__=kind.__module__, **fields)
+
+    return add
+
+
+@with_parameters(Http.ALL)
+class ParameterFields(Fields):
+    """The model and how to sample.
+
+    A field with the name of a sampling parameter, here or in a subclass, becomes that parameter.
     """
 
     model: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    # As vLLM names them.
-    top_k: TopK | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    seed: Seed | None = None
-    min_tokens: Count | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: StopTokenIds | None = None
-    priority: int | None = None
-    cache_salt: Annotated[str, Field(max_length=256)] | None = None
 
     def sampling(self, **renamed: Any) -> SamplingParams:
         """Returns the parameters. Those that are null are left to the model's defaults.
@@ -156,6 +167,14 @@ class SamplingFields(Fields):
         fields = self.__dict__
         same = {name: value for name in PARAMETERS if (value := fields.get(name)) is not None}
         return SamplingParams(**{**same, **renamed})
+
+
+class SamplingFields(ParameterFields):
+    """How to sample, and how the request is scheduled: what all protocols have."""
+
+    # As vLLM names them.
+    priority: int | None = None
+    cache_salt: Annotated[str, Field(max_length=256)] | None = None
 
     def generate(self, request_id: str, sampling: SamplingParams, **prompt: Any) -> GenerateRequest:
         """Returns the request for the path that all protocols share."""
@@ -187,16 +206,19 @@ class StreamOptions(Fields):
     ignored: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
 
 
-class GenerationFields(SamplingFields):
-    """What OpenAI's endpoints have in common."""
+@with_parameters(Http.OPENAI)
+class ChoiceFields(SamplingFields):
+    """What OpenAI names in all its endpoints."""
 
     n: Annotated[int, Field(ge=1, le=MOST_UINT32)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: str | Strings | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: LogitBias | None = None
+
+
+class GenerationFields(ChoiceFields):
+    """What OpenAI's endpoints have in common."""
+
     # As vLLM names them.
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from trunkline.answer.answer_parser import PARSERS
 from trunkline.capabilities import NO_NEEDS, check_task, needs_of
+from trunkline.sampling_params import BY_MODEL
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, invalid
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
@@ -23,7 +24,6 @@ from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.record.request_record import CHECKS, MODEL, TOKENIZER, Interval
 from trunkline_router.request.request_call import PreparedRequest, RequestCall
-from trunkline_router.workers.claims import DEFAULTED
 from trunkline_router.workers.pool import Pool, Pools
 from trunkline_runtime.telemetry.trace_context import random_int
 
@@ -211,7 +211,7 @@ def resolve_sampling(params: SamplingParams, defaults: SamplingParams) -> Sampli
     resolved = SamplingParams()
     resolved.CopyFrom(params)
     resolved.DiscardUnknownFields()
-    for name in DEFAULTED:
+    for name in BY_MODEL:
         if not params.HasField(name) and defaults.HasField(name):  # type: ignore[arg-type]
             setattr(resolved, name, getattr(defaults, name))
     if not params.HasField("seed"):

@@ -8,6 +8,7 @@ from google.protobuf.message import Message
 
 from trunkline.grant import GrantKeys
 from trunkline.protocol import OLDEST_PROTOCOL, PROTOCOL_VERSION
+from trunkline.sampling_params import BY_MODEL
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample
@@ -58,9 +59,6 @@ _LOAD_RANGES: dict[str, tuple[float, float]] = {
 }
 _COST_RANGES = dict.fromkeys(("fixed_s", "token_s", "kv_token_s", "pair_s"), (0.0, 1e3))
 _BY_LANE = ("waiting_by_lane", "retry_delay_ms_by_lane", "uncached_tokens_by_lane")
-# The sampling parameters for which a router uses the model's default if a client does not set them. The model's other
-# defaults are neither checked nor used.
-DEFAULTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 class WorkerUnusable(Exception):
@@ -127,8 +125,9 @@ def load_problem(load: LoadSample) -> str | None:
 
 
 def _defaults_problem(defaults: SamplingParams) -> str | None:
+    """The problem with the defaults that are used. The model's other defaults are neither checked nor used."""
     filled_in = SamplingParams()
-    for name in DEFAULTED:
+    for name in BY_MODEL:
         if defaults.HasField(name):  # type: ignore[arg-type]
             setattr(filled_in, name, getattr(defaults, name))
     try:

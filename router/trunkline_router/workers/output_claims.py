@@ -10,10 +10,11 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from trunkline.sampling_params import MAX_TOP_LOGPROBS
 from trunkline.status import code_of
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, RequestError, TokenLogprobs
 from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, Submit, Timeline
-from trunkline.validation import MAX_STOP_BYTES, MAX_TOP_LOGPROBS, WHOLE_OUTPUTS
+from trunkline.validation import MAX_STOP_BYTES, WHOLE_OUTPUTS
 
 MAX_REASON_CHARACTERS = 128
 # Wire size of one choice's output of one step: some hundred tokens with 20 log-probabilities each, or text held back

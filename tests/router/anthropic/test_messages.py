@@ -8,6 +8,8 @@ import pytest
 from tests.router.anthropic.messages_client import HI, Json, arrived, client, prompt_of
 from tests.router.cluster import until
 from tests.router.fake_worker import FakeWorker
+from tests.router.parameter_examples import as_json, examples, values
+from trunkline.sampling_params import Http
 from trunkline.status import CODE_UNAUTHENTICATED, UNAUTHENTICATED, RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, Lane
 from trunkline_router.access.access import Access
@@ -111,17 +113,12 @@ async def test_the_conversation_is_rendered_and_a_begun_answer_continued(body: J
 
 
 async def test_sampling_is_what_the_request_says() -> None:
-    worker = FakeWorker("w")
+    worker, same = FakeWorker("w"), examples(Http.ALL)
     async with client(worker) as messages:
-        await messages.message(
-            **{"temperature": 0.5, "top_p": 0.25, "top_k": 7, "seed": 3, "min_p": 0.125, "ignore_eos": True},
-            **{"min_tokens": 2, "stop_token_ids": [5], "repetition_penalty": 1.5, "priority": 1},
-        )
+        await messages.message(**as_json(same), priority=1)
         await messages.message(temperature=None, top_p=None, top_k=None, stop_sequences=None, stream=False)
     sampling = worker.submits[0].sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.25, 7)
-    assert (sampling.seed, sampling.min_p, sampling.ignore_eos, sampling.min_tokens) == (3, 0.125, True, 2)
-    assert (list(sampling.stop_token_ids), sampling.repetition_penalty) == ([5], 1.5)
+    assert values(sampling, same) == same
     assert worker.submits[0].lane == Lane.LANE_BATCH
     assert not worker.submits[1].sampling.HasField("temperature")
 

@@ -13,6 +13,7 @@ from tests.router.liar import PROMPT, Liar, innocents
 from tests.router.lies import lies
 from tests.router.tokenizer_files import VOCAB_SIZE
 from trunkline.protocol import PROTOCOL_VERSION
+from trunkline.sampling_params import BY_MODEL, TABLE
 from trunkline.status import no_worker
 from trunkline.v1.fleet_pb2 import ExplainRouteRequest, ListWorkersRequest
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, SamplingParams
@@ -71,7 +72,7 @@ HONEST_MODEL = GetModelResponse(
     max_step_tokens=512,
     max_running_requests=16,
     eos_token_ids=[2],
-    default_sampling=SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.1),
+    default_sampling=SamplingParams(**{name: TABLE[name].example for name in BY_MODEL}),
     itl_target_ms=100.0,
     interactive_reserve=0.05,
     batch_window_ms=100.0,

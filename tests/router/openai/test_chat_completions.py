@@ -9,7 +9,9 @@ import pytest
 from tests.router.cluster import until
 from tests.router.fake_worker import FakeWorker
 from tests.router.openai.openai_rig import CHAT, client
+from tests.router.parameter_examples import as_json, examples, values
 from tests.router.tokenizer_files import byte_tokenizer, tokenizer_files
+from trunkline.sampling_params import Http
 from trunkline.status import RequestRefused, no_worker
 from trunkline.v1.generation_pb2 import FinishReason, Lane
 from trunkline_router.access.access import Tenant, Tenants
@@ -41,10 +43,9 @@ async def test_an_answer_has_its_choices_and_its_usage() -> None:
 
 async def test_parameters_reach_the_worker_under_the_names_of_openai_and_of_vllm() -> None:
     worker = FakeWorker("w", answer=None)
+    same = examples(Http.ALL, Http.OPENAI)
     body: dict[str, Any] = {
-        "max_completion_tokens": 7, "temperature": 0.5, "top_p": 0.75, "presence_penalty": 0.25, "seed": -1,
-        "frequency_penalty": -0.25, "stop": ["a", "b"], "logit_bias": {"5": 1.5}, "top_k": 4, "min_p": 0.125,
-        "repetition_penalty": 1.25, "min_tokens": 2, "ignore_eos": True, "stop_token_ids": [3], "priority": 3,
+        **as_json(same), "max_completion_tokens": 7, "stop": ["a", "b"], "priority": 3,
         "include_stop_str_in_output": True, "skip_special_tokens": False, "logprobs": True, "top_logprobs": 2,
     }  # fmt: skip
     async with client(worker) as asks:
@@ -53,15 +54,18 @@ async def test_parameters_reach_the_worker_under_the_names_of_openai_and_of_vllm
         choice.tokens(1, finish=True)
         await asked
     sampling = choice.submit.sampling
-    told = {name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
-    assert told == {"temperature": 0.5, "top_p": 0.75, "top_k": 4, "min_p": 0.125, "repetition_penalty": 1.25}
-    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.25, -0.25)
-    assert (sampling.max_tokens, sampling.min_tokens, sampling.seed) == (7, 2, (1 << 64) - 1)
-    assert (list(sampling.stop), list(sampling.stop_token_ids)) == (["a", "b"], [3])
-    assert dict(sampling.logit_bias) == {5: 1.5}
-    assert (sampling.ignore_eos, sampling.include_stop, sampling.keep_special_tokens) == (True, True, True)
-    assert sampling.logprobs == 2
+    assert values(sampling, same) == same
+    assert (sampling.max_tokens, list(sampling.stop), sampling.logprobs) == (7, ["a", "b"], 2)
+    assert (sampling.include_stop, sampling.keep_special_tokens) == (True, True)
     assert choice.submit.lane == Lane.LANE_BATCH
+
+
+@pytest.mark.parametrize(("field", "sent", "value"), [("seed", -1, (1 << 64) - 1), ("top_k", -1, 0)])
+async def test_negative_numbers_mean_what_they_mean_with_vllm(field: str, sent: int, value: int) -> None:
+    worker = FakeWorker("w", answer=1)
+    async with client(worker) as asks:
+        await asks.chat(**{field: sent})
+    assert getattr(worker.submits[0].sampling, field) == value
 
 
 async def test_a_stream_opens_each_choice_and_ends_with_usage_and_done() -> None:

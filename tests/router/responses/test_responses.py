@@ -9,7 +9,9 @@ import pytest
 
 from tests.router.cluster import until
 from tests.router.fake_worker import FakeWorker
+from tests.router.parameter_examples import as_json, examples, values
 from tests.router.responses.responses_client import STOP, Json, Keys, client, prompt_of, text_of
+from trunkline.sampling_params import Http
 from trunkline.v1.generation_pb2 import Lane, SamplingParams
 from trunkline_router.access.access import Access
 from trunkline_router.edge.http_call import Edge
@@ -163,12 +165,13 @@ async def test_the_object_has_the_numbers_that_count() -> None:
     assert (worker.submits[1].sampling.seed, worker.submits[1].sampling.top_k) == (3, 5)
 
 
-async def test_vllms_fields_reach_the_worker() -> None:
+async def test_parameters_and_vllms_fields_reach_the_worker() -> None:
+    same = examples(Http.ALL, Http.OPENAI)
     worker = FakeWorker("w")
     async with client(worker) as responses:
-        await responses.response(top_k=7, min_p=0.125, ignore_eos=True, min_tokens=2, stop=["END"], priority=1)
+        await responses.response(**as_json(same), stop=["END"], priority=1)
     sampling = worker.submits[0].sampling
-    assert (sampling.top_k, sampling.min_p, sampling.ignore_eos, sampling.min_tokens) == (7, 0.125, True, 2)
+    assert values(sampling, same) == same
     assert (list(sampling.stop), worker.submits[0].lane) == (["END"], Lane.LANE_BATCH)
 
 

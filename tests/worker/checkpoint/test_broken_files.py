@@ -16,6 +16,7 @@ import torch
 
 from tests.worker.model.forward import ragged_logits
 from tests.worker.model.oracle import base_config, checked, their_model
+from trunkline.sampling_params import BY_MODEL
 from trunkline_worker.model.checkpoint.checkpoint import INDEX, SINGLE
 from trunkline_worker.model.checkpoint.model_file import MOST_BYTES
 from trunkline_worker.model.checkpoint.refusals import ModelError
@@ -67,11 +68,9 @@ def test_every_key_of_every_json_file_may_hold_anything(directory: Path) -> None
     seen = 0
     for name, keys in {
         "config.json": ("vocab_size", "rope_scaling", "quantization_config", "eos_token_id", "secret", "bos_token_id"),
-        "generation_config.json": (
-            "eos_token_id", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "do_sample", "other",
-        ),
+        "generation_config.json": ("eos_token_id", *BY_MODEL, "do_sample", "other"),
         INDEX: ("weight_map", "metadata"),
-    }.items():  # fmt: skip
+    }.items():
         path = directory / name
         text = path.read_text()
         for key in keys:

@@ -2,7 +2,9 @@
 
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
+from trunkline.sampling_params import EXAMPLES, NUMBERS
 from trunkline_worker.step.plan import Padding, Sampling, SequenceStart, SequenceStep, StepPlan
 
 MOST_LOGPROBS = 20
@@ -138,10 +140,9 @@ class RandomPlans:
         )  # fmt: skip
         if not self._everything or draw.random() < 0.6:
             return plain
+        numbers: dict[str, Any] = {name: draw.choice([getattr(plain, name), EXAMPLES[name]]) for name in NUMBERS}
         return Sampling(
-            64, plain.seed, plain.temperature, plain.top_k, plain.top_p, plain.min_p,
-            repetition_penalty=draw.choice([1.0, 1.2]), presence_penalty=draw.choice([0.0, 0.5]),
-            frequency_penalty=draw.choice([0.0, 0.5]),
+            64, plain.seed, **numbers,
             logit_bias=tuple((token, 1.5) for token in draw.sample(range(self._vocab), draw.choice([0, 1, 30, 300]))),
             min_tokens=draw.choice([0, 8]), end_token_ids=frozenset({1, 2}),
             logprobs=draw.choice([None, None, 0, 1, 5, MOST_LOGPROBS]),

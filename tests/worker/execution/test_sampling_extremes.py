@@ -10,10 +10,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.worker.sampling_reference import LARGEST, adjusted, kept, scores
+from tests.worker.sampling_reference import LARGEST, adjusted, drawn, kept, scores
 from tests.worker.sampling_rig import VOCAB, draw, logits_of, placed, row_of
+from trunkline.sampling_params import EXAMPLES, LEAST_REPETITION_PENALTY, NEUTRAL, NUMBERS, TABLE
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline.validation import LEAST_REPETITION_PENALTY, validate_sampling
+from trunkline.validation import validate_sampling
 from trunkline_kernels.gpu import sampling as gpu
 from trunkline_worker.engine.messages import LEAST_TEMPERATURE, resolve_sampling
 from trunkline_worker.runner.batch_rows import Row
@@ -24,13 +25,16 @@ TINY = float(np.finfo(np.float32).smallest_subnormal)
 SLACK = 2e-5  # float32 sums of exponentials against float64 ones
 NEAR = 2e-4  # scores that are as good as equal
 
-# Every parameter's least and greatest value, what lies next to them, and ordinary ones.
-TEMPERATURES = [0.0, TINY, LEAST_TEMPERATURE, 1.1e-5, 1e-4, 0.5, 1.0, 2.0, 99.9, 100.0]
-TOP_K = [0, 0, 0, 1, 2, 40, VOCAB - 1, VOCAB, VOCAB + 1, 2**32 - 1]
-TOP_P = [1.0, 1.0, 1.0, TINY, 1e-30, 1e-6, 0.5, 0.9, 0.999999]
-MIN_P = [0.0, 0.0, 0.0, TINY, 1e-30, 0.05, 1.0]
-REPETITION = [1.0, LEAST_REPETITION_PENALTY, 0.5, 1.3, 10.0]
-PENALTIES = [0.0, -2.0, 2.0, TINY, 0.7]
+# Beside the least and the greatest value of each parameter, what lies next to them, its neutral value and its example.
+MORE: dict[str, list[float]] = {
+    "temperature": [LEAST_TEMPERATURE, 1.1e-5, 1e-4, 2.0, 99.9],
+    "top_k": [0, 0, 1, 2, 40, VOCAB - 1, VOCAB, VOCAB + 1],
+    "top_p": [1.0, 1.0, 1e-30, 1e-6, 0.9, 0.999999],
+    "min_p": [0.0, 0.0, 1e-30, 0.05],
+    "repetition_penalty": [1.3],
+    "presence_penalty": [TINY],
+    "frequency_penalty": [TINY],
+}
 BIASES = [-100.0, 100.0, TINY, 0.0, 3.5]
 
 
@@ -39,16 +43,21 @@ def float32(value: float) -> float:
     return float(np.float32(value))
 
 
+def values_of(name: str) -> list[float]:
+    """Values of a parameter: its extremes, and ordinary ones."""
+    row = TABLE[name]
+    ends: list[float] = [0, 2**32 - 1]
+    if row.least is not None and row.most is not None:
+        after = float(np.nextafter(np.float32(row.least), np.float32(LARGEST)))
+        before = float(np.nextafter(np.float32(row.most), np.float32(-LARGEST)))
+        ends = [*([] if row.least_is_excluded else [row.least]), after, before, row.most]
+    return [*ends, getattr(NEUTRAL, name), row.example, *MORE.get(name, ())]
+
+
 def extreme_params(pick: random.Random) -> SamplingParams:
     """Valid parameters, as likely as not at their edges, all of them together."""
     params = SamplingParams(
-        temperature=pick.choice(TEMPERATURES),
-        top_k=pick.choice(TOP_K),
-        top_p=pick.choice(TOP_P),
-        min_p=pick.choice(MIN_P),
-        repetition_penalty=pick.choice(REPETITION),
-        presence_penalty=pick.choice(PENALTIES),
-        frequency_penalty=pick.choice(PENALTIES),
+        **{name: pick.choice(values_of(name)) for name in NUMBERS},  # type: ignore[arg-type]
         min_tokens=pick.choice([0, 0, 1, 100, 2**32 - 1]),
         seed=pick.choice([0, 1, 2**63, 2**64 - 1]) if pick.random() < 0.3 else pick.getrandbits(64),
         stop_token_ids=pick.sample(range(VOCAB), pick.choice([0, 1, 128])),
@@ -133,6 +142,31 @@ def test_the_device_draws_something_that_float64_allows_at_every_extreme(count: 
     for (logits_of_row, row), token_id in zip(found, samples.tokens.tolist(), strict=True):
         check(logits_of_row, row, None if token_id < 0 else token_id)
     assert all(row.error is None for row in table)
+
+
+def tokens_of_reference(logits: torch.Tensor, rows: list[Row]) -> list[int | None]:
+    return [drawn(row_logits.numpy(), row) for row_logits, row in zip(logits, rows, strict=True)]
+
+
+def tokens_of_device(logits: torch.Tensor, rows: list[Row]) -> list[int | None]:
+    device_rows, table = placed(rows)
+    return list(sample_step(logits.clone(), table, device_rows).tokens.tolist())
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_every_parameter_changes_what_is_drawn_and_in_the_same_way_everywhere(name: str) -> None:
+    """A parameter without a meaning in the reference, or that a sampler ignores, fails here."""
+    pick = random.Random(name)
+    history = [*range(VOCAB), *pick.choices(range(VOCAB), k=VOCAB)]
+    logits = logits_of(1, spread=1.0).repeat(24, 1)  # level enough for every parameter to make a difference
+
+    def rows(**sampling: Any) -> list[Row]:
+        return [row_of(history, prompt_len=VOCAB, seed=seed, **sampling) for seed in range(len(logits))]
+
+    expected = tokens_of_reference(logits, rows(**{name: EXAMPLES[name]}))
+    assert expected != tokens_of_reference(logits, rows())
+    assert expected == draw(logits, rows(**{name: EXAMPLES[name]})).token_ids
+    assert expected == tokens_of_device(logits, rows(**{name: EXAMPLES[name]}))
 
 
 def nucleus(logits: torch.Tensor, on_device: bool, seeds: int = 12, **sampling: Any) -> set[int]:

@@ -12,6 +12,7 @@ import torch
 from tests.worker.device.cards import A100, CONTEXT_BYTES, H200, RTX_4090, Card
 from tests.worker.device.device import FakeDevice
 from tests.worker.device.models import NAMES, inventions, model_of, spec_of
+from trunkline.sampling_params import EXAMPLES
 from trunkline_cli.gpus import memory_share
 from trunkline_worker.engine import assembly
 from trunkline_worker.engine.assembly import build_engine
@@ -25,8 +26,7 @@ from trunkline_worker.step.plan import Sampling, SequenceStart, SequenceStep, St
 
 GIB = 1 << 30
 EVERYTHING: dict[str, Any] = {
-    "temperature": 1.0, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1, "presence_penalty": 0.1,
-    "frequency_penalty": 0.1, "logit_bias": tuple((token, 1.0) for token in range(300)), "logprobs": 20,
+    **EXAMPLES, "logit_bias": tuple((token, 1.0) for token in range(300)), "logprobs": 20,
     "prompt_logprobs": 20,
 }  # fmt: skip
 

@@ -9,6 +9,8 @@ import torch
 from tests.worker.engine_rig import DEMO_MODEL
 from tests.worker.model.checkpoints import write_checkpoint
 from tests.worker.model.oracle import weights_of
+from trunkline.sampling_params import BY_MODEL, TABLE
+from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_worker.model.architectures.config_json import parse_spec
 from trunkline_worker.model.checkpoint.checkpoint import Checkpoint
 from trunkline_worker.model.checkpoint.refusals import ModelError
@@ -228,6 +230,12 @@ def test_sampling_defaults_count_whatever_do_sample_says(
     assert {field.name for field, _ in defaults.ListFields()} == expected.keys()
     for name, value in expected.items():
         assert getattr(defaults, name) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("name", BY_MODEL)
+def test_every_parameter_of_which_the_table_says_so_has_a_default_of_the_model(checkpoint: Path, name: str) -> None:
+    (checkpoint / "generation_config.json").write_text(json.dumps({name: TABLE[name].example}))
+    assert load(checkpoint).default_sampling == SamplingParams(**{name: TABLE[name].example})
 
 
 def test_sampling_parameters_in_config_json_have_no_effect(checkpoint: Path) -> None:

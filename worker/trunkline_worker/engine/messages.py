@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from trunkline.engine.v1.engine_pb2 import EngineOutput, StepRecord
+from trunkline.sampling_params import NUMBERS
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, PromptReport, SamplingParams, TokenLogprob, TokenLogprobs
 from trunkline.v1.worker_pb2 import (
@@ -92,26 +93,19 @@ def sequence_of(
 def resolve_sampling(params: SamplingParams, choice: int, room: int, eos: frozenset[int]) -> Sampling:
     """Resolved parameters. Absent fields take their neutral value; routers have filled in the model's defaults."""
 
-    def given(name: Any, otherwise: Any) -> Any:
-        return getattr(params, name) if params.HasField(name) else otherwise
-
+    given: dict[str, Any] = {name: getattr(params, name) for name in NUMBERS if params.HasField(name)}  # type: ignore[arg-type]
+    if given.get("temperature", 1.0) < LEAST_TEMPERATURE:
+        given["temperature"] = 0.0
     stop = frozenset(params.stop_token_ids)
-    temperature = given("temperature", 1.0)
     return Sampling(
         max_tokens=min(params.max_tokens, room) if params.HasField("max_tokens") else room,
         seed=choice_seed(params.seed, choice),
-        temperature=0.0 if temperature < LEAST_TEMPERATURE else temperature,
-        top_k=given("top_k", 0),
-        top_p=given("top_p", 1.0),
-        min_p=given("min_p", 0.0),
-        repetition_penalty=given("repetition_penalty", 1.0),
-        presence_penalty=given("presence_penalty", 0.0),
-        frequency_penalty=given("frequency_penalty", 0.0),
         logit_bias=tuple(sorted(params.logit_bias.items())),
         min_tokens=params.min_tokens,
         end_token_ids=stop if params.ignore_eos else stop | eos,
-        logprobs=given("logprobs", None),
-        prompt_logprobs=given("prompt_logprobs", None),
+        logprobs=params.logprobs if params.HasField("logprobs") else None,
+        prompt_logprobs=params.prompt_logprobs if params.HasField("prompt_logprobs") else None,
+        **given,
     )
 
 

@@ -44,6 +44,12 @@ def changes_logits(row: SampledRow) -> bool:
     )
 
 
+def is_penalised(s: Sampling) -> bool:
+    """Whether penalties are among what changes a row's logits. Not called by changes_logits(), which each step asks of
+    every row."""
+    return bool(s.repetition_penalty != 1.0 or s.presence_penalty or s.frequency_penalty)
+
+
 def adjust_logits(logits: Tensor, row: Row) -> None:
     """Changes logits in place, in this order: bias; repetition (over prompt and output, Keskar et al., 2019), frequency
     and presence penalties (over the output, as OpenAI defines them); end tokens to -inf while below min_tokens, and

@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trunkline.sampling_params import SamplingNumbers
+
 # Which tokens the samples of an entry may be, by index into the plan's `steps`: [num_samples, ceil(vocab / 32)] int32.
 # Bit t % 32 of word t // 32 is set if token t may be chosen.
 Masks = Mapping[int, NDArray[np.int32]]
@@ -19,18 +21,11 @@ NO_MASKS: Masks = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
-    """Resolved sampling parameters of one sequence; ranges are those of trunkline.v1.SamplingParams."""
+class Sampling(SamplingNumbers):
+    """Resolved sampling parameters of one sequence. A temperature of 0 is greedy."""
 
     max_tokens: int  # bounded by context length and KV capacity already
     seed: int = 0  # 64 bits, already mixed with the choice: see sampling_key.choice_seed
-    temperature: float = 1.0  # 0: greedy
-    top_k: int = 0  # 0: all
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
     end_token_ids: frozenset[int] = frozenset()  # end-of-sequence (unless ignored) and stop tokens

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from trunkline.sampling_params import MAX_TOP_LOGPROBS
 from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import OutputChunk
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, GenerateResponse
@@ -30,7 +31,6 @@ from trunkline_router.edge.request_fields import (
 from trunkline_router.prompts.conversation import MAX_MESSAGES, TEXT_ALONE
 from trunkline_router.request.request_call import NO_EXTRAS, Extras
 
-MAX_TOP_LOGPROBS = 20
 MAX_PARTS = 4096  # of a message
 NO_AUDIO = "is not supported: audio is not served"
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from trunkline.sampling_params import NEUTRAL
 from trunkline.status import INVALID_REQUEST, QUARANTINED, RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, SamplingParams, TokenLogprobs
 from trunkline.v1.inference_pb2 import ChatMessage, GenerateResponse, Usage
@@ -21,6 +22,7 @@ from trunkline_router.request.request_call import PreparedRequest
 
 ID_BYTES = 24  # random ones: ids cannot be guessed
 DELTA = "response.output_text.delta"
+_NUMBERS = ("temperature", "top_p", "presence_penalty", "frequency_penalty")  # that a response repeats
 
 
 class ResponseAnswer:
@@ -207,19 +209,13 @@ def _part(text: str, logprobs: list[Json]) -> Json:
 def _sampling_fields(request: ResponseRequest, sampling: SamplingParams) -> Json:
     """The numbers that count: the client's as it gave them, else the model's, else those of the contract."""
 
-    def number(given: float | None, name: str, default: float) -> float:
-        if given is not None:
-            return given
-        # seven digits: the fields have 32 bits, in which 0.7 is 0.699999988
-        return float(f"{getattr(sampling, name):.7g}") if sampling.HasField(name) else default  # type: ignore[arg-type]
+    def number(name: Any) -> float:
+        given: float | None = getattr(request, name)
+        if given is None and sampling.HasField(name):
+            return float(f"{getattr(sampling, name):.7g}")  # the fields have 32 bits, in which 0.7 is 0.699999988
+        return getattr(NEUTRAL, name) if given is None else given
 
-    return {
-        "temperature": number(request.temperature, "temperature", 1.0),
-        "top_p": number(request.top_p, "top_p", 1.0),
-        "presence_penalty": number(request.presence_penalty, "presence_penalty", 0.0),
-        "frequency_penalty": number(request.frequency_penalty, "frequency_penalty", 0.0),
-        "top_logprobs": request.top_logprobs or 0,
-    }
+    return {**{name: number(name) for name in _NUMBERS}, "top_logprobs": request.top_logprobs or 0}
 
 
 def _error_code(refused: RequestRefused) -> str:

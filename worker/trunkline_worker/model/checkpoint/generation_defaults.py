@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from trunkline.sampling_params import BY_MODEL
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.validation import validate_sampling
@@ -12,7 +13,6 @@ from trunkline_worker.model.checkpoint.refusals import ModelError
 
 MOST_TOP_K = (1 << 31) - 1
 MOST_VALUE = 1e6  # of any number; validate_sampling() knows each one's range
-SAMPLING_KEYS = ("temperature", "top_p", "min_p", "repetition_penalty")
 
 
 def read_generation_defaults(
@@ -21,9 +21,9 @@ def read_generation_defaults(
     """Returns the end-of-sequence ids, from generation_config.json, else config.json, and the sampling defaults, from
     generation_config.json only. Raises ModelError with file and key.
 
-    As in vLLM, the values of temperature, top_k, top_p, min_p and repetition_penalty in generation_config.json are the
-    defaults, and do_sample is not read: a temperature applies with `do_sample: false` too. Absent parameters have their
-    neutral values, so a file without a temperature means 1, not greedy decoding. A top_k of 0 or -1 keeps all tokens.
+    As in vLLM, the parameters of BY_MODEL have their defaults in generation_config.json, and do_sample is not read: a
+    temperature applies with `do_sample: false` too. Absent parameters have their neutral values, so a file without a
+    temperature means 1, not greedy decoding. A top_k of 0 or -1 keeps all tokens.
     Sampling parameters in config.json, their place before generation_config.json existed, have no effect; transformers
     5 drops them, and vLLM takes its defaults from transformers.
 
@@ -48,8 +48,8 @@ def read_generation_defaults(
 
 def _sampling(generation: Entries, vocab_size: int) -> SamplingParams:
     defaults = SamplingParams()
-    for key in SAMPLING_KEYS:
-        if generation.has(key):
+    for key in BY_MODEL:
+        if key != "top_k" and generation.has(key):
             setattr(defaults, key, generation.number(key, -MOST_VALUE, MOST_VALUE))
     if generation.has("top_k"):
         defaults.top_k = max(0, generation.integer("top_k", -1, MOST_TOP_K))

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from trunkline.sampling_params import EXAMPLES
 from trunkline_kernels.gpu.device_rows import gather_rows
 from trunkline_kernels.gpu.logprobs import logprobs
 from trunkline_kernels.gpu.ragged_attention import Pieces
@@ -106,10 +107,7 @@ class GpuRunner:
     def _rehearse(self) -> None:
         """Runs a sequence that uses every sampling parameter, so that no request waits for kernels to compile. It
         writes to the first block, which no sequence uses yet."""
-        everything = Sampling(
-            max_tokens=2, temperature=1.0, top_k=3, top_p=0.5, min_p=0.1, repetition_penalty=1.5, presence_penalty=0.5,
-            frequency_penalty=0.5, logit_bias=((0, 1.0),), logprobs=1, prompt_logprobs=1,
-        )  # fmt: skip
+        everything = Sampling(max_tokens=2, logit_bias=((0, 1.0),), logprobs=1, prompt_logprobs=1, **EXAMPLES)
         start = SequenceStart(REHEARSAL, [0, 0], 2, [0], everything)
         self.begin(StepPlan(0, [SequenceStep(REHEARSAL, 0, 0, 2, (), True)], [start]))()
         self.begin(StepPlan(0, [SequenceStep(REHEARSAL, 0, 2, 1, (), True)]))()

@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trunkline_kernels.gpu.device_rows import SAMPLING_COLUMNS, DeviceRows, write_segments
+from trunkline_kernels.gpu.device_rows import FLOAT_COLUMNS, SAMPLING_COLUMNS, DeviceRows, write_segments
 from trunkline_worker.runner.gpu.transfers import to_device
 from trunkline_worker.step.plan import RowError, Sampling, SequenceStart, StepPlan
+
+_floats = attrgetter(*FLOAT_COLUMNS)
 
 
 @dataclass(slots=True)
@@ -124,11 +127,9 @@ class RowTable:
 def sampling_columns(row: TableRow) -> NDArray[np.int32]:
     """Returns the row's [SAMPLING_COLUMNS] int32 columns, in the order of trunkline_kernels.gpu.device_rows."""
     s = row.sampling
-    floats = np.array(
-        [s.temperature, s.top_p, s.min_p, s.repetition_penalty, s.frequency_penalty, s.presence_penalty], np.float32
-    ).view(np.int32)
+    floats = np.array(_floats(s), np.float32).view(np.int32)
     seed = np.array([s.seed], np.uint64).view(np.int32)
     top_k = min(s.top_k, np.iinfo(np.int32).max)
-    columns = np.array([floats[0], top_k, floats[1], floats[2], *seed, *floats[3:], row.prompt_len], np.int32)
+    columns = np.array([*floats, top_k, *seed, row.prompt_len], np.int32)
     assert len(columns) == SAMPLING_COLUMNS.value
     return columns

@@ -14,7 +14,7 @@ from trunkline_kernels.gpu.logprobs import logprobs
 from trunkline_kernels.gpu.sampling import sample
 from trunkline_worker.runner.gpu.row_table import TableRow
 from trunkline_worker.runner.gpu.transfers import to_device
-from trunkline_worker.runner.sampler import changes_logits
+from trunkline_worker.runner.sampler import changes_logits, is_penalised
 from trunkline_worker.step.plan import NO_MASKS, Masks, PositionLogprobs, RowError
 
 
@@ -68,7 +68,7 @@ def _adjust(logits: Tensor, rows: list[TableRow], device_rows: DeviceRows) -> No
             s = row.sampling
             if s.logit_bias or row.num_output < s.min_tokens:
                 arrays += _bias(i, row)
-            if s.repetition_penalty != 1.0 or s.presence_penalty or s.frequency_penalty:
+            if is_penalised(s):
                 penalised.append((i, row.index, row.num_tokens))
         except Exception as error:  # one row's error must not fail the other rows' step
             row.error = RowError.of_bug(error)
