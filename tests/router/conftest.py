@@ -5,10 +5,16 @@ from contextlib import ExitStack
 
 import pytest
 
+from tests.router.asked_work import Ask, asking
 from trunkline_bench.servers.redis_server import RedisServer, redis_executables
 from trunkline_router.prompts.helper_pool import Helpers
 
 REDIS_VERSIONS = tuple(redis_executables())
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
+    return asking(monkeypatch)
 
 
 @pytest.fixture

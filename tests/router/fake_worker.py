@@ -117,6 +117,13 @@ class FakeChoice:
             self.worker.forget(self)
         self.session.put_nowait(SessionResponse(outputs=[output]))
 
+    def whole(self, **output: Any) -> None:
+        """Ends it with an output that is no tokens: vector=… or score=…"""
+        report = PromptReport(prompt_tokens=len(self.submit.prompt_token_ids), cached_tokens=self.cached_tokens)
+        self.worker.forget(self)
+        sent = SequenceOutput(handle=self.submit.handle, prompt=report, **output)
+        self.session.put_nowait(SessionResponse(outputs=[sent]))
+
     def fail(
         self, refused: RequestRefused, *, suspect: bool = False, sole_suspect: bool = False, begun: bool = False
     ) -> None:

@@ -11,8 +11,10 @@ from trunkline.sampling_params import BY_MODEL
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, invalid
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
-from trunkline.v1.worker_pb2 import GetModelResponse
+from trunkline.v1.worker_pb2 import GetModelResponse, OutputKind
 from trunkline.validation import (
+    TOKENS,
+    WHOLE_OUTPUTS,
     check_length,
     check_prompt_logprobs,
     max_total_tokens,
@@ -79,10 +81,12 @@ class Preparer:
             message = f"{model[:MOST_SHOWN]!r} is an alias: {refused.message}"
             raise RequestRefused(CODE_NOT_FOUND, MODEL_NOT_FOUND, message, field="model") from None
 
-    def check_choices(self, choices: int) -> None:
-        """Raises RequestRefused (INVALID_REQUEST) unless one request may have so many choices."""
-        if not 1 <= choices <= self.max_choices:
-            raise invalid("n", f"{choices} is not in [1, {self.max_choices}]")
+    def check_choices(self, choices: int, output: "OutputKind.ValueType" = TOKENS) -> None:
+        """Raises RequestRefused (INVALID_REQUEST) unless one request may have so many choices. A prompt has one vector
+        or score."""
+        most = 1 if output in WHOLE_OUTPUTS else self.max_choices
+        if not 1 <= choices <= most:
+            raise invalid("n", f"{choices} is not in [1, {most}]")
 
     async def prepare(self, call: RequestCall) -> PreparedRequest:
         """Checks everything that the client sent, cheap checks first, and fills in every default. Raises
@@ -99,9 +103,12 @@ class Preparer:
         scheduling = scheduling.corrected(self.shared.weight_factor(scheduling.tenant))
         affinity_key = call.affinity_key()
         limits = pool.limits
-        validate_sampling(request.sampling, vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids)
+        output = TOKENS if work is None else work.output
+        validate_sampling(
+            request.sampling, vocab_size=limits.vocab_size, eos_token_ids=limits.eos_token_ids, output=output
+        )
         choices = request.n if request.HasField("n") else 1
-        self.check_choices(choices)
+        self.check_choices(choices, output)
         begun_s = time.monotonic()
         try:
             prompt = await _prompt_tokens(call, pool.tokenizer, limits, scheduling)

@@ -1,13 +1,12 @@
 """Workers of one model that can do different things, such as those of the previous protocol beside those of this one:
 each is sent only what it can do, for new requests, continued streams and grants alike."""
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 
+from tests.router.asked_work import Ask
 from tests.router.cluster import cluster, refusal, tokens_of, until
 from tests.router.direct_rig import KEY, Call, Stream, arrival, direct
 from tests.router.failover_rig import DIED, LONG, PROMPT, dies, first_of, rest
@@ -19,26 +18,9 @@ from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline.v1.worker_pb2 import Adapter, Capability, Grammar, Task, Work
 from trunkline_router.request.failover import FailoverLimits
-from trunkline_router.request.prepare import Preparer
-from trunkline_router.request.request_call import Extras, PreparedRequest, RequestCall
 
 ADAPTERS = (Capability.CAPABILITY_ADAPTERS,)
-Ask = Callable[[Work], None]
 WORK = Work(adapter=Adapter(id="legal", version="3"))
-
-
-@pytest.fixture
-def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
-    """Gives this work to all further requests, as an API that has adapters would."""
-    plain = Preparer.prepare
-
-    def ask(work: Work) -> None:
-        async def prepare(self: Preparer, call: RequestCall) -> PreparedRequest:
-            return await plain(self, replace(call, extras=Extras(work=work)))
-
-        monkeypatch.setattr(Preparer, "prepare", prepare)
-
-    return ask
 
 
 def worker(name: str, **settings: Any) -> FakeWorker:
