@@ -101,7 +101,7 @@ class DirectPath:
 
 def _answer_to(request: GenerateRequest, granted: GrantResponse) -> DirectAnswer:
     """The answer, before any output. Raises NotOffered."""
-    answer_format, choices = granted.answer_format, request.n if request.HasField("n") else 1
+    answer_format, choices = granted.prompt.answer_format, request.n if request.HasField("n") else 1
     if answer_format and answer_format not in PARSERS:
         raise NotOffered(f"this client is older than the router: it cannot parse {answer_format}", is_lasting=True)
     return DirectAnswer(choices, parsers_of(answer_format, choices))

@@ -374,8 +374,8 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AnswerPart]:
-        """What the answer consists of, if it answers a conversation and the model writes more than text. Those of one choice
-        are in order. A part can come later than its text in `chunks`, but not later than the end of its choice.
+        """What the answer consists of, if PromptInfo.answer_format is set. Those of one choice are in order. A part can come
+        later than its text in `chunks`, but not later than the end of its choice.
         """
 
     @_builtins.property
@@ -487,6 +487,7 @@ class PromptInfo(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     LANE_FIELD_NUMBER: _builtins.int
+    ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The served model's name."""
     worker_id: _builtins.str
@@ -499,6 +500,10 @@ class PromptInfo(_message.Message):
     """The seed that was used. A request with the same seed and model repeats the generation."""
     lane: _generation_pb2.Lane.ValueType
     """The lane that the request runs in."""
+    answer_format: _builtins.str
+    """The format in which the parts of the answer are found: that of the model (GetModelResponse.answer_format), if the
+    prompt is a conversation. Empty: the answer is text and has no parts.
+    """
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprobs]:
         """One entry per prompt token, if prompt_logprobs were requested."""
@@ -513,10 +518,11 @@ class PromptInfo(_message.Message):
         logprobs: _abc.Iterable[_generation_pb2.TokenLogprobs] | None = ...,
         seed: _builtins.int = ...,
         lane: _generation_pb2.Lane.ValueType = ...,
+        answer_format: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "lane", b"lane", "logprobs", b"logprobs", "model", b"model", "prompt_tokens", b"prompt_tokens", "seed", b"seed", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "cached_tokens", b"cached_tokens", "lane", b"lane", "logprobs", b"logprobs", "model", b"model", "prompt_tokens", b"prompt_tokens", "seed", b"seed", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -694,15 +700,12 @@ class GrantResponse(_message.Message):
     GRANTS_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
-    ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's name in logs and traces."""
     worker_address: _builtins.str
     """The worker's address as routers know it: host:port."""
     wait: _builtins.bool
     """In answer to `silent`: the worker is working, perhaps on other requests. The earlier grants stay valid."""
-    answer_format: _builtins.str
-    """The format in which the client finds the parts of the answer (GetModelResponse.answer_format); empty: it is text."""
     @_builtins.property
     def grants(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.Grant]:
         """One for each unfinished choice, ordered by choice; each is for one call of WorkerService.Generate."""
@@ -719,11 +722,10 @@ class GrantResponse(_message.Message):
         grants: _abc.Iterable[_worker_pb2.Grant] | None = ...,
         prompt: Global___PromptInfo | None = ...,
         wait: _builtins.bool = ...,
-        answer_format: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "grants", b"grants", "prompt", b"prompt", "request_id", b"request_id", "wait", b"wait", "worker_address", b"worker_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grants", b"grants", "prompt", b"prompt", "request_id", b"request_id", "wait", b"wait", "worker_address", b"worker_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

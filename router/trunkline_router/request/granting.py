@@ -231,7 +231,6 @@ class _Granting:
             worker_address=worker.address,
             grants=[sign_grant(key, one, epoch=epoch, expires_unix_ms=expires_unix_ms) for one in submits],
             prompt=prepared.prompt_info(),
-            answer_format=prepared.answer_format,
         )
         num_bytes = response.ByteSize()
         if not self.grants and num_bytes > MAX_FIRST_BYTES:

@@ -51,7 +51,13 @@ class PreparedRequest:
 
     def prompt_info(self) -> PromptInfo:
         """Returns what the client is told of the prompt, as far as it is known before a worker has it."""
-        return PromptInfo(model=self.model, prompt_tokens=len(self.prompt), seed=self.seed, lane=self.scheduling.lane)
+        return PromptInfo(
+            model=self.model,
+            prompt_tokens=len(self.prompt),
+            seed=self.seed,
+            lane=self.scheduling.lane,
+            answer_format=self.answer_format,
+        )
 
     def least_room(self, num_output: int = 0) -> int:
         """Returns how many tokens a worker must be able to hold to answer the request, or to continue it after

@@ -60,6 +60,7 @@ async def test_an_answer_comes_in_parts_also_across_a_failover(client_of: Any) -
         resumed.tokens(1, text=ANSWER[-1], finish=True)
         pieces = await reading
     assert parts_of(pieces) == PARTS
+    assert pieces[0].response.prompt.answer_format == TAGGED
     assert "".join(piece.text for piece in pieces) == ANSWER
     assert pieces[-1].response.usage.completion_tokens == 3 + len(ANSWER) - place
 
@@ -88,6 +89,7 @@ async def test_other_answers_are_text(client_of: Any, prompt: Any, formats: list
         pieces = await reading
     assert "".join(piece.text for piece in pieces) == ANSWER
     assert not parts_of(pieces)
+    assert not pieces[0].response.prompt.answer_format
 
 
 async def test_a_direct_client_without_the_parser_leaves_the_answer_to_the_router(
