@@ -1518,7 +1518,9 @@ class GetModelResponse(_message.Message):
     epoch: _builtins.int
     """Identifies the run of the worker's process."""
     fingerprint: _builtins.str
-    """Workers with an equal fingerprint (weights, dtype, kernels) can continue one another's generations."""
+    """Workers with an equal fingerprint (weights, dtype, kernels, format of KV blocks) can continue one another's
+    generations.
+    """
     architecture: _builtins.str
     """The architecture's name in config.json."""
     vocab_size: _builtins.int

@@ -70,7 +70,7 @@ def worker_on(
             engine, described = build_engine(settings, model, torch.device("cuda"), (lambda _: None) if warm else None)
         assert isinstance(engine.executor, WaitingExecutor)
         engine.executor.close()
-        kv = described.kv_blocks * model.kv_bytes_per_block(settings.block_size)
+        kv = described.kv_blocks * model.block_format(settings.block_size).num_bytes
         for plan in largest_steps(model, settings, described.kv_blocks):
             runners[-1].begin(plan)()
             runners[-1]._table.apply(StepPlan(0, [], ended=[start.sequence_id for start in plan.starts]))

@@ -1,6 +1,8 @@
 """Model directories: what loads, and the one clear line for what does not."""
 
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,9 @@ from tests.worker.model.checkpoints import write_checkpoint
 from tests.worker.model.oracle import weights_of
 from trunkline.sampling_params import BY_MODEL, TABLE
 from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline_worker.model import loading
 from trunkline_worker.model.architectures.config_json import parse_spec
+from trunkline_worker.model.block_format import BlockFormat
 from trunkline_worker.model.checkpoint.checkpoint import Checkpoint
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.checkpoint.weight_stream import WeightStream
@@ -195,6 +199,20 @@ def test_the_fingerprint_tells_weights_dtype_and_config_apart(checkpoint: Path) 
     data[-1] ^= 1
     file.write_bytes(data)
     seen.add(load(checkpoint).fingerprint)
+    assert len(seen) == 4
+
+
+def test_the_execution_fingerprint_tells_formats_of_blocks_apart(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(checkpoint)
+    block = model.block_format(16)
+    assert block.num_bytes == model.kv_pool(3, 16).whole_blocks.shape[1]
+    seen = {model.execution_fingerprint(16), replace(model, kv_dtype=torch.bfloat16).execution_fingerprint(16)}
+    seen.add(model.execution_fingerprint(32))
+    assert load(checkpoint).execution_fingerprint(16) in seen
+    monkeypatch.setattr(loading, "BlockFormat", partial(BlockFormat, layout=block.layout + 1))
+    seen.add(model.execution_fingerprint(16))
     assert len(seen) == 4
 
 

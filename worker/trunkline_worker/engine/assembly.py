@@ -38,7 +38,7 @@ def build_engine(
     gpu_name: as torch reports it
     """
     num_blocks = kv_blocks_for(settings, model, device)
-    tree = PrefixTree(model.fingerprint, settings.block_size)
+    tree = PrefixTree(model.execution_fingerprint(settings.block_size), settings.block_size)
     stats = EngineStats(time.perf_counter())
     runner = step_runner(model, settings, num_blocks=num_blocks, report=report)
     executor = executor_for(runner, settings, device.type)
@@ -73,15 +73,14 @@ def kv_blocks_for(settings: EngineSettings, model: LoadedModel, device: torch.de
     """The number of KV blocks: as set, or as many as fit. Raises OutOfMemory if that is too much or too few."""
     needed = activation_bytes(model, settings)  # first, because it frees memory cached while loading
     available = max(0, usable_bytes(device, settings.gpu_memory_share) - needed)
-    bytes_per_block = model.kv_bytes_per_block(settings.block_size)
+    block = model.block_format(settings.block_size)
     if settings.kv_blocks:
-        check_block_count(settings.kv_blocks, bytes_per_block=bytes_per_block, free_bytes=available)
+        check_block_count(settings.kv_blocks, block, free_bytes=available)
         return settings.kv_blocks
     return kv_block_count(
-        bytes_per_block=bytes_per_block,
+        block,
         free_bytes=available,
         fraction=kv_memory_fraction(settings, device),
-        block_size=settings.block_size,
         context_length=model.context_length,
         max_running=settings.max_running_requests,
     )
@@ -93,7 +92,7 @@ def description_of(
     """What clients and routers are told of the engine and its model, without the worker's names."""
     return GetModelResponse(
         task=Task.TASK_GENERATE,
-        fingerprint=model.fingerprint,
+        fingerprint=model.execution_fingerprint(settings.block_size),
         architecture=model.spec.architecture,
         vocab_size=model.spec.vocab_size,
         context_length=model.context_length,

@@ -64,7 +64,7 @@ def activation_bytes(model: LoadedModel, settings: EngineSettings) -> int:
     torch.cuda.synchronize(model.device)
     peak = torch.cuda.max_memory_allocated(model.device) - before
     peak += runner.later_bytes
-    peak -= num_blocks * model.kv_bytes_per_block(settings.block_size)
+    peak -= num_blocks * model.block_format(settings.block_size).num_bytes
     # With a larger pool, rows are as long as the context; tokens and block numbers take four bytes.
     peak += 4 * len(plan.starts) * model.context_length * (settings.block_size + 1) // settings.block_size
     del runner

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import torch
 
+from trunkline_worker.model.block_format import BlockFormat
+
 GIB = 1 << 30
 
 
@@ -12,28 +14,29 @@ class OutOfMemory(Exception):
 
 
 def kv_block_count(
-    *, bytes_per_block: int, free_bytes: int, fraction: float, block_size: int, context_length: int, max_running: int
+    block: BlockFormat, *, free_bytes: int, fraction: float, context_length: int, max_running: int
 ) -> int:
     """Returns the number of blocks within `fraction` of the free memory, at most what a full running set can use.
 
     Raises OutOfMemory if the blocks cannot hold one sequence of the full context length.
     """
-    affordable = int(free_bytes * fraction) // bytes_per_block
-    per_sequence = -(-context_length // block_size)
+    affordable = int(free_bytes * fraction) // block.num_bytes
+    per_sequence = -(-context_length // block.block_size)
     if affordable < per_sequence:
         raise OutOfMemory(
-            f"kv_memory_fraction={fraction} of {free_bytes / GIB:.2f} GiB free memory holds {affordable * block_size} "
-            f"tokens, less than one context of {context_length}: lower --context-length, or give --kv-blocks"
+            f"kv_memory_fraction={fraction} of {free_bytes / GIB:.2f} GiB free memory holds "
+            f"{affordable * block.block_size} tokens, less than one context of {context_length}: lower "
+            "--context-length, or give --kv-blocks"
         )
     return min(affordable, per_sequence * max_running)
 
 
-def check_block_count(num_blocks: int, *, bytes_per_block: int, free_bytes: int) -> None:
+def check_block_count(num_blocks: int, block: BlockFormat, *, free_bytes: int) -> None:
     """Raises OutOfMemory if `num_blocks` do not fit into the free memory."""
-    if num_blocks * bytes_per_block > free_bytes:
+    if num_blocks * block.num_bytes > free_bytes:
         raise OutOfMemory(
-            f"kv_blocks={num_blocks} take {num_blocks * bytes_per_block / GIB:.2f} GiB, and {free_bytes / GIB:.2f} GiB "
-            f"are free: at most {free_bytes // bytes_per_block} fit"
+            f"kv_blocks={num_blocks} take {num_blocks * block.num_bytes / GIB:.2f} GiB, and {free_bytes / GIB:.2f} GiB "
+            f"are free: at most {free_bytes // block.num_bytes} fit"
         )
 
 

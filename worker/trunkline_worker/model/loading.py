@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline_kernels.ragged_batch import KVPool, allocate_kv
 from trunkline_worker.model.architectures.config_json import read_spec
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec, LayerSpec, LinearSpec
-from trunkline_worker.model.checkpoint.checkpoint import EMBEDDING, HEAD, Checkpoint, fingerprint
+from trunkline_worker.model.block_format import BlockFormat
+from trunkline_worker.model.checkpoint.checkpoint import EMBEDDING, HEAD, Checkpoint, digest_of, fingerprint
 from trunkline_worker.model.checkpoint.generation_defaults import read_generation_defaults
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.checkpoint.weight_digest import WeightDigests
@@ -54,7 +56,7 @@ class LoadedModel:
 
     decoder: "Decoder | CpuDecoder | GpuDecoder"
     spec: DecoderSpec
-    fingerprint: str
+    fingerprint: str  # of config, weights and kernels
     dtype: torch.dtype
     kv_dtype: torch.dtype
     device: torch.device
@@ -65,10 +67,28 @@ class LoadedModel:
     weight_bytes: WeightBytes
     notes: tuple[str, ...] = ()  # lines for the operator, logged at start-up
 
-    def kv_bytes_per_block(self, block_size: int) -> int:
-        """Returns the bytes that one block takes for the keys and values of all layers."""
+    def block_format(self, block_size: int) -> BlockFormat:
+        """Returns the format of KV blocks of so many tokens."""
         spec = self.spec
-        return 2 * spec.num_layers * block_size * spec.num_kv_heads * spec.head_dim * self.kv_dtype.itemsize
+        return BlockFormat(spec.num_layers, spec.num_kv_heads, spec.head_dim, block_size, _name(self.kv_dtype))
+
+    def execution_fingerprint(self, block_size: int) -> str:
+        """Returns the fingerprint of all that a token depends on. Workers where it is equal can continue one another's
+        generations."""
+        return digest_of(self.fingerprint, repr(self.block_format(block_size)))
+
+    def kv_pool(self, num_blocks: int, block_size: int) -> KVPool:
+        """Allocates an empty pool of KV blocks on the model's device."""
+        block = self.block_format(block_size)
+        return allocate_kv(
+            num_layers=block.num_layers,
+            num_blocks=num_blocks,
+            block_size=block.block_size,
+            num_kv_heads=block.num_kv_heads,
+            head_dim=block.head_dim,
+            dtype=self.kv_dtype,
+            device=self.device,
+        )
 
 
 @torch.inference_mode()

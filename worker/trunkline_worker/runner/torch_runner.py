@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trunkline_kernels.ragged_batch import KVLayer, PagedBatch, RaggedBatch, allocate_kv
+from trunkline_kernels.ragged_batch import KVLayer, PagedBatch, RaggedBatch
 from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.loading import LoadedModel
@@ -147,16 +147,7 @@ class TorchRunner:
         self._model = model
         self._block_size = block_size
         self._rows = BatchRows()
-        spec = model.spec
-        self._pool = allocate_kv(
-            num_layers=spec.num_layers,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            dtype=model.kv_dtype,
-            device=model.device,
-        )
+        self._pool = model.kv_pool(num_blocks, block_size)
         self._forward = step_forward(model, self._pool.layers, block_size)
         self._sample_rows = step_sample(model)
         self._hidden = torch.empty(0)  # [num_tokens, hidden] of the step in progress

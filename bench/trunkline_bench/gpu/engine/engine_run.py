@@ -166,7 +166,7 @@ def _started(shapes: Shapes, settings: EngineSettings) -> EngineUnderTest:
     loaded_s = time.perf_counter()
     warm_up = (lambda stage: None) if shapes.device.type == "cuda" else None
     engine, _ = build_engine(settings, model, shapes.device, warm_up)
-    under_test = EngineUnderTest(engine, model.spec, weight_bytes(model), model.kv_bytes_per_block(1))
+    under_test = EngineUnderTest(engine, model.spec, weight_bytes(model), model.block_format(1).num_bytes)
     under_test.load_s, under_test.warm_up_s = loaded_s - started_s, time.perf_counter() - loaded_s
     return under_test
 

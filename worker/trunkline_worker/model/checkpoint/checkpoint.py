@@ -191,14 +191,19 @@ def fingerprint(directory: Path, weights: Sequence[bytes], *facts: str) -> str:
 
     weights: digests of the weight files
     """
-    digest = xxhash.xxh3_128()
     path = directory / "config.json"
     try:
         config = json.dumps(read_json(path), sort_keys=True)
     except RecursionError:
         raise ModelError(f"{path} cannot be read: it is nested too deeply") from None
-    for part in (config, *facts):
-        digest.update(len(part).to_bytes(8, "little") + part.encode())
-    for weight in weights:
-        digest.update(weight)
+    return digest_of(config, *facts, digests=weights)
+
+
+def digest_of(*facts: str, digests: Sequence[bytes] = ()) -> str:
+    """Returns a digest of facts and of digests of other things."""
+    digest = xxhash.xxh3_128()
+    for fact in facts:
+        digest.update(len(fact).to_bytes(8, "little") + fact.encode())
+    for part in digests:
+        digest.update(part)
     return digest.hexdigest()

@@ -16,7 +16,6 @@ from trunkline.sampling_params import EXAMPLES
 from trunkline_kernels.gpu.device_rows import gather_rows
 from trunkline_kernels.gpu.logprobs import logprobs
 from trunkline_kernels.gpu.ragged_attention import Pieces
-from trunkline_kernels.ragged_batch import allocate_kv
 from trunkline_worker.model.gpu_decoder import GpuDecoder
 from trunkline_worker.model.loading import LoadedModel
 from trunkline_worker.runner.gpu.prefix_groups import FEWEST_SEQUENCES, PrefixGroups
@@ -56,10 +55,7 @@ class GpuRunner:
         spec, size = model.spec, settings.block_size
         max_seqs = min(settings.max_running_requests, settings.max_step_tokens)
         max_tokens = min(model.context_length, num_blocks * size)
-        self._pool = allocate_kv(
-            num_layers=spec.num_layers, num_blocks=num_blocks, block_size=size, num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim, dtype=model.kv_dtype, device=model.device,
-        )  # fmt: skip
+        self._pool = model.kv_pool(num_blocks, size)
         self._table = RowTable(
             num_rows=max_seqs, max_tokens=max_tokens, max_blocks=-(-max_tokens // size), device=model.device
         )
