@@ -1,13 +1,13 @@
 """A scheduler with an executor that checks it, which the tests of the engine's core drive."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tests.worker.fake_executor import HistoryExecutor
 from trunkline.block_hash import packed_hash
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.prefix_tree import PrefixTree
-from trunkline_worker.cache.sequence import Finish
+from trunkline_worker.cache.sequence import AwaitedResource, Finish
 from trunkline_worker.cache.sequence import Sequence as EngineSequence
 from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.scheduler.limits import SchedulerLimits
@@ -63,6 +63,7 @@ class Rig:
         tenant: str = "",
         weight: float = 1.0,
         within_s: float | None = None,
+        awaits: Iterable[AwaitedResource] = (),
         **options: object,
     ) -> int:
         """Submits a sequence; `output`: tokens generated on another worker; `within_s`: its deadline from now."""
@@ -81,6 +82,7 @@ class Rig:
             account=self.scheduler.waiting.lanes[lane].account(tenant, weight),
             arrival_s=self.now_s,
             deadline_s=None if within_s is None else self.now_s + within_s,
+            awaits=frozenset(awaits),
         )
         self.sequences[sequence_id] = sequence
         self.outputs[sequence_id] = list(output)
@@ -89,6 +91,11 @@ class Rig:
 
     def abort(self, sequence_id: int) -> bool:
         return self.scheduler.abort(sequence_id, self.now_s)
+
+    @property
+    def can_step(self) -> bool:
+        """Whether something runs, is in flight, or may be admitted."""
+        return bool(self.in_flight or self.scheduler.running or self.scheduler.waiting.num_ready)
 
     def schedule(self) -> tuple[StepPlan, StepResult] | None:
         """The first half of a step, so that a test can do something while it is in flight."""

@@ -76,6 +76,7 @@ class PacedWorker(WorkerServiceServicer):
                 free_at_s = max(free_at_s, time.monotonic())
                 continue
             waiting = self._queues[account.tenant].popleft()
+            self._accounts.step_out(account)
             self._accounts.leave(account, 1)
             if waiting.is_aborted:
                 continue
@@ -106,6 +107,7 @@ class PacedWorker(WorkerServiceServicer):
         waiting = Waiting(submit, outbox, account)
         self._queues.setdefault(submit.tenant, deque()).append(waiting)
         self._accounts.join(account, 1)
+        self._accounts.line_up(account)
         self._arrived.set()
         return waiting
 

@@ -12,6 +12,7 @@ def serve(accounts: Accounts) -> Account:
     """Runs the next request to its end."""
     account = accounts.next()
     assert account is not None
+    accounts.step_out(account)
     accounts.leave(account, TOKENS)
     accounts.start(account)
     account.input_tokens += TOKENS
@@ -19,24 +20,30 @@ def serve(accounts: Accounts) -> Account:
     return account
 
 
+def submit(accounts: Accounts, tenant: str) -> Account:
+    account = accounts.account(tenant, 1.0)
+    accounts.join(account, TOKENS)
+    accounts.line_up(account)
+    return account
+
+
 @pytest.mark.parametrize("again_after", [10**9, 500, 100])
 @pytest.mark.parametrize("names", [1, 12, 60])
 def test_a_tenant_has_its_turn_beside_names_that_each_send_one_request(names: int, again_after: int) -> None:
     accounts = Accounts(Lane.STANDARD)
-    innocent = accounts.account("innocent", 1.0)
     for number in range(names):
-        accounts.join(accounts.account(f"name {number}", 1.0), TOKENS)
+        submit(accounts, f"name {number}")
     number, turns, since = names, 0, 0
-    accounts.join(innocent, TOKENS)
+    innocent = submit(accounts, "innocent")
     while turns < 40:
         served, since = serve(accounts), since + 1
         if served is innocent:
             # Its fair share is one request in (names + 1).
             assert since <= 2 * (names + 1) + 2, f"it had to wait for {since} requests"
             turns, since = turns + 1, 0
-            accounts.join(innocent, TOKENS)
+            submit(accounts, "innocent")
         else:
             assert since <= 10 * (names + 2), "the tenant never has its turn"
             number += 1
-            accounts.join(accounts.account(f"name {number % again_after}", 1.0), TOKENS)
+            submit(accounts, f"name {number % again_after}")
     accounts.check_integrity()

@@ -153,15 +153,18 @@ def test_tenants_that_keep_coming_do_not_hold_up_one_that_waits_level_with_them(
     accounts = Accounts(STANDARD)
     first = accounts.account("first", 1.0)
     accounts.join(first, 8)
+    accounts.line_up(first)
     first.input_tokens += 8
     for n in range(100):
         newcomer = accounts.account(f"newcomer {n}", 1.0)
         accounts.join(newcomer, 8)
+        accounts.line_up(newcomer)
         served = accounts.next()
         assert served is not None
         if served is first:
             break
         served.input_tokens += 8
+        accounts.step_out(served)
         accounts.leave(served, 8)
     assert 0 < n <= NEWCOMERS_FIRST
 

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.worker.rig import Rig
 from trunkline.block_hash import packed_hash
-from trunkline_worker.cache.sequence import Finish
+from trunkline_worker.cache.sequence import AwaitedResource, Finish
 from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.scheduler.limits import AdmissionRule, Batching
 
@@ -21,8 +21,12 @@ def weak_hash(parent: bytes, packed: bytes) -> bytes:
     return bytes([packed_hash(parent, packed)[0] & 15])
 
 
+RESOURCES = [AwaitedResource("grammar", b"a"), AwaitedResource("grammar", b"b"), AwaitedResource("adapter", b"a")]
+
+
 class SchedulerLife(RuleBasedStateMachine):
-    """Prompts come from a small alphabet, so that prefixes are shared, repeated and forged all the time."""
+    """Prompts come from a small alphabet, so that prefixes are shared, repeated and forged all the time. Sequences
+    await resources from the start or later, which are there in any order, or fail."""
 
     hash_block = staticmethod(packed_hash)
 
@@ -50,6 +54,7 @@ class SchedulerLife(RuleBasedStateMachine):
             **limits,  # type: ignore[arg-type]
         )
         self.aborted: set[int] = set()
+        self.lacking: dict[int, set[AwaitedResource]] = {}  # what each sequence still awaits
 
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=30),
@@ -60,13 +65,43 @@ class SchedulerLife(RuleBasedStateMachine):
         tenant=st.sampled_from(["a", "b"]),
         weight=st.sampled_from([0.5, 1.0, 3.0]),
         within_s=st.sampled_from([None, None, 500.0]),
+        awaits=st.one_of(st.just([]), st.lists(st.sampled_from(RESOURCES), max_size=2)),
     )
-    def submit(self, prompt: list[int], max_tokens: int, with_logprobs: bool, **options: object) -> None:
+    def submit(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        with_logprobs: bool,
+        awaits: list[AwaitedResource],
+        **options: object,
+    ) -> None:
         capacity = self.rig.blocks.num_blocks * self.rig.blocks.block_size
         if len(prompt) < capacity:
             if with_logprobs:
                 options["prompt_logprobs"] = 0
-            self.rig.submit(prompt, max_tokens, **options)  # type: ignore[arg-type]
+            sequence_id = self.rig.submit(prompt, max_tokens, awaits=awaits, **options)  # type: ignore[arg-type]
+            self.lacking[sequence_id] = set(awaits)
+
+    @rule(pick=st.integers(0, 1 << 30), resource=st.sampled_from(RESOURCES))
+    def await_resource(self, pick: int, resource: AwaitedResource) -> None:
+        waiting = list(self.rig.scheduler.waiting)
+        if waiting:
+            sequence_id = waiting[pick % len(waiting)].sequence_id
+            self.rig.scheduler.await_resource(sequence_id, resource)
+            self.lacking[sequence_id].add(resource)
+
+    @rule(resource=st.sampled_from(RESOURCES))
+    def ready(self, resource: AwaitedResource) -> None:
+        self.rig.scheduler.ready(resource, self.rig.now_s)
+        for lacking in self.lacking.values():
+            lacking.discard(resource)
+
+    @rule(resource=st.sampled_from(RESOURCES))
+    def fails(self, resource: AwaitedResource) -> None:
+        failed = {sequence.sequence_id for sequence in self.rig.scheduler.failed(resource, self.rig.now_s)}
+        expected = {sequence_id for sequence_id, lacking in self.lacking.items() if resource in lacking}
+        assert failed == expected - self.aborted
+        self.aborted |= failed
 
     @rule(pick=st.integers(0, 1 << 30))
     def abort(self, pick: int) -> None:
@@ -78,17 +113,23 @@ class SchedulerLife(RuleBasedStateMachine):
     @rule(steps=st.integers(1, 40))
     def steps(self, steps: int) -> None:
         for _ in range(steps):
-            if self.rig.scheduler.has_work:
+            if self.rig.can_step:
                 self.rig.step()
 
     @invariant()
     def holds_together(self) -> None:
         if hasattr(self, "rig"):
             self.rig.scheduler.check_integrity()
+            for sequence in self.rig.scheduler.running:
+                assert not self.lacking[sequence.sequence_id], "it runs without a resource that it awaits"
+            for sequence in self.rig.scheduler.waiting:
+                assert sequence.awaits == self.lacking[sequence.sequence_id]
 
     def teardown(self) -> None:
         if not hasattr(self, "rig"):
             return
+        for resource in RESOURCES:
+            self.ready(resource)
         self.rig.run()
         assert set(self.rig.finished) | self.aborted == set(self.rig.sequences), "every sequence ends"
         assert not set(self.rig.finished) & self.aborted, "no sequence ends twice"

@@ -26,6 +26,13 @@ class StepMark(NamedTuple):
     device_s_per_token: float  # summed over all steps up to this one
 
 
+class AwaitedResource(NamedTuple):
+    """What a sequence cannot be computed without, and that may not be there yet."""
+
+    kind: str  # such as "grammar"
+    name: bytes  # such as its digest
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """Two counters advance towards the number of tokens; there is no prefill or decode phase.
@@ -65,6 +72,8 @@ class Sequence:
     num_known_cached: int = 0  # while it waits: tokens in them, as its lane counts them
     num_announced: int = 0  # leading blocks announced as being computed: see ComputingPrefixes
     is_watched: bool = False  # while it waits: whether Waiting.by_deadline has it
+    ticket: int = 0  # while it may be admitted: names its entries in the order of the queue
+    awaits: frozenset[AwaitedResource] = frozenset()  # while it waits: without these it cannot be admitted
 
     cached_tokens: int | None = None  # found in the cache at the first admission
     reported: bool = False  # its PromptOutput has been returned
@@ -106,6 +115,11 @@ class Sequence:
         if not self.is_aged:
             self.promised_len = 0
         self.num_scheduled, self.num_pending = num_scheduled, 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it waits, and awaits no resource."""
+        return self.ticket > 0
 
     @property
     def owes_progress(self) -> bool:

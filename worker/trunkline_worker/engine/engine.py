@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineRequest, EngineStep
 from trunkline.status import CODE_INVALID_ARGUMENT, CONTEXT_LENGTH_EXCEEDED, RequestRefused
 from trunkline.v1.worker_pb2 import GetStatsResponse, LoadSample, StepCostModel, Submit
-from trunkline_worker.cache.sequence import Sequence
+from trunkline_worker.cache.sequence import AwaitedResource, Sequence
 from trunkline_worker.engine.messages import (
     Prompt,
     broken_off,
@@ -100,13 +100,24 @@ class Engine:
         for handle in request.finished_handles:
             self._load_changed |= self.scheduler.finish(handle, now_s)
 
-    def submit(self, submit: Submit, prompt: Prompt) -> None:
-        """Takes in one request. The prompt is not read from the message."""
+    def submit(self, submit: Submit, prompt: Prompt, awaits: frozenset[AwaitedResource] = frozenset()) -> None:
+        """Takes in one request. The prompt is not read from the message. It is not computed before ready() was called
+        for all that it awaits."""
         sequence = self._sequence(submit, prompt, self._clock_s())
         if sequence is not None:
             self._arrivals += 1
+            sequence.awaits = awaits
             self.scheduler.submit(sequence)
         self._last_handle = max(self._last_handle, submit.handle)
+
+    def ready(self, resource: AwaitedResource) -> None:
+        """A resource is there that requests may await."""
+        self.scheduler.ready(resource, self._clock_s())
+
+    def failed(self, resource: AwaitedResource, refused: RequestRefused) -> None:
+        """A resource will not be there: the requests that await it are refused with this error."""
+        for sequence in self.scheduler.failed(resource, self._clock_s()):
+            self._outputs.append(EngineOutput(handle=sequence.sequence_id, error=refused.to_proto()))
 
     def step(self) -> EngineStep | None:
         """Schedules and launches one step, and collects and commits the oldest one if enough are in flight. Returns

@@ -105,8 +105,8 @@ def run(engine: Engine, link: FrontLink, watchdog: Watchdog) -> None:
             link.send(EngineResponse(step=step))
         # With no step in flight, only step() itself can tell that there is nothing to schedule now.
         timeout_s = 0.0 if step is not None and not engine.is_computing else idle_s(engine)
-        if timeout_s is None:
-            watchdog.rests()
+        if timeout_s != 0.0 and not engine.is_computing:
+            watchdog.rests()  # all that is left waits, for a resource or until a batch is formed
         if timeout_s is None and time.perf_counter() - checked_s > INTEGRITY_CHECK_S:
             checked_s = time.perf_counter()
             engine.scheduler.check_integrity()

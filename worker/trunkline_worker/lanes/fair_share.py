@@ -33,7 +33,8 @@ class Account:
 
     __slots__ = (
         "cached_tokens", "given_before", "given_when_back", "input_tokens", "is_listed", "lane", "left_at", "lift",
-        "output_tokens", "recomputed_tokens", "returning", "running", "tenant", "waiting", "waiting_tokens", "weight",
+        "output_tokens", "ready", "recomputed_tokens", "returning", "running", "tenant", "waiting", "waiting_tokens",
+        "weight",
     )  # fmt: skip
 
     def __init__(self, lane: Lane, tenant: str, weight: float) -> None:
@@ -50,6 +51,7 @@ class Account:
         self.waiting = 0  # sequences that wait for their first admission
         self.waiting_tokens = 0  # of those sequences
         self.returning = 0  # preempted sequences that wait
+        self.ready = 0  # of all that wait, those that await no resource
         self.is_listed = False  # whether it has an entry in the order of its lane
         self.left_at = 0.0  # virtual time when it last became idle
         self.given_when_back = 0.0  # `given` when it last returned
@@ -72,8 +74,8 @@ class Account:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the tenant has no sequences in this lane."""
-        return not (self.running or self.waiting or self.returning)
+        """Whether the tenant has no sequences in this lane, or only such as await a resource."""
+        return not (self.running or self.ready)
 
     def set_weight(self, weight: float) -> None:
         """Changes the weight; service given so far keeps the weight it was given at."""
@@ -85,21 +87,26 @@ class Account:
 
 
 class Accounts:
-    """All accounts of one lane, and the order of those with waiting sequences."""
+    """All accounts of one lane, and the order of those with sequences that are ready to be admitted.
+
+    A sequence that waits joins the queue. It also lines up, unless it awaits a resource: a tenant gains nothing from
+    sequences that could not be computed.
+    """
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
         self._accounts: dict[str, Account] = {}
-        # (counter when pushed, tie, account): one entry for each account with waiting sequences, and for some without.
+        # (counter when pushed, tie, account): one entry for each account with ready sequences, and for some without.
         # Counters only grow, so the smallest entry that is up to date is the smallest of all.
         self._order: list[tuple[float, float, Account]] = []
         self._aside: list[tuple[float, float, Account]] = []
         self._pushes = 0
-        self._last_left = 0.0  # counter of the last account whose queue ran empty
+        self._last_left = 0.0  # counter of the last account whose last ready sequence stepped out
+        self._num_ready = 0  # accounts with ready sequences
         self._num_waiting = 0  # accounts with waiting sequences, and the sum of their weights
         self._waiting_weight = 0.0
         self.begun: Set[Account] = frozenset()  # those with a prompt that the last step did not compute to its end
-        self.num_active = 0  # accounts with waiting or running sequences, and the sum of their weights
+        self.num_active = 0  # accounts with ready or running sequences, and the sum of their weights
         self._active_weight = 0.0
         self._virtual_time = 0.0  # see _advance()
 
@@ -148,7 +155,7 @@ class Accounts:
 
     def join(self, account: Account, num_tokens: int) -> None:
         """One more sequence of the account, of `num_tokens`, waits for its first admission."""
-        self._queues_up(account)
+        self._joins(account)
         account.waiting += 1
         account.waiting_tokens += num_tokens
 
@@ -160,7 +167,7 @@ class Accounts:
 
     def join_again(self, account: Account) -> None:
         """One more sequence of the account was preempted, and waits."""
-        self._queues_up(account)
+        self._joins(account)
         account.returning += 1
 
     def leave_again(self, account: Account) -> None:
@@ -168,27 +175,38 @@ class Accounts:
         account.returning -= 1
         self._may_have_left(account)
 
-    def _queues_up(self, account: Account) -> None:
+    def line_up(self, account: Account) -> None:
+        """One more waiting sequence of the account is ready to be admitted."""
         self._becomes_active(account)
-        if account.num_queued:
-            return
-        self._num_waiting += 1
-        self._waiting_weight += account.weight
-        behind = self._floor() - account.virtual_tokens
-        if behind > 0:
-            account.lift += behind
-        if not account.is_listed:
-            self._list(account)
+        if not account.ready:
+            self._num_ready += 1
+            behind = self._floor() - account.virtual_tokens
+            if behind > 0:
+                account.lift += behind
+            if not account.is_listed:
+                self._list(account)
+        account.ready += 1
+
+    def step_out(self, account: Account) -> None:
+        """One sequence of the account that was ready no longer waits, or awaits a resource."""
+        account.ready -= 1
+        if not account.ready:
+            self._last_left = account.virtual_tokens
+            self._num_ready -= 1
+            if len(self._order) > 2 * self._num_ready + MOST_VOID:
+                self._sweep()
+        self._may_be_idle(account)
+
+    def _joins(self, account: Account) -> None:
+        if not account.num_queued:
+            self._num_waiting += 1
+            self._waiting_weight += account.weight
 
     def _may_have_left(self, account: Account) -> None:
         if not account.num_queued:
-            self._last_left = account.virtual_tokens
             self._num_waiting -= 1
             # Set to 0 when no account waits, so that rounding errors do not add up.
             self._waiting_weight = self._waiting_weight - account.weight if self._num_waiting else 0.0
-            if len(self._order) > 2 * self._num_waiting + MOST_VOID:
-                self._sweep()
-        self._may_be_idle(account)
 
     def _becomes_active(self, account: Account) -> None:
         if account.is_idle:
@@ -221,7 +239,7 @@ class Accounts:
         """The account to serve next, apart from those set aside; None if there is none."""
         while self._order:
             counter, _, account = self._order[0]
-            if not account.num_queued:
+            if not account.ready:
                 heappop(self._order)
                 account.is_listed = False
             elif account.virtual_tokens > counter:
@@ -244,9 +262,9 @@ class Accounts:
         self._aside.clear()
 
     def _sweep(self) -> None:
-        """Drops the entries of accounts without waiting sequences."""
+        """Drops the entries of accounts without ready sequences."""
         for _, _, account in self._order:
-            account.is_listed = account.num_queued > 0
+            account.is_listed = account.ready > 0
         self._order = [entry for entry in self._order if entry[2].is_listed]
         heapify(self._order)
 
@@ -260,7 +278,7 @@ class Accounts:
         return self._waiting_weight
 
     def check_integrity(self) -> None:
-        """Asserts that the sums are right, and that each account with waiting sequences is listed once."""
+        """Asserts that the sums are right, and that each account with ready sequences is listed once."""
         active = [account.weight for account in self._accounts.values() if not account.is_idle]
         assert len(active) == self.num_active, "active accounts miscounted"
         assert abs(sum(active) - self._active_weight) <= 1e-6 * (1 + sum(active)), (
@@ -272,9 +290,10 @@ class Accounts:
         assert not self._aside, "an account is still passed over"
         listed = [id(account) for _, _, account in self._order]
         assert len(listed) == len(set(listed)), "an account is listed twice"
-        waits = {id(account) for account in self._accounts.values() if account.num_queued}
-        assert waits <= set(listed), "an account waits that will never be served"
-        assert len(listed) <= 2 * len(waits) + MOST_VOID + 1, "void entries pile up"
+        ready = {id(account) for account in self._accounts.values() if account.ready}
+        assert len(ready) == self._num_ready, "ready accounts miscounted"
+        assert ready <= set(listed), "an account waits that will never be served"
+        assert len(listed) <= 2 * len(ready) + MOST_VOID + 1, "void entries pile up"
 
     def _floor(self) -> float:
         """The counter at which a newcomer starts: that of the least served account with prompts to compute."""
@@ -286,6 +305,6 @@ class Accounts:
 
     def _forget_idle(self) -> None:
         """Drops the half of the idle accounts that is oldest."""
-        idle = [tenant for tenant, account in self._accounts.items() if account.is_idle]
+        idle = [tenant for tenant, account in self._accounts.items() if account.is_idle and not account.num_queued]
         for tenant in idle[: max(1, len(idle) // 2)]:
             del self._accounts[tenant]

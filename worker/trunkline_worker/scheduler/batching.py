@@ -90,7 +90,7 @@ class StaticBatching(ContinuousBatching):
 
     def begin_step(self, *, busy: bool, now_s: float) -> None:
         if self._expected:
-            self._expected = {number: s for number, s in self._expected.items() if s in self._waiting}
+            self._expected = {number: s for number, s in self._expected.items() if s.is_ready}
             if not self._expected and self._prompts:
                 self.close()  # the members it waited for were aborted
         if busy:
@@ -98,7 +98,7 @@ class StaticBatching(ContinuousBatching):
         self._expected = {}
         self._prompts = []
         opens_s = self.opens_s()
-        num_waiting = len(self._waiting)
+        num_waiting = self._waiting.num_ready
         if num_waiting and (opens_s is None or num_waiting >= self._size or now_s >= opens_s):
             self._settle_members()
 
@@ -112,11 +112,11 @@ class StaticBatching(ContinuousBatching):
     def opens_s(self) -> float | None:
         if self._expected or not self._window_s:
             return None
-        return min((s.arrival_s for s in self._waiting), default=0.0) + self._window_s
+        return min((s.arrival_s for s in self._waiting if s.is_ready), default=0.0) + self._window_s
 
     def next(self, lane: Lane) -> Sequence | None:
         for sequence_id, sequence in self._expected.items():
-            if sequence.lane is lane and sequence_id not in self._deferred and sequence in self._waiting:
+            if sequence.lane is lane and sequence_id not in self._deferred and sequence.is_ready:
                 return sequence
         return None
 

@@ -26,7 +26,7 @@ UNKNOWN_RETRY_S = 1.0
 
 
 class DrainRate:
-    """The times of the latest admissions, on a clock that runs only while sequences wait.
+    """The times of the latest admissions, on a clock that runs only while sequences wait that are ready.
 
     The retry delay is the time in which as many sequences as wait now were last admitted: a window as long as the time
     it predicts. Sequences that were admitted at once, into a running set with room, are not counted.
@@ -39,12 +39,12 @@ class DrainRate:
         self._left = [0 for _ in LANES]  # sequences that the last step left waiting
         self._at_s = 0.0
 
-    def step_over(self, waiting: list[int], now_s: float) -> None:
-        """Called after the last admission of a step.  waiting: number of waiting sequences, by lane"""
+    def step_over(self, ready: list[int], now_s: float) -> None:
+        """Called after the last admission of a step.  ready: sequences that could have been admitted, by lane"""
         self._pass_time(now_s)
         left = 0
         for lane in LANES:
-            left += waiting[lane]
+            left += ready[lane]
             self._left[lane] = left
 
     def admitted(self, lane: Lane, now_s: float) -> None:
@@ -77,15 +77,16 @@ class DrainRate:
         """Seconds that a sequence submitted now will wait for its admission, judged by the recent rate."""
         if sequence.deadline_s is None or not self.is_queueing(sequence.lane):
             return 0.0
+        ready = waiting.new_and_ready
         # Its tenant's turn comes as often as its weight allows, however many sequences of other tenants wait.
         ahead = min(
             waiting.num_due_before(sequence.lane, due_s(sequence)),
-            sum(waiting.count[: sequence.lane]) + waiting.num_in_turn_before(sequence.account),
+            sum(ready[: sequence.lane]) + waiting.num_in_turn_before(sequence.account),
         )
-        num_waiting = sum(waiting.count[: sequence.lane + 1])
+        num_waiting = sum(ready[: sequence.lane + 1])
         if not num_waiting:
             return 0.0
-        return self.retry_delay_s(sequence.lane, waiting.count, now_s) * ahead / num_waiting
+        return self.retry_delay_s(sequence.lane, ready, now_s) * ahead / num_waiting
 
     def _pass_time(self, now_s: float) -> None:
         passed_s = max(0.0, now_s - self._at_s)

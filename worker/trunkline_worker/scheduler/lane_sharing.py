@@ -190,7 +190,7 @@ class LaneSharing:
         first tenants, and then at some modest ones, which take turns from step to step.
         """
         waiting, computes_next_of = self._waiting, self._running.computes_next_of
-        if expected is not None and expected in waiting and not computes_next_of(expected):
+        if expected is not None and expected.is_ready and not computes_next_of(expected):
             yield expected
         modest, num_looked_at = list[Sequence](), 0
         while (sequence := waiting.next(lane)) is not None:

@@ -98,7 +98,7 @@ class Preemption:
         sequence = self._expected[lane]
         if sequence is None:
             return False
-        if sequence in self.waiting and not self.running.computes_next_of(sequence):
+        if sequence.is_ready and not self.running.computes_next_of(sequence):
             is_overdue = self.overdue.is_overdue(lane, now_s) and self.sharing.may_stretch(sequence)
             missing = self.admission.missing_without(
                 [],

@@ -97,7 +97,7 @@ class PromptScheduling:
         if aged_waits:
             # No sequence overtakes it; the interactive lane is held up only if it alone is in the aged one's way.
             may_admit = may_admit and any(sequence.lane is not Lane.INTERACTIVE for sequence in running.members)
-        may_admit = may_admit and not running.is_blocked and len(waiting) > 0
+        may_admit = may_admit and not running.is_blocked and waiting.num_ready > 0
         # Whether no waiting sequence was found to fit, and nothing in flight could change that.
         blocked = may_admit and not aged_waits and admits_while_running
         self.admission.is_cautious = False
@@ -111,7 +111,7 @@ class PromptScheduling:
                 blocked &= stopped is not Stopped.STEP_FULL
                 may_admit = stopped is not Stopped.BY_ROOM_NOW and not aged_waits
         may_change = running.is_retiring or self.evictions.has_any or self.admission.is_cautious
-        if blocked and len(waiting) and not may_change:
+        if blocked and waiting.num_ready and not may_change:
             running.note_blocked()
         self._count_backlog(budget, has_prompts=bool(chunks or running.has_starts))
 

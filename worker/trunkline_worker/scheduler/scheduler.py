@@ -12,7 +12,7 @@ advances, and a sequence never outgrows an empty pool, because max_tokens is bou
 """
 
 from trunkline_worker.cache.blocks import KVBlocks
-from trunkline_worker.cache.sequence import Sequence
+from trunkline_worker.cache.sequence import AwaitedResource, Sequence
 from trunkline_worker.scheduler.admission import Admission
 from trunkline_worker.scheduler.aging import Aging, Overdue
 from trunkline_worker.scheduler.batching import batching_policy
@@ -127,6 +127,24 @@ class Scheduler:
         already."""
         return self._table.finish(sequence_id, now_s)
 
+    def await_resource(self, sequence_id: int, resource: AwaitedResource) -> None:
+        """A waiting sequence cannot be admitted before ready(resource): see awaiting.py. A new one may name what it
+        awaits when it is submitted."""
+        self.waiting.hold(self.sequences[sequence_id], resource)
+        self._running.note_change()  # the sequences behind it may fit
+
+    def ready(self, resource: AwaitedResource, now_s: float) -> None:
+        """A resource is there: sequences that await nothing else can be admitted."""
+        self.waiting.release(resource, now_s)
+        self._running.note_change()
+
+    def failed(self, resource: AwaitedResource, now_s: float) -> list[Sequence]:
+        """A resource will never be there. Removes and returns the sequences that await it."""
+        broken_off = self.waiting.awaiting.of(resource)
+        for sequence in broken_off:
+            self.abort(sequence.sequence_id, now_s)
+        return broken_off
+
     def refuse_hopeless(self, now_s: float) -> list[Sequence]:
         """Removes and returns waiting sequences that cannot meet their deadlines any more."""
         refused = []
@@ -193,8 +211,8 @@ class Scheduler:
 
     def wakes_s(self) -> float | None:
         """When the passing of time alone changes what schedule() would do; None: it does not."""
-        if not len(self.waiting):
-            return None
+        if not self.waiting.num_ready:
+            return self.deadlines.next_s()
         times_s = [self.deadlines.next_s(), self._overdue.next_s(self._planned_s), self._changes_s()]
         if self._batching.admits_while_running:
             times_s.append(self._aging.next_s())
@@ -210,7 +228,7 @@ class Scheduler:
         """The next step; None if there is nothing to compute now."""
         running, waiting = self._running, self.waiting
         self._aging.end_if_over()
-        if len(waiting):
+        if waiting.num_ready:
             for time_s in (self._overdue.next_s(self._planned_s), self._changes_s()):
                 if time_s is not None and now_s >= time_s:
                     running.note_change()
@@ -226,7 +244,7 @@ class Scheduler:
         may_admit = self.stats.preemptions == preemptions_before
         budget.decodes_are_in()
         self._prompts.fill(steps, chunks, budget, now_s, may_admit=may_admit)
-        self.drain_rate.step_over(waiting.count, now_s)
+        self.drain_rate.step_over(waiting.new_and_ready, now_s)
         if not steps and self._batching.releases_decodes(running.members):
             self._schedule_decodes(steps, budget)
         if not steps:
@@ -267,7 +285,7 @@ class Scheduler:
             return
         for lane in sharing.contended():
             sharing.end_stretching(lane)
-        if not self._running.is_blocked and len(self.waiting):
+        if not self._running.is_blocked and self.waiting.num_ready:
             self._preemption.make_room(now_s)
 
     def _schedule_decodes(self, steps: list[SequenceStep], budget: StepBudget) -> list[Sequence]:

@@ -1,4 +1,5 @@
-"""Sequences that wait for admission: by lane, within a lane by tenant, within a tenant by due time.
+"""Sequences that wait for admission: by lane, within a lane by tenant, within a tenant by due time. Those that await a
+resource have no place in this order: see awaiting.py.
 
 Within a tenant, preempted sequences go first, oldest first, so that what was begun is finished first. They do not go
 before other tenants' sequences. After them come sequences that began at another worker: their clients have received
@@ -6,14 +7,16 @@ part of the answer.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
+from operator import attrgetter
 
-from trunkline_worker.cache.sequence import Sequence
+from trunkline_worker.cache.sequence import AwaitedResource, Sequence
 from trunkline_worker.lanes.fair_share import Account, Accounts
 from trunkline_worker.lanes.lanes import LANES, Lane
+from trunkline_worker.scheduler.awaiting import Awaiting
 
-# (key, arrival, generation, sequence)
+# (key, arrival, tag, sequence)
 Entry = tuple[float, int, int, Sequence]
 
 FEWEST_VOID = 64  # void entries below which sweeping them out is not worth it
@@ -21,21 +24,24 @@ FEWEST_VOID = 64  # void entries below which sweeping them out is not worth it
 # earlier, so sequences without deadlines do not starve.
 PATIENCE_S = 60.0
 RETURNING_KEY = float("-inf")  # preempted sequences go first within their tenant
+# Tags of a SequenceHeap. A ticket is 0, and is_watched is False, while a sequence has no entry.
+TICKET: Callable[[Sequence], int] = attrgetter("ticket")
+WATCHED: Callable[[Sequence], int] = attrgetter("is_watched")
 
 
 class SequenceHeap:
     """A heap of waiting sequences from which any may leave: smallest key first, then the older sequence.
 
-    An entry is valid while its sequence waits in the generation that it had when it was put here. Other entries are
-    dropped at the top, or when more than half of all are of that kind.
+    An entry is valid while its sequence has the tag that it had when it was put here. Other entries are dropped at the
+    top, or when more than half of all are of that kind.
 
-    members: all waiting sequences, by id
+    tag: of a sequence; it never has an earlier one again
     """
 
-    __slots__ = ("_aside", "_entries", "_members", "_void")
+    __slots__ = ("_aside", "_entries", "_tag", "_void")
 
-    def __init__(self, members: dict[int, Sequence]) -> None:
-        self._members = members
+    def __init__(self, tag: Callable[[Sequence], int]) -> None:
+        self._tag = tag
         self._entries: list[Entry] = []
         self._aside: list[Entry] = []
         self._void = 0  # upper bound of the entries that are not valid
@@ -46,10 +52,10 @@ class SequenceHeap:
 
     def put(self, key: float, sequence: Sequence) -> None:
         """Adds a sequence."""
-        heappush(self._entries, (key, sequence.arrival, sequence.generation, sequence))
+        heappush(self._entries, (key, sequence.arrival, self._tag(sequence), sequence))
 
     def left(self) -> None:
-        """Called when a sequence that was put here does not wait any more."""
+        """Called when a sequence that was put here has lost its tag."""
         self._void += 1
         if self._void >= FEWEST_VOID and 2 * self._void > len(self._entries):
             self._entries = [entry for entry in self._entries if self._is_valid(entry)]
@@ -86,8 +92,7 @@ class SequenceHeap:
         self.put(key, sequence)
 
     def _is_valid(self, entry: Entry) -> bool:
-        sequence = entry[3]
-        return sequence.sequence_id in self._members and entry[2] == sequence.generation
+        return entry[2] == self._tag(entry[3])
 
 
 class Waiting:
@@ -101,11 +106,15 @@ class Waiting:
         self.preempted_tokens = [0 for _ in LANES]  # known tokens of preempted sequences, by lane
         self.matched_tokens = [0 for _ in LANES]  # cached leading tokens of new and preempted ones: see has_matched()
         self.admitted_s = [0.0 for _ in LANES]  # when a sequence of each lane was last admitted
-        self._due_s: list[list[float]] = [[] for _ in LANES]  # due times of sequences that never ran, in order
+        self.awaiting = Awaiting()  # all others are ready
+        self.num_ready = 0
+        self.new_and_ready = [0 for _ in LANES]  # ready sequences that never ran, by lane
+        self._due_s: list[list[float]] = [[] for _ in LANES]  # due times of ready sequences that never ran, in order
         self._members: dict[int, Sequence] = {}  # by id
-        self._queues: dict[Account, SequenceHeap] = {}  # of accounts with waiting sequences
-        self._by_age = [SequenceHeap(self._members) for _ in LANES]
-        self.by_deadline = SequenceHeap(self._members)  # sequences that never ran and have a deadline: see deadlines.py
+        self._tickets = 0  # given out so far
+        self._queues: dict[Account, SequenceHeap] = {}  # of accounts with ready sequences
+        self._by_age = [SequenceHeap(TICKET) for _ in LANES]  # by the time since when each could have been admitted
+        self.by_deadline = SequenceHeap(WATCHED)  # sequences that never ran and have a deadline: see deadlines.py
         self._deferred: list[SequenceHeap] = []  # heaps in which a sequence is set aside
 
     def __len__(self) -> int:
@@ -133,38 +142,78 @@ class Waiting:
     def put(self, sequence: Sequence, start_by_s: float | None = None) -> None:
         """Adds a sequence that has never run.  start_by_s: after this time its deadline is out of reach"""
         self._members[sequence.sequence_id] = sequence
-        lane, account = sequence.lane, sequence.account
-        self._queue_of(account).put(due_s(sequence), sequence)
-        insort(self._due_s[lane], due_s(sequence))
-        self.lanes[lane].join(account, len(sequence.token_ids))
+        lane = sequence.lane
+        self.lanes[lane].join(sequence.account, len(sequence.token_ids))
         self.count[lane] += 1
         self.num_tokens[lane] += len(sequence.token_ids)
-        self._by_age[lane].put(sequence.arrival_s, sequence)
         if start_by_s is not None:
             sequence.is_watched = True
             self.by_deadline.put(start_by_s, sequence)
+        if sequence.awaits:
+            self.awaiting.add(sequence)
+        else:
+            self._line_up(sequence, sequence.arrival_s)
 
     def put_back(self, sequence: Sequence) -> None:
         """Adds a sequence that was preempted."""
         self._members[sequence.sequence_id] = sequence
-        lane, account = sequence.lane, sequence.account
-        self.preempted_tokens[lane] += len(sequence.token_ids)
-        self._queue_of(account).put(RETURNING_KEY, sequence)
-        self.lanes[lane].join_again(account)
-        self._by_age[lane].put(sequence.arrival_s, sequence)
+        self.preempted_tokens[sequence.lane] += len(sequence.token_ids)
+        self.lanes[sequence.lane].join_again(sequence.account)
+        self._line_up(sequence, sequence.arrival_s)
 
-    def _queue_of(self, account: Account) -> SequenceHeap:
+    def hold(self, sequence: Sequence, resource: AwaitedResource) -> None:
+        """A waiting sequence awaits a resource from now on."""
+        if not sequence.awaits:
+            self._step_out(sequence)
+        self.awaiting.add(sequence, resource)
+
+    def release(self, resource: AwaitedResource, now_s: float) -> None:
+        """A resource is there: sequences that await nothing else are ready."""
+        for sequence in self.awaiting.settle(resource):
+            self._line_up(sequence, now_s)
+
+    def _line_up(self, sequence: Sequence, since_s: float) -> None:
+        """Gives a sequence its place in the order.  since_s: since when it could have been admitted"""
+        lane, account = sequence.lane, sequence.account
+        self._tickets += 1
+        sequence.ticket = self._tickets
+        self.num_ready += 1
+        key = RETURNING_KEY
+        if not sequence.generation:
+            key = due_s(sequence)
+            insort(self._due_s[lane], key)
+            self.new_and_ready[lane] += 1
         queue = self._queues.get(account)
         if queue is None:
-            queue = self._queues[account] = SequenceHeap(self._members)
-        return queue
+            queue = self._queues[account] = SequenceHeap(TICKET)
+        queue.put(key, sequence)
+        self._by_age[lane].put(since_s, sequence)
+        self.lanes[lane].line_up(account)
+
+    def _step_out(self, sequence: Sequence) -> None:
+        """Takes a sequence out of the order."""
+        lane, account = sequence.lane, sequence.account
+        sequence.ticket = 0
+        self.num_ready -= 1
+        self._by_age[lane].left()
+        if not sequence.generation:
+            del self._due_s[lane][bisect_left(self._due_s[lane], due_s(sequence))]
+            self.new_and_ready[lane] -= 1
+        self.lanes[lane].step_out(account)
+        if account.ready:
+            self._queues[account].left()
+        else:
+            del self._queues[account]
 
     def remove(self, sequence: Sequence) -> None:
         """Removes a sequence, whatever its position."""
         del self._members[sequence.sequence_id]
         lane, account = sequence.lane, sequence.account
         self.has_matched(sequence, 0)
-        self._by_age[lane].left()
+        if sequence.awaits:
+            self.awaiting.remove(sequence)
+        else:
+            self._step_out(sequence)
         if sequence.is_watched:
             sequence.is_watched = False
             self.by_deadline.left()
@@ -173,13 +222,8 @@ class Waiting:
             self.lanes[lane].leave_again(account)
         else:
             self.count[lane] -= 1
-            del self._due_s[lane][bisect_left(self._due_s[lane], due_s(sequence))]
             self.num_tokens[lane] -= len(sequence.token_ids)
             self.lanes[lane].leave(account, len(sequence.token_ids))
-        if account.num_queued:
-            self._queues[account].left()
-        else:
-            del self._queues[account]
 
     # Order
 
@@ -213,14 +257,14 @@ class Waiting:
             accounts.restore()
 
     def neglected_since_s(self, lane: Lane) -> float | None:
-        """Since when a lane has had waiting sequences and none was admitted; None: nothing waits in it."""
+        """Since when a lane has had ready sequences and none was admitted; None: it has none."""
         oldest_s = self.oldest_s(lane)
         return None if oldest_s is None else max(oldest_s, self.admitted_s[lane])
 
     def oldest_s(self, lane: Lane) -> float | None:
-        """Arrival time of the oldest waiting sequence in a lane; None: nothing waits in it."""
-        oldest = self._by_age[lane].first()
-        return None if oldest is None else oldest.arrival_s
+        """Since when the oldest ready sequence of a lane could have been admitted; None: none is ready."""
+        oldest = self._by_age[lane].first_entry()
+        return None if oldest is None else oldest[0]
 
     def num_in_turn_before(self, account: Account) -> float:
         """About how many sequences of its lane go before a tenant's next one, if tenants take turns by weight."""
@@ -245,13 +289,16 @@ class Waiting:
         return sum(count for count, _ in found), sum(tokens for _, tokens in found)
 
     def num_due_before(self, lane: Lane, due_s: float) -> int:
-        """How many sequences that never ran go before one with this due time, in this lane and those above it."""
-        return sum(self.count[:lane]) + bisect_right(self._due_s[lane], due_s)
+        """How many ready sequences that never ran go before one with this due time, in this lane and those above it."""
+        return sum(self.new_and_ready[:lane]) + bisect_right(self._due_s[lane], due_s)
 
     def check_integrity(self) -> None:
         """Asserts that counts agree with members, and that no waiting sequence holds blocks."""
         assert all(not s.block_table and not s.num_scheduled and not s.num_pending for s in self), "it holds blocks"
         assert not self._deferred, "a sequence is still deferred"
+        assert all(s.is_ready != bool(s.awaits) for s in self), "a sequence must either await or be in the order"
+        self.awaiting.check_integrity(self._members)
+        assert self.num_ready == sum(s.is_ready for s in self), "ready sequences miscounted"
         for lane in LANES:
             own_lane = [s for s in self if s.lane is lane]
             preempted = sum(len(s.token_ids) for s in own_lane if s.generation)
@@ -260,7 +307,8 @@ class Waiting:
             self.lanes[lane].check_integrity()
             new = [s for s in self if s.lane is lane and not s.generation]
             assert self.count[lane] == len(new), "waiting sequences miscounted"
-            assert self._due_s[lane] == sorted(map(due_s, new)), "due times miscounted"
+            assert self._due_s[lane] == sorted(due_s(s) for s in new if not s.awaits), "due times miscounted"
+            assert self.new_and_ready[lane] == len(self._due_s[lane]), "ready sequences miscounted"
             assert self.num_tokens[lane] == sum(len(s.token_ids) for s in new), "waiting tokens miscounted"
             for account in self.lanes[lane]:
                 own = [s for s in new if s.account is account]
@@ -268,6 +316,8 @@ class Waiting:
                 assert account.waiting_tokens == sum(len(s.token_ids) for s in own), "an account is miscounted"
                 returning = sum(s.account is account and s.generation > 0 for s in own_lane)
                 assert account.returning == returning, "an account is miscounted"
+                ready = sum(s.account is account and not s.awaits for s in own_lane)
+                assert account.ready == ready, "an account is miscounted"
         kept = sum(map(len, (*self._queues.values(), *self._by_age, self.by_deadline)))
         heaps = len(self._queues) + len(Lane) + 1
         assert kept <= 6 * len(self._members) + 64 * heaps, f"{kept} entries for {len(self._members)} that wait"
