@@ -3,10 +3,12 @@
 import zlib
 
 import numpy as np
+from numpy.typing import NDArray
 
-from trunkline_worker.step.plan import NO_MASKS, Masks, PositionLogprobs, Sampling, StepPlan, StepResult
+from trunkline_worker.step.plan import NO_MASKS, Masks, PositionLogprobs, Run, Sampling, StepPlan, StepResult
 
 VOCAB = 50
+NO_RUN = Run.of([])
 
 
 class HistoryExecutor:
@@ -17,7 +19,7 @@ class HistoryExecutor:
 
     def __init__(self, *, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
-        self._store: list[int | None] = [None] * (num_blocks * block_size)
+        self.store: list[int | None] = [None] * (num_blocks * block_size)
         self._rows: dict[int, tuple[list[int], list[int], int, Sampling]] = {}
 
     def forward(self, plan: StepPlan) -> None:
@@ -31,22 +33,24 @@ class HistoryExecutor:
                 start.prompt_len,
                 start.sampling,
             )
-        for step in plan.steps:
+        for index, step in enumerate(plan.steps):
             tokens, table, _, _ = self._rows[step.sequence_id]
             table += step.new_blocks
             end = step.num_computed + step.num_new
-            assert step.num_new > 0
-            assert step.samples == (end == len(tokens))
+            run = plan.runs.get(index, NO_RUN)
+            assert step.num_new > run.num_new
+            assert step.samples == (end == len(tokens) + run.num_new)
             for position in range(step.num_computed, end):
-                self._store[self._slot(table, position)] = tokens[position]
-        for step in plan.steps:
+                self.store[self._slot(table, position)] = [*tokens, *run.token_ids][position]
+        for index, step in enumerate(plan.steps):
             tokens, table, _, _ = self._rows[step.sequence_id]
             end = step.num_computed + step.num_new
-            history = [self._store[self._slot(table, position)] for position in range(end)]
-            assert history == tokens[:end], f"sequence {step.sequence_id} reads another one's KV"
+            history = [self.store[self._slot(table, position)] for position in range(end)]
+            known = [*tokens, *plan.runs.get(index, NO_RUN).token_ids]
+            assert history == known[:end], f"sequence {step.sequence_id} reads another one's KV"
 
     def sample(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
-        token_ids: list[int | None] = []
+        result = StepResult(plan.step_id, [None] * len(plan.steps))
         prompt_logprobs: dict[int, list[PositionLogprobs]] = {}
         for index, step in enumerate(plan.steps):
             tokens, _, prompt_len, sampling = self._rows[step.sequence_id]
@@ -54,15 +58,39 @@ class HistoryExecutor:
                 first, end = step.num_computed + 1, min(step.num_computed + step.num_new + 1, prompt_len)
                 prompt_logprobs[index] = [PositionLogprobs(tokens[p], 0.0, 1, []) for p in range(first, end)]
             if not step.samples or (index in plan.masked and index not in masks):
-                token_ids.append(None)
                 continue
-            token_id = zlib.crc32(repr((tokens, sampling.seed)).encode()) % VOCAB
-            if index in masks:
-                allowed = np.flatnonzero(np.unpackbits(masks[index].view(np.uint8), count=VOCAB, bitorder="little"))
-                token_id = int(allowed[token_id % len(allowed)])
-            tokens.append(token_id)
-            token_ids.append(token_id)
-        return StepResult(plan.step_id, token_ids, {}, prompt_logprobs)
+            run = plan.runs.get(index, NO_RUN)
+            last = tokens + list(run.token_ids[: run.num_new])
+            allowed = masks.get(index, [None] * run.num_samples)
+            sampled = [
+                self.next_token(last[: len(last) - run.num_samples + 1 + at], sampling, mask)
+                for at, mask in enumerate(allowed)
+            ]
+            taken = [token_id for token_id in run.taken(sampled) if token_id is not None]
+            tokens += taken
+            if index in plan.runs:
+                result.runs[index] = taken
+            else:
+                (result.token_ids[index],) = taken
+            if sampling.logprobs is not None:
+                places = range(len(tokens) - len(taken), len(tokens))
+                result.logprobs[index] = [PositionLogprobs(tokens[p], self.logprob(tokens, p), 1, []) for p in places]
+        result.prompt_logprobs = prompt_logprobs
+        return result
+
+    @staticmethod
+    def next_token(tokens: list[int], sampling: Sampling, mask: NDArray[np.int32] | None = None) -> int:
+        """The token that follows others."""
+        token_id = zlib.crc32(repr((tokens, sampling.seed)).encode()) % VOCAB
+        if mask is not None:
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), count=VOCAB, bitorder="little"))
+            token_id = int(allowed[token_id % len(allowed)])
+        return token_id
+
+    @staticmethod
+    def logprob(tokens: list[int], position: int) -> float:
+        """Stands for the log-probability of the token at a position."""
+        return -float(zlib.crc32(repr(tokens[: position + 1]).encode()))
 
     def _slot(self, table: list[int], position: int) -> int:
         return table[position // self._block_size] * self._block_size + position % self._block_size

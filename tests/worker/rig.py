@@ -14,7 +14,7 @@ from trunkline_worker.scheduler.limits import SchedulerLimits
 from trunkline_worker.scheduler.scheduler import Scheduler
 from trunkline_worker.scheduler.sequence_table import StepOutput, StepOutputs
 from trunkline_worker.scheduler.stats import EngineStats
-from trunkline_worker.step.plan import Sampling, StepPlan, StepResult
+from trunkline_worker.step.plan import PositionLogprobs, Sampling, StepPlan, StepResult
 
 BLOCK_SIZE = 4
 
@@ -47,6 +47,8 @@ class Rig:
         self.executor = HistoryExecutor(num_blocks=num_blocks, block_size=block_size)
         self.sequences: dict[int, EngineSequence] = {}
         self.outputs: dict[int, list[int]] = {}
+        self.logprobs: dict[int, list[PositionLogprobs]] = {}
+        self.prompt_logprobs: dict[int, list[PositionLogprobs] | None] = {}
         self.finished: dict[int, Finish] = {}
         self.cached: dict[int, int] = {}
         self.plans: list[StepPlan] = []
@@ -105,6 +107,12 @@ class Rig:
         self.plans.append(plan)
         self.tokens_computed += plan.num_tokens
         assert plan.num_tokens <= self.scheduler.limits.max_step_tokens
+        for index in plan.runs:
+            step = plan.steps[index]
+            last = self.sequences[step.sequence_id].last_to_compute
+            assert step.num_computed + step.num_new <= last, "a run goes past max_tokens"
+        samples = [plan.runs[i].num_new + 1 if i in plan.runs else step.samples for i, step in enumerate(plan.steps)]
+        assert sum(samples) <= self.scheduler.limits.max_running_requests, "runners have room for no more"
         assert len(self.scheduler.running) <= self.scheduler.limits.max_running_requests
         self.executor.forward(plan)
         while plan.needs_host and self.in_flight:  # as the engine does
@@ -120,8 +128,10 @@ class Rig:
         for item in outputs:
             assert item.sequence_id not in self.finished, "an output after the end"
             self.outputs[item.sequence_id] += item.token_ids
+            self.logprobs.setdefault(item.sequence_id, []).extend(item.logprobs)
             if item.prompt is not None:
                 self.cached[item.sequence_id] = item.prompt.cached_tokens
+                self.prompt_logprobs[item.sequence_id] = item.prompt.logprobs
             if item.finish is not None:
                 self.finished[item.sequence_id] = item.finish
         return outputs

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trunkline.sampling_params import EXAMPLES, NUMBERS
-from trunkline_worker.step.plan import Padding, Sampling, SequenceStart, SequenceStep, StepPlan
+from trunkline_worker.step.plan import Padding, Run, Sampling, SequenceStart, SequenceStep, StepPlan
 
 MOST_LOGPROBS = 20
 SHARED_PREFIXES = 3
@@ -24,6 +24,7 @@ class Running:
     owned: list[int]  # of those: the ones that no other sequence has
     sampling: Sampling
     token_ids: list[int] = field(default_factory=list)
+    in_run: bool = False  # how many tokens it has is not known
 
 
 class RandomPlans:
@@ -58,14 +59,18 @@ class RandomPlans:
                 self._end(sequence)
         room = self._max_tokens
         steps: list[SequenceStep] = []
+        runs: dict[int, Run] = {}
         starts: list[SequenceStart] = []
         only_decodes = draw.random() < 0.5
         for sequence in draw.sample([*self._running.values()], len(self._running)):
             left = sequence.num_tokens - sequence.num_computed
-            if not room or (only_decodes and left > 1) or draw.random() < 0.02:
+            if sequence.in_run or not room or (only_decodes and left > 1) or draw.random() < 0.02:
                 continue
             count = left if draw.random() < 0.7 else draw.randint(1, left)
             room -= self._step(sequence, min(count, room), steps)
+            # A step has room for as many samples as sequences, and this leaves some to the others.
+            if steps and steps[-1].sequence_id == sequence.sequence_id and draw.random() < 0.1:
+                room -= self._extend(sequence, min(room, self._max_seqs // 16), steps, runs)
         while len(self._running) < self._target and room and not (only_decodes and steps):
             started = self._start()
             if started is None:
@@ -84,7 +89,7 @@ class RandomPlans:
         steps = [step._replace(new_blocks=()) if step.sequence_id in started_ids else step for step in steps]
         ended, self._ended = self._ended, []
         padding = Padding(draw.randint(0, min(room, 40))) if draw.random() < 0.1 else None
-        return StepPlan(self._steps, steps, starts, ended, padding)
+        return StepPlan(self._steps, steps, starts, ended, padding, runs=runs)
 
     def failed(self, sequence_ids: list[int]) -> None:
         """These are over: their steps had errors."""
@@ -108,6 +113,28 @@ class RandomPlans:
         sequence.num_computed = end
         sequence.num_tokens += samples
         return count
+
+    def _extend(self, sequence: Running, room: int, steps: list[SequenceStep], runs: dict[int, Run]) -> int:
+        """Adds a run to the last entry, which is the sequence's."""
+        draw, step = self._draw, steps[-1]
+        known = step.num_computed + step.num_new
+        spare = len(sequence.blocks) * self._size - known  # without more blocks
+        tokens = draw.choices(range(self._vocab), k=draw.randint(1, 6))
+        run = Run.of(tokens, draw.choice([0, 0, len(tokens) // 2, len(tokens)]))
+        part = run.first(max(0, min(room, spare, sequence.most_tokens - known - 1)))
+        if part is None or not step.samples or len(runs) >= 8 or known >= sequence.most_tokens:
+            return 0
+        runs[len(steps) - 1] = part
+        steps[-1] = step._replace(num_new=step.num_new + part.num_new)
+        sequence.num_tokens, sequence.in_run = known, True
+        return part.num_new
+
+    def took(self, sequence_id: int, count: int) -> None:
+        """A run gave a sequence tokens."""
+        if sequence_id in self._running:
+            sequence = self._running[sequence_id]
+            sequence.num_tokens += count
+            sequence.num_computed, sequence.in_run = sequence.num_tokens - 1, False
 
     def _start(self) -> Running | None:
         draw = self._draw

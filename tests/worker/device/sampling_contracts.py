@@ -21,7 +21,9 @@ def _samples(at: Launch, count: int) -> None:
         at.within("samples (row)", 0, at["tokens"].shape[0], known[:, 0])
         # A sequence that is as long as the table is not written to: the step after it does not exist.
         at.within("samples (position)", 0, at.number("token_width") + 1, known[:, 1])
-    at.require(len(set(known[:, 0].tolist())) == count, "two samples have the same row")
+        # Nor is a row by samples at tokens that it has already.
+        written = known[known[:, 1] < at.number("token_width")]
+        at.require(len(np.unique(written, axis=0)) == len(written), "two samples have the same place")
 
 
 def _tiles(at: Launch, count: int) -> None:

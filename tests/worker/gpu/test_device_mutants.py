@@ -61,8 +61,8 @@ def replaced(owner: Any, name: str, mutant: Callable[..., Any]) -> Mutation:
 # The host waits.
 
 
-def reads_a_token(real: Any, *args: Any) -> Any:
-    samples = real(*args)
+def reads_a_token(real: Any, *args: Any, **options: Any) -> Any:
+    samples = real(*args, **options)
     samples.tokens.max().item()
     return samples
 
@@ -338,7 +338,7 @@ MUTANTS: list[tuple[type[DeviceFault], str, Mutation]] = [
     (LaunchFault, "launch_pdl=False and DEPENDENT=True", replaced(rms_norm, "launch_options", starts_no_kernel_early)),
     (LaunchFault, "launch_pdl=True and DEPENDENT=False", starts_every_kernel_early),
     (LaunchFault, "what there is", replaced(DeviceRows, "allocate", half_the_tables)),
-    (LaunchFault, "have the same row", replaced(step_sampling, "to_device", samples_one_row_for_all)),
+    (LaunchFault, "have the same place", replaced(step_sampling, "to_device", samples_one_row_for_all)),
     (LaunchFault, "past a multiple of 16", replaced(step_sampling, "to_device", odd_alignment)),
     (LaunchFault, "compiled while requests wait", replaced(GpuRunner, "_rehearse", samples_cold)),
 ]

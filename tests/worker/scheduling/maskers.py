@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trunkline_worker.cache.sequence import Sequence
+from trunkline_worker.step.plan import Run
 
 
 class Climbing:
@@ -21,18 +22,25 @@ class Climbing:
     def constrains(self, sequence: Sequence) -> bool:
         return bool(sequence.sequence_id % 2)
 
-    def mask(self, sequence: Sequence) -> NDArray[np.int32] | None:
+    def masks(self, sequence: Sequence, run: Run | None) -> NDArray[np.int32] | None:
         if self._draw.random() < self._late:
             self.num_late += 1
             return None
-        return packed(np.arange(self._vocab) % 3 == (sequence.token_ids[-1] + 1) % 3)
+        before = [sequence.token_ids[-1], *(run.token_ids[: run.num_new] if run else [])]
+        before = before[len(before) - run.num_samples :] if run else before
+        return np.stack([climbing(self._vocab, last) for last in before])
+
+
+def climbing(vocab: int, last: int) -> NDArray[np.int32]:
+    """The mask of the token after the last one."""
+    return packed(np.arange(vocab) % 3 == (last + 1) % 3)
 
 
 def packed(allowed: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Booleans as a mask of one sample: [1, ceil(vocab / 32)]."""
+    """Booleans as a mask: [ceil(vocab / 32)]."""
     room = np.zeros(-(-len(allowed) // 32) * 32, bool)
     room[: len(allowed)] = allowed
-    return np.packbits(room, bitorder="little").view(np.int32)[None]
+    return np.packbits(room, bitorder="little").view(np.int32)
 
 
 def climbs(prompt: list[int], output: list[int]) -> bool:

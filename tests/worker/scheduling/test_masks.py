@@ -85,12 +85,12 @@ def test_a_mask_leaves_only_its_tokens() -> None:
     allowed = np.zeros(logits.shape[1], bool)
     allowed[[3, 140]] = True
     for temperature in (0.0, 1.5):
-        row = row_of(temperature=temperature, logprobs=2).under(packed(allowed)[0])
+        row = row_of(temperature=temperature, logprobs=2).under(packed(allowed))
         sampled = draw(logits, [row])
         assert sampled.token_ids[0] in (3, 140)
         top = torch.log_softmax(logits, dim=-1)[0].topk(2)
         assert [token for token, _ in sampled.logprobs[0].top] == top.indices.tolist(), "of the unmasked distribution"
-    row = row_of(min_tokens=9, end_token_ids=frozenset({3, 140})).under(packed(allowed)[0])
+    row = row_of(min_tokens=9, end_token_ids=frozenset({3, 140})).under(packed(allowed))
     assert draw(logits, [row]).errors == {0: NOTHING_LEFT}
 
 

@@ -38,6 +38,9 @@ class Sequence:
     """Two counters advance towards the number of tokens; there is no prefill or decode phase.
 
     num_computed <= num_scheduled <= len(token_ids) + num_pending; the tokens between the first two are in flight.
+
+    While a run (step/plan.py) is in flight, num_pending counts its tokens, but not the one that is sampled after them:
+    the counters are equal, and no further step is planned.
     """
 
     sequence_id: int
@@ -52,7 +55,7 @@ class Sequence:
 
     num_computed: int = 0  # tokens whose KV is in the block table
     num_scheduled: int = 0  # num_computed and the tokens that steps in flight compute
-    num_pending: int = 0  # tokens that steps in flight sample
+    num_pending: int = 0  # tokens that steps in flight sample, or those of a run in flight
     last_step: int = 0  # the latest step that computes any of its tokens
     block_table: list[int] = field(default_factory=list)
     num_matched: int = 0  # leading blocks that were found in the cache at admission
@@ -110,8 +113,8 @@ class Sequence:
         return self.num_scheduled < self.promised_len
 
     def fall_back(self, num_scheduled: int) -> None:
-        """Counts tokens as not scheduled that the only step in flight did not get. The promise that it has reached with
-        them stays fulfilled."""
+        """Counts tokens as not scheduled that a step computed for nothing. No later step computes any of the sequence.
+        If it had reached its promise with them, the promise is fulfilled."""
         if not self.is_aged:
             self.promised_len = 0
         self.num_scheduled, self.num_pending = num_scheduled, 0

@@ -239,7 +239,7 @@ class Engine:
         if not self.has_work:
             self._collected_s = None
         now_s = self._clock_s()
-        decodes, padding = plan.num_decodes, plan.num_padding + result.num_padding
+        decodes, padding = plan.num_decode_tokens, plan.num_padding + result.num_padding
         counts = StepCounts(
             prefill_tokens=plan.num_tokens - decodes,
             decode_tokens=decodes,

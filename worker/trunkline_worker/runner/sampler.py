@@ -230,18 +230,25 @@ def sample(logits: Tensor, rows: list[Row], *, row_by_row: bool) -> Sampled:
     # argmax returns a NaN if there is one, so checking the best logit finds every unusable row.
     errors = dict.fromkeys(_not_finite(logits, best), NOT_FINITE)
     raw = _raw_copy(logits, rows)
-    changed = [i for i, row in enumerate(rows) if (changes_logits(row) or row.mask is not None) and i not in errors]
+    changed = [
+        i
+        for i, row in enumerate(rows)
+        if (changes_logits(row) or row.mask is not None) and row.forced is None and i not in errors
+    ]
     for i in changed:
         adjust_logits(logits[i], rows[i])
     if changed:
         best = logits.argmax(dim=-1)
         errors |= {i: NOTHING_LEFT for i in _not_finite(logits, best) if i not in errors}
     token_ids: list[int | None] = list(best.tolist())
-    drawn = [i for i, row in enumerate(rows) if row.sampling.temperature > 0 and i not in errors]
+    drawn = [i for i, row in enumerate(rows) if row.sampling.temperature > 0 and row.forced is None and i not in errors]
     if drawn:
         highest = logits.gather(1, best[:, None])
         for i, token_id in _draw(logits, highest, rows, drawn).items():
             token_ids[i] = token_id
+    for i, row in enumerate(rows):
+        if row.forced is not None:
+            token_ids[i] = row.forced
     for i in errors:
         token_ids[i] = None
     return Sampled(token_ids, _logprobs(raw, rows, token_ids), errors)

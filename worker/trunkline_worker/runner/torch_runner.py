@@ -13,6 +13,7 @@ from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.loading import LoadedModel
 from trunkline_worker.runner.batch_rows import BatchRows, Row
+from trunkline_worker.runner.places import Places, late_entries
 from trunkline_worker.runner.sampler import (
     NOT_FINITE,
     Sampled,
@@ -78,7 +79,7 @@ def build_paged_batch(steps: list[SequenceStep], rows: list[Row], block_size: in
         token_ids = np.array([row.token(step.num_computed) for step, row in zip(steps, rows, strict=True)], np.int64)
     else:
         token_ids = np.concatenate(
-            [row.tokens[s.num_computed : s.num_computed + s.num_new] for s, row in zip(steps, rows, strict=True)]
+            [row.span(s.num_computed, s.num_computed + s.num_new) for s, row in zip(steps, rows, strict=True)]
         )
     return PagedBatch(
         token_ids=torch.from_numpy(token_ids),
@@ -98,7 +99,7 @@ def build_batch(
     for index, (step, row) in enumerate(zip(steps, rows, strict=True)):
         end = step.num_computed + step.num_new
         block_tables[index, : row.num_blocks] = row.blocks
-        token_ids.append(row.tokens[step.num_computed : end])
+        token_ids.append(row.span(step.num_computed, end))
         positions.append(np.arange(step.num_computed, end))
         sequences.append(np.full(step.num_new, index))
     where = np.concatenate(positions)
@@ -173,8 +174,7 @@ class TorchRunner:
     def sample(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
         """Samples from the states of forward(), and appends the tokens to their rows. Returns a function that returns
         the result."""
-        rows = self._step_rows
-        ends = self._ends
+        rows, ends = self._step_rows, self._ends
         prompt_logprobs: dict[int, list[PositionLogprobs]] = {}
         errors: dict[int, RowError] = {}
         for index, (step, row) in enumerate(zip(plan.steps, rows, strict=True)):
@@ -184,33 +184,33 @@ class TorchRunner:
                     errors[index] = found
                 else:
                     prompt_logprobs[index] = found
-        sampling = [index for index, step in enumerate(plan.steps) if step.samples]
-        if plan.masked:
-            rows = [row.under(masks[index][0]) if index in masks else row for index, row in enumerate(rows)]
-            late = {index for index in plan.masked if index not in masks}
-            sampling = [index for index in sampling if index not in late]
-        token_ids: list[int | None] = [None] * len(plan.steps)
-        sampled = Sampled([])
-        if sampling:
-            sampled = self._sample([rows[i] for i in sampling], [ends[index] - 1 for index in sampling])
-            for index, token_id in zip(sampling, sampled.token_ids, strict=True):
-                token_ids[index] = token_id
+        places = Places.of(plan, rows, late_entries(plan, masks))
+        sampled = self._sample(plan, places, masks) if places.entries else Sampled([])
+        result = places.result(plan, sampled.token_ids, sampled.logprobs, sampled.errors)
+        result.prompt_logprobs = prompt_logprobs
+        result.errors |= errors
+        for index, token_id in zip(places.entries, sampled.token_ids, strict=True):
+            if index not in plan.runs:
                 # A token is appended even on failure: the next step may be planned before the failure is handled.
-                self._step_rows[index].append_token(token_id or 0)
+                rows[index].append_token(token_id or 0)
+        for index, tokens in result.runs.items():
+            rows[index].append_tokens(tokens)
         self._hidden = torch.empty(0)
-        result = StepResult(
-            plan.step_id,
-            token_ids,
-            {sampling[i]: entry for i, entry in sampled.logprobs.items()},
-            prompt_logprobs,
-            {sampling[i]: error for i, error in sampled.errors.items()} | errors,
-        )
         return lambda: result
 
-    def _sample(self, rows: list[Row], at: list[int]) -> Sampled:
-        """Samples the next token of each row from the hidden states at the indices `at`."""
-        # If every token is sampled from, all steps are decodes, and the states are in the plan's order.
-        return self._sample_rows(self._hidden if len(at) == len(self._hidden) else self._hidden[at], rows)
+    def _sample(self, plan: StepPlan, places: Places, masks: Masks) -> Sampled:
+        """Samples at the places of a plan."""
+        at = places.number(plan, np.array(self._ends, np.int32) - 1)
+        found = [self._step_rows[index] for index in places.entries]
+        if places.positions is not None:
+            forced, positions = places.forced, places.positions
+            found = [row.at(positions[i], forced.get(i)) for i, row in enumerate(found)]
+        for i, mask in places.masks(masks).items() if masks else ():
+            found[i] = found[i].under(mask)
+        # If every token is sampled from, the states are in the plan's order.
+        return self._sample_rows(
+            self._hidden if len(at) == len(self._hidden) else self._hidden[torch.from_numpy(at)], found
+        )
 
     def _prompt_logprobs(self, step: SequenceStep, row: Row, first_row: int) -> list[PositionLogprobs] | RowError:
         """Returns the log-probabilities of prompt tokens. The state at position p predicts the prompt's token p + 1."""

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trunkline_worker.cache.sequence import Sequence
+from trunkline_worker.step.plan import Run
 
 
 class Masker(Protocol):
@@ -15,6 +16,6 @@ class Masker(Protocol):
     def constrains(self, sequence: Sequence) -> bool:
         """Whether the next sample of a sequence needs a mask. Its latest tokens may still be unknown."""
 
-    def mask(self, sequence: Sequence) -> NDArray[np.int32] | None:
-        """The mask of the sample after the sequence's tokens: see plan.Masks. None: it is not ready, and the sequence
-        sits out the step."""
+    def masks(self, sequence: Sequence, run: Run | None) -> NDArray[np.int32] | None:
+        """The masks of the sample after the sequence's tokens, or of all samples of a run that follows them: see
+        plan.Masks. None: they are not ready, and the sequence sits out the step."""

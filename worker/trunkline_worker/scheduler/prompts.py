@@ -14,6 +14,7 @@ from trunkline_worker.scheduler.batching import ContinuousBatching
 from trunkline_worker.scheduler.lane_sharing import LaneSharing
 from trunkline_worker.scheduler.limits import SchedulerLimits
 from trunkline_worker.scheduler.running_set import Evictions, RunningSet, StepsInFlight
+from trunkline_worker.scheduler.runs import RunScheduling
 from trunkline_worker.scheduler.step_budget import StepBudget
 from trunkline_worker.scheduler.waiting import Waiting
 from trunkline_worker.step.plan import SequenceStep
@@ -74,6 +75,7 @@ class PromptScheduling:
     evictions: Evictions
     sharing: LaneSharing
     aging: Aging
+    runs: RunScheduling
     # By lane: tokens of running prompts that no step was given yet.
     backlog: list[int] = field(default_factory=lambda: [0 for _ in LANES], init=False)
 
@@ -143,6 +145,8 @@ class PromptScheduling:
         sequence.account.recomputed_tokens += again
         sequence.account.input_tokens += num_new - again
         sequence.num_charged = max(sequence.num_charged, sequence.num_scheduled)
+        if samples and self.runs.proposer is not None:
+            self.runs.extend(sequence, len(steps) - 1, steps, budget)
 
     def _fill_lane(
         self,

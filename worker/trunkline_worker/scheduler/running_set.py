@@ -5,7 +5,7 @@ flight. Its blocks are retiring until that step is committed.
 """
 
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from operator import attrgetter
 
 from trunkline_worker.cache.blocks import ComputingPrefixes, KVBlocks
@@ -196,10 +196,16 @@ class RunningSet:
         self._blocks.check_integrity([*(sequence.block_table for sequence in self.members), *retiring])
         assert self.members == sorted(self.members, key=attrgetter("rank")), "the running set is out of order"
         self._prefixes.check_integrity(self.members)
+        most_pending: Counter[int] = Counter()
+        for plan in self._in_flight.plans:
+            for index, step in enumerate(plan.steps):
+                most_pending[step.sequence_id] += plan.runs[index].num_new if index in plan.runs else step.samples
         for sequence in self.members:
             known = len(sequence.token_ids) + sequence.num_pending
             assert sequence.num_computed <= sequence.num_scheduled <= known, "counters out of order"
-            assert sequence.num_pending <= len(self._in_flight.plans), "a token is lost"
+            assert sequence.num_pending <= most_pending[sequence.sequence_id], "a token is lost"
+            if not self._in_flight:
+                assert sequence.num_computed == sequence.num_scheduled, "what no step computes is scheduled"
 
 
 class Evictions:

@@ -1,10 +1,11 @@
 """Decides, step by step, which tokens of which sequences are computed. Pure: time is an argument, and nothing here
 depends on a device or a socket.
 
-A step is filled in this order, under one token budget: sequences with one token to compute, by rank; then, lane by
-lane, chunks of prompts that have been begun, and waiting sequences. Chunks are cut so that the step stays under its
-target time (step_cost.py). waiting.py and fair_share.py give the order of waiting sequences; admission.py decides
-whether one fits; the batching policy (batching.py) decides when sequences may join at all.
+A step is filled in this order, under one token budget: sequences with one token to compute, by rank; runs of tokens
+that are known to follow these (runs.py); then, lane by lane, chunks of prompts that have been begun, and waiting
+sequences. Chunks are cut so that the step stays under its target time (step_cost.py). waiting.py and fair_share.py give
+the order of waiting sequences; admission.py decides whether one fits; the batching policy (batching.py) decides when
+sequences may join at all.
 
 When the pool runs dry a sequence of lower rank is preempted: its blocks are released (they stay reusable until taken)
 and it computes again later. No sequence is admitted in a step that preempted for growth. The highest rank always
@@ -13,6 +14,7 @@ advances, and a sequence never outgrows an empty pool, because max_tokens is bou
 
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.sequence import AwaitedResource, Sequence
+from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.scheduler.admission import Admission
 from trunkline_worker.scheduler.aging import Aging, Overdue
 from trunkline_worker.scheduler.batching import batching_policy
@@ -23,6 +25,7 @@ from trunkline_worker.scheduler.masks import Masker
 from trunkline_worker.scheduler.preemption import Preemption
 from trunkline_worker.scheduler.prompts import PromptScheduling
 from trunkline_worker.scheduler.running_set import Evictions, RunningSet, StepsInFlight
+from trunkline_worker.scheduler.runs import RunScheduling
 from trunkline_worker.scheduler.sequence_table import SequenceTable, StepOutputs
 from trunkline_worker.scheduler.stats import EngineStats
 from trunkline_worker.scheduler.step_budget import StepBudget
@@ -81,6 +84,13 @@ class Scheduler:
             sharing=sharing,
         )
         self._aging = aging = Aging(limits, running, waiting, admission)
+        self.runs = runs = RunScheduling(
+            running=running,
+            waiting=waiting,
+            blocks=blocks,
+            admission=admission,
+            most_samples=admission.places(Lane.INTERACTIVE),
+        )
         self._prompts = PromptScheduling(
             limits=limits,
             running=running,
@@ -92,6 +102,7 @@ class Scheduler:
             evictions=evictions,
             sharing=sharing,
             aging=aging,
+            runs=runs,
         )
         self._planned_s = float("-inf")  # when a step was planned last
         self._looked_s = float("-inf")  # when waiting sequences were looked at last
@@ -241,6 +252,8 @@ class Scheduler:
         self._begin_preemption(now_s)
         preemptions_before = self.stats.preemptions
         chunks = self._schedule_decodes(steps, budget)
+        if self.runs.proposer is not None:
+            self._add_runs(steps, budget)
         may_admit = self.stats.preemptions == preemptions_before
         budget.decodes_are_in()
         self._prompts.fill(steps, chunks, budget, now_s, may_admit=may_admit)
@@ -251,11 +264,18 @@ class Scheduler:
             return None
         padding = self._batching.padding(budget.tokens_left, steps)
         plan = StepPlan(self.step_id + 1, steps, running.take_starts(), running.take_ended(), padding=padding)
+        if self.runs.proposer is not None:
+            plan.runs = self.runs.take_planned()
         if self.masker is not None:
-            of, constrains = self.sequences, self.masker.constrains
-            plan.masked = [i for i, step in enumerate(steps) if step.samples and constrains(of[step.sequence_id])]
+            plan.masked = self._masked(plan, self.masker)
         self._in_flight.add(plan, budget.load(plan.num_padding))
         return plan
+
+    def _masked(self, plan: StepPlan, masker: Masker) -> list[int]:
+        """The entries of a plan that are sampled under a mask."""
+        runs, sequences = plan.runs, self.sequences
+        sampled = [i for i, s in enumerate(plan.steps) if s.samples and (i not in runs or runs[i].num_samples)]
+        return [i for i in sampled if masker.constrains(sequences[plan.steps[i].sequence_id])]
 
     def masks(self, plan: StepPlan) -> Masks:
         """The masks of a plan in flight, once every step before it is committed and before another one is planned. A
@@ -269,11 +289,11 @@ class Scheduler:
             sequence = self.sequences.get(step.sequence_id)
             if sequence is None or sequence.generation != step.generation:
                 continue
-            mask = masker.mask(sequence)
-            if mask is None:
+            found = masker.masks(sequence, plan.runs.get(index))
+            if found is None:
                 sequence.fall_back(len(sequence.token_ids) - 1)
             else:
-                masks[index] = mask
+                masks[index] = found
         return masks
 
     def _begin_preemption(self, now_s: float) -> None:
@@ -300,6 +320,7 @@ class Scheduler:
         if aged is not None:
             order.remove(aged)
             order.insert(0, aged)
+        order = self.runs.ready(order)
         hold = self._batching.holds_decodes(order)
         for sequence in order:
             start, pending = sequence.num_scheduled, sequence.num_pending
@@ -327,6 +348,13 @@ class Scheduler:
         budget.num_decode, budget.decode_kv_tokens = len(steps), kv_tokens
         budget.tokens_left, budget.lower_left = tokens_left, lower_left
         return [sequence for sequence in chunks if sequence.block_table]  # some may have been preempted since
+
+    def _add_runs(self, steps: list[SequenceStep], budget: StepBudget) -> None:
+        """Adds runs to the decodes of a step."""
+        for index, step in enumerate(steps):
+            sequence = self.sequences[step.sequence_id]
+            if sequence.num_pending == 1:  # its own sample: all tokens before it are known
+                self.runs.extend(sequence, index, steps, budget)
 
     def check_integrity(self) -> None:
         """Asserts that blocks, queues and counters agree. Cheap enough for every step of a test."""

@@ -4,6 +4,7 @@ Plans are committed in the order in which they were made; submit(), abort() and 
 for a sequence that has ended or was preempted meanwhile is dropped.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -138,14 +139,14 @@ class SequenceTable:
         # loop only counts them, by lane; they enter the statistics together after it.
         regular = [0 for _ in LANES]
         block_size, token_ids = self.blocks.block_size, result.token_ids
-        unsampled = [i for i in plan.masked if token_ids[i] is None and i not in result.errors] if plan.masked else ()
+        several = _entries_of_several(plan, result)
         for index, (sequence_id, generation, _, num_new, _, samples) in enumerate(plan.steps):
             sequence = sequences.get(sequence_id)
             if sequence is None or sequence.generation != generation:
                 stats.stale_results += samples  # it has ended, or was preempted, since the plan was made
                 continue
-            if unsampled and index in unsampled:
-                self._take_unsampled(sequence, index, num_new, result, outputs)
+            if several and index in several:
+                regular[sequence.lane] += self._take_several(sequence, index, plan, result, outputs, mark)
                 continue
             computed = sequence.num_computed + num_new
             if computed // block_size > sequence.num_published:  # a block is full now: others may share it
@@ -163,8 +164,8 @@ class SequenceTable:
             sequence.num_pending -= 1
             token_id = token_ids[index]
             assert token_id is not None, "an entry that samples has a token or an error"
-            # The first token, the one that may be the last, and one with log-probabilities have an output of their own;
-            # all others are a handle and a token in two columns.
+            # The first token, the one that may be the last, and one with log-probabilities have an output of their
+            # own; all others are a handle and a token in two columns.
             if (
                 not sequence.reported
                 or token_id in sequence.end_token_ids
@@ -191,17 +192,47 @@ class SequenceTable:
         self.last_commit = mark
         return outputs
 
-    def _take_unsampled(
-        self, sequence: Sequence, index: int, num_new: int, result: StepResult, outputs: StepOutputs
-    ) -> None:
-        """Takes in an entry that sat out. The state of its last token is needed again, so that token counts as not
-        computed: see Scheduler.masks()."""
-        computed = sequence.num_computed + num_new - 1
-        self.running.publish(sequence, computed)
-        if num_new > 1:
-            outputs.chunks.append(_chunk(sequence, computed, num_new - 1))
-        if sequence.prompt_logprobs is not None and index in result.prompt_logprobs:
-            sequence.prompt_logprobs += result.prompt_logprobs[index]
+    def _take_several(
+        self,
+        sequence: Sequence,
+        index: int,
+        plan: StepPlan,
+        result: StepResult,
+        outputs: StepOutputs,
+        mark: StepMark,
+    ) -> bool:
+        """Takes in an entry that may have any number of tokens: one with a run, or one that sat out. Returns whether it
+        has a token that follows one of the step before; the tokens of a run arrive together, and count as one here."""
+        if index in result.errors:
+            outputs.special.append(self._break_off(sequence, result.errors[index], mark.done_s))
+            return False
+        num_new = plan.steps[index].num_new - (plan.runs[index].num_new if index in plan.runs else 0)
+        tokens = result.runs.get(index)
+        if tokens is None:
+            # It sat out: see Scheduler.masks(). The state of its last token is needed again.
+            computed = sequence.num_computed + num_new - 1
+            self.running.publish(sequence, computed)
+            if num_new > 1:
+                outputs.chunks.append(_chunk(sequence, computed, num_new - 1))
+            if sequence.prompt_logprobs is not None and index in result.prompt_logprobs:
+                sequence.prompt_logprobs += result.prompt_logprobs[index]
+            return False
+        output = self._extended(sequence, index, tokens, result, mark.done_s)
+        outputs.special.append(output)
+        known = sequence.num_computed + num_new
+        # Like a sampled token, the last one does not count as computed.
+        self.running.publish(sequence, len(sequence.token_ids) - 1)
+        sequence.fall_back(len(sequence.token_ids) - 1)
+        if output.finish is not None:
+            self._finished(sequence, output.finish, mark.done_s)
+        count, before = len(output.token_ids), self.last_commit
+        sequence.account.output_tokens += count
+        is_regular = sequence.last_token is before
+        if not is_regular:
+            self._take_irregular(sequence, outputs, computed=known, num_new=num_new, before=before, mark=mark)
+        self.stats.lanes[sequence.lane].output_tokens += count - 1
+        sequence.last_token = mark
+        return is_regular
 
     def _take_irregular(
         self, sequence: Sequence, outputs: StepOutputs, *, computed: int, num_new: int, before: StepMark, mark: StepMark
@@ -232,6 +263,15 @@ class SequenceTable:
         self, sequence: Sequence, index: int, token_id: int, result: StepResult, *, now_s: float
     ) -> StepOutput:
         """A sample that is more than one more token: the first, the last, or one with log-probabilities."""
+        output = self._extended(sequence, index, [token_id], result, now_s)
+        if output.finish is not None:
+            self._finished(sequence, output.finish, now_s)
+        return output
+
+    def _extended(
+        self, sequence: Sequence, index: int, token_ids: list[int], result: StepResult, now_s: float
+    ) -> StepOutput:
+        """Appends an entry's tokens to its sequence, up to the one that ends it. The caller ends the sequence."""
         output = StepOutput(sequence.sequence_id)
         if sequence.prompt_logprobs is not None and index in result.prompt_logprobs:
             sequence.prompt_logprobs += result.prompt_logprobs[index]
@@ -243,18 +283,19 @@ class SequenceTable:
             self.stats.first_token(sequence, now_s)
             output.prompt = PromptOutput(sequence.prompt_len, sequence.cached_tokens or 0, sequence.prompt_logprobs)
             sequence.prompt_logprobs = None
-        sequence.token_ids.append(token_id)
-        output.token_ids.append(token_id)
-        if index in result.logprobs:
-            output.logprobs.append(result.logprobs[index])
         sampling = sequence.sampling
-        if token_id in sampling.end_token_ids and sequence.num_output > sampling.min_tokens:
-            output.finish = Finish.STOP
-            output.stop_token_id = token_id
-        elif sequence.num_output >= sampling.max_tokens:
-            output.finish = Finish.LENGTH
-        if output.finish is not None:
-            self._finished(sequence, output.finish, now_s)
+        for token_id in token_ids:
+            sequence.token_ids.append(token_id)
+            output.token_ids.append(token_id)
+            if token_id in sampling.end_token_ids and sequence.num_output > sampling.min_tokens:
+                output.finish = Finish.STOP
+                output.stop_token_id = token_id
+                break
+            if sequence.num_output >= sampling.max_tokens:
+                output.finish = Finish.LENGTH
+                break
+        if index in result.logprobs:
+            output.logprobs = result.logprobs[index][: len(output.token_ids)]
         return output
 
     def _finished(self, sequence: Sequence, finish: Finish, now_s: float) -> None:
@@ -274,6 +315,14 @@ class SequenceTable:
     def check_integrity(self) -> None:
         """Asserts that each sequence either runs or waits."""
         assert {id(s) for s in (*self.running.members, *self.waiting)} == {id(s) for s in self.by_id.values()}
+
+
+def _entries_of_several(plan: StepPlan, result: StepResult) -> Container[int]:
+    """The entries of a plan that do not have exactly one token because of a run, or because they sat out."""
+    if not (plan.runs or plan.masked):
+        return ()
+    late = {i for i in plan.masked if result.token_ids[i] is None and i not in result.errors}
+    return late | plan.runs.keys()
 
 
 def _chunk(sequence: Sequence, computed: int, num_new: int) -> Chunk:

@@ -30,6 +30,7 @@ class StepBudget:
         self.num_decode = 0
         self.decode_kv_tokens = 0
         self.num_prefill = 0
+        self.num_in_runs = 0  # tokens beyond those that sequences end with
         self._pairs = 0.0
         self._num_chunks = self._num_scored = self._num_last_chunks = self._chunk_kv_tokens = 0
         self._most_prefill = self._most_pairs = float("inf")  # known not to take too long
@@ -41,8 +42,9 @@ class StepBudget:
         if not self._limits.itl_target_s:
             return
         target_s = self._cost.within_s(self._limits.itl_target_s)
-        decodes_s = self._cost.time_s(StepLoad(self.num_decode, self.decode_kv_tokens, 0.0))
-        cautious_s = self._cost.cautious_s(self.num_decode, self.decode_kv_tokens)
+        num_tokens = self.num_decode + self.num_in_runs
+        decodes_s = self._cost.time_s(StepLoad(num_tokens, self.decode_kv_tokens, 0.0))
+        cautious_s = self._cost.cautious_s(num_tokens, self.decode_kv_tokens)
         decodes_s = max(decodes_s, min(cautious_s, target_s))
         self._time_left_s = max(target_s - decodes_s, LEAST_ADDED_SHARE * decodes_s)
         room = self._cost.experience.room(self._time_left_s, 1 / MOST_PAIR_SHARE)
@@ -57,6 +59,18 @@ class StepBudget:
         ):
             return 0
         return min(self.tokens_left, self.lower_left) if lane else self.tokens_left
+
+    def tokens_for(self, sequence: Sequence) -> int:
+        """Tokens that are left for a sequence, whatever time they take."""
+        return min(self.tokens_left, self.lower_left) if sequence.lane else self.tokens_left
+
+    def take_run(self, sequence: Sequence, num_new: int) -> None:
+        """Takes the tokens of a run into the step."""
+        self.num_in_runs += num_new
+        self.decode_kv_tokens += num_new
+        self.tokens_left -= num_new
+        if sequence.lane:
+            self.lower_left -= num_new
 
     def hasten(self) -> None:
         """Gives the rest of the prompts a quarter of the time that is left: a tenant with no other running sequence
@@ -119,12 +133,12 @@ class StepBudget:
     def load(self, num_padding: int) -> StepLoad:
         """What the step will cost, in terms of the cost model."""
         return StepLoad(
-            num_tokens=self.num_decode + self.num_prefill + num_padding,
+            num_tokens=self.num_decode + self.num_prefill + self.num_in_runs + num_padding,
             decode_kv_tokens=self.decode_kv_tokens,
             chunk_pairs=self._pairs,
             num_sequences=self.num_decode + self._num_chunks,
             num_scored=self._num_scored,
             chunk_tokens=self.num_prefill,
             chunk_kv_tokens=self._chunk_kv_tokens,
-            num_sampled=self.num_decode + self._num_last_chunks,
+            num_sampled=self.num_decode + self._num_last_chunks + self.num_in_runs,
         )

@@ -7,6 +7,7 @@ contains only the changes. That is sufficient for a rank that shares no memory w
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -50,9 +51,49 @@ class SequenceStep(NamedTuple):
     sequence_id: int
     generation: int  # grows with each preemption; results of another generation are stale
     num_computed: int
-    num_new: int
+    num_new: int  # with those of a run
     new_blocks: Sequence[int]  # appended to the block table known so far (for a SequenceStart: already in it)
     samples: bool  # the last known token is computed, so the next one is sampled
+
+
+class Run(NamedTuple):
+    """Tokens that the host knows beyond a sequence's last one, which an entry computes together with that one.
+
+    Forced tokens come first, and are taken as they are. The others are drafts: a draft is taken if it is the token that
+    is sampled at its position, and all before it were taken. So a run never changes which tokens a sequence gets. The
+    token after the last one that was taken is sampled too, unless `num_new` leaves the last forced token out.
+    """
+
+    token_ids: Sequence[int]
+    num_forced: int
+    num_new: int  # how many of them the step computes: all, or all but the last one if that is forced
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], num_forced: int = 0) -> "Run":
+        """A run that is computed in full."""
+        return cls(token_ids, num_forced, len(token_ids))
+
+    def first(self, most: int) -> "Run | None":
+        """As much of the run as a step takes that can compute `most` of its tokens; None: nothing of it. The first
+        forced token is always taken: it need not be computed."""
+        count = most + 1 if most < self.num_forced else most
+        if count >= len(self.token_ids):
+            return self._replace(num_new=min(self.num_new, most)) if self.token_ids else None
+        return Run(self.token_ids[:count], min(self.num_forced, count), most) if count else None
+
+    @property
+    def num_samples(self) -> int:
+        """Positions at which a token is sampled: those of the drafts and the one after them."""
+        return self.num_new + 1 - self.num_forced
+
+    def taken(self, sampled: Sequence[int | None]) -> list[int | None]:
+        """The tokens that the sequence gets.  sampled: `num_samples` tokens; None: an error"""
+        tokens: list[int | None] = [*self.token_ids[: self.num_forced]]
+        for token_id, draft in zip_longest(sampled, self.token_ids[self.num_forced :]):
+            tokens.append(token_id)
+            if token_id != draft:
+                break
+        return tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +122,7 @@ class StepPlan:
     ended: list[int] = field(default_factory=list)  # finished, aborted or preempted: forget these rows
     padding: "Padding | None" = None  # of static batching
     masked: Sequence[int] = ()  # indices of `steps` that are sampled under a mask
+    runs: Mapping[int, Run] = field(default_factory=dict)  # by index of `steps`
 
     @property
     def needs_host(self) -> bool:
@@ -95,6 +137,15 @@ class StepPlan:
     def num_decodes(self) -> int:
         """Entries that compute one token and sample from it."""
         return len([step for step in self.steps if step.num_new == 1 and step.samples])
+
+    @property
+    def num_decode_tokens(self) -> int:
+        """Tokens of decodes, and of runs."""
+        count = self.num_decodes
+        for index, run in self.runs.items():
+            is_decode = self.steps[index].num_new == run.num_new + 1  # not the end of a prompt
+            count += run.num_new + (is_decode and run.num_new > 0)
+        return count
 
     @property
     def num_padding(self) -> int:
@@ -129,8 +180,9 @@ class StepResult:
     """What an executor returns for a plan; keys are indices into the plan's `steps`."""
 
     step_id: int
-    token_ids: list[int | None]  # per entry of steps; None where it does not sample, or has no mask
-    logprobs: dict[int, PositionLogprobs] = field(default_factory=dict)
+    token_ids: list[int | None]  # per entry of steps; None where it does not sample, has no mask, or has a run
+    runs: dict[int, list[int]] = field(default_factory=dict)  # tokens that entries with runs get, one at least
+    logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)  # of each token of an entry
     # Entry j of a list is for prompt position num_computed + 1 + j; positions past the prompt's end are left out.
     prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
     errors: dict[int, RowError] = field(default_factory=dict)  # entries that end with this step

@@ -36,6 +36,7 @@ def work_of(plan: StepPlan) -> StepWork:
         else:
             chunk_kv += context
             pairs += num_pairs(num_computed, num_new)
+    sampled += sum(run.num_samples - 1 for run in plan.runs.values())
     if plan.padding is not None:
         decode_kv += plan.padding.kv_tokens
         pairs += plan.padding.pairs

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trunkline_bench.simulation.costs.step_work import StepWork, work_of
-from trunkline_worker.step.plan import NO_MASKS, Masks, StepPlan, StepResult
+from trunkline_worker.step.plan import NO_MASKS, Masks, Run, StepPlan, StepResult
 
 END_TOKEN = 2  # ends a sequence that has reached the trace's output length
 FIRST_TOKEN = 3
@@ -112,8 +112,12 @@ class SimulatedExecutor:
         left, late = self._left, {index for index in plan.masked if index not in masks}
         _, device_s = self._cost_of(plan)
         tokens: list[int | None] = []
+        runs: dict[int, list[int]] = {}
         for index, step in enumerate(plan.steps):
-            if step.samples and index not in late:
+            if index in plan.runs and index not in late:
+                runs[index] = self._taken(step.sequence_id, plan.runs[index])
+                tokens.append(None)
+            elif step.samples and index not in late:
                 left[step.sequence_id] = still = left[step.sequence_id] - 1
                 tokens.append(FIRST_TOKEN if still else END_TOKEN)
             else:
@@ -121,7 +125,15 @@ class SimulatedExecutor:
         if self._prefilling:
             self._prefilling.difference_update([step.sequence_id for step in plan.steps if step.samples])
         self._free_s = begin_s + self._elapsed_s(device_s)
-        self._results.append((StepResult(plan.step_id, tokens, device_time_s=device_s), self._free_s))
+        self._results.append((StepResult(plan.step_id, tokens, runs, device_time_s=device_s), self._free_s))
+
+    def _taken(self, sequence_id: int, run: Run) -> list[int]:
+        """The tokens that a sequence gets by a run."""
+        left = self._left[sequence_id]
+        places = range(run.num_forced, run.num_forced + run.num_samples)
+        found = run.taken([FIRST_TOKEN if place < left - 1 else END_TOKEN for place in places])
+        self._left[sequence_id] -= len(found)
+        return [token_id for token_id in found if token_id is not None]
 
     def is_done(self) -> bool:
         return bool(self._results) and self._results[0][1] <= self._clock.now_s

@@ -4,7 +4,7 @@ of this one is on the device.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -24,11 +24,13 @@ from trunkline_worker.runner.gpu.step_inputs import StepInputs, StepLayout, Step
 from trunkline_worker.runner.gpu.step_programs import StepPrograms, mixed_sizes
 from trunkline_worker.runner.gpu.step_sampling import StepSamples, logprob_entries, sample_step
 from trunkline_worker.runner.gpu.transfers import Arriving, FromDevice, to_device
+from trunkline_worker.runner.places import Places, late_entries
 from trunkline_worker.runner.sampler import NOT_FINITE
 from trunkline_worker.settings import EngineSettings
 from trunkline_worker.step.plan import (
     NO_MASKS,
     Masks,
+    PositionLogprobs,
     RowError,
     Sampling,
     SequenceStart,
@@ -128,46 +130,57 @@ class GpuRunner:
         num_padding = shape.num_tokens - layout.num_tokens - plan.num_padding  # what the shape adds
         start = self._from_device.event()
         last = layout.last_tokens()
-        sampling = [index for index, step in enumerate(plan.steps) if step.samples]
+        places = Places.of(plan, rows)
         # Prompt log-probabilities need the states of all tokens; other steps compute only the sampled tokens' states.
         whole = any(row.sampling.prompt_logprobs is not None and row.num_output == 0 for row in rows)
-        hidden, sampled = self._hidden(layout, shape, last[sampling], whole)
-        self._forwarded = Forwarded(rows, started_s, start, num_padding, last, sampling, hidden, sampled)
+        hidden, sampled = self._hidden(layout, shape, places.number(plan, last), whole)
+        self._forwarded = Forwarded(rows, started_s, start, num_padding, last, places, hidden, sampled)
 
     @torch.inference_mode()
     def sample(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
         """Puts the second part of a step on the device's queue. Returns a function that waits for its result."""
         assert self._forwarded is not None, "forward() comes first"
-        rows, started_s, start, num_padding, last, sampling, hidden, sampled = self._forwarded
+        rows, started_s, start, num_padding, last, places, hidden, sampled = self._forwarded
         self._forwarded = None
         prompts = {
             index: self._prompt_logprobs(hidden, step, row, int(last[index]) - step.num_new + 1)
             for index, (step, row) in enumerate(zip(plan.steps, rows, strict=True))
             if row.sampling.prompt_logprobs is not None and row.num_output == 0
         }
-        if plan.masked:
-            late = {index for index in plan.masked if index not in masks}
-            kept = [i for i, index in enumerate(sampling) if index not in late]
-            if len(kept) < len(sampling):
-                (where,) = to_device([np.array(kept, np.int32)], self._device)
-                sampled, sampling = gather_rows(sampled, where), [sampling[i] for i in kept]
+        late = late_entries(plan, masks)
+        if late:
+            (kept,) = to_device(
+                [np.flatnonzero([i not in late for i in places.entries]).astype(np.int32)], self._device
+            )
+            sampled, places = gather_rows(sampled, kept), Places.of(plan, rows, late)
         samples: StepSamples | None = None
-        if sampling:
+        if places.entries:
+            found = [rows[index] for index in places.entries]
+            if places.positions is not None:
+                found = [
+                    replace(row, num_tokens=position) if index in plan.runs else row
+                    for index, row, position in zip(places.entries, found, places.positions, strict=True)
+                ]
             logits = self._decoder.logits(sampled)
-            given = {i: masks[index] for i, index in enumerate(sampling) if index in masks} if masks else NO_MASKS
-            samples = sample_step(logits, [rows[index] for index in sampling], self._table.device_rows, given)
+            samples = sample_step(
+                logits, found, self._table.device_rows, forced=places.forced,
+                masks=places.masks(masks) if masks else {},
+            )  # fmt: skip
+            for index, row in zip(places.entries, found, strict=True) if places.positions is not None else ():
+                rows[index].error = rows[index].error or row.error
         tensors = [samples.tokens, *samples.logprobs] if samples else []
         arriving = self._from_device.send([*tensors, *(column for columns in prompts.values() for column in columns)])
         asking = samples.asking if samples else []
         return PendingStep(
             plan,
+            rows,
+            places,
             arriving,
             started_s=started_s,
             start=start,
             num_padding=num_padding,
-            sampling=sampling,
-            asking=[sampling[i] for i in asking],
-            num_top=[rows[sampling[i]].sampling.logprobs or 0 for i in asking],
+            asking=asking,
+            num_top=[rows[places.entries[i]].sampling.logprobs or 0 for i in asking],
             prompts={i: (len(columns), rows[i].sampling.prompt_logprobs or 0) for i, columns in prompts.items()},
             errors={index: row.error for index, row in enumerate(rows) if row.error is not None},
         ).result
@@ -212,9 +225,9 @@ class Forwarded(NamedTuple):
     start: "torch.cuda.Event | None"  # None: on a CPU
     num_padding: int
     last: NDArray[np.int32]  # [num_steps] index of each step's last token
-    sampling: list[int]  # steps that sample
+    places: Places  # those of late masks among them
     hidden: torch.Tensor  # see GpuRunner._hidden
-    sampled: torch.Tensor  # [num_sampling, hidden]
+    sampled: torch.Tensor  # [num_places, hidden]
 
 
 @dataclass(slots=True)
@@ -222,14 +235,15 @@ class PendingStep:
     """A step on the device's queue, and what the tensors that it sends to the host are. Indices are the plan's."""
 
     plan: StepPlan
+    rows: list[TableRow]
+    places: Places
     # Sampled tokens if any step samples; the columns of their log-probabilities if any are requested; the columns of
     # prompt log-probabilities.
     arriving: Arriving
     started_s: float
     start: "torch.cuda.Event | None"  # None: on a CPU
     num_padding: int
-    sampling: list[int]  # steps that sample
-    asking: list[int]  # steps whose samples' log-probabilities are requested
+    asking: list[int]  # indices of the samples whose log-probabilities are requested
     num_top: list[int]  # for each of these, how many likeliest tokens
     prompts: dict[int, tuple[int, int]]  # steps with prompt log-probabilities: number of columns, of likeliest tokens
     errors: dict[int, RowError]  # known before the step
@@ -238,26 +252,22 @@ class PendingStep:
         """Waits for the tensors, and returns them as a StepResult."""
         device_time_s = time.perf_counter() - self.started_s
         tensors = iter(self.arriving.wait())
-        result = StepResult(self.plan.step_id, [None] * len(self.plan.steps), num_padding=self.num_padding)
-        result.errors = self.errors
-        if self.sampling:
-            self._add_tokens(result, next(tensors).tolist())
+        found: list[int] = next(tensors).tolist() if self.places.entries else []
+        tokens = [None if token_id < 0 else self.places.forced.get(i, token_id) for i, token_id in enumerate(found)]
+        logprobs: dict[int, PositionLogprobs] = {}
         if self.asking:
-            found = logprob_entries(list(islice(tensors, NUM_COLUMNS)), self.num_top)
-            for index, entry in zip(self.asking, found, strict=True):
-                if result.token_ids[index] is not None:
-                    result.logprobs[index] = entry
+            columns = list(islice(tensors, NUM_COLUMNS))
+            logprobs = dict(zip(self.asking, logprob_entries(columns, self.num_top), strict=True))
+        failed = {i: NOT_FINITE for i, token_id in enumerate(found) if token_id < 0}
+        result = self.places.result(self.plan, tokens, logprobs, failed)
+        result.errors |= self.errors
+        for index, taken in result.runs.items():
+            self.rows[index].num_tokens += len(taken)  # no step of this sequence is planned before
         for index, (num_columns, num_top) in self.prompts.items():
             entries = result.prompt_logprobs[index] = []
             for _ in range(num_columns // NUM_COLUMNS):
                 columns = list(islice(tensors, NUM_COLUMNS))
                 entries += logprob_entries(columns, [num_top] * len(columns[0]))
         result.device_time_s = device_time_s if self.start is None else self.arriving.seconds_since(self.start)
+        result.num_padding = self.num_padding
         return result
-
-    def _add_tokens(self, result: StepResult, tokens: list[int]) -> None:
-        for index, token_id in zip(self.sampling, tokens, strict=True):
-            if token_id < 0:
-                result.errors.setdefault(index, NOT_FINITE)
-            else:
-                result.token_ids[index] = token_id

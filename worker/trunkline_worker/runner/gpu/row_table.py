@@ -62,19 +62,22 @@ class RowTable:
         for start in plan.starts:
             assert start.sequence_id not in self._rows, f"sequence {start.sequence_id} started twice"
             self._rows[start.sequence_id] = self._start(start)
-        rows, grown = [], []
-        for step in plan.steps:
+        rows, grown, written, runs = [], [], [], plan.runs
+        for index, step in enumerate(plan.steps):
             row = self._rows[step.sequence_id]
             if step.new_blocks:
                 grown.append(Segment(row.index, row.num_blocks, step.new_blocks))
                 self.block_tables[row.index, row.num_blocks : row.num_blocks + len(step.new_blocks)] = step.new_blocks
                 row.num_blocks += len(step.new_blocks)
             end = step.num_computed + step.num_new
+            if runs and index in runs:
+                end -= runs[index].num_new
+                written.append(Segment(row.index, row.num_tokens, runs[index].token_ids))
             assert step.samples == (end == row.num_tokens), (
                 f"sequence {step.sequence_id}: the plan computes up to {end}, the row has {row.num_tokens} tokens"
             )
             rows.append(row)
-        self._send(plan, grown)
+        self._send(plan, grown, written)
         return rows
 
     def _start(self, start: SequenceStart) -> TableRow:
@@ -101,12 +104,15 @@ class RowTable:
             row.error = RowError.of_bug(error)
             return sampling_columns(replace(row, sampling=Sampling(1, temperature=0.0)))
 
-    def _send(self, plan: StepPlan, grown: list[Segment]) -> None:
-        """Sends the changes to the device in one copy, and writes them with one kernel per table."""
+    def _send(self, plan: StepPlan, grown: list[Segment], written: list[Segment]) -> None:
+        """Sends the changes to the device in one copy, and writes them with one kernel per table.
+
+        grown: of the block tables; written: tokens of runs
+        """
         starts = [(self._rows[start.sequence_id], start) for start in plan.starts]
         rows = self.device_rows
         changes = [
-            (rows.tokens, [Segment(row.index, 0, start.token_ids) for row, start in starts]),
+            (rows.tokens, [*(Segment(row.index, 0, start.token_ids) for row, start in starts), *written]),
             (rows.block_tables, [*(Segment(row.index, 0, start.block_table) for row, start in starts), *grown]),
             (rows.sampling, [Segment(row.index, 0, self._columns(row)) for row, _ in starts]),
         ]

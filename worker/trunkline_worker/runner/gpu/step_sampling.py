@@ -1,7 +1,9 @@
 """Samples on the device: the host sends its inputs in few copies, and the tokens are written to their rows."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +17,9 @@ from trunkline_kernels.gpu.sampling import sample
 from trunkline_worker.runner.gpu.row_table import TableRow
 from trunkline_worker.runner.gpu.transfers import to_device
 from trunkline_worker.runner.sampler import changes_logits, is_penalised
-from trunkline_worker.step.plan import NO_MASKS, Masks, PositionLogprobs, RowError
+from trunkline_worker.step.plan import PositionLogprobs, RowError
+
+NOTHING: Mapping[int, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +31,26 @@ class StepSamples:
     logprobs: list[Tensor]  # of these samples: [num_asking] token ids, then the columns of logprobs(); or empty
 
 
-def sample_step(logits: Tensor, rows: list[TableRow], device_rows: DeviceRows, masks: Masks = NO_MASKS) -> StepSamples:
+def sample_step(
+    logits: Tensor,
+    rows: list[TableRow],
+    device_rows: DeviceRows,
+    *,
+    forced: Mapping[int, int] = NOTHING,
+    masks: Mapping[int, NDArray[np.int32]] = NOTHING,
+) -> StepSamples:
     """Samples the next token of each row, by the rules of sampler.sample, and appends it to the row.
 
-    logits: [num_rows, vocab] float32, overwritten; masks: by index of the row
+    logits: [num_rows, vocab] float32, overwritten
+    forced: tokens that are in their rows already, by index of the row: only their log-probabilities are of interest
+    masks: [ceil(vocab / 32)] by index of the row
     """
     device = logits.device
     asking = [i for i, row in enumerate(rows) if row.sampling.logprobs is not None]
-    samples, *indices = to_device(
-        [
-            np.array([(row.index, row.num_tokens) for row in rows], np.int32),
-            *([np.array(asking, np.int64)] if asking else []),
-        ],
-        device,
-    )
+    places = np.array([(row.index, row.num_tokens) for row in rows], np.int32)
+    if forced:
+        places[list(forced), 1] = device_rows.tokens.shape[1]  # past the end of the row: nothing is written
+    samples, *indices = to_device([places, *([np.array(asking, np.int64)] if asking else [])], device)
     raw = logits[indices[0]] if asking else None
     _adjust(logits, rows, device_rows)
     if masks:
@@ -49,6 +59,9 @@ def sample_step(logits: Tensor, rows: list[TableRow], device_rows: DeviceRows, m
     columns: list[Tensor] = []
     if raw is not None:
         chosen = tokens[indices[0]]
+        if forced:
+            (given,) = to_device([np.array([forced.get(i, -1) for i in asking], np.int64)], device)
+            chosen = torch.where(given < 0, chosen, given)
         most = max(rows[i].sampling.logprobs or 0 for i in asking)
         columns = [chosen, *logprobs(raw, chosen, min(most, raw.shape[1]))]
     for row in rows:
@@ -80,9 +93,9 @@ def _adjust(logits: Tensor, rows: list[TableRow], device_rows: DeviceRows) -> No
         penalise(logits, where, device_rows, max(count for _, _, count in penalised))
 
 
-def _exclude(logits: Tensor, masks: Masks) -> None:
+def _exclude(logits: Tensor, masks: Mapping[int, NDArray[np.int32]]) -> None:
     """Sets the logits of tokens that a mask excludes to -inf."""
-    where, words = to_device([np.array(list(masks), np.int64), np.concatenate(list(masks.values()))], logits.device)
+    where, words = to_device([np.array(list(masks), np.int64), np.stack(list(masks.values()))], logits.device)
     bits = torch.arange(32, dtype=torch.int32, device=logits.device)
     allowed = (words[:, :, None] >> bits & 1).flatten(1)[:, : logits.shape[1]]  # [num_masks, vocab]
     logits[where] = logits[where].masked_fill(allowed == 0, -math.inf)
