@@ -84,7 +84,7 @@ class FleetService(FleetServiceServicer):
         prepared = await self._preparer.prepare(call)
         await charge_call(self._preparer.shared, call.caller)
         now_s = time.monotonic()
-        pool = self._pools.able(prepared.model, prepared.needs)
+        pool = self._pools.pool(prepared.model, needs=prepared.needs)
         workers = pool.allowed(pool.with_room(prepared.least_room()), now_s)
         plan = self._pools.explain(workers, prepared.route_request(now_s)).plan
         return ExplainRouteResponse(

@@ -69,8 +69,8 @@ class Granter:
 
     def check_taken(self, prepared: PreparedRequest) -> None:
         """Raises RequestRefused (FORBIDDEN) if no worker that can compute the request accepts this router's grants."""
-        model = prepared.model
-        if not any(self.takes_grants(worker) for worker in self.dispatcher.pools.able(model, prepared.needs).workers):
+        model, pools = prepared.model, self.dispatcher.pools
+        if not any(self.takes_grants(worker) for worker in pools.pool(model, needs=prepared.needs).workers):
             raise forbidden(f"no worker of model {model} takes this router's grants: start both with one --grant-key")
 
     def answers(

@@ -104,14 +104,15 @@ class Placement:
             self._is_queueing = False
             now_s = dispatcher.clock_s()
             try:
-                workers = self._workers(pools.able(self.prepared.model, self.prepared.needs), now_s)
+                workers = self._workers(pools.pool(self.prepared.model, needs=self.prepared.needs), now_s)
                 route = pools.route(workers, self.prepared.route_request(now_s, progress.longest_output()))
                 break
             except RequestRefused as refused:
                 if not self._has_looked:
                     self._has_looked = True
-                    tenant = self.prepared.scheduling.tenant
-                    await pools.search.look_for(self.prepared.model, tenant, self.time_left())
+                    prepared = self.prepared
+                    tenant, needs = prepared.scheduling.tenant, prepared.needs
+                    await pools.search.look_for(prepared.model, tenant, self.time_left(), needs)
                     continue
                 if self._is_queueing:
                     self.recovery.stop_waiting()  # its turn will come; the limit is for workers that do not come

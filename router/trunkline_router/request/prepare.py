@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trunkline.answer.answer_parser import PARSERS
-from trunkline.capabilities import NO_NEEDS, check_task, needs_of
+from trunkline.capabilities import NO_NEEDS, Needs, check_task, needs_of
 from trunkline.sampling_params import BY_MODEL
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, invalid
 from trunkline.v1.generation_pb2 import SamplingParams
@@ -67,14 +67,14 @@ class Preparer:
         is_model = self.pools.knows(model) and caller.may_use(model)
         return model if target is None or is_model else target
 
-    async def pool(self, model: str, caller: Caller, time_left_s: float | None) -> Pool:
+    async def pool(self, model: str, caller: Caller, time_left_s: float | None, *, needs: Needs = NO_NEEDS) -> Pool:
         """Returns the pool of a model, by its name or an alias; an empty name means the only one that the caller may
-        use. Raises RequestRefused (FORBIDDEN, MODEL_NOT_FOUND, NO_WORKER)."""
+        use. Raises RequestRefused: FORBIDDEN, and as Pools.pool()."""
         served = self.served_name(model, caller)
         if model:
             caller.check_model(served, model)  # without a look for it: the answer must not tell whether it is served
         try:
-            return await self.pools.found(served, caller.tenant, time_left_s, caller.identity.models)
+            return await self.pools.found(served, caller.tenant, time_left_s, caller.identity.models, needs=needs)
         except RequestRefused as refused:
             if served == model or refused.reason != MODEL_NOT_FOUND:
                 raise
@@ -93,12 +93,10 @@ class Preparer:
         RequestRefused."""
         request, record = call.request, call.record
         scheduling = _checked_scheduling(call)
-        pool = await self._searched(call)
+        work = call.extras.work
+        needs = NO_NEEDS if work is None else needs_of(work)
+        pool = await self._searched(call, needs)
         record.model, record.stage = pool.name, CHECKS
-        work, needs = call.extras.work, NO_NEEDS
-        if work is not None:
-            needs = needs_of(work)
-            pool = self.pools.able(pool.name, needs)
         check_task(pool.task, work)
         scheduling = scheduling.corrected(self.shared.weight_factor(scheduling.tenant))
         affinity_key = call.affinity_key()
@@ -135,7 +133,7 @@ class Preparer:
             needs=needs,
         )
 
-    async def _searched(self, call: RequestCall) -> Pool:
+    async def _searched(self, call: RequestCall, needs: Needs) -> Pool:
         """As pool(), for the model that the request names; the record has the time of the search."""
         record, name = call.record, call.request.model
         served = self.served_name(name, call.caller)
@@ -143,7 +141,7 @@ class Preparer:
             record.model = served  # also of a request that finds no worker; clients may send any other name
         record.stage, begun_s = MODEL, time.monotonic()
         try:
-            return await self.pool(name, call.caller, call.time_left())
+            return await self.pool(name, call.caller, call.time_left(), needs=needs)
         finally:
             record.searched = Interval(begun_s, time.monotonic())
 

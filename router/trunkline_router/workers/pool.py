@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from random import Random
 
-from trunkline.capabilities import Capabilities, Needs, unable
+from trunkline.capabilities import NO_NEEDS, Capabilities, Needs, unable
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, no_worker
 from trunkline.v1.worker_pb2 import GetModelResponse, Task
 from trunkline_router.prompts.tokenizer import PromptTokenizer
@@ -49,6 +49,8 @@ class Pool:
     def able(self, needs: Needs) -> "Pool | None":
         """Returns the pool of those workers that have these capabilities; None if there are none. Its limits are
         theirs."""
+        if not needs:
+            return self
         if needs not in self._able:
             workers = [worker for worker in self.workers if worker.capabilities.can(needs)]
             self._able[needs] = Pool(self.name, workers) if workers else None
@@ -120,12 +122,24 @@ class Pools:
             self._known.update(self._models)
         return self._models
 
-    def pool(self, name: str, allowed: Container[str] | None = None) -> Pool:
-        """Returns the pool of a model; an empty name means the only model. Raises RequestRefused (MODEL_NOT_FOUND or
-        NO_WORKER).
+    def pool(self, name: str, allowed: Container[str] | None = None, *, needs: Needs = NO_NEEDS) -> Pool:
+        """Returns the pool of a model, of those workers that have the capabilities `needs`; an empty name means the
+        only model. Raises RequestRefused: MODEL_NOT_FOUND or NO_WORKER; INVALID_REQUEST if no known worker of the model
+        has all the capabilities.
 
         allowed: models that the caller may use and be told of; None: all
         """
+        pool = self._named(name, allowed)
+        if (able := pool.able(needs)) is not None:
+            return able
+        models = [link.model for link in self.links if link.model is not None and link.model.model == pool.name]
+        known = [Capabilities.of(model) for model in models]
+        if any(capabilities.can(needs) for capabilities in known):
+            raise no_worker(f"no worker of model {pool.name} that can do this is ready")
+        missing = needs.difference(*(capabilities.supported for capabilities in known))
+        raise unable(missing or needs, f"no worker of model {pool.name} has")
+
+    def _named(self, name: str, allowed: Container[str] | None) -> Pool:
         models = self.models()
         if allowed is not None:
             models = {name: pool for name, pool in models.items() if name in allowed}
@@ -143,29 +157,20 @@ class Pools:
             CODE_NOT_FOUND, MODEL_NOT_FOUND, f"no model {name!r}; served: {', '.join(sorted(models))}", field="model"
         )
 
-    def able(self, name: str, needs: Needs) -> Pool:
-        """As pool(), of the workers that have these capabilities. Raises RequestRefused: INVALID_REQUEST if no known
-        worker of the model has them all, NO_WORKER if those that have take no requests now."""
-        pool = self.pool(name)
-        if not needs:
-            return pool
-        if (able := pool.able(needs)) is not None:
-            return able
-        models = [link.model for link in self.links if link.model is not None and link.model.model == pool.name]
-        known = [Capabilities.of(model) for model in models]
-        if any(capabilities.can(needs) for capabilities in known):
-            raise no_worker(f"no worker of model {pool.name} that can do this is ready")
-        missing = needs.difference(*(capabilities.supported for capabilities in known))
-        raise unable(missing or needs, f"no worker of model {pool.name} has")
-
     async def found(
-        self, name: str, tenant: str, time_left_s: float | None = None, allowed: Container[str] | None = None
+        self,
+        name: str,
+        tenant: str,
+        time_left_s: float | None = None,
+        allowed: Container[str] | None = None,
+        *,
+        needs: Needs = NO_NEEDS,
     ) -> Pool:
         """As pool(), but searches for a worker before it raises: a worker may have started this moment."""
         with contextlib.suppress(RequestRefused):
-            return self.pool(name, allowed)
-        await self.search.look_for(name, tenant, time_left_s)
-        return self.pool(name, allowed)
+            return self.pool(name, allowed, needs=needs)
+        await self.search.look_for(name, tenant, time_left_s, needs)
+        return self.pool(name, allowed, needs=needs)
 
     async def found_models(self, tenant: str) -> Mapping[str, Pool]:
         """As models(), after a search for workers if there are none."""
@@ -206,10 +211,11 @@ class Pools:
             worker.aside = aside
         return [worker for worker in workers if not worker.aside]
 
-    def _has(self, name: str) -> bool:
-        """Whether the model has a ready worker; for an empty name, whether any model has."""
+    def _has(self, name: str, needs: Needs) -> bool:
+        """Whether the model has a ready worker with these capabilities; for an empty name, whether any model has."""
         models = self.models()
-        return name in models if name else bool(models)
+        pools = models.values() if not name else [models[name]] if name in models else []
+        return any(pool.able(needs) is not None for pool in pools)
 
     def knows(self, name: str) -> bool:
         """Whether any worker has ever served the model."""

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from trunkline.capabilities import NO_NEEDS, Needs
+
 SILENT_AT_MOST_S = 1.0  # a worker that does not even refuse a connection in this time is taken for absent
 ANSWERED_AT_MOST_S = 5.0  # a worker that has answered is present, but its tokenizer must be fetched and built
 LOOK_AT_MOST_S = 1.0
@@ -57,9 +59,11 @@ class ConnectAttempts:
 
 @dataclass(slots=True)
 class _Look:
-    """A search for one model, by all requests that asked for it within one step. Attempts that begin later count."""
+    """A search for workers of one model that have some capabilities, by all requests that asked for them within one
+    step. Attempts that begin later count."""
 
     name: str
+    needs: Needs
     begun_s: float = inf
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -82,25 +86,26 @@ class PoolSearch:
     def __init__(
         self,
         missing: Callable[[], Sequence[ConnectAttempts]],
-        has: Callable[[str], bool],
+        has: Callable[[str, Needs], bool],
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._missing = missing
         self._has = has
         self._clock_s = clock_s
         self._looking: Counter[str] = Counter()  # by tenant
-        self._coming: dict[str, _Look] = {}  # by name: searches that begin with the next step
+        self._coming: dict[tuple[str, Needs], _Look] = {}  # searches that begin with the next step
         self._looks: list[_Look] = []
         self._steps: asyncio.Task[None] | None = None
 
-    async def look_for(self, name: str, tenant: str, time_left_s: float | None = None) -> None:
-        """Returns when a worker of the model (for an empty name, of any model) is found, or the search has failed."""
-        if self._has(name) or not self._missing():
+    async def look_for(self, name: str, tenant: str, time_left_s: float | None = None, needs: Needs = NO_NEEDS) -> None:
+        """Returns when a worker of the model (for an empty name, of any model) that has these capabilities is found, or
+        the search has failed."""
+        if self._has(name, needs) or not self._missing():
             return
         if self._looking[tenant] >= MOST_LOOKING - self._looking.total():
             return
         most_s = inf if time_left_s is None else time_left_s * PATIENCE_SHARE
-        look = self._coming.setdefault(name, _Look(name))
+        look = self._coming.setdefault((name, needs), _Look(name, needs))
         if self._steps is None or self._steps.done():
             self._steps = asyncio.create_task(self._run())
         self._looking[tenant] += 1
@@ -138,7 +143,7 @@ class PoolSearch:
             is_connecting = look.name in connecting if look.name else bool(connecting)
             most_s = ANSWERED_AT_MOST_S if is_connecting else LOOK_AT_MOST_S
             in_vain = all_tried_since_s >= look.begun_s and not is_connecting
-            if in_vain or now_s - look.begun_s >= most_s or self._has(look.name):
+            if in_vain or now_s - look.begun_s >= most_s or self._has(look.name, look.needs):
                 look.over.set()
             else:
                 going_on.append(look)

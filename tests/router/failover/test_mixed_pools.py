@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from tests.router.asked_work import Ask
-from tests.router.cluster import cluster, refusal, tokens_of, until
+from tests.router.cluster import cluster, refusal, router_before, tokens_of, until
 from tests.router.direct_rig import KEY, Call, Stream, arrival, direct
 from tests.router.failover_rig import DIED, LONG, PROMPT, dies, first_of, rest
 from tests.router.fake_worker import FakeWorker
@@ -17,6 +17,7 @@ from trunkline.v1.fleet_pb2 import ExplainRouteRequest
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
 from trunkline.v1.worker_pb2 import Adapter, Capability, Grammar, Task, Work
+from trunkline_bench.servers.ports import free_port
 from trunkline_router.request.failover import FailoverLimits
 
 ADAPTERS = (Capability.CAPABILITY_ADAPTERS,)
@@ -117,6 +118,20 @@ async def test_capabilities_that_no_single_worker_has_together_are_all_named(ask
     async with cluster(able("a"), worker("b", capabilities=[Capability.CAPABILITY_GRAMMARS])) as router:
         ask(Work(adapter=Adapter(id="a"), grammar=Grammar(digest=b"d")))
         assert "grammars, adapters" in (await refusal(router.generate(PROMPT))).message
+
+
+async def test_a_worker_that_was_never_there_is_not_waited_for_and_is_used_once_it_comes(ask: Ask) -> None:
+    workers = [old(answer=3), able("new", answer=3, port=free_port())]
+    await workers[0].start()
+    async with router_before(*workers, expected=(True, False)) as router:
+        ask(WORK)
+        assert (await refusal(router.generate(PROMPT))).reason == INVALID_REQUEST
+        await workers[1].start()
+        await router.until_workers(True, True)
+        assert (await router.answer(PROMPT))[0].prompt.worker_id == "new"
+    for one in workers:
+        await one.die()
+    assert not workers[0].submits
 
 
 async def test_while_the_able_worker_is_away_a_retry_makes_sense(ask: Ask) -> None:

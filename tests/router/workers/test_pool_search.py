@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.router.virtual_time import in_virtual_time
+from trunkline.capabilities import GRAMMARS, NO_NEEDS, Needs
 from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_router.routing.prefix_index import WorkerBlocks
 from trunkline_router.workers.connected_worker import ConnectedWorker
@@ -49,13 +50,22 @@ class Fleet:
         self.tries_s: list[float] = []  # when they began
         self._running: list[asyncio.Task[None]] = []
 
-    def _has(self, name: str) -> bool:
+    def _has(self, name: str, needs: Needs) -> bool:
         self.asked += 1
-        return self.pools._has(name)
+        return self.pools._has(name, needs)
 
-    def add(self, *, model: str = "", was: str = "", is_silent: bool = False, hangs: bool = False) -> "Address":
+    def add(
+        self,
+        *,
+        model: str = "",
+        was: str = "",
+        is_silent: bool = False,
+        hangs: bool = False,
+        capabilities: Needs = NO_NEEDS,
+    ) -> "Address":
         """model: what is served there; was: what was before; hangs: once it has said so."""
         address = Address(self, len(self.pools.links), model, is_silent, hangs)
+        address.capabilities = capabilities
         if was:
             address.link.model = GetModelResponse(model=was)
         self.pools.links.append(address.link)
@@ -79,7 +89,7 @@ class Fleet:
         await asyncio.sleep(at_s)
         begun_s = now_s()
         await self.search.look_for(name, terms.pop("tenant", ""), **terms)
-        return self.pools._has(name), now_s() - begun_s
+        return self.pools._has(name, terms.get("needs", NO_NEEDS)), now_s() - begun_s
 
 
 class Address:
@@ -87,6 +97,7 @@ class Address:
 
     def __init__(self, fleet: Fleet, number: int, model: str, is_silent: bool, hangs: bool) -> None:
         self.fleet, self.model, self.is_silent, self.hangs = fleet, model, is_silent, hangs
+        self.capabilities = NO_NEEDS
         self.tries_s: list[float] = []
         no_tokenizers: Any = None
         context = LinkContext("r", no_tokenizers, fleet.pools.index, fleet.pools.notify, Random(0))
@@ -103,7 +114,9 @@ class Address:
             elif self.model:
                 tries.found(self.model)
                 await asyncio.sleep(LONG_S if self.hangs else CONNECT_S)
-                model = GetModelResponse(model=self.model, worker_id=self.link.address, block_size=16)
+                model = GetModelResponse(
+                    model=self.model, worker_id=self.link.address, block_size=16, capabilities=self.capabilities
+                )
                 tokenizer: Any = SimpleNamespace(encoding=b"")
                 self.link.worker = ConnectedWorker(
                     model, WorkerBlocks(fleet.pools.index), tokenizer, WorkerSession(), self.link.breaker, ""
@@ -124,6 +137,22 @@ def test_a_look_ends_the_pause_and_finds_what_has_come() -> None:
         assert await fleet.looked() == (True, approx(APART_S, abs=CONNECT_S + AT_ONCE_S))
         assert len(worker.tries_s) == 3
         assert await fleet.looked() == (True, 0.0)
+
+    in_virtual_time(scenario())
+
+
+def test_a_search_for_capabilities_passes_over_workers_without_them() -> None:
+    async def scenario() -> None:
+        fleet = Fleet()
+        fleet.add(model="m")
+        able = fleet.add(was="m", capabilities=GRAMMARS)
+        await asyncio.sleep(1.0)
+        assert await fleet.looked(needs=GRAMMARS) == (False, approx(0, abs=AT_ONCE_S))
+        able.model = "m"
+        plain, special = await asyncio.gather(fleet.looked(), fleet.looked(needs=GRAMMARS))
+        assert plain == (True, 0.0)
+        assert special == (True, approx(APART_S, abs=CONNECT_S + AT_ONCE_S))
+        assert await fleet.looked(needs=GRAMMARS) == (True, 0.0)
 
     in_virtual_time(scenario())
 
