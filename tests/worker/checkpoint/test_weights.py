@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.parameters import one_in
 from tests.worker.model.forward import ragged_logits
 from tests.worker.model.oracle import base_config, silence, their_logits, their_model, weights_of, write_config
-from trunkline_worker.model import loading
+from trunkline_worker.model import loading, weight_reading
 from trunkline_worker.model.checkpoint.checkpoint import INDEX, SINGLE, Checkpoint
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.checkpoint.weight_check import WeightCheck
@@ -162,6 +162,6 @@ def test_a_config_without_dtype_is_served_as_it_is_stored(stored: torch.dtype, d
 def test_a_model_that_does_not_fit_is_refused_before_it_is_read(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "free_bytes", lambda device: 10_000)
+    monkeypatch.setattr(weight_reading, "free_bytes", lambda device: 10_000)
     with pytest.raises(ModelError, match=r"the weights take .* GiB in float32, .* GiB are free"):
         load(directory)

@@ -15,8 +15,9 @@ from trunkline_worker.model.architectures.config_json import read_spec
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.checkpoint.checkpoint import EMBEDDING, HEAD
 from trunkline_worker.model.gpu_decoder import GpuDecoder
-from trunkline_worker.model.loading import KV_DTYPES, LoadedModel, build_weights
-from trunkline_worker.model.weight_bytes import weight_bytes
+from trunkline_worker.model.loading import KV_DTYPES, LoadedModel
+from trunkline_worker.model.weight_reading import build_weights
+from trunkline_worker.model.weights import weight_bytes
 
 CONFIGS = Path(__file__).parents[3] / "bench" / "configs"
 NAMES = ("qwen3-8b", "llama-3.1-8b", "qwen3-0.6b")

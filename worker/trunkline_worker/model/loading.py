@@ -1,6 +1,6 @@
 """Loads a Hugging Face model directory into a decoder that is ready to run."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -8,31 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_kernels.ragged_batch import KVPool, allocate_kv
 from trunkline_worker.model.architectures.config_json import read_spec
-from trunkline_worker.model.architectures.decoder_spec import DecoderSpec, LayerSpec, LinearSpec
+from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.block_format import BlockFormat
-from trunkline_worker.model.checkpoint.checkpoint import EMBEDDING, HEAD, Checkpoint, digest_of, fingerprint
+from trunkline_worker.model.checkpoint.checkpoint import EMBEDDING, Checkpoint, digest_of, fingerprint
 from trunkline_worker.model.checkpoint.generation_defaults import read_generation_defaults
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.checkpoint.weight_digest import WeightDigests
 from trunkline_worker.model.checkpoint.weight_stream import WeightStream
 from trunkline_worker.model.cpu_decoder import CpuDecoder, cpu_decoder
 from trunkline_worker.model.decoder import Decoder
-from trunkline_worker.model.kv_budget import GIB, free_bytes
-from trunkline_worker.model.rotary_tables import check_rotary, table_bytes
-from trunkline_worker.model.weight_bytes import WeightBytes, weight_bytes
-from trunkline_worker.model.weights import (
-    AttentionWeights,
-    DecoderWeights,
-    GatedWeights,
-    LayerWeights,
-    Linear,
-    W,
-)
+from trunkline_worker.model.rotary_tables import check_rotary
+from trunkline_worker.model.weight_reading import DUMMY_SEED, as_it_is, read_weights
+from trunkline_worker.model.weights import WeightBytes, weight_bytes
 
 if TYPE_CHECKING:
     from trunkline_worker.model.gpu_decoder import GpuDecoder
@@ -41,13 +32,6 @@ if TYPE_CHECKING:
 KERNEL_BUILD = "7"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 KV_DTYPES = {"fp8": torch.float8_e4m3fn}
-DUMMY_SEED = 0
-DUMMY_STD = 0.02
-# Old exporters wrote them; they are recomputed here.
-IGNORED_TENSORS = ("rotary_emb.inv_freq",)
-
-Fill = Callable[[Tensor, str], None]  # fills a tensor of the given Hugging Face name in place
-Form = Callable[[Linear], W]  # turns a filled weight into the form that is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +123,7 @@ def load_model(
         decoder: Decoder | CpuDecoder | GpuDecoder | None = None
         if kernels == "triton":
             # Weights are quantised one by one, so that the unquantised model need not fit into memory.
-            stored = _read_weights(
+            stored = read_weights(
                 spec, kind, device, checkpoint, partial(gpu_weight.stored, quantization=quantization), context=context
             )
             read_bytes = weight_bytes(stored)
@@ -148,7 +132,7 @@ def load_model(
                 kv_dtype=KV_DTYPES.get(kv_dtype, kind),
             )  # fmt: skip
         else:
-            weights = _read_weights(spec, kind, device, checkpoint, _as_it_is, context=context)
+            weights = read_weights(spec, kind, device, checkpoint, as_it_is, context=context)
             read_bytes = weight_bytes(weights)
             if kernels == "c":
                 decoder = cpu_decoder(spec, weights, context_length=context, deterministic=deterministic)
@@ -211,130 +195,3 @@ def _dtype(asked: str, spec: DecoderSpec, checkpoint: Checkpoint | None) -> torc
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _read_weights(
-    spec: DecoderSpec,
-    dtype: torch.dtype,
-    device: torch.device,
-    checkpoint: Checkpoint | None,
-    form: Form[W],
-    *,
-    context: int,
-) -> DecoderWeights[W]:
-    """Returns the weights of the checkpoint, or dummy weights without one. Before it allocates anything, it checks the
-    files' headers against the config, and the free memory. Raises ModelError if a check fails."""
-    names: tuple[str, str | None] = EMBEDDING, None if spec.tie_word_embeddings else HEAD
-    if checkpoint is not None:
-        names = checkpoint.embedding_and_head(spec.tie_word_embeddings)
-    num_values = 0
-
-    def look_at(target: Tensor, name: str) -> None:
-        nonlocal num_values
-        num_values += target.numel()
-        if checkpoint is not None:
-            checkpoint.check_header(target, name)
-
-    build_weights(spec, dtype, torch.device("meta"), look_at, _as_it_is, names=names)
-    if device.type == "cpu":  # a GPU's allocator raises; on a host, the kernel kills the process
-        _check_memory(num_values * dtype.itemsize, table_bytes(spec, context), device, dtype)
-    if checkpoint is None:
-        return build_weights(spec, dtype, device, _dummy_fill(device), form, names=names)
-    checkpoint_weights = build_weights(spec, dtype, device, checkpoint.read_into, form, names=names)
-    checkpoint.check_all_read(IGNORED_TENSORS)
-    checkpoint.check_finite(dtype)
-    return checkpoint_weights
-
-
-def _check_memory(weight_bytes: int, table_bytes: int, device: torch.device, dtype: torch.dtype) -> None:
-    """Raises ModelError if weights and rotary tables do not fit into the free memory."""
-    free = free_bytes(device)
-    if weight_bytes + table_bytes > free:
-        raise ModelError(
-            f"the weights take {weight_bytes / GIB:.2f} GiB in {_name(dtype)}, the rotary tables "
-            f"{table_bytes / GIB:.2f} GiB, and {free / GIB:.2f} GiB are free: lower --context-length, or use a smaller "
-            "--dtype"
-        )
-
-
-def build_weights(
-    spec: DecoderSpec,
-    dtype: torch.dtype,
-    device: torch.device,
-    fill: Fill,
-    form: Form[W],
-    *,
-    names: tuple[str, str | None],
-) -> DecoderWeights[W]:
-    """Allocates every tensor once, on its device, and calls `fill` on it; on each part of a fused tensor.
-
-    names: of embedding and head; None: the head is the embedding
-    """
-    embedding_name, head_name = names
-
-    def tensor(name: str, *shape: int) -> Tensor:
-        target = torch.empty(shape, dtype=dtype, device=device)
-        fill(target, name)
-        return target
-
-    def fused(names: list[str], rows: list[int], *inner: int) -> Tensor:
-        target = torch.empty(sum(rows), *inner, dtype=dtype, device=device)
-        for part, name in zip(torch.split(target, rows), names, strict=True):
-            fill(part, name)
-        return target
-
-    def layer(at: str, spec: LayerSpec) -> LayerWeights[W]:
-        def norm(name: str | None, size: int = hidden) -> Tensor | None:
-            return None if name is None else tensor(f"{at}{name}.weight", size)
-
-        def product(linear: LinearSpec) -> W:
-            names = [f"{at}{name}" for name, _ in linear.parts]
-            weight = fused([name + ".weight" for name in names], linear.rows, linear.inner)
-            bias = fused([name + ".bias" for name in names], linear.rows) if linear.bias else None
-            return form(Linear(weight, bias))
-
-        attention, feed_forward = spec.attention, spec.feed_forward
-        return LayerWeights(
-            AttentionWeights(
-                norm=norm(attention.norm),
-                qkv=product(attention.qkv),
-                query_norm=norm(attention.query_norm, head_dim),
-                key_norm=norm(attention.key_norm, head_dim),
-                output=product(attention.output),
-                post_norm=norm(attention.post_norm),
-            ),
-            GatedWeights(
-                norm=norm(feed_forward.norm),
-                gate_up=product(feed_forward.gate_up),
-                down=product(feed_forward.down),
-                post_norm=norm(feed_forward.post_norm),
-            ),
-        )
-
-    hidden, head_dim = spec.hidden_size, spec.head_dim
-    embedding = tensor(embedding_name, spec.vocab_size, hidden)
-    return DecoderWeights(
-        embedding=embedding,
-        layers=[layer(f"model.layers.{index}.", each) for index, each in enumerate(spec.layers)],
-        final_norm=tensor("model.norm.weight", hidden),
-        head=Linear(embedding if head_name is None else tensor(head_name, spec.vocab_size, hidden), None),
-    )
-
-
-def _as_it_is(product: Linear) -> Linear:
-    return product
-
-
-def _dummy_fill(device: torch.device) -> Fill:
-    """Returns a Fill of dummy weights: small seeded random matrices, norms of one, biases of zero."""
-    generator = torch.Generator(device).manual_seed(DUMMY_SEED)
-
-    def fill(target: Tensor, name: str) -> None:
-        if name.endswith("bias"):
-            target.zero_()
-        elif name.endswith("norm.weight"):
-            target.fill_(1.0)
-        else:
-            target.normal_(std=DUMMY_STD, generator=generator)
-
-    return fill

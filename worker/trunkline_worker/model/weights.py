@@ -1,8 +1,8 @@
 """The weights of a decoder. They have the structure of its spec."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 from torch.nn.functional import linear
@@ -86,3 +86,24 @@ class DecoderWeights(Generic[W]):
     layers: list[LayerWeights[W]]
     final_norm: Tensor  # [hidden]
     head: Linear  # [vocab, hidden]; the embedding itself if the two are tied
+
+
+class WeightBytes(NamedTuple):
+    """Bytes that a step reads of the weights."""
+
+    layers: int
+    head: int  # with the final norm; only read for logits
+
+
+def weight_bytes(weights: DecoderWeights[Any]) -> WeightBytes:
+    """The bytes of a model's weights, without the embedding, of which a step reads few rows."""
+    return WeightBytes(sum(map(_bytes, weights.layers)), _bytes(weights.head) + _bytes(weights.final_norm))
+
+
+def _bytes(part: object) -> int:
+    """Bytes of a tensor, or of all tensors in a dataclass and those within it."""
+    if isinstance(part, Tensor):
+        return part.nbytes
+    if is_dataclass(part):
+        return sum(_bytes(getattr(part, field.name)) for field in fields(part))
+    return 0
