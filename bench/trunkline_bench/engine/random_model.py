@@ -2,9 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
+
+from trunkline_worker.model.architectures.config_json import parse_spec
 
 RANDOM_22M = {
     "architectures": ["LlamaForCausalLM"],
@@ -27,31 +30,24 @@ RANDOM_22M = {
 }
 
 
-def write_random_llama(directory: Path, config: dict[str, object] = RANDOM_22M, seed: int = 0) -> None:
+def write_random_llama(directory: Path, config: dict[str, Any] = RANDOM_22M, seed: int = 0) -> None:
     """Writes config.json and model.safetensors; 22 M parameters with the default config."""
-    sizes = {name: value for name, value in config.items() if isinstance(value, int)}
-    hidden, inter, head = sizes["hidden_size"], sizes["intermediate_size"], sizes["head_dim"]
-    queries, kv = sizes["num_attention_heads"] * head, sizes["num_key_value_heads"] * head
+    spec = parse_spec(config)
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
         return torch.randn(rows, columns, generator=generator) * 0.02
 
     weights = {
-        "model.embed_tokens.weight": matrix(sizes["vocab_size"], hidden),
-        "model.norm.weight": torch.ones(hidden),
+        "model.embed_tokens.weight": matrix(spec.vocab_size, spec.hidden_size),
+        "model.norm.weight": torch.ones(spec.hidden_size),
     }
-    for layer in range(sizes["num_hidden_layers"]):
-        prefix = f"model.layers.{layer}."
-        weights[prefix + "input_layernorm.weight"] = torch.ones(hidden)
-        weights[prefix + "post_attention_layernorm.weight"] = torch.ones(hidden)
-        weights[prefix + "self_attn.q_proj.weight"] = matrix(queries, hidden)
-        weights[prefix + "self_attn.k_proj.weight"] = matrix(kv, hidden)
-        weights[prefix + "self_attn.v_proj.weight"] = matrix(kv, hidden)
-        weights[prefix + "self_attn.o_proj.weight"] = matrix(hidden, queries)
-        weights[prefix + "mlp.gate_proj.weight"] = matrix(inter, hidden)
-        weights[prefix + "mlp.up_proj.weight"] = matrix(inter, hidden)
-        weights[prefix + "mlp.down_proj.weight"] = matrix(hidden, inter)
+    for index, layer in enumerate(spec.layers):
+        at = f"model.layers.{index}."
+        for norm in (layer.attention.norm, layer.feed_forward.norm):
+            weights[f"{at}{norm}.weight"] = torch.ones(spec.hidden_size)
+        for product in layer.products:
+            weights |= {f"{at}{name}.weight": matrix(rows, product.inner) for name, rows in product.parts}
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=1))
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
