@@ -39,7 +39,7 @@ from trunkline_router.observe.recent.router_requests import Kind
 from trunkline_router.observe.watch.fleet_watch import FleetWatch
 from trunkline_router.observe.watch.worker_drain import WorkerDrain
 from trunkline_router.observe.watch.worker_tile import shown_state
-from trunkline_router.request.inference import charge_call
+from trunkline_router.request.inference import charge_call, check_call
 from trunkline_router.request.prepare import Preparer
 from trunkline_router.request.request_call import RequestCall
 from trunkline_router.routing.policy import Candidate
@@ -81,6 +81,7 @@ class FleetService(FleetServiceServicer):
         call = RequestCall.of(request.request, context, self._access, EXPLAIN_RPC)
         if not call.caller.identity.sees_cache:
             raise forbidden("these credentials may not see the cache, which decides the route")
+        check_call(self._preparer.shared, call.caller)
         prepared = await self._preparer.prepare(call)
         await charge_call(self._preparer.shared, call.caller)
         now_s = time.monotonic()

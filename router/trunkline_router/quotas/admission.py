@@ -71,7 +71,7 @@ class Admission:
         if bound is not None and tokens > bound[1]:
             self.refused[bound[0]] += 1
             raise _too_large(account, tokens, *bound)
-        when = await self._count(account, quotas, book, tokens)
+        when = await self._count(account, quotas.that_count(tokens), book, tokens)
         return Admitted(
             account,
             output_tokens=tokens - use.prompt_tokens,
@@ -83,13 +83,13 @@ class Admission:
             parts=[(when, tokens)],
         )
 
-    def check_left(self, account: str, quotas: Quotas) -> None:
+    def check_left(self, account: str, quotas: Quotas, *, tokens: int = LEAST_TOKENS) -> None:
         """Raises RequestRefused (QUOTA_EXCEEDED) if what this router has admitted fills a quota: then admit() would
-        refuse the smallest request too, whatever other routers have admitted. The retry delay is that of the smallest
-        request: a larger one that comes again may be refused once more, by admit(), with its own."""
+        refuse a request of so many tokens too, whatever other routers have admitted. The retry delay is that of the
+        smallest request: a larger one that comes again may be refused once more, by admit(), with its own."""
         now_ms, book = self._now_ms(), self._book.tenant(account)
         book.quotas = quotas
-        refusal = judge(quotas, book.used_here(now_ms), LEAST_TOKENS, book.window, now_ms)
+        refusal = judge(quotas.that_count(tokens), book.used_here(now_ms), tokens, book.window, now_ms)
         if refusal is not None:
             self.refused[refusal.quota] += 1
             raise _refused(account, refusal)

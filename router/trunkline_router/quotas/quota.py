@@ -37,6 +37,11 @@ class Quotas:
             lower[name] = min(given, default=None)
         return Quotas(**lower)
 
+    def that_count(self, tokens: int) -> "Quotas":
+        """Returns the limits that a request of so many tokens counts against: without tokens, as a call of Tokenize is,
+        the limit of requests alone."""
+        return self if tokens else Quotas(requests_per_minute=self.requests_per_minute)
+
     def largest_request(self) -> tuple[str, int] | None:
         """The name and value of the quota that bounds the tokens of one request, or None if there is none."""
         limits = {TOKENS_PER_MINUTE: self.tokens_per_minute, TOKENS_IN_FLIGHT: self.tokens_in_flight}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from random import Random
 from typing import TYPE_CHECKING
 
-from trunkline_router.quotas.admission import Admission, RequestUse
+from trunkline_router.quotas.admission import LEAST_TOKENS, Admission, RequestUse
 from trunkline_router.quotas.fairness import weight_factor
 from trunkline_router.quotas.fleet import PoolFleet
 from trunkline_router.quotas.quota import UNLIMITED, WINDOW_MS, Quotas, RateLimit, Used, rate_limits
@@ -80,11 +80,12 @@ class SharedState:
         self._own.running.setdefault(tenant, set()).add(reservation)
         return reservation
 
-    def check_left(self, tenant: str, quotas: Quotas, *, is_listed: bool = True) -> None:
-        """Raises RequestRefused (QUOTA_EXCEEDED) if reserve() would refuse every request of the tenant, as far as this
-        router alone knows."""
+    def check_left(self, tenant: str, quotas: Quotas, *, tokens: int = LEAST_TOKENS, is_listed: bool = True) -> None:
+        """Raises RequestRefused (QUOTA_EXCEEDED) if reserve() would refuse every request of the tenant that has so many
+        tokens or more, as far as this router alone knows."""
         if quotas != UNLIMITED:
-            self.admission.check_left(self._own.book.account(tenant, is_listed=is_listed), quotas)
+            account = self._own.book.account(tenant, is_listed=is_listed)
+            self.admission.check_left(account, quotas, tokens=tokens)
 
     def rate_limits(self, tenant: str, quotas: Quotas, *, is_listed: bool) -> list[RateLimit]:
         """Returns what is left of the tenant's limits per minute, as far as this router knows; empty without limits."""

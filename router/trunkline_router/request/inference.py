@@ -15,7 +15,6 @@ from trunkline.validation import check_length, max_total_tokens
 from trunkline_router.access.access import Caller
 from trunkline_router.prompts.token_ids import read_ids
 from trunkline_router.quotas.admission import RequestUse
-from trunkline_router.quotas.quota import Quotas
 from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.record.request_observer import RequestObserver, note_refusal
@@ -272,16 +271,21 @@ class Running:
             self._idle.set()
 
 
+def check_call(shared: SharedState, caller: Caller) -> None:
+    """Raises RequestRefused (QUOTA_EXCEEDED) if charge_call() would, as far as this router alone knows. For calls that
+    make work before they are charged."""
+    shared.check_left(caller.tenant, caller.terms.quotas, tokens=0, is_listed=caller.is_listed)
+
+
 async def charge_call(shared: SharedState, caller: Caller) -> None:
     """Counts one request of the caller's tenant, for a call that generates nothing, whatever becomes of it. Raises
     RequestRefused (QUOTA_EXCEEDED)."""
     terms = caller.terms
-    most = terms.quotas.requests_per_minute
-    if most is None:
+    if terms.quotas.requests_per_minute is None:
         return
     reservation = await shared.reserve(
         caller.tenant,
-        Quotas(requests_per_minute=most),
+        terms.quotas,
         RequestUse(prompt_tokens=0, max_tokens=0, most_tokens=0, choices=1),
         weight=terms.weight,
         is_listed=caller.is_listed,

@@ -217,3 +217,32 @@ async def test_calls_that_generate_nothing_count_as_requests_and_as_no_tokens(na
         assert (await refusal(generate(router))).quota == "acme/requests_per_minute"
         await call(router, ())  # another tenant's
         await until_ended(router)
+
+
+@pytest.mark.parametrize("name", ["Generate, too many choices", "ExplainRoute, too many choices"])
+async def test_quotas_are_checked_before_a_prompt_is_tokenized(name: str) -> None:
+    async with router_with_quotas(FakeWorker("a")) as router:
+        for _ in range(3):
+            await OTHER_CALLS["Detokenize"](router, ACME)
+        assert (await refusal(REFUSED_CALLS[name](router, ACME))).quota == "acme/requests_per_minute"
+
+
+@pytest.mark.parametrize("name", OTHER_CALLS)
+async def test_a_call_that_generates_nothing_hides_no_quota(name: str) -> None:
+    async with router_with_quotas(FakeWorker("a")) as router:
+        await OTHER_CALLS[name](router, ACME)
+        assert [(tenant, quotas) for tenant, quotas, _ in router.shared.quota_use()] == [
+            ("acme", THREE.named["acme"].quotas)
+        ]
+
+
+@pytest.mark.parametrize("name", OTHER_CALLS)
+async def test_a_call_that_generates_nothing_is_not_refused_for_tokens(name: str) -> None:
+    worker = FakeWorker("a", answer=None)
+    async with router_with_quotas(worker) as router:
+        call = generate(router, max_tokens=2 * len(PROMPT))
+        await worker.arrived.get()
+        assert (await refusal(generate(router))).quota == "acme/tokens_per_minute"
+        await OTHER_CALLS[name](router, ACME)
+        call.cancel()
+        await until_ended(router)

@@ -138,7 +138,7 @@ async def test_what_outgrows_its_estimate_counts_while_it_runs_and_what_was_coun
     assert b.window_of("t") == (1, 10 + 634), "which is its own part"
     assert a.window_of("t") == (1, 100 + 2 * 257)
     assert (await refusal(b, TOKENS, 1, 0)).quota == "t/tokens_per_minute"
-    assert (await refusal(a, Quotas(tokens_in_flight=1257), 0, 0)).quota == "t/tokens_in_flight"
+    assert (await refusal(a, Quotas(tokens_in_flight=1258), 1, 0)).quota == "t/tokens_in_flight"
     use(first, 100, 300)
     await a.beat()
     assert a.window_of("t") == (1, 100 + 300)
