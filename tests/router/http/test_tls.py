@@ -1,6 +1,7 @@
 """HTTP over TLS: handshakes that are never completed, and a certificate that is replaced while the server runs."""
 
 import asyncio
+import errno
 import os
 import socket
 import ssl
@@ -18,6 +19,7 @@ import uvloop
 from structlog.testing import capture_logs
 
 from tests.router.http.http_rig import SHORT, WAIT_S, Client, connected, echo, get, post, serving
+from trunkline_router.edge.http import server as http_server
 from trunkline_router.edge.http.connection import Connection
 from trunkline_router.edge.http.server import HttpServer
 
@@ -130,6 +132,32 @@ def test_applications_are_told_that_the_scheme_is_https(
 
     run(asked())
     assert schemes == ["https"]
+
+
+@pytest.mark.parametrize(("number", "has_paused"), [(errno.EMFILE, True), (errno.ECONNABORTED, False)])
+async def test_accepting_pauses_only_for_want_of_resources(
+    number: int, has_paused: bool, tls: Tls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    accept, fails = loop.sock_accept, [True]
+
+    async def failing_once(listener: socket.socket) -> Any:
+        accepted = await accept(listener)
+        if not fails:
+            return accepted
+        fails.clear()
+        accepted[0].close()
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(loop, "sock_accept", failing_once)
+    monkeypatch.setattr(http_server, "NO_ROOM_PAUSE_S", 0.2 if has_paused else WAIT_S)
+    async with serving(ssl_context=tls.server) as server:
+        with suppress(OSError):
+            await tls.connect(server)
+        begun_s = time.monotonic()
+        client = await tls.connect(server)
+        assert (time.monotonic() - begun_s > 0.1) is has_paused
+        await client.close()
 
 
 def test_silent_connections_of_one_host_take_few_descriptors_and_keep_no_client_out(

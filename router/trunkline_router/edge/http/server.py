@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import socket
 import ssl
 import time
@@ -22,7 +23,10 @@ from trunkline_runtime.server import address_family, most_connections, port_prob
 PORT_OPTION = "--http-port"
 HANDSHAKE_SHARE = 1 / 4  # of all connections, those that are kept for handshakes
 HOST_SHARE = 7 / 8  # of all connections that one host may have: a gateway is one host, but others need room
-NO_FILES_PAUSE_S = 1.0  # between two tries to accept while the process has no file descriptor left
+# Errors of accept() that last until something is freed, and the time between two tries. Other errors are those of one
+# connection that is already lost.
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+NO_ROOM_PAUSE_S = 1.0
 BACKLOG = 2048
 # Unread output stays in the process's own buffers, which are merged and bounded, and not in the kernel's, which grow to
 # megabytes for each connection. What is sent and not yet acknowledged does not count, so no connection is slowed down.
@@ -125,8 +129,8 @@ class HttpServer:
                 while True:
                     try:
                         accepted, address = await loop.sock_accept(listener)
-                    except OSError:
-                        await asyncio.sleep(NO_FILES_PAUSE_S)
+                    except OSError as error:
+                        await asyncio.sleep(NO_ROOM_PAUSE_S if error.errno in NO_ROOM else 0)
                         continue
                     handshakes.create_task(self._shake_hands(accepted, address, context))
                     await asyncio.sleep(0)  # while connections wait, sock_accept() lets no other task run
