@@ -36,3 +36,14 @@ async def dies(router: Cluster, workers: list[FakeWorker], worker: FakeWorker) -
     connected = router.connected(workers.index(worker))
     await until(lambda: not connected.session.num_open)
     await worker.die()
+
+
+async def kills_two(router: Cluster, workers: list[FakeWorker], call: Any) -> list[FakeWorker]:
+    """Two workers die with the call's request, the second one with it alone, and are gone. Returns the others."""
+    left = list(workers)
+    for sole_suspect in (False, True):
+        choice = await first_of(left)
+        choice.fail(DIED, suspect=True, sole_suspect=sole_suspect)
+        await dies(router, workers, choice.worker)
+        left.remove(choice.worker)
+    return left

@@ -5,16 +5,14 @@ router alone refuses what kills its workers, for a short time."""
 from array import array
 from collections.abc import Collection
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from tests.router.cluster import Cluster, cluster, refusal, until
-from tests.router.failover_rig import DIED, LONG, dies, fakes, first_of, rest
-from tests.router.fake_worker import FakeWorker
+from tests.router.cluster import cluster, refusal, until
+from tests.router.failover_rig import DIED, LONG, dies, fakes, first_of, kills_two, rest
 from trunkline.status import QUARANTINED, RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_router.request import dispatch
@@ -67,17 +65,6 @@ async def test_one_of_two_that_is_gone_is_not_enough(monkeypatch: pytest.MonkeyP
         third = await first_of([worker for worker in workers[1:] if worker is not second.worker])
         third.tokens(2, finish=True)
         assert (await rest(call))[-1].usage.completion_tokens == 2
-
-
-async def kills_two(router: Cluster, workers: list[FakeWorker], call: Any) -> list[FakeWorker]:
-    """Two workers die with the call's request, the second one with it alone, and are gone. Returns the others."""
-    left = list(workers)
-    for sole_suspect in (False, True):
-        choice = await first_of(left)
-        choice.fail(DIED, suspect=True, sole_suspect=sole_suspect)
-        await dies(router, workers, choice.worker)
-        left.remove(choice.worker)
-    return left
 
 
 async def test_beyond_what_is_believed_a_deadly_request_is_still_refused_here_and_no_other_router_is_told() -> None:

@@ -9,10 +9,11 @@ import pytest
 from tests.router.asked_work import Ask
 from tests.router.cluster import cluster, refusal, router_before, tokens_of, until
 from tests.router.direct_rig import KEY, Call, Stream, arrival, direct
-from tests.router.failover_rig import DIED, LONG, PROMPT, dies, first_of, rest
+from tests.router.failover_rig import DIED, LONG, PROMPT, dies, first_of, kills_two, rest
 from tests.router.fake_worker import FakeWorker
+from trunkline.capabilities import Needs
 from trunkline.protocol import OLDEST_PROTOCOL
-from trunkline.status import CONTEXT_LENGTH_EXCEEDED, FORBIDDEN, INVALID_REQUEST, NO_WORKER
+from trunkline.status import CONTEXT_LENGTH_EXCEEDED, FORBIDDEN, INVALID_REQUEST, NO_WORKER, QUARANTINED
 from trunkline.v1.fleet_pb2 import ExplainRouteRequest
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, TokenIds
@@ -86,9 +87,20 @@ async def test_a_request_that_lost_the_only_able_worker_waits_for_its_return(tok
     assert not workers[0].submits
 
 
-async def test_a_stream_that_waits_in_vain_ends_and_is_not_taken_over_by_an_older_worker(ask: Ask) -> None:
+async def test_a_stream_that_waits_in_vain_ends_and_is_not_taken_over_by_an_older_worker(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workers = [old(), able("new")]
     async with cluster(*workers, failover=FailoverLimits(patience_s=0.1)) as router:
+        search = router.inference.pools.search
+        searched: list[Needs] = []
+        look_for = search.look_for
+
+        async def noted(name: str, tenant: str, time_left_s: float | None, needs: Needs) -> None:
+            searched.append(needs)
+            await look_for(name, tenant, time_left_s, needs)
+
+        monkeypatch.setattr(search, "look_for", noted)
         ask(WORK)
         call = router.generate(PROMPT)
         begun = await workers[1].arrived.get()
@@ -96,6 +108,8 @@ async def test_a_stream_that_waits_in_vain_ends_and_is_not_taken_over_by_an_olde
         begun.fail(DIED)
         await dies(router, workers, workers[1])
         assert (await refusal(call)).reason == NO_WORKER
+        assert (await refusal(router.generate(PROMPT))).reason == NO_WORKER
+        assert searched == [frozenset(ADAPTERS)] * 2, "by the stream, and for the new request"
     assert not workers[0].submits
 
 
@@ -112,6 +126,13 @@ async def test_what_no_worker_can_do_is_refused_by_name_and_the_rest_is_served(a
         )
         assert refused.message == "adapter: needs the capability adapters, which no worker of model tiny has"
     assert not any(submit.HasField("work") for one in workers for submit in one.submits)
+
+
+async def test_only_what_is_missing_is_named(ask: Ask) -> None:
+    async with cluster(old(), worker("b", capabilities=[Capability.CAPABILITY_GRAMMARS])) as router:
+        ask(Work(adapter=Adapter(id="a"), grammar=Grammar(digest=b"d")))
+        refused = await refusal(router.generate(PROMPT))
+        assert (refused.field, "grammars" in refused.message) == ("adapter", False)
 
 
 async def test_capabilities_that_no_single_worker_has_together_are_all_named(ask: Ask) -> None:
@@ -192,6 +213,23 @@ async def test_no_grant_is_given_if_only_workers_without_the_key_can_compute_the
         refused = await call.refused(call.first)
         assert (refused.reason, refused.message[:35]) == (FORBIDDEN, "no worker of model tiny takes this ")
     assert not workers[0].submits
+
+
+async def test_a_prompt_that_kills_workers_with_an_adapter_is_refused_with_it_alone(ask: Ask) -> None:
+    workers = [able(name) for name in "abc"]
+    async with cluster(*workers) as router:
+        plain = router.generate(PROMPT)
+        (await first_of(workers)).tokens(3, finish=True)
+        assert tokens_of(await rest(plain)) == [0, 1, 2]
+        ask(WORK)
+        call = router.generate(PROMPT)
+        (left,) = await kills_two(router, workers, call)
+        assert (await refusal(call)).reason == QUARANTINED
+        assert (await refusal(router.generate(PROMPT))).reason == QUARANTINED
+        ask(Work())
+        plain = router.generate(PROMPT)
+        (await first_of([left])).tokens(3, finish=True)
+        assert tokens_of(await rest(plain)) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("task", "name"), [(Task.TASK_EMBED, "embed"), (Task.TASK_SCORE, "score"), (9, "9")])
