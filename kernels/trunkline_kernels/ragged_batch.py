@@ -77,6 +77,11 @@ class KVPool:
         """A view of each block as one run of bytes: [num_blocks + 1, bytes of a block] uint8."""
         return self.blocks.view(len(self.blocks), -1).view(torch.uint8)
 
+    def copy(self, source: int, target: int) -> None:
+        """Copies a block, or puts the copy on the device's queue."""
+        whole = self.whole_blocks
+        whole[target].copy_(whole[source])
+
 
 def allocate_kv(
     *,

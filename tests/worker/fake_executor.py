@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-from trunkline_worker.step.plan import NO_MASKS, Masks, PositionLogprobs, Run, Sampling, StepPlan, StepResult
+from trunkline_worker.step.plan import NO_MASKS, CopyEnd, Masks, PositionLogprobs, Run, Sampling, StepPlan, StepResult
 
 VOCAB = 50
 NO_RUN = Run.of([])
@@ -22,7 +22,19 @@ class HistoryExecutor:
         self.store: list[int | None] = [None] * (num_blocks * block_size)
         self._rows: dict[int, tuple[list[int], list[int], int, Sampling]] = {}
 
+    def contents(self, block: int) -> list[int | None]:
+        return self.store[block * self._block_size : (block + 1) * self._block_size]
+
+    def write(self, block: int, contents: list[int | None]) -> None:
+        self.store[block * self._block_size : (block + 1) * self._block_size] = contents
+
+    def poison(self, block: int) -> None:
+        """None is as NaN would be: no history has it."""
+        self.write(block, [None] * self._block_size)
+
     def forward(self, plan: StepPlan) -> None:
+        for copy in plan.copies:
+            self.write(copy.target.block, self.contents(copy.source.block))
         for sequence_id in plan.ended:
             del self._rows[sequence_id]
         for start in plan.starts:
@@ -76,6 +88,7 @@ class HistoryExecutor:
                 places = range(len(tokens) - len(taken), len(tokens))
                 result.logprobs[index] = [PositionLogprobs(tokens[p], self.logprob(tokens, p), 1, []) for p in places]
         result.prompt_logprobs = prompt_logprobs
+        result.copies = [CopyEnd(copy.copy_id, arrived=True) for copy in plan.copies]
         return result
 
     @staticmethod

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from tests.worker.late_copies import CopyingRig
 from tests.worker.rig import Rig
 from trunkline.block_hash import packed_hash
 from trunkline_worker.cache.sequence import AwaitedResource, Finish
@@ -29,6 +30,7 @@ class SchedulerLife(RuleBasedStateMachine):
     await resources from the start or later, which are there in any order, or fail."""
 
     hash_block = staticmethod(packed_hash)
+    make_rig: type[Rig] = Rig
 
     @initialize(
         num_blocks=st.integers(2, 24),
@@ -45,7 +47,7 @@ class SchedulerLife(RuleBasedStateMachine):
         itl_target_s=st.sampled_from([0.0, 0.5]),
     )
     def start(self, num_blocks: int, block_size: int, max_step_tokens: int, max_running: int, **limits: object) -> None:
-        self.rig = Rig(
+        self.rig = self.make_rig(
             num_blocks=num_blocks,
             block_size=block_size,
             max_step_tokens=max_step_tokens,
@@ -146,16 +148,24 @@ class ForgedHashes(SchedulerLife):
     hash_block = staticmethod(weak_hash)
 
 
+class LifeWithCopies(SchedulerLife):
+    """The same life while blocks are copied."""
+
+    make_rig = CopyingRig
+
+
 TestSchedulerLife = SchedulerLife.TestCase
 TestSchedulerLife.settings = settings(
     max_examples=40, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestForgedHashes = ForgedHashes.TestCase
 TestForgedHashes.settings = TestSchedulerLife.settings
+TestLifeWithCopies = LifeWithCopies.TestCase
+TestLifeWithCopies.settings = TestSchedulerLife.settings
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", [SchedulerLife, ForgedHashes])
+@pytest.mark.parametrize("machine", [SchedulerLife, ForgedHashes, LifeWithCopies])
 def test_long_lives(machine: type[SchedulerLife]) -> None:
     """The same in more lives, and longer ones."""
     run_state_machine_as_test(

@@ -1,9 +1,11 @@
 """The KV pool: which sequences hold which physical block, and which blocks still carry a reusable prefix.
 
-A block is in one of three states:
-    free    no holder, no identity             at the front of the free list
-    cached  no holder, a node of the tree      behind them, least recently freed first
-    live    one or more holders
+A block is in one of five states:
+    free     no holder, no identity             at the front of the free list
+    cached   no holder, a node of the tree      behind them, least recently freed first
+    live     held by one or more sequences
+    pinned   held by copies only                see block_copies.py
+    loading  held by the copy that writes it    without an identity
 All operations are O(1) per block: the free list is intrusive and doubly linked, so a hit unlinks from its middle.
 
 Why the cached set stays prefix-closed: a sequence frees its tail before its head, so whenever a block is freed, some
@@ -69,6 +71,8 @@ class KVBlocks:
         self.block_size = tree.block_size
         self.tree = tree
         self._holders = [0] * num_blocks  # reference counts
+        self._pins = [0] * num_blocks  # of these: copies
+        self._loading: set[int] = set()
         self._node: list[Node | None] = [None] * num_blocks
         self._free = FreeList(num_blocks)
         self.num_cached = 0  # without a holder, with an identity
@@ -80,6 +84,7 @@ class KVBlocks:
 
     @property
     def num_live(self) -> int:
+        """Blocks that are held: live, pinned and loading ones."""
         return self.num_blocks - self._free.size
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -136,8 +141,11 @@ class KVBlocks:
 
     def num_revived(self, sequence: Sequence) -> int:
         """Matched blocks that no sequence holds now."""
+        return self._num_revived(sequence.found)
+
+    def _num_revived(self, nodes: list[Node]) -> int:
         holders = self._holders
-        return [holders[node.copies[0]] for node in sequence.found].count(0)
+        return [holders[node.copies[0]] for node in nodes].count(0)
 
     def admit(self, sequence: Sequence) -> None:
         """Gives a sequence its matched blocks and fresh ones for the rest of its known tokens."""
@@ -224,6 +232,43 @@ class KVBlocks:
         self._holders[block] = 1
         return block
 
+    # Copying: see block_copies.py
+
+    def can_copy(self, nodes: list[Node], count: int) -> bool:
+        """Whether a chain can be pinned and `count` blocks be taken."""
+        return count + self._num_revived(nodes) <= self._free.size
+
+    def pin(self, nodes: list[Node]) -> list[int]:
+        """Holds a block of each node of a chain for copies, until unpin(). Returns them."""
+        table = [node.copies[0] for node in nodes]
+        self._hold(table)
+        for block in table:
+            self._pins[block] += 1
+        return table
+
+    def unpin(self, table: list[int]) -> None:
+        """Releases blocks that copies held, the last one first."""
+        for block in table:
+            self._pins[block] -= 1
+        self.free(table)
+
+    def begin_load(self) -> int:
+        """Takes a block for a copy to write."""
+        block = self._take()
+        self._pins[block] = 1
+        self._loading.add(block)
+        return block
+
+    def end_load(self, block: int, node: Node | None) -> None:
+        """Publishes what a copy has written, a cached node; the block stays pinned until unpin(). None: the copy has
+        failed, and the block is free."""
+        self._loading.remove(block)
+        if node is None:
+            self.unpin([block])
+            return
+        assert node.parent is not None, "a root is no cached block"
+        self._node[block] = self.tree.add_copy(node.parent, node.packed, node.digest, block)
+
     # Checking
 
     def check_integrity(self, tables: Iterable[list[int]]) -> None:
@@ -235,11 +280,17 @@ class KVBlocks:
         listed = list(self._free)
         assert len(listed) == len(set(listed)) == self._free.size, "the free list is broken"
         for block in range(self.num_blocks):
-            assert self._holders[block] == held[block], (
-                f"block {block}: {self._holders[block]} counted, {held[block]} hold"
+            assert self._holders[block] == held[block] + self._pins[block], (
+                f"block {block}: {self._holders[block]} counted, {held[block]} and {self._pins[block]} copies hold"
             )
-        assert {block for block in range(self.num_blocks) if not self._holders[block]} == set(listed), "lost blocks"
-        assert self.num_cached == sum(self._node[block] is not None for block in listed), "cached blocks miscounted"
+        cached = [block for block in listed if self._node[block] is not None]
+        assert self.num_cached == len(cached), "cached blocks miscounted"
+        free = [block for block in listed if self._node[block] is None]
+        copied = {block for block in range(self.num_blocks) if self._pins[block]}
+        pinned = copied - held.keys() - self._loading
+        states = Counter([*free, *cached, *held, *pinned, *self._loading])
+        assert states == Counter(range(self.num_blocks)), "a block is lost, or in two states"
+        assert all(self._node[block] is None and self._pins[block] == 1 for block in self._loading), "published early"
         copies: dict[int, Node] = {}
         for digest, node in self.tree.nodes.items():
             assert node.digest == digest, "a node is filed under another digest"

@@ -14,6 +14,7 @@ from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.loading import LoadedModel
 from trunkline_worker.runner.batch_rows import BatchRows, Row
 from trunkline_worker.runner.places import Places, late_entries
+from trunkline_worker.runner.pool_copies import all_arrived, copy_blocks
 from trunkline_worker.runner.sampler import (
     NOT_FINITE,
     Sampled,
@@ -167,8 +168,10 @@ class TorchRunner:
     @torch.inference_mode()
     def forward(self, plan: StepPlan) -> None:
         """Runs the model over the plan's tokens, and keeps their hidden states for sample()."""
+        copy_blocks(self._pool, plan.copies)
         self._step_rows = rows = self._rows.apply(plan)
-        self._hidden, self._ends = self._forward(plan, rows)
+        if plan.steps:
+            self._hidden, self._ends = self._forward(plan, rows)
 
     @torch.inference_mode()
     def sample(self, plan: StepPlan, masks: Masks) -> Callable[[], StepResult]:
@@ -189,6 +192,7 @@ class TorchRunner:
         result = places.result(plan, sampled.token_ids, sampled.logprobs, sampled.errors)
         result.prompt_logprobs = prompt_logprobs
         result.errors |= errors
+        result.copies = all_arrived(plan.copies)
         for index, token_id in zip(places.entries, sampled.token_ids, strict=True):
             if index not in plan.runs:
                 # A token is appended even on failure: the next step may be planned before the failure is handled.

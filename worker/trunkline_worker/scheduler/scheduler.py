@@ -12,6 +12,7 @@ and it computes again later. No sequence is admitted in a step that preempted fo
 advances, and a sequence never outgrows an empty pool, because max_tokens is bounded by the pool at submission.
 """
 
+from trunkline_worker.cache.block_copies import BlockCopies
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.sequence import AwaitedResource, Sequence
 from trunkline_worker.lanes.lanes import Lane
@@ -40,6 +41,7 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits, blocks: KVBlocks, stats: EngineStats) -> None:
         self.limits = limits
         self.blocks = blocks
+        self.copies = BlockCopies(blocks)
         self.stats = stats
         self.masker: Masker | None = None  # None: nothing is constrained
         self.waiting = waiting = Waiting(blocks.block_size)
@@ -121,8 +123,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any sequence runs or waits."""
-        return bool(self._table.by_id)
+        """Whether any sequence runs or waits, or a block is being copied."""
+        return bool(self._table.by_id) or self.copies.has_any
 
     def submit(self, sequence: Sequence) -> None:
         """Puts a sequence into the queue. Its id must be new, its sampling bounded by the pool."""
@@ -218,7 +220,10 @@ class Scheduler:
 
         now_s: when the step was done
         """
-        return self._table.commit(plan, result, now_s)
+        if result.copies:
+            self.copies.end(result.copies)
+            self._running.note_change()
+        return self._table.commit(plan, result, now_s) if plan.steps else self._table.commit_copies(plan)
 
     def wakes_s(self) -> float | None:
         """When the passing of time alone changes what schedule() would do; None: it does not."""
@@ -260,14 +265,16 @@ class Scheduler:
         self.drain_rate.step_over(waiting.new_and_ready, now_s)
         if not steps and self._batching.releases_decodes(running.members):
             self._schedule_decodes(steps, budget)
-        if not steps:
+        if not steps and (self._in_flight or not self.copies.has_any):
             return None
-        padding = self._batching.padding(budget.tokens_left, steps)
+        padding = self._batching.padding(budget.tokens_left, steps) if steps else None
         plan = StepPlan(self.step_id + 1, steps, running.take_starts(), running.take_ended(), padding=padding)
         if self.runs.proposer is not None:
             plan.runs = self.runs.take_planned()
         if self.masker is not None:
             plan.masked = self._masked(plan, self.masker)
+        if self.copies.has_any:
+            plan.copies = self.copies.take_planned()
         self._in_flight.add(plan, budget.load(plan.num_padding))
         return plan
 

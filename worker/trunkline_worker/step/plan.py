@@ -7,6 +7,7 @@ contains only the changes. That is sufficient for a rank that shares no memory w
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from itertools import zip_longest
 from typing import NamedTuple, Protocol
 
@@ -105,6 +106,34 @@ class Padding:
     pairs: float = 0.0  # (query, key) pairs of the padding of prompts
 
 
+class Tier(IntEnum):
+    """Where a pool of KV blocks is; numbers are those of trunkline.v1.CacheTier."""
+
+    DEVICE = 1
+
+
+class BlockPlace(NamedTuple):
+    """A physical block."""
+
+    tier: Tier
+    block: int
+
+
+class BlockCopy(NamedTuple):
+    """The bytes of a whole block, as they are before the step that carries the copy, are written to another block."""
+
+    copy_id: int
+    source: BlockPlace
+    target: BlockPlace
+
+
+class CopyEnd(NamedTuple):
+    """A copy that is no longer under way."""
+
+    copy_id: int
+    arrived: bool  # completely, and with the checksum of its source; if not, the target may hold anything
+
+
 @dataclass(slots=True)  # not frozen: one is made for every step, and a frozen one takes three times as long
 class StepPlan:
     """One step. Apply `ended`, then `starts`, then compute `steps` as one ragged batch in this order.
@@ -114,6 +143,9 @@ class StepPlan:
 
     A step has two parts, forward and sample. A mask may depend on all tokens before its sample, so the masks of
     `masked` are given to the second part. An entry without its mask is computed, but not sampled.
+
+    Copies of blocks may end with a later step's result. A plan without `steps` is made when nothing can be computed
+    while copies are under way: it is done when one of them has ended.
     """
 
     step_id: int
@@ -123,6 +155,7 @@ class StepPlan:
     padding: "Padding | None" = None  # of static batching
     masked: Sequence[int] = ()  # indices of `steps` that are sampled under a mask
     runs: Mapping[int, Run] = field(default_factory=dict)  # by index of `steps`
+    copies: Sequence[BlockCopy] = ()  # of blocks, to blocks that no step uses before the copy has ended
 
     @property
     def needs_host(self) -> bool:
@@ -188,6 +221,7 @@ class StepResult:
     errors: dict[int, RowError] = field(default_factory=dict)  # entries that end with this step
     device_time_s: float = 0.0
     num_padding: int = 0  # positions computed as padding, beyond the plan's own
+    copies: list[CopyEnd] = field(default_factory=list)  # of this plan or of earlier ones, in any order
 
 
 class Executor(Protocol):

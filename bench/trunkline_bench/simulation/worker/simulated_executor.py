@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trunkline_bench.simulation.costs.step_work import StepWork, work_of
-from trunkline_worker.step.plan import NO_MASKS, Masks, Run, StepPlan, StepResult
+from trunkline_worker.step.plan import NO_MASKS, CopyEnd, Masks, Run, StepPlan, StepResult
 
 END_TOKEN = 2  # ends a sequence that has reached the trace's output length
 FIRST_TOKEN = 3
@@ -125,7 +125,9 @@ class SimulatedExecutor:
         if self._prefilling:
             self._prefilling.difference_update([step.sequence_id for step in plan.steps if step.samples])
         self._free_s = begin_s + self._elapsed_s(device_s)
-        self._results.append((StepResult(plan.step_id, tokens, runs, device_time_s=device_s), self._free_s))
+        result = StepResult(plan.step_id, tokens, runs, device_time_s=device_s)
+        result.copies = [CopyEnd(copy.copy_id, arrived=True) for copy in plan.copies]
+        self._results.append((result, self._free_s))
 
     def _taken(self, sequence_id: int, run: Run) -> list[int]:
         """The tokens that a sequence gets by a run."""

@@ -25,6 +25,7 @@ from trunkline_worker.runner.gpu.step_programs import StepPrograms, mixed_sizes
 from trunkline_worker.runner.gpu.step_sampling import StepSamples, logprob_entries, sample_step
 from trunkline_worker.runner.gpu.transfers import Arriving, FromDevice, to_device
 from trunkline_worker.runner.places import Places, late_entries
+from trunkline_worker.runner.pool_copies import all_arrived, copy_blocks
 from trunkline_worker.runner.sampler import NOT_FINITE
 from trunkline_worker.settings import EngineSettings
 from trunkline_worker.step.plan import (
@@ -124,7 +125,12 @@ class GpuRunner:
     def forward(self, plan: StepPlan) -> None:
         """Puts the first part of a step on the device's queue. sample() must follow before the next step."""
         started_s = time.perf_counter()
+        copy_blocks(self._pool, plan.copies)
         rows = self._table.apply(plan)
+        if not plan.steps:
+            none, event = torch.empty(0), self._from_device.event()
+            self._forwarded = Forwarded(rows, started_s, event, 0, np.zeros(0, np.int32), Places([]), none, none)
+            return
         layout = self._layouts.lay_out(plan.steps, rows)
         shape = self._programs.send(layout, plan.num_padding)
         num_padding = shape.num_tokens - layout.num_tokens - plan.num_padding  # what the shape adds
@@ -261,6 +267,7 @@ class PendingStep:
         failed = {i: NOT_FINITE for i, token_id in enumerate(found) if token_id < 0}
         result = self.places.result(self.plan, tokens, logprobs, failed)
         result.errors |= self.errors
+        result.copies = all_arrived(self.plan.copies)
         for index, taken in result.runs.items():
             self.rows[index].num_tokens += len(taken)  # no step of this sequence is planned before
         for index, (num_columns, num_top) in self.prompts.items():
