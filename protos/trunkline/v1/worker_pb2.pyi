@@ -705,6 +705,7 @@ class Timeline(_message.Message):
     NUM_GAPS_FIELD_NUMBER: _builtins.int
     DETOKENIZE_S_FIELD_NUMBER: _builtins.int
     SAMPLED_STEPS_FIELD_NUMBER: _builtins.int
+    AWAITED_S_FIELD_NUMBER: _builtins.int
     admitted_s: _builtins.float
     """The first admission to the running set; absent if there was none."""
     first_token_s: _builtins.float
@@ -729,6 +730,8 @@ class Timeline(_message.Message):
     """Time in which tokens became text, and stop strings were searched, estimated from every eighth output. It overlaps
     with the steps that follow.
     """
+    awaited_s: _builtins.float
+    """Time before the first admission in which the choice awaited a resource, such as a grammar or an adapter."""
     @_builtins.property
     def received(self) -> _timestamp_pb2.Timestamp:
         """When the worker received the submit, by its clock."""
@@ -769,10 +772,11 @@ class Timeline(_message.Message):
         num_gaps: _builtins.int = ...,
         detokenize_s: _builtins.float = ...,
         sampled_steps: _abc.Iterable[Global___SampledStep] | None = ...,
+        awaited_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_admitted_s", b"_admitted_s", "_first_token_s", b"_first_token_s", "admitted_s", b"admitted_s", "first_token_s", b"first_token_s", "received", b"received"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_admitted_s", b"_admitted_s", "_first_token_s", b"_first_token_s", "admitted_s", b"admitted_s", "cached_tokens", b"cached_tokens", "chunks", b"chunks", "decode_steps", b"decode_steps", "detokenize_s", b"detokenize_s", "device_s", b"device_s", "ended_s", b"ended_s", "first_token_s", b"first_token_s", "gaps", b"gaps", "longest_gap_s", b"longest_gap_s", "num_gaps", b"num_gaps", "preemptions", b"preemptions", "received", b"received", "recomputed_tokens", b"recomputed_tokens", "sampled_steps", b"sampled_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_admitted_s", b"_admitted_s", "_first_token_s", b"_first_token_s", "admitted_s", b"admitted_s", "awaited_s", b"awaited_s", "cached_tokens", b"cached_tokens", "chunks", b"chunks", "decode_steps", b"decode_steps", "detokenize_s", b"detokenize_s", "device_s", b"device_s", "ended_s", b"ended_s", "first_token_s", b"first_token_s", "gaps", b"gaps", "longest_gap_s", b"longest_gap_s", "num_gaps", b"num_gaps", "preemptions", b"preemptions", "received", b"received", "recomputed_tokens", b"recomputed_tokens", "sampled_steps", b"sampled_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__admitted_s: _TypeAlias = _typing.Literal["admitted_s"]  # noqa: Y015
     _WhichOneofArgType__admitted_s: _TypeAlias = _typing.Literal["_admitted_s", b"_admitted_s"]  # noqa: Y015

@@ -34,7 +34,8 @@ def phases_of(timeline: Timeline) -> Iterator[Phase]:
     has_token = timeline.HasField("first_token_s")
     first_token_s = timeline.first_token_s if has_token else timeline.ended_s
     prefill = [chunk for chunk in timeline.chunks if not has_token or chunk.started_s < first_token_s]
-    yield Phase("queue", 0.0, timeline.admitted_s, {}, [])
+    queue: Attributes = {"trunkline.awaited_s": timeline.awaited_s} if timeline.awaited_s else {}
+    yield Phase("queue", 0.0, timeline.admitted_s, queue, [])
     attributes: Attributes = {
         "trunkline.chunks": len(prefill),
         "trunkline.computed_tokens": sum(chunk.tokens for chunk in prefill),

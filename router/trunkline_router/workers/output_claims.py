@@ -29,7 +29,7 @@ MAX_CHUNKS, MAX_GAPS = 64, 16
 MAX_COUNT = 1 << 20  # of steps, preemptions and gaps of one choice
 MAX_TIMELINE_BYTES = 5120  # wire size of a timeline that the contract allows: at most 4.4 kB
 MOST_DOUBT_S = 1.0  # a timeline that tells the difference between clocks less exactly does not count
-_TIMES = ("device_s", "longest_gap_s", "detokenize_s", "admitted_s")
+_TIMES = ("device_s", "longest_gap_s", "detokenize_s", "admitted_s", "awaited_s")
 _COUNTS = ("decode_steps", "preemptions", "recomputed_tokens", "num_gaps")
 
 

@@ -15,14 +15,17 @@ times = st.one_of(st.floats(), st.sampled_from([nan, inf, -inf, -1.0]), st.float
 steps = st.builds(SampledStep, at_s=times, duration_s=times)
 
 
-@given(times, st.lists(steps, max_size=MOST_STEPS))
-def test_sampled_steps_are_in_order_and_within_the_choice(detokenize_s: float, told: list[SampledStep]) -> None:
-    timeline = Timeline(ended_s=END_S, detokenize_s=detokenize_s, sampled_steps=told)
+@given(times, times, st.lists(steps, max_size=MOST_STEPS))
+def test_sampled_steps_are_in_order_and_within_the_choice(
+    detokenize_s: float, awaited_s: float, told: list[SampledStep]
+) -> None:
+    timeline = Timeline(ended_s=END_S, detokenize_s=detokenize_s, awaited_s=awaited_s, sampled_steps=told)
     timeline = believed_timeline(timeline, END_S, 0)
     at_s = [step.at_s for step in timeline.sampled_steps]
     assert at_s == sorted(at_s)
     assert all(0.0 <= step.duration_s <= step.at_s <= END_S for step in timeline.sampled_steps)
     assert 0.0 <= timeline.detokenize_s <= END_S
+    assert 0.0 <= timeline.awaited_s <= END_S
 
 
 def test_what_can_be_true_is_left_alone() -> None:

@@ -108,6 +108,13 @@ async def test_sampled_steps_and_the_time_to_make_text_are_told_with_the_decode(
     assert dict(spans["detokenize"].attributes or {}) == {"trunkline.aggregated": True}
 
 
+async def test_the_queue_of_a_choice_says_how_long_it_awaited_a_resource(exporter: InMemorySpanExporter) -> None:
+    timed = TimedFront(traced_submit())
+    timed.step(5, finish=True, awaited_s=0.125)
+    assert timed.timeline.awaited_s == 0.125
+    assert dict(by_name(exporter)["queue"].attributes or {}) == {"trunkline.awaited_s": 0.125}
+
+
 async def test_a_resumed_choice_links_to_the_earlier_attempt(exporter: InMemorySpanExporter) -> None:
     submit = traced_submit()
     submit.resume.output_token_ids.append(9)

@@ -32,7 +32,7 @@ class TimedFront:
         self.now_s += self.tick_s
         return self.now_s
 
-    def step(self, token_id: int, *, finish: bool = False, error: bool = False) -> None:
+    def step(self, token_id: int, *, finish: bool = False, error: bool = False, awaited_s: float = 0.0) -> None:
         """The engine ends a step, a second after the one before."""
         self.now_s += 1.0
         output = EngineOutput(handle=1, token_ids=[token_id], finish_reason=LENGTH if finish else 0)  # type: ignore[arg-type]
@@ -41,6 +41,9 @@ class TimedFront:
         if not self.num_steps:
             step.admitted_handles.append(1)
             step.admitted_s.append(self.now_s - 0.75)
+            if awaited_s:
+                step.awaited_handles.append(1)
+                step.awaited_s.append(awaited_s)
             step.outputs[0].prompt.CopyFrom(PromptReport(prompt_tokens=len(PROMPT), cached_tokens=1))
             record.prefill_tokens, record.decode_tokens, record.regular_tokens = len(PROMPT) - 1, 0, 0
             record.chunk_handles.append(1)

@@ -1,5 +1,8 @@
 """Sequences that await a resource: they wait outside the batch, and with all rights of the queue."""
 
+import time
+from collections.abc import Callable
+
 import pytest
 
 from tests.worker.engine_rig import make_submit
@@ -10,8 +13,9 @@ from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.prefix_tree import PrefixTree
 from trunkline_worker.cache.sequence import AwaitedResource
 from trunkline_worker.engine.engine import Engine, ModelLimits
-from trunkline_worker.engine.engine_process import idle_s
+from trunkline_worker.engine.engine_process import idle_s, run
 from trunkline_worker.engine.messages import Prompt
+from trunkline_worker.lanes.fair_share import MAX_IDLE_ACCOUNTS
 from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.scheduler.limits import AdmissionRule, Batching, SchedulerLimits
 from trunkline_worker.scheduler.scheduler import Scheduler
@@ -71,7 +75,7 @@ def test_a_preempted_sequence_may_await_its_blocks() -> None:
     older, younger = rig.submit([1], 6), rig.submit([2], 6)
     while not rig.stats.preemptions:
         rig.step()
-    rig.scheduler.await_resource(younger, GRAMMAR)
+    rig.scheduler.await_resource(younger, GRAMMAR, rig.now_s)
     while rig.can_step:
         rig.step()
     assert list(rig.finished) == [older]
@@ -88,9 +92,103 @@ def test_one_that_stood_in_the_way_lets_the_next_one_go() -> None:
     large, small = rig.submit([3] * 7, 1), rig.submit([4], 1)
     rig.step()
     assert rig.scheduler.is_blocked
-    rig.scheduler.await_resource(large, GRAMMAR)
+    rig.scheduler.await_resource(large, GRAMMAR, rig.now_s)
     rig.step()
     assert rig.sequences[small].admitted_s is not None
+
+
+def test_a_sequence_that_becomes_ready_is_looked_at_although_none_fitted_before() -> None:
+    rig = Rig(num_blocks=4, block_size=2)
+    rig.submit([1, 2], 5)
+    rig.step()
+    small = rig.submit([4], 1, lane=Lane.INTERACTIVE, awaits=[GRAMMAR])
+    rig.submit([3] * 7, 1)
+    rig.step()
+    assert rig.scheduler.is_blocked
+    rig.scheduler.ready(GRAMMAR, rig.now_s)
+    rig.step()
+    assert rig.sequences[small].admitted_s is not None
+
+
+def test_places_kept_for_a_higher_lane_are_not_kept_while_it_awaits_a_resource() -> None:
+    rig = Rig(max_running=5, interactive_reserve=0.2)
+    for n in range(4):
+        rig.submit([n] * 8, 30, tenant="a")
+    rig.step()
+    urgent = rig.submit([5], 4, lane=Lane.INTERACTIVE, awaits=[GRAMMAR])
+    rig.scheduler._preemption._expected[Lane.INTERACTIVE] = rig.sequences[urgent]
+    newcomer = rig.submit([6], 4, tenant="b")
+    rig.step()
+    assert rig.sequences[newcomer].admitted_s is not None
+
+
+def test_room_that_other_tenants_gave_up_is_not_taken_by_a_sequence_that_awaits_a_resource() -> None:
+    rig = Rig(max_running=4)
+    for n in range(3):
+        rig.submit([n] * 8, 30, tenant="a")
+    rig.submit([4] * 8, 30, tenant="b")
+    rig.step()
+    second, _ = rig.submit([5], 4, tenant="b", awaits=[GRAMMAR]), rig.submit([6], 4, tenant="b")
+    rig.scheduler._sharing._expected[Lane.STANDARD] = rig.sequences[second]
+    rig.step()
+    assert rig.sequences[second].admitted_s is None
+
+
+def test_a_member_of_a_batch_may_await_a_resource_before_it_has_joined() -> None:
+    rig = Rig(batching=Batching.STATIC_UNPADDED, batch_size=2, max_step_tokens=4)
+    first, second, third = rig.submit([1] * 4, 6), rig.submit([2] * 4, 2), rig.submit([3], 2)
+    rig.step()
+    assert [sequence.sequence_id for sequence in rig.scheduler.running] == [first]
+    rig.scheduler.await_resource(second, GRAMMAR, rig.now_s)
+    while rig.can_step:
+        rig.step()
+    assert list(rig.finished) == [first, third]
+    rig.scheduler.ready(GRAMMAR, rig.now_s)
+    rig.run()
+
+
+def test_an_account_with_sequences_that_await_a_resource_is_not_forgotten() -> None:
+    rig = Rig()
+    rig.submit([1], 1, tenant="awaiting", awaits=[GRAMMAR])
+    lane = rig.scheduler.waiting.lanes[Lane.STANDARD]
+    for n in range(MAX_IDLE_ACCOUNTS):
+        lane.account(f"idle {n}", 1.0)
+    rig.scheduler.check_integrity()
+    assert lane.account("awaiting", 1.0) is rig.sequences[1].account
+    rig.scheduler.ready(GRAMMAR, rig.now_s)
+    rig.run()
+
+
+def test_what_awaits_a_resource_does_not_count_in_the_time_that_a_request_will_wait() -> None:
+    waits_s = []
+    for awaiting in (0, 5):
+        rig = Rig(max_running=1)
+        for n in range(6):
+            rig.submit([n], 2)
+        for n in range(awaiting):
+            rig.submit([n], 2, awaits=[GRAMMAR])
+        for _ in range(6):
+            rig.step()
+        deadlined = rig.sequences[rig.submit([9], 2, within_s=500.0, awaits=[GRAMMAR])]
+        rig.scheduler.abort(deadlined.sequence_id, rig.now_s)
+        waits_s.append(rig.scheduler.drain_rate.wait_s(deadlined, rig.scheduler.waiting, rig.now_s))
+    assert waits_s[0] == waits_s[1] > 0.0
+
+
+def test_the_time_that_a_sequence_awaited_resources_is_told_when_it_is_admitted() -> None:
+    rig = Rig(max_running=1)
+    running = rig.submit([1], 8)
+    awaits, other = rig.submit([2], 1, awaits=[GRAMMAR, ADAPTER]), rig.submit([3], 1)
+    for resource in (GRAMMAR, ADAPTER):
+        rig.step()
+        rig.scheduler.ready(resource, rig.now_s)
+    rig.step()
+    rig.scheduler.await_resource(awaits, GRAMMAR, rig.now_s)
+    rig.step()
+    rig.scheduler.ready(GRAMMAR, rig.now_s)
+    rig.run()
+    told = {handle: awaited_s for handle, _, awaited_s in rig.scheduler.take_admitted()}
+    assert told == {running: 0.0, awaits: 3.0, other: 0.0}
 
 
 def test_a_tenant_gains_no_service_from_sequences_that_await_a_resource() -> None:
@@ -108,6 +206,21 @@ def test_a_tenant_gains_no_service_from_sequences_that_await_a_resource() -> Non
     assert busy == awaiting == new
     rig.run()
     assert order(rig)[1:] == [following, newcomer, 2]
+
+
+def test_a_tenant_with_running_sequences_gains_no_service_either() -> None:
+    rig = Rig(num_blocks=200, max_running=3)
+    rig.submit([1], 60, tenant="awaiting")
+    rig.submit([2], 1, tenant="awaiting", awaits=[GRAMMAR])
+    for n in range(20):
+        rig.submit([3 + n] * 30, 1, tenant="busy")
+    for _ in range(5):
+        rig.step()
+    lane = rig.scheduler.waiting.lanes[Lane.STANDARD]
+    awaiting, busy = (lane.account(name, 1.0) for name in ("awaiting", "busy"))
+    assert awaiting.virtual_tokens < busy.virtual_tokens
+    rig.scheduler.ready(GRAMMAR, rig.now_s)
+    assert awaiting.virtual_tokens == busy.virtual_tokens
 
 
 def test_time_awaiting_a_resource_makes_no_lane_overdue_and_ages_no_sequence() -> None:
@@ -169,7 +282,7 @@ class Clock:
         return self.now_s
 
 
-def an_engine(clock: Clock, **limits: object) -> Engine:
+def an_engine(clock: Callable[[], float], **limits: object) -> Engine:
     scheduler = Scheduler(
         SchedulerLimits(**limits),  # type: ignore[arg-type]
         KVBlocks(64, PrefixTree("model", 16)),
@@ -252,3 +365,29 @@ def test_a_resource_that_no_request_awaits_any_more_is_forgotten(ends: str) -> N
     engine.step()
     engine.scheduler.check_integrity()
     assert engine.scheduler.failed(GRAMMAR, clock.now_s) == []
+
+
+class OneRound:
+    """A front that sends nothing, and is gone after one round of the engine's loop; and the engine's watchdog."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.watchdog: list[str] = []
+
+    def receive(self, *_: object) -> list[object] | None:
+        self.rounds += 1
+        return [] if self.rounds == 1 else None
+
+    def goes_on(self, now_s: float) -> None:
+        self.watchdog.append("goes on")
+
+    def rests(self) -> None:
+        self.watchdog.append("rests")
+
+
+@pytest.mark.parametrize("timeout_s", [None, 300.0])
+def test_the_watchdog_does_not_take_awaiting_a_resource_for_a_step_that_hangs(timeout_s: float | None) -> None:
+    engine, front = an_engine(time.perf_counter), OneRound()
+    submit(engine, 1, timeout_s=timeout_s)
+    run(engine, front, front)  # type: ignore[arg-type]
+    assert front.watchdog == ["goes on", "rests"]

@@ -89,7 +89,7 @@ class SchedulerLife(RuleBasedStateMachine):
         waiting = list(self.rig.scheduler.waiting)
         if waiting:
             sequence_id = waiting[pick % len(waiting)].sequence_id
-            self.rig.scheduler.await_resource(sequence_id, resource)
+            self.rig.scheduler.await_resource(sequence_id, resource, self.rig.now_s)
             self.lacking[sequence_id].add(resource)
 
     @rule(resource=st.sampled_from(RESOURCES))

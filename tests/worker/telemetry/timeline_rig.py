@@ -97,8 +97,8 @@ class TimelineRig(Rig):
                 history.admitted_s = self.now_s
         self.tell(
             EngineStep(
-                admitted_handles=[handle for handle, _ in admitted],
-                admitted_s=[time_s for _, time_s in admitted],
+                admitted_handles=[handle for handle, _, _ in admitted],
+                admitted_s=[time_s for _, time_s, _ in admitted],
                 preempted_handles=self.scheduler.take_preempted(),
             )
         )

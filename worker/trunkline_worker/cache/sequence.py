@@ -77,6 +77,8 @@ class Sequence:
     is_watched: bool = False  # while it waits: whether Waiting.by_deadline has it
     ticket: int = 0  # while it may be admitted: names its entries in the order of the queue
     awaits: frozenset[AwaitedResource] = frozenset()  # while it waits: without these it cannot be admitted
+    awaits_since_s: float = 0.0  # while it awaits any
+    awaited_s: float = 0.0  # for how long it has awaited any, without the present time
 
     cached_tokens: int | None = None  # found in the cache at the first admission
     reported: bool = False  # its PromptOutput has been returned

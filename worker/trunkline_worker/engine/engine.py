@@ -269,9 +269,12 @@ class Engine:
         outputs, self._outputs = self._outputs, []
         self._load_changed = False
         step = EngineStep(outputs=outputs, load=self.load(), last_handle=self._last_handle)
-        for handle, admitted_s in admitted:
+        for handle, admitted_s, awaited_s in admitted:
             step.admitted_handles.append(handle)
             step.admitted_s.append(admitted_s)
+            if awaited_s:
+                step.awaited_handles.append(handle)
+                step.awaited_s.append(awaited_s)
         if preempted := self.scheduler.take_preempted():
             step.preempted_handles.extend(preempted)
         changes = self.scheduler.blocks.tree.take_changes()

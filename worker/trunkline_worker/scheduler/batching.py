@@ -116,7 +116,7 @@ class StaticBatching(ContinuousBatching):
 
     def next(self, lane: Lane) -> Sequence | None:
         for sequence_id, sequence in self._expected.items():
-            if sequence.lane is lane and sequence_id not in self._deferred and sequence.is_ready:
+            if sequence.lane is lane and sequence_id not in self._deferred and sequence in self._waiting:
                 return sequence
         return None
 

@@ -76,7 +76,7 @@ class RunningSet:
         self._retiring: dict[int, list[list[int]]] = {}
         self._ended: list[int] = []  # ids whose rows executors still have to forget
         self._starts: dict[int, SequenceStart] = {}  # rows that executors have not been told of, by id
-        self._admitted: list[tuple[int, float]] = []  # ids and times, since take_admitted() was last called
+        self._admitted: list[tuple[int, float, float]] = []  # since take_admitted() was last called
 
     @property
     def is_retiring(self) -> bool:
@@ -134,7 +134,7 @@ class RunningSet:
             sequence.admitted_s = now_s
             account.cached_tokens += sequence.num_computed
             sequence.num_charged = sequence.num_computed
-            self._admitted.append((sequence.sequence_id, now_s))
+            self._admitted.append((sequence.sequence_id, now_s, sequence.awaited_s))
             self._drain_rate.admitted(sequence.lane, now_s)
         if sequence.wants_prompt_logprobs:
             sequence.prompt_logprobs = []
@@ -185,8 +185,9 @@ class RunningSet:
         ended, self._ended = self._ended, []
         return ended
 
-    def take_admitted(self) -> list[tuple[int, float]]:
-        """Ids of the sequences admitted for the first time since the last call, and when each was."""
+    def take_admitted(self) -> list[tuple[int, float, float]]:
+        """Ids of the sequences admitted for the first time since the last call, when each was, and how long it awaited
+        resources before."""
         admitted, self._admitted = self._admitted, []
         return admitted
 

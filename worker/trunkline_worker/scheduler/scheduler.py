@@ -140,10 +140,10 @@ class Scheduler:
         already."""
         return self._table.finish(sequence_id, now_s)
 
-    def await_resource(self, sequence_id: int, resource: AwaitedResource) -> None:
+    def await_resource(self, sequence_id: int, resource: AwaitedResource, now_s: float) -> None:
         """A waiting sequence cannot be admitted before ready(resource): see awaiting.py. A new one may name what it
         awaits when it is submitted."""
-        self.waiting.hold(self.sequences[sequence_id], resource)
+        self.waiting.hold(self.sequences[sequence_id], resource, now_s)
         self._running.note_change()  # the sequences behind it may fit
 
     def ready(self, resource: AwaitedResource, now_s: float) -> None:
@@ -166,8 +166,9 @@ class Scheduler:
             refused.append(sequence)
         return refused
 
-    def take_admitted(self) -> list[tuple[int, float]]:
-        """Ids of the sequences admitted for the first time since the last call, and when each was."""
+    def take_admitted(self) -> list[tuple[int, float, float]]:
+        """Ids of the sequences admitted for the first time since the last call, when each was, and how long it awaited
+        resources before."""
         return self._running.take_admitted()
 
     def take_preempted(self) -> list[int]:

@@ -150,6 +150,7 @@ class Waiting:
             sequence.is_watched = True
             self.by_deadline.put(start_by_s, sequence)
         if sequence.awaits:
+            sequence.awaits_since_s = sequence.arrival_s
             self.awaiting.add(sequence)
         else:
             self._line_up(sequence, sequence.arrival_s)
@@ -161,15 +162,17 @@ class Waiting:
         self.lanes[sequence.lane].join_again(sequence.account)
         self._line_up(sequence, sequence.arrival_s)
 
-    def hold(self, sequence: Sequence, resource: AwaitedResource) -> None:
+    def hold(self, sequence: Sequence, resource: AwaitedResource, now_s: float) -> None:
         """A waiting sequence awaits a resource from now on."""
         if not sequence.awaits:
             self._step_out(sequence)
+            sequence.awaits_since_s = now_s
         self.awaiting.add(sequence, resource)
 
     def release(self, resource: AwaitedResource, now_s: float) -> None:
         """A resource is there: sequences that await nothing else are ready."""
         for sequence in self.awaiting.settle(resource):
+            sequence.awaited_s += now_s - sequence.awaits_since_s
             self._line_up(sequence, now_s)
 
     def _line_up(self, sequence: Sequence, since_s: float) -> None:

@@ -214,6 +214,8 @@ class EngineStep(_message.Message):
     ADMITTED_S_FIELD_NUMBER: _builtins.int
     PREEMPTED_HANDLES_FIELD_NUMBER: _builtins.int
     RECORD_FIELD_NUMBER: _builtins.int
+    AWAITED_HANDLES_FIELD_NUMBER: _builtins.int
+    AWAITED_S_FIELD_NUMBER: _builtins.int
     last_handle: _builtins.int
     """The highest handle that the engine has received. Later ones are not yet counted in `load`."""
     @_builtins.property
@@ -254,6 +256,14 @@ class EngineStep(_message.Message):
     def record(self) -> Global___StepRecord:
         """The step that was computed; absent if the message reports none."""
 
+    @_builtins.property
+    def awaited_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of admitted_handles, those that awaited a resource before."""
+
+    @_builtins.property
+    def awaited_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """How long each of awaited_handles awaited resources."""
+
     def __init__(
         self,
         *,
@@ -267,10 +277,12 @@ class EngineStep(_message.Message):
         admitted_s: _abc.Iterable[_builtins.float] | None = ...,
         preempted_handles: _abc.Iterable[_builtins.int] | None = ...,
         record: Global___StepRecord | None = ...,
+        awaited_handles: _abc.Iterable[_builtins.int] | None = ...,
+        awaited_s: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted_handles", b"admitted_handles", "admitted_s", b"admitted_s", "cache_events", b"cache_events", "last_handle", b"last_handle", "load", b"load", "outputs", b"outputs", "preempted_handles", b"preempted_handles", "record", b"record", "token_handles", b"token_handles", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted_handles", b"admitted_handles", "admitted_s", b"admitted_s", "awaited_handles", b"awaited_handles", "awaited_s", b"awaited_s", "cache_events", b"cache_events", "last_handle", b"last_handle", "load", b"load", "outputs", b"outputs", "preempted_handles", b"preempted_handles", "record", b"record", "token_handles", b"token_handles", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -62,6 +62,8 @@ class ChoiceEnd:
             fields["trace_id"] = format_trace_id(trace_id)
         waited_s = timeline.admitted_s if timeline.HasField("admitted_s") else timeline.ended_s
         fields["queue_ms"] = _ms(waited_s)
+        if timeline.awaited_s:
+            fields["awaited_ms"] = _ms(timeline.awaited_s)
         if timeline.chunks:
             fields["prefill_ms"] = [_ms(chunk.duration_s) for chunk in timeline.chunks]
             fields["prefill_tokens"] = [chunk.tokens for chunk in timeline.chunks]
@@ -179,6 +181,7 @@ class ChoiceTimeline:
     received_s: float
     received_unix_ns: int
     admitted_s: float | None = None
+    awaited_s: float = 0.0  # of the time until then
     first_token_s: float | None = None
     chunks: list[PrefillChunk] = field(default_factory=list)  # with the engine's times
     preemptions: int = 0
@@ -294,6 +297,7 @@ class ChoiceTimeline:
             recomputed_tokens=self.recomputed_tokens,
             device_s=device_s,
             cached_tokens=cached_tokens,
+            awaited_s=self.awaited_s,
             num_gaps=self._num_gaps,
             detokenize_s=self._text_s * num_outputs / self._num_timed if self._num_timed else 0.0,
             sampled_steps=self._samples,
@@ -336,9 +340,10 @@ def take_step(step: EngineStep, times: StepTimes, timeline_of: Callable[[int], C
 
     timeline_of: returns the timeline of a handle; None if the choice has ended
     """
+    awaited_s = dict(zip(step.awaited_handles, step.awaited_s, strict=True))
     for handle, admitted_s in zip(step.admitted_handles, step.admitted_s, strict=True):
         if (timeline := timeline_of(handle)) is not None:
-            timeline.admitted_s = admitted_s
+            timeline.admitted_s, timeline.awaited_s = admitted_s, awaited_s.get(handle, 0.0)
     for handle in step.preempted_handles:
         if (timeline := timeline_of(handle)) is not None:
             timeline.add_preemption(times)
