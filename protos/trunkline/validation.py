@@ -1,13 +1,14 @@
-"""Validation of requests, by routers and again by workers: ranges of SamplingParams, tokens, names and lengths."""
+"""Validation of requests, by routers and again, as submits, by workers: SamplingParams, tokens, names and lengths."""
 
 import math
 from collections.abc import Collection, Sequence
 
+from trunkline.capabilities import Capabilities, check_able
 from trunkline.names import lane_name
 from trunkline.sampling_params import TABLE
-from trunkline.status import context_exceeded, invalid
+from trunkline.status import context_exceeded, deadline_exceeded, invalid
 from trunkline.v1.generation_pb2 import Lane, SamplingParams
-from trunkline.v1.worker_pb2 import GetModelResponse, OutputKind
+from trunkline.v1.worker_pb2 import GetModelResponse, OutputKind, Submit
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024
@@ -152,6 +153,39 @@ def _validate_num_tokens(params: SamplingParams, output: "OutputKind.ValueType",
         raise invalid(f"{prefix}.max_tokens", "must be at least 1")
     if has_limit and params.min_tokens > params.max_tokens:
         raise invalid(f"{prefix}.min_tokens", f"{params.min_tokens} is more than max_tokens {params.max_tokens}")
+
+
+def validate_submit(submit: Submit, model: GetModelResponse, capabilities: Capabilities) -> None:
+    """What a worker checks, because a router is trusted no more than a client. Raises RequestRefused, with the reason
+    from the error table, if the submit is invalid, asks for what the worker cannot do, or its timeout has passed."""
+    check_able(submit, capabilities)
+    if not submit.prompt_token_ids:
+        raise invalid("prompt_token_ids", "the prompt is empty")
+    validate_token_ids(submit.prompt_token_ids, vocab_size=model.vocab_size, field="prompt_token_ids")
+    validate_scheduling(submit.lane, submit.tenant, submit.tenant_weight)
+    validate_sampling(
+        submit.sampling,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        output=submit.work.output,
+    )
+    if not submit.sampling.HasField("seed"):
+        raise invalid("sampling.seed", "must be set in a submit")
+    check_length(
+        len(submit.prompt_token_ids),
+        submit.sampling.max_tokens if submit.sampling.HasField("max_tokens") else None,
+        context_length=model.context_length,
+        capacity=model.kv_token_capacity,
+    )
+    check_prompt_logprobs(submit.sampling, len(submit.prompt_token_ids))
+    ledger = submit.resume.output_token_ids
+    validate_token_ids(ledger, vocab_size=model.vocab_size, field="resume.output_token_ids")
+    if len(submit.prompt_token_ids) + len(ledger) > max_total_tokens(model):
+        raise invalid("resume.output_token_ids", f"{len(ledger)} tokens are more than can have been generated")
+    if submit.sampling.HasField("max_tokens") and len(ledger) > submit.sampling.max_tokens:
+        raise invalid("resume.output_token_ids", f"{len(ledger)} tokens are more than max_tokens")
+    if submit.HasField("timeout") and submit.timeout.ToNanoseconds() <= 0:
+        raise deadline_exceeded()
 
 
 def _validate_stop(params: SamplingParams, prefix: str) -> None:

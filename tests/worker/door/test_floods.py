@@ -42,7 +42,7 @@ from trunkline_worker.front.door import (
 )
 from trunkline_worker.front.service import SERVICE
 from trunkline_worker.front.session import MAX_ABORT_BYTES, MAX_SUBMITS, ROOM_BYTES
-from trunkline_worker.front.submit_validation import MOST_FIELDS, UNSEEN_BYTES
+from trunkline_worker.front.submit_size import MOST_FIELDS, UNSEEN_BYTES
 
 KEY = b"k" * 32
 MIB = 1 << 20

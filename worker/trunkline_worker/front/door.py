@@ -20,7 +20,7 @@ from trunkline.v1.worker_pb2 import GetModelResponse
 from trunkline_runtime.log import get_logger
 from trunkline_worker.front.service import SERVICE
 from trunkline_worker.front.session import MAX_ABORT_BYTES, MAX_SUBMITS
-from trunkline_worker.front.submit_validation import check_generate, most_submit_bytes
+from trunkline_worker.front.submit_size import check_generate, most_submit_bytes
 
 QUIET_MS = 60_000  # between two log lines on refused calls, because any host may cause any number of them
 

@@ -13,13 +13,12 @@ from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineStep
 from trunkline.names import finish_name
 from trunkline.status import RequestRefused, deadline_exceeded, internal, no_worker
 from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsResponse, LoadSample, SequenceOutput, Submit, Timeline
-from trunkline.validation import max_total_tokens
+from trunkline.validation import max_total_tokens, validate_submit
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.telemetry import genai
 from trunkline_runtime.tracing import start_span
 from trunkline_worker.front.cache_mirror import CacheMirror
 from trunkline_worker.front.choice import Choice, Deliver, FrontQueue, are_of_one_request
-from trunkline_worker.front.submit_validation import validate_submit
 from trunkline_worker.front.telemetry.timeline import ChoiceEnd, ChoiceTimeline, StepTimes, end_spans, take_step
 from trunkline_worker.front.telemetry.worker_metrics import WorkerMetrics
 from trunkline_worker.front.text.output_stream import OutputStream

@@ -15,7 +15,7 @@ from trunkline_runtime.log import get_logger
 from trunkline_runtime.wire import NotAMessage, fields, parts
 from trunkline_worker.front.choice import Choice
 from trunkline_worker.front.front import Front
-from trunkline_worker.front.submit_validation import check_submit, most_submit_bytes
+from trunkline_worker.front.submit_size import check_submit, most_submit_bytes
 
 # A router reads at full speed and buffers for its own slow clients. One with this much waiting has stalled.
 MAX_WAITING_BYTES = 4 * MAX_MESSAGE_BYTES
