@@ -24,9 +24,21 @@ from trunkline_kernels.gpu.persistent_linear import ProductRoom
 from trunkline_kernels.gpu.tuned_tilings import GATED, ProductKey
 from trunkline_worker.model.gpu_weight import timed_products
 from trunkline_worker.settings import EngineSettings
+from trunkline_worker.step.plan import BlockCopy, BlockPlace, CopyEnd, StepPlan, Tier
 
 NUM_BLOCKS, CONTEXT = 3000, 4096
 SMALL: dict[str, Any] = {"max_step_tokens": 1024, "max_running_requests": 24}
+
+
+def test_copies_of_blocks_are_put_on_the_queue() -> None:
+    """With a step, and without one."""
+    with session(spec_of("qwen3-0.6b", layers=2), num_blocks=NUM_BLOCKS, context_length=CONTEXT, **SMALL) as found:
+        plan = plans_for(found, EngineSettings("model", **SMALL), NUM_BLOCKS, CONTEXT, 0).next()
+        plan.copies = [
+            BlockCopy(n, BlockPlace(Tier.DEVICE, n), BlockPlace(Tier.DEVICE, NUM_BLOCKS - n)) for n in (1, 2)
+        ]
+        for begun in (plan, StepPlan(9, [], copies=plan.copies)):
+            assert found.begin(begun)().copies == [CopyEnd(1, True), CopyEnd(2, True)]
 
 
 def launched_kernels() -> set[str]:
