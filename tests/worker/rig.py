@@ -112,6 +112,10 @@ class Rig:
             last = self.sequences[step.sequence_id].last_to_compute
             assert step.num_computed + step.num_new <= last, "a run goes past max_tokens"
         samples = [plan.runs[i].num_new + 1 if i in plan.runs else step.samples for i, step in enumerate(plan.steps)]
+        load = self.scheduler.loads[plan.step_id]
+        assert load.num_tokens == plan.num_tokens + plan.num_padding
+        num_left_out = sum(run.num_new + 1 - run.num_samples for run in plan.runs.values())  # at forced tokens
+        assert load.num_sampled == sum(samples) - num_left_out
         assert sum(samples) <= self.scheduler.limits.max_running_requests, "runners have room for no more"
         assert len(self.scheduler.running) <= self.scheduler.limits.max_running_requests
         self.executor.forward(plan)

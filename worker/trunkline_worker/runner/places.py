@@ -89,8 +89,11 @@ class Places:
         of the sample"""
         result, entries = StepResult(plan.step_id, [None] * len(plan.steps)), self.entries
         if self.positions is None:
-            for index, token_id in zip(entries, tokens, strict=True):
-                result.token_ids[index] = token_id
+            if len(entries) == len(plan.steps):
+                result.token_ids = list(tokens)
+            else:
+                for index, token_id in zip(entries, tokens, strict=True):
+                    result.token_ids[index] = token_id
             result.logprobs = {entries[i]: [entry] for i, entry in logprobs.items()}
             result.errors = {entries[i]: error for i, error in errors.items()}
             return result

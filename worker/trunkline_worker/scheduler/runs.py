@@ -53,7 +53,7 @@ class RunScheduling:
         if proposer is None or not proposer.follows(sequence):
             return
         known = len(sequence.token_ids)
-        taken = len(self.running.members) + len(self.waiting) + budget.num_in_runs
+        taken = len(self.running.members) + self.waiting.num_ready + budget.num_in_runs
         left = budget.tokens_for(sequence)
         most = max(0, min(left, self.most_samples - taken, sequence.last_to_compute - known))
         proposed = proposer.propose(sequence, most)
@@ -70,7 +70,7 @@ class RunScheduling:
                 return
         steps[index] = step._replace(num_new=step.num_new + run.num_new, new_blocks=[*step.new_blocks, *new_blocks])
         self.planned[index] = run
-        budget.take_run(sequence, run.num_new)
+        budget.take_run(sequence, run)
         sequence.num_scheduled += run.num_new
         sequence.num_pending = run.num_new  # nothing is planned on what follows the run before it is committed
 

@@ -11,6 +11,7 @@ from trunkline_worker.scheduler.step_cost import (
     chunk_pairs,
     longest_chunk,
 )
+from trunkline_worker.step.plan import Run
 
 # The first prompt in order advances by at least this many tokens in a step, or by all that are left, however slow the
 # device is: a prompt that never advanced would stall everything behind it.
@@ -30,7 +31,7 @@ class StepBudget:
         self.num_decode = 0
         self.decode_kv_tokens = 0
         self.num_prefill = 0
-        self.num_in_runs = 0  # tokens beyond those that sequences end with
+        self.num_in_runs = self._num_sampled_in_runs = 0  # in addition to what the sequences have without runs
         self._pairs = 0.0
         self._num_chunks = self._num_scored = self._num_last_chunks = self._chunk_kv_tokens = 0
         self._most_prefill = self._most_pairs = float("inf")  # known not to take too long
@@ -64,13 +65,14 @@ class StepBudget:
         """Tokens that are left for a sequence, whatever time they take."""
         return min(self.tokens_left, self.lower_left) if sequence.lane else self.tokens_left
 
-    def take_run(self, sequence: Sequence, num_new: int) -> None:
-        """Takes the tokens of a run into the step."""
-        self.num_in_runs += num_new
-        self.decode_kv_tokens += num_new
-        self.tokens_left -= num_new
+    def take_run(self, sequence: Sequence, run: Run) -> None:
+        """Takes a run into the step, whose sequence it has already."""
+        self.num_in_runs += run.num_new
+        self._num_sampled_in_runs += run.num_samples - 1
+        self.decode_kv_tokens += run.num_new
+        self.tokens_left -= run.num_new
         if sequence.lane:
-            self.lower_left -= num_new
+            self.lower_left -= run.num_new
 
     def hasten(self) -> None:
         """Gives the rest of the prompts a quarter of the time that is left: a tenant with no other running sequence
@@ -140,5 +142,5 @@ class StepBudget:
             num_scored=self._num_scored,
             chunk_tokens=self.num_prefill,
             chunk_kv_tokens=self._chunk_kv_tokens,
-            num_sampled=self.num_decode + self._num_last_chunks + self.num_in_runs,
+            num_sampled=self.num_decode + self._num_last_chunks + self._num_sampled_in_runs,
         )

@@ -3,7 +3,7 @@ of this one is on the device.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
@@ -259,12 +259,14 @@ class PendingStep:
         device_time_s = time.perf_counter() - self.started_s
         tensors = iter(self.arriving.wait())
         found: list[int] = next(tensors).tolist() if self.places.entries else []
-        tokens = [None if token_id < 0 else self.places.forced.get(i, token_id) for i, token_id in enumerate(found)]
         logprobs: dict[int, PositionLogprobs] = {}
         if self.asking:
             columns = list(islice(tensors, NUM_COLUMNS))
             logprobs = dict(zip(self.asking, logprob_entries(columns, self.num_top), strict=True))
         failed = {i: NOT_FINITE for i, token_id in enumerate(found) if token_id < 0}
+        tokens: Sequence[int | None] = found
+        if failed or self.places.forced:
+            tokens = [None if i in failed else self.places.forced.get(i, token) for i, token in enumerate(found)]
         result = self.places.result(self.plan, tokens, logprobs, failed)
         result.errors |= self.errors
         result.copies = all_arrived(self.plan.copies)
