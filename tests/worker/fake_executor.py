@@ -71,6 +71,9 @@ class HistoryExecutor:
                 prompt_logprobs[index] = [PositionLogprobs(tokens[p], 0.0, 1, []) for p in range(first, end)]
             if not step.samples or (index in plan.masked and index not in masks):
                 continue
+            if not sampling.max_tokens:
+                result.wholes[index] = self.whole(tokens)
+                continue
             run = plan.runs.get(index, NO_RUN)
             last = tokens + list(run.token_ids[: run.num_new])
             allowed = masks.get(index, [None] * run.num_samples)
@@ -99,6 +102,11 @@ class HistoryExecutor:
             allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), count=VOCAB, bitorder="little"))
             token_id = int(allowed[token_id % len(allowed)])
         return token_id
+
+    @staticmethod
+    def whole(tokens: list[int]) -> list[float]:
+        """Stands for the vector of a prompt."""
+        return [float(zlib.crc32(repr(tokens).encode())), float(len(tokens))]
 
     @staticmethod
     def logprob(tokens: list[int], position: int) -> float:

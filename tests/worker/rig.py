@@ -47,6 +47,7 @@ class Rig:
         self.executor = HistoryExecutor(num_blocks=num_blocks, block_size=block_size)
         self.sequences: dict[int, EngineSequence] = {}
         self.outputs: dict[int, list[int]] = {}
+        self.wholes: dict[int, list[float]] = {}  # of sequences without output tokens
         self.logprobs: dict[int, list[PositionLogprobs]] = {}
         self.prompt_logprobs: dict[int, list[PositionLogprobs] | None] = {}
         self.finished: dict[int, Finish] = {}
@@ -136,6 +137,8 @@ class Rig:
             if item.prompt is not None:
                 self.cached[item.sequence_id] = item.prompt.cached_tokens
                 self.prompt_logprobs[item.sequence_id] = item.prompt.logprobs
+            if item.whole is not None:
+                self.wholes[item.sequence_id] = item.whole
             if item.finish is not None:
                 self.finished[item.sequence_id] = item.finish
         return outputs

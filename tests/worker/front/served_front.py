@@ -12,7 +12,7 @@ from tests.worker.engine_rig import DEMO_MODEL
 from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineStep
 from trunkline.grant import GrantKeys
 from trunkline.v1.generation_pb2 import FinishReason
-from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsResponse, Submit
+from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsResponse, OutputKind, Submit
 from trunkline_runtime.server import GrpcServer
 from trunkline_worker.front.cache_mirror import CacheMirror
 from trunkline_worker.front.door import CallAuthorizer, Door, most_message_bytes
@@ -28,21 +28,23 @@ MODEL = GetModelResponse(
     model="demo", worker_id="w", epoch=1, vocab_size=2048, context_length=512, block_size=16, kv_token_capacity=4096,
     eos_token_ids=[1], max_waiting_requests=100, max_waiting_tokens=100_000, max_running_requests=64,
 )  # fmt: skip
+WHOLE = {"values": [0.5, -1.0], "finish_reason": FinishReason.FINISH_REASON_STOP}
 STEP = {"token_ids": [5], "finish_reason": FinishReason.FINISH_REASON_LENGTH}
 
 
 class PromptEngine(EngineLink):
-    """Each submit comes to one token and its end, in the next turn of the event loop."""
+    """Each submit comes to one token, or a whole output, and its end, in the next turn of the event loop."""
 
     def __init__(self) -> None:
         self.front: Front | None = None
 
     def submit(self, submit: Submit) -> None:
-        asyncio.get_running_loop().call_soon(self._answer, submit.handle)
+        step = WHOLE if submit.work.output > OutputKind.OUTPUT_KIND_TOKENS else STEP
+        asyncio.get_running_loop().call_soon(self._answer, submit.handle, step)
 
-    def _answer(self, handle: int) -> None:
+    def _answer(self, handle: int, step: Any) -> None:
         assert self.front is not None
-        self.front.on_step(EngineStep(outputs=[EngineOutput(handle=handle, **STEP)], last_handle=handle))  # type: ignore[arg-type]
+        self.front.on_step(EngineStep(outputs=[EngineOutput(handle=handle, **step)], last_handle=handle))
 
     def abort(self, handle: int) -> None:
         pass

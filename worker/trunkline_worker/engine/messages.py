@@ -180,6 +180,8 @@ def sequence_output(step_output: StepOutput) -> EngineOutput:
     )
     if step_output.logprobs:
         output.logprobs.extend(_logprobs(entry) for entry in step_output.logprobs)
+    if step_output.whole is not None:
+        output.values.extend(step_output.whole)
     if step_output.finish is not None:
         output.finish_reason = _FINISH[step_output.finish]
     if step_output.prompt is not None:

@@ -135,8 +135,13 @@ class WorkerService(WorkerServiceServicer):
                     if output.HasField("error"):
                         raise RequestRefused.from_proto(output.error)
                     prompt = output.prompt if output.HasField("prompt") else None
-                    yield WorkerServiceGenerateResponse(chunk=output.chunk, prompt=prompt)
-                    if output.chunk.finish_reason:
+                    response = WorkerServiceGenerateResponse(chunk=output.chunk, prompt=prompt)
+                    if output.HasField("vector"):
+                        response.vector.CopyFrom(output.vector)
+                    elif output.HasField("score"):
+                        response.score.CopyFrom(output.score)
+                    yield response
+                    if response.chunk.finish_reason or not response.HasField("chunk"):
                         return
         finally:
             outbox.close()

@@ -250,6 +250,6 @@ class Session:
             self._choices[submit.handle] = choice
 
     def _deliver(self, output: SequenceOutput) -> None:
-        if output.HasField("error") or output.chunk.finish_reason:
+        if output.HasField("timeline"):  # its last one
             self._choices.pop(output.handle, None)
         self._outbox.put(output)

@@ -39,7 +39,8 @@ class StepOutput:
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     finish: Finish | None = None
     stop_token_id: int | None = None
-    prompt: PromptOutput | None = None  # with the first output token
+    prompt: PromptOutput | None = None  # with the first output
+    whole: list[float] | None = None  # the output, if it is no tokens
     error: RequestRefused | None = None
     trace: str = ""  # for the log: traceback of the bug that caused `error`, if one did
 
@@ -201,10 +202,16 @@ class SequenceTable:
         outputs: StepOutputs,
         mark: StepMark,
     ) -> bool:
-        """Takes in an entry that may have any number of tokens: one with a run, or one that sat out. Returns whether it
-        has a token that follows one of the step before; the tokens of a run arrive together, and count as one here."""
+        """Takes in an entry that may have any number of tokens: one with a run or a whole output, or one that sat out.
+        Returns whether it has a token that follows one of the step before; the tokens of a run arrive together, and
+        count as one here."""
         if index in result.errors:
             outputs.special.append(self._break_off(sequence, result.errors[index], mark.done_s))
+            return False
+        if index in result.wholes:
+            output = self._take_whole(sequence, index, result, mark.done_s, num_new=plan.steps[index].num_new)
+            outputs.chunks.append(_chunk(sequence, sequence.num_computed, plan.steps[index].num_new))
+            outputs.special.append(output)
             return False
         num_new = plan.steps[index].num_new - (plan.runs[index].num_new if index in plan.runs else 0)
         tokens = result.runs.get(index)
@@ -238,6 +245,17 @@ class SequenceTable:
         """Takes in the oldest plan, which has no entries: nothing was computed."""
         self.last_load = self.in_flight.take(plan)
         return StepOutputs()
+
+    def _take_whole(
+        self, sequence: Sequence, index: int, result: StepResult, now_s: float, *, num_new: int
+    ) -> StepOutput:
+        """Ends a sequence whose output is no tokens: it comes with the last token of the prompt."""
+        self.running.publish(sequence, sequence.num_computed + num_new)
+        sequence.num_pending -= 1
+        output = self._extended(sequence, index, [], result, now_s)
+        output.whole, output.finish = result.wholes[index], Finish.STOP
+        self._finished(sequence, Finish.STOP, now_s)
+        return output
 
     def _take_irregular(
         self, sequence: Sequence, outputs: StepOutputs, *, computed: int, num_new: int, before: StepMark, mark: StepMark
@@ -323,11 +341,12 @@ class SequenceTable:
 
 
 def _entries_of_several(plan: StepPlan, result: StepResult) -> Container[int]:
-    """The entries of a plan that do not have exactly one token because of a run, or because they sat out."""
-    if not (plan.runs or plan.masked):
+    """The entries of a plan that do not have exactly one token: because of a run, because they sat out, or because
+    their output is whole."""
+    if not (plan.runs or plan.masked or result.wholes):
         return ()
     late = {i for i in plan.masked if result.token_ids[i] is None and i not in result.errors}
-    return late | plan.runs.keys()
+    return late | plan.runs.keys() | result.wholes.keys()
 
 
 def _chunk(sequence: Sequence, computed: int, num_new: int) -> Chunk:

@@ -26,7 +26,7 @@ NO_MASKS: Masks = {}
 class Sampling(SamplingNumbers):
     """Resolved sampling parameters of one sequence. A temperature of 0 is greedy."""
 
-    max_tokens: int  # bounded by context length and KV capacity already
+    max_tokens: int  # bounded by context length and KV capacity already; 0: the output is whole, see StepResult.wholes
     seed: int = 0  # 64 bits, already mixed with the choice: see sampling_key.choice_seed
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
@@ -218,6 +218,8 @@ class StepResult:
     logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)  # of each token of an entry
     # Entry j of a list is for prompt position num_computed + 1 + j; positions past the prompt's end are left out.
     prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
+    # Whole outputs of sequences without output tokens, with the last token of the prompt: a vector, or scores.
+    wholes: dict[int, list[float]] = field(default_factory=dict)
     errors: dict[int, RowError] = field(default_factory=dict)  # entries that end with this step
     device_time_s: float = 0.0
     num_padding: int = 0  # positions computed as padding, beyond the plan's own

@@ -404,6 +404,7 @@ class EngineOutput(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """The submit's handle."""
     finish_reason: _generation_pb2.FinishReason.ValueType
@@ -428,6 +429,10 @@ class EngineOutput(_message.Message):
     def error(self) -> _generation_pb2.RequestError:
         """The sequence broke off."""
 
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The output of a sequence without output tokens: a vector or a score, as its submit asks."""
+
     def __init__(
         self,
         *,
@@ -439,10 +444,11 @@ class EngineOutput(_message.Message):
         prompt: _generation_pb2.PromptReport | None = ...,
         error: _generation_pb2.RequestError | None = ...,
         trace: _builtins.str = ...,
+        values: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "error", b"error", "prompt", b"prompt", "stop_token_id", b"stop_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "error", b"error", "finish_reason", b"finish_reason", "handle", b"handle", "logprobs", b"logprobs", "prompt", b"prompt", "stop_token_id", b"stop_token_id", "token_ids", b"token_ids", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "error", b"error", "finish_reason", b"finish_reason", "handle", b"handle", "logprobs", b"logprobs", "prompt", b"prompt", "stop_token_id", b"stop_token_id", "token_ids", b"token_ids", "trace", b"trace", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
     _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015

@@ -10,12 +10,14 @@ incomplete character.
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from struct import pack
 from typing import NamedTuple
 
 from trunkline.engine.v1.engine_pb2 import EngineOutput
 from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk
 from trunkline.v1.worker_pb2 import SequenceOutput, Submit
+from trunkline.validation import WHOLE_OUTPUTS
 from trunkline_worker.front.text.decoder_stages import REPLACEMENT, AnyStage, ByteRun
 from trunkline_worker.front.text.token_texts import TokenTexts
 
@@ -263,6 +265,7 @@ class OutputStream:
         self._choice = submit.choice
         self._prompt_len = len(submit.prompt_token_ids)
         room = max_total - self._prompt_len
+        self._whole = WHOLE_OUTPUTS.get(submit.work.output, "")  # its name, if the output is no tokens
         self._max_tokens = min(params.max_tokens, room) if params.HasField("max_tokens") else room
         stop_ids = frozenset(params.stop_token_ids)
         self._end_ids = stop_ids if params.ignore_eos else stop_ids | eos
@@ -307,6 +310,9 @@ class OutputStream:
         if output.HasField("prompt"):
             self.cached_tokens = output.prompt.cached_tokens
             result.prompt.CopyFrom(output.prompt)
+        if self._whole:
+            self._set_whole(result, output)
+            return result
         chunk = result.chunk
         chunk.index, chunk.first_token_index = self._choice, self.num_tokens
         text, self._unsent = self._unsent, ""
@@ -328,6 +334,14 @@ class OutputStream:
         chunk.finish_reason = self.finish
         self._set_matched(chunk, self._matched)
         return result
+
+    def _set_whole(self, result: SequenceOutput, output: EngineOutput) -> None:
+        """Sets an output that is no tokens, which ends the choice."""
+        self.finish = output.finish_reason
+        if self._whole == "vector":
+            result.vector.values = pack(f"<{len(output.values)}f", *output.values)
+        else:
+            result.score.values.extend(output.values)
 
     def _advance(self, token_id: int) -> str:
         """Takes one more output token and returns the text that it releases. Sets `finish` if the output ends."""
