@@ -24,6 +24,7 @@ from trunkline.v1.generation_pb2 import (
     TokenLogprobs,
 )
 from trunkline.v1.worker_pb2 import (
+    Adapter,
     BlocksRemoved,
     BlocksStored,
     CacheEvent,
@@ -55,6 +56,7 @@ from trunkline_runtime.errors import ErrorInterceptor
 
 BLOCK = 4
 END = object()
+NO_ADAPTER = Adapter()
 # A router's pings are welcome, as to a real worker.
 OPTIONS = (("grpc.so_reuseport", 0), ("grpc.http2.max_ping_strikes", 0))
 
@@ -110,7 +112,7 @@ class FakeChoice:
             if self.submit.sampling.HasField("prompt_logprobs"):
                 scored = (logprobs_of(token_id, self.submit.sampling.prompt_logprobs) for token_id in prompt[1:])
                 output.prompt.logprobs.extend([TokenLogprobs(), *scored])
-            self.worker.cache_prompt(prompt, self.submit.cache_salt)
+            self.worker.cache_prompt(prompt, self.submit.cache_salt, self.submit.work.adapter)
         self.sent += count
         self.text_bytes += len(new_text.encode())
         if finish:
@@ -213,12 +215,13 @@ class FakeWorker(WorkerServiceServicer):
 
     # The cache
 
-    def hashes(self, prompt: Iterable[int], salt: bytes = b"") -> list[bytes]:
-        return prompt_hashes(root_hash(self.fingerprint, salt=salt), list(prompt), self.block_size)
+    def hashes(self, prompt: Iterable[int], salt: bytes = b"", adapter: Adapter = NO_ADAPTER) -> list[bytes]:
+        root = root_hash(self.fingerprint, adapter.id, adapter.version, salt)
+        return prompt_hashes(root, list(prompt), self.block_size)
 
-    def cache_prompt(self, prompt: Iterable[int], salt: bytes = b"") -> None:
+    def cache_prompt(self, prompt: Iterable[int], salt: bytes = b"", adapter: Adapter = NO_ADAPTER) -> None:
         """As after computing it: its blocks are held, and subscribers hear of it."""
-        new = [digest for digest in self.hashes(prompt, salt) if digest not in self.cached]
+        new = [digest for digest in self.hashes(prompt, salt, adapter) if digest not in self.cached]
         self.cached.update(new)
         if new:
             self.tell(CacheEvent(stored=BlocksStored(block_hashes=b"".join(new))))
@@ -334,7 +337,7 @@ class FakeWorker(WorkerServiceServicer):
     def _take(self, submit: Submit, outbox: "asyncio.Queue[Any]") -> FakeChoice:
         self.submits.append(submit)
         held = 0
-        for digest in self.hashes(submit.prompt_token_ids, submit.cache_salt):
+        for digest in self.hashes(submit.prompt_token_ids, submit.cache_salt, submit.work.adapter):
             if digest not in self.cached:
                 break
             held += 1

@@ -67,7 +67,7 @@ class PreparedRequest:
 
     def route_request(self, now_s: float, output: "array[int] | None" = None) -> RouteRequest:
         """Returns the request for the routing policy; `output`: tokens generated so far."""
-        lane = self.scheduling.lane - FIRST_LANE
+        lane, work = self.scheduling.lane - FIRST_LANE, self.work
         return RouteRequest(
             self.prompt if output is None else self.prompt + output,
             now_s,
@@ -76,6 +76,7 @@ class PreparedRequest:
             choices=self.choices,
             may_use_cache=not self.sampling.HasField("prompt_logprobs"),
             affinity_key=self.affinity_key,
+            adapter=("", "") if work is None else (work.adapter.id, work.adapter.version),
         )
 
     def submits(

@@ -84,7 +84,7 @@ def route_chains(
 
 def _chain(kind: Kind, request: RouteRequest) -> list[int]:
     fingerprint, block_size = kind
-    hashes = prompt_hashes(root_hash(fingerprint, salt=request.salt), request.prompt, block_size)
+    hashes = prompt_hashes(root_hash(fingerprint, *request.adapter, salt=request.salt), request.prompt, block_size)
     return keys_of(b"".join(hashes))
 
 

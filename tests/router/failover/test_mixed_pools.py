@@ -187,6 +187,20 @@ async def test_a_route_is_explained_among_able_workers(ask: Ask) -> None:
         assert [one.worker_id for one in (await router.fleet.ExplainRoute(asked)).candidates] == ["new"]
 
 
+async def test_blocks_count_for_the_version_of_the_adapter_that_computed_them(ask: Ask) -> None:
+    workers = {name: able(name) for name in ("base", "this version", "earlier version")}
+    workers["base"].cache_prompt(LONG)
+    workers["this version"].cache_prompt(LONG, adapter=WORK.adapter)
+    workers["earlier version"].cache_prompt(LONG, adapter=Adapter(id="legal", version="2"))
+    async with cluster(*workers.values()) as router:
+        await until(lambda: all(router.connected(place).blocks for place in range(3)))
+        asked = ExplainRouteRequest(request=GenerateRequest(token_ids=TokenIds(ids=LONG)))
+        for holder in ("base", "this version"):
+            explained = await router.fleet.ExplainRoute(asked)
+            assert [one.worker_id for one in explained.candidates if one.matched_tokens] == [holder]
+            ask(WORK)
+
+
 async def test_grants_are_for_able_workers_at_first_and_after_a_loss(ask: Ask) -> None:
     workers = [old(grant_key=KEY), able("new-1", grant_key=KEY), able("new-2", grant_key=KEY)]
     async with cluster(*workers, grant_key=KEY) as router, direct(router) as client:
