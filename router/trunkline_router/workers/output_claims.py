@@ -23,6 +23,7 @@ MOST_OUTPUT_BYTES = 256 << 10
 LOGPROB_BYTES = 24
 FLOAT_BYTES = 4
 WHOLE = frozenset(WHOLE_OUTPUTS.values())
+ABORT = FinishReason.FINISH_REASON_ABORT
 _FINISH_REASONS = frozenset(FinishReason.values()) - {FinishReason.FINISH_REASON_UNSPECIFIED}
 # Of a timeline: what the contract allows.
 MAX_CHUNKS, MAX_GAPS = 64, 16
@@ -62,13 +63,11 @@ def most_output_bytes(submit: Submit) -> int:
 
 
 def output_problem(output: SequenceOutput, chunk: OutputChunk, choice: OpenChoice) -> str | None:
-    """The problem with the next output of a choice, if it is not an error. `chunk` is the output's chunk. Updates
-    `choice`."""
+    """The problem with the next output of a choice, if it is not an error. `chunk` is the output's chunk; without
+    one it is empty. Updates `choice`."""
     if choice.whole:
         return _whole_problem(output, chunk, choice)
     if chunk.index != choice.index:
-        if not output.HasField("chunk"):
-            return _unasked_problem(output)  # None: a field of a newer worker that this router does not know
         return f"output for choice {chunk.index} came under the handle of choice {choice.index}"
     token_ids = chunk.token_ids
     if num_tokens := len(token_ids):
@@ -77,8 +76,8 @@ def output_problem(output: SequenceOutput, chunk: OutputChunk, choice: OpenChoic
         choice.left_tokens -= num_tokens
         if strange := [token_id for token_id in token_ids if not 0 <= token_id < choice.vocab_size]:
             return f"token id {strange[0]} is not in [0, {choice.vocab_size})"
-    elif problem := _unasked_problem(output):
-        return problem
+    elif is_whole(output):
+        return f"a {output.WhichOneof('output')} came for a choice of tokens"
     if chunk.finish_reason and (problem := _end_problem(chunk)):
         return problem
     if choice.has_logprobs and chunk.logprobs and (problem := _logprobs_problem(chunk.logprobs, num_tokens)):
@@ -123,26 +122,16 @@ def report_problem(report: GrantReport, *, prompt_tokens: int, most_tokens: int)
     return None
 
 
-def _unasked_problem(output: SequenceOutput) -> str | None:
-    return f"a {output.WhichOneof('output')} came for a choice of tokens" if is_whole(output) else None
-
-
 def _whole_problem(output: SequenceOutput, chunk: OutputChunk, choice: OpenChoice) -> str | None:
     """The problem with the output of a choice that has no tokens: it comes at once, or the choice is aborted."""
     kind = output.WhichOneof("output")
-    if kind == "chunk":
-        is_aborted = chunk.finish_reason == FinishReason.FINISH_REASON_ABORT and not (chunk.token_ids or chunk.index)
-        return None if is_aborted else f"a chunk came for a choice whose output is a {choice.whole}"
-    if kind is None:
-        return None  # a field of a newer worker that this router does not know
-    if kind != choice.whole:
+    is_aborted = chunk.finish_reason == ABORT and not (chunk.token_ids or chunk.text or chunk.index)
+    if kind != choice.whole and not is_aborted:
         return f"a {kind} came for a choice whose output is a {choice.whole}"
-    values: Sequence[float] = output.score.values
-    if kind == "vector":
-        if len(output.vector.values) % FLOAT_BYTES:
-            return f"a vector has {len(output.vector.values)} bytes"
-        values = array("f", output.vector.values)
-    if not values or not all(map(isfinite, values)):
+    if kind == "vector" and len(output.vector.values) % FLOAT_BYTES:
+        return f"a vector has {len(output.vector.values)} bytes"
+    values: Sequence[float] = array("f", output.vector.values) if kind == "vector" else output.score.values
+    if not is_aborted and not (values and all(map(isfinite, values))):
         return f"a {kind} has no values, or some that are not finite"
     return _prompt_problem(output.prompt, choice.prompt_tokens)
 

@@ -112,6 +112,9 @@ class SessionOutputs:
             return
         is_error = output.HasField("error")
         chunk: OutputChunk = output.chunk
+        if not (is_error or chunk.token_ids) and output.WhichOneof("output") is None:
+            self._count_idle()  # it has what a newer worker may add, and nothing that this router knows
+            return
         problem = end_problem(output, choice) if is_error else output_problem(output, chunk, choice)
         if problem is not None:
             self._refuse(handle, choice, problem)
@@ -223,7 +226,7 @@ class SessionOutputs:
         if not (is_timeline_only and is_awaited):
             self._count_idle()
         # The answer to an abort comes from the front, so it does not show that the engine works.
-        self.num_step_outputs += output.HasField("chunk") and not output.HasField("error")
+        self.num_step_outputs += output.WhichOneof("output") is not None and not output.HasField("error")
 
     def _allow_idle(self, count: int) -> None:
         self._left_idle = min(self._left_idle + count, MOST_IDLE)

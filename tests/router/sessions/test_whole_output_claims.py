@@ -16,6 +16,9 @@ TOKENS, VECTOR, SCORE = (
     OutputKind.OUTPUT_KIND_SCORE,
 )
 
+ABORT = FinishReason.FINISH_REASON_ABORT
+TOO_MUCH = PromptReport(prompt_tokens=2, cached_tokens=3)
+
 
 def vector(*values: float) -> Vector:
     return Vector(values=array("f", values).tobytes())
@@ -27,7 +30,8 @@ def told(kind: "OutputKind.ValueType", choice: int = 0, **said: Any) -> tuple[li
     sampling = SamplingParams(max_tokens=6 if kind == TOKENS else 0)
     submit = Submit(choice=choice, prompt_token_ids=[1, 2], sampling=sampling, work=Work(output=kind))
     (handle,) = session.submit([submit], [heard.append])
-    session.outputs.hand_out_all([SequenceOutput(handle=handle, prompt=PromptReport(prompt_tokens=2), **said)])
+    said = {"prompt": PromptReport(prompt_tokens=2), **said}
+    session.outputs.hand_out_all([SequenceOutput(handle=handle, **said)])
     return heard, bool(session.num_open)
 
 
@@ -42,9 +46,15 @@ def test_a_whole_output_ends_its_choice(kind: "OutputKind.ValueType", said: dict
 
 
 def test_a_choice_without_tokens_may_be_aborted() -> None:
-    ((output,), is_open) = told(VECTOR, chunk=OutputChunk(finish_reason=FinishReason.FINISH_REASON_ABORT))
+    ((output,), is_open) = told(VECTOR, chunk=OutputChunk(finish_reason=ABORT))
     assert not output.HasField("error")
     assert not is_open
+
+
+@pytest.mark.parametrize("kind", [TOKENS, VECTOR, SCORE])
+@pytest.mark.parametrize("choice", [0, 1])
+def test_what_only_a_newer_router_understands_is_passed_over(kind: "OutputKind.ValueType", choice: int) -> None:
+    assert told(kind, choice, prompt=TOO_MUCH) == ([], True)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +70,10 @@ def test_a_choice_without_tokens_may_be_aborted() -> None:
         (VECTOR, 0, {"vector": Vector(values=b"12345")}),
         (SCORE, 0, {"score": Score(values=[math.inf])}),
         (SCORE, 0, {"score": Score()}),
+        (VECTOR, 0, {"vector": vector(1.0), "prompt": TOO_MUCH}),
+        (SCORE, 0, {"score": Score(values=[1.0]), "prompt": TOO_MUCH}),
+        (VECTOR, 0, {"chunk": OutputChunk(finish_reason=ABORT), "prompt": TOO_MUCH}),
+        (VECTOR, 0, {"chunk": OutputChunk(finish_reason=ABORT, text="x")}),
         (VECTOR, 0, {"chunk": OutputChunk(token_ids=[1])}),
         (VECTOR, 0, {"chunk": OutputChunk(finish_reason=FinishReason.FINISH_REASON_STOP)}),
     ],

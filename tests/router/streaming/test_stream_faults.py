@@ -10,6 +10,7 @@ from tests.router.cluster import cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
 from trunkline.ledger import AnswerLedger
 from trunkline.status import INTERNAL, RequestRefused
+from trunkline.v1.generation_pb2 import OutputChunk
 from trunkline.v1.worker_pb2 import GrantReport, SequenceOutput, Submit
 from trunkline_router.quotas.reservation import OutputMeter
 from trunkline_router.request.client_buffer import ClientBuffer
@@ -81,7 +82,7 @@ async def test_a_sink_that_raises_costs_the_session_nothing() -> None:
     granted = session.grant([Submit(), Submit()], broken)
     for _ in range(2):
         for handle in range(1, 4):
-            session.outputs.hand_out(SequenceOutput(handle=handle))
+            session.outputs.hand_out(SequenceOutput(handle=handle, chunk=OutputChunk()))
         for handle in granted:
             session.outputs.hand_out(SequenceOutput(handle=handle, granted=GrantReport()))
     assert len(heard) == 2
