@@ -1,9 +1,11 @@
 """What no model here says yet by layer specs and weights: norms in other places, and slices of weights."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from threading import Barrier
 from typing import Any, NamedTuple
 
 import pytest
@@ -23,7 +25,7 @@ from trunkline_worker.model.checkpoint.entries import Entries
 from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.loading import load_model
-from trunkline_worker.model.weights import LayerWeights, Linear
+from trunkline_worker.model.weights import Linear
 
 CPU = torch.device("cpu")
 OTHER = "OtherForCausalLM"
@@ -132,37 +134,64 @@ def test_norms_in_other_places_give_the_same_with_triton(
     assert same == tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Slices(Linear):
-    """A weight in two slices along its axis, as two devices would have it."""
+class Exchange:
+    """Adds up what two devices have, each of which is a thread."""
 
-    spec: LinearSpec
+    def __init__(self) -> None:
+        self._barrier = Barrier(2, timeout=60)
+        self._parts = {0: torch.empty(0), 1: torch.empty(0)}
+
+    def sum(self, rank: int, part: Tensor) -> Tensor:
+        self._parts[rank] = part
+        self._barrier.wait()
+        total = self._parts[0] + self._parts[1]
+        self._barrier.wait()
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Summand(Linear):
+    """A slice along the inner axis: its product is one of two summands."""
+
+    exchange: Exchange
+    rank: int
 
     def multiply(self, x: Tensor) -> Tensor:
-        if self.spec.shard == "in":
-            left, right = (linear(*halves) for halves in zip(x.chunk(2, 1), self.weight.chunk(2, 1), strict=True))
-            return left + right if self.bias is None else left + right + self.bias
-        # Each device has half of each part, and computes half of each part of the result.
-        parts = [part.chunk(2) for part in torch.split(self.weight, self.spec.rows)]
-        halves = [rows // 2 for rows in self.spec.rows]
-        results = [torch.split(linear(x, torch.cat(slices)), halves, 1) for slices in zip(*parts, strict=True)]
-        whole = torch.cat([piece for pieces in zip(*results, strict=True) for piece in pieces], 1)
-        return whole if self.bias is None else whole + self.bias
+        return self.exchange.sum(self.rank, linear(x, self.weight, self.bias))
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
-def test_slices_along_the_axes_of_the_specs_make_the_whole(architecture: str, tmp_path: Path) -> None:
+def slice_of(product: Linear, spec: LinearSpec, exchange: Exchange, rank: int) -> Linear:
+    """The half of a weight that a device has."""
+    if spec.shard == "in":
+        return Summand(product.weight.chunk(2, 1)[rank], product.bias if rank == 0 else None, exchange, rank)
+
+    def halves(whole: Tensor) -> Tensor:
+        return torch.cat([part.chunk(2)[rank] for part in torch.split(whole, spec.rows)])
+
+    return Linear(halves(product.weight), None if product.bias is None else halves(product.bias))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_two_devices_with_slices_along_the_axes_of_the_specs_compute_the_whole(
+    architecture: str, tmp_path: Path
+) -> None:
     their_model(tmp_path, base_config(architecture))
     model = load_model(tmp_path, device=CPU, kernels="torch")
-    weights = weights_of(model)
-    layers: list[LayerWeights[Linear]] = [
-        layer.with_products(
-            Slices(product.weight, product.bias, linear_spec)
-            for product, linear_spec in zip(layer.products, spec.products, strict=True)
-        )
-        for layer, spec in zip(weights.layers, model.spec.layers, strict=True)
-    ]
-    sliced = Decoder(model.spec, replace(weights, layers=layers), context_length=64, deterministic=False)
-    found = ragged_logits(replace(model, decoder=sliced), SEQUENCES)
-    for logits, expected in zip(found, ragged_logits(model, SEQUENCES), strict=True):
-        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    weights, spec, exchange = weights_of(model), model.spec, Exchange()
+
+    def device(rank: int) -> list[Tensor]:
+        layers = [
+            layer.with_products(
+                slice_of(product, linear_spec, exchange, rank)
+                for product, linear_spec in zip(layer.products, layer_spec.products, strict=True)
+            )
+            for layer, layer_spec in zip(weights.layers, spec.layers, strict=True)
+        ]
+        half = replace(spec, num_heads=spec.num_heads // 2, num_kv_heads=spec.num_kv_heads // 2)
+        decoder = Decoder(half, replace(weights, layers=layers), context_length=64, deterministic=False)
+        return ragged_logits(replace(model, spec=half, decoder=decoder), SEQUENCES)
+
+    with ThreadPoolExecutor(2) as pool:
+        for found in pool.map(device, range(2)):
+            for logits, expected in zip(found, ragged_logits(model, SEQUENCES), strict=True):
+                torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
