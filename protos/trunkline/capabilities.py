@@ -1,10 +1,13 @@
 """What a request needs a worker to be able to do beyond a plain generation, and what a worker can do. Pure.
 
 This is the only place that relates fields of a submit to capabilities: routers place requests by it, workers refuse by
-it. A field of Submit or Work that an older worker would ignore gets a capability here.
+it. A field of Submit or Work that an older worker would ignore gets a capability here. Sampling parameters have none:
+workers refuse those that they do not know.
 """
 
 from dataclasses import dataclass
+
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from trunkline.status import RequestRefused, invalid
 from trunkline.v1.worker_pb2 import Capability, GetModelResponse, OutputKind, Submit, Task, Work
@@ -60,6 +63,8 @@ def needs_of(work: Work) -> Needs:
 def check_able(submit: Submit, capabilities: Capabilities) -> None:
     """Raises RequestRefused (INVALID_REQUEST), naming the field, if a worker with these capabilities cannot compute the
     submit as it is meant."""
+    if UnknownFieldSet(submit.sampling):
+        raise invalid("sampling", "has parameters that this worker does not know")
     needs = NO_NEEDS
     if submit.HasField("work"):
         _check_known(submit.work)

@@ -95,6 +95,12 @@ def test_a_model_for_another_task_does_not_generate(task: "Task.ValueType") -> N
     check_able(Submit(work=Work(output=OutputKind.OUTPUT_KIND_VECTOR)), can)
 
 
+def test_a_sampling_parameter_of_a_newer_version_is_refused() -> None:
+    check_able(submit := Submit(sampling=SamplingParams(seed=1, stop=["x"], logit_bias={1: 1.0})), PLAIN)
+    submit.sampling.MergeFromString(b"\xfd\x07\x00\x00\x00\x3f")  # field 127: 0.5
+    assert refused(submit, PLAIN).field == "sampling"
+
+
 @pytest.mark.parametrize("inside", ["", "adapter", "grammar"])
 def test_work_of_a_newer_version_is_refused_wherever_its_fields_are(inside: str) -> None:
     unknown = b"\xfa\x07\x01x"  # field 127

@@ -136,9 +136,7 @@ class SamplingParams(_message.Message):
     Range (0, 1]. Default: the model's, else 1.
     """
     min_p: _builtins.float
-    """Drop tokens less likely than min_p times the likeliest one. Range [0, 1]. Default: the
-    model's, else 0.
-    """
+    """Drop tokens less likely than min_p times the likeliest one. Range [0, 1]. Default: the model's, else 0."""
     repetition_penalty: _builtins.float
     """Divides positive and multiplies negative logits of tokens seen in prompt or output. Range [0.01, 10].
     Default: the model's, else 1.

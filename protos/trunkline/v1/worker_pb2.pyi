@@ -1583,10 +1583,10 @@ class GetModelResponse(_message.Message):
     """
     protocol_version: _builtins.int
     """The protocol version of the worker. 5: the oldest that routers use. 6: it names its task, its capabilities and the
-    format of its answers, and refuses the fields of a Submit whose capability it lacks. New fields and calls increase
-    the version. A router uses workers of the previous version, without what they do not have yet, and sets older ones
-    aside. What a worker can do is in `capabilities`, not in this number. A router does not refuse a worker for a newer
-    version, only for min_router_protocol.
+    format of its answers, and refuses the fields of a Submit whose capability it lacks, and sampling parameters that it
+    does not know. New fields and calls increase the version. A router uses workers of the previous version, without
+    what they do not have yet, and sets older ones aside. What a worker can do is in `capabilities`, not in this number.
+    A router does not refuse a worker for a newer version, only for min_router_protocol.
     """
     min_router_protocol: _builtins.int
     """The lowest protocol version of a router that may use this worker: the one before the worker's own. Older routers do
