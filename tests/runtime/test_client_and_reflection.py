@@ -132,6 +132,27 @@ def test_a_part_that_the_client_cannot_send_is_named() -> None:
             tokenize_request([{"role": "user", "content": parts}], model="", special_tokens=True)
 
 
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        ({"role": "user", "content": "x", "images": ["y"]}, "images"),
+        ({"role": "user", "text": "x"}, "text"),
+        ({"role": "assistant", "content": None, "function_call": {"name": "f"}}, "function_call"),
+        ({"role": "tool", "content": "x", "tool_call_id": "1", "tool_calls": [{}]}, "tool_calls"),
+        ({"role": "user"}, "content"),
+    ],
+)
+def test_a_field_of_a_message_that_the_client_cannot_send_is_named(message: Any, named: str) -> None:
+    with pytest.raises(ValueError, match=f"must (not )?have {named}"):
+        tokenize_request([message], model="", special_tokens=True)
+
+
+def test_fields_without_a_value_are_left_out() -> None:
+    message: Any = {"role": "assistant", "content": "x", "refusal": None, "name": "a", "images": [], "tool_calls": None}
+    made = tokenize_request([message], model="", special_tokens=True)
+    assert made.chat == ChatMessages(messages=[ChatMessage(role="assistant", content="x")])
+
+
 async def test_the_callers_span_goes_along_and_only_where_there_is_one(served: tuple[str, Endless]) -> None:
     address, endless = served
     async with Client(address) as client:

@@ -19,6 +19,11 @@ from trunkline.v1.inference_pb2 import (
 )
 from trunkline.validation import LANES
 
+# The fields of OpenAI's messages that are sent, and those that are left out, as routers do over HTTP.
+MESSAGE_FIELDS = frozenset({"role", "content", "reasoning_content", "tool_calls"})
+RESULT_FIELDS = frozenset({"role", "content", "tool_call_id", "name"})
+LEFT_OUT = frozenset({"name", "refusal", "annotations"})
+
 # A message: a (role, content) pair, a mapping of OpenAI's form such as {"role": …, "content": …}, or the contract's.
 Message = tuple[str, str] | Mapping[str, Any] | ChatMessage
 Chat = Sequence[Message] | ChatMessages
@@ -71,7 +76,7 @@ def detokenize_request(token_ids: Sequence[int], *, model: str, keep_special_tok
 
 
 def _chat(chat: Chat) -> ChatMessages:
-    """Raises ValueError if a mapping has a part that is no text."""
+    """Raises ValueError if a mapping has a field that cannot be sent, or a part that is no text."""
     return chat if isinstance(chat, ChatMessages) else ChatMessages(messages=map(_message, chat))
 
 
@@ -81,8 +86,10 @@ def _message(given: Message) -> ChatMessage:
     if not isinstance(given, Mapping):
         role, content = given
         return ChatMessage(role=role, content=content)
+    is_result = "tool_call_id" in given
+    _check_fields(given, RESULT_FIELDS if is_result else MESSAGE_FIELDS)
     content = given.get("content") or ""
-    if "tool_call_id" in given:
+    if is_result:
         result = ToolResult(call_id=given["tool_call_id"], name=given.get("name", ""), parts=_texts(content))
         return ChatMessage(role=given["role"], parts=[ChatPart(tool_result=result)])
     calls = [ChatPart(tool_call=_call(call)) for call in given.get("tool_calls") or ()]
@@ -91,6 +98,13 @@ def _message(given: Message) -> ChatMessage:
         return ChatMessage(role=given["role"], content=content)
     thoughts = [ChatPart(reasoning=reasoning)] if reasoning else []
     return ChatMessage(role=given["role"], parts=[*thoughts, *_texts(content), *calls])
+
+
+def _check_fields(given: Mapping[str, Any], known: frozenset[str]) -> None:
+    if strange := sorted(name for name, value in given.items() if value and name not in known | LEFT_OUT):
+        raise ValueError(f"a message like this must not have {', '.join(strange)}")
+    if not given.keys() & {"content", "reasoning_content", "tool_calls"}:
+        raise ValueError("a message must have content")
 
 
 def _texts(content: str | Iterable[Mapping[str, Any]]) -> list[ChatPart]:
