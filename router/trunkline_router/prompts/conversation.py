@@ -8,7 +8,7 @@ parsed in the process that renders, because it may take long.
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import ToolCall
@@ -66,12 +66,16 @@ def template_tools(tools: Sequence[Tool]) -> list[Values] | None:
 def json_object(text: str, field: str) -> Values:
     """Returns the object that a client's JSON is; empty without any. Raises RequestRefused (INVALID_REQUEST)."""
     try:
-        value = json.loads(text or "{}")
+        value = json.loads(text or "{}", parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise invalid(field, "must be a JSON object")
     return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _messages_of_parts(message: ChatMessage, where: str) -> Iterator[Values]:

@@ -166,6 +166,7 @@ WRONG: dict[str, tuple[ChatMessage, str]] = {
     "arguments that are no JSON": (parts(call("{")), "parts[0].tool_call.arguments"),
     "arguments that are a list": (parts(call("[]")), "parts[0].tool_call.arguments"),
     "arguments that are a text": (parts(call('"{}"')), "parts[0].tool_call.arguments"),
+    "arguments that JSON does not have": (parts(call('{"a": NaN}')), "parts[0].tool_call.arguments"),
     "arguments of great depth": (parts(call('{"a":' + "[" * 100_000)), "parts[0].tool_call.arguments"),
     "arguments with a long number": (
         parts(call('{"a":' + "9" * 5000 + "}")),
