@@ -84,8 +84,11 @@ class Sampling(TypedDict, total=False):
     ]
     frequency_penalty: Annotated[
         float | None,
-        Parameter("the same, once for each time that a token occurs", -2.0, 2.0, example=0.25, http=Http.OPENAI),
-    ]
+        Parameter(
+            "subtracted from the logits of tokens of the output, once for each time that they occur", -2.0, 2.0,
+            example=0.25, http=Http.OPENAI,
+        ),
+    ]  # fmt: skip
     logit_bias: Annotated[
         Mapping[int, float] | None, Parameter("added to tokens' logits", example={5: 1.5}, http=Http.OPENAI)
     ]
@@ -96,7 +99,8 @@ class Sampling(TypedDict, total=False):
         Parameter("likeliest tokens to list beside each token of the output", most=MAX_TOP_LOGPROBS, example=2),
     ]
     prompt_logprobs: Annotated[
-        int | None, Parameter("the same for the tokens of the prompt", most=MAX_TOP_LOGPROBS, example=1)
+        int | None,
+        Parameter("likeliest tokens to list beside each token of the prompt", most=MAX_TOP_LOGPROBS, example=1),
     ]
     include_stop: Annotated[bool | None, Parameter("keep the text that ended the output", example=True)]
     keep_special_tokens: Annotated[bool | None, Parameter("keep the text of special tokens", example=True)]
