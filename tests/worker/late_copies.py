@@ -73,7 +73,8 @@ class CopyingRig(Rig):
 
     def schedule(self) -> tuple[StepPlan, StepResult] | None:
         nodes = self.tree.nodes
-        while nodes and self.scheduler.sequences and self.draw.random() < self._copying:
+        starved = bool(self.plans) and not self.plans[-1].steps  # by copies, which hold the blocks
+        while nodes and not starved and self.scheduler.sequences and self.draw.random() < self._copying:
             chain = chain_of(nodes[self.draw.choice(list(nodes))])
             if not self.copy(chain, self.draw.randrange(len(chain))):
                 break

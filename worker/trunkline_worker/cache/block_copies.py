@@ -56,7 +56,7 @@ class BlockCopies:
         return self._blocks.can_copy(chain, len(chain) - first)
 
     def begin(self, chain: list[Node], first: int) -> None:
-        """Plans copies of chain[first:].
+        """Plans copies of chain[first:]. Do not begin any after a plan without entries: sequences wait for the blocks.
 
         chain: cached blocks that follow one another, from a root's child on
         """
