@@ -5,12 +5,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.worker.engine_rig import drive, make_engine, make_submit
+from tests.worker.scheduling.maskers import Climbing
+from tests.worker.scheduling.proposers import RandomProposer
 from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineRequest
 from trunkline.status import CODE_INTERNAL, INTERNAL
 from trunkline.v1.worker_pb2 import Submit
+from trunkline_worker.cache.sequence import Sequence
 from trunkline_worker.engine import engine as engine_module
 from trunkline_worker.engine.engine import Engine
 from trunkline_worker.engine.messages import sequence_of, sequence_output
@@ -182,6 +187,55 @@ def test_on_the_device(module: Any, monkeypatch: pytest.MonkeyPatch, shallow_mod
     assert len(tokens(expected[VICTIM])) == 2
     assert [output.error.reason for output in found[VICTIM]] == [INTERNAL]
     assert "injected" in found[VICTIM][0].trace
+
+
+class Faulty(RandomProposer, Climbing):
+    """A proposer and masker whose `method` raises an exception for the victim, once it has an output token; `fault`
+    None: the method is as it should be."""
+
+    def __init__(self, method: str, fault: Callable[[], Any] | None) -> None:
+        RandomProposer.__init__(self, lambda _: [], 2048, seed=1)
+        Climbing.__init__(self, 2048)
+        real = getattr(self, method)
+
+        def broken(sequence: Sequence, *args: Any) -> Any:
+            is_hit = fault is not None and sequence.sequence_id == VICTIM and sequence.num_output > 0
+            return fault() if fault is not None and is_hit else real(sequence, *args)
+
+        setattr(self, method, broken)
+
+    def constrains(self, sequence: Sequence) -> bool:
+        return sequence.sequence_id in (1, VICTIM)
+
+
+def fails() -> None:
+    raise KeyError("injected")
+
+
+def gives_too_many_masks() -> NDArray[np.int32]:
+    return np.full((20, 64), -1, np.int32)
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("method", "fault"),
+    [("follows", fails), ("propose", fails), ("constrains", fails), ("masks", fails), ("masks", gives_too_many_masks)],
+)
+def test_in_what_is_proposed_or_masked(method: str, fault: Callable[[], Any], run_ahead: int) -> None:
+    def outputs(fault: Callable[[], Any] | None) -> dict[int, list[EngineOutput]]:
+        engine = make_engine(kv_blocks=64, run_ahead=run_ahead, deterministic=True)
+        engine.scheduler.runs.proposer = engine.scheduler.masker = Faulty(method, fault)
+        return run(engine, submits())
+
+    expected, found = outputs(None), outputs(fault)
+    for handle in (1, 3, 4):
+        assert tokens(found[handle]) == tokens(expected[handle])
+        assert len(tokens(found[handle])) == 6
+    last = found[VICTIM][-1]
+    assert last.error.reason == INTERNAL
+    assert ("injected" if fault is fails else "20 masks") in last.trace
+    assert tokens(found[VICTIM]) == tokens(expected[VICTIM])[: len(tokens(found[VICTIM]))], "none is unconstrained"
+    assert len(tokens(found[VICTIM])) < 6
 
 
 def test_a_bug_of_the_model_itself_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,6 +201,8 @@ class Engine:
 
     def _schedule(self, now_s: float) -> StepPlan | None:
         """The next plan; None if there is nothing to compute now. Requests that have become hopeless are refused."""
+        if self.scheduler.faults:
+            self._end_faulty(now_s)
         self._refuse_hopeless(now_s)
         return self.scheduler.schedule(now_s)
 
@@ -356,6 +358,13 @@ class Engine:
         for sequence in self.scheduler.refuse_hopeless(now_s):
             refused = too_late(self._retry_delay_ms(sequence.lane, now_s) / 1e3)
             self._outputs.append(EngineOutput(handle=sequence.sequence_id, error=refused.to_proto()))
+
+    def _end_faulty(self, now_s: float) -> None:
+        """Ends the sequences for which the scheduler's proposer or masker has raised an exception."""
+        for handle, error in self.scheduler.faults:
+            if self.scheduler.abort(handle, now_s):
+                self._outputs.append(broken_off(handle, error))
+        self.scheduler.faults.clear()
 
     def _retry_delay_ms(self, lane: Lane, now_s: float) -> int:
         return round(self.scheduler.drain_rate.retry_delay_s(lane, self.scheduler.waiting.count, now_s) * 1e3)

@@ -11,7 +11,7 @@ from trunkline_worker.step.plan import Run
 
 class Masker(Protocol):
     """Says which tokens may follow those of a sequence. The rows that it constrains are sampled in the second part of a
-    step, when all tokens before them are known."""
+    step, when all tokens before them are known. An exception ends the sequence for which it is raised."""
 
     def constrains(self, sequence: Sequence) -> bool:
         """Whether the next sample of a sequence needs a mask. Its latest tokens may still be unknown."""

@@ -64,6 +64,8 @@ class RunningSet:
         self.members: list[Sequence] = []  # by rank; others only read it
         self.kv_tokens = 0  # context lengths of the members, summed, as of the latest plan
         self.changes = 0  # grows whenever a waiting sequence that did not fit may fit
+        # Sequences, by id, for which a proposer or masker has raised an exception: the engine ends them.
+        self.faults: list[tuple[int, Exception]] = []
         self._blocked_at = -1  # `changes` when no waiting sequence was found to fit
         self._blocks = blocks
         self._waiting = waiting

@@ -13,7 +13,7 @@ from trunkline_worker.step.plan import Run, SequenceStep
 
 
 class Proposer(Protocol):
-    """Proposes runs."""
+    """Proposes runs. An exception ends the sequence for which it is raised."""
 
     def follows(self, sequence: Sequence) -> bool:
         """Whether it may propose something for a sequence. Its next step then waits until all its tokens are known."""
@@ -45,18 +45,22 @@ class RunScheduling:
         proposer = self.proposer
         if proposer is None:
             return order
-        return [sequence for sequence in order if not (sequence.num_pending and proposer.follows(sequence))]
+        return [sequence for sequence in order if not (sequence.num_pending and self._is_followed(sequence, proposer))]
 
     def extend(self, sequence: Sequence, index: int, steps: list[SequenceStep], budget: StepBudget) -> None:
         """Adds a run to a sequence's entry, which has just been planned and computes its last known token."""
         proposer, step = self.proposer, steps[index]
-        if proposer is None or not proposer.follows(sequence):
+        if proposer is None or not self._is_followed(sequence, proposer):
             return
         known = len(sequence.token_ids)
         taken = len(self.running.members) + self.waiting.num_ready + budget.num_in_runs
         left = budget.tokens_for(sequence)
         most = max(0, min(left, self.most_samples - taken, sequence.last_to_compute - known))
-        proposed = proposer.propose(sequence, most)
+        try:
+            proposed = proposer.propose(sequence, most)
+        except Exception as error:  # one sequence's error must not end the engine
+            self.running.faults.append((sequence.sequence_id, error))
+            return
         run = proposed and proposed.first(most)
         if not run:
             return
@@ -73,6 +77,13 @@ class RunScheduling:
         budget.take_run(sequence, run)
         sequence.num_scheduled += run.num_new
         sequence.num_pending = run.num_new  # nothing is planned on what follows the run before it is committed
+
+    def _is_followed(self, sequence: Sequence, proposer: Proposer) -> bool:
+        try:
+            return proposer.follows(sequence)
+        except Exception as error:  # one sequence's error must not end the engine
+            self.running.faults.append((sequence.sequence_id, error))
+            return False
 
     def take_planned(self) -> dict[int, Run]:
         """The runs of the step that has been planned; called once for each plan."""

@@ -54,6 +54,7 @@ class Scheduler:
         self._running = running = RunningSet(
             blocks=blocks, waiting=waiting, batching=batching, in_flight=in_flight, drain_rate=drain_rate, stats=stats
         )
+        self.faults = running.faults
         self._table = SequenceTable(
             running=running,
             waiting=waiting,
@@ -283,7 +284,14 @@ class Scheduler:
         """The entries of a plan that are sampled under a mask."""
         runs, sequences = plan.runs, self.sequences
         sampled = [i for i, s in enumerate(plan.steps) if s.samples and (i not in runs or runs[i].num_samples)]
-        return [i for i in sampled if masker.constrains(sequences[plan.steps[i].sequence_id])]
+        return [i for i in sampled if self._is_constrained(sequences[plan.steps[i].sequence_id], masker)]
+
+    def _is_constrained(self, sequence: Sequence, masker: Masker) -> bool:
+        try:
+            return masker.constrains(sequence)
+        except Exception as error:  # one sequence's error must not end the engine
+            self.faults.append((sequence.sequence_id, error))
+            return True
 
     def masks(self, plan: StepPlan) -> Masks:
         """The masks of a plan in flight, once every step before it is committed and before another one is planned. A
@@ -297,7 +305,14 @@ class Scheduler:
             sequence = self.sequences.get(step.sequence_id)
             if sequence is None or sequence.generation != step.generation:
                 continue
-            found = masker.masks(sequence, plan.runs.get(index))
+            run = plan.runs.get(index)
+            try:
+                found = masker.masks(sequence, run)
+                if found is not None and len(found) != (1 if run is None else run.num_samples):
+                    raise ValueError(f"{len(found)} masks are not as many as the samples")
+            except Exception as error:  # one sequence's error must not end the engine
+                self.faults.append((sequence.sequence_id, error))
+                found = None
             if found is None:
                 sequence.fall_back(len(sequence.token_ids) - 1)
             else:
