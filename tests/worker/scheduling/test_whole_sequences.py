@@ -9,7 +9,7 @@ from tests.worker.rig import Rig
 from trunkline_worker.cache.sequence import Finish
 from trunkline_worker.engine.messages import sequence_output
 from trunkline_worker.lanes.lanes import Lane
-from trunkline_worker.scheduler.sequence_table import StepOutput
+from trunkline_worker.scheduler.sequence_table import Chunk, StepOutput
 
 PREFIX = [7] * 8
 
@@ -32,6 +32,16 @@ def test_it_ends_with_the_last_token_of_its_prompt_in_however_many_chunks(room: 
     assert (counts.finished, counts.output_tokens, counts.ttft.count, counts.itl.count) == (2, 0, 2, 0)
     account = rig.sequences[again].account
     assert (account.input_tokens, account.cached_tokens, account.output_tokens) == (12, 8, 0)
+
+
+def test_its_last_chunk_is_told_like_others_and_is_no_recomputed_one() -> None:
+    rig = Rig(max_step_tokens=6)
+    whole = rig.submit(list(range(10)), 0)
+    chunks = []
+    while rig.scheduler.has_work:
+        rig.step()
+        chunks += rig.committed.chunks
+    assert chunks == [Chunk(whole, 6, 0), Chunk(whole, 4, 0)]
 
 
 @pytest.mark.parametrize("seed", range(150))

@@ -209,9 +209,9 @@ class SequenceTable:
             outputs.special.append(self._break_off(sequence, result.errors[index], mark.done_s))
             return False
         if index in result.wholes:
-            output = self._take_whole(sequence, index, result, mark.done_s, num_new=plan.steps[index].num_new)
-            outputs.chunks.append(_chunk(sequence, sequence.num_computed, plan.steps[index].num_new))
-            outputs.special.append(output)
+            num_new = plan.steps[index].num_new
+            outputs.chunks.append(_chunk(sequence, sequence.num_computed + num_new, num_new))
+            outputs.special.append(self._take_whole(sequence, index, result, mark.done_s, num_new=num_new))
             return False
         num_new = plan.steps[index].num_new - (plan.runs[index].num_new if index in plan.runs else 0)
         tokens = result.runs.get(index)
