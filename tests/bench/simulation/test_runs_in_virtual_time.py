@@ -1,9 +1,10 @@
-"""Runs and masks on the simulated executor: sequences get what they would get one by one, in fewer steps."""
+"""Runs, masks and copies of blocks on the simulated executor: sequences get what they would get one by one."""
 
 from functools import partial
 
 import pytest
 
+from tests.worker.late_copies import chain_of
 from tests.worker.scheduling.maskers import Climbing
 from tests.worker.scheduling.proposers import RandomProposer
 from trunkline.engine.v1.engine_pb2 import EngineStep
@@ -15,6 +16,7 @@ from trunkline_worker.cache.sequence import Sequence
 from trunkline_worker.engine.messages import Prompt
 from trunkline_worker.scheduler.limits import SchedulerLimits
 
+LIMITS = SchedulerLimits(max_step_tokens=512, max_running_requests=24, itl_target_s=0.05)
 REQUESTS = poisson(12, 40.0, mixed_lengths, seed=2)
 LENGTHS = {handle: request.output_tokens for handle, request in enumerate(REQUESTS)}
 
@@ -30,8 +32,7 @@ def continuation(sequence: Sequence) -> list[int]:
 @pytest.mark.parametrize("run_ahead", [0, 1])
 @pytest.mark.parametrize("late", [None, 0.2])
 def test_random_runs_change_no_output(run_ahead: int, late: float | None) -> None:
-    limits = SchedulerLimits(max_step_tokens=512, max_running_requests=24, itl_target_s=0.05)
-    spec = WorkerSpec(PROFILES["h200-8b"], 1500, 16, limits, context_length=16_000, run_ahead=run_ahead, host_s=0.0005)
+    spec = WorkerSpec(PROFILES["h200-8b"], 1500, 16, LIMITS, context_length=16_000, run_ahead=run_ahead, host_s=0.0005)
     found: dict[int, list[int]] = {handle: [] for handle in LENGTHS}
 
     def on_step(now_s: float, step: EngineStep) -> None:
@@ -54,3 +55,19 @@ def test_random_runs_change_no_output(run_ahead: int, late: float | None) -> Non
     assert scheduler.stats.output_tokens == sum(LENGTHS.values())
     decoded = scheduler.stats.total.decode_tokens
     assert decoded > sum(LENGTHS.values()), "drafts that were not taken were computed, too"
+
+
+@pytest.mark.parametrize("run_ahead", [0, 1])
+def test_blocks_are_copied_while_equal_steps_are_computed_at_once(run_ahead: int) -> None:
+    spec = WorkerSpec(PROFILES["h200-8b"], 1500, 16, LIMITS, context_length=16_000, run_ahead=run_ahead)
+    worker = SimulatedWorker(spec, lambda now_s, step: None)
+    scheduler = worker.engine.scheduler
+    request = REQUESTS[0]
+    worker.submit(0.0, submit_of(0, request), partial(Prompt, request.prompt()), 500)
+    worker.advance(1.0)
+    longest = max((chain_of(node) for node in scheduler.blocks.tree.nodes.values()), key=len)
+    scheduler.copies.begin(longest, 0)
+    worker.advance(2.0)
+    assert worker.has_work, "it decodes for longer than that"
+    assert not scheduler.copies.has_any
+    assert all(len(node.copies) == 2 for node in longest)

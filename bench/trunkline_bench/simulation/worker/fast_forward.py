@@ -32,7 +32,7 @@ class FastForwardScheduler(Scheduler):
                 and not any(lane.is_contended for lane in self.waiting.lanes)
             )
         )
-        if self.masker is not None or self.runs.proposer is not None:
+        if self.masker is not None or self.runs.proposer is not None or self.copies.has_any:
             return 1
         all_decode = not plan.starts and len(plan.steps) == len(running) and plan.num_decodes == len(plan.steps)
         if not (all_decode and none_joins and self._batching.admits_while_running) or self._running.is_retiring:
