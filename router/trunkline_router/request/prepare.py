@@ -195,7 +195,7 @@ async def _prompt_tokens(
     most_tokens = max_total_tokens(limits)
     if kind == "token_ids":
         prompt: Sequence[int] = request.token_ids.ids if extras.token_ids is None else extras.token_ids
-        if len(prompt) < most_tokens:  # a longer prompt is refused for its length, so its ids need no check
+        if len(prompt) <= most_tokens:  # a longer prompt is refused for its length, so its ids need no check
             prompt = await read_ids(prompt, vocab_size=limits.vocab_size, field="token_ids")
     elif kind == "text":
         text = request.text  # each access makes a copy

@@ -9,6 +9,7 @@ from tests.router.asked_work import Ask
 from tests.router.cluster import cluster, refusal
 from tests.router.failover_rig import DIED, PROMPT, dies, first_of
 from tests.router.fake_worker import FakeWorker
+from tests.router.tokenizer_files import VOCAB_SIZE
 from trunkline.status import CONTEXT_LENGTH_EXCEEDED, INVALID_REQUEST, QUOTA_EXCEEDED
 from trunkline.v1.generation_pb2 import SamplingParams, Score, Vector
 from trunkline.v1.worker_pb2 import Capability, OutputKind, Task, Work
@@ -85,3 +86,7 @@ async def test_its_prompt_may_fill_the_context_and_it_has_no_token_and_one_choic
             assert (refused.reason, refused.field) == (reason, field)
         refused = await refusal(router.generate([*PROMPT, 1], sampling=NO_TOKENS))
         assert refused.reason == CONTEXT_LENGTH_EXCEEDED
+        for wrong in (-1, VOCAB_SIZE):
+            refused = await refusal(router.generate([*PROMPT[:-1], wrong], sampling=NO_TOKENS))
+            assert (refused.reason, refused.field) == (INVALID_REQUEST, "token_ids")
+    assert len(worker.submits) == 1
