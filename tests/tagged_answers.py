@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 
+from trunkline.answer.output_reader import NO_CONTEXT, AnswerContext
 from trunkline.v1.generation_pb2 import FinishReason, ToolCall
 from trunkline.v1.inference_pb2 import AnswerPart, ToolCallEnd
 
@@ -28,7 +29,7 @@ class TaggedParser:
     """An AnswerParser. A call whose head does not parse is text, with its tag. So is what follows arguments in place of
     the tag that ends a call."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: AnswerContext = NO_CONTEXT) -> None:
         self.held = ""  # not yet parsed
         self._state = State.TEXT
         self._num_calls = 0

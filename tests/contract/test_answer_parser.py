@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from tests.tagged_answers import CALL, END_CALL, MAX_HEAD, TAGGED, THINK, TaggedParser, joined
 from trunkline.answer.answer_parser import PARSERS, AnswerParser, AnswerParsers, parsers_of
+from trunkline.answer.output_reader import AnswerContext
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, ToolCall
-from trunkline.v1.inference_pb2 import AnswerPart, ToolCallEnd
+from trunkline.v1.inference_pb2 import AnswerPart, Tool, ToolCallEnd
 
 STOP, LENGTH = FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH
 PIECES = [
@@ -39,6 +40,7 @@ PIECES = [
     " " * MAX_HEAD,
     '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>',
 ]
+CONTEXT = AnswerContext([Tool(name="f"), Tool(name="g")], new_call_id=lambda: "call")
 OUTPUTS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 
 
@@ -47,9 +49,9 @@ def text(of: str) -> AnswerPart:
 
 
 def parsed(
-    *outputs: str, reason: "FinishReason.ValueType" = STOP, kind: Callable[[], AnswerParser] = TaggedParser
+    *outputs: str, reason: "FinishReason.ValueType" = STOP, kind: Callable[[AnswerContext], AnswerParser] = TaggedParser
 ) -> list[AnswerPart]:
-    parser = kind()
+    parser = kind(CONTEXT)
     parts = [part for output in outputs for part in parser.feed(output, ())]
     return joined([*parts, *parser.finish(reason)])
 
@@ -84,7 +86,7 @@ def test_what_does_not_parse_is_text(output: str) -> None:
 @settings(max_examples=1000)
 @given(output=OUTPUTS, places=st.lists(st.integers(0, 10_000), max_size=20))
 def test_the_parts_do_not_depend_on_where_the_output_was_cut(
-    output: str, places: list[int], kind: Callable[[], AnswerParser]
+    output: str, places: list[int], kind: Callable[[AnswerContext], AnswerParser]
 ) -> None:
     parts = parsed(output, kind=kind)
     assert parsed(*cut(output, places), kind=kind) == parsed(*output, kind=kind) == parts

@@ -8,6 +8,12 @@ usage count the output as it was generated.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from trunkline.answer.gemma import Gemma
+from trunkline.answer.harmony import Harmony
+from trunkline.answer.json_calls import DeepSeekV3, Granite, Hermes, KimiK2, Llama3Json, Mistral
+from trunkline.answer.output_reader import NO_CONTEXT, AnswerContext
+from trunkline.answer.pythonic import Pythonic
+from trunkline.answer.xml_calls import DeepSeekDsml, Glm, KimiK3, QwenXml
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk
 from trunkline.v1.inference_pb2 import AnswerPart
 
@@ -31,7 +37,21 @@ class AnswerParser(Protocol):
 
 
 # The parsers of answer formats, by their names (GetModelResponse.answer_format). Plain text has none.
-PARSERS: dict[str, Callable[[], AnswerParser]] = {}
+PARSERS: dict[str, Callable[[AnswerContext], AnswerParser]] = {
+    "deepseek_dsml": DeepSeekDsml,
+    "deepseek_v3": DeepSeekV3,
+    "gemma4": Gemma,
+    "glm": Glm,
+    "granite": Granite,
+    "harmony": Harmony,
+    "hermes": Hermes,
+    "kimi_k2": KimiK2,
+    "kimi_k3": KimiK3,
+    "llama3_json": Llama3Json,
+    "mistral": Mistral,
+    "pythonic": Pythonic,
+    "qwen_xml": QwenXml,
+}
 
 
 class AnswerParsers:
@@ -39,8 +59,8 @@ class AnswerParsers:
 
     __slots__ = ("_parsers",)
 
-    def __init__(self, answer_format: str, choices: int) -> None:
-        self._parsers = [PARSERS[answer_format]() for _ in range(choices)]
+    def __init__(self, answer_format: str, choices: int, context: AnswerContext = NO_CONTEXT) -> None:
+        self._parsers = [PARSERS[answer_format](context) for _ in range(choices)]
 
     def parts(self, chunks: Iterable[OutputChunk]) -> list[AnswerPart]:
         """Takes the next chunks, each of which continues its choice. Returns the new parts."""
@@ -56,7 +76,7 @@ class AnswerParsers:
         return found
 
 
-def parsers_of(answer_format: str, choices: int) -> AnswerParsers | None:
+def parsers_of(answer_format: str, choices: int, context: AnswerContext = NO_CONTEXT) -> AnswerParsers | None:
     """Returns the parsers of a request's choices; None for plain text. Raises KeyError for a format that is not
     known."""
-    return AnswerParsers(answer_format, choices) if answer_format else None
+    return AnswerParsers(answer_format, choices, context) if answer_format else None

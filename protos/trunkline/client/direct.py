@@ -12,6 +12,7 @@ from contextlib import aclosing
 from typing import Any
 
 from trunkline.answer.answer_parser import PARSERS, parsers_of
+from trunkline.answer.output_reader import AnswerContext
 from trunkline.client.direct_answer import DirectAnswer
 from trunkline.client.grant_call import GrantCall, NotOffered
 from trunkline.client.worker_streams import Arrived, Lost, Workers, streams, time_left_s
@@ -104,7 +105,8 @@ def _answer_to(request: GenerateRequest, granted: GrantResponse) -> DirectAnswer
     answer_format, choices = granted.prompt.answer_format, request.n if request.HasField("n") else 1
     if answer_format and answer_format not in PARSERS:
         raise NotOffered(f"this client is older than the router: it cannot parse {answer_format}", is_lasting=True)
-    return DirectAnswer(choices, parsers_of(answer_format, choices))
+    context = AnswerContext(request.chat.tools, granted.prompt.prompt_end)
+    return DirectAnswer(choices, parsers_of(answer_format, choices, context))
 
 
 async def _after_silence(

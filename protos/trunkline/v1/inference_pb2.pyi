@@ -488,6 +488,7 @@ class PromptInfo(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     LANE_FIELD_NUMBER: _builtins.int
     ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
+    PROMPT_END_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The served model's name."""
     worker_id: _builtins.str
@@ -504,6 +505,8 @@ class PromptInfo(_message.Message):
     """The format in which the parts of the answer are found: that of the model (GetModelResponse.answer_format), if the
     prompt is a conversation. Empty: the answer is text and has no parts.
     """
+    prompt_end: _builtins.str
+    """The end of the rendered conversation, if answer_format is set: it tells whether the answer begins with reasoning."""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprobs]:
         """One entry per prompt token, if prompt_logprobs were requested."""
@@ -519,10 +522,11 @@ class PromptInfo(_message.Message):
         seed: _builtins.int = ...,
         lane: _generation_pb2.Lane.ValueType = ...,
         answer_format: _builtins.str = ...,
+        prompt_end: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "cached_tokens", b"cached_tokens", "lane", b"lane", "logprobs", b"logprobs", "model", b"model", "prompt_tokens", b"prompt_tokens", "seed", b"seed", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "cached_tokens", b"cached_tokens", "lane", b"lane", "logprobs", b"logprobs", "model", b"model", "prompt_end", b"prompt_end", "prompt_tokens", b"prompt_tokens", "seed", b"seed", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

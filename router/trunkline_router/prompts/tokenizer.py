@@ -100,15 +100,24 @@ class PromptTokenizer:
     async def encode_chat(
         self, chat: ChatMessages, most_tokens: int | None = None, *, tenant: str = ""
     ) -> "array[int]":
-        """Returns the token ids of the rendered conversation. The template writes the special tokens itself. Raises
+        """Returns the token ids of the rendered conversation. Raises RequestRefused."""
+        text = await self.render_chat(chat, most_tokens, tenant=tenant)
+        return await self.encode_rendered(text, tenant=tenant)
+
+    async def encode_rendered(self, text: str, *, tenant: str = "") -> "array[int]":
+        """Returns the token ids of a text that the template rendered: it has written the special tokens itself. Raises
         RequestRefused."""
+        return await self.encode(text, special_tokens=False, tenant=tenant)
+
+    async def render_chat(self, chat: ChatMessages, most_tokens: int | None = None, *, tenant: str = "") -> str:
+        """Returns the conversation as the template renders it. Raises RequestRefused."""
         self.check_chat(chat)
         body = chat.SerializeToString()  # takes three milliseconds for the largest conversation
         if len(body) > MAX_CHAT_BYTES:
             raise invalid("chat", f"a conversation of more than {MAX_CHAT_BYTES} bytes is not rendered")
         text = await self._helpers.render(self._template, body, account=(tenant, self._model))
         self.check_fits(text, most_tokens)
-        return await self.encode(text, special_tokens=False, tenant=tenant)
+        return text
 
     async def decode(self, token_ids: "array[int]", *, keep_special: bool, tenant: str = "") -> bytes:
         """Returns the text of the token ids in UTF-8. Raises RequestRefused."""

@@ -47,7 +47,7 @@ class DispatchedRequest:
             dispatcher.fanout,
             dispatcher.backlog,
             meter,
-            parsers=parsers_of(prepared.answer_format, prepared.choices),
+            parsers=parsers_of(prepared.answer_format, prepared.choices, prepared.answer_context),
         )
         self._dispatcher = dispatcher
         self._prepared = prepared

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trunkline.answer.answer_parser import PARSERS
+from trunkline.answer.output_reader import NO_CONTEXT, AnswerContext
 from trunkline.capabilities import NO_NEEDS, Needs, check_task, needs_of
 from trunkline.sampling_params import BY_MODEL
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, invalid
@@ -31,6 +32,7 @@ from trunkline_runtime.telemetry.trace_context import random_int
 
 MAX_CACHE_SALT_BYTES = 256
 MOST_SHOWN = 128  # characters of a name in an error
+MOST_PROMPT_END = 64  # characters: marks at the end of a prompt are shorter
 
 
 class ModelAliases:
@@ -109,12 +111,13 @@ class Preparer:
         self.check_choices(choices, output)
         begun_s = time.monotonic()
         try:
-            prompt = await _prompt_tokens(call, pool.tokenizer, limits, scheduling)
+            prompt, prompt_end = await _prompt_tokens(call, pool.tokenizer, limits, scheduling)
         finally:
             record.tokenized = Interval(begun_s, time.monotonic())
         record.stage = CHECKS
         sampling = _fitted_sampling(request, limits, len(prompt))
         max_tokens = sampling.max_tokens if sampling.HasField("max_tokens") else None
+        answer_format = _answer_format(request, limits)
         record.prompt_tokens, record.choices = len(prompt), choices
         record.sampling, record.is_seeded = sampling, request.sampling.HasField("seed")
         record.max_tokens = max_tokens
@@ -128,7 +131,8 @@ class Preparer:
             most_output_tokens=max_total_tokens(limits) - len(prompt) if max_tokens is None else max_tokens,
             vocab_size=limits.vocab_size,
             affinity_key=affinity_key,
-            answer_format=_answer_format(request, limits),
+            answer_format=answer_format,
+            answer_context=AnswerContext(request.chat.tools, prompt_end) if answer_format else NO_CONTEXT,
             work=work,
             needs=needs,
         )
@@ -186,13 +190,14 @@ def _answer_format(request: GenerateRequest, limits: GetModelResponse) -> str:
 
 async def _prompt_tokens(
     call: RequestCall, tokenizer: PromptTokenizer, limits: GetModelResponse, scheduling: Scheduling
-) -> Sequence[int]:
-    """Returns the prompt's token ids, unchecked if there are too many for any worker. Raises RequestRefused."""
+) -> tuple[Sequence[int], str]:
+    """Returns the prompt's token ids, unchecked if there are too many for any worker, and the end of a conversation.
+    Raises RequestRefused."""
     request, extras = call.request, call.extras
     kind = "token_ids" if extras.token_ids is not None else request.WhichOneof("prompt")
     if kind is None:
         raise invalid("prompt", "one of text, token_ids and chat must be set")
-    most_tokens = max_total_tokens(limits)
+    most_tokens, prompt_end = max_total_tokens(limits), ""
     if kind == "token_ids":
         prompt: Sequence[int] = request.token_ids.ids if extras.token_ids is None else extras.token_ids
         if len(prompt) <= most_tokens:  # a longer prompt is refused for its length, so its ids need no check
@@ -204,10 +209,11 @@ async def _prompt_tokens(
         prompt = await tokenizer.encode(text, special_tokens=extras.special_tokens, tenant=scheduling.tenant)
     else:
         call.record.stage = TOKENIZER
-        prompt = await tokenizer.encode_chat(request.chat, most_tokens, tenant=scheduling.tenant)
+        text = await tokenizer.render_chat(request.chat, most_tokens, tenant=scheduling.tenant)
+        prompt, prompt_end = await tokenizer.encode_rendered(text, tenant=scheduling.tenant), text[-MOST_PROMPT_END:]
     if not prompt:
         raise invalid(kind, "the prompt has no tokens")
-    return prompt
+    return prompt, prompt_end
 
 
 def resolve_sampling(params: SamplingParams, defaults: SamplingParams) -> SamplingParams:

@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
+from trunkline.answer.output_reader import NO_CONTEXT, AnswerContext
 from trunkline.capabilities import NO_NEEDS, Needs
 from trunkline.ledger import Ledger
 from trunkline.names import SESSION_KEY, only_value
@@ -36,6 +37,7 @@ class PreparedRequest:
     vocab_size: int
     affinity_key: str = ""  # equal for requests of one conversation; "": none
     answer_format: str = ""  # in which the parts of the answer are found; "": it is text
+    answer_context: AnswerContext = NO_CONTEXT  # for answer_format
     work: Work | None = None  # None: a plain generation
     needs: Needs = NO_NEEDS  # capabilities, for `work`
 
@@ -57,6 +59,7 @@ class PreparedRequest:
             seed=self.seed,
             lane=self.scheduling.lane,
             answer_format=self.answer_format,
+            prompt_end=self.answer_context.prompt_end,
         )
 
     def least_room(self, num_output: int = 0) -> int:

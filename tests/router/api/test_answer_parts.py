@@ -9,12 +9,13 @@ import pytest
 from tests.router.cluster import cluster
 from tests.router.direct_rig import KEY, arrival, direct, fakes
 from tests.router.fake_worker import WORKER_DRAINS
+from tests.router.tokenizer_files import tokenizer_files
 from tests.tagged_answers import TAGGED, TaggedParser, joined
 from trunkline import Client
 from trunkline.answer.answer_parser import PARSERS
 from trunkline.client.client import Piece
 from trunkline.v1.generation_pb2 import ToolCall
-from trunkline.v1.inference_pb2 import AnswerPart, ToolCallEnd
+from trunkline.v1.inference_pb2 import AnswerPart, ChatMessage, ChatMessages, Tool, ToolCallEnd
 
 CHAT = [("user", "What is the weather?")]
 ANSWER = '<think>Rain?</think>I ask.<tool_call>{"name": "weather", "arguments": {"place": "Graz"}}</tool_call>'
@@ -63,6 +64,22 @@ async def test_an_answer_comes_in_parts_also_across_a_failover(client_of: Any) -
     assert pieces[0].response.prompt.answer_format == TAGGED
     assert "".join(piece.text for piece in pieces) == ANSWER
     assert pieces[-1].response.usage.completion_tokens == 3 + len(ANSWER) - place
+
+
+async def test_a_parser_knows_the_end_of_the_prompt_and_the_tools(client_of: Any) -> None:
+    """The prompt begins the reasoning, and the schema of a tool says what a raw value is."""
+    template = "{% for tool in tools %}{{ tool }}{% endfor %}{{ messages[0]['content'] }}<think>\n"
+    workers = fakes("a", answer_format="qwen_xml", files=tokenizer_files(chat_template=template))
+    schema = '{"properties": {"zip": {"type": "string"}, "days": {"type": "integer"}}}'
+    tool = Tool(name="weather", parameters=schema)
+    chat = ChatMessages(messages=[ChatMessage(role="user", content="Rain?")], tools=[tool])
+    call = "<function=weather><parameter=zip>01</parameter><parameter=days>2</parameter></function>"
+    async with cluster(*workers, grant_key=KEY) as router, client_of(router) as client:
+        reading = asyncio.create_task(pieces_of(client.generate(chat)))
+        (await arrival(workers)).tokens(1, text=f"Hm.</think><tool_call>{call}</tool_call>", finish=True)
+        reasoning, begin, *parts = parts_of(await reading)
+    assert (reasoning.reasoning, begin.tool_call.name) == ("Hm.", "weather")
+    assert parts == [AnswerPart(arguments='{"zip": "01", "days": 2}'), AnswerPart(tool_call_end=ToolCallEnd())]
 
 
 async def test_each_choice_has_parts_of_its_own(client_of: Any) -> None:

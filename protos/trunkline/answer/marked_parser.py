@@ -1,0 +1,92 @@
+"""Answers whose reasoning and calls stand between marks: <think>…</think>, <tool_call>…"""
+
+from collections.abc import Sequence
+
+from trunkline.answer.json_reader import JsonReader
+from trunkline.answer.output_reader import SPACE, AnswerContext, CutOff, Malformed, Marks, Prose, Reading
+
+
+class MarkedParser(JsonReader):
+    """Reads text, reasoning and calls in turn. A family is a subclass with its marks and `call`.
+
+    thinks: marks around reasoning, which is at the beginning of an answer; the prompt may have the first mark
+    thought_ends: further marks that end reasoning
+    frames: marks around text that are left out
+    calls: marks that begin a call, or a section of calls
+    ends: marks that end one that is malformed
+    calls_while_thinking: whether a call also ends reasoning; otherwise its marks in reasoning are text
+    """
+
+    thinks: Sequence[tuple[str, str]] = (("<think>", "</think>"),)
+    thought_ends: Sequence[str] = ()
+    frames: Sequence[str] = ()
+    calls: Sequence[str] = ()
+    ends: Sequence[str] = ()
+    calls_while_thinking = False
+
+    def __init__(self, context: AnswerContext) -> None:
+        super().__init__(context)
+        self._calls = self.calls if context.tools else ()
+        self._end_marks = Marks(*self.ends, *self.calls)
+
+    def call(self, mark: str) -> Reading[None]:
+        """Reads a call after its mark, or a section of calls. Raises Malformed and CutOff."""
+        raise NotImplementedError
+
+    def start(self) -> Reading[None]:
+        """Reads what only stands at the beginning of an answer."""
+        prompt_end = self.context.prompt_end.rstrip(SPACE)
+        for begin, end in self.thinks:
+            if prompt_end.endswith(begin):
+                yield from self._think(end)
+
+    def read(self) -> Reading[None]:
+        yield from self.start()
+        ends = dict(self.thinks)
+        marks = Marks(*ends, *self.frames, *self._calls)
+        while mark := (yield from self.until(marks, self.prose.write)):
+            if mark in self.frames:
+                continue
+            if mark in self._calls:
+                yield from self.attempted(mark)
+            elif self.prose.is_blank:
+                self.prose.mark()
+                yield from self._think(ends[mark])
+            else:
+                self.prose.write(mark)
+
+    def attempted(self, mark: str) -> Reading[None]:
+        """Reads what may be a call; otherwise it is text."""
+        self.attempt(mark)
+        try:
+            yield from self.call(mark)
+        except CutOff:
+            self.cut_off()
+        except Malformed:
+            if not self.refused():
+                end = yield from self.rest_of_call(self._end_marks)
+                if end in self.ends:
+                    self.skip(end)
+
+    def _think(self, end: str) -> Reading[None]:
+        thought = Prose(self.put_reasoning, strips=self.strips[1], after_mark=True)
+        ends = (end, *self.thought_ends)
+        marks = Marks(*ends, *(self._calls if self.calls_while_thinking else ()))
+        text, self.prose = self.prose, thought  # what is refused while thinking is a thought
+        while mark := (yield from self.until(marks, thought.write)):
+            if mark in ends:
+                break
+            self.attempt(mark)
+            if (yield from self.begins_call(mark)):
+                self.again()
+                break
+            self.refused()
+        if not mark:
+            thought.end()
+        self.prose = text
+        text.mark()
+
+    def begins_call(self, mark: str) -> Reading[bool]:
+        """Returns whether a call follows its mark, where marks in reasoning may be text."""
+        yield from ()
+        return True
