@@ -46,7 +46,7 @@ NODE_CLIENTS := tests/clients/node
 NODE_PAGE := tests/page/node
 PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
-.PHONY: help serve test test-slow fuzz clients lint protos chart-schema settings-reference access-table metrics-reference observability rooms demo-model clean \
+.PHONY: help serve test test-slow fuzz tool-calls clients lint protos chart-schema settings-reference access-table metrics-reference observability rooms demo-model clean \
   bench-engine bench-cpu bench-peer bench-http-peer bench-aiperf bench-host bench-outputs bench-observation bench-overload bench-calibration bench-scheduler \
   bench-fleet bench-gpu bench-routing bench-faults bench-quotas bench-streaming bench-attacks bench-fairness
 .PHONY: help-files help-bench
@@ -57,6 +57,7 @@ help:
 	@echo '                  ARGS="flags", such as --verbose, or flags of the router and the workers'
 	@echo 'make test         runs the quick tests (test-slow: the others)'
 	@echo 'make fuzz         damaged and extreme requests over gRPC and HTTP; CASES=20000 EXAMPLES=3000 SEED=0'
+	@echo 'make tool-calls   counts the fixtures of tool calls that are parsed as they should be (docs/tool-calls.md)'
 	@echo 'make clients      installs the clients that the tests run besides, of Python and of Node where there is one'
 	@echo 'make lint         checks style, types, generated files and the wire contract'
 	@echo 'make bench-NAME   runs a benchmark; make help-bench lists them'
@@ -107,6 +108,9 @@ test-slow: $(DEV_STAMP) $(CLIENTS_STAMP) $(TESTS_STAMP)
 fuzz: $(DEV_STAMP)
 	@TRUNKLINE_FUZZ_CASES=$(CASES) TRUNKLINE_FUZZ_EXAMPLES=$(EXAMPLES) TRUNKLINE_FUZZ_SEED=$(SEED) \
 	  $(BIN)/python -m pytest -m slow tests/fuzz --timeout 3600
+
+tool-calls: $(DEV_STAMP)
+	@$(BIN)/python -m tests.contract.tool_calls
 
 clients: $(CLIENTS_STAMP)
 
