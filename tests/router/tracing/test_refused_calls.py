@@ -22,7 +22,7 @@ from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline_router.access.access import UNCHECKED, Access
 from trunkline_router.access.gate.places import Bounds, Places
-from trunkline_router.access.gate.request_size import MAX_REQUEST_BYTES
+from trunkline_router.access.gate.request_size import MAX_FIELDS, MAX_REQUEST_BYTES
 from trunkline_router.access.identity.identity import Identity, Role
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.observe.tracing.request_traces import TRACE_LIMITS, RequestTraces
@@ -271,7 +271,7 @@ async def test_the_span_of_a_call_over_grpc_begins_when_the_call_arrives(receive
         opened_ns = time.time_ns()
         third = opened(other, 403)
         assert await calls[0].code() is grpc.StatusCode.RESOURCE_EXHAUSTED, "it is given up"
-        await calls[1].write(GenerateRequest(sampling=SamplingParams(stop=[""] * (1 << 15))).SerializeToString())
+        await calls[1].write(GenerateRequest(sampling=SamplingParams(stop=[""] * (MAX_FIELDS + 1))).SerializeToString())
         assert await calls[1].code() is grpc.StatusCode.INVALID_ARGUMENT
         assert router.gate.refused.counts == {("grpc", "OVERLOADED"): 1, ("grpc", "INVALID_REQUEST"): 1}
         third.cancel()
