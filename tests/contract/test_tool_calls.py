@@ -1,5 +1,6 @@
 """The parsers of answers, with the fixtures of canitoolcall and with random outputs."""
 
+import json
 import random
 import re
 import time
@@ -128,6 +129,20 @@ def check_cuts(name: str, num: int) -> None:
         parts = parsed(name, [output], reason, of)
         assert parsed(name, cut(output, chance), reason, of) == parts, output
         assert parsed(name, output, reason, of) == parts, output
+        check_arguments(parts)
+
+
+def check_arguments(parts: Sequence[AnswerPart]) -> None:
+    """The arguments of a call that has its end are a JSON object."""
+    arguments = ""
+    for part in parts:
+        match part.WhichOneof("part"):
+            case "tool_call":
+                arguments = ""
+            case "arguments":
+                arguments += part.arguments
+            case "tool_call_end":
+                assert isinstance(json.loads(arguments), dict), parts
 
 
 def check_text(name: str, num: int) -> None:
@@ -157,7 +172,7 @@ def test_fixtures_are_parsed_as_they_should_be_however_they_are_cut(family: str)
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_parts_of_random_outputs_do_not_depend_on_cuts(name: str) -> None:
+def test_parts_of_random_outputs_do_not_depend_on_cuts_and_complete_calls_have_arguments(name: str) -> None:
     check_cuts(name, 400)
 
 
