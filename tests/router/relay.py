@@ -33,7 +33,8 @@ class Relay:
     def cut(self) -> None:
         """Both ends are reset."""
         for writer in self._writers:
-            writer.transport.abort()
+            if not writer.is_closing():
+                writer.transport.abort()
         self._writers.clear()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
