@@ -77,7 +77,7 @@ def test_every_field_that_an_older_worker_does_not_know_has_a_refusal() -> None:
 
 def test_every_capability_has_a_field_to_blame() -> None:
     assert FIELDS.keys() == set(Capability.values()) - {Capability.CAPABILITY_UNSPECIFIED}
-    everything = unable(frozenset(FIELDS), "nobody has")
+    everything = unable(frozenset(FIELDS), "no worker has it")
     assert "grammars, adapters, vectors, scores, tiers, fetch, hand_over" in everything.message
 
 
