@@ -98,6 +98,12 @@ def test_predictions_are_compared_with_what_became_of_them() -> None:
     assert value(counted.families, "trunkline_router_route_prompt_tokens_total") == 400
 
 
+def test_silences_are_zero_before_the_first_failover_so_that_rates_see_it() -> None:
+    counted = counts()
+    counted.request_ended(answered())
+    assert value(counted.families, "trunkline_router_failover_silence_seconds_count") == 0
+
+
 def test_failovers_and_retries_are_told_apart() -> None:
     counted = counts()
     full = attempt(1.01, first_output_s=None, last_output_s=None, ended_s=1.02, ended=OVERLOADED, timelines=[])

@@ -129,8 +129,9 @@ class AttemptMetrics(SeriesGroup):
         for lost, following in pairwise(record.attempts):
             counts = self._retries if following.resumed_at_tokens is None else self._failovers
             counts.add(model, reason_label(lost.ended))
+        silences = self._silence.of(model)  # before the first failover too: a rate needs a sample from before it
         for silence in record.silences.values():
-            self._silence.of(model).add_traced(silence.duration_s, labels.trace_id, unix_s)
+            silences.add_traced(silence.duration_s, labels.trace_id, unix_s)
 
     def _count(self, attempt: AttemptRecord, placement: PlacementRecord | None, model: str) -> None:
         worker, ended = self._workers.of(attempt.worker), attempt.ended
