@@ -104,6 +104,9 @@ class Sampling(TypedDict, total=False):
     ]
     include_stop: Annotated[bool | None, Parameter("keep the text that ended the output", example=True)]
     keep_special_tokens: Annotated[bool | None, Parameter("keep the text of special tokens", example=True)]
+    keep_marks: Annotated[
+        bool | None, Parameter("keep the text of special tokens that mark reasoning and tool calls", example=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtrunkline/v1/generation.proto\x12\x0ctrunkline.v1\"\xc4\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12?\n\nlogit_bias\x18\x08 \x03(\x0b\x32+.trunkline.v1.SamplingParams.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\t \x01(\r\x12\x17\n\nmax_tokens\x18\n \x01(\rH\x07\x88\x01\x01\x12\x11\n\x04seed\x18\x0b \x01(\x04H\x08\x88\x01\x01\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x16\n\x0estop_token_ids\x18\r \x03(\x05\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\t\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x10 \x01(\rH\n\x88\x01\x01\x12\x14\n\x0cinclude_stop\x18\x11 \x01(\x08\x12\x1b\n\x13keep_special_tokens\x18\x12 \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_max_tokensB\x07\n\x05_seedB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"?\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04rank\x18\x03 \x01(\r\"d\n\rTokenLogprobs\x12*\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1a.trunkline.v1.TokenLogprob\x12\'\n\x03top\x18\x02 \x03(\x0b\x32\x1a.trunkline.v1.TokenLogprob\"\x8a\x02\n\x0bOutputChunk\x12\r\n\x05index\x18\x01 \x01(\r\x12\x19\n\x11\x66irst_token_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x13\n\x0btext_offset\x18\x05 \x01(\x04\x12-\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1b.trunkline.v1.TokenLogprobs\x12\x31\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x1a.trunkline.v1.FinishReason\x12\x17\n\rstop_token_id\x18\x08 \x01(\x05H\x00\x12\x15\n\x0bstop_string\x18\t \x01(\tH\x00\x42\t\n\x07matched\"\x18\n\x06Vector\x12\x0e\n\x06values\x18\x01 \x01(\x0c\"\x17\n\x05Score\x12\x0e\n\x06values\x18\x01 \x03(\x02\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"k\n\x0cPromptReport\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12-\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1b.trunkline.v1.TokenLogprobs\"d\n\x0cRequestError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12\x16\n\x0eretry_delay_ms\x18\x05 \x01(\r*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03*U\n\x04Lane\x12\x14\n\x10LANE_UNSPECIFIED\x10\x00\x12\x14\n\x10LANE_INTERACTIVE\x10\x01\x12\x11\n\rLANE_STANDARD\x10\x02\x12\x0e\n\nLANE_BATCH\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtrunkline/v1/generation.proto\x12\x0ctrunkline.v1\"\xd8\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12?\n\nlogit_bias\x18\x08 \x03(\x0b\x32+.trunkline.v1.SamplingParams.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\t \x01(\r\x12\x17\n\nmax_tokens\x18\n \x01(\rH\x07\x88\x01\x01\x12\x11\n\x04seed\x18\x0b \x01(\x04H\x08\x88\x01\x01\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x16\n\x0estop_token_ids\x18\r \x03(\x05\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\t\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x10 \x01(\rH\n\x88\x01\x01\x12\x14\n\x0cinclude_stop\x18\x11 \x01(\x08\x12\x1b\n\x13keep_special_tokens\x18\x12 \x01(\x08\x12\x12\n\nkeep_marks\x18\x13 \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_max_tokensB\x07\n\x05_seedB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"?\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0c\n\x04rank\x18\x03 \x01(\r\"d\n\rTokenLogprobs\x12*\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x1a.trunkline.v1.TokenLogprob\x12\'\n\x03top\x18\x02 \x03(\x0b\x32\x1a.trunkline.v1.TokenLogprob\"\x8a\x02\n\x0bOutputChunk\x12\r\n\x05index\x18\x01 \x01(\r\x12\x19\n\x11\x66irst_token_index\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x13\n\x0btext_offset\x18\x05 \x01(\x04\x12-\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1b.trunkline.v1.TokenLogprobs\x12\x31\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x1a.trunkline.v1.FinishReason\x12\x17\n\rstop_token_id\x18\x08 \x01(\x05H\x00\x12\x15\n\x0bstop_string\x18\t \x01(\tH\x00\x42\t\n\x07matched\"\x18\n\x06Vector\x12\x0e\n\x06values\x18\x01 \x01(\x0c\"\x17\n\x05Score\x12\x0e\n\x06values\x18\x01 \x03(\x02\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"k\n\x0cPromptReport\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12-\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1b.trunkline.v1.TokenLogprobs\"d\n\x0cRequestError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12\x16\n\x0eretry_delay_ms\x18\x05 \x01(\r*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03*U\n\x04Lane\x12\x14\n\x10LANE_UNSPECIFIED\x10\x00\x12\x14\n\x10LANE_INTERACTIVE\x10\x01\x12\x11\n\rLANE_STANDARD\x10\x02\x12\x0e\n\nLANE_BATCH\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,28 +33,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1513
-  _globals['_FINISHREASON']._serialized_end=1633
-  _globals['_LANE']._serialized_start=1635
-  _globals['_LANE']._serialized_end=1720
+  _globals['_FINISHREASON']._serialized_start=1533
+  _globals['_FINISHREASON']._serialized_end=1653
+  _globals['_LANE']._serialized_start=1655
+  _globals['_LANE']._serialized_end=1740
   _globals['_SAMPLINGPARAMS']._serialized_start=48
-  _globals['_SAMPLINGPARAMS']._serialized_end=756
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=539
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=587
-  _globals['_TOKENLOGPROB']._serialized_start=758
-  _globals['_TOKENLOGPROB']._serialized_end=821
-  _globals['_TOKENLOGPROBS']._serialized_start=823
-  _globals['_TOKENLOGPROBS']._serialized_end=923
-  _globals['_OUTPUTCHUNK']._serialized_start=926
-  _globals['_OUTPUTCHUNK']._serialized_end=1192
-  _globals['_VECTOR']._serialized_start=1194
-  _globals['_VECTOR']._serialized_end=1218
-  _globals['_SCORE']._serialized_start=1220
-  _globals['_SCORE']._serialized_end=1243
-  _globals['_TOOLCALL']._serialized_start=1245
-  _globals['_TOOLCALL']._serialized_end=1300
-  _globals['_PROMPTREPORT']._serialized_start=1302
-  _globals['_PROMPTREPORT']._serialized_end=1409
-  _globals['_REQUESTERROR']._serialized_start=1411
-  _globals['_REQUESTERROR']._serialized_end=1511
+  _globals['_SAMPLINGPARAMS']._serialized_end=776
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=559
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=607
+  _globals['_TOKENLOGPROB']._serialized_start=778
+  _globals['_TOKENLOGPROB']._serialized_end=841
+  _globals['_TOKENLOGPROBS']._serialized_start=843
+  _globals['_TOKENLOGPROBS']._serialized_end=943
+  _globals['_OUTPUTCHUNK']._serialized_start=946
+  _globals['_OUTPUTCHUNK']._serialized_end=1212
+  _globals['_VECTOR']._serialized_start=1214
+  _globals['_VECTOR']._serialized_end=1238
+  _globals['_SCORE']._serialized_start=1240
+  _globals['_SCORE']._serialized_end=1263
+  _globals['_TOOLCALL']._serialized_start=1265
+  _globals['_TOOLCALL']._serialized_end=1320
+  _globals['_PROMPTREPORT']._serialized_start=1322
+  _globals['_PROMPTREPORT']._serialized_end=1429
+  _globals['_REQUESTERROR']._serialized_start=1431
+  _globals['_REQUESTERROR']._serialized_end=1531
 # @@protoc_insertion_point(module_scope)

@@ -233,12 +233,18 @@ class ChatMessages(_message.Message):
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
     TEMPLATE_VARIABLES_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
+    SINGLE_TOOL_CALL_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
     continue_final_message: _builtins.bool
     """Continue the last message instead of opening an assistant turn after it. It must not have parts other than text."""
     add_generation_prompt: _builtins.bool
     """Open an assistant turn after the last message. Default: true, unless the final message is continued."""
     template_variables: _builtins.str
     """Further variables for the chat template, as a JSON object: {"enable_thinking": false}. Empty: none."""
+    single_tool_call: _builtins.bool
+    """At most one call: further calls of an answer are left out of its parts."""
+    documents: _builtins.str
+    """Documents for chat templates that quote them, as a JSON array of objects. Empty: none."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """In order: 1 to 4096, with at most 4096 parts in all."""
@@ -255,10 +261,12 @@ class ChatMessages(_message.Message):
         add_generation_prompt: _builtins.bool | None = ...,
         template_variables: _builtins.str = ...,
         tools: _abc.Iterable[Global___Tool] | None = ...,
+        single_tool_call: _builtins.bool = ...,
+        documents: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "template_variables", b"template_variables", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "documents", b"documents", "messages", b"messages", "single_tool_call", b"single_tool_call", "template_variables", b"template_variables", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
@@ -542,6 +550,7 @@ class Usage(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     RESUMPTIONS_FIELD_NUMBER: _builtins.int
+    REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Prompt tokens, counted once for all n choices."""
     cached_tokens: _builtins.int
@@ -550,6 +559,10 @@ class Usage(_message.Message):
     """Output tokens of all choices. Tokens computed past a stop string are not counted."""
     resumptions: _builtins.int
     """How many times the request continued on another worker, because its worker was lost or drained."""
+    reasoning_tokens: _builtins.int
+    """The part of completion_tokens that is reasoning: the tokens of its text, without marks. Absent if the parts of the
+    answer are not known, and on the direct path, whose clients have no tokenizer.
+    """
     def __init__(
         self,
         *,
@@ -557,12 +570,15 @@ class Usage(_message.Message):
         cached_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
         resumptions: _builtins.int = ...,
+        reasoning_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_reasoning_tokens", b"_reasoning_tokens", "reasoning_tokens", b"reasoning_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "resumptions", b"resumptions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reasoning_tokens", b"_reasoning_tokens", "cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens", "resumptions", b"resumptions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__reasoning_tokens: _TypeAlias = _typing.Literal["reasoning_tokens"]  # noqa: Y015
+    _WhichOneofArgType__reasoning_tokens: _TypeAlias = _typing.Literal["_reasoning_tokens", b"_reasoning_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reasoning_tokens) -> _WhichOneofReturnType__reasoning_tokens | None: ...
 
 Global___Usage: _TypeAlias = Usage  # noqa: Y015
 

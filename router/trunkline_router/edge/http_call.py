@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
+from trunkline.answer.answer_items import TEXT, AnswerItem, AnswerItems
 from trunkline.status import RequestRefused, internal, invalid, no_worker
 from trunkline.v1.generation_pb2 import FINISH_REASON_ABORT, OutputChunk
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, PromptInfo, Usage
@@ -231,26 +232,35 @@ class CollectedAnswer:
         self.usage = Usage()
         self._choices = [OutputChunk()]  # without their texts
         self._texts: list[list[str]] = [[]]
+        self._items = [AnswerItems()]  # if the answer has parts
 
     def take(self, response: GenerateResponse) -> None:
         """Takes the next response."""
+        if response.HasField("prompt"):
+            self.prompt = response.prompt
         for chunk in response.chunks:
             while chunk.index >= len(self._choices):  # the shared path has checked that the choice was asked for
                 self._choices.append(OutputChunk())
                 self._texts.append([])
+                self._items.append(AnswerItems())
             self._choices[chunk.index].MergeFrom(chunk)
-            self._texts[chunk.index].append(chunk.text)
-        if response.HasField("prompt"):
-            self.prompt = response.prompt
+            if not self.prompt.answer_format:
+                self._texts[chunk.index].append(chunk.text)
+        for part in response.parts:
+            self._items[part.index].take(part)
         if response.HasField("usage"):
             self.usage = response.usage
 
     @property
     def choices(self) -> list[OutputChunk]:
-        """Each choice so far as one chunk."""
-        for choice, texts in zip(self._choices, self._texts, strict=True):
-            choice.text = "".join(texts)
+        """Each choice so far as one chunk. Its text is what a reader sees: without reasoning, calls and their marks."""
+        for choice, texts, items in zip(self._choices, self._texts, self._items, strict=True):
+            choice.text = items.joined(TEXT) if self.prompt.answer_format else "".join(texts)
         return self._choices
+
+    def items(self, index: int = 0) -> list[AnswerItem]:
+        """Returns what a choice consists of so far; nothing if its answer is plain text."""
+        return self._items[index].items if index < len(self._items) else []
 
 
 async def answer_of(

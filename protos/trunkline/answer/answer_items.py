@@ -1,0 +1,75 @@
+"""What the parts of an answer add up to: runs of text and of reasoning, and tool calls. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from trunkline.v1.inference_pb2 import AnswerPart
+
+TEXT, REASONING, TOOL_CALL = "text", "reasoning", "tool_call"
+
+
+@dataclass(slots=True)
+class AnswerItem:
+    """A run of text, a run of reasoning, or a tool call.
+
+    kind: TEXT, REASONING or TOOL_CALL
+    call_id, name: of a call
+    is_complete: whether a call has ended. One that was cut off must not be run: its arguments may be no JSON.
+    """
+
+    kind: str
+    call_id: str = ""
+    name: str = ""
+    is_complete: bool = False
+    _texts: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The text so far; of a call its arguments."""
+        return "".join(self._texts)
+
+    def add(self, text: str) -> None:
+        self._texts.append(text)
+
+
+class AnswerItems:
+    """The items of one choice so far, in order."""
+
+    __slots__ = ("items",)
+
+    def __init__(self) -> None:
+        self.items = list[AnswerItem]()
+
+    def take(self, part: AnswerPart) -> bool:
+        """Takes the next part of the choice. Returns whether an item begins with it. The part belongs to the last
+        item then and otherwise too."""
+        kind, items = part.WhichOneof("part"), self.items
+        if kind == "tool_call":
+            call = part.tool_call
+            items.append(AnswerItem(TOOL_CALL, call.id, call.name))
+            items[-1].add(call.arguments)
+            return True
+        if kind == "tool_call_end":
+            items[-1].is_complete = True
+            return False
+        if kind == "arguments":
+            items[-1].add(part.arguments)
+            return False
+        begins = not items or items[-1].kind != kind
+        if begins:
+            items.append(AnswerItem(REASONING if kind == "reasoning" else TEXT))
+        items[-1].add(part.reasoning if kind == "reasoning" else part.text)
+        return begins
+
+    def joined(self, kind: str) -> str:
+        """Returns all text, or all reasoning, in order."""
+        return "".join(item.text for item in self.items if item.kind == kind)
+
+    @property
+    def calls(self) -> list[AnswerItem]:
+        return [item for item in self.items if item.kind == TOOL_CALL]
+
+
+def calls_tools(items: Iterable[AnswerItem]) -> bool:
+    """Whether a program should run calls: at least one is complete."""
+    return any(item.is_complete for item in items)
