@@ -112,5 +112,20 @@ def test_each_choice_has_a_parser_and_its_parts_name_it(monkeypatch: pytest.Monk
         parsers_of("unknown", 1)
 
 
+def test_of_a_single_call_nothing_of_later_calls_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PARSERS, TAGGED, TaggedParser)
+    call = CALL + '{"name": "f", "arguments": {"a": 1}}' + END_CALL
+    for single, kept in ((True, 1), (False, 2)):
+        parsers = AnswerParsers(TAGGED, 2, AnswerContext(single_tool_call=single))
+        for index in range(2):  # each choice may have a call
+            chunks = [OutputChunk(index=index, text=character) for character in f"a{call}b{call}"]
+            chunks.append(OutputChunk(index=index, text="c", finish_reason=STOP))
+            parts = [part for chunk in chunks for part in parsers.parts([chunk])]
+            assert "".join(part.text for part in parts) == "abc"
+            assert sum(part.HasField("tool_call") for part in parts) == kept
+            assert sum(part.HasField("tool_call_end") for part in parts) == kept
+            assert "".join(part.arguments for part in parts) == '{"a": 1}' * kept
+
+
 def test_no_other_tag_is_taken_for_one() -> None:
     assert parsed(f"{END_CALL}{THINK[:-1]} {CALL[:-1]}s>") == [text(f"{END_CALL}{THINK[:-1]} {CALL[:-1]}s>")]

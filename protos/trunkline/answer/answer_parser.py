@@ -36,6 +36,8 @@ class AnswerParser(Protocol):
         ...
 
 
+CALL_PARTS = ("tool_call", "arguments", "tool_call_end")
+
 # The parsers of answer formats, by their names (GetModelResponse.answer_format). Plain text has none.
 PARSERS: dict[str, Callable[[AnswerContext], AnswerParser]] = {
     "deepseek_dsml": DeepSeekDsml,
@@ -57,10 +59,12 @@ PARSERS: dict[str, Callable[[AnswerContext], AnswerParser]] = {
 class AnswerParsers:
     """The parsers of a request's choices."""
 
-    __slots__ = ("_parsers",)
+    __slots__ = ("_num_calls", "_parsers", "_single_call")
 
     def __init__(self, answer_format: str, choices: int, context: AnswerContext = NO_CONTEXT) -> None:
         self._parsers = [PARSERS[answer_format](context) for _ in range(choices)]
+        self._single_call = context.single_tool_call
+        self._num_calls = [0] * choices  # that have begun, if there may be one
 
     def parts(self, chunks: Iterable[OutputChunk]) -> list[AnswerPart]:
         """Takes the next chunks, each of which continues its choice. Returns the new parts."""
@@ -70,10 +74,17 @@ class AnswerParsers:
             parts = parser.feed(chunk.text, chunk.token_ids)
             if chunk.finish_reason:
                 parts += parser.finish(chunk.finish_reason)
+            if self._single_call:
+                parts = [part for part in parts if not self._is_of_later_call(chunk.index, part)]
             for part in parts:
                 part.index = chunk.index
             found += parts
         return found
+
+    def _is_of_later_call(self, index: int, part: AnswerPart) -> bool:
+        kind = part.WhichOneof("part")
+        self._num_calls[index] += kind == "tool_call"
+        return kind in CALL_PARTS and self._num_calls[index] > 1
 
 
 def parsers_of(answer_format: str, choices: int, context: AnswerContext = NO_CONTEXT) -> AnswerParsers | None:

@@ -36,11 +36,13 @@ class AnswerContext:
     tools: that the model may call; without any, calls are text
     prompt_end: the end of the prompt, at least its last marks: an answer continues the reasoning that its prompt begins
     new_call_id: names the calls that the model leaves without a name
+    single_tool_call: whether calls after the first one of an answer are left out
     """
 
     tools: Sequence[Tool] = ()
     prompt_end: str = ""
     new_call_id: Callable[[], str] = _new_call_id
+    single_tool_call: bool = False
 
 
 NO_CONTEXT = AnswerContext()

@@ -105,7 +105,8 @@ def _answer_to(request: GenerateRequest, granted: GrantResponse) -> DirectAnswer
     answer_format, choices = granted.prompt.answer_format, request.n if request.HasField("n") else 1
     if answer_format and answer_format not in PARSERS:
         raise NotOffered(f"this client is older than the router: it cannot parse {answer_format}", is_lasting=True)
-    context = AnswerContext(request.chat.tools, granted.prompt.prompt_end)
+    chat, prompt_end = request.chat, granted.prompt.prompt_end
+    context = AnswerContext(chat.tools, prompt_end, single_tool_call=chat.single_tool_call)
     return DirectAnswer(choices, parsers_of(answer_format, choices, context))
 
 

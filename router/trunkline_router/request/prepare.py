@@ -11,7 +11,7 @@ from trunkline.capabilities import NO_NEEDS, Needs, check_task, needs_of
 from trunkline.sampling_params import BY_MODEL
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, invalid
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline.v1.inference_pb2 import GenerateRequest
+from trunkline.v1.inference_pb2 import ChatMessages, GenerateRequest
 from trunkline.v1.worker_pb2 import GetModelResponse, OutputKind
 from trunkline.validation import (
     TOKENS,
@@ -132,7 +132,7 @@ class Preparer:
             vocab_size=limits.vocab_size,
             affinity_key=affinity_key,
             answer_format=answer_format,
-            answer_context=AnswerContext(request.chat.tools, prompt_end) if answer_format else NO_CONTEXT,
+            answer_context=_answer_context(request.chat, prompt_end) if answer_format else NO_CONTEXT,
             work=work,
             needs=needs,
         )
@@ -186,6 +186,10 @@ def _answer_format(request: GenerateRequest, limits: GetModelResponse) -> str:
     is not a conversation: other prompts are continued as they are."""
     answer_format = limits.answer_format
     return answer_format if answer_format in PARSERS and request.HasField("chat") else ""
+
+
+def _answer_context(chat: ChatMessages, prompt_end: str) -> AnswerContext:
+    return AnswerContext(chat.tools, prompt_end, single_tool_call=chat.single_tool_call)
 
 
 async def _prompt_tokens(

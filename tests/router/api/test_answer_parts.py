@@ -82,6 +82,20 @@ async def test_a_parser_knows_the_end_of_the_prompt_and_the_tools(client_of: Any
     assert parts == [AnswerPart(arguments='{"zip": "01", "days": 2}'), AnswerPart(tool_call_end=ToolCallEnd())]
 
 
+async def test_calls_after_the_first_one_are_left_out_on_request(client_of: Any) -> None:
+    template = "{{ messages[0]['content'] }}{{ tools }}"
+    workers = fakes("a", answer_format="hermes", files=tokenizer_files(chat_template=template))
+    calls = [f'<tool_call>{{"name": "weather", "arguments": {{"day": {day}}}}}</tool_call>' for day in range(3)]
+    messages = [ChatMessage(role="user", content="Rain?")]
+    chat = ChatMessages(messages=messages, tools=[Tool(name="weather")], single_tool_call=True)
+    async with cluster(*workers, grant_key=KEY) as router, client_of(router) as client:
+        reading = asyncio.create_task(pieces_of(client.generate(chat)))
+        (await arrival(workers)).tokens(1, text="".join(calls), finish=True)
+        begin, *parts = parts_of(await reading)
+    assert begin.tool_call.name == "weather"
+    assert parts == [AnswerPart(arguments='{"day": 0}'), AnswerPart(tool_call_end=ToolCallEnd())]
+
+
 async def test_each_choice_has_parts_of_its_own(client_of: Any) -> None:
     workers = fakes("a", answer_format=TAGGED)
     async with cluster(*workers, grant_key=KEY) as router, client_of(router) as client:
