@@ -8,15 +8,34 @@ import pytest
 import pytest_asyncio
 
 from tests.clients.edge import ANY_KEY, CLIENTS_ENVIRONMENT, Edge, running_edge
+from tests.playing.families import HERMES
+from tests.playing.worker import COMMAND
 from tests.worker.engine_rig import DEMO_MODEL
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
+# What the model says to a prompt that ends with one of these.
+GREETING, QUESTION = "Good morning.", "What is the weather in Paris?"
+WEATHER = "18 degrees and clear"  # what the tool says
+ANSWERS = {
+    GREETING: "Good morning to you. ☕",
+    QUESTION: HERMES.thought("I have to look it up.") + HERMES.call("get_weather", {"city": "Paris"}),
+    WEATHER: HERMES.thought("Now I know.") + f"It is {WEATHER} in Paris.",
+}
+
 
 @pytest.fixture(scope="package")
 def edge() -> Iterator[Edge]:
     with running_edge(DEMO_MODEL) as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def player(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
+    """With a model that calls tools, as ANSWERS say."""
+    model = HERMES.write(tmp_path_factory.mktemp("models") / "player", ANSWERS)
+    with running_edge(model, command=COMMAND) as running:
         yield running
 
 

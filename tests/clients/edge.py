@@ -1,6 +1,6 @@
 """A cluster of real processes with an HTTP port, as a client outside sees it: an address and the name of a model."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +28,10 @@ class Edge:
 
 
 @contextmanager
-def running_edge(model: Path, *worker_arguments: str) -> Iterator[Edge]:
+def running_edge(model: Path, *worker_arguments: str, command: Sequence[str] = ()) -> Iterator[Edge]:
     """A router with gRPC and HTTP before a worker on the CPU, both ready."""
     with ExitStack() as stack:
-        worker = Worker(model, "--dtype=float32", "--kv-blocks=512", *worker_arguments)
+        worker = Worker(model, "--dtype=float32", "--kv-blocks=512", *worker_arguments, command=command)
         stack.callback(worker.stop)
         port, http_port = free_port(), free_port()
         router = Process(

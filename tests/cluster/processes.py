@@ -96,11 +96,18 @@ class Process:
 class Worker:
     """A `trunkline-worker`, ready."""
 
-    def __init__(self, model: Path, *arguments: str, port: int = 0, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        model: Path,
+        *arguments: str,
+        port: int = 0,
+        environment: dict[str, str] | None = None,
+        command: Sequence[str] = (),
+    ) -> None:
         self.port = port or free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.process = Process(
-            script("trunkline-worker"),
+            *(command or [script("trunkline-worker")]),
             f"--model={model}",
             f"--port={self.port}",
             "--threads=1",
