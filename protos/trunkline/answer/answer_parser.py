@@ -56,6 +56,11 @@ PARSERS: dict[str, Callable[[AnswerContext], AnswerParser]] = {
 }
 
 
+def reasoning_marks(answer_format: str) -> list[str]:
+    """Returns the marks around reasoning that a prompt can have."""
+    return [mark for pair in getattr(PARSERS[answer_format], "thinks", ()) for mark in pair]
+
+
 class AnswerParsers:
     """The parsers of a request's choices."""
 

@@ -240,11 +240,15 @@ class ChatMessages(_message.Message):
     add_generation_prompt: _builtins.bool
     """Open an assistant turn after the last message. Default: true, unless the final message is continued."""
     template_variables: _builtins.str
-    """Further variables for the chat template, as a JSON object: {"enable_thinking": false}. Empty: none."""
+    """Further variables for the chat template, as a JSON object: {"enable_thinking": false}. Empty: none. A
+    `reasoning_effort` other than "none" is refused if the template does not know it.
+    """
     single_tool_call: _builtins.bool
     """At most one call: further calls of an answer are left out of its parts."""
     documents: _builtins.str
-    """Documents for chat templates that quote them, as a JSON array of objects. Empty: none."""
+    """Documents for chat templates that quote them, as a JSON array of objects. Empty: none. Refused if the template has
+    no place for them.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """In order: 1 to 4096, with at most 4096 parts in all."""
@@ -514,7 +518,9 @@ class PromptInfo(_message.Message):
     prompt is a conversation. Empty: the answer is text and has no parts.
     """
     prompt_end: _builtins.str
-    """The end of the rendered conversation, if answer_format is set: it tells whether the answer begins with reasoning."""
+    """The end of the rendered conversation, if answer_format is set: it tells whether the answer begins with reasoning.
+    If the final message is continued, this is up to the last mark of reasoning in that message.
+    """
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprobs]:
         """One entry per prompt token, if prompt_logprobs were requested."""

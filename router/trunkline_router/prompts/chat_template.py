@@ -17,18 +17,22 @@ from trunkline.status import RequestRefused, invalid
 from trunkline.v1.inference_pb2 import ChatMessages
 from trunkline_router.prompts.conversation import (
     CONTENT,
+    DOCUMENTS,
     FIELD,
     TOOL_CALLS,
     TOOLS,
     Values,
     json_object,
+    template_documents,
     template_messages,
     template_tools,
 )
 from trunkline_runtime.template_syntax import TAGS
 
 VARIABLES = "template_variables"
-RESERVED = {"messages", "add_generation_prompt", "continue_final_message", TOOLS, "documents"}
+RESERVED = {"messages", "add_generation_prompt", "continue_final_message", TOOLS, DOCUMENTS}
+EFFORT = "reasoning_effort"
+NO_EFFORT = "none"
 MAX_RENDERED_BYTES = 8 << 20  # a template that writes more than this for one conversation is broken
 
 
@@ -40,15 +44,20 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except Exception as error:  # compiling evaluates the template's constants, which can raise anything
             raise ValueError(f"the chat template does not compile: {error}") from None
-        self._names = frozenset(name for name in (CONTENT, TOOL_CALLS, TOOLS) if name in source)
+        self._names = frozenset(name for name in (CONTENT, TOOL_CALLS, TOOLS, DOCUMENTS, EFFORT) if name in source)
         self._special_tokens = special_tokens
 
     def render(self, chat: ChatMessages) -> str:
         """The text of a prompt that check_conversation() lets pass. Raises RequestRefused (INVALID_REQUEST) if a part
         is not allowed, or the template has no place for it or refuses it."""
         messages, tools = template_messages(chat.messages), template_tools(chat.tools)
+        documents, variables = template_documents(chat.documents), _variables(chat.template_variables)
         self._check_places(messages, tools)
-        given = _variables(chat.template_variables) | {"messages": messages, TOOLS: tools}
+        if documents and DOCUMENTS not in self._names:
+            raise invalid(f"{FIELD}.{DOCUMENTS}", "the model's chat template has no place for documents")
+        if variables.get(EFFORT, NO_EFFORT) != NO_EFFORT and EFFORT not in self._names:
+            raise invalid(EFFORT, "the model's chat template has no place for it: the model has no levels of effort")
+        given = variables | {"messages": messages, TOOLS: tools, DOCUMENTS: documents}
         if not chat.continue_final_message:
             opens_turn = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
             return self._render(given, add_generation_prompt=opens_turn)
@@ -79,7 +88,7 @@ class ChatTemplate:
         size = 0
         try:
             for part in self._template.generate(
-                {"documents": None, **self._special_tokens, **given, "add_generation_prompt": add_generation_prompt}
+                {**self._special_tokens, **given, "add_generation_prompt": add_generation_prompt}
             ):
                 size += len(part)
                 if size > MAX_RENDERED_BYTES:

@@ -17,7 +17,7 @@ from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, ChatPart, Tool
 FIELD = "chat"
 ASSISTANT, TOOL = "assistant", "tool"  # roles
 # Names of templates.
-CONTENT, TOOL_CALLS, TOOLS = "content", "tool_calls", "tools"
+CONTENT, TOOL_CALLS, TOOLS, DOCUMENTS = "content", "tool_calls", "tools", "documents"
 REASONING_NAMES = ("thinking", "reasoning_content")  # templates know one or the other
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096  # of all messages and results
@@ -63,15 +63,28 @@ def template_tools(tools: Sequence[Tool]) -> list[Values] | None:
     return [_tool(tool, f"{FIELD}.tools[{index}]") for index, tool in enumerate(tools)] or None
 
 
+def template_documents(documents: str) -> list[Values] | None:
+    """Returns the documents for a template; None if there are none. Raises RequestRefused (INVALID_REQUEST)."""
+    value = _loaded(documents or "[]")
+    if not isinstance(value, list) or not all(isinstance(document, dict) for document in value):
+        raise invalid(f"{FIELD}.{DOCUMENTS}", "must be a JSON array of objects")
+    return value or None
+
+
 def json_object(text: str, field: str) -> Values:
     """Returns the object that a client's JSON is; empty without any. Raises RequestRefused (INVALID_REQUEST)."""
-    try:
-        value = json.loads(text or "{}", parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        value = None
+    value = _loaded(text or "{}")
     if not isinstance(value, dict):
         raise invalid(field, "must be a JSON object")
     return value
+
+
+def _loaded(text: str) -> Any:
+    """Returns the value of a client's JSON; None if it is no JSON."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trunkline.answer.answer_parser import PARSERS
+from trunkline.answer.answer_parser import PARSERS, reasoning_marks
 from trunkline.answer.output_reader import NO_CONTEXT, AnswerContext
 from trunkline.capabilities import NO_NEEDS, Needs, check_task, needs_of
 from trunkline.sampling_params import BY_MODEL
@@ -22,6 +22,7 @@ from trunkline.validation import (
     validate_sampling,
 )
 from trunkline_router.access.access import Caller, Scheduling
+from trunkline_router.prompts.conversation import JOINT
 from trunkline_router.prompts.token_ids import read_ids
 from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.quotas.shared_state import SharedState
@@ -111,7 +112,7 @@ class Preparer:
         self.check_choices(choices, output)
         begun_s = time.monotonic()
         try:
-            prompt, prompt_end = await _prompt_tokens(call, pool.tokenizer, limits, scheduling)
+            prompt, rendered = await _prompt_tokens(call, pool.tokenizer, limits, scheduling)
         finally:
             record.tokenized = Interval(begun_s, time.monotonic())
         record.stage = CHECKS
@@ -132,7 +133,7 @@ class Preparer:
             vocab_size=limits.vocab_size,
             affinity_key=affinity_key,
             answer_format=answer_format,
-            answer_context=_answer_context(request.chat, prompt_end) if answer_format else NO_CONTEXT,
+            answer_context=_answer_context(request.chat, rendered, answer_format) if answer_format else NO_CONTEXT,
             work=work,
             needs=needs,
         )
@@ -188,20 +189,35 @@ def _answer_format(request: GenerateRequest, limits: GetModelResponse) -> str:
     return answer_format if answer_format in PARSERS and request.HasField("chat") else ""
 
 
-def _answer_context(chat: ChatMessages, prompt_end: str) -> AnswerContext:
+def _answer_context(chat: ChatMessages, rendered: str, answer_format: str) -> AnswerContext:
+    prompt_end = rendered[-MOST_PROMPT_END:]
+    if chat.continue_final_message:
+        final = chat.messages[-1]
+        text = JOINT.join(part.text for part in final.parts) or final.content
+        prompt_end = _up_to_last_mark(rendered, text, reasoning_marks(answer_format))
     return AnswerContext(chat.tools, prompt_end, single_tool_call=chat.single_tool_call)
+
+
+def _up_to_last_mark(rendered: str, final: str, marks: Sequence[str]) -> str:
+    """Returns the end of a prompt whose final message is continued, up to the last mark in that message: whether the
+    answer continues reasoning depends on it alone. Without a mark in the message, it is what precedes the message."""
+    rendered, final = rendered.rstrip(), final.strip()
+    if rendered.endswith(final):  # otherwise the template has changed it
+        end = max((at + len(mark) for mark in marks if (at := final.rfind(mark)) >= 0), default=0)
+        rendered = rendered[: len(rendered) - len(final) + end]
+    return rendered[-MOST_PROMPT_END:]
 
 
 async def _prompt_tokens(
     call: RequestCall, tokenizer: PromptTokenizer, limits: GetModelResponse, scheduling: Scheduling
 ) -> tuple[Sequence[int], str]:
-    """Returns the prompt's token ids, unchecked if there are too many for any worker, and the end of a conversation.
+    """Returns the prompt's token ids, unchecked if there are too many for any worker, and the text of a conversation.
     Raises RequestRefused."""
     request, extras = call.request, call.extras
     kind = "token_ids" if extras.token_ids is not None else request.WhichOneof("prompt")
     if kind is None:
         raise invalid("prompt", "one of text, token_ids and chat must be set")
-    most_tokens, prompt_end = max_total_tokens(limits), ""
+    most_tokens, rendered = max_total_tokens(limits), ""
     if kind == "token_ids":
         prompt: Sequence[int] = request.token_ids.ids if extras.token_ids is None else extras.token_ids
         if len(prompt) <= most_tokens:  # a longer prompt is refused for its length, so its ids need no check
@@ -213,11 +229,11 @@ async def _prompt_tokens(
         prompt = await tokenizer.encode(text, special_tokens=extras.special_tokens, tenant=scheduling.tenant)
     else:
         call.record.stage = TOKENIZER
-        text = await tokenizer.render_chat(request.chat, most_tokens, tenant=scheduling.tenant)
-        prompt, prompt_end = await tokenizer.encode_rendered(text, tenant=scheduling.tenant), text[-MOST_PROMPT_END:]
+        rendered = await tokenizer.render_chat(request.chat, most_tokens, tenant=scheduling.tenant)
+        prompt = await tokenizer.encode_rendered(rendered, tenant=scheduling.tenant)
     if not prompt:
         raise invalid(kind, "the prompt has no tokens")
-    return prompt, prompt_end
+    return prompt, rendered
 
 
 def resolve_sampling(params: SamplingParams, defaults: SamplingParams) -> SamplingParams:

@@ -15,7 +15,7 @@ from trunkline import Client
 from trunkline.answer.answer_parser import PARSERS
 from trunkline.client.client import Piece
 from trunkline.v1.generation_pb2 import ToolCall
-from trunkline.v1.inference_pb2 import AnswerPart, ChatMessage, ChatMessages, Tool, ToolCallEnd
+from trunkline.v1.inference_pb2 import AnswerPart, ChatMessage, ChatMessages, ChatPart, Tool, ToolCallEnd
 
 CHAT = [("user", "What is the weather?")]
 ANSWER = '<think>Rain?</think>I ask.<tool_call>{"name": "weather", "arguments": {"place": "Graz"}}</tool_call>'
@@ -94,6 +94,51 @@ async def test_calls_after_the_first_one_are_left_out_on_request(client_of: Any)
         begin, *parts = parts_of(await reading)
     assert begin.tool_call.name == "weather"
     assert parts == [AnswerPart(arguments='{"day": 0}'), AnswerPart(tool_call_end=ToolCallEnd())]
+
+
+@pytest.mark.parametrize(
+    ("final", "reasons"),
+    [
+        ("<think>", True),
+        ("<think>\nIt may " + "well " * 40, True),
+        ("<think>a</think>b<think>c", True),
+        ("<think>a</think>It may", False),
+        ("It may", False),
+        ("", False),
+    ],
+)
+async def test_an_answer_continues_the_reasoning_of_the_final_message(
+    client_of: Any, final: str, reasons: bool
+) -> None:
+    template = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+    workers = fakes("a", answer_format="hermes", files=tokenizer_files(chat_template=template))
+    question = ChatMessage(role="user", content="What is <think>?")
+    for message in (
+        ChatMessage(role="assistant", content=final),
+        ChatMessage(role="assistant", parts=[ChatPart(text=text) for text in (final, " ")]),
+    ):
+        chat = ChatMessages(messages=[question, message], continue_final_message=True)
+        async with cluster(*workers, grant_key=KEY) as router, client_of(router) as client:
+            reading = asyncio.create_task(pieces_of(client.generate(chat)))
+            (await arrival(workers)).tokens(1, text="rain.</think>Yes.", finish=True)
+            parts = parts_of(await reading)
+        answer = [AnswerPart(reasoning="rain."), AnswerPart(text="Yes.")]
+        assert parts == (answer if reasons else [AnswerPart(text="rain.</think>Yes.")])
+
+
+@pytest.mark.parametrize(("template", "reasons"), [("{}<think>\n{}", True), ("{}<think></think>{}", False)])
+async def test_a_template_may_begin_the_reasoning_that_is_continued(
+    client_of: Any, template: str, reasons: bool
+) -> None:
+    source = template.format("{{ messages[0].content }}", "{{ messages[1].content }}")
+    workers = fakes("a", answer_format="hermes", files=tokenizer_files(chat_template=source))
+    messages = [ChatMessage(role="user", content="Rain?"), ChatMessage(role="assistant", content="It may well be " * 9)]
+    chat = ChatMessages(messages=messages, continue_final_message=True)
+    async with cluster(*workers, grant_key=KEY) as router, client_of(router) as client:
+        reading = asyncio.create_task(pieces_of(client.generate(chat)))
+        (await arrival(workers)).tokens(1, text="rain.", finish=True)
+        [part] = parts_of(await reading)
+    assert part == (AnswerPart(reasoning="rain.") if reasons else AnswerPart(text="rain."))
 
 
 async def test_each_choice_has_parts_of_its_own(client_of: Any) -> None:

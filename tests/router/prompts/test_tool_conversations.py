@@ -281,3 +281,39 @@ async def test_a_worker_gets_the_prompt_of_a_conversation_with_tools() -> None:
         ):
             found = await refusal(method(refused))
             assert (found.reason, found.field) == ("INVALID_REQUEST", "chat.messages[3].parts[0].tool_call.arguments")
+
+
+SAID = ChatMessage(role="user", content="x")
+QUOTED = "{% for document in documents or [] %}[{{ document.title }}]{% endfor %}{{ messages[0].content }}"
+
+
+def test_a_template_quotes_the_documents_of_a_conversation() -> None:
+    chat = ChatMessages(messages=[SAID], documents='[{"title": "a"}, {"title": "b"}]')
+    assert ChatTemplate(QUOTED, {}).render(chat) == "[a][b]x"
+    for none in ("", "[]"):
+        assert (
+            ChatTemplate("{{ documents is none }}", {}).render(ChatMessages(messages=[SAID], documents=none)) == "True"
+        )
+    with pytest.raises(RequestRefused, match="has no place for documents") as caught:
+        ChatTemplate(ALL, {}).render(chat)
+    assert caught.value.field == "chat.documents"
+
+
+@pytest.mark.parametrize("documents", ["{}", "[1]", '["a"]', "[{}", "null", "[" * 100_000])
+def test_documents_are_an_array_of_objects(documents: str) -> None:
+    with pytest.raises(RequestRefused, match="must be a JSON array of objects") as caught:
+        ChatTemplate(QUOTED, {}).render(ChatMessages(messages=[SAID], documents=documents))
+    assert caught.value.field == "chat.documents"
+
+
+def test_effort_of_reasoning_is_refused_by_a_template_that_has_no_place_for_it() -> None:
+    levels = "{{ reasoning_effort }}{{ messages[0].content }}"
+    for effort in ("high", "none"):
+        chat = ChatMessages(messages=[SAID], template_variables=json.dumps({"reasoning_effort": effort}))
+        assert ChatTemplate(levels, {}).render(chat) == f"{effort}x"
+        if effort == "none":
+            assert ChatTemplate(CHAT_TEMPLATE, SPECIAL).render(chat)
+            continue
+        with pytest.raises(RequestRefused, match="has no place for it") as caught:
+            ChatTemplate(CHAT_TEMPLATE, SPECIAL).render(chat)
+        assert caught.value.field == "reasoning_effort"
