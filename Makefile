@@ -21,6 +21,7 @@ HTTP_PORT ?= 8000
 ARGS ?=
 CASES ?= 20000
 EXAMPLES ?= 3000
+OUTPUTS ?= 100000
 SEED ?= 0
 # A folder with vllm/bin/python, for bench-peer.
 PEERS ?= peers
@@ -56,7 +57,7 @@ help:
 	@echo '                  MODEL=directory-or-hub-id NAME=served-name WORKERS=2 PORT=50051 HTTP_PORT=8000 WORKER_PORT=50061'
 	@echo '                  ARGS="flags", such as --verbose, or flags of the router and the workers'
 	@echo 'make test         runs the quick tests (test-slow: the others)'
-	@echo 'make fuzz         damaged and extreme requests over gRPC and HTTP; CASES=20000 EXAMPLES=3000 SEED=0'
+	@echo 'make fuzz         damaged and extreme requests over gRPC and HTTP, and random outputs; CASES=20000 EXAMPLES=3000 OUTPUTS=100000 SEED=0'
 	@echo 'make tool-calls   counts the fixtures of tool calls that are parsed as they should be (docs/tool-calls.md)'
 	@echo 'make clients      installs the clients that the tests run besides, of Python and of Node where there is one'
 	@echo 'make lint         checks style, types, generated files and the wire contract'
@@ -106,8 +107,8 @@ test-slow: $(DEV_STAMP) $(CLIENTS_STAMP) $(TESTS_STAMP)
 	@$(PYTEST) -m slow --timeout 1800
 
 fuzz: $(DEV_STAMP)
-	@TRUNKLINE_FUZZ_CASES=$(CASES) TRUNKLINE_FUZZ_EXAMPLES=$(EXAMPLES) TRUNKLINE_FUZZ_SEED=$(SEED) \
-	  $(BIN)/python -m pytest -m slow tests/fuzz --timeout 3600
+	@TRUNKLINE_FUZZ_CASES=$(CASES) TRUNKLINE_FUZZ_EXAMPLES=$(EXAMPLES) TRUNKLINE_FUZZ_SEED=$(SEED) TRUNKLINE_FUZZ_OUTPUTS=$(OUTPUTS) \
+	  $(BIN)/python -m pytest -m slow tests/fuzz tests/contract/test_tool_calls.py --timeout 3600
 
 tool-calls: $(DEV_STAMP)
 	@$(BIN)/python -m tests.contract.tool_calls

@@ -1,6 +1,7 @@
 """The parsers of answers, with the fixtures of canitoolcall and with random outputs."""
 
 import json
+import os
 import random
 import re
 import time
@@ -24,6 +25,9 @@ from trunkline.v1.generation_pb2 import FinishReason
 from trunkline.v1.inference_pb2 import AnswerPart, Tool
 
 MEGABYTE = 1 << 20
+QUARTER = MEGABYTE // 4
+TRIES = 3  # of a comparison of times, which another process may disturb
+MANY = int(os.environ.get("TRUNKLINE_FUZZ_OUTPUTS", "20000"))  # random outputs of a format
 STOP, LENGTH = FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH
 FAMILIES = load_families()
 # It wants white space before a call left out; gemma4/sglang-text-before-call wants it kept.
@@ -178,8 +182,8 @@ def test_parts_of_random_outputs_do_not_depend_on_cuts_and_complete_calls_have_a
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARSERS)
-def test_parts_of_100_000_random_outputs_do_not_depend_on_cuts(name: str) -> None:
-    check_cuts(name, 100_000)
+def test_parts_of_many_random_outputs_do_not_depend_on_cuts(name: str) -> None:
+    check_cuts(name, MANY)
 
 
 @pytest.mark.parametrize("name", PARSERS)
@@ -189,8 +193,8 @@ def test_no_character_is_lost_where_no_call_was_taken(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARSERS)
-def test_no_character_of_100_000_random_outputs_is_lost_where_no_call_was_taken(name: str) -> None:
-    check_text(name, 100_000)
+def test_no_character_of_many_random_outputs_is_lost_where_no_call_was_taken(name: str) -> None:
+    check_text(name, MANY)
 
 
 @pytest.mark.parametrize("name", PARSERS)
@@ -203,7 +207,7 @@ def test_without_tools_calls_are_text(name: str) -> None:
 @pytest.mark.parametrize("name", PARSERS)
 def test_a_megabyte_of_beginnings_takes_less_than_a_second(name: str) -> None:
     for mark in [*kind_of(name).calls, "<|channel|>"][:1]:
-        assert seconds_of(name, mark[:-1], MEGABYTE) < 1
+        assert sum(seconds_of_halves(name, mark[:-1], MEGABYTE)) < 1
 
 
 @pytest.mark.slow
@@ -212,16 +216,24 @@ def test_time_is_linear_in_the_output(name: str) -> None:
     calls = kind_of(name).calls
     for begin in [*calls, *OWN.get(name, []), *JSON, *COMMON]:
         for beginning in {begin, begin[:-1] or begin, *(call + begin for call in calls)}:
-            assert seconds_of(name, beginning, MEGABYTE) < 8, beginning  # linear: about 2 at most
+            assert any(is_linear(name, beginning) for _ in range(TRIES)), beginning
 
 
-def seconds_of(name: str, beginning: str, length: int) -> float:
+def is_linear(name: str, beginning: str) -> bool:
+    """The second half of an output takes as long as the first one. Of quadratic time it would take three quarters."""
+    first_s, second_s = seconds_of_halves(name, beginning, QUARTER)
+    return second_s < 1.5 * first_s + 0.05
+
+
+def seconds_of_halves(name: str, beginning: str, length: int) -> tuple[float, float]:
     output, parser = beginning * (length // len(beginning)), PARSERS[name](context())
-    start_s = time.process_time()
+    start_s = half_s = time.process_time()
     for at in range(0, len(output), 1000):
         parser.feed(output[at : at + 1000], ())
+        if at < length // 2:
+            half_s = time.process_time()
     parser.finish(STOP)
-    return time.process_time() - start_s
+    return half_s - start_s, time.process_time() - half_s
 
 
 @pytest.mark.parametrize("name", PARSERS)
