@@ -54,6 +54,11 @@ def nullable(shape: Shape) -> Schema:
     return Schema(anyOf=[schema_of(shape), schema_of(None)])
 
 
+def one_of(*shapes: Shape) -> Schema:
+    """Any of these shapes, of which no two fit one value."""
+    return Schema(oneOf=[schema_of(shape) for shape in shapes])
+
+
 def mapping(values: Shape) -> Schema:
     """An object with any names."""
     return Schema(type="object", additionalProperties=schema_of(values))
@@ -132,13 +137,13 @@ OPENAI: dict[str, Shape] = {
 }
 
 # /v1/responses
-OUTPUT_ITEM = {
-    "id": str,
-    "type": ("message",),
-    "status": ("completed", "incomplete"),
-    "role": ("assistant",),
-    "content": [{"type": ("output_text",), "text": str, "annotations": NOTHING, "logprobs": TOKEN_LOGPROBS}],
-}
+ITEM = {"id": str, "status": ("completed", "incomplete")}
+OUTPUT_TEXT = {"type": ("output_text",), "text": str, "annotations": NOTHING, "logprobs": TOKEN_LOGPROBS}
+OUTPUT_ITEM = one_of(
+    {**ITEM, "type": ("message",), "role": ("assistant",), "content": [OUTPUT_TEXT]},
+    {**ITEM, "type": ("reasoning",), "summary": NOTHING, "content": [{"type": ("reasoning_text",), "text": str}]},
+    {**ITEM, "type": ("function_call",), "call_id name arguments": str},
+)
 RESPONSE_USAGE = {
     "input_tokens output_tokens total_tokens": int,
     "input_tokens_details": {"cached_tokens cache_write_tokens": int},
