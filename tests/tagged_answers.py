@@ -36,6 +36,10 @@ class TaggedParser:
         self._depth = 0  # of the arguments
         self._is_quoted = self._is_escaped = False
 
+    @classmethod
+    def marks(cls) -> Sequence[str]:
+        return THINK, END_THINK, CALL, END_CALL
+
     def feed(self, text: str, token_ids: Sequence[int]) -> list[AnswerPart]:
         self.held += text
         return joined(self._parts())

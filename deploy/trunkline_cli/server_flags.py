@@ -69,6 +69,7 @@ WORKER_FLAGS = {
     "--aging-s",
     "--allow-anonymous",
     "--allow-plaintext",
+    "--answer-format",
     "--batch-size",
     "--batch-window-ms",
     "--batching",

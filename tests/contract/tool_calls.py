@@ -49,6 +49,12 @@ def judged(fixture: Fixture, family: Family) -> list[CheckResult]:
     return run_checks(fixture, family, Observation(nonstream=whole, streams=streams))
 
 
+def format_of(fixture: Fixture, family: Family) -> str:
+    model = family.reference_for(fixture.reference_model)
+    assert model is not None
+    return FORMATS.get(model.variant or "") or FORMATS[fixture.family]
+
+
 def parsed(fixture: Fixture, family: Family, pieces: Sequence[str]) -> ParseResult:
     """Returns what a reader has of the parts: a call that has no end is none."""
     model = family.reference_for(fixture.reference_model)
@@ -58,7 +64,7 @@ def parsed(fixture: Fixture, family: Family, pieces: Sequence[str]) -> ParseResu
         tools=[_tool(tool) for tool in fixture.tools],
         prompt_end=(model.default_generation_prompt or "") if prompt_end is None else prompt_end,
     )
-    parser = PARSERS[FORMATS.get(model.variant or "") or FORMATS[fixture.family]](context)
+    parser = PARSERS[format_of(fixture, family)](context)
     parts = [part for piece in pieces for part in parser.feed(piece, ())]
     length, stop = FinishReason.FINISH_REASON_LENGTH, FinishReason.FINISH_REASON_STOP
     return _result([*parts, *parser.finish(length if fixture.truncated else stop)])

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trunkline.answer.answer_parser import PARSERS
 from trunkline.grant import grant_key_problem
 from trunkline_runtime.settings import setting
 from trunkline_runtime.tls_settings import ServerTlsSettings, is_loopback, needs_problem
@@ -23,6 +24,12 @@ class WorkerSettings:
         "",
         metavar="FILE",
         help="file with a Jinja chat template, used instead of the model's own; the same at all workers of a model",
+    )
+    answer_format: str = setting(
+        "auto",
+        help="format in which the model writes reasoning and tool calls; auto: that of its chat template; none: its "
+        "answers are text",
+        choices=("auto", "none", *PARSERS),
     )
     worker_id: str = setting(
         "",

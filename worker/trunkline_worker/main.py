@@ -9,6 +9,7 @@ from pathlib import Path
 
 import uvloop
 
+from trunkline.answer.answer_formats import format_of_template
 from trunkline.grant import GrantKeys
 from trunkline.protocol import OLDEST_PROTOCOL, PROTOCOL_VERSION
 from trunkline.tls_files import TlsFileError
@@ -103,6 +104,7 @@ async def serve(
     grant_keys = GrantKeys.of(settings.grant_key, settings.grant_key_previous)
     describe_protocol(model, grant_keys)
     model.tokenizer_digest = files.digest
+    model.answer_format = answer_format(settings, files)
     metrics = metrics_of(model, settings)
     front = Front(model, files.tokenizer, mirror, metrics=metrics)
     front.connect(link)
@@ -173,6 +175,16 @@ def tell_ready(model: GetModelResponse, files: TokenizerFiles, port: int) -> Non
     if not model.eos_token_ids:
         log.warning("the model names no end-of-sequence token: output ends at max_tokens, a stop string or a stop "
                     "token alone", model=model.model)  # fmt: skip
+
+
+def answer_format(settings: WorkerSettings, files: TokenizerFiles) -> str:
+    """The format of the model's answers, as it is set or as the chat template shows; "": they are text."""
+    name, reason = settings.answer_format, "--answer-format"
+    if name == "auto":
+        name, signs = format_of_template(files.templates)
+        reason = f"the chat template has {' '.join(signs)}" if name else "the chat template has the marks of no format"
+    get_logger().info("answer format chosen", answer_format=name or "none", reason=reason)
+    return name if name != "none" else ""
 
 
 def metrics_of(model: GetModelResponse, settings: WorkerSettings) -> WorkerMetrics | None:

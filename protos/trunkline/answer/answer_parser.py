@@ -5,7 +5,7 @@ parser sees the output of its choice once and in order, whichever workers it com
 usage count the output as it was generated.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from trunkline.answer.gemma import Gemma
@@ -26,6 +26,14 @@ class AnswerParser(Protocol):
     is text.
     """
 
+    def __init__(self, context: AnswerContext) -> None: ...
+
+    @classmethod
+    def marks(cls) -> Sequence[str]:
+        """What the parser finds parts by. If a special token occurs in one of these, it is a mark, whose text the
+        parser needs."""
+        ...
+
     def feed(self, text: str, token_ids: Sequence[int]) -> list[AnswerPart]:
         """Takes the next output, as in an OutputChunk: text can lag behind the tokens. Returns the new parts, without
         their index."""
@@ -39,7 +47,7 @@ class AnswerParser(Protocol):
 CALL_PARTS = ("tool_call", "arguments", "tool_call_end")
 
 # The parsers of answer formats, by their names (GetModelResponse.answer_format). Plain text has none.
-PARSERS: dict[str, Callable[[AnswerContext], AnswerParser]] = {
+PARSERS: dict[str, type[AnswerParser]] = {
     "deepseek_dsml": DeepSeekDsml,
     "deepseek_v3": DeepSeekV3,
     "gemma4": Gemma,

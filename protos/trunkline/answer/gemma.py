@@ -21,6 +21,7 @@ class Gemma(MarkedParser):
     thinks = (("<|channel>thought", "<channel|>"),)
     calls = ("<|tool_call>",)
     ends = ("<tool_call|>",)
+    inner = (_QUOTE,)
 
     def call(self, mark: str) -> Reading[None]:
         head, after = yield from self.head(_AFTER_NAME, stay=True)

@@ -23,6 +23,8 @@ class Harmony(JsonParser):
     `python`, is left out. A message without a header is text."""
 
     strips = (False, False)
+    thinks = ()
+    inner = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 
     def read(self) -> Reading[None]:
         begins: Sequence[str] = ("<|channel|>", "to=", "<|constrain|>", "<|message|>", _START)

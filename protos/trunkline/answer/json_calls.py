@@ -129,6 +129,7 @@ class Mistral(JsonParser):
     thinks = (("[THINK]", "[/THINK]"), ("<think>", "</think>"))
     calls = ("[TOOL_CALLS]",)
     ends = ("</s>",)
+    inner = ("[CALL_ID]", "[ARGS]")
 
     _AFTER_NAME = Marks("[ARGS]", "[CALL_ID]", "{", *calls)
     _AFTER_ID = Marks("[ARGS]", "{", *calls)
@@ -182,14 +183,15 @@ class KimiK2(SectionParser):
     calls = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>")
     section_end, call_begin, call_end = "<|tool_calls_section_end|>", calls[1], "<|tool_call_end|>"
     ends = (section_end, call_end)
+    inner = ("<|tool_call_argument_begin|>",)
 
-    _AFTER_ID = Marks("<|tool_call_argument_begin|>", *calls, *ends)
+    _AFTER_ID = Marks(*inner, *calls, *ends)
     _ID = re.compile(r"(?:functions\.)?(.+?)(?::[0-9]+)?")
 
     def section_call(self) -> Reading[None]:
         call_id, mark = yield from self.head(self._AFTER_ID, stay=True)
         found = self._ID.fullmatch(call_id.strip())
-        if mark != "<|tool_call_argument_begin|>" or not found:
+        if mark not in self.inner or not found:
             raise Malformed
         self._at += len(mark)
         yield from self.arguments(found[1], found[0])
@@ -202,13 +204,14 @@ class DeepSeekV3(SectionParser):
     calls = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
     call_begin, call_end, section_end = calls[1], "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
     ends = (section_end, call_end)
+    inner = ("<｜tool▁sep｜>",)
 
-    _AFTER_HEAD = Marks("<｜tool▁sep｜>", *calls, *ends)
+    _AFTER_HEAD = Marks(*inner, *calls, *ends)
     _LINE_END = Marks("\n", "<｜", "{")
 
     def section_call(self) -> Reading[None]:
         name, mark = yield from self.head(self._AFTER_HEAD, stay=True)
-        if mark != "<｜tool▁sep｜>":
+        if mark not in self.inner:
             raise Malformed
         self.skip(mark)
         if (yield from self.peek()) != "{":

@@ -14,6 +14,7 @@ class MarkedParser(JsonReader):
     frames: marks around text that are left out
     calls: marks that begin a call, or a section of calls
     ends: marks that end one that is malformed
+    inner: further marks, which stand in calls or around them
     calls_while_thinking: whether a call also ends reasoning; otherwise its marks in reasoning are text
     """
 
@@ -22,12 +23,18 @@ class MarkedParser(JsonReader):
     frames: Sequence[str] = ()
     calls: Sequence[str] = ()
     ends: Sequence[str] = ()
+    inner: Sequence[str] = ()
     calls_while_thinking = False
 
     def __init__(self, context: AnswerContext) -> None:
         super().__init__(context)
         self._calls = self.calls if context.tools else ()
         self._end_marks = Marks(*self.ends, *self.calls)
+
+    @classmethod
+    def marks(cls) -> Sequence[str]:
+        thinks = [mark for pair in cls.thinks for mark in pair]
+        return [*thinks, *cls.thought_ends, *cls.frames, *cls.calls, *cls.ends, *cls.inner]
 
     def call(self, mark: str) -> Reading[None]:
         """Reads a call after its mark, or a section of calls. Raises Malformed and CutOff."""

@@ -149,6 +149,7 @@ class QwenXml(ArgumentsParser):
 
     calls = ("<tool_call>", "<function=")
     ends = ("</tool_call>",)
+    inner = ("</function>", "<parameter=", "</parameter>")
     calls_while_thinking = True
 
     _ENDS: Mapping[str, Sequence[str]] = {
@@ -193,6 +194,7 @@ class Glm(ArgumentsParser):
 
     calls = ("<tool_call>",)
     ends = ("</tool_call>",)
+    inner = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
     _ENDS: Mapping[str, Sequence[str]] = {
         "</arg_value>": ("<arg_key>", "</tool_call>"),

@@ -86,7 +86,7 @@ class FleetService(FleetServiceServicer):
         await charge_call(self._preparer.shared, call.caller)
         now_s = time.monotonic()
         pool = self._pools.pool(prepared.model, needs=prepared.needs)
-        workers = pool.allowed(pool.with_room(prepared.least_room()), now_s)
+        workers = pool.allowed(pool.with_room(prepared.least_room(), prepared.answer_format), now_s)
         plan = self._pools.explain(workers, prepared.route_request(now_s)).plan
         return ExplainRouteResponse(
             model=pool.name,

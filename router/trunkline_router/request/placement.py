@@ -158,7 +158,8 @@ class Placement:
     def _workers(self, pool: Pool, now_s: float) -> Sequence[ConnectedWorker]:
         """Returns the workers to choose among, at least one. Most requests rule out no worker, and so loop over none.
         Raises RequestRefused."""
-        workers = pool.with_room(self.prepared.least_room(self.progress.num_output))
+        prepared = self.prepared
+        workers = pool.with_room(prepared.least_room(self.progress.num_output), prepared.answer_format)
         if self._failed:
             workers = [worker for worker in workers if self._failed.get(worker) != worker.comebacks]
         if self._full:

@@ -119,6 +119,7 @@ class Preparer:
         sampling = _fitted_sampling(request, limits, len(prompt))
         max_tokens = sampling.max_tokens if sampling.HasField("max_tokens") else None
         answer_format = _answer_format(request, limits)
+        sampling.keep_marks |= bool(answer_format)
         record.prompt_tokens, record.choices = len(prompt), choices
         record.sampling, record.is_seeded = sampling, request.sampling.HasField("seed")
         record.max_tokens = max_tokens

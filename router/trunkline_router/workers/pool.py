@@ -56,11 +56,15 @@ class Pool:
             self._able[needs] = Pool(self.name, workers) if workers else None
         return self._able[needs]
 
-    def with_room(self, num_tokens: int) -> Sequence[ConnectedWorker]:
-        """Returns the workers that can hold `num_tokens`, of prompt and output together."""
+    def with_room(self, num_tokens: int, answer_format: str = "") -> Sequence[ConnectedWorker]:
+        """Returns the workers that can hold `num_tokens`, of prompt and output together.
+
+        answer_format: in which the answer will be parsed; workers that do not name it would leave out its marks
+        """
+        workers = self._by_format.get(answer_format, ()) if answer_format else self.workers
         if num_tokens <= self._least_tokens:
-            return self.workers
-        return [worker for worker in self.workers if num_tokens <= worker.most_tokens]
+            return workers
+        return [worker for worker in workers if num_tokens <= worker.most_tokens]
 
     def allowed(self, workers: Sequence[ConnectedWorker], now_s: float) -> Sequence[ConnectedWorker]:
         """Returns the workers whose breakers allow a request; all of them if none does, since any may have recovered.
@@ -74,6 +78,13 @@ class Pool:
     @cached_property
     def _able(self) -> "dict[Needs, Pool | None]":
         return {}
+
+    @cached_property
+    def _by_format(self) -> Mapping[str, Sequence[ConnectedWorker]]:
+        found: dict[str, list[ConnectedWorker]] = {}
+        for worker in self.workers:
+            found.setdefault(worker.model.answer_format, []).append(worker)
+        return found
 
     @cached_property
     def _least_tokens(self) -> int:

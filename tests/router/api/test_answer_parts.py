@@ -63,6 +63,8 @@ async def test_an_answer_comes_in_parts_also_across_a_failover(client_of: Any) -
     assert parts_of(pieces) == PARTS
     assert pieces[0].response.prompt.answer_format == TAGGED
     assert "".join(piece.text for piece in pieces) == ANSWER
+    assert choice.submit.sampling.keep_marks
+    assert resumed.submit.sampling.keep_marks
     assert pieces[-1].response.usage.completion_tokens == 3 + len(ANSWER) - place
 
 
@@ -161,11 +163,27 @@ async def test_other_answers_are_text(client_of: Any, prompt: Any, formats: list
     workers = [worker for name, one in zip("abc", formats, strict=False) for worker in fakes(name, answer_format=one)]
     async with cluster(*workers, grant_key=KEY) as router, client_of(router) as client:
         reading = asyncio.create_task(pieces_of(client.generate(prompt)))
-        (await arrival(workers)).tokens(1, text=ANSWER, finish=True)
+        choice = await arrival(workers)
+        choice.tokens(1, text=ANSWER, finish=True)
         pieces = await reading
     assert "".join(piece.text for piece in pieces) == ANSWER
+    assert not choice.submit.sampling.keep_marks
     assert not parts_of(pieces)
     assert not pieces[0].response.prompt.answer_format
+
+
+async def test_workers_that_do_not_name_the_format_get_no_conversations(client_of: Any) -> None:
+    """They would leave out its marks. Other prompts go to all workers."""
+    workers = [*fakes("a", "b", answer_format=TAGGED), *fakes("c")]
+    chats, texts = [[("user", f"{number}?")] for number in range(9)], [f"{number}?" for number in range(9)]
+    async with cluster(*workers, grant_key=KEY) as router, client_of(router) as client:
+        for prompts, worked in ((chats, {"a", "b"}), (texts, {"a", "b", "c"})):
+            reading = asyncio.gather(*(pieces_of(client.generate(prompt)) for prompt in prompts))
+            arrived = [await arrival(workers) for _ in prompts]
+            assert {choice.worker.worker_id for choice in arrived} == worked
+            for choice in arrived:
+                choice.tokens(1, text=ANSWER, finish=True)
+            await reading
 
 
 async def test_a_direct_client_without_the_parser_leaves_the_answer_to_the_router(

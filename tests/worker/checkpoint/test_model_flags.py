@@ -5,9 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.cluster.processes import Worker
 from tests.worker.engine_rig import DEMO_MODEL
+from trunkline_runtime.settings import parse_settings
+from trunkline_worker.front.text.tokenizer_files import read_tokenizer_files
+from trunkline_worker.front_settings import WorkerSettings
+from trunkline_worker.main import answer_format
 from trunkline_worker.settings import EngineSettings
 
 
@@ -50,6 +55,35 @@ def test_a_chat_template_that_cannot_be_parsed_ends_the_worker_with_one_line(tmp
         assert worker.process.wait() == 2
     finally:
         worker.stop()
+
+
+@pytest.mark.parametrize(
+    ("template", "value", "chosen", "reason"),
+    [
+        ("<tool_call>{{ messages }}", "auto", "hermes", "the chat template has <tool_call>"),
+        ("{{ messages }}", "auto", "", "the chat template has the marks of no format"),
+        ("<tool_call>{{ messages }}", "none", "", "--answer-format"),
+        ("<tool_call>{{ messages }}", "mistral", "mistral", "--answer-format"),
+    ],
+)
+def test_the_format_of_answers_is_that_of_the_template_unless_it_is_set(
+    directory: Path, template: str, value: str, chosen: str, reason: str
+) -> None:
+    (directory / "chat_template.jinja").write_text(template)
+    settings = parse_settings(WorkerSettings, ["--model", str(directory), f"--answer-format={value}"], {}, prog="w")
+    with capture_logs() as logs:
+        assert answer_format(settings, read_tokenizer_files(directory)) == chosen
+    assert logs[-1]["answer_format"] == (chosen or "none")
+    assert logs[-1]["reason"] == reason
+
+
+def test_templates_of_tokenizer_config_json_show_the_format_too(directory: Path) -> None:
+    named = [{"name": "default", "template": "{{ messages }}"}, {"name": "tool_use", "template": "[TOOL_CALLS]"}]
+    for template in ("[TOOL_CALLS]", named, {"default": "[TOOL_CALLS]"}):
+        (directory / "chat_template.jinja").unlink(missing_ok=True)
+        (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+        settings = parse_settings(WorkerSettings, ["--model", str(directory)], {}, prog="w")
+        assert answer_format(settings, read_tokenizer_files(directory)) == "mistral"
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from opentelemetry.trace import Span
 from tokenizers import Tokenizer
 
+from trunkline.answer.answer_parser import PARSERS
 from trunkline.capabilities import Capabilities
 from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineStep
 from trunkline.names import finish_name
@@ -59,7 +60,8 @@ class Front:
         self.draining = False
         self.dead = asyncio.Event()  # the engine has ended
         self._link: EngineLink | None = None
-        self._texts = TokenTexts(tokenizer)
+        marks = PARSERS[model.answer_format].marks() if model.answer_format else ()
+        self._texts = TokenTexts(tokenizer, marks)
         self._eos = frozenset(model.eos_token_ids)
         self._choices: dict[int, Choice] = {}
         self._times = StepTimes(model.itl_target_ms / 1e3)

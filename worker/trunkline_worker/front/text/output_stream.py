@@ -41,8 +41,10 @@ class Detokenizer:
     state is a function of the tokens, so a ledger restores it. The cost of a token does not grow with the output.
     """
 
-    def __init__(self, texts: TokenTexts, prompt: Sequence[int], *, keep_special: bool) -> None:
-        self._units = units = texts.units(keep_special=keep_special)
+    def __init__(
+        self, texts: TokenTexts, prompt: Sequence[int], *, keep_special: bool, keep_marks: bool = False
+    ) -> None:
+        self._units = units = texts.units(keep_special=keep_special, keep_marks=keep_marks)
         self._fuses_runs = texts.fuses_runs
         opening = texts.opening(prompt, units)
         window = prompt[opening.start :]
@@ -269,7 +271,12 @@ class OutputStream:
         self._max_tokens = min(params.max_tokens, room) if params.HasField("max_tokens") else room
         stop_ids = frozenset(params.stop_token_ids)
         self._end_ids = stop_ids if params.ignore_eos else stop_ids | eos
-        self._detokenizer = Detokenizer(texts, submit.prompt_token_ids, keep_special=params.keep_special_tokens)
+        self._detokenizer = Detokenizer(
+            texts,
+            submit.prompt_token_ids,
+            keep_special=params.keep_special_tokens,
+            keep_marks=params.keep_marks,
+        )
         self._stops = StopSearch(params.stop, include_stop=params.include_stop)
         self.num_tokens = 0
         self.cached_tokens = 0

@@ -68,19 +68,25 @@ class Opening:
 
 
 class TokenTexts:
-    """The texts and decoder stages of one tokenizer, shared by all streams."""
+    """The texts and decoder stages of one tokenizer, shared by all streams.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    marks: the text of special tokens that occur in them can be kept without that of others (SamplingParams.keep_marks)
+    """
+
+    def __init__(self, tokenizer: Tokenizer, marks: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
         special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
-        self._special = frozenset(special)
         self._plan = _plan_of(_steps(tokenizer))
         self._with_special = Units(partial(self._unit, skipped=frozenset()))
-        self._without_special = Units(partial(self._unit, skipped=self._special))
+        self._without_special = Units(partial(self._unit, skipped=frozenset(special)))
+        unmarked = frozenset(token for token in special if not any(token in mark for mark in marks))
+        self._with_marks = Units(partial(self._unit, skipped=unmarked))
 
-    def units(self, *, keep_special: bool) -> Units:
+    def units(self, *, keep_special: bool, keep_marks: bool = False) -> Units:
         """Returns the units by token id. Ids that the tokenizer does not have map to None."""
-        return self._with_special if keep_special else self._without_special
+        if keep_special:
+            return self._with_special
+        return self._with_marks if keep_marks else self._without_special
 
     def stages(self, *, begun: bool) -> list[AnyStage]:
         """Returns new stages for one stream, in order. They take units, except bytes of runs: those take a ByteRun."""

@@ -1,7 +1,7 @@
 """The tokenizer's files, which routers fetch. They are checked here, so that routers can read them."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,21 @@ NAMED_TEMPLATES = "additional_chat_templates"  # a folder
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
+class TemplateError(Exception):
+    """A chat template cannot be used. The message is one line for people and names the file."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
     """The contents of the files that exist, by name, and the tokenizer itself.
 
+    `templates`: the sources of all chat templates, one after another.
     `template_problem`: one line on why the chat template cannot be used; empty if there is no problem.
     """
 
     contents: dict[str, bytes]
     tokenizer: Tokenizer
+    templates: str = ""
     template_problem: str = ""
 
     @property
@@ -69,7 +75,10 @@ def read_tokenizer_files(directory: Path, template: Path | None = None) -> Token
         if name in contents:
             _check_special_tokens(directory / name, read_json(directory / name) if values is None else values)
     tokenizer = _tokenizer(directory / REQUIRED, contents[REQUIRED])
-    return TokenizerFiles(contents, tokenizer, next(_template_problems(contents, config), ""))
+    try:
+        return TokenizerFiles(contents, tokenizer, "\n".join(_templates(contents, config)))
+    except TemplateError as error:
+        return TokenizerFiles(contents, tokenizer, template_problem=str(error))
 
 
 def _parsed(template: Path) -> bytes:
@@ -113,15 +122,18 @@ def _check_special_tokens(path: Path, values: dict[str, Any]) -> None:
         raise ModelError(f'{path}: {name} is {shown(value)}, not a string or an object with a string "content"')
 
 
-def _template_problems(contents: dict[str, bytes], config: dict[str, Any]) -> Iterator[str]:
+def _templates(contents: dict[str, bytes], config: dict[str, Any]) -> list[str]:
+    """Returns the sources of the chat templates. Raises TemplateError if they cannot be used."""
+    found = []
     for name, data in contents.items():
         if name.endswith(".jinja"):
             try:
-                data.decode()
+                found.append(data.decode())
             except UnicodeDecodeError as error:
-                yield f"{name} is not UTF-8: {error}"
+                raise TemplateError(f"{name} is not UTF-8: {error}") from None
     # A template file takes precedence, so the configuration's template does not matter beside one.
     source = None if TEMPLATE in contents else config.get("chat_template")
+    templates: list[Any]
     if isinstance(source, list):
         are_named = all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in source)
         templates = [one.get("template") for one in source] if are_named else [None]
@@ -130,7 +142,8 @@ def _template_problems(contents: dict[str, bytes], config: dict[str, Any]) -> It
     else:
         templates = [] if source is None else [source]
     if not all(isinstance(template, str) and _is_unicode(template) for template in templates):
-        yield f"{CONFIG}: chat_template is {shown(source)}, not a string or named strings"
+        raise TemplateError(f"{CONFIG}: chat_template is {shown(source)}, not a string or named strings")
+    return found + templates
 
 
 def _is_unicode(text: str) -> bool:

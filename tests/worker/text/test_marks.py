@@ -1,0 +1,61 @@
+"""Special tokens that mark reasoning and tool calls: their text is kept where the answer is parsed."""
+
+import pytest
+from tokenizers import Tokenizer
+
+from tests.worker.engine_rig import DEMO_MODEL
+from trunkline.answer.answer_parser import PARSERS
+from trunkline.engine.v1.engine_pb2 import EngineOutput
+from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline.v1.worker_pb2 import Resume, Submit
+from trunkline_worker.front.text.output_stream import OutputStream
+from trunkline_worker.front.text.token_texts import TokenTexts
+
+TOKENIZER = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+TOKENIZER.add_special_tokens(["<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|pad|>"])
+TEXTS = TokenTexts(TOKENIZER, PARSERS["harmony"].marks())
+EOS = frozenset(TOKENIZER.encode("<|call|>", add_special_tokens=False).ids)
+PROMPT = TOKENIZER.encode("Once").ids
+ANSWER = "<|channel|>analysis<|message|>Hm, ä🦊.<|pad|><|end|>{}<|call|>"
+TOKENS = TOKENIZER.encode(ANSWER, add_special_tokens=False).ids
+KEEP = SamplingParams(keep_marks=True)
+MARKED = "<|channel|>analysis<|message|>Hm, ä🦊.<|end|>{}"
+
+
+def stream_of(sampling: SamplingParams, num_had: int = 0, sent: int = 0) -> OutputStream:
+    resume = Resume(output_token_ids=TOKENS[:num_had], text_bytes_sent=sent) if num_had else None
+    submit = Submit(prompt_token_ids=PROMPT, sampling=sampling, resume=resume)
+    return OutputStream(submit, TEXTS, eos=EOS, max_total=1000)
+
+
+def text_of(stream: OutputStream, tokens: list[int]) -> str:
+    chunks = [stream.take(EngineOutput(token_ids=[token])).chunk for token in tokens]
+    assert stream.finished
+    return "".join(chunk.text for chunk in chunks)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "text"),
+    [
+        (SamplingParams(), "analysisHm, ä🦊.{}"),
+        (KEEP, MARKED),
+        (SamplingParams(keep_marks=True, include_stop=True), MARKED + "<|call|>"),
+        (SamplingParams(keep_marks=True, keep_special_tokens=True), ANSWER.removesuffix("<|call|>")),
+    ],
+)
+def test_marks_are_kept_and_other_special_tokens_and_the_end_are_not(sampling: SamplingParams, text: str) -> None:
+    assert text_of(stream_of(sampling), TOKENS) == text
+
+
+def test_an_answer_with_marks_continues_after_a_failover() -> None:
+    for num_had in range(1, len(TOKENS)):
+        first = stream_of(KEEP)
+        had = "".join(first.take(EngineOutput(token_ids=[token])).chunk.text for token in TOKENS[:num_had])
+        second = stream_of(KEEP, num_had, len(had.encode()))
+        assert had + text_of(second, TOKENS[num_had:]) == MARKED
+
+
+def test_tokens_of_other_formats_are_no_marks() -> None:
+    texts = TokenTexts(TOKENIZER, PARSERS["hermes"].marks())
+    kept = texts.units(keep_special=False, keep_marks=True)
+    assert [kept[token] for token in TOKENS] == [texts.units(keep_special=False)[token] for token in TOKENS]
