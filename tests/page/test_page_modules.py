@@ -143,3 +143,42 @@ def test_each_stage_that_can_refuse_has_words(modules: Modules) -> None:
 def test_text_cannot_become_markup(modules: Modules) -> None:
     body = "try { document.body.innerHTML = '<b>x</b>'; } catch (error) { return error.name; }"
     assert modules.call("dom", body) == "TypeError"
+
+
+def test_arguments_are_indented_and_otherwise_as_they_were_written(modules: Modules) -> None:
+    def indented(json_text: str) -> Any:
+        return modules.call("answer_view", f"return it.indented({json.dumps(json_text)});")
+
+    assert indented('{"a":[1.0, 12345678901234567890],\n"b{,":{"c" :"x, \\"y\\": [ ]"},"d":{ },"e":[]}') == (
+        '{\n  "a": [\n    1.0,\n    12345678901234567890\n  ],\n'
+        '  "b{,": {\n    "c": "x, \\"y\\": [ ]"\n  },\n  "d": {},\n  "e": []\n}'
+    )
+    assert indented('{"a": "b') is None
+
+
+def test_an_answer_is_shown_in_its_order_and_only_a_call_without_an_end_is_marked(modules: Modules) -> None:
+    def shown(deltas: list[dict[str, Any]], *, is_complete: bool) -> list[list[str]]:
+        """Tag and text of each part."""
+        body = f"""
+          const output = document.createElement("div");
+          const view = new it.AnswerView(output);
+          const brought = {json.dumps(deltas)}.map((delta) => view.add(delta));
+          if (brought.pop() || brought.includes(false)) return "only the last delta brings nothing";
+          view.end({json.dumps(is_complete)});
+          return [...output.childNodes].map((part) => [part.nodeName, part.textContent]);
+        """
+        answer: list[list[str]] = modules.call("answer_view", body)
+        return answer
+
+    def call(index: int, arguments: str, **function: str) -> dict[str, Any]:
+        return {"tool_calls": [{"index": index, "function": {**function, "arguments": arguments}}]}
+
+    deltas = [
+        *({"reasoning": "Hm"}, {"reasoning_content": " <b>!"}, {"content": "a"}, {"content": "<i>"}),
+        *(call(0, "", name="f"), call(0, '{"x"'), call(0, ": 1}"), call(1, "{", name="g<b>"), call(1, "}")),
+        {"content": None, "reasoning": ""},
+    ]
+    before = [["DETAILS", "ReasoningHm <b>!"], ["#text", "a<i>"], ["FIGURE", 'Calls f{\n  "x": 1\n}']]
+    assert shown(deltas, is_complete=True) == [*before, ["FIGURE", "Calls g<b>{}"]]
+    assert shown(deltas, is_complete=False) == [*before, ["FIGURE", "Calls g<b> · cut off{}"]]
+    assert shown([call(0, '{"x', name="f"), {}], is_complete=True) == [["FIGURE", 'Calls f · cut off{"x']]

@@ -1,5 +1,6 @@
 /** Sends a request through the API that all clients use, and shows the answer as it comes. */
 
+import { AnswerView } from "./answer_view.js";
 import { Refused } from "./api.js";
 import { byId, fill, h, setText } from "./dom.js";
 import { count, duration } from "./format.js";
@@ -15,7 +16,9 @@ export class Playground {
     this.models = byId("play-model");
     this.send = byId("play-send");
     this.stop = byId("play-stop");
-    this.output = byId("play-answer");
+    this.view = new AnswerView(byId("play-answer"));
+    this.endpoint = byId("play-endpoint");
+    this.tools = byId("play-tools");
     this.facts = byId("play-facts");
     this.state = h("span");
     this.link = h("button", { type: "button", class: "link", onclick: () => this.openTimeline(this.requestId) }, "Where did its time go?");
@@ -27,6 +30,8 @@ export class Playground {
       this.#ask();
     });
     this.stop.addEventListener("click", () => this.running?.abort());
+    this.endpoint.addEventListener("change", () => { this.tools.disabled = !this.#isChat; });
+    this.tools.addEventListener("input", () => this.tools.setCustomValidity(jsonProblem(this.tools.value)));
   }
 
   /** Offers these models. @param {string[]} models */
@@ -41,7 +46,7 @@ export class Playground {
   /** Ends a running request and forgets the last answer. */
   clear() {
     this.running?.abort();
-    fill(this.output);
+    this.view.clear();
     fill(this.facts);
   }
 
@@ -50,12 +55,12 @@ export class Playground {
     this.running = attempt;
     this.send.disabled = true;
     this.stop.disabled = false;
-    fill(this.output);
+    this.view.clear();
     fill(this.facts, this.state);
     setText(this.state, "Waiting for the first token …");
     const answer = { startedAt: performance.now(), firstAt: null, lastAt: 0, pieces: 0, tokens: null, finish: "" };
     try {
-      const response = await this.api.post(byId("play-endpoint").value, this.#request(), attempt.signal);
+      const response = await this.api.post(this.endpoint.value, this.#request(), attempt.signal);
       this.requestId = response.headers.get("x-request-id") ?? "";
       await this.#read(response, answer, attempt.signal);
       setText(this.state, facts(answer, answer.finish === "" ? "ended" : `ended (${answer.finish})`));
@@ -66,6 +71,7 @@ export class Playground {
         if (error instanceof Refused) this.requestId = error.requestId;
       } else throw error;
     } finally {
+      this.view.end(answer.finish === "tool_calls");
       const focusIsLost = document.activeElement === this.stop;
       this.running = null;
       this.send.disabled = false;
@@ -75,12 +81,17 @@ export class Playground {
     }
   }
 
+  get #isChat() {
+    return this.endpoint.value.endsWith("chat/completions");
+  }
+
   #request() {
     const prompt = byId("play-prompt").value;
-    const isChat = byId("play-endpoint").value.endsWith("chat/completions");
+    const tools = this.#isChat ? this.tools.value.trim() : "";
     return {
       model: this.models.value,
-      ...(isChat ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
+      ...(this.#isChat ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
+      ...(tools === "" ? {} : { tools: JSON.parse(tools) }),
       max_tokens: Number(byId("play-max-tokens").value),
       temperature: Number(byId("play-temperature").value),
       stream: true,
@@ -90,23 +101,18 @@ export class Playground {
 
   /** @param {Response} response @param {Answer} answer @param {AbortSignal} signal */
   async #read(response, answer, signal) {
-    const text = document.createTextNode("");
-    this.output.append(text);
     for await (const { data } of serverEvents(response)) {
       signal.throwIfAborted(); // events that had arrived before the user stopped are not shown
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
       if (chunk.error) throw new AnswerFailed(chunk.error.message);
       const choice = chunk.choices?.[0];
-      const piece = choice?.delta?.content ?? choice?.text ?? "";
       answer.finish = choice?.finish_reason ?? answer.finish;
       answer.tokens = chunk.usage?.completion_tokens ?? answer.tokens;
-      if (piece === "") continue;
+      if (!this.view.add(choice?.delta ?? { content: choice?.text })) continue;
       answer.lastAt = performance.now();
       answer.firstAt ??= answer.lastAt;
       answer.pieces += 1;
-      text.appendData(piece);
-      this.output.scrollTop = this.output.scrollHeight;
       setText(this.state, facts(answer, "streaming"));
     }
   }
@@ -114,6 +120,16 @@ export class Playground {
 
 /** An error that came after the first event. */
 class AnswerFailed extends Error {}
+
+/** Why a text is not JSON. @param {string} text @returns {string}  "": it is JSON, or blank */
+function jsonProblem(text) {
+  try {
+    if (text.trim() !== "") JSON.parse(text);
+    return "";
+  } catch (error) {
+    return `This is not JSON: ${/** @type {SyntaxError} */ (error).message}`;
+  }
+}
 
 /** @param {Answer} answer @param {string} state */
 function facts({ startedAt, firstAt, lastAt, pieces, tokens }, state) {
