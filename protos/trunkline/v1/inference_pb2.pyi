@@ -222,8 +222,8 @@ Global___Tool: _TypeAlias = Tool  # noqa: Y015
 
 @_typing.final
 class ChatMessages(_message.Message):
-    """A prompt given as a conversation, which is rendered with the model's chat template. One with calls of tools, or with
-    tools, is refused if the template has no place for them.
+    """A prompt given as a conversation, which is rendered with the model's chat template. One with tools, calls of tools or
+    their results is refused if the template has no place for them.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -8,6 +8,7 @@ import json
 import secrets
 from collections.abc import Mapping
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError
@@ -19,14 +20,17 @@ from trunkline_router.prompts.conversation import (
     CONTENT,
     DOCUMENTS,
     FIELD,
-    TOOL_CALLS,
+    PLAIN,
+    TOOL,
     TOOLS,
+    ToolStyle,
     Values,
     json_object,
     template_documents,
     template_messages,
     template_tools,
 )
+from trunkline_router.prompts.tool_trial import ToolPlaces, tool_places
 from trunkline_runtime.template_syntax import TAGS
 
 VARIABLES = "template_variables"
@@ -37,22 +41,37 @@ MAX_RENDERED_BYTES = 8 << 20  # a template that writes more than this for one co
 
 
 class ChatTemplate:
-    """A compiled template. Raises ValueError if the source does not compile."""
+    """A compiled template, and the one for conversations with tools if that is another one. Raises ValueError if a
+    source does not compile."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], for_tools: str | None = None) -> None:
+        self._for_tools = ChatTemplate(for_tools, special_tokens) if for_tools else None
         try:
             self._template = _environment().from_string(source)
         except Exception as error:  # compiling evaluates the template's constants, which can raise anything
             raise ValueError(f"the chat template does not compile: {error}") from None
-        self._names = frozenset(name for name in (CONTENT, TOOL_CALLS, TOOLS, DOCUMENTS, EFFORT) if name in source)
+        self._names = frozenset(name for name in (CONTENT, TOOL, TOOLS, DOCUMENTS, EFFORT) if name in source)
         self._special_tokens = special_tokens
 
     def render(self, chat: ChatMessages) -> str:
         """The text of a prompt that check_conversation() lets pass. Raises RequestRefused (INVALID_REQUEST) if a part
         is not allowed, or the template has no place for it or refuses it."""
-        messages, tools = template_messages(chat.messages), template_tools(chat.tools)
+        if chat.tools and self._for_tools:
+            return self._for_tools.render(chat)
+        style = PLAIN
+        if chat.tools or any(message.parts or message.role == TOOL for message in chat.messages):
+            style = self._tool_places.style
+            self._check_places(chat)
+        return self._rendered(chat, style)
+
+    @cached_property
+    def _tool_places(self) -> ToolPlaces:
+        names_tools = TOOL in self._names
+        return tool_places(self._rendered) or ToolPlaces(keeps_calls=names_tools, keeps_results=names_tools)
+
+    def _rendered(self, chat: ChatMessages, style: ToolStyle) -> str:
+        messages, tools = template_messages(chat.messages, style), template_tools(chat.tools, style)
         documents, variables = template_documents(chat.documents), _variables(chat.template_variables)
-        self._check_places(messages, tools)
         if documents and DOCUMENTS not in self._names:
             raise invalid(f"{FIELD}.{DOCUMENTS}", "the model's chat template has no place for documents")
         if variables.get(EFFORT, NO_EFFORT) != NO_EFFORT and EFFORT not in self._names:
@@ -76,12 +95,16 @@ class ChatTemplate:
         kept = text[:end] if text.startswith(" ", end + len(mark)) else text[:end].rstrip()
         return kept.replace(mark + " ", "").replace(mark, "")  # the template may repeat the message
 
-    def _check_places(self, messages: list[Values], tools: list[Values] | None) -> None:
-        """Raises RequestRefused (INVALID_REQUEST) if the template would leave out tools or calls of them."""
-        if tools and TOOLS not in self._names:
+    def _check_places(self, chat: ChatMessages) -> None:
+        """Raises RequestRefused (INVALID_REQUEST) if the template would leave out tools, calls of them or results."""
+        if chat.tools and TOOLS not in self._names:
             raise invalid(f"{FIELD}.{TOOLS}", "the model's chat template has no place for tools")
-        if TOOL_CALLS not in self._names and any(TOOL_CALLS in message for message in messages):
+        kinds = {part.WhichOneof("part") for message in chat.messages for part in message.parts}
+        if "tool_call" in kinds and not self._tool_places.keeps_calls:
             raise invalid(f"{FIELD}.messages", "the model's chat template has no place for calls of tools")
+        has_results = "tool_result" in kinds or any(message.role == TOOL for message in chat.messages)
+        if has_results and not self._tool_places.keeps_results:
+            raise invalid(f"{FIELD}.messages", "the model's chat template has no place for results of tools")
 
     def _render(self, given: Mapping[str, Any], *, add_generation_prompt: bool) -> str:
         parts: list[str] = []

@@ -7,7 +7,10 @@ parsed in the process that renders, because it may take long.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, NoReturn
 
 from trunkline.status import invalid
@@ -26,6 +29,34 @@ JOINT = "\n"  # between texts that become one, as in vLLM
 TEXT_ALONE = "is not supported: the models that are served read text alone"
 
 Values = dict[str, Any]  # a message or a tool as a template gets it
+_SHORT_ID = re.compile("[A-Za-z0-9]{9}")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolStyle:
+    """How a template gets tools and their calls (tool_trial.py). By default as transformers has them.
+
+    short_ids: ids of calls have nine letters and digits; others are replaced by hashes (Mistral)
+    text_arguments: arguments are the text of an object (DeepSeek V3)
+    null_content: a message with calls and without text has the content None (DeepSeek R1)
+    whole_tools: every tool has a description and parameters (gpt-oss, Hermes 2)
+    one_text: the text beside calls is part of the reasoning, if there is any (gpt-oss)
+    """
+
+    short_ids: bool = False
+    text_arguments: bool = False
+    null_content: bool = False
+    whole_tools: bool = False
+    one_text: bool = False
+
+    def call_id(self, call_id: str) -> str:
+        """Equal ids stay equal."""
+        if not self.short_ids or not call_id or _SHORT_ID.fullmatch(call_id):
+            return call_id
+        return sha256(call_id.encode()).hexdigest()[:9]
+
+
+PLAIN = ToolStyle()
 
 
 def check_conversation(chat: ChatMessages) -> None:
@@ -41,7 +72,7 @@ def check_conversation(chat: ChatMessages) -> None:
             raise invalid(f"{FIELD}.messages", f"message {index} has no role")
 
 
-def template_messages(messages: Iterable[ChatMessage]) -> list[Values]:
+def template_messages(messages: Iterable[ChatMessage], style: ToolStyle = PLAIN) -> list[Values]:
     """Returns the messages for a template. Raises RequestRefused (INVALID_REQUEST) for a part that is not allowed."""
     made: list[Values] = []
     num_parts = 0
@@ -52,15 +83,15 @@ def template_messages(messages: Iterable[ChatMessage]) -> list[Values]:
         num_parts += len(message.parts) + sum(len(part.tool_result.parts) for part in message.parts)
         if num_parts > MAX_PARTS:
             raise invalid(f"{FIELD}.messages", f"the messages have more than {MAX_PARTS} parts")
-        made += _messages_of_parts(message, f"{FIELD}.messages[{index}]")
+        made += _messages_of_parts(message, f"{FIELD}.messages[{index}]", style)
     return made
 
 
-def template_tools(tools: Sequence[Tool]) -> list[Values] | None:
+def template_tools(tools: Sequence[Tool], style: ToolStyle = PLAIN) -> list[Values] | None:
     """Returns the tools for a template; None if there are none. Raises RequestRefused (INVALID_REQUEST)."""
     if len(tools) > MAX_TOOLS:
         raise invalid(f"{FIELD}.tools", f"{len(tools)} tools are more than {MAX_TOOLS}")
-    return [_tool(tool, f"{FIELD}.tools[{index}]") for index, tool in enumerate(tools)] or None
+    return [_tool(tool, f"{FIELD}.tools[{index}]", style) for index, tool in enumerate(tools)] or None
 
 
 def template_documents(documents: str) -> list[Values] | None:
@@ -91,7 +122,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
-def _messages_of_parts(message: ChatMessage, where: str) -> Iterator[Values]:
+def _messages_of_parts(message: ChatMessage, where: str, style: ToolStyle) -> Iterator[Values]:
     """A message for each result of a tool, then one for all other parts."""
     if message.content:
         raise invalid(f"{where}.content", "must be empty beside parts")
@@ -106,11 +137,14 @@ def _messages_of_parts(message: ChatMessage, where: str) -> Iterator[Values]:
         elif kind == "reasoning":
             thoughts.append(part.reasoning)
         elif kind == "tool_call":
-            calls.append(_call(part.tool_call, field))
+            calls.append(_call(part.tool_call, field, style))
         else:
-            yield _result(part.tool_result, field)
+            yield _result(part.tool_result, field, style)
+    if style.one_text and thoughts and calls:
+        thoughts, texts = [*thoughts, *texts], []
     if texts or thoughts or calls:
-        made: Values = {"role": message.role, CONTENT: JOINT.join(texts)}
+        content = None if style.null_content and calls and not texts else JOINT.join(texts)
+        made: Values = {"role": message.role, CONTENT: content}
         if thoughts:
             made = dict.fromkeys(REASONING_NAMES, JOINT.join(thoughts)) | made
         if calls:
@@ -130,12 +164,16 @@ def _parts(parts: Iterable[ChatPart], where: str) -> Iterator[tuple[str, str, Ch
         yield field, kind, part
 
 
-def _call(call: ToolCall, field: str) -> Values:
-    function = {"name": _named(call.name, field), "arguments": json_object(call.arguments, f"{field}.arguments")}
-    return _given(id=call.id) | {"type": "function", "function": function}
+def _call(call: ToolCall, field: str, style: ToolStyle) -> Values:
+    arguments = json_object(call.arguments, f"{field}.arguments")
+    function = {
+        "name": _named(call.name, field),
+        "arguments": (call.arguments or "{}") if style.text_arguments else arguments,
+    }
+    return _given(id=style.call_id(call.id)) | {"type": "function", "function": function}
 
 
-def _result(result: ToolResult, where: str) -> Values:
+def _result(result: ToolResult, where: str, style: ToolStyle) -> Values:
     texts = [result.content] if result.content or not result.parts else []
     if texts and result.parts:
         raise invalid(f"{where}.content", "must be empty beside parts")
@@ -143,15 +181,18 @@ def _result(result: ToolResult, where: str) -> Values:
         if kind != "text":
             raise invalid(field, "the result of a tool consists of texts")
         texts.append(part.text)
-    return {"role": TOOL, CONTENT: JOINT.join(texts)} | _given(tool_call_id=result.call_id, name=result.name)
+    call_id = style.call_id(result.call_id)
+    return {"role": TOOL, CONTENT: JOINT.join(texts)} | _given(tool_call_id=call_id, name=result.name)
 
 
-def _tool(tool: Tool, field: str) -> Values:
+def _tool(tool: Tool, field: str, style: ToolStyle) -> Values:
     if tool.strict:
         raise invalid(f"{field}.strict", "is not supported: output is not constrained")
     function: Values = {"name": _named(tool.name, field)} | _given(description=tool.description)
     if tool.parameters:
         function["parameters"] = json_object(tool.parameters, f"{field}.parameters")
+    if style.whole_tools:
+        function = {"description": "", "parameters": {"type": "object", "properties": {}}} | function
     return {"type": "function", "function": function}
 
 

@@ -131,9 +131,9 @@ def compiled(template: bytes) -> ChatTemplate:
         raise invalid(FIELD, str(error)) from None
 
 
-def template_source(source: str, special_tokens: Mapping[str, str]) -> bytes:
-    """A chat template as it is sent to helper processes."""
-    return json.dumps({"source": source, "special_tokens": dict(special_tokens)}).encode()
+def template_source(source: str, special_tokens: Mapping[str, str], for_tools: str | None = None) -> bytes:
+    """A chat template as it is sent to helper processes: the arguments of ChatTemplate."""
+    return json.dumps({"source": source, "special_tokens": dict(special_tokens), "for_tools": for_tools}).encode()
 
 
 def refusal(job: str, error: BaseException) -> RequestRefused:

@@ -56,10 +56,10 @@ class PromptTokenizer:
         self._helpers = helpers
         self._template, self.rendering, self.template_problem = b"", b"", config.template_problem
         if config.template is not None:
-            if problem := syntax_problem(config.template):
+            if problem := syntax_problem(config.template) or syntax_problem(config.template_for_tools or ""):
                 self.template_problem = f"the chat template cannot be used: {problem}"
             else:
-                self._template = template_source(config.template, config.special_tokens)
+                self._template = template_source(config.template, config.special_tokens, config.template_for_tools)
                 self.rendering = sha256(self._template).digest()
         self._model = (self._source.name, self.rendering)  # of a tenant's account at the helper processes
         self._token_bytes: TokenBytes | RequestRefused | None = None

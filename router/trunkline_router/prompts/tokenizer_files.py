@@ -21,7 +21,8 @@ SPECIAL_TOKENS = "special_tokens_map.json"
 TEMPLATE = "chat_template.jinja"
 NAMED_TEMPLATES = "additional_chat_templates/"
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-DEFAULT = "default"  # of several templates, the one for conversations without tools
+# Names of templates: of several, the one for conversations without tools, and the one for those with tools.
+DEFAULT, FOR_TOOLS = "default", "tool_use"
 # Largest cheap tokenizer.json: reading it takes some 40 ms.
 CHEAP_BYTES = 1 << 20
 # Longest token or rule of a cheap tokenizer: published ones have at most a few hundred characters.
@@ -43,13 +44,14 @@ class ConfigError(Exception):
 @dataclass(frozen=True, slots=True)
 class TokenizerConfig:
     """`special_tokens`: text by name, as templates expect them. `template`: None if there is none or if it cannot be
-    used; in the latter case `template_problem` has the reason."""
+    used; in the latter case `template_problem` has the reason. `template_for_tools`: None if it is the same."""
 
     special_tokens: dict[str, str]
     add_bos: bool
     add_eos: bool
     template: str | None
     template_problem: str = ""
+    template_for_tools: str | None = None
 
 
 def read_tokenizer_config(files: Mapping[str, bytes], *, padding_token: str | None = None) -> TokenizerConfig:
@@ -61,11 +63,11 @@ def read_tokenizer_config(files: Mapping[str, bytes], *, padding_token: str | No
     tokens = _special_tokens(config, _json_object(files, SPECIAL_TOKENS), padding_token)
     problem = ""
     try:
-        template = _template(files, config)
+        template, for_tools = _templates(files, config)
     except ConfigError as error:
-        template, problem = None, str(error)
+        template, for_tools, problem = None, None, str(error)
     return TokenizerConfig(
-        tokens, bool(config.get("add_bos_token")), bool(config.get("add_eos_token")), template, problem
+        tokens, bool(config.get("add_bos_token")), bool(config.get("add_eos_token")), template, problem, for_tools
     )
 
 
@@ -118,17 +120,20 @@ def _content(token: Any) -> str | None:
     return token
 
 
-def _template(files: Mapping[str, bytes], config: dict[str, Any]) -> str | None:
-    """The default template: from template files if there are any, else from the configuration; None if there is none.
-
-    Raises ConfigError if the templates cannot be used.
+def _templates(files: Mapping[str, bytes], config: dict[str, Any]) -> tuple[str | None, str | None]:
+    """The default template and the one for tools: from template files if there are any, else from the configuration;
+    None if there is none. Raises ConfigError if the templates cannot be used.
     """
     named = _template_files(files) or _configured_templates(config.get("chat_template"))
     if not named:
-        return None
+        return None, None
     if DEFAULT not in named:
         raise ConfigError(f"the model has several chat templates, and none of them is called {DEFAULT!r}")
-    source = named[DEFAULT]
+    return _source(named[DEFAULT]), _source(named[FOR_TOOLS]) if FOR_TOOLS in named else None
+
+
+def _source(source: Any) -> str:
+    """A template's text. Raises ConfigError if it is none."""
     if not isinstance(source, str | bytes):
         raise ConfigError("the model's chat template is not a text")
     try:

@@ -72,6 +72,9 @@ def test_special_tokens_and_the_template_are_those_of_transformers(files: dict[s
     except ValueError:
         expected = None
     assert with_plain_lines(ours.template) == with_plain_lines(expected)
+    if expected is not None:
+        for_tools = theirs.get_chat_template(tools=[{}])
+        assert with_plain_lines(ours.template_for_tools or ours.template) == with_plain_lines(for_tools)
     has_any = theirs.chat_template is not None
     assert bool(ours.template_problem) == (has_any and expected is None)
 
