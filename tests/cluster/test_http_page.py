@@ -13,7 +13,8 @@ from tests.cluster.http_page import PAGE, error_rows, examples, limit_rows, prot
 from tests.cluster.processes import Served, script
 from trunkline_router.access.identity.needed_roles import PATHS
 from trunkline_router.edge.anthropic_requests import ConversationFields, CountRequest, MessageRequest
-from trunkline_router.edge.openai.chat import ChatRequest, Message
+from trunkline_router.edge.openai.chat import ChatRequest
+from trunkline_router.edge.openai.chat_fields import Message
 from trunkline_router.edge.openai.completion_request import CompletionRequest
 from trunkline_router.edge.openai.models_and_tokens import DetokenizeBody, TokenizeBody
 from trunkline_router.edge.request_fields import Fields, GenerationFields, StreamOptions

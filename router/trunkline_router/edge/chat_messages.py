@@ -7,7 +7,7 @@ part by name.
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from trunkline.v1.inference_pb2 import ChatMessage, ChatPart
+from trunkline.v1.inference_pb2 import ChatMessage, ChatPart, ToolResult
 from trunkline_router.prompts.conversation import JOINT
 
 # Templates know "system", which developers' instructions were called before.
@@ -44,6 +44,12 @@ def chat_message(role: str, content: str | Sequence[Piece]) -> ChatMessage:
     except TypeError:  # one of them is no text
         parts = [ChatPart(text=piece) if isinstance(piece, str) else piece for piece in content]
         return ChatMessage(role=role, parts=parts)
+
+
+def result_part(call_id: str | None, content: str | Sequence[Piece], name: str | None = None) -> ChatPart:
+    """Returns what a tool returned.  name: the tool's, if the protocol has it there"""
+    text = content if isinstance(content, str) else JOINT.join(content)  # type: ignore[arg-type]  # parts are texts
+    return ChatPart(tool_result=ToolResult(call_id=call_id or "", name=name or "", content=text))
 
 
 def merged(turns: Iterable[Turn]) -> list[ChatMessage]:

@@ -279,17 +279,26 @@ class GenerationFields(ChoiceFields):
 
 
 def template_variables(values: dict[str, Any] | None) -> str:
-    """Returns chat_template_kwargs as JSON. Raises RequestRefused (INVALID_REQUEST) if they are too long, or have a
-    number that is infinite or an integer of more than 64 bits."""
+    """Returns chat_template_kwargs as JSON. Raises RequestRefused (INVALID_REQUEST) if they are too long, and as
+    json_text()."""
     if not values:
         return ""
+    text = json_text(values, "chat_template_kwargs")
+    if len(text.encode()) > MAX_TEMPLATE_KWARGS_BYTES:
+        raise invalid("chat_template_kwargs", f"has more than {MAX_TEMPLATE_KWARGS_BYTES} bytes")
+    return text
+
+
+def json_text(value: object, field: str) -> str:
+    """Returns a field's value as JSON. Raises RequestRefused (INVALID_REQUEST) if it has a number that is infinite or
+    an integer of more than 64 bits."""
     try:
-        # For the longest body orjson takes 40 ms, and json half a second; but orjson writes null for infinity.
-        if len(orjson.dumps(values)) > MAX_TEMPLATE_KWARGS_BYTES:
-            raise invalid("chat_template_kwargs", f"has more than {MAX_TEMPLATE_KWARGS_BYTES} bytes")
-        return json.dumps(values, allow_nan=False)
+        text = orjson.dumps(value).decode()
+        if "null" in text:  # orjson writes it for infinity, too
+            json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise invalid("chat_template_kwargs", str(error).lower()) from None
+        raise invalid(field, str(error).lower()) from None
+    return text
 
 
 def validated(kind: type[Body], body: dict[str, Any]) -> Body:
@@ -311,10 +320,10 @@ def validated(kind: type[Body], body: dict[str, Any]) -> Body:
 
 
 def _num_parts(value: list[Any] | dict[str, Any]) -> int:
-    """The number of parts of all messages' contents, if the value is a conversation: to check and convert each takes
+    """The number of parts and calls of all messages, if the value is a conversation: to check and convert each takes
     five microseconds."""
-    contents = [item.get("content") for item in value if isinstance(item, dict)]
-    return sum(len(content) for content in contents if isinstance(content, list))
+    lists = [item.get(name) for item in value if isinstance(item, dict) for name in ("content", "tool_calls")]
+    return sum(len(parts) for parts in lists if isinstance(parts, list))
 
 
 def wrong_field(error: ValidationError) -> RequestRefused:
@@ -354,13 +363,20 @@ def _known_names() -> frozenset[str]:
 
 SAMPLING = "sampling."  # its fields are fields of the body over HTTP
 
-FieldNames = Mapping[str, str]  # from the shared path's names, without SAMPLING, to an endpoint's
+FieldNames = Callable[[str], str]  # from the shared path's name of a field, without SAMPLING, to an endpoint's
 
 
 def prompt_named(name: str, **more: str) -> FieldNames:
-    """Returns the names of an endpoint whose field `name` has the prompt."""
+    """Returns the names of an endpoint whose field `name` has the prompt. Of a conversation's message, no part is
+    named: endpoints have other parts."""
     prompts = dict.fromkeys(("prompt", "text", "token_ids", "chat", "chat.messages"), name)
-    return {**prompts, "template_variables": "chat_template_kwargs", **more}
+    chat = {"chat.tools": "tools", "chat.documents": "documents", "template_variables": "chat_template_kwargs"}
+    return partial(_named, {**prompts, **chat, **more})
+
+
+def _named(names: Mapping[str, str], field: str) -> str:
+    name, bracket, index = field.partition(".parts[")[0].partition("[")
+    return names.get(name, name) + bracket + index
 
 
 @contextmanager
@@ -375,8 +391,7 @@ def refusals_named(names: FieldNames) -> Iterator[None]:
 def renamed(refused: RequestRefused, names: FieldNames) -> RequestRefused:
     """Returns the refusal with its field as the clients of an endpoint name it, in its message too."""
     field = refused.field
-    name, bracket, index = field.removeprefix(SAMPLING).partition("[")
-    name = names.get(name, name) + bracket + index
+    name = names(field.removeprefix(SAMPLING))
     if field and refused.message.startswith(f"{field}: "):
         refused.message = f"{name}: {refused.message.removeprefix(f'{field}: ')}"
     refused.field = name

@@ -3,36 +3,36 @@
 import asyncio
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from trunkline.sampling_params import MAX_TOP_LOGPROBS
 from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import OutputChunk
-from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, GenerateResponse
-from trunkline_router.edge.chat_messages import Piece, chat_message, pieces
+from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from trunkline_router.edge.http_call import CollectedAnswer, HttpCall, answer_of
+from trunkline_router.edge.openai.chat_fields import (
+    CHAT_NAMES,
+    MAX_COMPLETION_NAMES,
+    NO_AUDIO,
+    OLD_CALLS,
+    ChatFields,
+    Messages,
+)
 from trunkline_router.edge.openai.openai_answer import Json, OpenAiAnswer
 from trunkline_router.edge.openai.token_details import LogprobsBound, PromptDetails, chat_logprobs
 from trunkline_router.edge.request_fields import (
     GUIDED,
     NOT_YET,
-    TOOLS,
     FieldNames,
-    Fields,
     GenerationFields,
     MaxTokens,
     ModelName,
     Strings,
-    prompt_named,
-    template_variables,
 )
-from trunkline_router.prompts.conversation import MAX_MESSAGES, TEXT_ALONE
+from trunkline_router.prompts.conversation import TEXT_ALONE
 from trunkline_router.request.request_call import NO_EXTRAS, Extras
-
-MAX_PARTS = 4096  # of a message
-NO_AUDIO = "is not supported: audio is not served"
 
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 
@@ -50,81 +50,6 @@ async def chat_completions(call: HttpCall) -> None:
     await call.answer(responses, ChatAnswer(call, request, details), streams=request.stream)
 
 
-class Part(Fields):
-    """A part of a message's content."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-
-    unserved: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("image_url", "input_audio", "audio_url", "video_url", "file"), "is not supported: the models read text alone"
-    )
-    # What clients send along: Anthropic's caching marks, and parts of an earlier answer.
-    ignored: ClassVar[frozenset[str]] = frozenset(
-        {"cache_control", "annotations", "logprobs", "citations", "prompt_cache_breakpoint"}
-    )
-
-    def piece(self, where: str) -> Piece:
-        """Returns the part's text. Raises RequestRefused (INVALID_REQUEST) for other kinds of content."""
-        if self.type in ("text", "input_text", "output_text") and self.text is not None:
-            return self.text
-        if self.type == "refusal" and self.refusal is not None:
-            return self.refusal
-        raise invalid(where, f"content of type {self.type[:32]!r} {TEXT_ALONE}")
-
-
-class Message(Fields):
-    """One message of a conversation."""
-
-    role: Literal["developer", "system", "user", "assistant", "tool", "function"]
-    content: str | Annotated[list[Part], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
-    name: str | None = None
-
-    # An assistant's message comes back as it was sent to the client.
-    ignored: ClassVar[frozenset[str]] = frozenset({"refusal", "annotations", "name"})
-    unserved: ClassVar[Mapping[str, str]] = {
-        "tool_calls": TOOLS,
-        "function_call": TOOLS,
-        "tool_call_id": TOOLS,
-        "audio": NO_AUDIO,
-        "reasoning": NOT_YET,
-        "reasoning_content": NOT_YET,
-    }
-
-    def proto(self, where: str) -> ChatMessage:
-        """Returns the message for the chat template. Raises RequestRefused (INVALID_REQUEST)."""
-        if self.role in ("tool", "function"):
-            raise invalid(f"{where}.role", f"{self.role!r} {TOOLS}")
-        return chat_message(self.role, pieces(self.content, f"{where}.content"))
-
-
-Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
-
-
-class ChatFields(Fields):
-    """A conversation, and how the model's template writes it."""
-
-    messages: Messages | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-    def chat(self) -> ChatMessages:
-        """Returns the conversation for the chat template. Raises RequestRefused (INVALID_REQUEST)."""
-        adds_prompt = self.add_generation_prompt
-        return ChatMessages(
-            messages=[message.proto(f"messages[{index}]") for index, message in enumerate(self.messages or ())],
-            add_generation_prompt=False if adds_prompt is None and self.continue_final_message else adds_prompt,
-            continue_final_message=bool(self.continue_final_message),
-            template_variables=template_variables(self.chat_template_kwargs),
-        )
-
-
-CHAT_NAMES = prompt_named("messages")
-MAX_COMPLETION_NAMES = prompt_named("messages", max_tokens="max_completion_tokens")
-
-
 class ChatRequest(ChatFields, GenerationFields):
     """A conversation to continue."""
 
@@ -137,13 +62,11 @@ class ChatRequest(ChatFields, GenerationFields):
     store: bool | None = None
     response_format: Any = None
     modalities: Strings | None = None
-    tool_choice: Any = None
 
-    ignored: ClassVar[frozenset[str]] = GenerationFields.ignored | {"parallel_tool_calls"}
     unserved: ClassVar[Mapping[str, str]] = {
         **GenerationFields.unserved,
-        **dict.fromkeys(("tools", "functions", "function_call"), TOOLS),
-        **dict.fromkeys(("prediction", "reasoning_effort", "verbosity", "web_search_options", "documents"), NOT_YET),
+        **dict.fromkeys(("functions", "function_call"), OLD_CALLS),
+        **dict.fromkeys(("prediction", "verbosity", "web_search_options"), NOT_YET),
         "audio": NO_AUDIO,
         "echo": "is not supported for chat completions",
         "chat_template": "is not supported: the model's own template is used",
@@ -160,8 +83,6 @@ class ChatRequest(ChatFields, GenerationFields):
             raise invalid("response_format", GUIDED)
         if self.modalities not in (None, ["text"]):
             raise invalid("modalities", "only text is served")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise invalid("tool_choice", TOOLS)
         if self.store:
             raise invalid("store", "chat completions are not stored; /v1/responses stores where it is configured")
 

@@ -11,9 +11,9 @@ from trunkline.v1.inference_pb2 import TokenizeRequest
 from trunkline.validation import max_total_tokens
 from trunkline_router.edge.http.json_body import json_list, packed
 from trunkline_router.edge.http_call import HttpCall
-from trunkline_router.edge.openai.chat import CHAT_NAMES, ChatFields
+from trunkline_router.edge.openai.chat_fields import CHAT_NAMES, ChatFields
 from trunkline_router.edge.openai.completion_request import COMPLETION_NAMES, IDS_SCHEMA
-from trunkline_router.edge.request_fields import FieldNames, Fields, refusals_named
+from trunkline_router.edge.request_fields import FieldNames, Fields, prompt_named, refusals_named
 from trunkline_router.workers.pool import Pool
 
 OWNER = "trunkline"
@@ -123,7 +123,7 @@ async def detokenize(call: HttpCall) -> None:
     """POST /detokenize."""
     body = await call.body(DetokenizeBody)
     inference, model = call.edge.inference, body.model or ""
-    with refusals_named({"token_ids": "tokens"}):
+    with refusals_named(prompt_named("tokens")):
         await inference.detokenizing_pool(model, len(body.tokens), call.caller)  # before an id is looked at
         ids = packed(body.tokens, "tokens")
         body.tokens.clear()  # they take several times as much memory as `ids`

@@ -8,7 +8,8 @@ from pydantic import Discriminator, Field, Tag
 from trunkline.status import invalid
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest
 from trunkline_router.edge.chat_messages import chat_message, pieces
-from trunkline_router.edge.openai.chat import Part, TopLogprobs
+from trunkline_router.edge.openai.chat import TopLogprobs
+from trunkline_router.edge.openai.chat_fields import Part
 from trunkline_router.edge.request_fields import (
     GUIDED,
     NOT_YET,

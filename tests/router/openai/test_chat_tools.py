@@ -1,0 +1,192 @@
+"""POST /v1/chat/completions with tools: what of them reaches the template, and what is refused."""
+
+import json
+import re
+from typing import Any
+
+from tests.router.fake_worker import FakeWorker
+from tests.router.openai.openai_rig import CHAT, OpenAiClient, client
+from tests.router.tokenizer_files import byte_tokenizer, tokenizer_files
+
+PATH = "/v1/chat/completions"
+# What a template gets, as JSON.
+SHOWING = "{{ {'messages': messages, 'tools': tools, 'effort': reasoning_effort|default(none)}|tojson }}"
+SHOWING += "{# content tool_calls #}"
+WEATHER = {
+    "name": "weather",
+    "description": "The weather of a place.",
+    "parameters": {"type": "object", "properties": {"place": {"type": "string", "default": None}}},
+}
+TOOLS = [{"type": "function", "function": WEATHER}]
+
+
+def call(arguments: str = '{"place": "Graz"}', **more: Any) -> dict[str, Any]:
+    return {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": arguments}, **more}
+
+
+def said(*calls: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": list(calls), **more}
+
+
+def worker(template: str = SHOWING, **options: Any) -> FakeWorker:
+    files = tokenizer_files(chat_template=template)
+    return FakeWorker("w", files=files, answer_format="hermes", context_length=1 << 16, **options)
+
+
+async def shown(asks: OpenAiClient, **body: Any) -> dict[str, Any]:
+    """What the template gets."""
+    answer = await asks.answer(PATH, **{"messages": CHAT, "return_token_ids": True, "max_tokens": 1, **body})
+    given: dict[str, Any] = json.loads(byte_tokenizer().decode(answer["prompt_token_ids"]))
+    counted = await asks.answer("/tokenize", **{"messages": CHAT, **body})
+    assert counted["tokens"] == answer["prompt_token_ids"]
+    return given
+
+
+async def test_tools_reach_the_template_as_they_were_sent() -> None:
+    strict = {"type": "function", "function": {**WEATHER, "strict": True}, "cache_control": {"type": "ephemeral"}}
+    bare = {"type": "function", "function": {"name": "now"}}
+    told: list[Any] = [{"tools": TOOLS}, {"tools": [strict]}, {"tools": TOOLS, "tool_choice": "auto"}]
+    untold: list[Any] = [
+        {},
+        {"tools": []},
+        *({"tools": TOOLS, "tool_choice": one} for one in ("none", {"type": "none"})),
+    ]
+    async with client(worker()) as asks:
+        assert [(await shown(asks, **body))["tools"] for body in told] == [TOOLS] * 3
+        assert [(await shown(asks, **body))["tools"] for body in untold] == [None] * 4
+        assert (await shown(asks, tools=[bare]))["tools"] == [bare]
+
+
+async def test_calls_results_and_reasoning_of_earlier_turns_reach_the_template() -> None:
+    other = call('{"place": "Linz"}', id="call_2", index=1)
+    turns = [
+        {"role": "user", "content": "Rain?"},
+        said(call(), other, content="I ask.", reasoning="Hm.", refusal=None, annotations=[], function_call=None),
+        {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+        {
+            "role": "tool",
+            "tool_call_id": "call_2",
+            "name": "weather",
+            "content": [{"type": "text", "text": "sun"}, {"type": "text", "text": "wind"}],
+        },
+        said(call(""), reasoning_content="Once more."),
+        {"role": "tool", "content": ""},
+        {"role": "assistant", "content": "Rain.", "tool_calls": [], "reasoning": "", "reasoning_content": None},
+    ]
+    async with client(worker()) as asks:
+        messages = (await shown(asks, messages=turns))["messages"]
+    called = {"name": "weather", "arguments": {"place": "Graz"}}
+    assert messages == [
+        {"role": "user", "content": "Rain?"},
+        {
+            "role": "assistant",
+            "content": "I ask.",
+            "thinking": "Hm.",
+            "reasoning_content": "Hm.",
+            "tool_calls": [
+                {"id": "call_1", "type": "function", "function": called},
+                {"id": "call_2", "type": "function", "function": {"name": "weather", "arguments": {"place": "Linz"}}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+        {"role": "tool", "tool_call_id": "call_2", "name": "weather", "content": "sun\nwind"},
+        {
+            "role": "assistant",
+            "content": "",
+            "thinking": "Once more.",
+            "reasoning_content": "Once more.",
+            "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": {}}}],
+        },
+        {"role": "tool", "content": ""},
+        {"role": "assistant", "content": "Rain."},
+    ]
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a tool of another kind": ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'web_search' is not supported"),
+    "a tool of a name alone": ({"tools": [{"type": "function"}]}, "tools[0].function", "field required"),
+    "a tool without a name": ({"tools": [{**TOOLS[0], "function": {"name": ""}}]}, "tools[0].function.name", "1"),
+    "a field of a function": (
+        {"tools": [{"type": "function", "function": {"name": "f", "mood": 1}}]},
+        "tools[0].function.mood",
+        "is not a known field",
+    ),
+    "too many tools": ({"tools": TOOLS * 1025}, "tools", "1024"),
+    "a required call": ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice", "cannot be enforced yet"),
+    "a named function": (
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "weather"}}},
+        "tool_choice",
+        "'function' is not supported: calls cannot be enforced yet",
+    ),
+    "allowed tools": ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "tool_choice", "enforced"),
+    "functions": ({"functions": [WEATHER]}, "functions", "replaced it by tools"),
+    "function_call": ({"function_call": "auto"}, "function_call", "replaced it by tools"),
+    "documents that are texts": ({"documents": ["a"]}, "documents[0]", ""),
+}  # fmt: skip
+
+REFUSED_MESSAGES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a function's result": ({"role": "function", "name": "f", "content": "1"}, "role", "replaced it by tools"),
+    "a function_call": ({"role": "assistant", "function_call": {"name": "f"}}, "function_call", "replaced it by tools"),
+    "a call of another kind": (
+        said({"id": "1", "type": "custom", "custom": {"name": "f", "input": ""}}),
+        "tool_calls[0].type",
+        "'custom' is not supported",
+    ),
+    "a call of a name alone": (said(call(), {"id": "1", "type": "function"}), "tool_calls[1].function", "required"),
+    "a call by a user": ({**said(call()), "role": "user"}, "tool_calls", "only allowed in messages of 'assistant'"),
+    "a user's reasoning": ({"role": "user", "content": "a", "reasoning": "b"}, "reasoning", "'assistant'"),
+    "a user's result": ({"role": "user", "content": "a", "tool_call_id": "b"}, "tool_call_id", "'tool'"),
+    "arguments as an object": (
+        said(call({"place": "Graz"})),  # type: ignore[arg-type]
+        "tool_calls[0].function.arguments",
+        "valid string",
+    ),
+    "arguments that are no JSON": (
+        said(call(), call('{"place": '), content="I ask.", reasoning="Hm."),
+        "tool_calls[1].function.arguments",
+        "must be a JSON object",
+    ),
+    "arguments that are no object": (said(call("[1]")), "tool_calls[0].function.arguments", "must be a JSON object"),
+    "a result that is an image": (
+        {"role": "tool", "tool_call_id": "1", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+        "content[0].image_url",
+        "is not supported",
+    ),
+}
+
+
+async def test_what_is_not_served_is_refused_by_the_name_that_the_client_gave_it() -> None:
+    async with client(worker(answer=1)) as asks:
+        for name, (body, param, why) in REFUSED.items():
+            error = await asks.refusal(PATH, **{"messages": CHAT, **body})
+            assert (error["param"], error["type"]) == (param, "invalid_request_error"), name
+            assert re.match(f"{re.escape(param)}: .*{re.escape(why)}", error["message"]), (name, error)
+        for name, (message, field, why) in REFUSED_MESSAGES.items():
+            for path in (PATH, "/tokenize"):
+                error = await asks.refusal(path, messages=[*CHAT, message])
+                param = f"messages[1].{field}"
+                assert error["param"] == param, (name, error)
+                assert re.match(f"{re.escape(param)}: .*{re.escape(why)}", error["message"]), (name, error)
+        for number in ("1e999", "-1e999", str(1 << 64)):
+            tool = {"type": "function", "function": {"name": "f", "parameters": {"maximum": "NUMBER"}}}
+            text = json.dumps({"model": "tiny", "messages": CHAT, "tools": [tool]}).replace('"NUMBER"', number)
+            refused = await asks.post(PATH, text.encode())
+            assert refused.json()["error"]["param"] == "tools[0].function.parameters"
+
+
+async def test_a_template_without_a_place_for_tools_refuses_them_by_name() -> None:
+    async with client(worker("{{ messages[0].content }}", answer=1)) as asks:
+        error = await asks.refusal(PATH, messages=CHAT, tools=TOOLS)
+        assert (error["param"], error["message"]) == (
+            "tools",
+            "tools: the model's chat template has no place for tools",
+        )
+        error = await asks.refusal(PATH, messages=[*CHAT, said(call())])
+        assert error["param"] == "messages"
+
+
+async def test_the_effort_of_reasoning_is_a_variable_of_the_template() -> None:
+    async with client(worker()) as asks:
+        assert (await shown(asks, reasoning_effort="low"))["effort"] == "low"
+        given = await shown(asks, reasoning_effort="low", chat_template_kwargs={"reasoning_effort": "high"})
+        assert given["effort"] == "high"
