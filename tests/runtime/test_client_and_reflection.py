@@ -22,6 +22,7 @@ from trunkline.v1.inference_pb2 import (
     GenerateRequest,
     GenerateResponse,
     ListModelsResponse,
+    Tool,
     ToolResult,
 )
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
@@ -124,6 +125,40 @@ PARTS = ChatMessages(
 def test_a_conversation_has_openais_form_or_that_of_the_contract(chat: Any) -> None:
     assert generate_request(chat, model="", n=None, request_id="", lane=None).chat == PARTS
     assert tokenize_request(chat, model="", special_tokens=True).chat == PARTS
+
+
+FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [{"type": "function", "function": FUNCTION}, Tool(name="f", description="d", parameters='{"type": "object"}')],
+)
+def test_a_tool_has_openais_form_or_that_of_the_contract(tool: Any) -> None:
+    request = generate_request(PARTS, model="", n=None, request_id="", lane=None, tools=[tool])
+    assert request.chat.tools == [Tool(name="f", description="d", parameters='{"type": "object"}')]
+    assert not PARTS.tools
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tool", "problem"),
+    [
+        ("x", {"type": "function", "function": FUNCTION}, "need a conversation"),
+        ([1], {"type": "function", "function": FUNCTION}, "need a conversation"),
+        (TOOL_USE, {"type": "custom", "custom": {"name": "f"}}, "must be a function"),
+        (TOOL_USE, FUNCTION, "must be a function"),
+        (TOOL_USE, {"type": "function", "function": FUNCTION | {"schema": {}}}, "must not have schema"),
+    ],
+)
+def test_a_tool_that_the_client_cannot_send_is_refused(prompt: Any, tool: Any, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        generate_request(prompt, model="", n=None, request_id="", lane=None, tools=[tool])
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_reasoning_has_either_name(name: str) -> None:
+    (message,) = tokenize_request([{"role": "assistant", name: "r"}], model="", special_tokens=True).chat.messages
+    assert message == ChatMessage(role="assistant", parts=[ChatPart(reasoning="r")])
 
 
 def test_a_part_that_the_client_cannot_send_is_named() -> None:

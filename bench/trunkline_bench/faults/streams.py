@@ -129,8 +129,8 @@ class Streams:
                 if chunk.first_token_index != len(tokens) or chunk.text_offset != text_bytes.get(piece.index, 0):
                     record.seams.append(f"choice {piece.index}: token {chunk.first_token_index} after {len(tokens)}")
                 tokens += piece.token_ids
-                record.text[piece.index] = record.text.get(piece.index, "") + piece.text
-                text_bytes[piece.index] = text_bytes.get(piece.index, 0) + len(piece.text.encode())
+                record.text[piece.index] = record.text.get(piece.index, "") + chunk.text
+                text_bytes[piece.index] = text_bytes.get(piece.index, 0) + len(chunk.text.encode())
                 record.logprobs.setdefault(piece.index, []).extend(
                     (entry.chosen.token_id, entry.chosen.logprob) for entry in piece.logprobs
                 )

@@ -21,12 +21,13 @@ from trunkline.client.call_terms import ASKS_READINESS, HEALTH_WATCH, SERVING, W
 from trunkline.client.client_requests import (
     Chat,
     GenerateOptions,
+    GivenTool,
     Prompt,
     detokenize_request,
     generate_request,
     tokenize_request,
 )
-from trunkline.client.completion import Choice, Collector, Completion, Piece, piece_of
+from trunkline.client.completion import Choice, Collector, Completion, Piece, Pieces
 from trunkline.client.direct import DirectPath
 from trunkline.client.grant_call import NotOffered
 from trunkline.client.retries import DEFAULT_RETRIES, Tries
@@ -125,6 +126,7 @@ class Client:
         timeout_s: float | None = None,
         lane: str | None = None,
         session: str = "",
+        tools: Sequence[GivenTool] = (),
         **sampling: Unpack[Sampling],
     ) -> AsyncGenerator[Piece, None]:
         """Streams the output as it arrives; leaving the loop cancels the request.
@@ -136,17 +138,19 @@ class Client:
         response is the lane that it runs in.
         session: groups requests of this tenant, for example by conversation; at most 256 bytes of printable ASCII.
         Under --policy session-affinity, a session's requests go to the worker of its last request.
+        tools: that the model may call, in a conversation.
         sampling: the parameters of sampling_params.Sampling, such as max_tokens=64, temperature=0.0, stop=["\\n"].
 
         Raises ValueError if the lane or the session is not allowed, and TrunklineError if the request fails.
         """
         request = generate_request(
-            prompt, model=self._terms.model(model), n=n, request_id=request_id, lane=lane, **sampling
+            prompt, model=self._terms.model(model), n=n, request_id=request_id, lane=lane, tools=tools, **sampling
         )
+        pieces = Pieces()
         async with aclosing(self._responses(request, timeout_s, session)) as responses:
             async for response in responses:
-                for chunk in response.chunks:
-                    yield piece_of(chunk, response)
+                for piece in pieces.of(response):
+                    yield piece
 
     async def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Completion:
         """Returns the whole answer when it is complete. Takes the options of generate(), and raises its errors."""

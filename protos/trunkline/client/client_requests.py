@@ -15,18 +15,22 @@ from trunkline.v1.inference_pb2 import (
     GenerateRequest,
     TokenIds,
     TokenizeRequest,
+    Tool,
     ToolResult,
 )
 from trunkline.validation import LANES
 
 # The fields of OpenAI's messages that are sent, and those that are left out, as routers do over HTTP.
-MESSAGE_FIELDS = frozenset({"role", "content", "reasoning_content", "tool_calls"})
+MESSAGE_FIELDS = frozenset({"role", "content", "reasoning", "reasoning_content", "tool_calls"})
 RESULT_FIELDS = frozenset({"role", "content", "tool_call_id", "name"})
 LEFT_OUT = frozenset({"name", "refusal", "annotations"})
+FUNCTION_FIELDS = frozenset({"name", "description", "parameters", "strict"})
 
 # A message: a (role, content) pair, a mapping of OpenAI's form such as {"role": …, "content": …}, or the contract's.
 Message = tuple[str, str] | Mapping[str, Any] | ChatMessage
 Chat = Sequence[Message] | ChatMessages
+# A tool: a mapping of OpenAI's form, {"type": "function", "function": {"name": …}}, or the contract's.
+GivenTool = Mapping[str, Any] | Tool
 Prompt = str | Sequence[int] | Chat  # text, token ids, or a conversation
 
 
@@ -39,13 +43,22 @@ class GenerateOptions(Sampling, total=False):
     timeout_s: float | None
     lane: str | None
     session: str
+    tools: Sequence[GivenTool]
 
 
 def generate_request(
-    prompt: Prompt, *, model: str, n: int | None, request_id: str, lane: str | None, **sampling: Unpack[Sampling]
+    prompt: Prompt,
+    *,
+    model: str,
+    n: int | None,
+    request_id: str,
+    lane: str | None,
+    tools: Sequence[GivenTool] = (),
+    **sampling: Unpack[Sampling],
 ) -> GenerateRequest:
     """A request with an id: a new one if `request_id` is empty, so that a failure can be looked up in servers' logs.
-    Raises ValueError if the lane or a field is unknown or has a wrong value."""
+    Raises ValueError if the lane or a field is unknown or has a wrong value, or if a prompt that is no conversation has
+    tools."""
     request = GenerateRequest(
         model=model,
         sampling=SamplingParams(**sampling),  # type: ignore[arg-type]  # None is an unset field
@@ -59,6 +72,10 @@ def generate_request(
         request.token_ids.CopyFrom(TokenIds(ids=prompt))  # type: ignore[arg-type]
     else:
         request.chat.CopyFrom(_chat(prompt))  # type: ignore[arg-type]
+        request.chat.tools.extend(map(_tool, tools))
+        return request
+    if tools:
+        raise ValueError("tools need a conversation as the prompt")
     return request
 
 
@@ -93,7 +110,7 @@ def _message(given: Message) -> ChatMessage:
         result = ToolResult(call_id=given["tool_call_id"], name=given.get("name", ""), parts=_texts(content))
         return ChatMessage(role=given["role"], parts=[ChatPart(tool_result=result)])
     calls = [ChatPart(tool_call=_call(call)) for call in given.get("tool_calls") or ()]
-    reasoning = given.get("reasoning_content")
+    reasoning = given.get("reasoning") or given.get("reasoning_content")
     if isinstance(content, str) and not calls and not reasoning:
         return ChatMessage(role=given["role"], content=content)
     thoughts = [ChatPart(reasoning=reasoning)] if reasoning else []
@@ -103,7 +120,7 @@ def _message(given: Message) -> ChatMessage:
 def _check_fields(given: Mapping[str, Any], known: frozenset[str]) -> None:
     if strange := sorted(name for name, value in given.items() if value and name not in known | LEFT_OUT):
         raise ValueError(f"a message like this must not have {', '.join(strange)}")
-    if not given.keys() & {"content", "reasoning_content", "tool_calls"}:
+    if not given.keys() & (MESSAGE_FIELDS - {"role"}):
         raise ValueError("a message must have content")
 
 
@@ -121,6 +138,23 @@ def _call(call: Mapping[str, Any]) -> ToolCall:
     name, arguments = call["function"]["name"], call["function"].get("arguments", "")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return ToolCall(id=call.get("id", ""), name=name, arguments=text)
+
+
+def _tool(given: GivenTool) -> Tool:
+    if isinstance(given, Tool):
+        return given
+    function = given.get("function")
+    if given.get("type") != "function" or not isinstance(function, Mapping):
+        raise ValueError("a tool must be a function")
+    if strange := sorted(function.keys() - FUNCTION_FIELDS):
+        raise ValueError(f"a function must not have {', '.join(strange)}")
+    parameters = function.get("parameters")
+    return Tool(
+        name=function["name"],
+        description=function.get("description") or "",
+        parameters=json.dumps(parameters, ensure_ascii=False) if parameters else "",
+        strict=bool(function.get("strict")),
+    )
 
 
 def _lane(name: str | None) -> "Lane.ValueType":

@@ -22,12 +22,13 @@ from trunkline.client.call_terms import ASKS_READINESS, HEALTH_WATCH, SERVING, W
 from trunkline.client.client_requests import (
     Chat,
     GenerateOptions,
+    GivenTool,
     Prompt,
     detokenize_request,
     generate_request,
     tokenize_request,
 )
-from trunkline.client.completion import Collector, Completion, Piece, piece_of
+from trunkline.client.completion import Collector, Completion, Piece, Pieces
 from trunkline.client.retries import DEFAULT_RETRIES, Tries
 from trunkline.client.worker_streams import time_left_s
 from trunkline.errors import TrunklineError, error_of
@@ -100,16 +101,17 @@ class SyncClient:
         timeout_s: float | None = None,
         lane: str | None = None,
         session: str = "",
+        tools: Sequence[GivenTool] = (),
         **sampling: Unpack[Sampling],
     ) -> Generator[Piece, None, None]:
         """Yields the output as it arrives; leaving the loop, or close() of the generator, cancels the request. The
         options and errors are those of Client.generate()."""
         request = generate_request(
-            prompt, model=self._terms.model(model), n=n, request_id=request_id, lane=lane, **sampling
+            prompt, model=self._terms.model(model), n=n, request_id=request_id, lane=lane, tools=tools, **sampling
         )
+        pieces = Pieces()
         for response in self._responses(request, timeout_s, session):
-            for chunk in response.chunks:
-                yield piece_of(chunk, response)
+            yield from pieces.of(response)
 
     def complete(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> Completion:
         """Returns the whole answer when it is complete. Takes the options of generate(), and raises its errors."""

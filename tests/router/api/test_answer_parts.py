@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.router.cluster import cluster
-from tests.router.direct_rig import KEY, arrival, direct, fakes
-from tests.router.fake_worker import WORKER_DRAINS
+from tests.router.direct_rig import KEY, arrival, choices, direct, fakes
+from tests.router.fake_worker import WORKER_DRAINS, FakeWorker
 from tests.router.tokenizer_files import tokenizer_files
 from tests.tagged_answers import TAGGED, TaggedParser, joined
-from trunkline import Client
+from trunkline import Client, SyncClient
 from trunkline.answer.answer_parser import PARSERS
 from trunkline.client.client import Piece
 from trunkline.v1.generation_pb2 import ToolCall
@@ -26,6 +26,15 @@ PARTS = [
     AnswerPart(arguments='{"place": "Graz"}'),
     AnswerPart(tool_call_end=ToolCallEnd()),
 ]
+
+GRAZ = ToolCall(name="weather", arguments='{"place": "Graz"}')
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+HERMES_TEMPLATE = (
+    "{% for tool in tools %}{{ tool.function.name }}. {% endfor %}{% for message in messages %}{{ message.role }}: "
+    "{% if message.reasoning_content %}{{ message.reasoning_content }} {% endif %}{{ message.content }} "
+    "{% for call in message.tool_calls %}{{ call.function.name }} {{ call.function.arguments }} {{ call.id }} "
+    "{% endfor %}{% if message.tool_call_id %}{{ message.tool_call_id }} {% endif %}{% endfor %}"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -62,9 +71,10 @@ async def test_an_answer_comes_in_parts_also_across_a_failover(client_of: Any) -
         pieces = await reading
     assert parts_of(pieces) == PARTS
     assert pieces[0].response.prompt.answer_format == TAGGED
-    assert "".join(piece.text for piece in pieces) == ANSWER
     assert choice.submit.sampling.keep_marks
     assert resumed.submit.sampling.keep_marks
+    assert "".join(piece.text for piece in pieces) == "I ask."
+    assert "".join(chunk.text for piece in pieces for chunk in piece.response.chunks) == ANSWER
     assert pieces[-1].response.usage.completion_tokens == 3 + len(ANSWER) - place
 
 
@@ -153,6 +163,85 @@ async def test_each_choice_has_parts_of_its_own(client_of: Any) -> None:
     for index in range(2):
         (part,) = parts_of([piece for piece in pieces if piece.index == index])
         assert (part.index, part.reasoning) == (index, str(index))
+
+
+def hermes(*names: str) -> list[FakeWorker]:
+    return fakes(*names, answer_format="hermes", files=tokenizer_files(chat_template=HERMES_TEMPLATE))
+
+
+def written(call: ToolCall) -> str:
+    return f'<tool_call>{{"name": "{call.name}", "arguments": {call.arguments}}}</tool_call>'
+
+
+async def test_a_program_calls_the_tools_and_answers_with_their_results(client_of: Any) -> None:
+    """The answer's message, and the result, continue the conversation."""
+    workers, chat = hermes("a"), list[Any](CHAT)
+    async with cluster(*workers, grant_key=KEY) as router, client_of(router) as client:
+        asking = asyncio.create_task(client.complete(chat, tools=[WEATHER]))
+        (await arrival(workers)).tokens(1, text=f"<think>Rain?</think>I ask.{written(GRAZ)}", finish=True)
+        asked = await asking
+        (call,) = asked.tool_calls
+        assert (asked.text, asked.reasoning, call.name, call.arguments) == (
+            "I ask.",
+            "Rain?",
+            "weather",
+            GRAZ.arguments,
+        )
+        chat += [asked.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "It rains."}]
+        telling = asyncio.create_task(client.complete(chat, tools=[WEATHER]))
+        telling_choice = await arrival(workers)
+        telling_choice.tokens(1, text="Rain.", finish=True)
+        prompt = await client.detokenize(telling_choice.submit.prompt_token_ids)
+        assert (await telling).choices[0].message == ChatMessage(role="assistant", parts=[ChatPart(text="Rain.")])
+    assert prompt == (
+        "weather. user: What is the weather? assistant: Rain? I ask. weather {'place': 'Graz'}"
+        f" {call.id} tool: It rains. {call.id} "
+    )
+
+
+async def test_the_blocking_client_reads_parts_too() -> None:
+    workers = hermes("a")
+    async with cluster(*workers, grant_key=KEY) as router:
+        with SyncClient(f"127.0.0.1:{router.port}") as client:
+            asking = asyncio.create_task(asyncio.to_thread(client.complete, CHAT, tools=[WEATHER]))
+            (await arrival(workers)).tokens(1, text=f"<think>Rain?</think>{written(GRAZ)}", finish=True)
+            done = await asking
+    assert (done.text, done.reasoning, [call.arguments for call in done.tool_calls]) == ("", "Rain?", [GRAZ.arguments])
+
+
+async def test_choices_of_a_real_format_go_on_at_another_worker_in_the_middle_of_a_call(client_of: Any) -> None:
+    workers, text = hermes("a", "b"), f"<think>Rain?</think>I ask.{written(GRAZ)}"
+    place = text.index("Graz")
+    async with cluster(*workers, grant_key=KEY) as router, client_of(router) as client:
+        reading = asyncio.create_task(pieces_of(client.generate(CHAT, n=2, tools=[WEATHER])))
+        begun = await choices(workers, 2)
+        for choice in begun:
+            choice.tokens(place, text=text[:place])
+        for choice in begun:
+            choice.fail(WORKER_DRAINS)
+        for choice in await choices(workers, 2):
+            for character in text[choice.submit.resume.text_bytes_sent :]:
+                choice.tokens(1, text=character)
+            choice.tokens(0, text="", finish=True)
+        pieces = await reading
+    assert pieces[-1].response.usage.resumptions == 1
+    for index in range(2):
+        own = [piece for piece in pieces if piece.index == index]
+        (call,) = [call for piece in own for call in piece.tool_calls]
+        assert (call.name, call.arguments) == (GRAZ.name, GRAZ.arguments)
+        assert ("".join(piece.text for piece in own), "".join(piece.reasoning for piece in own)) == ("I ask.", "Rain?")
+        ids = [part.tool_call.id for piece in own for part in piece.parts if part.HasField("tool_call")]
+        assert ids == [call.id]
+
+
+async def test_a_call_that_is_cut_off_is_no_call(client_of: Any) -> None:
+    workers, cut = hermes("a"), written(GRAZ)[:-20]
+    async with cluster(*workers, grant_key=KEY) as router, client_of(router) as client:
+        asking = asyncio.create_task(client.complete(CHAT, tools=[WEATHER]))
+        (await arrival(workers)).tokens(1, text=f"{written(GRAZ)}{cut}", finish=True)
+        done = await asking
+    assert [call.arguments for call in done.tool_calls] == [GRAZ.arguments]
+    assert (done.text, done.choices[0].finish_reason) == ("", "length")
 
 
 @pytest.mark.parametrize(
