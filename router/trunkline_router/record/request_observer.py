@@ -114,8 +114,7 @@ def _end_fields(record: RequestRecord) -> dict[str, Any]:
     if record.model:
         fields["model"] = record.model
     if record.choices:
-        fields["prompt_tokens"], fields["choices"] = record.prompt_tokens, record.choices
-        fields["cached_tokens"], fields["completion_tokens"] = record.cached_tokens, record.completion_tokens
+        _add_counts(fields, record)
     if record.method == GRANT:
         fields["grants"] = record.grants
     for name, interval in (("tokenize_ms", record.tokenized), ("admission_ms", record.admitted)):
@@ -131,6 +130,15 @@ def _end_fields(record: RequestRecord) -> dict[str, Any]:
     if record.attempts:
         _add_attempts(fields, record)
     return fields
+
+
+def _add_counts(fields: dict[str, Any], record: RequestRecord) -> None:
+    fields["prompt_tokens"], fields["choices"] = record.prompt_tokens, record.choices
+    fields["cached_tokens"], fields["completion_tokens"] = record.cached_tokens, record.completion_tokens
+    if record.tool_calls:
+        fields["tool_calls"] = record.tool_calls
+    if record.reasoning_tokens:
+        fields["reasoning_tokens"] = record.reasoning_tokens
 
 
 def _add_attempts(fields: dict[str, Any], record: RequestRecord) -> None:

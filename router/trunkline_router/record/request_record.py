@@ -140,6 +140,8 @@ class RequestRecord:
     is_seeded: whether the client gave the seed
     completion_tokens: of all choices together
     longest_choice_tokens: output tokens of the longest choice
+    tool_calls, complete_tool_calls: that the answer has, if it is parsed here
+    reasoning_tokens: of all choices together; 0 if they were not counted
     max_tokens: of a choice; None: the client sets none
     prompt_tokens, cached_tokens: of the prompt, which all choices share
     outcome: the choices' finish reasons, without repetition, joined by commas; else CANCELLED, or a reason of the error
@@ -180,6 +182,9 @@ class RequestRecord:
     cached_tokens: int = 0
     completion_tokens: int = 0
     longest_choice_tokens: int = 0
+    tool_calls: int = 0
+    complete_tool_calls: int = 0
+    reasoning_tokens: int = 0
     searched: Interval | None = None
     tokenized: Interval | None = None
     admitted: Interval | None = None  # by the tenant's quotas

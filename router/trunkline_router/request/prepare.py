@@ -132,6 +132,7 @@ class Preparer:
             scheduling,
             most_output_tokens=max_total_tokens(limits) - len(prompt) if max_tokens is None else max_tokens,
             vocab_size=limits.vocab_size,
+            tokenizer=pool.tokenizer,
             affinity_key=affinity_key,
             answer_format=answer_format,
             answer_context=_answer_context(request.chat, rendered, answer_format) if answer_format else NO_CONTEXT,

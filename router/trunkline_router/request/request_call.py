@@ -15,6 +15,7 @@ from trunkline.v1.inference_pb2 import GenerateRequest, PromptInfo
 from trunkline.v1.worker_pb2 import Submit, Work
 from trunkline.validation import session_problem
 from trunkline_router.access.access import Access, Caller, Context, Metadata, Scheduling
+from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.record.request_record import GRPC, RequestRecord
 from trunkline_router.request.failover import Computation
 from trunkline_router.routing.route_request import RouteRequest
@@ -35,6 +36,7 @@ class PreparedRequest:
     scheduling: Scheduling
     most_output_tokens: int  # of a choice: max_tokens, or what the largest worker can hold after the prompt
     vocab_size: int
+    tokenizer: PromptTokenizer
     affinity_key: str = ""  # equal for requests of one conversation; "": none
     answer_format: str = ""  # in which the parts of the answer are found; "": it is text
     answer_context: AnswerContext = NO_CONTEXT  # for answer_format

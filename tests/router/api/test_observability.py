@@ -5,45 +5,20 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
-from opentelemetry.sdk.resources import Resource
 
+from tests.router.api.observed import Traces, ended
 from tests.router.cluster import cluster, refusal, until
 from tests.router.fake_worker import FakeWorker
-from tests.runtime.otlp_receiver import GENERATE, ReceivedSpan, read
+from tests.runtime.otlp_receiver import GENERATE
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline.v1.generation_pb2 import Lane
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline_router.access.access import Tenant, Tenants
-from trunkline_router.observe.tracing.request_traces import RequestTraces
-from trunkline_router.record.request_observer import RequestObserver
 from trunkline_router.request.failover import FailoverLimits
-from trunkline_runtime.telemetry.span_queue import Spans
 
 TRACE_ID, CALLER_SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE_ID}-{CALLER_SPAN_ID}-01"
 SECRET = "the unspeakable prompt"
-
-
-class Traces:
-    """The spans of all requests that an observer sees."""
-
-    def __init__(self) -> None:
-        self.spans: list[ReceivedSpan] = []
-        self.observer = RequestObserver(listeners=[RequestTraces(self, slow_s=None).request_ended])
-
-    def put(self, spans: Spans) -> bool:
-        self.spans += read(spans(Resource.create()))
-        return True
-
-    def withhold(self) -> None:
-        raise AssertionError("no test makes so many requests")
-
-    def named(self, name: str) -> list[ReceivedSpan]:
-        return [span for span in self.spans if span.name == name]
-
-    def one(self, name: str) -> ReceivedSpan:
-        (span,) = self.named(name)
-        return span
 
 
 @pytest.fixture
@@ -56,11 +31,6 @@ def lines() -> Iterator[list[dict[str, object]]]:
     """Everything that is logged while the test runs."""
     with structlog.testing.capture_logs() as captured:
         yield captured  # type: ignore[misc]
-
-
-def ended(lines: list[dict[str, object]]) -> dict[str, object]:
-    (line,) = (line for line in lines if line["event"] == "request ended")
-    return line
 
 
 async def test_the_callers_trace_goes_on_through_the_router_to_the_worker(traces: Traces) -> None:

@@ -44,6 +44,16 @@ def test_requests_are_counted_by_model_lane_endpoint_and_outcome() -> None:
     }
 
 
+def test_calls_of_tools_are_counted_by_whether_they_are_complete() -> None:
+    counted = counts()
+    counted.request_ended(answered())
+    assert not values(counted.families, "trunkline_router_tool_calls_total")
+    counted.request_ended(answered(tool_calls=3, complete_tool_calls=2))
+    counted.request_ended(answered(tool_calls=1, complete_tool_calls=1))
+    found = values(counted.families, "trunkline_router_tool_calls_total", "model_name", "kind")
+    assert found == {("tiny", "complete"): 3, ("tiny", "cut_off"): 1}
+
+
 def test_tenants_are_told_what_they_had_and_what_it_cost() -> None:
     counted = counts()
     counted.request_ended(answered())

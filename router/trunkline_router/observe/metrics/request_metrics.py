@@ -56,6 +56,13 @@ def tokens_of(record: RequestRecord) -> Sequence[tuple[str, int]]:
     return [(kind, count) for kind, count in counts if count]
 
 
+def tool_calls_of(record: RequestRecord) -> Sequence[tuple[str, int]]:
+    """Tool calls by kind, without kinds of which there are none."""
+    complete = record.complete_tool_calls
+    counts = [("complete", complete), ("cut_off", record.tool_calls - complete)]
+    return [(kind, count) for kind, count in counts if count]
+
+
 class RequestMetrics(SeriesGroup):
     """The router's own metrics, of all requests."""
 
@@ -92,6 +99,11 @@ class RequestMetrics(SeriesGroup):
             GAP_BUCKETS,
         )
         self._tokens = SeriesCounts("trunkline_router_tokens", TOKENS, ("model_name", "lane", "kind"))
+        self._tool_calls = SeriesCounts(
+            "trunkline_router_tool_calls",
+            "Tool calls in answers that the router parsed: complete, or cut_off, for example by max_tokens.",
+            ("model_name", "kind"),
+        )
         self._stalled_s = SeriesCounts(
             "trunkline_router_stalled_seconds", "Time in which output waited for clients that did not read.", MODEL
         )
@@ -110,6 +122,8 @@ class RequestMetrics(SeriesGroup):
             self._whole.of(model, lane).add_traced(duration_s, trace_id, unix_s)
         for kind, count in tokens_of(record):
             self._tokens.add(model, lane, kind, count=count)
+        for kind, count in tool_calls_of(record):
+            self._tool_calls.add(model, kind, count=count)
         if record.stalled_s:
             self._stalled_s.add(model, count=record.stalled_s)
         for attempt in record.attempts:

@@ -98,6 +98,8 @@ def _own(record: RequestRecord, kept: Sequence[str]) -> Attributes:
         "trunkline.prompt_tokens": record.prompt_tokens if has_choices else None,
         "trunkline.cached_tokens": record.cached_tokens if has_choices else None,
         "trunkline.completion_tokens": record.completion_tokens if has_choices else None,
+        "trunkline.tool_calls": record.tool_calls or None,
+        "trunkline.complete_tool_calls": record.complete_tool_calls if record.tool_calls else None,
         "trunkline.stalled_s": record.stalled_s if record.attempts else None,
         "trunkline.device_s": sum(device_times)
         if device_times
@@ -120,6 +122,7 @@ def _generative(record: RequestRecord) -> Attributes:
         genai.RESPONSE_TIME_TO_FIRST_CHUNK: record.ttft_s,
         genai.USAGE_INPUT_TOKENS: record.prompt_tokens if record.choices else None,
         genai.USAGE_OUTPUT_TOKENS: record.completion_tokens if record.choices else None,
+        genai.USAGE_REASONING_OUTPUT_TOKENS: record.reasoning_tokens or None,
         genai.USAGE_CACHE_READ_INPUT_TOKENS: record.cached_tokens if record.choices else None,
     }
 

@@ -1,0 +1,100 @@
+"""What is counted of an answer that is parsed: in its usage, its span and its line in the log."""
+
+import asyncio
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import structlog
+
+from tests.router.api.observed import Traces, ended
+from tests.router.cluster import cluster
+from tests.router.direct_rig import KEY, choices, direct, fakes
+from tests.router.fake_worker import WORKER_DRAINS
+from tests.router.tokenizer_files import tokenizer_files
+from tests.runtime.otlp_receiver import GENERATE
+from trunkline import Client
+from trunkline.client.completion import Completion
+from trunkline.v1.inference_pb2 import Usage
+from trunkline_router.prompts import tokenizer
+from trunkline_router.request import answer_counts
+
+CHAT = [("user", "hi")]
+TEMPLATE = "{% for tool in tools or [] %}tool {% endfor %}{{ messages[0].content }}"
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+REASONING = "Why not? Ünd. " * 500 + "So."  # longer than what is converted on the event loop
+ANSWER = f"<think>{REASONING}</think>Well.{CALL}{CALL[:40]}"
+
+
+@pytest.fixture
+def lines() -> Iterator[list[dict[str, object]]]:
+    with structlog.testing.capture_logs() as captured:
+        yield captured  # type: ignore[misc]
+
+
+async def completed(client: Client, workers: Any, text: str, **options: Any) -> Completion:
+    """What the client makes of an answer, each choice of which moves to another worker in its middle."""
+    asking, n, middle = asyncio.create_task(client.complete(CHAT, **options)), options.get("n", 1), len(text) // 2
+    begun = await choices(workers, n)
+    for choice in begun:
+        choice.tokens(1, text=text[:middle])
+    for choice in begun:
+        choice.fail(WORKER_DRAINS)
+    for choice in await choices(workers, n):
+        choice.tokens(1, text=text.encode()[choice.submit.resume.text_bytes_sent :].decode(), finish=True)
+    return await asking
+
+
+async def usage_of(text: str, **fields: Any) -> Usage:
+    workers = fakes("a", "b", **{"answer_format": "hermes", "files": tokenizer_files(chat_template=TEMPLATE), **fields})
+    async with cluster(*workers, grant_key=KEY) as router, Client(f"127.0.0.1:{router.port}") as client:
+        return (await completed(client, workers, text)).usage
+
+
+async def test_reasoning_and_calls_are_counted_whatever_becomes_of_the_worker(lines: Any) -> None:
+    """The tokenizer has a token for each byte."""
+    workers, traces = fakes("a", "b", answer_format="hermes", files=tokenizer_files(chat_template=TEMPLATE)), Traces()
+    async with (
+        cluster(*workers, grant_key=KEY, observer=traces.observer) as router,
+        Client(f"127.0.0.1:{router.port}") as client,
+    ):
+        done = await completed(client, workers, ANSWER, n=2, tools=TOOLS)
+        assert [choice.reasoning for choice in done.choices] == [REASONING] * 2
+        tokens = 2 * len(await client.tokenize(REASONING, special_tokens=False))
+    assert (done.usage.reasoning_tokens, done.usage.resumptions) == (tokens, 1)
+    line, attributes = ended(lines), traces.one(GENERATE).attributes
+    assert (line["tool_calls"], line["reasoning_tokens"]) == (4, tokens)
+    assert (attributes["trunkline.tool_calls"], attributes["trunkline.complete_tool_calls"]) == (4, 2)
+    assert attributes["gen_ai.usage.reasoning.output_tokens"] == tokens
+
+
+async def test_an_answer_without_reasoning_has_no_tokens_of_it() -> None:
+    usage = await usage_of("Well.")
+    assert usage.HasField("reasoning_tokens")
+    assert usage.reasoning_tokens == 0
+
+
+async def test_an_answer_that_is_not_parsed_counts_no_reasoning() -> None:
+    assert not (await usage_of(ANSWER, answer_format="")).HasField("reasoning_tokens")
+
+
+async def test_a_direct_client_counts_no_reasoning() -> None:
+    workers = fakes("a", "b", answer_format="hermes", files=tokenizer_files(chat_template=TEMPLATE))
+    async with cluster(*workers, grant_key=KEY) as router, direct(router) as client:
+        done = await completed(client, workers, ANSWER)
+    assert done.reasoning == REASONING
+    assert not done.usage.HasField("reasoning_tokens")
+
+
+@pytest.mark.parametrize(
+    ("place", "limit", "value"), [(answer_counts, "MOST_WAIT_S", 0.0), (tokenizer, "MAX_TEXT_BYTES", len(REASONING))]
+)
+async def test_a_tokenizer_that_is_late_or_refuses_the_reasoning_fails_no_answer(
+    monkeypatch: pytest.MonkeyPatch, place: ModuleType, limit: str, value: float
+) -> None:
+    monkeypatch.setattr(place, limit, value)
+    usage = await usage_of(ANSWER)
+    assert usage.completion_tokens == 2
+    assert not usage.HasField("reasoning_tokens")
