@@ -19,9 +19,12 @@ import redis
 from tests.cluster.canaries import Canaries
 from tests.cluster.collector import Collector, collecting
 from tests.cluster.processes import START_S, Process, Worker, script, wait_until
+from tests.playing.families import HERMES
+from tests.playing.worker import COMMAND
 from tests.router.identity import issuer, key_rig
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline import Client, TrunklineError
+from trunkline.errors import InvalidRequest
 from trunkline.v1.fleet_pb2 import ExplainRouteRequest
 from trunkline.v1.fleet_pb2_grpc import FleetServiceStub
 from trunkline.v1.generation_pb2 import SamplingParams, ToolCall
@@ -33,6 +36,7 @@ from trunkline.v1.inference_pb2 import (
     GenerateRequest,
     TokenIds,
     TokenizeRequest,
+    Tool,
     ToolResult,
 )
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
@@ -41,7 +45,7 @@ from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.access.identity.api_keys import ApiKey
 from trunkline_router.access.keys.new_key import new_key
 
-MODEL = "tiny-tales"
+MODEL, PLAYER = "tiny-tales", "player"
 REQUEST_ID = "a-request-id-may-be-written"
 SESSION = "x-trunkline-session"
 TELEMETRY_S = 60.0
@@ -67,6 +71,7 @@ class Rig:
     wrong_key: ApiKey
     port: int
     http_port: int
+    question: str  # that the player answers with a call of a tool
     processes: list[Process] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)  # that Redis was sent
 
@@ -105,25 +110,33 @@ def run(folder: Path, redis_server: RedisServer) -> Iterator[Rig]:
         worker = Worker(DEMO_MODEL, "--dtype=float32", "--kv-blocks=256", environment=variables)
         stack.callback(worker.stop)
         worker.wait_ready()
+        question = canaries.plant("question")
+        thought, said = HERMES.thought(canaries.plant("reasoning")), canaries.plant("text beside a call")
+        call = HERMES.call(canaries.plant("called tool"), {canaries.plant("argument"): canaries.plant("its value")})
+        model = HERMES.write(folder.parent / PLAYER, {question: thought + said + call})
+        player = Worker(model, "--dtype=float32", "--kv-blocks=256", environment=variables, command=COMMAND)
+        stack.callback(player.stop)
+        player.wait_ready()
         port, http_port = free_port(), free_port()
         router = Process(
             script("trunkline-router"),
-            *(f"--workers={worker.address}", f"--port={port}", f"--http-port={http_port}"),
+            *(f"--workers={worker.address},{player.address}", f"--port={port}", f"--http-port={http_port}"),
             *(f"--redis-url={redis_server.url}", f"--tenants={folder}/tenants.json"),
             *(f"--api-keys={folder}/keys.json", f"--jwt-jwks={folder}/jwks.json"),
             *(f"--jwt-issuer={issuer.ISSUER}", f"--jwt-audience={issuer.AUDIENCE}", "--max-stored-responses=10"),
             environment=variables,
         )
         stack.callback(router.stop)
-        rig = Rig(folder, canaries, collector, redis_server, key, token, wrong_key, port, http_port)
-        rig.processes += [router, worker.process]
+        rig = Rig(folder, canaries, collector, redis_server, key, token, wrong_key, port, http_port, question)
+        rig.processes += [router, worker.process, player.process]
         stack.enter_context(watched(rig))
         router.wait_for("router listening")
         url, headers = f"http://127.0.0.1:{http_port}", rig.bearer
-        wait_until(
-            lambda: httpx2.get(f"{url}/ready", headers=headers, timeout=START_S, trust_env=False).status_code == 200,
-            "ready",
-        )
+
+        def num_models() -> int:
+            return len(httpx2.get(f"{url}/v1/models", headers=headers, timeout=START_S, trust_env=False).json()["data"])
+
+        wait_until(lambda: num_models() == 2, "both workers are connected")
         yield rig
 
 
@@ -166,6 +179,7 @@ async def test_no_canary_is_written_anywhere(tmp_path: Path) -> None:
         with run(folder, redis_server) as rig:
             await over_grpc(rig)
             await over_http(rig)
+            await with_tools(rig)
             await with_wrong_credentials(rig)
             over_sockets(rig)
             telemetry = await asyncio.to_thread(exported, rig)
@@ -180,6 +194,10 @@ async def test_no_canary_is_written_anywhere(tmp_path: Path) -> None:
     assert REQUEST_ID in logs
     assert "unexpected error" not in logs
     assert REQUEST_ID in telemetry["spans"]
+    for name in ("trunkline.complete_tool_calls", "gen_ai.usage.reasoning.output_tokens"):
+        assert name in telemetry["spans"]
+    assert '"reasoning_tokens"' in logs
+    assert "trunkline_router_tool_calls_total" in telemetry["/metrics"]
     assert OF_ROUTER in telemetry["metrics"]
     assert OF_ROUTER in telemetry["/metrics"]
     assert REQUEST_ID in telemetry["/fleet/requests"]
@@ -202,7 +220,7 @@ async def over_grpc(rig: Rig) -> None:
             metadata = (*headers.items(), *session, (plant("header").lower(), plant("header value")))
 
             async def generate(**fields: Any) -> str:
-                call = stub.Generate(GenerateRequest(**fields), metadata=metadata, timeout=START_S)  # noqa: B023
+                call = stub.Generate(GenerateRequest(**{"model": MODEL, **fields}), metadata=metadata, timeout=START_S)  # noqa: B023
                 return "".join([chunk.text async for response in call for chunk in response.chunks])
 
             def sampled(**fields: Any) -> SamplingParams:
@@ -234,21 +252,23 @@ async def over_grpc(rig: Rig) -> None:
                 else:
                     with pytest.raises(grpc.aio.AioRpcError):
                         await generate(**fields)
-            salted = GenerateRequest(text=plant("salted text"), cache_salt=plant("cache salt"), sampling=sampled())
+            salted = GenerateRequest(
+                model=MODEL, text=plant("salted text"), cache_salt=plant("cache salt"), sampling=sampled()
+            )
             unknown = plant("unknown field").encode()
             salted.MergeFromString(b"\xfa\x7f" + bytes([len(unknown)]) + unknown)  # of field 2047
             await _either(_all(stub.Generate(salted, metadata=metadata, timeout=START_S)))
             raw: Any = channel.unary_stream("/trunkline.v1.InferenceService/Generate")
             await _either(_all(raw(plant("no protobuf").encode(), metadata=metadata, timeout=START_S)))
-            tokenized = await stub.Tokenize(TokenizeRequest(text=plant("tokenized")), metadata=metadata)
-            await stub.Detokenize(DetokenizeRequest(token_ids=tokenized.token_ids), metadata=metadata)
+            tokenized = await stub.Tokenize(TokenizeRequest(model=MODEL, text=plant("tokenized")), metadata=metadata)
+            await stub.Detokenize(DetokenizeRequest(model=MODEL, token_ids=tokenized.token_ids), metadata=metadata)
             keep("token ids", ", ".join(map(str, tokenized.token_ids[:12])))
-            as_ids = GenerateRequest(token_ids=TokenIds(ids=tokenized.token_ids), sampling=sampled())
+            as_ids = GenerateRequest(model=MODEL, token_ids=TokenIds(ids=tokenized.token_ids), sampling=sampled())
             await _all(stub.Generate(as_ids, metadata=metadata, timeout=START_S))
-            explained = ExplainRouteRequest(request=GenerateRequest(text=plant("explained")))
+            explained = ExplainRouteRequest(request=GenerateRequest(model=MODEL, text=plant("explained")))
             await fleet.ExplainRoute(explained, metadata=metadata)
-            await _either(stub.Tokenize(TokenizeRequest(text="x"), metadata=(*metadata, session[0])))
-    async with Client(f"127.0.0.1:{rig.port}", api_key=rig.key.credential, direct=True) as client:
+            await _either(stub.Tokenize(TokenizeRequest(model=MODEL, text="x"), metadata=(*metadata, session[0])))
+    async with Client(f"127.0.0.1:{rig.port}", api_key=rig.key.credential, model=MODEL, direct=True) as client:
         done = await client.complete(plant("direct prompt"), max_tokens=16, ignore_eos=True)
         keep("direct output", done.text)
 
@@ -305,6 +325,57 @@ async def over_http(rig: Rig) -> None:
             await http.delete(f"/v1/responses/{plant('deleted')}")
 
 
+async def with_tools(rig: Rig) -> None:
+    """Conversations with a model that calls a tool, and refused ones. A refusal says nothing of them but the names of
+    fields."""
+    plant = rig.canaries.plant
+    tool, argument, call_id = plant("tool"), plant("argument of a tool"), plant("call id")
+    schema = {"type": "object", "properties": {argument: {"type": "string", "description": plant("of an argument")}}}
+    function = {"name": tool, "description": plant("description of a tool"), "parameters": schema}
+    tools = [{"type": "function", "function": function}]
+    arguments = {argument: plant("earlier argument")}
+    asked, said, thought, result = (plant(f"earlier {kind}") for kind in ("question", "text", "reasoning", "result"))
+
+    def conversation(arguments: str) -> list[dict[str, Any]]:
+        call = {"id": call_id, "type": "function", "function": {"name": tool, "arguments": arguments}}
+        return [
+            {"role": "user", "content": asked},
+            {"role": "assistant", "content": said, "reasoning": thought, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call_id, "content": result},
+            {"role": "user", "content": rig.question},
+        ]
+
+    chat, broken = conversation(json.dumps(arguments)), conversation(plant("arguments that are no JSON"))
+    refusals: list[str] = []
+    for direct in (False, True):
+        async with Client(
+            f"127.0.0.1:{rig.port}", api_key=rig.key.credential, model=PLAYER, direct=direct, timeout_s=START_S
+        ) as client:
+            done = await client.complete(chat, tools=tools)
+            assert done.reasoning
+            assert done.tool_calls
+            strange = Tool(name=tool, description=plant("another description"), parameters=plant("no JSON schema"))
+            for refused, offered in ((broken, tools), (chat, [strange]), (chat, [Tool(description=plant("no name"))])):
+                with pytest.raises(InvalidRequest) as error:
+                    await client.complete(refused, tools=offered)
+                refusals.append(f"{error.value.field} {error.value}")
+    bodies: list[tuple[int, str, dict[str, Any]]] = [
+        (200, "/v1/chat/completions", {"messages": chat, "tools": tools}),
+        (200, "/v1/chat/completions", {"messages": chat, "tools": tools, "stream": True}),
+        (400, "/v1/chat/completions", {"messages": broken, "tools": tools}),
+        (400, "/v1/chat/completions", {"messages": chat, "tools": tools, "tool_choice": tools[0]}),
+        (400, "/v1/chat/completions", {"messages": chat, "tools": [{"type": "custom", "custom": {"name": tool}}]}),
+        (400, "/v1/chat/completions", {"messages": chat, "tools": [{**tools[0], "function": {**function, "name": 1}}]}),
+    ]
+    async with httpx2.AsyncClient(timeout=START_S, trust_env=False, headers=rig.bearer) as http:
+        for status, path, body in bodies:
+            answer = await http.post(f"http://127.0.0.1:{rig.http_port}{path}", json={"model": PLAYER, **body})
+            assert answer.status_code == status, answer.text
+            if status == 400:
+                refusals.append(answer.text)
+    assert not rig.canaries.found("\n".join(refusals))
+
+
 async def with_wrong_credentials(rig: Rig) -> None:
     plant, known = rig.canaries.plant, rig.key.key_id
     forged = issuer.token(issuer.claims(sub=plant("forged subject"), exp=time.time() + 60), kind="ed25519-other")
@@ -358,9 +429,10 @@ def over_sockets(rig: Rig) -> None:
 
 async def a_lost_worker(rig: Rig) -> None:
     """A request whose worker is killed under it, and that finds no other one."""
-    _, worker = rig.processes
+    _, worker, _ = rig.processes
     prompt = rig.canaries.plant("prompt of a lost worker")
-    async with Client(f"127.0.0.1:{rig.port}", api_key=rig.key.credential, retries=0, timeout_s=5.0) as client:
+    address, key = f"127.0.0.1:{rig.port}", rig.key.credential
+    async with Client(address, api_key=key, model=MODEL, retries=0, timeout_s=5.0) as client:
 
         async def lose() -> None:
             async for _ in client.generate(prompt, max_tokens=400, ignore_eos=True):
