@@ -248,7 +248,10 @@ endef
 $(SERVE_STAMP): $(BIN)/python pyproject.toml constraints.txt
 	$(call install,router$(COMMA)worker$(COMMA)cli)
 
+# Of bfcl-eval the tests read data alone. Its dependencies, among them torch and older clients, are left out.
 $(DEV_STAMP): $(BIN)/python pyproject.toml constraints.txt
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade --target $(VENV)/data \
+	  -c constraints.txt bfcl-eval
 	$(call install,dev)
 	@touch $(SERVE_STAMP)
 

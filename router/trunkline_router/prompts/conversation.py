@@ -192,7 +192,8 @@ def _tool(tool: Tool, field: str, style: ToolStyle) -> Values:
     if tool.parameters:
         function["parameters"] = json_object(tool.parameters, f"{field}.parameters")
     if style.whole_tools:
-        function = {"description": "", "parameters": {"type": "object", "properties": {}}} | function
+        whole: Values = {"name": tool.name, "description": "", "parameters": {"type": "object", "properties": {}}}
+        function = whole | function
     return {"type": "function", "function": function}
 
 

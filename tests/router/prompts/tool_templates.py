@@ -47,4 +47,38 @@ BY_ID = (
     '{{- \', "call_id": "\' + m.tool_call_id + \'", "name": "\' ~ m.name ~ \'"}[/TOOL_RESULTS]\' }}'
     "{%- else %}{{- '[' + m.role + ']' + m.content }}{%- endif %}" + END
 )
-TEMPLATES = {"all": ALL, "tagged": TAGGED, "single": SINGLE, "by id": BY_ID}
+# Tools and calls as XML, property by property, as Qwen3-Coder.
+XML = (
+    "{%- macro rest(of, written) %}{%- for key in of if key not in written %}{{- '\n<' ~ key ~ '>' }}"
+    "{{- of[key] | string if of[key] is string else of[key] | tojson }}{{- '</' ~ key ~ '>' }}{%- endfor %}"
+    "{%- endmacro %}"
+    "{%- if tools %}{{- '<tools>' }}{%- for tool in tools %}{%- set tool = tool.function %}"
+    "{{- '\n<function>\n<name>' ~ tool.name ~ '</name>' }}"
+    "{%- if tool.description is defined %}{{- '\n<description>' ~ tool.description ~ '</description>' }}{%- endif %}"
+    "{{- '\n<parameters>' }}{%- if tool.parameters is mapping and tool.parameters.properties is mapping %}"
+    "{%- for name, fields in tool.parameters.properties | items %}{{- '\n<parameter>\n<name>' ~ name ~ '</name>' }}"
+    "{%- if fields.type is defined %}{{- '\n<type>' ~ fields.type | string ~ '</type>' }}{%- endif %}"
+    "{{- rest(fields, ['type']) }}{{- '\n</parameter>' }}{%- endfor %}{%- endif %}"
+    "{{- rest(tool.parameters, ['type', 'properties']) if tool.parameters is mapping }}"
+    "{{- '\n</parameters>\n</function>' }}{%- endfor %}{{- '\n</tools>\n' }}{%- endif %}"
+    + EACH
+    + "{{- '<|im_start|>' ~ m.role ~ '\n' ~ m.content }}{%- for call in m.tool_calls or [] %}"
+    "{{- '\n<tool_call>\n<function=' ~ call.function.name ~ '>' }}"
+    "{%- for key, value in call.function.arguments | items %}{{- '\n<parameter=' ~ key ~ '>\n' }}"
+    "{{- value if value is string else value | tojson }}{{- '\n</parameter>' }}{%- endfor %}"
+    "{{- '\n</function>\n</tool_call>' }}{%- endfor %}{{- '<|im_end|>\n' }}" + END
+)
+# Tools before the last message of the user, field by field, as Mistral.
+AVAILABLE = (
+    "{%- set users = messages | selectattr('role', 'equalto', 'user') | list %}"
+    + EACH
+    + "{%- if m.role == 'user' and tools is not none and m == users[-1] %}{{- '[AVAILABLE_TOOLS] [' }}"
+    '{%- for tool in tools %}{{- \'{"type": "function", "function": {\' }}'
+    "{%- for key, value in tool.function.items() if key != 'return' %}"
+    "{%- if value is string %}{{- '\"' + key + '\": \"' + value + '\"' }}"
+    "{%- else %}{{- '\"' + key + '\": ' + value | tojson }}{%- endif %}{%- if not loop.last %}{{- ', ' }}{%- endif %}"
+    "{%- endfor %}{{- '}}' }}{%- if not loop.last %}{{- ', ' }}{%- endif %}{%- endfor %}{{- '][/AVAILABLE_TOOLS]' }}"
+    "{%- endif %}{{- '[' ~ m.role ~ ']' ~ m.content }}{%- for call in m.tool_calls or [] %}"
+    "{{- call.function | tojson }}{%- endfor %}" + END
+)
+TEMPLATES = {"all": ALL, "tagged": TAGGED, "single": SINGLE, "by id": BY_ID, "xml": XML, "available": AVAILABLE}
