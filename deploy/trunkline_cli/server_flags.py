@@ -42,6 +42,7 @@ ROUTER_FLAGS = {
     "--process-metrics-port",
     "--processes",
     "--quota-when-down",
+    "--reasoning-field",
     "--redis-patience-ms",
     "--redis-tls-ca",
     "--redis-tls-cert",

@@ -152,7 +152,14 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     process = ProcessMetrics("router", lag, certificates_of(settings, tls), spans)
     collect = collector(counted, inference, gate, process, restarts)
     page = FleetEndpoints(watch, worker_drain, PageFiles())
-    edge = Edge(inference, access, gate, settings.http.sse_keep_alive_s, settings.http.allow_unknown_fields)
+    edge = Edge(
+        inference,
+        access,
+        gate,
+        settings.http.sse_keep_alive_s,
+        settings.http.allow_unknown_fields,
+        settings.http.reasoning_field,
+    )
     http, metrics = _http_servers(settings, edge, tls, collect, page, store, shared_port)
     background = (
         shared.run,

@@ -32,6 +32,12 @@ class HttpSettings:
     allow_unknown_fields: bool = setting(
         False, help="ignore unknown fields of HTTP requests, and name them in the response header x-trunkline-warning"
     )
+    reasoning_field: str = setting(
+        "reasoning",
+        help="the field of chat completions, in messages and deltas, that has what the model thought before it "
+        "answered; reasoning_content: for clients that know this older name alone",
+        choices=("reasoning", "reasoning_content"),
+    )
     max_stored_responses: int = setting(
         0,
         help="responses of a tenant that /v1/responses keeps, so that clients can retrieve and continue them; 0: none. "

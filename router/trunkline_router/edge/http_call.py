@@ -41,6 +41,7 @@ class Edge:
 
     keep_alive_s: silence after which a stream sends a comment
     allows_unknown_fields: unknown fields of a request are ignored, and named in a header, instead of refused
+    reasoning_field: the field of chat completions that has the model's reasoning
     """
 
     inference: Inference
@@ -48,6 +49,7 @@ class Edge:
     gate: RequestGate
     keep_alive_s: float = 15.0
     allows_unknown_fields: bool = False
+    reasoning_field: str = "reasoning"
 
 
 class StreamWriter(Protocol[Response]):  # type: ignore[misc]  # it takes responses alone

@@ -7,10 +7,11 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from trunkline.answer.answer_items import calls_tools
 from trunkline.sampling_params import MAX_TOP_LOGPROBS
 from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import OutputChunk
-from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse
+from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, PromptInfo
 from trunkline_router.edge.http_call import CollectedAnswer, HttpCall, answer_of
 from trunkline_router.edge.openai.chat_fields import (
     CHAT_NAMES,
@@ -20,6 +21,7 @@ from trunkline_router.edge.openai.chat_fields import (
     ChatFields,
     Messages,
 )
+from trunkline_router.edge.openai.chat_parts import Deltas, message_of
 from trunkline_router.edge.openai.openai_answer import Json, OpenAiAnswer
 from trunkline_router.edge.openai.token_details import LogprobsBound, PromptDetails, chat_logprobs
 from trunkline_router.edge.request_fields import (
@@ -62,6 +64,7 @@ class ChatRequest(ChatFields, GenerationFields):
     store: bool | None = None
     response_format: Any = None
     modalities: Strings | None = None
+    include_reasoning: bool | None = None  # as vLLM names it
 
     unserved: ClassVar[Mapping[str, str]] = {
         **GenerationFields.unserved,
@@ -120,7 +123,9 @@ class ChatAnswer(OpenAiAnswer):
         self._details = details
         self._num_choices = request.n or 1
         self._num_top = request.num_top
+        self._reasoning = "" if request.include_reasoning is False else call.edge.reasoning_field
         self._collected = CollectedAnswer()
+        self._deltas: list[Deltas] = []  # of a stream's choices, if its answer has parts
 
     def take(self, response: GenerateResponse) -> None:
         self._collected.take(response)
@@ -131,36 +136,54 @@ class ChatAnswer(OpenAiAnswer):
         for index, output in enumerate(collected.choices):
             if index:
                 await asyncio.sleep(0)  # the log-probabilities of a choice may take long
-            message: Json = {"role": "assistant", "content": output.text, "refusal": None, "annotations": []}
+            items = collected.items(index)
+            message = message_of(output.text, items, self._reasoning)
             choice = {"index": index, "message": message, "logprobs": self._logprobs(output)}
-            choices.append(choice | self._ending(output))
+            choices.append(choice | self._chat_ending(output, calls=calls_tools(items)))
         return self._whole(collected.prompt.model, choices, collected.usage, **self._of_prompt())
 
     def events(self, response: GenerateResponse) -> bytes:
         """Returns the events for the next response; empty if it has nothing to tell."""
         if self._has_usage:
             self._count(response)
-        events = self._opening(response.prompt.model) if response.HasField("prompt") else []
+        events = self._opening(response.prompt) if response.HasField("prompt") else []
+        if self._deltas:
+            events += self._part_events(response)
         for chunk in response.chunks:
             text, is_last = chunk.text, chunk.finish_reason
             if not (text or is_last or chunk.token_ids):
                 continue
             delta = {"content": text} if text or not is_last else {}
-            choice: Json = {"index": chunk.index, "delta": delta, "logprobs": None, "finish_reason": None}
+            if self._deltas:
+                if not (is_last or self._details):
+                    continue
+                delta = {}  # its text is in parts
+            choice = _choice(chunk.index, delta)
             if is_last or self._details is not None:
-                choice |= self._ending(chunk)
+                calls = bool(self._deltas) and self._deltas[chunk.index].calls_tools
+                choice |= self._chat_ending(chunk, calls=calls)
                 choice["logprobs"] = self._logprobs(chunk)
             events.append(self._event(choice))
         return b"".join(events)
 
-    def _opening(self, model: str) -> list[bytes]:
+    def _part_events(self, response: GenerateResponse) -> list[bytes]:
+        deltas = [(part.index, self._deltas[part.index].of(part)) for part in response.parts]
+        return [self._event(_choice(index, delta)) for index, delta in deltas if delta]
+
+    def _chat_ending(self, output: OutputChunk, *, calls: bool) -> Json:
+        """As _ending().  calls: whether the client should run calls of the choice, if it was not cut off"""
+        ending = self._ending(output)
+        if calls and ending.get("finish_reason") == "stop":
+            ending["finish_reason"] = "tool_calls"
+        return ending
+
+    def _opening(self, prompt: PromptInfo) -> list[bytes]:
         """Returns the events before the output."""
-        self._begin(model)
+        self._begin(prompt.model)
+        if prompt.answer_format:
+            self._deltas = [Deltas(self._reasoning) for _ in range(self._num_choices)]
         delta = {"role": "assistant", "content": "", "refusal": None}
-        choices = [
-            {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-            for index in range(self._num_choices)
-        ]
+        choices = [_choice(index, delta) for index in range(self._num_choices)]
         return [self._event(choices[0], self._of_prompt()), *map(self._event, choices[1:])]
 
     def _of_prompt(self) -> Json:
@@ -171,3 +194,7 @@ class ChatAnswer(OpenAiAnswer):
         if self._num_top is None or self._details is None or self._details.names is None:
             return None
         return chat_logprobs(self._details.names, output.logprobs, self._num_top)
+
+
+def _choice(index: int, delta: Json) -> Json:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

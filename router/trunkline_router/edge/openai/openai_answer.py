@@ -59,6 +59,8 @@ class OpenAiAnswer:
         usage.prompt_tokens += response.prompt.prompt_tokens
         usage.cached_tokens += response.prompt.cached_tokens
         usage.completion_tokens += sum(len(chunk.token_ids) for chunk in response.chunks)
+        if response.usage.HasField("reasoning_tokens"):  # on the last one
+            usage.reasoning_tokens = response.usage.reasoning_tokens
 
     def _whole(self, model: str, choices: list[Json], usage: Usage, **beside: Any) -> bytes:
         made = {**self._fields, "model": model, "choices": choices, "usage": self._usage_json(usage), **beside}
@@ -97,6 +99,8 @@ class OpenAiAnswer:
         }
         if self._sees_cache:
             made["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+        if usage.HasField("reasoning_tokens"):
+            made["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
         return made
 
 

@@ -87,7 +87,21 @@ COLUMNS = {
     "token_logprobs": [nullable(float)],
     "top_logprobs": [nullable(mapping(float))],
 }
-CHAT_MESSAGE = {"role": ("assistant",), "content": str, "refusal": None, "annotations": NOTHING}
+TOOL_CALL = {"id": str, "type": ("function",), "function": {"name arguments": str}}
+CHAT_MESSAGE = {
+    "role": ("assistant",),
+    "content": nullable(str),
+    "refusal": None,
+    "annotations": NOTHING,
+    "tool_calls?": described([TOOL_CALL], "the arguments of a call that was cut off may be no JSON"),
+    "reasoning? reasoning_content?": described(str, "one of them, as the server is configured"),
+}
+CHAT_CHOICE = {
+    **CHOICE,
+    "finish_reason": described(("stop", "length", "tool_calls"), "tool_calls: run the calls, and send the results"),
+    "message": CHAT_MESSAGE,
+    "logprobs": nullable({"content": TOKEN_LOGPROBS, "refusal": None}),
+}
 ANSWER = {"id model": str, "created": described(int, "in seconds since 1970"), "usage": component("Usage")}
 
 OPENAI: dict[str, Shape] = {
@@ -97,7 +111,11 @@ OPENAI: dict[str, Shape] = {
         )
     },
     "Usage": described(
-        {"prompt_tokens completion_tokens total_tokens": int, "prompt_tokens_details?": {"cached_tokens": int}},
+        {
+            "prompt_tokens completion_tokens total_tokens": int,
+            "prompt_tokens_details?": {"cached_tokens": int},
+            "completion_tokens_details?": {"reasoning_tokens": int},
+        },
         "prompt_tokens_details is absent if the caller may not see what came from the cache",
     ),
     "Completion": {
@@ -108,9 +126,7 @@ OPENAI: dict[str, Shape] = {
     "ChatCompletion": {
         **ANSWER,
         "object": ("chat.completion",),
-        "choices": [
-            {**CHOICE, "message": CHAT_MESSAGE, "logprobs": nullable({"content": TOKEN_LOGPROBS, "refusal": None})}
-        ],
+        "choices": [CHAT_CHOICE],
         **PROMPT_DETAILS,
     },
     "Model": described(
