@@ -1085,6 +1085,8 @@ class RequestSummary(_message.Message):
     ROUTER_FIELD_NUMBER: _builtins.int
     REFUSED_BY_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_FIELD_NUMBER: _builtins.int
+    REASONING_TOKENS_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id. Clients may choose it, so requests may share one."""
     tenant: _builtins.str
@@ -1132,6 +1134,10 @@ class RequestSummary(_message.Message):
     """
     refused_field: _builtins.str
     """The field of the request that was refused, as the API names it. Empty if none is to blame."""
+    reasoning_tokens: _builtins.int
+    """Of the output tokens, those of reasoning; 0 if they were not counted."""
+    tool_calls: _builtins.int
+    """Tool calls of the answer, also those that were cut off."""
     def __init__(
         self,
         *,
@@ -1157,10 +1163,12 @@ class RequestSummary(_message.Message):
         router: _builtins.str = ...,
         refused_by: _builtins.str = ...,
         refused_field: _builtins.str = ...,
+        reasoning_tokens: _builtins.int = ...,
+        tool_calls: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_ttft_s", b"_ttft_s", "cached_tokens", b"cached_tokens", "ttft_s", b"ttft_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_ttft_s", b"_ttft_s", "attempts", b"attempts", "cached_tokens", b"cached_tokens", "cause", b"cause", "choices", b"choices", "completion_tokens", b"completion_tokens", "e2e_s", b"e2e_s", "endpoint", b"endpoint", "is_failed", b"is_failed", "is_running", b"is_running", "lane", b"lane", "model", b"model", "outcome", b"outcome", "prompt_tokens", b"prompt_tokens", "protocol", b"protocol", "refused_by", b"refused_by", "refused_field", b"refused_field", "request_id", b"request_id", "router", b"router", "started_unix_ms", b"started_unix_ms", "tenant", b"tenant", "ttft_s", b"ttft_s", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_ttft_s", b"_ttft_s", "attempts", b"attempts", "cached_tokens", b"cached_tokens", "cause", b"cause", "choices", b"choices", "completion_tokens", b"completion_tokens", "e2e_s", b"e2e_s", "endpoint", b"endpoint", "is_failed", b"is_failed", "is_running", b"is_running", "lane", b"lane", "model", b"model", "outcome", b"outcome", "prompt_tokens", b"prompt_tokens", "protocol", b"protocol", "reasoning_tokens", b"reasoning_tokens", "refused_by", b"refused_by", "refused_field", b"refused_field", "request_id", b"request_id", "router", b"router", "started_unix_ms", b"started_unix_ms", "tenant", b"tenant", "tool_calls", b"tool_calls", "ttft_s", b"ttft_s", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cached_tokens: _TypeAlias = _typing.Literal["cached_tokens"]  # noqa: Y015
     _WhichOneofArgType__cached_tokens: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens"]  # noqa: Y015

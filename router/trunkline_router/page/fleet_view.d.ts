@@ -132,6 +132,8 @@ export interface RequestSummary {
   prompt_tokens: number;
   cached_tokens: Maybe<number>;
   completion_tokens: number;
+  reasoning_tokens: number;
+  tool_calls: number;
   choices: number;
   ttft_s: Maybe<number>;
   e2e_s: Maybe<number>;

@@ -135,6 +135,7 @@ function facts(request) {
       : `, ${count(request.cached_tokens)} cached (${percent(request.cached_tokens / (request.prompt_tokens || 1))})`;
   const after = (request.e2e_s ?? 0) - (request.ttft_s ?? 0);
   const speed = request.ttft_s !== null && after > 0 ? ` at ${count(request.completion_tokens / after)} tok/s` : "";
+  const reasoning = request.reasoning_tokens ? `, ${count(request.reasoning_tokens)} of reasoning` : "";
   /** @type {[string, string][]} */
   const shown = [
     ["Started", timeOfDay(request.started_unix_ms / 1000)],
@@ -143,7 +144,8 @@ function facts(request) {
     ["Model", request.model],
     ["Endpoint", `${request.endpoint} (${request.protocol === "http" ? "HTTP" : "gRPC"})`],
     ["Prompt", request.prompt_tokens === 0 ? "–" : `${count(request.prompt_tokens)} tokens${cached}`],
-    ["Output", `${count(request.completion_tokens)} tokens${request.choices > 1 ? ` in ${request.choices} choices` : ""}${speed}`],
+    ["Output", `${count(request.completion_tokens)} tokens${request.choices > 1 ? ` in ${request.choices} choices` : ""}${speed}${reasoning}`],
+    ["Tool calls", request.tool_calls ? count(request.tool_calls) : ""],
     ["Router", request.router],
     ["Total", duration(request.e2e_s)],
     ["Client stalled for", duration(request.stalled_s)],

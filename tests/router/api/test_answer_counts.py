@@ -16,6 +16,7 @@ from tests.router.tokenizer_files import tokenizer_files
 from tests.runtime.otlp_receiver import GENERATE
 from trunkline import Client
 from trunkline.client.completion import Completion
+from trunkline.v1.fleet_pb2 import ListRequestsRequest
 from trunkline.v1.inference_pb2 import Usage
 from trunkline_router.prompts import tokenizer
 from trunkline_router.request import answer_counts
@@ -68,6 +69,14 @@ async def test_reasoning_and_calls_are_counted_whatever_becomes_of_the_worker(li
     assert (line["tool_calls"], line["reasoning_tokens"]) == (4, tokens)
     assert (attributes["trunkline.tool_calls"], attributes["trunkline.complete_tool_calls"]) == (4, 2)
     assert attributes["gen_ai.usage.reasoning.output_tokens"] == tokens
+
+
+async def test_the_list_of_requests_has_the_numbers() -> None:
+    workers = fakes("a", "b", answer_format="hermes", files=tokenizer_files(chat_template=TEMPLATE))
+    async with cluster(*workers, grant_key=KEY) as router, Client(f"127.0.0.1:{router.port}") as client:
+        usage = (await completed(client, workers, ANSWER, tools=TOOLS)).usage
+        (shown,) = (await router.fleet.ListRequests(ListRequestsRequest())).requests
+    assert (shown.reasoning_tokens, shown.tool_calls) == (usage.reasoning_tokens, 2)
 
 
 async def test_an_answer_without_reasoning_has_no_tokens_of_it() -> None:

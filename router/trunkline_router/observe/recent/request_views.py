@@ -39,6 +39,8 @@ def summary_of(request: ShownRequest, viewer: Viewer) -> RequestSummary:
         attempts=len(record.attempts),
         prompt_tokens=record.prompt_tokens,
         completion_tokens=record.completion_tokens,
+        reasoning_tokens=record.reasoning_tokens,
+        tool_calls=record.tool_calls,
         choices=record.choices,
         ttft_s=record.ttft_s,
         e2e_s=request.end_s - record.started_s,
