@@ -188,11 +188,15 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = STAR
 
 @contextmanager
 def running_cluster(
-    model: Path, *arguments: str, workers: int = 2, environment: dict[str, str] | None = None
+    model: Path,
+    *arguments: str,
+    workers: int = 2,
+    environment: dict[str, str] | None = None,
+    command: Sequence[str] = (),
 ) -> Iterator[Cluster]:
     """`arguments` and `environment` are for the workers and, the latter, for the router too."""
     with ExitStack() as stack:
-        started = [Worker(model, *arguments, environment=environment) for _ in range(workers)]
+        started = [Worker(model, *arguments, environment=environment, command=command) for _ in range(workers)]
         for worker in started:
             stack.callback(worker.stop)
         port = free_port()

@@ -373,6 +373,8 @@ async def with_tools(rig: Rig) -> None:
             assert answer.status_code == status, answer.text
             if status == 400:
                 refusals.append(answer.text)
+            else:
+                assert "calledtool" in answer.text
     assert not rig.canaries.found("\n".join(refusals))
 
 
