@@ -15,6 +15,7 @@ from canitoolcall.results import Status
 
 from tests.contract.tool_calls import judged
 from tests.tagged_answers import joined
+from trunkline.answer import output_reader
 from trunkline.answer.answer_parser import PARSERS
 from trunkline.answer.harmony import Harmony
 from trunkline.answer.json_calls import SectionParser
@@ -102,11 +103,6 @@ def kind_of(name: str) -> type[MarkedParser]:
     return kind
 
 
-def marks_of(name: str) -> list[str]:
-    kind = kind_of(name)
-    return [*(mark for pair in kind.thinks for mark in pair), *kind.frames, *kind.calls, *kind.ends]
-
-
 def parsed(name: str, outputs: Sequence[str], reason: "FinishReason.ValueType", of: AnswerContext) -> list[AnswerPart]:
     parser = PARSERS[name](of)
     parts = [part for output in outputs for part in parser.feed(output, ())]
@@ -125,7 +121,7 @@ def cut(output: str, chance: random.Random) -> list[str]:
 
 
 def check_cuts(name: str, num: int) -> None:
-    marks = marks_of(name)
+    marks = kind_of(name).marks()
     pieces = [*marks * 3, *(mark[: len(mark) // 2] for mark in marks), *OWN.get(name, []) * 3, *JSON, *COMMON]
     for output, chance in outputs_of(name, pieces, num):
         reason = chance.choice([STOP, LENGTH])
@@ -156,7 +152,9 @@ def check_text(name: str, num: int) -> None:
     is_section = issubclass(kind, SectionParser | AttributesParser)
     sections = set(kind.calls) - {getattr(kind, "call_begin", "")} if is_section else set()
     left_out = {*sum(kind.thinks, ()), *kind.frames, *sections, *(OWN[name] if kind is Harmony else ())}
-    pieces = [piece for piece in [*marks_of(name) * 3, *OWN.get(name, []) * 3, *JSON, *COMMON] if piece not in left_out]
+    pieces = [
+        piece for piece in [*kind_of(name).marks() * 3, *OWN.get(name, []) * 3, *JSON, *COMMON] if piece not in left_out
+    ]
     for output, _ in outputs_of(name, pieces, num):
         parts = parsed(name, [output], STOP, context())
         if any(part.WhichOneof("part") != "text" for part in parts):
@@ -187,6 +185,16 @@ def test_parts_of_many_random_outputs_do_not_depend_on_cuts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PARSERS)
+def test_what_is_too_long_or_was_read_too_often_does_not_depend_on_cuts_either(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_reader, "MAX_HEAD", 30)
+    monkeypatch.setattr(output_reader, "MAX_READ_AGAIN", 60)
+    check_cuts(name, 400)
+    check_text(name, 400)
+
+
+@pytest.mark.parametrize("name", PARSERS)
 def test_no_character_is_lost_where_no_call_was_taken(name: str) -> None:
     check_text(name, 1000)
 
@@ -204,10 +212,34 @@ def test_without_tools_calls_are_text(name: str) -> None:
         assert parsed(name, [output], STOP, context([])) == [AnswerPart(text=output)]
 
 
+@pytest.mark.parametrize(
+    "output",
+    [
+        '{"name": "f", "parameters": {"a": "1"}}{"name": "g", "parameters": {}}',
+        '<|python_start|>{"name": "f", "parameters": {"a": "1"}}; {"name": "g", "parameters": {}}<|python_end|>',
+        '<|python_start|><|python_end|>{"name": "f", "parameters": {"a": "1"}}\n{"name": "g", "parameters": {}}',
+    ],
+)
+def test_llama_4_calls_tools_in_json_where_its_template_asks_for_it(output: str) -> None:
+    parts = parsed("pythonic", [output], STOP, context())
+    assert [part.tool_call.name for part in parts if part.HasField("tool_call")] == ["f", "g"]
+    assert [part.arguments for part in parts if part.arguments] == ['{"a": "1"}', "{}"]
+    assert not any(part.text for part in parts)
+
+
 @pytest.mark.parametrize("name", PARSERS)
 def test_a_megabyte_of_beginnings_takes_less_than_a_second(name: str) -> None:
-    for mark in [*kind_of(name).calls, "<|channel|>"][:1]:
-        assert sum(seconds_of_halves(name, mark[:-1], MEGABYTE)) < 1
+    mark = [*kind_of(name).calls, "<|channel|>"][0]
+    for beginning in (mark[:-1], f"{mark}[\\'"):  # each of the latter may begin a list of calls, which none ends
+        assert sum(seconds_of_halves(name, beginning, MEGABYTE)) < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PARSERS)
+def test_a_megabyte_of_any_mark_or_its_half_takes_less_than_a_second(name: str) -> None:
+    for mark in PARSERS[name].marks():
+        for beginning in {mark, mark[:-1], mark[: len(mark) // 2]} - {""}:
+            assert any(sum(seconds_of_halves(name, beginning, MEGABYTE)) < 1 for _ in range(TRIES)), beginning
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Families that write calls as JSON, or their arguments."""
 
 import re
+from collections.abc import Sequence
 
 from trunkline.answer.json_reader import loaded
 from trunkline.answer.marked_parser import MarkedParser
@@ -102,13 +103,13 @@ class Granite(JsonParser):
 
 
 class Llama3Json(JsonParser):
-    """Llama 3: the whole answer is {"name": …, "parameters": {…}}, with others after semicolons. <|python_tag|> may
-    precede it; without that mark, only the name of an offered tool tells it from an answer in JSON."""
+    """Llama 3: the whole answer is {"name": …, "parameters": {…}}, and others, perhaps after semicolons. <|python_tag|>
+    may precede it; without that mark, only the name of an offered tool tells it from an answer in JSON."""
 
     strips = (False, False)
     thinks = ()
     calls = ("<|python_tag|>",)
-    ends = ()
+    ends: Sequence[str] = ()
 
     def start(self) -> Reading[None]:
         if self.context.tools:
@@ -116,8 +117,8 @@ class Llama3Json(JsonParser):
 
     def call(self, mark: str) -> Reading[None]:
         yield from self.json_call(bare=not mark)
-        while (yield from self.sees(";")):
-            self.attempt(";")
+        while (separator := (yield from self.sees(";"))) or (yield from self.peek()) == "{":
+            self.attempt(separator)
             yield from self.json_call(bare=not mark)
 
 
@@ -166,8 +167,8 @@ class SectionParser(JsonParser):
             yield from self.sees(self.call_end)
             return
         self.decided()
-        marks = Marks(self.section_end, self.call_begin)
-        ends = Marks(self.section_end, self.call_begin, self.call_end)
+        marks = Marks.of(self.section_end, self.call_begin)
+        ends = Marks.of(self.section_end, self.call_begin, self.call_end)
         while (yield from self.until(marks, leave_out)) == self.call_begin:
             try:
                 yield from self.section_call()

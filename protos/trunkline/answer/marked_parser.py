@@ -29,10 +29,10 @@ class MarkedParser(JsonReader):
     def __init__(self, context: AnswerContext) -> None:
         super().__init__(context)
         self._calls = self.calls if context.tools else ()
-        self._end_marks = Marks(*self.ends, *self.calls)
+        self._end_marks = Marks.of(*self.ends, *self.calls)
 
     @classmethod
-    def marks(cls) -> Sequence[str]:
+    def marks(cls) -> list[str]:
         thinks = [mark for pair in cls.thinks for mark in pair]
         return [*thinks, *cls.thought_ends, *cls.frames, *cls.calls, *cls.ends, *cls.inner]
 
@@ -50,7 +50,7 @@ class MarkedParser(JsonReader):
     def read(self) -> Reading[None]:
         yield from self.start()
         ends = dict(self.thinks)
-        marks = Marks(*ends, *self.frames, *self._calls)
+        marks = Marks.of(*ends, *self.frames, *self._calls)
         while mark := (yield from self.until(marks, self.prose.write)):
             if mark in self.frames:
                 continue
@@ -78,7 +78,7 @@ class MarkedParser(JsonReader):
     def _think(self, end: str) -> Reading[None]:
         thought = Prose(self.put_reasoning, strips=self.strips[1], after_mark=True)
         ends = (end, *self.thought_ends)
-        marks = Marks(*ends, *(self._calls if self.calls_while_thinking else ()))
+        marks = Marks.of(*ends, *(self._calls if self.calls_while_thinking else ()))
         text, self.prose = self.prose, thought  # what is refused while thinking is a thought
         while mark := (yield from self.until(marks, thought.write)):
             if mark in ends:

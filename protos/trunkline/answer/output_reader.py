@@ -9,6 +9,7 @@ import re
 import secrets
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 from trunkline.v1.generation_pb2 import FinishReason, ToolCall
@@ -19,6 +20,7 @@ Reading = Generator[None, None, T]  # suspended until there is more output
 Write = Callable[[str], None]
 
 MAX_HEAD = 16384  # characters of what may be a call; more are text
+MAX_READ_AGAIN = 16 * MAX_HEAD  # characters of an answer that were no call: of more, what may hold calls is text too
 MAX_SPACE = 64  # characters of white space that are held back, because they may separate a call from text
 SPACE = " \t\r\n"
 _NEVER = "(?!)"
@@ -64,6 +66,12 @@ class Marks:
         self._beginnings = {mark[:length] for mark in marks for length in range(1, len(mark))}
         self._most_held = max(map(len, marks), default=1) - 1
         self._first = re.compile("|".join(sorted({re.escape(mark[0]) for mark in marks})) or _NEVER)
+
+    @staticmethod
+    @lru_cache(256)
+    def of(*marks: str) -> "Marks":
+        """As Marks(), but made once."""
+        return Marks(*marks)
 
     def begin_in(self, text: str, start: int) -> int:
         """Returns where the end of a text may be the beginning of a mark; its length if nowhere."""
@@ -121,6 +129,7 @@ class OutputReader:
         self._at = 0
         self._attempt: int | None = None
         self._attempt_mark = ""
+        self._num_read_again = 0
         self._call_is_open = False
         self._reason: FinishReason.ValueType | None = None
         self._parts: list[tuple[str, list[str]]] = []
@@ -220,6 +229,9 @@ class OutputReader:
         there was an attempt."""
         if self._attempt is None:
             return False
+        self._num_read_again += min(self._at - self._attempt, MAX_HEAD)
+        if self._num_read_again > MAX_READ_AGAIN:
+            return self.attempted_is_text()
         self._rewind(self._attempt + len(self._attempt_mark))
         self.prose.write(self._attempt_mark)
         return True
@@ -228,6 +240,7 @@ class OutputReader:
         """What was attempted is no call, nor is what was read of it. Returns whether there was an attempt."""
         if self._attempt is None:
             return False
+        self._at = min(self._at, self._attempt + MAX_HEAD)  # how far it was read beyond that depends on cuts
         self.prose.write(self._text[self._attempt : self._at])
         self._attempt = None
         return True

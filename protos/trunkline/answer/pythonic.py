@@ -1,12 +1,13 @@
-"""Llama 4, and Llama 3.2: the whole answer is a list of calls in Python: [name(key="text", other=[1, {"a": True}])]."""
+"""Llama 4, and Llama 3.2: the whole answer is a list of calls in Python: [name(key="text", other=[1, {"a": True}])].
+Where the template asks for JSON, as Llama 4's own does, it is what Llama 3 writes."""
 
 import json
 import re
 from collections.abc import Callable
 from typing import TypeVar
 
+from trunkline.answer.json_calls import Llama3Json
 from trunkline.answer.json_reader import MAX_DEPTH, escaped, scalar
-from trunkline.answer.marked_parser import MarkedParser
 from trunkline.answer.output_reader import Malformed, Reading
 
 T = TypeVar("T")
@@ -22,21 +23,22 @@ _WORD = re.compile(r"[\w+\-.]+")
 _SPACE = re.compile(r"\s*")
 
 
-class Pythonic(MarkedParser):
-    """The calls are parts when the list is complete: before, it may be text."""
+class Pythonic(Llama3Json):
+    """The calls of a list are parts when it is complete: before, it may be text."""
 
-    strips = (False, False)
-    thinks = ()
     calls = ("<|python_start|>",)
     ends = ("<|python_end|>",)
 
-    def start(self) -> Reading[None]:
-        if self.context.tools:
-            yield from self.attempted("")
-
     def call(self, mark: str) -> Reading[None]:
-        if (yield from self.peek()) != "[":
-            raise Malformed
+        if mark:
+            yield from self.sees(*self.ends)  # the history that Llama 4's template renders has both marks before JSON
+        if (yield from self.peek()) == "[":
+            yield from self._list(mark)
+        else:
+            yield from super().call(mark)
+        yield from self.sees(*self.ends)
+
+    def _list(self, mark: str) -> Reading[None]:
         source = yield from self._brackets()
         calls = Source(source).calls()
         if not mark and not all(any(tool.name == name for tool in self.context.tools) for name, _ in calls):
@@ -45,7 +47,6 @@ class Pythonic(MarkedParser):
             self.begin_call(name)
             self.put_arguments(arguments)
             self.end_call()
-        yield from self.sees(*self.ends)
 
     def _brackets(self) -> Reading[str]:
         """Returns the text from a bracket to the one that closes it."""

@@ -108,7 +108,7 @@ class Value:
         self, parser: MarkedParser, end: str, ends: Mapping[str, Sequence[str]], *, lines: bool = False
     ) -> None:
         self._parser, self._end, self._ends, self._lines = parser, end, ends, lines
-        self._marks = Marks(*ends)
+        self._marks = Marks.of(*ends)
 
     def read(self, write: Write) -> Reading[None]:
         """Writes it. Steps over its end, but not over another mark that ends it. Raises CutOff."""
@@ -236,7 +236,7 @@ class AttributesParser(ArgumentsParser):
     def section(self, *, calls: tuple[str, str], arguments: tuple[str, str], tag_end: str, end: str) -> Reading[None]:
         """calls, arguments: the marks around a call and an argument, the first without its attributes"""
         self.decided()
-        marks, rest = Marks(calls[0], end), Marks(calls[0], calls[1], end)
+        marks, rest = Marks.of(calls[0], end), Marks.of(calls[0], calls[1], end)
         while (yield from self.until(marks, leave_out)) == calls[0]:
             try:
                 yield from self._call(calls[1], arguments, tag_end)
@@ -261,7 +261,7 @@ class AttributesParser(ArgumentsParser):
 
     def _attributes(self, tag_end: str) -> Reading[tuple[Mapping[str, str], bool]]:
         """Returns the attributes of a tag, and whether it is empty."""
-        text, _ = yield from self.head(Marks(tag_end))
+        text, _ = yield from self.head(Marks.of(tag_end))
         return {key: html.unescape(value) for key, value in _ATTRIBUTE.findall(text)}, text.endswith("/")
 
 
