@@ -11,7 +11,7 @@ from trunkline.status import RequestRefused, internal
 from trunkline_router.access.access import VISITOR, NoCredentials, refused_tenant
 from trunkline_router.access.gate.http_passage import HttpPassage, StatusPassage
 from trunkline_router.access.identity.needed_roles import PATHS, Needed
-from trunkline_router.edge.anthropic_messages import count_tokens, messages
+from trunkline_router.edge.anthropic.anthropic_messages import count_tokens, messages
 from trunkline_router.edge.http.exchange import respond
 from trunkline_router.edge.http.headers import (
     RequestHeaders,

@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.http_page import PAGE, error_rows, examples, limit_rows, protocol_rows
 from tests.cluster.processes import Served, script
 from trunkline_router.access.identity.needed_roles import PATHS
-from trunkline_router.edge.anthropic_requests import ConversationFields, CountRequest, MessageRequest
+from trunkline_router.edge.anthropic.anthropic_requests import ConversationFields, CountRequest, MessageRequest
 from trunkline_router.edge.openai.chat import ChatRequest
 from trunkline_router.edge.openai.chat_fields import Message
 from trunkline_router.edge.openai.completion_request import CompletionRequest

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from trunkline_router.edge.anthropic_requests import CountRequest, MessageRequest
+from trunkline_router.edge.anthropic.anthropic_requests import CountRequest, MessageRequest
 from trunkline_router.edge.openai.chat import ChatRequest
 from trunkline_router.edge.openai.completion_request import CompletionRequest
 from trunkline_router.edge.openai.models_and_tokens import DetokenizeBody, TokenizeBody

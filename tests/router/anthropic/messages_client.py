@@ -47,9 +47,11 @@ class MessagesClient:
         return count
 
     @asynccontextmanager
-    async def stream(self, worker: FakeWorker) -> AsyncIterator[tuple[FakeChoice, AsyncGenerator[Json, None]]]:
+    async def stream(
+        self, worker: FakeWorker, **body: Any
+    ) -> AsyncIterator[tuple[FakeChoice, AsyncGenerator[Json, None]]]:
         """A streamed request that has reached the worker, and its events as they come. The client goes at the end."""
-        body = {"max_tokens": 8, "messages": [HI], "stream": True}
+        body = {"max_tokens": 8, "messages": [HI], "stream": True, **body}
         request = self.http.build_request("POST", "/v1/messages", json=body)
         asked = asyncio.create_task(self.http.send(request, stream=True))
         try:

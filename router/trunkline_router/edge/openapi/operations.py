@@ -18,7 +18,7 @@ from trunkline.status import (
     UNAUTHENTICATED,
     WORKER_NOT_FOUND,
 )
-from trunkline_router.edge.anthropic_requests import CountRequest, MessageRequest
+from trunkline_router.edge.anthropic.anthropic_requests import CountRequest, MessageRequest
 from trunkline_router.edge.live.fleet_endpoints import DrainBody, UndrainBody
 from trunkline_router.edge.openai.chat import ChatRequest
 from trunkline_router.edge.openai.completion_request import CompletionRequest

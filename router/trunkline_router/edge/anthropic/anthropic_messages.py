@@ -1,25 +1,17 @@
 """Anthropic's API: POST /v1/messages and /v1/messages/count_tokens."""
 
-from typing import Any
-
 import orjson
 
+from trunkline.answer.answer_items import calls_tools
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk
 from trunkline.v1.inference_pb2 import GenerateResponse
-from trunkline_router.edge.anthropic_requests import FIELD_NAMES, CountRequest, MessageRequest
+from trunkline_router.edge.anthropic.answer_blocks import BlockEvents, Json, content_of, named_event, text_block
+from trunkline_router.edge.anthropic.anthropic_requests import FIELD_NAMES, CountRequest, MessageRequest
 from trunkline_router.edge.http.sse import event
 from trunkline_router.edge.http_call import CollectedAnswer, HttpCall, answer_of
 from trunkline_router.edge.request_fields import refusals_named
 from trunkline_router.record.error_statuses import ANTHROPIC_PATH, body_for
-
-Json = dict[str, Any]
-
-# The events of tokens have a head that is made once: serializing all of it takes longer.
-DELTA_HEAD = (
-    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":'
-)
-DELTA_TAIL = b"}}\n\n"
 
 
 async def messages(call: HttpCall) -> None:
@@ -49,6 +41,7 @@ class MessageAnswer:
         self._request_id = call.request_id
         self._max_tokens = max_tokens
         self._answer = CollectedAnswer()
+        self._blocks = BlockEvents()
 
     def take(self, response: GenerateResponse) -> None:
         self._answer.take(response)
@@ -56,7 +49,8 @@ class MessageAnswer:
     async def whole(self) -> bytes:
         """Returns the message. An empty answer has an empty block, because clients read the first one."""
         [output] = self._answer.choices
-        return orjson.dumps(self._message([_block(output.text)], output))
+        content = content_of(self._answer.items()) or [text_block(output.text)]
+        return orjson.dumps(self._message(content, output))
 
     def events(self, response: GenerateResponse) -> bytes:
         """Returns the events for the next response; empty if it has no text."""
@@ -64,20 +58,23 @@ class MessageAnswer:
         if response.HasField("prompt"):
             self._answer.prompt = response.prompt
             message = self._message([], OutputChunk())  # before its output is counted
-            opening = _event("message_start", message=message)
-            opening += _event("content_block_start", index=0, content_block=_block(""))
+            opening = named_event("message_start", message=message)
+            if not response.prompt.answer_format:
+                opening += self._blocks.begin_text()
         self._answer.take(response)
+        if self._answer.prompt.answer_format:
+            return opening + b"".join(map(self._blocks.part, response.parts))
         text = "".join([chunk.text for chunk in response.chunks])
-        return b"".join((opening, DELTA_HEAD, orjson.dumps(text), DELTA_TAIL)) if text else opening
+        return opening + self._blocks.text(text) if text else opening
 
     def end(self) -> bytes:
         """Returns the last events."""
         [output] = self._answer.choices
         return b"".join(
             (
-                _event("content_block_stop", index=0),
-                _event("message_delta", delta=self._ending(output), usage=self._usage(output)),
-                _event("message_stop"),
+                self._blocks.end(),
+                named_event("message_delta", delta=self._ending(output), usage=self._usage(output)),
+                named_event("message_stop"),
             )
         )
 
@@ -113,6 +110,8 @@ class MessageAnswer:
     def _stop_reason(self, output: OutputChunk) -> str | None:
         if not output.finish_reason:
             return None
+        if output.finish_reason == FinishReason.FINISH_REASON_STOP and calls_tools(self._answer.items()):
+            return "tool_use"
         if output.HasField("stop_string"):
             return "stop_sequence"
         if output.finish_reason != FinishReason.FINISH_REASON_LENGTH:
@@ -121,20 +120,13 @@ class MessageAnswer:
 
     def _usage(self, output: OutputChunk) -> Json:
         """Returns the token counts. As Anthropic counts, the tokens that came from the cache are not input tokens."""
-        prompt = self._answer.prompt
+        prompt, usage = self._answer.prompt, self._answer.usage
+        knows_parts = usage.HasField("reasoning_tokens")
         return {
             "input_tokens": prompt.prompt_tokens - prompt.cached_tokens,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": prompt.cached_tokens,
             "output_tokens": len(output.token_ids),
-            "output_tokens_details": None,
+            "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens} if knows_parts else None,
             "server_tool_use": None,
         }
-
-
-def _block(text: str) -> Json:
-    return {"type": "text", "text": text, "citations": None}
-
-
-def _event(kind: str, **fields: Any) -> bytes:
-    return event(orjson.dumps({"type": kind, **fields}), kind.encode())

@@ -1,0 +1,1 @@
+"""Anthropic's API: requests become GenerateRequests, responses become messages and server-sent events."""

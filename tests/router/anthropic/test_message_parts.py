@@ -1,0 +1,192 @@
+"""/v1/messages of a model that thinks and calls tools: blocks of content, as a whole and streamed."""
+
+import asyncio
+from collections.abc import Iterable
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.router.anthropic.messages_client import HI, Json, MessagesClient, arrived, client
+from tests.router.direct_rig import arrival
+from tests.router.fake_worker import WORKER_DRAINS, FakeChoice, FakeWorker
+from tests.tagged_answers import TAGGED, TaggedParser
+from trunkline.answer.answer_parser import PARSERS
+from trunkline.v1.generation_pb2 import FinishReason
+
+STOP, LENGTH = FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH
+FORMAT = TAGGED
+MAX_TOKENS = 250
+ASKED: Json = {"max_tokens": MAX_TOKENS}
+
+CALL = '<tool_call>{"name": "weather", "arguments": {"place": "Graz \\u00e4"}}</tool_call>'
+THINKING = {"type": "thinking", "thinking": "Rain?", "signature": "unsigned"}
+INPUT = {"place": "Graz ä"}
+# What a model writes, why it ends, and what it is to a client.
+ANSWERS: dict[str, tuple[str, "FinishReason.ValueType", list[Json], str]] = {
+    "text": ("It rains.", STOP, [{"type": "text", "text": "It rains."}], "end_turn"),
+    "nothing": ("", STOP, [{"type": "text", "text": ""}], "end_turn"),
+    "reasoning": ("<think>Rain?</think>", STOP, [THINKING], "end_turn"),
+    "reasoning that was cut off": ("<think>Rain?", LENGTH, [THINKING], "max_tokens"),
+    "reasoning, text and two calls": (
+        f"<think>Rain?</think>I ask.{CALL}{CALL}",
+        STOP,
+        [
+            THINKING,
+            {"type": "text", "text": "I ask."},
+            {"type": "tool_use", "name": "weather", "input": INPUT},
+            {"type": "tool_use", "name": "weather", "input": INPUT},
+        ],
+        "tool_use",
+    ),
+    "a call and then text": (
+        f"{CALL}I wait.",
+        STOP,
+        [{"type": "tool_use", "name": "weather", "input": INPUT}, {"type": "text", "text": "I wait."}],
+        "tool_use",
+    ),
+    "a call at the limit": (
+        CALL,
+        LENGTH,
+        [{"type": "tool_use", "name": "weather", "input": INPUT}],
+        "max_tokens",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def tagged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PARSERS, TAGGED, TaggedParser)
+
+
+def pieces(text: str, rng: Random) -> list[str]:
+    cuts = sorted(rng.choices(range(len(text) + 1), k=rng.choice([0, 1, 5, len(text)])))
+    return [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+def play(choice: FakeChoice, texts: Iterable[str], ending: "FinishReason.ValueType", **last: Any) -> None:
+    for text in texts:
+        choice.tokens(1, text=text)
+    count = MAX_TOKENS - choice.sent if ending == LENGTH else 1
+    choice.tokens(count, text="", finish=True, ending=ending, **last)
+
+
+async def played(worker: FakeWorker, texts: Iterable[str], ending: "FinishReason.ValueType", **last: Any) -> None:
+    play(await arrived(worker), texts, ending, **last)
+
+
+def told(blocks: Iterable[Json]) -> list[Json]:
+    """Blocks without what differs from answer to answer, and without what is null."""
+    return [{k: v for k, v in block.items() if k != "id" and v is not None} for block in blocks]
+
+
+async def whole(messages: MessagesClient, worker: FakeWorker, answer: str, **end: Any) -> Json:
+    asked = asyncio.create_task(messages.message(**ASKED))
+    await played(worker, [answer], **end)
+    return await asked
+
+
+async def streamed(messages: MessagesClient, worker: FakeWorker, texts: Iterable[str], **end: Any) -> list[Json]:
+    asked = asyncio.create_task(messages.streamed(**ASKED))
+    await played(worker, texts, **end)
+    return await asked
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+async def test_anthropics_client_gets_the_same_message_whole_and_streamed(name: str) -> None:
+    from anthropic import AsyncAnthropic
+
+    answer, ending, content, stop_reason = ANSWERS[name]
+    rng, worker = Random(name), FakeWorker("w", answer=None, answer_format=FORMAT)
+    async with client(worker) as messages:
+        once = await whole(messages, worker, answer, ending=ending)
+        assert told(once["content"]) == content
+        assert once["stop_reason"] == stop_reason
+        async with AsyncAnthropic(base_url=str(messages.http.base_url), api_key="any", max_retries=0) as anthropic:
+            for _ in range(4):
+                asked = anthropic.messages.stream(model="tiny", messages=[HI], **ASKED)  # type: ignore[list-item]
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(played(worker, pieces(answer, rng), ending))
+                    async with asked as stream:
+                        final = await stream.get_final_message()
+                assert told(final.to_dict()["content"]) == content  # type: ignore[arg-type]
+                assert final.stop_reason == stop_reason
+                type(final).model_validate(final.to_dict())
+
+
+async def test_the_events_of_blocks_come_in_order_as_the_tokens_do() -> None:
+    worker = FakeWorker("w", answer=None, answer_format=FORMAT)
+    async with client(worker) as messages, messages.stream(worker, **ASKED) as (choice, events):
+
+        async def shown(text: str, count: int, **options: Any) -> list[Json]:
+            choice.tokens(1, text=text, **options)
+            return [await anext(events) for _ in range(count)]
+
+        def delta(index: int, kind: str, name: str, text: str) -> Json:
+            return {"type": "content_block_delta", "index": index, "delta": {"type": f"{kind}_delta", name: text}}
+
+        def start(index: int, kind: str, **fields: Any) -> Json:
+            return {"type": "content_block_start", "index": index, "content_block": {"type": kind, **fields}}
+
+        [message] = await shown("", 1)
+        assert (message["type"], message["message"]["content"]) == ("message_start", [])
+        assert await shown("<think>Ra", 2) == [
+            start(0, "thinking", thinking="", signature=""),
+            delta(0, "thinking", "thinking", "Ra"),
+        ]
+        assert await shown("in?", 1) == [delta(0, "thinking", "thinking", "in?")]
+        assert await shown("</think>I", 4) == [
+            delta(0, "signature", "signature", "unsigned"),
+            {"type": "content_block_stop", "index": 0},
+            start(1, "text", text="", citations=None),
+            delta(1, "text", "text", "I"),
+        ]
+        choice.tokens(1, text='<tool_call>{"name": "f", "argum')
+        ended, begun, empty, first = await shown('ents": {"a": ', 4)
+        assert ended == {"type": "content_block_stop", "index": 1}
+        assert begun["content_block"].pop("id")
+        assert begun == start(2, "tool_use", name="f", input={})
+        assert empty == delta(2, "input_json", "partial_json", "")
+        assert first == delta(2, "input_json", "partial_json", '{"a": ')
+        assert await shown('"b"}}', 2) == [
+            delta(2, "input_json", "partial_json", '"b"}'),
+            {"type": "content_block_stop", "index": 2},
+        ]
+        ending, stop = await shown("</tool_call>", 2, finish=True, ending=STOP)
+        assert (ending["type"], ending["delta"]["stop_reason"]) == ("message_delta", "tool_use")
+        assert ending["usage"]["output_tokens"] == 8
+        assert stop == {"type": "message_stop"}
+
+
+async def test_a_call_that_was_cut_off_is_no_call() -> None:
+    """A stream has begun it, so it ends its block. What was complete before it stays."""
+    worker = FakeWorker("w", answer=None, answer_format=FORMAT)
+    async with client(worker) as messages:
+        for ending, reason in ((LENGTH, "max_tokens"), (STOP, "end_turn")):
+            cut = CALL[: CALL.index("az")]
+            message = await whole(messages, worker, cut, ending=ending)
+            assert (told(message["content"]), message["stop_reason"]) == ([{"type": "text", "text": ""}], reason)
+            events = await streamed(messages, worker, [cut], ending=ending)
+            assert [event["type"] for event in events[-3:]] == ["content_block_stop", "message_delta", "message_stop"]
+            assert events[1]["content_block"]["name"] == "weather"
+            assert events[-2]["delta"]["stop_reason"] == reason
+        message = await whole(messages, worker, CALL + CALL[:-20], ending=STOP, stop_string="END")
+        assert [block["type"] for block in message["content"]] == ["tool_use"]
+        assert (message["stop_reason"], message["stop_sequence"]) == ("tool_use", "END")
+
+
+async def test_a_message_streams_on_after_a_failover() -> None:
+    workers = [FakeWorker(name, answer=None, answer_format=FORMAT) for name in "ab"]
+    answer = f"<think>Rain?</think>{CALL}"
+    async with client(*workers) as messages:
+        asked = asyncio.create_task(messages.streamed(**ASKED))
+        lost = await arrival(workers)
+        place = answer.index("Gra")
+        lost.tokens(1, text=answer[:place])
+        lost.fail(WORKER_DRAINS)
+        play(await arrival(workers), [answer[place:]], STOP)
+        events = await asked
+    arguments = [event["delta"]["partial_json"] for event in events if "partial_json" in event.get("delta", ())]
+    assert "".join(arguments) == '{"place": "Graz \\u00e4"}'
+    assert [event["index"] for event in events if event["type"] == "content_block_start"] == [0, 1]
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
