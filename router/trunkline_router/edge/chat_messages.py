@@ -5,16 +5,31 @@ part by name.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Annotated, Protocol, TypeVar
+
+from pydantic import Discriminator, Field, Tag
 
 from trunkline.v1.inference_pb2 import ChatMessage, ChatPart, ToolResult
-from trunkline_router.prompts.conversation import JOINT
+from trunkline_router.prompts.conversation import JOINT, MAX_MESSAGES
 
 # Templates know "system", which developers' instructions were called before.
 ROLES = {"developer": "system"}
 
 Piece = str | ChatPart  # a text, or a part of another kind
 Turn = tuple[str, str | Sequence[Piece]]  # a message's role and content
+
+
+def text_or_list(value: object) -> str:
+    """The tag of a text or of a list. Errors leave it out of the names of fields."""
+    return "str" if isinstance(value, str) else "list[]"
+
+
+Item = TypeVar("Item")
+# A content, or a text in the place of a conversation.
+TextOrList = Annotated[
+    Annotated[str, Tag("str")] | Annotated[list[Item], Field(fail_fast=True, max_length=MAX_MESSAGES), Tag("list[]")],
+    Discriminator(text_or_list),
+]
 
 
 class ContentPart(Protocol):

@@ -320,10 +320,10 @@ def validated(kind: type[Body], body: dict[str, Any]) -> Body:
 
 
 def _num_parts(value: list[Any] | dict[str, Any]) -> int:
-    """The number of parts and calls of all messages, if the value is a conversation: to check and convert each takes
-    five microseconds."""
+    """The number of parts and calls of all messages, with parts in parts, if the value is a conversation: to check and
+    convert each takes five microseconds."""
     lists = [item.get(name) for item in value if isinstance(item, dict) for name in ("content", "tool_calls")]
-    return sum(len(parts) for parts in lists if isinstance(parts, list))
+    return sum(len(parts) + _num_parts(parts) for parts in lists if isinstance(parts, list))
 
 
 def wrong_field(error: ValidationError) -> RequestRefused:

@@ -10,14 +10,14 @@ import pytest
 from tests.router.anthropic.messages_client import HI, Json, MessagesClient, arrived, client
 from tests.router.direct_rig import arrival
 from tests.router.fake_worker import WORKER_DRAINS, FakeChoice, FakeWorker
-from tests.tagged_answers import TAGGED, TaggedParser
-from trunkline.answer.answer_parser import PARSERS
+from tests.router.prompts.tool_templates import ALL
+from tests.router.tokenizer_files import tokenizer_files
 from trunkline.v1.generation_pb2 import FinishReason
 
 STOP, LENGTH = FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH
-FORMAT = TAGGED
 MAX_TOKENS = 250
-ASKED: Json = {"max_tokens": MAX_TOKENS}
+ASKED: Json = {"max_tokens": MAX_TOKENS, "tools": [{"name": "weather", "input_schema": {"type": "object"}}]}
+WORKER: Any = {"answer": None, "answer_format": "hermes", "files": tokenizer_files(chat_template=ALL)}
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"place": "Graz \\u00e4"}}</tool_call>'
 THINKING = {"type": "thinking", "thinking": "Rain?", "signature": "unsigned"}
@@ -29,7 +29,7 @@ ANSWERS: dict[str, tuple[str, "FinishReason.ValueType", list[Json], str]] = {
     "reasoning": ("<think>Rain?</think>", STOP, [THINKING], "end_turn"),
     "reasoning that was cut off": ("<think>Rain?", LENGTH, [THINKING], "max_tokens"),
     "reasoning, text and two calls": (
-        f"<think>Rain?</think>I ask.{CALL}{CALL}",
+        f"<think>\nRain?\n</think>\n\nI ask.\n{CALL}\n{CALL}",
         STOP,
         [
             THINKING,
@@ -52,11 +52,6 @@ ANSWERS: dict[str, tuple[str, "FinishReason.ValueType", list[Json], str]] = {
         "max_tokens",
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def tagged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PARSERS, TAGGED, TaggedParser)
 
 
 def pieces(text: str, rng: Random) -> list[str]:
@@ -97,11 +92,13 @@ async def test_anthropics_client_gets_the_same_message_whole_and_streamed(name: 
     from anthropic import AsyncAnthropic
 
     answer, ending, content, stop_reason = ANSWERS[name]
-    rng, worker = Random(name), FakeWorker("w", answer=None, answer_format=FORMAT)
+    rng, worker = Random(name), FakeWorker("w", **WORKER)
     async with client(worker) as messages:
         once = await whole(messages, worker, answer, ending=ending)
         assert told(once["content"]) == content
         assert once["stop_reason"] == stop_reason
+        details = {"thinking_tokens": len("Rain?") if THINKING in content else 0}
+        assert once["usage"]["output_tokens_details"] == details
         async with AsyncAnthropic(base_url=str(messages.http.base_url), api_key="any", max_retries=0) as anthropic:
             for _ in range(4):
                 asked = anthropic.messages.stream(model="tiny", messages=[HI], **ASKED)  # type: ignore[list-item]
@@ -111,11 +108,12 @@ async def test_anthropics_client_gets_the_same_message_whole_and_streamed(name: 
                         final = await stream.get_final_message()
                 assert told(final.to_dict()["content"]) == content  # type: ignore[arg-type]
                 assert final.stop_reason == stop_reason
+                assert final.to_dict()["usage"]["output_tokens_details"] == details  # type: ignore[index]
                 type(final).model_validate(final.to_dict())
 
 
 async def test_the_events_of_blocks_come_in_order_as_the_tokens_do() -> None:
-    worker = FakeWorker("w", answer=None, answer_format=FORMAT)
+    worker = FakeWorker("w", **WORKER)
     async with client(worker) as messages, messages.stream(worker, **ASKED) as (choice, events):
 
         async def shown(text: str, count: int, **options: Any) -> list[Json]:
@@ -160,7 +158,7 @@ async def test_the_events_of_blocks_come_in_order_as_the_tokens_do() -> None:
 
 async def test_a_call_that_was_cut_off_is_no_call() -> None:
     """A stream has begun it, so it ends its block. What was complete before it stays."""
-    worker = FakeWorker("w", answer=None, answer_format=FORMAT)
+    worker = FakeWorker("w", **WORKER)
     async with client(worker) as messages:
         for ending, reason in ((LENGTH, "max_tokens"), (STOP, "end_turn")):
             cut = CALL[: CALL.index("az")]
@@ -176,7 +174,7 @@ async def test_a_call_that_was_cut_off_is_no_call() -> None:
 
 
 async def test_a_message_streams_on_after_a_failover() -> None:
-    workers = [FakeWorker(name, answer=None, answer_format=FORMAT) for name in "ab"]
+    workers = [FakeWorker(name, **WORKER) for name in "ab"]
     answer = f"<think>Rain?</think>{CALL}"
     async with client(*workers) as messages:
         asked = asyncio.create_task(messages.streamed(**ASKED))

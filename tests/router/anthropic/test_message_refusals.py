@@ -11,20 +11,62 @@ def content(block: Json) -> Json:
     return {"messages": [{"role": "user", "content": [{"type": "text", "text": "see"}, block]}]}
 
 
+def said(block: Json) -> Json:
+    return {"role": "assistant", "content": [block]}
+
+
 SOURCE = {"type": "base64", "media_type": "image/png", "data": "AA=="}
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
+USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "x"}
 
 REFUSED: dict[str, tuple[Json, str]] = {
     "image": (content({"type": "image", "source": SOURCE}), "messages[0].content[1]: content of type 'image'"),
     "document": (content({"type": "document", "source": SOURCE}), "content of type 'document'"),
-    "tool_use": (content({"type": "tool_use", "id": "1", "name": "f", "input": {}}), "'tool_use' is not supported"),
-    "tool_result": (content({"type": "tool_result", "tool_use_id": "1", "content": "x"}), "tools are not served"),
-    "thinking block": (content({"type": "thinking", "thinking": "hm", "signature": ""}), "content of type 'thinking'"),
+    "call of the user": (
+        content(USE),
+        "messages[0].content[1]: content of type 'tool_use' is only allowed in messages",
+    ),
+    "thinking of the user": (content({"type": "thinking", "thinking": "hm", "signature": ""}), "of 'assistant'"),
+    "result of the assistant": ({"messages": [HI, said(RESULT)]}, "messages[1].content[0]: content of type 'tool_r"),
+    "call without input": (
+        {"messages": [HI, said({"type": "tool_use", "id": "1", "name": "f"})]},
+        "messages[1].content[0].input: field required",
+    ),
+    "call with a text as input": ({"messages": [HI, said({**USE, "input": "{}"})]}, "messages[1].content[0].input: "),
+    "call with a long number": (
+        {"messages": [HI, HI, said({**USE, "input": {"x": 1 << 70}})]},
+        "messages[2].content[0].input: integer exceeds 64-bit range",
+    ),
+    "call without a name": ({"messages": [HI, said({**USE, "name": ""})]}, "messages[1].content[0].name: "),
+    "unknown field of a call": ({"messages": [HI, said({**USE, "mood": 1})]}, "messages[1].content[0].mood: is not"),
+    "call without a place": ({"messages": [HI, said(USE)]}, "messages: the model's chat template has no place for c"),
+    "image in a result": (
+        content({**RESULT, "content": [{"type": "text", "text": "x"}, {"type": "image", "source": SOURCE}]}),
+        "messages[0].content[1].content[1]: content of type 'image'",
+    ),
+    "many texts in a result": (
+        content({**RESULT, "content": [{"type": "text", "text": "x"}] * 4096}),
+        "messages: has 4098 parts of contents, more than 4096",
+    ),
+    "call of a server's tool": (content({"type": "server_tool_use", "id": "1"}), "tools run at the client alone"),
     "image in the system prompt": ({"system": [{"type": "image", "source": SOURCE}]}, "system[0]: content of type"),
     "text block without text": (content({"type": "text"}), "messages[0].content[1].text: field required"),
-    "tools": ({"tools": [TOOL]}, "tools: is not supported"),
-    "tool_choice": ({"tool_choice": {"type": "any"}}, "tool_choice: is not supported"),
-    "thinking": ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking: is not supported"),
+    "tools without a place": ({"tools": [TOOL]}, "tools: the model's chat template has no place for tools"),
+    "server's tool": (
+        {"tools": [TOOL, {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}]},
+        "tools[1].type: 'web_search_20250305' is not supported: tools run at the client alone",
+    ),
+    "tool without a schema": ({"tools": [{"name": "f"}]}, "tools[0].input_schema: field required"),
+    "tool without a name": ({"tools": [{"input_schema": {}}]}, "tools[0].name: field required"),
+    "unknown field of a tool": ({"tools": [{**TOOL, "parameters": {}}]}, "tools[0].parameters: is not a known field"),
+    "examples of a tool": ({"tools": [{**TOOL, "input_examples": [{}]}]}, "tools[0].input_examples: is not supported"),
+    "code that calls": ({"tools": [{**TOOL, "allowed_callers": ["x"]}]}, "tools[0].allowed_callers: is not supported"),
+    "too many tools": ({"tools": [TOOL] * 1025}, "tools: "),
+    "any tool": ({"tool_choice": {"type": "any"}}, "tool_choice: 'any' is not supported: calls cannot be enforced yet"),
+    "one tool": ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "f"}}, "tool_choice: 'tool' is not"),
+    "thinking": ({"thinking": {"type": "between_tools"}}, "thinking.type: "),
+    "thinking that is not shown": ({"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display: "),
     "servers": ({"mcp_servers": [{"type": "url", "url": "https://x"}]}, "mcp_servers: is not supported"),
     "container": ({"container": "c"}, "container: is not supported"),
     "context_management": ({"context_management": {"edits": [1]}}, "context_management: is not supported"),

@@ -6,11 +6,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from trunkline.status import invalid
-from trunkline.v1.inference_pb2 import ChatMessages, GenerateRequest, TokenizeRequest
-from trunkline_router.edge.chat_messages import Piece, Turn, merged, pieces
+from trunkline.v1.inference_pb2 import ChatMessages, GenerateRequest, TokenizeRequest, Tool
+from trunkline_router.edge.anthropic.input_blocks import SERVER_TOOLS, Blocks, Texts, pieces_of
+from trunkline_router.edge.chat_messages import Turn, merged
 from trunkline_router.edge.request_fields import (
     NOT_YET,
-    TOOLS,
+    Count,
     Fields,
     MaxTokens,
     SamplingFields,
@@ -18,72 +19,82 @@ from trunkline_router.edge.request_fields import (
     prompt_named,
     template_variables,
 )
-from trunkline_router.prompts.conversation import ASSISTANT, MAX_MESSAGES, TEXT_ALONE
-
-THINKING = "is not supported: thinking is not served"
-# Kinds of content beside images, documents and other media, with the reasons.
-KINDS = {
-    "tool_use": TOOLS,
-    "tool_result": TOOLS,
-    "server_tool_use": TOOLS,
-    "mcp_tool_use": TOOLS,
-    "mcp_tool_result": TOOLS,
-    "thinking": THINKING,
-    "redacted_thinking": THINKING,
-}
+from trunkline_router.edge.tool_fields import ToolName, may_call, tool_of
+from trunkline_router.prompts.conversation import ASSISTANT, MAX_MESSAGES, MAX_TOOLS
 
 FIELD_NAMES = prompt_named("messages", stop="stop_sequences")  # what refusals name
 
 
-class Block(Fields):
-    """A part of a content."""
+class ToolDefinition(Fields):
+    """A tool that the model may call. That its calls conform to the schema (`strict`) is not enforced yet."""
 
-    type: str
-    text: str | None = None
+    type: str | None = None
+    name: ToolName | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
 
-    # Marks for Anthropic's cache, and what an earlier answer had. The cache here needs no marks.
-    ignored: ClassVar[frozenset[str]] = frozenset({"cache_control", "citations"})
+    # Marks for Anthropic's cache, and whether arguments are streamed, which they are.
+    ignored: ClassVar[frozenset[str]] = frozenset({"cache_control", "eager_input_streaming"})
+    unserved: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("allowed_callers", "defer_loading", "input_examples"), NOT_YET
+    )
+    defaults: ClassVar[Mapping[str, Any]] = {"allowed_callers": ["direct"]}
 
     def unknown(self, prefix: str = "") -> list[str]:
-        self.piece(prefix.removesuffix("."))  # other kinds have other fields: the kind is what is not served
+        if self.type not in (None, "custom"):  # other kinds have other fields: the kind is what is not served
+            raise invalid(f"{prefix}type", f"{self.type[:32]!r} {SERVER_TOOLS}")
+        for name in ("name", "input_schema"):
+            if getattr(self, name) is None:
+                raise invalid(prefix + name, "field required")
         return super().unknown(prefix)
 
-    def piece(self, where: str) -> Piece:
-        """Returns the block's text. Raises RequestRefused (INVALID_REQUEST) for other kinds of content."""
-        if self.type != "text":
-            kind = self.type[:32]
-            raise invalid(where, f"content of type {kind!r} {KINDS.get(kind, TEXT_ALONE)}")
-        if self.text is None:
-            raise invalid(f"{where}.text", "field required")
-        return self.text
+    def proto(self, where: str) -> Tool:
+        """Returns the tool. Raises RequestRefused (INVALID_REQUEST)."""
+        return tool_of(self.name or "", self.description, self.input_schema, f"{where}.input_schema")
 
 
-Blocks = Annotated[list[Block], Field(fail_fast=True, max_length=MAX_MESSAGES)]
+class ToolChoice(Fields):
+    """Whether the model may call tools, and more than one of them in an answer."""
+
+    type: str
+    disable_parallel_tool_use: bool | None = None
+
+    ignored: ClassVar[frozenset[str]] = frozenset({"name"})  # of a type that is refused
+
+
+class Thinking(Fields):
+    """Whether the model thinks before it answers, as the variable `enable_thinking` of its template. It thinks as long
+    as it wants: `budget_tokens` is not enforced."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Count | None = None
+    display: Literal["summarized"] | None = None
 
 
 class InputMessage(Fields):
     """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | Blocks
+    content: Blocks
 
     ignored: ClassVar[frozenset[str]] = frozenset({"cache_control"})
 
 
 class ConversationFields(Fields):
-    """A conversation to continue. `thinking` may be "adaptive", which lets a model answer without thinking."""
+    """A conversation to continue."""
 
     messages: Annotated[list[InputMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
     model: str | None = None
-    system: str | Blocks | None = None
-    thinking: dict[str, Any] | None = None
-    tool_choice: dict[str, Any] | None = None
+    system: Texts | None = None
+    thinking: Thinking | None = None
+    tools: Annotated[list[ToolDefinition], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # as vLLM names it
 
     ignored: ClassVar[frozenset[str]] = frozenset({"cache_control"})
     unserved: ClassVar[Mapping[str, str]] = {
-        "tools": TOOLS,
-        "mcp_servers": TOOLS,
+        "mcp_servers": SERVER_TOOLS,
         "container": NOT_YET,
         "context_management": NOT_YET,
         "inference_geo": NOT_YET,
@@ -92,26 +103,29 @@ class ConversationFields(Fields):
         "speed": NOT_YET,
     }
 
-    def check(self) -> None:
-        if self.thinking is not None and self.thinking.get("type") not in ("disabled", "adaptive"):
-            raise invalid("thinking", THINKING)
-        if self.tool_choice is not None and self.tool_choice.get("type") not in ("auto", "none"):
-            raise invalid("tool_choice", TOOLS)
-
     def chat(self) -> ChatMessages:
         """Returns the conversation for the chat template: the system prompt first, messages of one role in a row as
         one. A final message of the assistant is continued. Raises RequestRefused (INVALID_REQUEST)."""
-        system = pieces(self.system, "system")
+        system = pieces_of(self.system, "system", "system")
         turns: list[Turn] = [("system", system)] if system else []
         turns += [
-            (message.role, pieces(message.content, f"messages[{index}].content"))
+            (message.role, pieces_of(message.content, message.role, f"messages[{index}].content"))
             for index, message in enumerate(self.messages)
         ]
+        choice = self.tool_choice
+        tools = (self.tools or ()) if may_call(choice.type if choice else None) else ()
         return ChatMessages(
             messages=merged(turns),
             continue_final_message=self.messages[-1].role == ASSISTANT,
-            template_variables=template_variables(self.chat_template_kwargs),
+            template_variables=template_variables(self._variables()),
+            tools=[tool.proto(f"tools[{index}]") for index, tool in enumerate(tools)],
+            single_tool_call=choice is not None and bool(choice.disable_parallel_tool_use),
         )
+
+    def _variables(self) -> dict[str, Any] | None:
+        if self.thinking is None:
+            return self.chat_template_kwargs
+        return {"enable_thinking": self.thinking.type != "disabled", **(self.chat_template_kwargs or {})}
 
 
 class MessageRequest(ConversationFields, SamplingFields):

@@ -196,17 +196,25 @@ RESPONSES: dict[str, Shape] = {
 MESSAGE_USAGE = {
     "input_tokens": described(int, "without those that came from the cache"),
     "cache_creation_input_tokens cache_read_input_tokens output_tokens": int,
-    "output_tokens_details server_tool_use cache_creation inference_geo": None,
+    "output_tokens_details": described(
+        nullable({"thinking_tokens": int}), "null if it is not known which tokens the model thought"
+    ),
+    "server_tool_use cache_creation inference_geo": None,
     "service_tier": ("standard",),
 }
+CONTENT_BLOCK = one_of(
+    {"type": ("text",), "text": str, "citations": None},
+    {"type": ("thinking",), "thinking signature": str},
+    {"type": ("tool_use",), "id name": str, "input": Schema(type="object")},
+)
 MESSAGES: dict[str, Shape] = {
     "MessagesError": {"type": ("error",), "error": {"type message": str}, "request_id": nullable(str)},
     "MessageAnswer": {
         "id model": str,
         "type": ("message",),
         "role": ("assistant",),
-        "content": Schema(schema_of([{"type": ("text",), "text": str, "citations": None}]), minItems=1, maxItems=1),
-        "stop_reason": ("end_turn", "max_tokens", "stop_sequence", "model_context_window_exceeded"),
+        "content": Schema(schema_of([CONTENT_BLOCK]), minItems=1),
+        "stop_reason": ("end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"),
         "stop_sequence": nullable(str),
         "stop_details container": None,
         "usage": MESSAGE_USAGE,

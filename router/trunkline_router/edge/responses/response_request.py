@@ -1,13 +1,13 @@
 """The body of POST /v1/responses."""
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from trunkline.status import invalid
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest
-from trunkline_router.edge.chat_messages import chat_message, pieces
+from trunkline_router.edge.chat_messages import TextOrList, chat_message, pieces
 from trunkline_router.edge.openai.chat import TopLogprobs
 from trunkline_router.edge.openai.chat_fields import Part
 from trunkline_router.edge.request_fields import (
@@ -22,7 +22,6 @@ from trunkline_router.edge.request_fields import (
     prompt_named,
     template_variables,
 )
-from trunkline_router.prompts.conversation import MAX_MESSAGES
 
 MAX_METADATA_PAIRS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512  # OpenAI's limits, in characters
 MAX_ID_CHARACTERS = 256
@@ -33,18 +32,6 @@ INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
 TEXT_PARTS = ("input_text", "output_text", "text")
 
 FIELD_NAMES = prompt_named("input", max_tokens="max_output_tokens")
-
-
-def text_or_list(value: object) -> str:
-    """The tag of a text or of a list. Errors leave it out of the names of fields."""
-    return "str" if isinstance(value, str) else "list[]"
-
-
-Item = TypeVar("Item")
-TextOrList = Annotated[
-    Annotated[str, Tag("str")] | Annotated[list[Item], Field(fail_fast=True, max_length=MAX_MESSAGES), Tag("list[]")],
-    Discriminator(text_or_list),
-]
 
 
 class InputPart(Part):

@@ -1,0 +1,157 @@
+"""What /v1/messages reads of tools, their calls and results, and of thinking."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.router.anthropic.messages_client import HI, Json, MessagesClient, arrived, client, prompt_of
+from tests.router.fake_worker import FakeWorker
+from tests.router.prompts.tool_templates import ALL
+from tests.router.tokenizer_files import tokenizer_files
+from trunkline.v1.generation_pb2 import FinishReason
+
+STOP = FinishReason.FINISH_REASON_STOP
+FILES = tokenizer_files(chat_template=ALL)
+SCHEMA: Json = {"type": "object", "properties": {"place": {"type": "string"}, "days": {"type": ["integer", "null"]}}}
+TOOL: Json = {"name": "weather", "description": "Tells the weather.", "input_schema": SCHEMA}
+FUNCTION = {
+    "type": "function",
+    "function": {"name": "weather", "description": "Tells the weather.", "parameters": SCHEMA},
+}
+CALL = '<tool_call>{"name": "weather", "arguments": {"place": "Graz"}}</tool_call>'
+
+
+def use(number: int, **given: Any) -> Json:
+    return {"type": "tool_use", "id": f"toolu_{number}", "name": "weather", "input": given}
+
+
+def result(number: int, **more: Any) -> Json:
+    return {"type": "tool_result", "tool_use_id": f"toolu_{number}", **more}
+
+
+def text(text: str) -> Json:
+    return {"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}
+
+
+def called(number: int, **given: Any) -> Json:
+    return {"id": f"toolu_{number}", "type": "function", "function": {"name": "weather", "arguments": given}}
+
+
+def said(blocks: list[Json], role: str = "user") -> Json:
+    return {"role": role, "content": blocks}
+
+
+CONVERSATION: Json = {
+    "system": [text("Be kind.")],
+    "tools": [
+        {
+            **TOOL,
+            "type": "custom",
+            "strict": True,
+            "cache_control": {"type": "ephemeral"},
+            "allowed_callers": ["direct"],
+        },
+        {"name": "now", "input_schema": {"type": "object"}, "eager_input_streaming": True, "defer_loading": False},
+    ],
+    "messages": [
+        HI,
+        said(
+            [
+                {"type": "thinking", "thinking": "Rain?", "signature": "unsigned"},
+                {"type": "redacted_thinking", "data": "AA=="},
+                text("I ask."),
+                {**use(1, place='Graz "ä"', days=None), "caller": {"type": "direct"}},
+                use(2),
+            ],
+            "assistant",
+        ),
+        said([result(1, content=[text("wet"), text("cold")]), result(2, is_error=True), text("And?")]),
+        said([text("Tell me.")]),
+    ],
+}
+
+
+async def rendered(asking: MessagesClient, worker: FakeWorker, **body: Any) -> tuple[list[Json], list[Json] | None]:
+    """The messages and tools that the template got."""
+    await asking.message(**body)
+    prompt, decoder = prompt_of(worker.submits[-1]), json.JSONDecoder()
+    turns, end = decoder.raw_decode(prompt)
+    return turns, decoder.raw_decode(prompt[end:])[0]
+
+
+async def test_a_template_gets_calls_results_and_thinking() -> None:
+    worker = FakeWorker("w", files=FILES)
+    async with client(worker) as messages:
+        turns, tools = await rendered(messages, worker, **CONVERSATION)
+        counted = await messages.count(**CONVERSATION)
+    assert tools == [FUNCTION, {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}]
+    assert turns == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "hi"},
+        {
+            "role": "assistant",
+            "content": "I ask.",
+            "thinking": "Rain?",
+            "reasoning_content": "Rain?",
+            "tool_calls": [called(1, place='Graz "ä"', days=None), called(2)],
+        },
+        {"role": "tool", "content": "wet\ncold", "tool_call_id": "toolu_1"},
+        {"role": "tool", "content": "", "tool_call_id": "toolu_2"},
+        {"role": "user", "content": "And?\nTell me."},
+    ]
+    assert counted == len(worker.submits[0].prompt_token_ids)
+
+
+async def test_a_tool_choice_of_none_leaves_out_the_tools() -> None:
+    worker = FakeWorker("w", files=FILES)
+    async with client(worker) as messages:
+        for choice, told in ({"type": "auto"}, [FUNCTION]), ({"type": "none"}, None), (None, [FUNCTION]):
+            assert (await rendered(messages, worker, tools=[TOOL], tool_choice=choice))[1] == told
+
+
+@pytest.mark.parametrize(
+    ("choice", "kinds", "stop_reason"),
+    [
+        ({"type": "auto"}, ["tool_use", "tool_use"], "tool_use"),
+        ({"type": "auto", "disable_parallel_tool_use": True}, ["tool_use"], "tool_use"),
+        ({"type": "none"}, ["text"], "end_turn"),
+    ],
+)
+async def test_a_tool_choice_says_which_calls_an_answer_has(choice: Json, kinds: list[str], stop_reason: str) -> None:
+    worker = FakeWorker("w", answer=None, answer_format="hermes", files=FILES)
+    async with client(worker) as messages:
+        asked = asyncio.create_task(messages.message(tools=[TOOL], tool_choice=choice))
+        (await arrived(worker)).tokens(2, text=f"{CALL}\n{CALL}", finish=True, ending=STOP)
+        message = await asked
+    assert ([block["type"] for block in message["content"]], message["stop_reason"]) == (kinds, stop_reason)
+
+
+@pytest.mark.parametrize(
+    ("body", "variable"),
+    [
+        ({}, ""),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024, "display": "summarized"}}, "True"),
+        ({"thinking": {"type": "adaptive"}}, "True"),
+        ({"thinking": {"type": "disabled"}}, "False"),
+        ({"thinking": {"type": "enabled"}, "chat_template_kwargs": {"enable_thinking": 7}}, "7"),
+    ],
+    ids=str,
+)
+async def test_thinking_is_a_variable_of_the_template(body: Json, variable: str) -> None:
+    worker = FakeWorker("w", files=tokenizer_files(chat_template="{{ messages[0].content }}|{{ enable_thinking }}"))
+    async with client(worker) as messages:
+        await messages.message(**body)
+    assert prompt_of(worker.submits[0]) == f"hi|{variable}"
+
+
+async def test_a_long_history_is_read() -> None:
+    """A thousand calls with their results."""
+    turns = [HI]
+    for number in range(1000):
+        turns += [said([text("I ask."), use(number, place="Graz")], "assistant"), said([result(number, content="wet")])]
+    worker = FakeWorker("w", files=FILES, context_length=1 << 20, kv_token_capacity=1 << 20)
+    async with client(worker) as messages:
+        rendered_turns, _ = await rendered(messages, worker, messages=turns, max_tokens=1)
+    assert len(rendered_turns) == len(turns)
