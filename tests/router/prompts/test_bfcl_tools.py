@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.contract.bfcl import questions
-from tests.router.prompts.tool_templates import AVAILABLE, SINGLE, TAGGED, XML
+from tests.router.prompts.tool_templates import AVAILABLE, SINGLE, TAGGED, TYPED, XML
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages
 from trunkline_router.prompts.chat_template import ChatTemplate
 
@@ -35,12 +35,12 @@ def test_all_tool_lists_are_read() -> None:
     assert len(questions()) == 3641
 
 
-@pytest.mark.parametrize("source", [TAGGED, SINGLE, XML, AVAILABLE])
+@pytest.mark.parametrize("source", [TAGGED, SINGLE, XML, AVAILABLE, TYPED])
 def test_tools_render_as_in_transformers(source: str) -> None:
     check(source, 20)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", [TAGGED, SINGLE, XML, AVAILABLE])
+@pytest.mark.parametrize("source", [TAGGED, SINGLE, XML, AVAILABLE, TYPED])
 def test_all_tools_render_as_in_transformers(source: str) -> None:
     check(source, 1)

@@ -87,10 +87,12 @@ def test_a_template_gets_what_transformers_gives_it(name: str) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     @settings(max_examples=80, deadline=None, derandomize=True)
-    @given(MESSAGES, TOOLS)
-    def compare(messages: list[Any], tools: list[Any]) -> None:
+    @given(MESSAGES, TOOLS, st.lists(OBJECTS, max_size=2))
+    def compare(messages: list[Any], tools: list[Any], documents: list[Any]) -> None:
         chat = tokenize_request(messages, model="", special_tokens=True).chat
         chat.tools.extend(map(contract_tool, tools))
+        if name == "quoting":
+            chat.documents = json.dumps(documents)
         try:
             ours = ChatTemplate(TEMPLATES[name], SPECIAL).render(chat)
         except RequestRefused:
@@ -99,6 +101,7 @@ def test_a_template_gets_what_transformers_gives_it(name: str) -> None:
             rendered: Any = render_jinja_template(
                 [messages],
                 tools=tools or None,
+                documents=(documents or None) if name == "quoting" else None,
                 chat_template=TEMPLATES[name],
                 add_generation_prompt=True,
                 **SPECIAL,
@@ -106,6 +109,8 @@ def test_a_template_gets_what_transformers_gives_it(name: str) -> None:
             theirs = rendered[0][0]
         except Exception:  # the template refuses the conversation
             theirs = None
+        if theirs is None and name == "typed":
+            return  # it refuses tools and messages that it gets in another style here (test_tool_styles.py)
         if name != "by id" or not tools:  # it has no place for tools: transformers leaves them out
             assert ours == theirs
 

@@ -77,6 +77,10 @@ def test_a_tool_has_a_description_if_the_template_needs_one() -> None:
     tools = (Tool(name="weather"), Tool(name="time", description="Tells it."))
     assert rendered(ONE_TEXT, SAID, tools=tools) == "// \nweather\n// Tells it.\ntime\nuser: Weather?\n"
     assert "description" not in rendered(TAGGED, SAID, tools=tools[:1])
+    needy = "{% for tool in tools %}{{ '' + tool.function.description }}{{ tool.function | tojson }}{% endfor %}"
+    assert rendered(needy, SAID, tools=tools[1:]) == (
+        'Tells it.{"name": "time", "description": "Tells it.", "parameters": {"type": "object", "properties": {}}}'
+    )
 
 
 def test_ids_have_nine_characters_if_the_template_needs_that_and_results_name_their_calls() -> None:

@@ -81,4 +81,40 @@ AVAILABLE = (
     "{%- endif %}{{- '[' ~ m.role ~ ']' ~ m.content }}{%- for call in m.tool_calls or [] %}"
     "{{- call.function | tojson }}{%- endfor %}" + END
 )
-TEMPLATES = {"all": ALL, "tagged": TAGGED, "single": SINGLE, "by id": BY_ID, "xml": XML, "available": AVAILABLE}
+# Tools as types of TypeScript, and either text or reasoning beside a call, as gpt-oss.
+TYPED = (
+    "{%- macro kind(of) %}{%- if of.type == 'array' %}{{- kind(of.get('items', {})) ~ '[]' }}"
+    "{%- elif of.type == 'object' %}{{- fields(of.get('properties', {})) }}"
+    "{%- else %}{{- {'integer': 'number'}.get(of.type, of.type) or 'any' }}{%- endif %}{%- endmacro %}"
+    "{%- macro fields(of) %}{{- '{' }}{%- for key, value in of | items %}{{- '\n// ' ~ value.description }}"
+    "{{- '\n' ~ key ~ ': ' ~ kind(value) ~ ',' }}{%- endfor %}{{- '\n}' }}{%- endmacro %}"
+    "{%- if tools %}{{- '<|start|>developer<|message|># Tools\n\nnamespace functions {\n' }}"
+    "{%- for tool in tools %}{%- set tool = tool.function %}"
+    "{{- '// ' + tool.description + '\ntype ' + tool.name + ' = (' }}"
+    "{%- if tool.parameters and tool.parameters.properties %}{{- '_: ' ~ fields(tool.parameters.properties) }}"
+    "{%- endif %}{{- ') => any;\n' }}{%- endfor %}{{- '}<|end|>' }}{%- endif %}"
+    + EACH
+    + "{%- if m.role == 'assistant' and m.tool_calls %}{%- if m.content and m.thinking %}"
+    "{{- raise_exception('Cannot pass both content and thinking in an assistant message with tool calls!') }}"
+    "{%- endif %}{%- if m.content or m.thinking %}"
+    "{{- '<|start|>assistant<|channel|>analysis<|message|>' ~ (m.content or m.thinking) ~ '<|end|>' }}{%- endif %}"
+    "{%- for call in m.tool_calls %}{{- '<|start|>assistant to=functions.' ~ call.function.name }}"
+    "{{- '<|channel|>commentary json<|message|>' ~ call.function.arguments | tojson ~ '<|call|>' }}{%- endfor %}"
+    "{%- elif m.role == 'tool' %}{{- '<|start|>tool<|message|>' ~ m.content | tojson ~ '<|end|>' }}"
+    "{%- else %}{{- '<|start|>' ~ m.role ~ '<|message|>' ~ m.content ~ '<|end|>' }}{%- endif %}" + END
+)
+# Documents before the messages, as Granite 3.3.
+QUOTING = (
+    "{%- if documents is not none %}{%- for document in documents %}{{- '<|start_of_role|>document ' }}"
+    "{{- document | tojson ~ '<|end_of_role|>' }}{%- endfor %}{%- endif %}{{- '\n' }}" + TAGGED
+)
+TEMPLATES = {
+    "all": ALL,
+    "tagged": TAGGED,
+    "single": SINGLE,
+    "by id": BY_ID,
+    "xml": XML,
+    "available": AVAILABLE,
+    "typed": TYPED,
+    "quoting": QUOTING,
+}
