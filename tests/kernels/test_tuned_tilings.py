@@ -114,12 +114,11 @@ def test_the_shipped_table_is_one() -> None:
             assert {"decode_attention": DecodeTiling, "ragged_attention": RaggedTiling}[key.kernel](**fields)
 
 
-# The compiler takes some ten seconds for each.
+# The compiler takes half a minute.
 @pytest.mark.slow
-@pytest.mark.parametrize("which", [["--few"], []], ids=["few", "all"])
-def test_tilings_compile_without_spills(which: list[str]) -> None:
+def test_tilings_compile_without_spills() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "trunkline_bench.kernels.tiling_resources", *which]
+    command = [sys.executable, "-m", "trunkline_bench.kernels.tiling_resources"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "programs at once" in done.stdout

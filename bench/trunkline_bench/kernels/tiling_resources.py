@@ -1,6 +1,6 @@
 """Compiles every tiling of the shipped table and of the sweeps of `make bench-gpu`, and reports its resources.
 
-usage: python -m trunkline_bench.kernels.tiling_resources [--file tuned.json] [--few]
+usage: python -m trunkline_bench.kernels.tiling_resources [--file tuned.json]
 
 Compiles for sm_90, without a GPU. Exits with status 1 if a kernel spills registers, does not use tensor cores, or needs
 more shared memory than the chip has.
@@ -117,13 +117,8 @@ def _ints(*shape: int) -> torch.Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--file", type=Path, default=SHIPPED)
-    parser.add_argument("--few", action="store_true", help="only the first and the last tiling")
-    arguments = parser.parse_args()
-    known = list(tilings(arguments.file))
-    if arguments.few:
-        known = [known[0], known[-1]]
     bad = False
-    for key, tiling in known:
+    for key, tiling in tilings(parser.parse_args().file):
         found = resources(launch(key, tiling), CHIP)
         fit = programs_per_multiprocessor(H200, warps=tiling.warps, registers=found.registers, shared=found.shared)
         wrong = [

@@ -171,7 +171,7 @@ def test_long_lives(machine: type[SchedulerLife]) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=120,
+            max_examples=60,
             stateful_step_count=120,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow],
