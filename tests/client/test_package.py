@@ -25,6 +25,7 @@ import asyncio
 from contextlib import aclosing, closing
 
 from trunkline import Client, ClientTls, SyncClient
+from trunkline.client.client_requests import Message
 from trunkline.errors import TrunklineError, TryAgain
 
 
@@ -38,8 +39,12 @@ async def main() -> int:
             async for piece in pieces:
                 text: str = piece.text
         done = await client.complete([("user", "hi")], n=2, seed=7)
+        tool = {"type": "function", "function": {"name": "f"}}
+        chat: list[Message] = [("user", "hi"), done.choices[0].message]
+        called = await client.complete(chat, tools=[tool])
+        arguments: list[str] = [call.arguments for call in called.tool_calls]
         ids: list[int] = await client.tokenize("x")
-        return len(done.choices) + len(text) + len(ids)
+        return len(done.choices) + len(text) + len(ids) + len(arguments)
 
 
 def blocking() -> str:

@@ -99,6 +99,12 @@ TRAFFIC = Row(
             stacked=True,
         ),
         Panel(
+            "Tool calls / s",
+            "In answers that routers parsed. A call that was cut off, for example by max_tokens, is of no use.",
+            [Query(rate("trunkline_router_tool_calls_total", MODEL, by="kind"), "{{kind}}")],
+            stacked=True,
+        ),
+        Panel(
             "Composition of batches",
             "Positions computed per second. Padding is computed for nothing.",
             [Query(rate("trunkline_worker_batch_tokens_total", MODEL, by="kind"), "{{kind}}")],
