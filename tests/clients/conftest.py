@@ -15,13 +15,14 @@ from tests.worker.engine_rig import DEMO_MODEL
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
-# What the model says to a prompt that ends with one of these.
 GREETING, QUESTION = "Good morning.", "What is the weather in Paris?"
-WEATHER = "18 degrees and clear"  # what the tool says
+CITY, WEATHER = "Paris", "Paris: 18 degrees and clear"  # the argument of the call, and its result
+FIRST_THOUGHT, LAST_THOUGHT, ANSWER = "I have to look it up.", "Now I know.", "It is clear in Paris, at 18 degrees."
+# What the model says to a prompt that ends with one of these.
 ANSWERS = {
     GREETING: "Good morning to you. ☕",
-    QUESTION: HERMES.thought("I have to look it up.") + HERMES.call("get_weather", {"city": "Paris"}),
-    WEATHER: HERMES.thought("Now I know.") + f"It is {WEATHER} in Paris.",
+    QUESTION: HERMES.thought(FIRST_THOUGHT) + HERMES.call("get_weather", {"city": CITY}),
+    WEATHER: HERMES.thought(LAST_THOUGHT) + ANSWER,
 }
 
 

@@ -117,8 +117,8 @@ class Message(Fields):
     reasoning: str | None = None
     reasoning_content: str | None = None
 
-    # An assistant's message comes back as it was sent to the client.
-    ignored: ClassVar[frozenset[str]] = frozenset({"refusal", "annotations", "name"})
+    # An assistant's message comes back as it was sent to the client, or as litellm shows it.
+    ignored: ClassVar[frozenset[str]] = frozenset({"refusal", "annotations", "name", "provider_specific_fields"})
     unserved: ClassVar[Mapping[str, str]] = {"function_call": OLD_CALLS, "audio": NO_AUDIO}
 
     def proto(self, where: str) -> ChatMessage:

@@ -1,0 +1,83 @@
+"""OpenAI's own Python client: a call, its result, and the answer."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.clients.conftest import ANSWER, CITY, FIRST_THOUGHT, LAST_THOUGHT, QUESTION, WEATHER
+from tests.clients.edge import ANY_KEY, Edge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from openai import OpenAI
+
+FUNCTION: dict[str, Any] = {
+    "name": "get_weather",
+    "description": "The weather in a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+ASKED: list[Any] = [{"role": "user", "content": QUESTION}]
+
+
+@pytest.fixture(scope="module")
+def client(player: Edge) -> Iterator[OpenAI]:
+    from openai import OpenAI
+
+    with OpenAI(base_url=player.url, api_key=ANY_KEY, max_retries=0, timeout=60) as made:
+        yield made
+
+
+def assert_as_declared(answer: Any) -> None:
+    """The client builds its objects without checking them; this checks what the server really sent."""
+    type(answer).model_validate(answer.to_dict())
+
+
+def test_a_chat_calls_a_tool_and_answers_with_its_result(client: OpenAI, player: Edge) -> None:
+    options: dict[str, Any] = {"model": player.model, "tools": [{"type": "function", "function": FUNCTION}]}
+    called = client.chat.completions.create(messages=ASKED, **options)
+    assert_as_declared(called)
+    [choice] = called.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    assert choice.message.to_dict()["reasoning"] == FIRST_THOUGHT
+    assert choice.message.tool_calls
+    [call] = choice.message.tool_calls
+    assert call.type == "function"
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments) == {"city": CITY}
+    result: Any = {"role": "tool", "tool_call_id": call.id, "content": WEATHER}
+    for message in (choice.message, choice.message.model_dump()):
+        answer = client.chat.completions.create(messages=[*ASKED, message, result], **options)
+        assert answer.choices[0].message.content == ANSWER
+        assert answer.choices[0].message.to_dict()["reasoning"] == LAST_THOUGHT
+        assert answer.choices[0].finish_reason == "stop"
+
+
+def test_the_accumulated_stream_of_a_chat_is_the_whole_one(client: OpenAI, player: Edge) -> None:
+    options: dict[str, Any] = {"model": player.model, "tools": [{"type": "function", "function": FUNCTION}]}
+    whole = client.chat.completions.create(messages=ASKED, n=2, **options)
+    chunks = list(client.chat.completions.create(messages=ASKED, n=2, stream=True, **options))
+    for chunk in chunks:
+        assert_as_declared(chunk)
+    with client.chat.completions.stream(messages=ASKED, n=2, **options) as stream:
+        arguments = [
+            (event.name, event.index, event.arguments_delta)
+            for event in stream
+            if event.type == "tool_calls.function.arguments.delta"
+        ]
+        final = stream.get_final_completion()
+    assert len(arguments) > 2, "arguments are streamed"
+    assert {name for name, _, _ in arguments} == {"get_weather"}
+    for streamed, given in zip(final.choices, whole.choices, strict=True):
+        assert streamed.finish_reason == given.finish_reason == "tool_calls"
+        assert streamed.message.tool_calls
+        assert given.message.tool_calls
+        assert [call.function.name for call in streamed.message.tool_calls] == ["get_weather"]
+        assert [call.function.arguments for call in streamed.message.tool_calls] == [
+            call.function.arguments for call in given.message.tool_calls
+        ]
+        assert streamed.message.to_dict()["reasoning"] == given.message.to_dict()["reasoning"] == FIRST_THOUGHT
