@@ -6,7 +6,15 @@ from trunkline.answer.answer_items import calls_tools
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk
 from trunkline.v1.inference_pb2 import GenerateResponse
-from trunkline_router.edge.anthropic.answer_blocks import BlockEvents, Json, content_of, named_event, text_block
+from trunkline_router.edge.anthropic.answer_blocks import (
+    DELTA_TAIL,
+    TEXT_HEAD,
+    BlockEvents,
+    Json,
+    content_of,
+    named_event,
+    text_block,
+)
 from trunkline_router.edge.anthropic.anthropic_requests import FIELD_NAMES, CountRequest, MessageRequest
 from trunkline_router.edge.http.sse import event
 from trunkline_router.edge.http_call import CollectedAnswer, HttpCall, answer_of
@@ -42,6 +50,7 @@ class MessageAnswer:
         self._max_tokens = max_tokens
         self._answer = CollectedAnswer()
         self._blocks = BlockEvents()
+        self._has_parts = True  # unless the first response says that the answer is plain text
 
     def take(self, response: GenerateResponse) -> None:
         self._answer.take(response)
@@ -61,11 +70,12 @@ class MessageAnswer:
             opening = named_event("message_start", message=message)
             if not response.prompt.answer_format:
                 opening += self._blocks.begin_text()
+                self._has_parts = False
         self._answer.take(response)
-        if self._answer.prompt.answer_format:
+        if self._has_parts:
             return opening + b"".join(map(self._blocks.part, response.parts))
         text = "".join([chunk.text for chunk in response.chunks])
-        return opening + self._blocks.text(text) if text else opening
+        return b"".join((opening, TEXT_HEAD, orjson.dumps(text), DELTA_TAIL)) if text else opening
 
     def end(self) -> bytes:
         """Returns the last events."""
