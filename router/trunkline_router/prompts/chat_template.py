@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trunkline.status import RequestRefused, invalid
-from trunkline.v1.inference_pb2 import ChatMessages
+from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages
 from trunkline_router.prompts.conversation import (
     CONTENT,
     DOCUMENTS,
@@ -23,6 +23,7 @@ from trunkline_router.prompts.conversation import (
     PLAIN,
     TOOL,
     TOOLS,
+    USUAL_ROLES,
     ToolStyle,
     Values,
     json_object,
@@ -62,7 +63,11 @@ class ChatTemplate:
         if chat.tools or any(message.parts or message.role == TOOL for message in chat.messages):
             style = self._tool_places.style
             self._check_places(chat)
-        return self._rendered(chat, style)
+        text = self._rendered(chat, style)
+        for index, message in enumerate(chat.messages):
+            if message.role not in USUAL_ROLES and not _has(text, message):
+                raise invalid(f"{FIELD}.messages[{index}].role", "the model's chat template leaves out this role")
+        return text
 
     @cached_property
     def _tool_places(self) -> ToolPlaces:
@@ -122,6 +127,12 @@ class ChatTemplate:
         except Exception as error:  # a template can raise anything for a conversation that it was not written for
             raise invalid(FIELD, f"the model's chat template refuses the conversation: {error}") from None
         return "".join(parts)
+
+
+def _has(text: str, message: ChatMessage) -> bool:
+    """Whether a rendered text has the message, as it is or in JSON."""
+    content = (message.content or "".join(part.text for part in message.parts[:1])).strip()
+    return content in text or json.dumps(content, ensure_ascii=False)[1:-1] in text
 
 
 def _variables(template_variables: str) -> Values:

@@ -18,7 +18,8 @@ from trunkline.v1.generation_pb2 import ToolCall
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, ChatPart, Tool, ToolResult
 
 FIELD = "chat"
-ASSISTANT, TOOL = "assistant", "tool"  # roles
+ASSISTANT, TOOL = "assistant", "tool"
+USUAL_ROLES = ("system", "user", ASSISTANT, TOOL)
 # Names of templates.
 CONTENT, TOOL_CALLS, TOOLS, DOCUMENTS = "content", "tool_calls", "tools", "documents"
 REASONING_NAMES = ("thinking", "reasoning_content")  # templates know one or the other

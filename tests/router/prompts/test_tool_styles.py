@@ -115,6 +115,19 @@ def test_what_a_template_would_leave_out_is_refused(template: str, messages: lis
     assert "\n" not in caught.value.message
 
 
+def test_a_message_of_a_role_that_the_template_leaves_out_is_refused() -> None:
+    note = ChatMessage(role="critic", content=' "Rain" ')
+    for template, written in (
+        (ANY_ROLE, 'critic:  "Rain" \n'),
+        ("{{ messages | map(attribute='content') | list | tojson }}", "Rain"),
+    ):
+        assert written in rendered(template, SAID, note)
+    for message in (note, ChatMessage(role="critic", parts=[ChatPart(text="Rain")])):
+        with pytest.raises(RequestRefused, match="leaves out this role") as caught:
+            rendered(TWO_ROLES, SAID, message)
+        assert caught.value.field == "chat.messages[1].role"
+
+
 def test_a_template_without_calls_may_still_have_results() -> None:
     assert rendered(ANY_ROLE, SAID, RESULT) == "user: Weather?\ntool: rain\n"
 
