@@ -35,7 +35,7 @@ from trunkline_bench.servers.redis_server import RedisServer
 
 pytestmark = pytest.mark.slow
 
-LOAD_S = 60.0
+LOAD_S = 30.0
 ANSWERED_BEFORE_LOSS = 48  # each kind of request some times
 KV_BLOCKS = 256
 TENANTS = {
@@ -112,7 +112,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
 async def under_load(
     load: MixedLoad, workers: list[Worker], restarted: Callable[[int], Worker], prometheus: Prometheus
 ) -> None:
-    """A minute of mixed load, in which a worker's engine is killed under streams and comes back."""
+    """Half a minute of mixed load, in which a worker's engine is killed under streams and comes back."""
     began_s = time.monotonic()
 
     def kill() -> None:
