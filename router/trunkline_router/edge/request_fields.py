@@ -26,6 +26,7 @@ MOST_UINT64 = (1 << 64) - 1
 
 # Bounds on what is checked one by one, because each wrong element of a list costs an error of its own.
 MAX_ITEMS = 4096  # of a list or object, or parts of all contents; as many as a conversation has messages
+PART_LISTS = ("content", "tool_calls", "output")  # what a message, or an item of a conversation, may have many of
 MAX_FIELDS = 1024  # of a body
 MAX_UNKNOWN = 256  # of an object
 MAX_TEMPLATE_KWARGS_BYTES = 1 << 20  # of chat_template_kwargs as JSON
@@ -322,7 +323,7 @@ def validated(kind: type[Body], body: dict[str, Any]) -> Body:
 def _num_parts(value: list[Any] | dict[str, Any]) -> int:
     """The number of parts and calls of all messages, with parts in parts, if the value is a conversation: to check and
     convert each takes five microseconds."""
-    lists = [item.get(name) for item in value if isinstance(item, dict) for name in ("content", "tool_calls")]
+    lists = [item.get(name) for item in value if isinstance(item, dict) for name in PART_LISTS]
     return sum(len(parts) + _num_parts(parts) for parts in lists if isinstance(parts, list))
 
 

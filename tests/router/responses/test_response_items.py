@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from tests.router.fake_worker import FakeWorker
 from tests.router.responses.responses_client import STOP, Json, client
+from tests.router.tokenizer_files import tokenizer_files
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason
 
@@ -22,8 +23,18 @@ DELTAS = {
 }
 
 
+TEMPLATE = "{{ tools }}{% for message in messages %}{{ message.content }}{{ message.tool_calls }}{% endfor %}"
+TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+ARGUMENTS = '{"place": "Graz \\u00e4", "days": [1, 2]}'
+
+
 def worker_of_parts() -> FakeWorker:
-    return FakeWorker("w", answer=None, answer_format="hermes")
+    return FakeWorker("w", answer=None, answer_format="hermes", files=tokenizer_files(chat_template=TEMPLATE))
+
+
+def marked(arguments: str, end: str = "}\n</tool_call>") -> str:
+    """A call as the model writes it."""
+    return f'<tool_call>\n{{"name": "weather", "arguments": {arguments}{end}'
 
 
 async def answer(
@@ -44,6 +55,7 @@ async def both(
     worker = worker_of_parts()
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
     async with client(worker) as responses:
+        body = {"tools": [TOOL], **body}
         whole = await answer(worker, asyncio.create_task(responses.response(**body)), pieces, ending)
         events = await answer(worker, asyncio.create_task(responses.streamed(**body)), pieces, ending)
     assert_as_openai_declares(whole, events)
@@ -107,16 +119,38 @@ def message(text: str, status: str = "completed") -> Json:
     return {"type": "message", "status": status, "role": "assistant", "content": content}
 
 
+def call(arguments: str, status: str = "completed") -> Json:
+    return {"type": "function_call", "status": status, "name": "weather", "arguments": arguments}
+
+
 OUTPUTS: dict[str, tuple[str, Any, list[Json]]] = {
     "reasoning and text": (THOUGHT + "Once.", STOP, [reasoning("A fox, hm."), message("Once.")]),
     "text alone": ("Once.", STOP, [message("Once.")]),
     "nothing": ("", STOP, [message("")]),
     "cut text": (THOUGHT + "On", LENGTH, [reasoning("A fox, hm."), message("On", "incomplete")]),
+    "a call": (marked(ARGUMENTS), STOP, [call(ARGUMENTS)]),
+    "a call without arguments": (marked("{}"), STOP, [call("{}")]),
+    "reasoning, text and two calls": (
+        f"{THOUGHT}I ask.\n{marked(ARGUMENTS)}\n{marked('{}')}",
+        STOP,
+        [reasoning("A fox, hm."), message("I ask."), call(ARGUMENTS), call("{}")],
+    ),
+    "a call before the end of the tokens": (marked("{}"), LENGTH, [call("{}")]),
+    "a call that was cut off": (
+        marked("{}") + marked('{"place": "Gr', ""),
+        LENGTH,
+        [call("{}"), call('{"place": "Gr', "incomplete")],
+    ),
+    "a call that a stop string cut off": (
+        "I ask." + marked('{"place": "Gr', ""),
+        STOP,
+        [message("I ask."), call('{"place": "Gr', "incomplete")],
+    ),
     "cut reasoning": ("<think>\nA fox", LENGTH, [reasoning("A fox", "incomplete")]),
 }
 
 
-@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize("size", [1, 7, 1000])
 @pytest.mark.parametrize("name", OUTPUTS)
 async def test_an_answer_becomes_items_alike_in_a_stream_and_as_a_whole(name: str, size: int) -> None:
     text, ending, expected = OUTPUTS[name]

@@ -136,7 +136,7 @@ INPUTS: dict[str, tuple[Json, str]] = {
                 message("user", "ho"),
             ]
         },
-        "<s>user:hi</s><s>assistant:x</s><s>assistant:no</s><s>user:ho</s>",
+        "<s>user:hi</s><s>assistant:x\nno</s><s>user:ho</s>",
     ),
 }
 
@@ -207,7 +207,8 @@ async def test_what_changes_no_output_is_ignored_or_repeated() -> None:
         assert "x-trunkline-warning" not in answer.headers
         response = answer.json()
         assert {name: response[name] for name in repeated} == repeated
-        assert (await responses.response(reasoning={"effort": "none", "summary": None}))["status"] == "incomplete"
+        reasoning = {"effort": "none", "summary": "auto"}
+        assert (await responses.response(reasoning=reasoning))["reasoning"] == reasoning
 
 
 async def test_a_router_may_let_unknown_fields_pass_and_names_them() -> None:

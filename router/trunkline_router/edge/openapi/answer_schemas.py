@@ -179,8 +179,16 @@ RESPONSES: dict[str, Shape] = {
         "usage": nullable(RESPONSE_USAGE),
         "temperature top_p presence_penalty frequency_penalty": float,
         "text": {"format": {"type": ("text",)}},
-        "reasoning": {"effort summary": None},
-        "tools": NOTHING,
+        "reasoning": {"effort summary": nullable(str)},
+        "tools": [
+            {
+                "type": ("function",),
+                "name": str,
+                "description": nullable(str),
+                "parameters": nullable(Schema(type="object")),
+                "strict": nullable(bool),
+            }
+        ],
         "tool_choice": ("auto", "none"),
         "parallel_tool_calls store": bool,
         "max_tool_calls": None,

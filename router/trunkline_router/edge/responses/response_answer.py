@@ -22,7 +22,7 @@ from trunkline_router.edge.responses.response_items import (
     OutputItem,
     new_id,
 )
-from trunkline_router.edge.responses.response_request import ResponseRequest
+from trunkline_router.edge.responses.response_request import Reasoning, ResponseRequest
 from trunkline_router.edge.responses.response_store import ResponseStore, StoredResponse
 from trunkline_router.prompts.token_bytes import TokenBytes
 from trunkline_router.record.error_statuses import MAX_MESSAGE_CHARACTERS, status_of
@@ -71,9 +71,9 @@ class ResponseAnswer:
             **_sampling_fields(request, SamplingParams()),
             "max_output_tokens": request.max_output_tokens,
             "text": {"format": {"type": "text"}},
-            "reasoning": {"effort": None, "summary": None},
-            "tools": [],
-            "tool_choice": request.tool_choice or "auto",
+            "reasoning": _reasoning_fields(request),
+            "tools": [tool.repeated() for tool in request.tools or ()],
+            "tool_choice": "auto" if request.may_call else "none",
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "max_tool_calls": None,
             "truncation": "disabled",
@@ -153,7 +153,7 @@ class ResponseAnswer:
                 yield self._event(name, **fields)
             self._open = None
 
-    def _event(self, name: str, **fields: Any) -> bytes:
+    def _event(self, name: str, /, **fields: Any) -> bytes:
         data = orjson.dumps({"type": name, "sequence_number": self._number, **fields})
         self._number += 1
         return event(data, name.encode())
@@ -202,6 +202,11 @@ def _sampling_fields(request: ResponseRequest, sampling: SamplingParams) -> Json
         return getattr(NEUTRAL, name) if given is None else given
 
     return {**{name: number(name) for name in _NUMBERS}, "top_logprobs": request.top_logprobs or 0}
+
+
+def _reasoning_fields(request: ResponseRequest) -> Json:
+    reasoning = request.reasoning or Reasoning()
+    return {"effort": reasoning.effort, "summary": reasoning.summary}
 
 
 def _error_code(refused: RequestRefused) -> str:

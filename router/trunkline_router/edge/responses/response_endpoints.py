@@ -9,7 +9,7 @@ from trunkline.status import CODE_INVALID_ARGUMENT, CODE_NOT_FOUND, RequestRefus
 from trunkline.v1.inference_pb2 import ChatMessage
 from trunkline_router.edge.http_call import Handler, HttpCall, answer_of
 from trunkline_router.edge.responses.response_answer import ResponseAnswer
-from trunkline_router.edge.responses.response_request import FIELD_NAMES, ResponseRequest
+from trunkline_router.edge.responses.response_request import ResponseRequest
 from trunkline_router.edge.responses.response_store import ResponseStore, StoredResponse
 from trunkline_router.record.error_statuses import PREVIOUS_RESPONSE_NOT_FOUND, RESPONSE_NOT_FOUND
 from trunkline_router.request.request_call import Extras
@@ -37,10 +37,11 @@ class Responses:
         request = await call.body(ResponseRequest)
         if request.store and self._store is None:
             raise invalid("store", f"must not be true: {NO_STORE}")
-        conversation = (*self._earlier(call, request), *request.messages())
+        earlier = self._earlier(call, request)
+        conversation = (*earlier, *(turn.message() for turn in request.turns()))
         generate = request.generate_request(call.request_id, conversation)
         answer = ResponseAnswer(call, request, conversation, None if request.store is False else self._store)
-        responses = answer_of(call, generate, FIELD_NAMES, Extras(on_admission=answer.admitted))
+        responses = answer_of(call, generate, request.field_names(len(earlier)), Extras(on_admission=answer.admitted))
         await call.answer(responses, answer, streams=request.stream)
 
     async def retrieve(self, call: HttpCall) -> None:

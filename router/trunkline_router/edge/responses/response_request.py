@@ -1,19 +1,19 @@
 """The body of POST /v1/responses."""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from trunkline.status import invalid
-from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest
-from trunkline_router.edge.chat_messages import TextOrList, chat_message, pieces
+from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, GenerateRequest, Tool
+from trunkline_router.edge.chat_messages import TextOrList
 from trunkline_router.edge.openai.chat import TopLogprobs
-from trunkline_router.edge.openai.chat_fields import Part
 from trunkline_router.edge.request_fields import (
     GUIDED,
     NOT_YET,
-    TOOLS,
+    FieldNames,
     Fields,
     GenerationFields,
     MaxTokens,
@@ -22,55 +22,48 @@ from trunkline_router.edge.request_fields import (
     prompt_named,
     template_variables,
 )
+from trunkline_router.edge.responses.input_items import InputItem, InputTurn, turns_of
+from trunkline_router.edge.tool_fields import ToolChoice, ToolName, check_kind, may_call, tool_of
+from trunkline_router.prompts.conversation import MAX_TOOLS
 
 MAX_METADATA_PAIRS, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512  # OpenAI's limits, in characters
 MAX_ID_CHARACTERS = 256
 
 LOGPROBS = "message.output_text.logprobs"
-# The second one is for reasoning, which no answer has: clients ask for it in every request.
+# The second one is for reasoning that only its server can read: clients ask for it in every request.
 INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
-TEXT_PARTS = ("input_text", "output_text", "text")
 
-FIELD_NAMES = prompt_named("input", max_tokens="max_output_tokens")
-
-
-class InputPart(Part):
-    """A part of a message's content."""
-
-    def unknown(self, prefix: str = "") -> list[str]:
-        if self.type in TEXT_PARTS and self.text is None:
-            raise invalid(f"{prefix}text", "is missing")
-        self.piece(prefix.removesuffix("."))  # other kinds have other fields: the kind is what is not served
-        return super().unknown(prefix)
+FIELD_NAMES = prompt_named("input", max_tokens="max_output_tokens", reasoning_effort="reasoning.effort")
+PART = re.compile(r"chat\.messages\[(\d+)\]\.parts\[(\d+)\]\.\w+")
 
 
-class InputItem(Fields):
-    """A message, with or without a type. Messages of earlier answers come back as they were sent to the client."""
+class ResponseTool(Fields):
+    """A function that the model may call. That its calls conform to the schema (`strict`) is not enforced yet."""
 
-    type: str | None = None
-    role: Literal["developer", "system", "user", "assistant"] | None = None
-    content: TextOrList[InputPart] | None = None
+    type: str
+    name: ToolName | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
-    ignored: ClassVar[frozenset[str]] = frozenset({"id", "status", "phase"})
+    ignored: ClassVar[frozenset[str]] = frozenset({"cache_control", "output_schema"})
+    unserved: ClassVar[Mapping[str, str]] = {"defer_loading": NOT_YET, "allowed_callers": NOT_YET}
+    defaults: ClassVar[Mapping[str, Any]] = {"allowed_callers": ["direct"]}
 
     def unknown(self, prefix: str = "") -> list[str]:
-        self._check_kind(prefix)
+        check_kind(self.type, f"{prefix}type")  # other kinds have other fields: the kind is what is not served
+        if self.name is None:
+            raise invalid(f"{prefix}name", "field required")
         return super().unknown(prefix)
 
-    def proto(self, where: str) -> ChatMessage:
-        """Returns the message for the chat template. Raises RequestRefused (INVALID_REQUEST)."""
-        return chat_message(self.role or "user", pieces(self.content, f"{where}.content"))
+    def proto(self, where: str) -> Tool:
+        """Returns the tool. Raises RequestRefused (INVALID_REQUEST)."""
+        return tool_of(self.name or "", self.description, self.parameters, f"{where}.parameters")
 
-    def _check_kind(self, prefix: str) -> None:
-        """Raises RequestRefused (INVALID_REQUEST) for items that are not messages, or lack something."""
-        kind = self.type
-        if kind == "item_reference":
-            raise invalid(f"{prefix}type", f"{kind!r} {NOT_YET}: send the item itself, or previous_response_id")
-        if kind not in (None, "message"):
-            reason = TOOLS if "call" in kind or "mcp" in kind else NOT_YET
-            raise invalid(f"{prefix}type", f"{kind[:32]!r} {reason}")
-        if self.role is None or self.content is None:
-            raise invalid(f"{prefix}{'content' if self.role else 'role'}", "is missing")
+    def repeated(self) -> dict[str, Any]:
+        """Returns the tool as responses repeat it."""
+        fields = ("type", "name", "description", "parameters", "strict")
+        return {name: getattr(self, name) for name in fields}
 
 
 class TextFormat(Fields):
@@ -88,10 +81,13 @@ class TextOptions(Fields):
 
 
 class Reasoning(Fields):
-    """How much a model reasons. The models that are served do not: only what asks for none is accepted."""
+    """How much a model reasons, if its template knows levels of effort. Answers have the reasoning itself, so "auto"
+    asks for no summary."""
 
     effort: str | None = None
-    unserved: ClassVar[Mapping[str, str]] = {"summary": NOT_YET, "generate_summary": NOT_YET}
+    summary: Literal["auto"] | None = None
+    unserved: ClassVar[Mapping[str, str]] = dict.fromkeys(("generate_summary", "context", "mode"), NOT_YET)
+    defaults: ClassVar[Mapping[str, Any]] = {"generate_summary": "auto", "context": "auto", "mode": "standard"}
 
 
 class ResponseRequest(GenerationFields):
@@ -108,7 +104,8 @@ class ResponseRequest(GenerationFields):
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     truncation: str | None = None
-    tool_choice: Any = None
+    tools: Annotated[list[ResponseTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     # Repeated in the response.
@@ -127,8 +124,7 @@ class ResponseRequest(GenerationFields):
 
     unserved: ClassVar[Mapping[str, str]] = {
         **GenerationFields.unserved,
-        "tools": TOOLS,
-        "max_tool_calls": TOOLS,
+        "max_tool_calls": f"{NOT_YET}: the router runs no tools",
         "background": NOT_YET,
         "conversation": f"{NOT_YET}: use previous_response_id",
         "prompt": f"{NOT_YET}: prompt templates are not served",
@@ -152,15 +148,11 @@ class ResponseRequest(GenerationFields):
             raise invalid(
                 "truncation", f"{self.truncation[:32]!r} {NOT_YET}: a conversation that is too long is refused"
             )
-        if self.tool_choice not in (None, "none", "auto"):
-            raise invalid("tool_choice", TOOLS)
         self._check_choice()
         if self.text is not None and self.text.format is not None and self.text.format.type != "text":
             raise invalid("text.format", GUIDED)
         if self.text is not None and self.text.verbosity not in (None, "medium"):
             raise invalid("text.verbosity", NOT_YET)
-        if self.reasoning is not None and self.reasoning.effort not in (None, "none"):
-            raise invalid("reasoning.effort", "is not supported: the models that are served do not reason")
 
     def _check_choice(self) -> None:
         """Refuses what chat completions have and this API has no place for."""
@@ -178,19 +170,44 @@ class ResponseRequest(GenerationFields):
         """How many tokens the response lists beside each of the output's; None: it has no log-probabilities."""
         return self.top_logprobs or 0 if LOGPROBS in (self.include or ()) else None
 
-    def messages(self) -> list[ChatMessage]:
-        """Returns the messages of the input. Raises RequestRefused (INVALID_REQUEST)."""
-        if isinstance(self.input, str):
-            return [ChatMessage(role="user", content=self.input)]
-        return [item.proto(f"input[{index}]") for index, item in enumerate(self.input or ())]
+    @property
+    def may_call(self) -> bool:
+        """Whether the model may call tools. Raises RequestRefused (INVALID_REQUEST)."""
+        return may_call(self.tool_choice)
+
+    def turns(self) -> Sequence[InputTurn]:
+        """Returns the turns of the input. Raises RequestRefused (INVALID_REQUEST)."""
+        return [InputTurn("user", [self.input])] if isinstance(self.input, str) else turns_of(self.input or ())
 
     def generate_request(self, request_id: str, conversation: Iterable[ChatMessage]) -> GenerateRequest:
         """Returns the request to continue a conversation, after the instructions. Raises RequestRefused
         (INVALID_REQUEST)."""
         sampling = self.sampling(max_tokens=self.max_output_tokens, logprobs=self.num_top)
-        instructions = [ChatMessage(role="system", content=self.instructions)] if self.instructions else []
+        tools = self.tools or () if self.may_call else ()
+        effort = None if self.reasoning is None else self.reasoning.effort
+        variables = {} if effort is None else {"reasoning_effort": effort}
         chat = ChatMessages(
-            messages=[*instructions, *conversation],
-            template_variables=template_variables(self.chat_template_kwargs),
+            messages=[*self._instructions(), *conversation],
+            template_variables=template_variables(variables | (self.chat_template_kwargs or {})),
+            tools=[tool.proto(f"tools[{index}]") for index, tool in enumerate(tools)],
+            single_tool_call=self.parallel_tool_calls is False,
         )
         return self.generate(request_id, sampling, chat=chat, n=1)
+
+    def _instructions(self) -> list[ChatMessage]:
+        return [ChatMessage(role="system", content=self.instructions)] if self.instructions else []
+
+    def field_names(self, num_earlier: int) -> FieldNames:
+        """Returns what refusals name.  num_earlier: how many messages there are before the input's, but instructions"""
+        first = len(self._instructions()) + num_earlier
+
+        def named(field: str) -> str:
+            found = PART.match(field)
+            if found is None:
+                return FIELD_NAMES(field)
+            turn = int(found[1]) - first
+            if turn < 0:
+                return "previous_response_id"
+            return f"input[{self.turns()[turn].items[int(found[2])]}]{field[found.end() :]}"
+
+        return named

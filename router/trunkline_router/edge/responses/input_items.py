@@ -1,0 +1,156 @@
+"""The items of a response's input: messages, and what earlier answers and tools have said."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar, Literal, NoReturn
+
+from pydantic import Discriminator, Field, Tag
+
+from trunkline.status import invalid
+from trunkline.v1.generation_pb2 import ToolCall
+from trunkline.v1.inference_pb2 import ChatMessage, ChatPart
+from trunkline_router.edge.chat_messages import Piece, TextOrList, Turn, chat_message, pieces, result_part
+from trunkline_router.edge.openai.chat_fields import Part
+from trunkline_router.edge.request_fields import NOT_YET, Fields
+from trunkline_router.edge.tool_fields import ONLY_FUNCTIONS, ToolName
+from trunkline_router.prompts.conversation import ASSISTANT, JOINT, MAX_MESSAGES, TOOL
+
+TEXT_PARTS = ("input_text", "output_text", "text")
+# Of items that come back as they were answered.
+AS_ANSWERED = frozenset({"id", "status", "phase", "caller"})
+
+
+class InputPart(Part):
+    """A part of a message's content."""
+
+    def unknown(self, prefix: str = "") -> list[str]:
+        if self.type in TEXT_PARTS and self.text is None:
+            raise invalid(f"{prefix}text", "is missing")
+        self.piece(prefix.removesuffix("."))  # other kinds have other fields: the kind is what is not served
+        return super().unknown(prefix)
+
+
+class MessageItem(Fields):
+    """A message, with or without a type."""
+
+    type: Literal["message"] | None = None
+    role: Literal["developer", "system", "user", "assistant"]
+    content: TextOrList[InputPart]
+    ignored: ClassVar[frozenset[str]] = AS_ANSWERED
+
+    def turn(self, where: str) -> Turn:
+        return self.role, pieces(self.content, f"{where}.content")
+
+
+class CallItem(Fields):
+    """A call of a function in an earlier answer.
+
+    arguments: a JSON object, which is parsed where conversations are rendered
+    """
+
+    type: Literal["function_call"]
+    call_id: str
+    name: ToolName
+    arguments: str
+    ignored: ClassVar[frozenset[str]] = AS_ANSWERED
+
+    def turn(self, where: str) -> Turn:
+        call = ToolCall(id=self.call_id, name=self.name, arguments=self.arguments)
+        return ASSISTANT, [ChatPart(tool_call=call)]
+
+
+class ResultItem(Fields):
+    """What a function returned."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: TextOrList[InputPart]
+    ignored: ClassVar[frozenset[str]] = AS_ANSWERED
+
+    def turn(self, where: str) -> Turn:
+        return TOOL, [result_part(self.call_id, pieces(self.output, f"{where}.output"))]
+
+
+class ReasoningText(Fields):
+    """A part of reasoning, or of its summary."""
+
+    type: Literal["reasoning_text", "summary_text", "text"]
+    text: str
+
+
+ReasoningTexts = Annotated[list[ReasoningText], Field(fail_fast=True, max_length=MAX_MESSAGES)]
+
+
+class ReasoningItem(Fields):
+    """What the model thought before an earlier answer. Without its content, the summary stands for it."""
+
+    type: Literal["reasoning"]
+    content: ReasoningTexts | None = None
+    summary: ReasoningTexts | None = None
+    ignored: ClassVar[frozenset[str]] = AS_ANSWERED | {"encrypted_content"}
+
+    def turn(self, where: str) -> Turn:
+        text = JOINT.join(part.text for part in self.content or self.summary or ())
+        return ASSISTANT, [ChatPart(reasoning=text)] if text else []
+
+
+class OtherItem(Fields):
+    """An item that is not served. It has other fields, so its kind is what is refused."""
+
+    type: str
+
+    def unknown(self, prefix: str = "") -> list[str]:
+        self.turn(prefix.removesuffix("."))
+
+    def turn(self, where: str) -> NoReturn:
+        kind = self.type[:32]
+        if kind == "item_reference":
+            raise invalid(f"{where}.type", f"{kind!r} {NOT_YET}: send the item itself, or previous_response_id")
+        raise invalid(f"{where}.type", f"{kind!r} {ONLY_FUNCTIONS if 'call' in kind or 'mcp' in kind else NOT_YET}")
+
+
+KINDS = ("message", "function_call", "function_call_output", "reasoning")
+
+
+def kind_of(item: object) -> str:
+    """The tag of an item. Errors leave it out of the names of fields."""
+    kind = (item.get("type") if isinstance(item, dict) else getattr(item, "type", None)) or "message"
+    return f"[{kind}]" if isinstance(kind, str) and kind in KINDS else "[]"
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("[message]")]
+    | Annotated[CallItem, Tag("[function_call]")]
+    | Annotated[ResultItem, Tag("[function_call_output]")]
+    | Annotated[ReasoningItem, Tag("[reasoning]")]
+    | Annotated[OtherItem, Tag("[]")],
+    Discriminator(kind_of),
+]
+
+
+@dataclass(slots=True)
+class InputTurn:
+    """A turn that items have made: what the assistant said and called in a row is one, as it was answered.
+
+    items: the index of the item that each piece comes from
+    """
+
+    role: str
+    pieces: list[Piece] = field(default_factory=list)
+    items: list[int] = field(default_factory=list)
+
+    def message(self) -> ChatMessage:
+        return chat_message(self.role, self.pieces)
+
+
+def turns_of(items: Iterable[InputItem]) -> Sequence[InputTurn]:
+    """Returns the turns of a list of items. Raises RequestRefused (INVALID_REQUEST)."""
+    turns: list[InputTurn] = []
+    for index, item in enumerate(items):
+        role, content = item.turn(f"input[{index}]")
+        if not turns or turns[-1].role != role or role != ASSISTANT:
+            turns.append(InputTurn(role))
+        found = [content] if isinstance(content, str) else content
+        turns[-1].pieces += found
+        turns[-1].items += [index] * len(found)
+    return [turn for turn in turns if turn.pieces or turn.role != ASSISTANT]

@@ -1,0 +1,197 @@
+"""POST /v1/responses with tools, calls of them, their results and earlier reasoning."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.router.fake_worker import FakeWorker
+from tests.router.responses.responses_client import STOP, Json, client, new_store, prompt_of
+from tests.router.tokenizer_files import tokenizer_files
+
+# Writes what it is given, in short.
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{{ reasoning_effort }}"
+    "{% for message in messages %}<s>{{ message.role }}:"
+    "{% if message.reasoning_content %}({{ message.reasoning_content }}){% endif %}{{ message.content }}"
+    "{% for call in message.tool_calls %}"
+    "[{{ call.id }} {{ call.function.name }} {{ call.function.arguments | tojson }}]"
+    "{% endfor %}{{ message.tool_call_id }}</s>{% endfor %}<s>assistant:"
+)
+SCHEMA = {"type": "object", "properties": {"place": {"type": "string"}}}
+WEATHER = {"type": "function", "name": "weather", "description": "Tells it.", "parameters": SCHEMA, "strict": True}
+END = "<s>assistant:"
+
+
+def hermes() -> FakeWorker:
+    return FakeWorker("w", answer=None, answer_format="hermes", files=tokenizer_files(chat_template=TEMPLATE))
+
+
+async def answered(worker: FakeWorker, asking: Any, text: str) -> Any:
+    """What is asked, answered by the worker with this text."""
+    asked = asyncio.create_task(asking)
+    (await worker.arrived.get()).tokens(1, text=text, finish=True, ending=STOP)
+    return await asked
+
+
+def call(arguments: str = '{"place": "Graz"}', name: str = "c1") -> Json:
+    return {"type": "function_call", "id": "fc_1", "call_id": name, "name": "weather", "arguments": arguments}
+
+
+def result(output: Any = "rain", name: str = "c1") -> Json:
+    return {"type": "function_call_output", "call_id": name, "output": output}
+
+
+def reasoning(text: str, **more: Any) -> Json:
+    return {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [],
+        **more,
+        "content": [{"type": "reasoning_text", "text": text}],
+    }
+
+
+def says(text: str, role: str = "assistant") -> Json:
+    return {"role": role, "content": text}
+
+
+INPUTS: dict[str, tuple[list[Json], str]] = {
+    "a call and its result": (
+        [says("hi", "user"), call(), result()],
+        '<s>user:hi</s><s>assistant:[c1 weather {"place": "Graz"}]</s><s>tool:rainc1</s>',
+    ),
+    "one turn of reasoning, text and parallel calls": (
+        [
+            reasoning("Hm.", encrypted_content="x", status="completed"),
+            says("I ask."),
+            call(),
+            call("{}", "c2"),
+            result([{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]),
+            result("", "c2"),
+        ],
+        '<s>assistant:(Hm.)I ask.[c1 weather {"place": "Graz"}][c2 weather {}]</s><s>tool:a\nbc1</s><s>tool:c2</s>',
+    ),
+    "turns between results stay apart": (
+        [call(), result(), call(name="c2"), result("sun", "c2"), says("Sun."), says("Thanks.", "user")],
+        '<s>assistant:[c1 weather {"place": "Graz"}]</s><s>tool:rainc1</s>'
+        '<s>assistant:[c2 weather {"place": "Graz"}]</s><s>tool:sunc2</s><s>assistant:Sun.</s><s>user:Thanks.</s>',
+    ),
+    "a summary in the place of the reasoning": (
+        [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "In short."}]}, says("Yes.")],
+        "<s>assistant:(In short.)Yes.</s>",
+    ),
+    "reasoning that only its server can read": (
+        [says("hi", "user"), {"type": "reasoning", "summary": [], "encrypted_content": "x"}, says("ho", "user")],
+        "<s>user:hi</s><s>user:ho</s>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+async def test_items_become_the_turns_of_the_conversation(name: str) -> None:
+    items, prompt = INPUTS[name]
+    worker = hermes()
+    async with client(worker) as responses:
+        await answered(worker, responses.response(input=items), "ok")
+    assert prompt_of(worker.submits[0]) == prompt + END
+
+
+async def test_the_template_gets_the_tools_and_the_response_repeats_them() -> None:
+    worker = hermes()
+    async with client(worker) as responses:
+        response = await answered(worker, responses.response(tools=[WEATHER], tool_choice="auto"), "ok")
+        bare_tool = {"type": "function", "name": "now"}
+        bare = await answered(worker, responses.response(tools=[bare_tool], parallel_tool_calls=False), "ok")
+    assert response["tools"] == [WEATHER]
+    assert bare["tools"] == [{**bare_tool, "description": None, "parameters": None, "strict": None}]
+    assert (response["parallel_tool_calls"], bare["parallel_tool_calls"]) == (True, False)
+    written, _, _ = prompt_of(worker.submits[0]).partition("<s>")
+    function = {"name": "weather", "description": "Tells it.", "parameters": SCHEMA}
+    assert json.loads(written) == [{"type": "function", "function": function}]
+
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Graz"}}\n</tool_call>'
+
+
+async def test_a_model_that_may_not_call_is_not_told_of_tools_and_its_calls_are_text() -> None:
+    worker = hermes()
+    async with client(worker) as responses:
+        for choice in ("none", {"type": "none"}):
+            response = await answered(worker, responses.response(tools=[WEATHER], tool_choice=choice), CALL)
+            assert [item["type"] for item in response["output"]] == ["message"]
+            assert response["output"][0]["content"][0]["text"] == CALL
+            assert (response["tool_choice"], response["tools"]) == ("none", [WEATHER])
+    assert prompt_of(worker.submits[0]) == f"<s>user:hi</s>{END}"
+
+
+@pytest.mark.parametrize(("parallel", "number"), [(None, 2), (True, 2), (False, 1)])
+async def test_without_parallel_calls_there_is_one(parallel: bool | None, number: int) -> None:
+    worker = hermes()
+    async with client(worker) as responses:
+        asking = responses.response(tools=[WEATHER], parallel_tool_calls=parallel)
+        response = await answered(worker, asking, CALL * 2)
+    assert [item["type"] for item in response["output"]] == ["function_call"] * number
+
+
+async def test_the_effort_of_reasoning_is_a_variable_of_the_template() -> None:
+    worker = hermes()
+    async with client(worker) as responses:
+        low: Json = {"reasoning": {"effort": "low", "summary": "auto", "context": "auto"}}
+        response = await answered(worker, responses.response(**low), "ok")
+        kwargs: Json = {"chat_template_kwargs": {"reasoning_effort": "high"}}
+        await answered(worker, responses.response(**low, **kwargs), "ok")
+    assert response["reasoning"] == {"effort": "low", "summary": "auto"}
+    assert [prompt_of(submit).partition("<s>")[0] for submit in worker.submits] == ["low", "high"]
+
+
+BAD = call('{"place": ')
+
+
+@pytest.mark.parametrize(
+    ("items", "field"),
+    [
+        ([BAD], "input[0].arguments"),
+        ([says("a", "user"), call(), result(), BAD], "input[3].arguments"),
+        ([says("a", "user"), reasoning("b"), says("c"), call(), BAD, result()], "input[4].arguments"),
+        ([says("a", "user"), says("b", "user"), call("[]"), result()], "input[2].arguments"),
+        ([{"role": "assistant", "content": [{"type": "output_text", "text": "b"}] * 3}, BAD], "input[1].arguments"),
+    ],
+)
+async def test_arguments_that_are_no_object_are_refused_by_the_clients_own_name(items: list[Json], field: str) -> None:
+    worker = hermes()
+    async with client(worker, store=new_store()) as responses:
+        first = await answered(worker, responses.response(input="one"), "two")
+        for before in ({}, {"instructions": "be kind"}, {"previous_response_id": first["id"], "instructions": "x"}):
+            error = await responses.refusal(input=items, **before)
+            assert (error["param"], error["message"]) == (field, f"{field}: must be a JSON object")
+    assert len(worker.submits) == 1
+
+
+async def test_a_stored_response_is_continued_with_the_results_of_its_calls() -> None:
+    worker = hermes()
+    async with client(worker, store=new_store()) as responses:
+        asking = responses.response(input="Rain?", tools=[WEATHER], instructions="be kind")
+        first = await answered(worker, asking, f"<think>\nHm.\n</think>\n\nI ask.\n{CALL}")
+        [thought, said, called] = first["output"]
+        assert (await responses.get(first["id"])).json() == first
+        results = [result("rain", called["call_id"])]
+        await answered(worker, responses.response(input=results, previous_response_id=first["id"]), "Yes.")
+        # A client that keeps the conversation itself sends the items as they were answered.
+        items = [says("Rain?", "user"), thought, said, called, *results]
+        await answered(worker, responses.response(input=items, store=False), "Yes.")
+    name = called["call_id"]
+    turns = f'<s>assistant:(Hm.)I ask.[{name} weather {{"place": "Graz"}}]</s><s>tool:rain{name}</s>'
+    assert prompt_of(worker.submits[1]) == prompt_of(worker.submits[2]) == f"<s>user:Rain?</s>{turns}{END}"
+
+
+async def test_a_call_that_was_cut_off_is_not_part_of_a_stored_conversation() -> None:
+    worker = hermes()
+    async with client(worker, store=new_store()) as responses:
+        first = await answered(worker, responses.response(input="Rain?", tools=[WEATHER]), f"{CALL}\n{CALL[:-30]}")
+        assert [item["status"] for item in first["output"]] == ["completed", "incomplete"]
+        name = first["output"][0]["call_id"]
+        results = [result("rain", name)]
+        await answered(worker, responses.response(input=results, previous_response_id=first["id"]), "Yes.")
+    assert prompt_of(worker.submits[1]).count("[") == 1
