@@ -29,6 +29,9 @@ RESPONSE_NOT_FOUND, PREVIOUS_RESPONSE_NOT_FOUND = "RESPONSE_NOT_FOUND", "PREVIOU
 PAGE_FILE_NOT_FOUND = "PAGE_FILE_NOT_FOUND"
 
 ANTHROPIC_PATH = "/v1/messages"
+THREAD = "thread"  # Anthropic's field for conversations that the server stores
+# Anthropic's client, told so, sends the request again without the field.
+_NO_THREADS = {"error_code": "thread_unsupported_request"}
 # Reasons after which the same request would fail again, although clients retry the statuses of some of them.
 FINAL = frozenset({QUARANTINED, INTERNAL})
 # OpenAI's clients give up if they are told to wait for longer; Anthropic's wait for as long as they are told.
@@ -130,7 +133,9 @@ def _body(path: str, row: HttpError, message: str, request_id: str, field: str =
         "error": {"message": message, "type": row.type, "param": field or None, "code": row.code}
     }
     if is_anthropic(path):
-        error = {"type": row.anthropic_type, "message": message}
+        error: dict[str, object] = {"type": row.anthropic_type, "message": message}
+        if field == THREAD:
+            error["details"] = _NO_THREADS
         body = {"type": "error", "error": error, "request_id": request_id}
     # ASCII only: a quoted input may have characters, such as lone surrogates, that UTF-8 cannot express.
     return json.dumps(body, separators=(",", ":")).encode()

@@ -107,7 +107,7 @@ def error_of(response: Any) -> Json:
     body: Json = response.json()
     assert body.keys() == {"type", "error", "request_id"}
     assert body["type"] == "error"
-    assert body["error"].keys() == {"type", "message"}
+    assert {"type", "message"} <= body["error"].keys() <= {"type", "message", "details"}
     assert body["request_id"] == response.headers["request-id"]
     assert response.headers["content-type"] == "application/json"
     error: Json = body["error"]

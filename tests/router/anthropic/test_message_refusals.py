@@ -70,6 +70,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "servers": ({"mcp_servers": [{"type": "url", "url": "https://x"}]}, "mcp_servers: is not supported"),
     "container": ({"container": "c"}, "container: is not supported"),
     "context_management": ({"context_management": {"edits": [1]}}, "context_management: is not supported"),
+    "thread": ({"thread": {"type": "create"}}, "thread: is not supported: conversations are not stored"),
     "output_config": ({"output_config": {"effort": "low"}}, "output_config: is not supported"),
     "unknown field": ({"guided_json": {}}, "guided_json: is not a known field"),
     "unknown field of a message": ({"messages": [{**HI, "mood": 1}]}, "messages[0].mood: is not a known field"),
@@ -111,6 +112,13 @@ async def test_a_count_is_refused_by_name() -> None:
             response = await messages.http.post("/v1/messages/count_tokens", json={"messages": [HI], **body})
             assert response.status_code == 400, name
             assert message in error_of(response)["message"], name
+
+
+async def test_a_client_learns_that_it_may_ask_again_without_a_thread() -> None:
+    async with client(FakeWorker("w")) as messages:
+        error = await messages.refusal(thread={"type": "create"})
+        assert error["details"] == {"error_code": "thread_unsupported_request"}
+        assert "details" not in await messages.refusal(container="c")
 
 
 async def test_max_tokens_is_required() -> None:

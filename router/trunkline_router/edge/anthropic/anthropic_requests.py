@@ -21,6 +21,7 @@ from trunkline_router.edge.request_fields import (
 )
 from trunkline_router.edge.tool_fields import ToolName, may_call, tool_of
 from trunkline_router.prompts.conversation import ASSISTANT, MAX_MESSAGES, MAX_TOOLS
+from trunkline_router.record.error_statuses import THREAD
 
 FIELD_NAMES = prompt_named("messages", stop="stop_sequences")  # what refusals name
 
@@ -101,6 +102,7 @@ class ConversationFields(Fields):
         "output_config": NOT_YET,
         "output_format": "is not supported: structured output is not served",
         "speed": NOT_YET,
+        THREAD: "is not supported: conversations are not stored, so each request has all of its messages",
     }
 
     def chat(self) -> ChatMessages:

@@ -216,7 +216,11 @@ CONTENT_BLOCK = one_of(
     {"type": ("tool_use",), "id name": str, "input": Schema(type="object")},
 )
 MESSAGES: dict[str, Shape] = {
-    "MessagesError": {"type": ("error",), "error": {"type message": str}, "request_id": nullable(str)},
+    "MessagesError": {
+        "type": ("error",),
+        "error": {"type message": str, "details?": {"error_code": str}},
+        "request_id": nullable(str),
+    },
     "MessageAnswer": {
         "id model": str,
         "type": ("message",),
