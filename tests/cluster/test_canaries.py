@@ -17,6 +17,7 @@ import pytest
 import redis
 
 from tests.cluster.canaries import Canaries
+from tests.cluster.canary_calls import ToolTalk
 from tests.cluster.collector import Collector, collecting
 from tests.cluster.processes import START_S, Process, Worker, script, wait_until
 from tests.playing.families import HERMES
@@ -36,7 +37,6 @@ from trunkline.v1.inference_pb2 import (
     GenerateRequest,
     TokenIds,
     TokenizeRequest,
-    Tool,
     ToolResult,
 )
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
@@ -328,47 +328,20 @@ async def over_http(rig: Rig) -> None:
 async def with_tools(rig: Rig) -> None:
     """Conversations with a model that calls a tool, and refused ones. A refusal says nothing of them but the names of
     fields."""
-    plant = rig.canaries.plant
-    tool, argument, call_id = plant("tool"), plant("argument of a tool"), plant("call id")
-    schema = {"type": "object", "properties": {argument: {"type": "string", "description": plant("of an argument")}}}
-    function = {"name": tool, "description": plant("description of a tool"), "parameters": schema}
-    tools = [{"type": "function", "function": function}]
-    arguments = {argument: plant("earlier argument")}
-    asked, said, thought, result = (plant(f"earlier {kind}") for kind in ("question", "text", "reasoning", "result"))
-
-    def conversation(arguments: str) -> list[dict[str, Any]]:
-        call = {"id": call_id, "type": "function", "function": {"name": tool, "arguments": arguments}}
-        return [
-            {"role": "user", "content": asked},
-            {"role": "assistant", "content": said, "reasoning": thought, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": call_id, "content": result},
-            {"role": "user", "content": rig.question},
-        ]
-
-    chat, broken = conversation(json.dumps(arguments)), conversation(plant("arguments that are no JSON"))
-    refusals: list[str] = []
+    talk, refusals = ToolTalk.planted(rig.canaries, rig.question), list[str]()
     for direct in (False, True):
         async with Client(
             f"127.0.0.1:{rig.port}", api_key=rig.key.credential, model=PLAYER, direct=direct, timeout_s=START_S
         ) as client:
-            done = await client.complete(chat, tools=tools)
+            done = await client.complete(talk.messages(), tools=[talk.tool])
             assert done.reasoning
             assert done.tool_calls
-            strange = Tool(name=tool, description=plant("another description"), parameters=plant("no JSON schema"))
-            for refused, offered in ((broken, tools), (chat, [strange]), (chat, [Tool(description=plant("no name"))])):
+            for messages, tool in talk.refused_calls():
                 with pytest.raises(InvalidRequest) as error:
-                    await client.complete(refused, tools=offered)
+                    await client.complete(messages, tools=[tool])
                 refusals.append(f"{error.value.field} {error.value}")
-    bodies: list[tuple[int, str, dict[str, Any]]] = [
-        (200, "/v1/chat/completions", {"messages": chat, "tools": tools}),
-        (200, "/v1/chat/completions", {"messages": chat, "tools": tools, "stream": True}),
-        (400, "/v1/chat/completions", {"messages": broken, "tools": tools}),
-        (400, "/v1/chat/completions", {"messages": chat, "tools": tools, "tool_choice": tools[0]}),
-        (400, "/v1/chat/completions", {"messages": chat, "tools": [{"type": "custom", "custom": {"name": tool}}]}),
-        (400, "/v1/chat/completions", {"messages": chat, "tools": [{**tools[0], "function": {**function, "name": 1}}]}),
-    ]
     async with httpx2.AsyncClient(timeout=START_S, trust_env=False, headers=rig.bearer) as http:
-        for status, path, body in bodies:
+        for status, path, body in (*talk.of_chat(), *talk.of_messages(), *talk.of_responses()):
             answer = await http.post(f"http://127.0.0.1:{rig.http_port}{path}", json={"model": PLAYER, **body})
             assert answer.status_code == status, answer.text
             if status == 400:
