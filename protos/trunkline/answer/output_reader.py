@@ -65,7 +65,7 @@ class Marks:
         self.pattern = re.compile("|".join(map(re.escape, marks)) or _NEVER)
         self._beginnings = {mark[:length] for mark in marks for length in range(1, len(mark))}
         self._most_held = max(map(len, marks), default=1) - 1
-        self._first = re.compile("|".join(sorted({re.escape(mark[0]) for mark in marks})) or _NEVER)
+        self.first = re.compile("|".join(sorted({re.escape(mark[0]) for mark in marks})) or _NEVER)
 
     @staticmethod
     @lru_cache(256)
@@ -76,7 +76,7 @@ class Marks:
     def begin_in(self, text: str, start: int) -> int:
         """Returns where the end of a text may be the beginning of a mark; its length if nowhere."""
         at = max(start, len(text) - self._most_held)
-        while found := self._first.search(text, at):
+        while found := self.first.search(text, at):
             if text[found.start() :] in self._beginnings:
                 return found.start()
             at = found.end()
@@ -95,7 +95,7 @@ class Prose:
 
     def write(self, text: str) -> None:
         self.is_blank = self.is_blank and not text.strip(SPACE)
-        if not self._strips:
+        if not self._strips or not (self._space or self._after_mark or text[-1:] in SPACE):
             self._put(text)
             return
         text = self._space + text
@@ -130,6 +130,7 @@ class OutputReader:
         self._attempt: int | None = None
         self._attempt_mark = ""
         self._num_read_again = 0
+        self._waits: tuple[Marks, Write] | None = None  # for the next mark, and all text before it has been written
         self._call_is_open = False
         self._reason: FinishReason.ValueType | None = None
         self._parts: list[tuple[str, list[str]]] = []
@@ -140,6 +141,12 @@ class OutputReader:
     def feed(self, text: str, token_ids: Sequence[int]) -> list[AnswerPart]:
         if not text:
             return []
+        if self._waits is not None:
+            marks, write = self._waits
+            if not marks.first.search(text):  # as most text: what follows would do the same
+                write(text)
+                return self._taken()
+            self._waits = None
         start = self._at if self._attempt is None else self._attempt
         self._text = self._text[start:] + text
         self._at -= start
@@ -288,6 +295,8 @@ class OutputReader:
             end = marks.begin_in(self._text, self._at)
             write(self._text[self._at : end])
             self._at = end
+            if end == len(self._text) and self._attempt is None:
+                self._waits = marks, write
             try:
                 yield from self.more()
             except CutOff:
@@ -365,13 +374,13 @@ def _end_of_space(text: str, start: int) -> int:
 
 def _part(kind: str, texts: list[str]) -> AnswerPart:
     match kind:
-        case "tool_call":
-            return AnswerPart(tool_call=ToolCall(name=texts[0], id=texts[1]))
-        case "tool_call_end":
-            return AnswerPart(tool_call_end=ToolCallEnd())
         case "text":
             return AnswerPart(text="".join(texts))
         case "reasoning":
             return AnswerPart(reasoning="".join(texts))
-        case _:
+        case "arguments":
             return AnswerPart(arguments="".join(texts))
+        case "tool_call":
+            return AnswerPart(tool_call=ToolCall(name=texts[0], id=texts[1]))
+        case _:
+            return AnswerPart(tool_call_end=ToolCallEnd())
