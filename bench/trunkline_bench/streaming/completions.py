@@ -1,4 +1,4 @@
-"""OpenAI completions over HTTP/1.1: a connection per stream, with requests one after another."""
+"""OpenAI completions and chats over HTTP/1.1: a connection per stream, with requests one after another."""
 
 import asyncio
 import contextlib
@@ -20,8 +20,8 @@ class RefusedError(Exception):
 class Connection:
     """A connection that parses as little of the answers as possible, since its own cost is not to be measured."""
 
-    def __init__(self, address: str) -> None:
-        self._address = address
+    def __init__(self, address: str, path: str = PATH) -> None:
+        self._address, self._path = address, path
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def events(self, request: bytes) -> AsyncIterator[bytes]:
@@ -60,7 +60,7 @@ class Connection:
             self._streams = await asyncio.open_connection(host, int(port))
         reader, writer = self._streams
         head = (
-            f"POST {PATH} HTTP/1.1\r\nHost: {self._address}\r\nContent-Type: application/json\r\n"
+            f"POST {self._path} HTTP/1.1\r\nHost: {self._address}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(request)}\r\n\r\n"
         )
         writer.write(head.encode() + request)
@@ -77,12 +77,12 @@ class Connection:
 
 
 @asynccontextmanager
-async def open_connections(address: str) -> AsyncIterator[Callable[[], Connection]]:
+async def open_connections(address: str, path: str = PATH) -> AsyncIterator[Callable[[], Connection]]:
     """A function that opens one more connection per call; all are closed at the end."""
     async with AsyncExitStack() as stack:
 
         def connect() -> Connection:
-            connection = Connection(address)
+            connection = Connection(address, path)
             stack.push_async_callback(connection.aclose)
             return connection
 

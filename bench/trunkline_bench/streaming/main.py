@@ -2,9 +2,9 @@
 
 Source, hop and client are separate processes, and the source computes nothing. The hops take turns, and the report has
 medians. All processes share the machine's cores, so the hop's own CPU time shows how much one core can do. The router
-is measured over gRPC and over HTTP, and its HTTP server also alone, with an application that does nothing. With
-`--smg`, the gateway SMG takes turns too, in front of a source that speaks its protocol. `--http` measures only what
-compares HTTP with gRPC.
+is measured over gRPC and over HTTP, and its HTTP server also alone, with an application that does nothing. Chats are
+measured as text, and as answers in which the router looks for reasoning and calls. With `--smg`, the gateway SMG takes
+turns too, in front of a source that speaks its protocol. `--http` measures only what compares HTTP with gRPC.
 """
 
 import argparse

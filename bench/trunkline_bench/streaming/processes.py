@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from json import dumps, loads
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from trunkline_bench.streaming.smg import SMG, SMG_DIRECT, launched
 START_S = 60.0
 ROUTER, HTTP, BEFORE, HTTP_BEFORE = "router", "router, HTTP", "router before", "router before, HTTP"
 BARE = "HTTP server alone"
+CHAT, PARSED = "router, chat", "router, chat that is parsed"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SAMPLE_INTERVAL_S = 0.05
 
@@ -53,7 +54,8 @@ class Run:
 async def hops(steps_per_s: float, before: Path | None, smg: Path | None) -> AsyncIterator[dict[str, Hop]]:
     """A source and the hops in front of it, by name; "direct" is the source itself.
 
-    A router has two hops, one per protocol.
+    A router has two hops, one per protocol. CHAT and PARSED have a router and source of their own each. PARSED's source
+    names a format, so its router looks for reasoning and calls in the answers, which have none.
 
     before: another checkout, whose router is BEFORE, and HTTP_BEFORE if it serves HTTP; smg: the command that starts
     SMG, which is the hop SMG in front of a source of its own, SMG_DIRECT
@@ -67,6 +69,11 @@ async def hops(steps_per_s: float, before: Path | None, smg: Path | None) -> Asy
         bare = await stack.enter_async_context(process(f"{module}.bare", *pace))
         found[BARE] = Hop(await printed_address(bare), "http", bare.pid)
         found |= await router_hops(stack, direct.address, (ROUTER, HTTP))
+        for name, answer_format in ((CHAT, ""), (PARSED, "hermes")):
+            chatting = process(f"{module}.source", *pace, variables={"ANSWER_FORMAT": answer_format})
+            address = await printed_address(await stack.enter_async_context(chatting))
+            over_http = (await router_hops(stack, address, ("", name)))[name]
+            found[name] = replace(over_http, wire="chat")
         if before is not None:
             found |= await router_hops(stack, direct.address, (BEFORE, HTTP_BEFORE), before)
         if smg is not None:

@@ -3,13 +3,14 @@
 usage: python -m trunkline_bench.streaming.source [--steps-per-s 20]     (prints its port)
 
 Its answers have exactly `max_tokens` tokens. The text of a token is the time at which its step was due, so that clients
-can compute the token's age.
+can compute the token's age. The environment variable ANSWER_FORMAT names the format of its answers.
 """
 
 import argparse
 import asyncio
 import contextlib
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -181,6 +182,7 @@ class Source(WorkerServiceServicer):
             max_step_tokens=8192,
             max_running_requests=1024,
             tokenizer_digest=b"demo",
+            answer_format=os.environ.get("ANSWER_FORMAT", ""),
         )
 
     async def GetStats(self, request: Any, context: Any) -> GetStatsResponse:

@@ -175,6 +175,22 @@ class Http(_OpenAi):
             yield from _stamped_ages_ms(choice["text"], now_s)
 
 
+class Chat(_OpenAi):
+    """The router's chat completions, streamed."""
+
+    @asynccontextmanager
+    async def open(self, address: str) -> AsyncIterator[Connect]:
+        async with open_connections(address, "/v1/chat/completions") as connect:
+            yield lambda: connect().events
+
+    def request(self, ask: Ask) -> bytes:
+        return _request({"messages": [{"role": "user", "content": TEXT}]}, ask, stream=True)
+
+    def ages_ms(self, response: bytes, now_s: float, steps_per_s: float) -> Iterator[float]:
+        for choice in json.loads(response)["choices"]:
+            yield from _stamped_ages_ms(choice["delta"].get("content") or "", now_s)
+
+
 class HttpWhole(Http):
     """The router's completions, each as one JSON object."""
 
@@ -188,9 +204,13 @@ class HttpWhole(Http):
 
 
 def _completion_request(prompt: str | list[int], ask: Ask, *, stream: bool) -> bytes:
+    return _request({"prompt": prompt}, ask, stream=stream)
+
+
+def _request(prompt: dict[str, Any], ask: Ask, *, stream: bool) -> bytes:
     body = {
         "model": "source",
-        "prompt": prompt,
+        **prompt,
         "max_tokens": ask.max_tokens,
         "ignore_eos": True,
         "temperature": 0,
@@ -206,6 +226,7 @@ WIRES: dict[str, Callable[[], Wire]] = {
     "completions": Completions,
     "http": Http,
     "http whole": HttpWhole,
+    "chat": Chat,
 }
 
 
