@@ -71,8 +71,9 @@ async def played(worker: FakeWorker, texts: Iterable[str], ending: "FinishReason
 
 
 def told(blocks: Iterable[Json]) -> list[Json]:
-    """Blocks without what differs from answer to answer, and without what is null."""
-    return [{k: v for k, v in block.items() if k != "id" and v is not None} for block in blocks]
+    """Blocks without what differs from answer to answer, and without what is null or empty."""
+    left_out = ("id", "citations")
+    return [{k: v for k, v in block.items() if k not in left_out and v is not None} for block in blocks]
 
 
 async def whole(messages: MessagesClient, worker: FakeWorker, answer: str, **end: Any) -> Json:
@@ -136,7 +137,7 @@ async def test_the_events_of_blocks_come_in_order_as_the_tokens_do() -> None:
         assert await shown("</think>I", 4) == [
             delta(0, "signature", "signature", "unsigned"),
             {"type": "content_block_stop", "index": 0},
-            start(1, "text", text="", citations=None),
+            start(1, "text", text="", citations=[]),
             delta(1, "text", "text", "I"),
         ]
         choice.tokens(1, text='<tool_call>{"name": "f", "argum')

@@ -25,7 +25,7 @@ async def test_the_events_come_in_order_as_the_tokens_do() -> None:
         assert await anext(events) == {
             "type": "content_block_start",
             "index": 0,
-            "content_block": {"type": "text", "text": "", "citations": None},
+            "content_block": {"type": "text", "text": "", "citations": []},
         }
         assert await anext(events) == {
             "type": "content_block_delta",

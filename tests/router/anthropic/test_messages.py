@@ -34,7 +34,7 @@ async def test_a_message_has_every_field_of_anthropics() -> None:
         "type": "message",
         "role": "assistant",
         "model": "tiny",
-        "content": [{"type": "text", "text": "xxx", "citations": None}],
+        "content": [{"type": "text", "text": "xxx", "citations": []}],
         "stop_reason": "max_tokens",
         "stop_sequence": None,
         "stop_details": None,

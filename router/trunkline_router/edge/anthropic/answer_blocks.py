@@ -20,7 +20,7 @@ TEXT_HEAD = _HEAD % (0, b"text_delta", b"text")
 
 
 def text_block(text: str) -> Json:
-    return {"type": "text", "text": text, "citations": None}
+    return {"type": "text", "text": text, "citations": []}
 
 
 def content_of(items: Iterable[AnswerItem]) -> list[Json]:

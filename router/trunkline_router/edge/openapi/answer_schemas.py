@@ -211,7 +211,7 @@ MESSAGE_USAGE = {
     "service_tier": ("standard",),
 }
 CONTENT_BLOCK = one_of(
-    {"type": ("text",), "text": str, "citations": None},
+    {"type": ("text",), "text": str, "citations": NOTHING},
     {"type": ("thinking",), "thinking signature": str},
     {"type": ("tool_use",), "id name": str, "input": Schema(type="object")},
 )
