@@ -266,7 +266,7 @@ $(CLIENTS_STAMP): constraints-clients.txt pyproject.toml $(wildcard $(addsuffix 
 	@echo 'make: installing clients for the tests (the first time this takes minutes)'
 	@$(PYTHON) -m venv $(CLIENTS_VENV)
 	@$(CLIENTS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints-clients.txt \
-	  litellm 'lm-eval[api]' mcp transformers
+	  litellm 'lm-eval[api]' mcp openai-agents 'pydantic-ai-slim[openai]' transformers
 	@if command -v node > /dev/null && command -v npm > /dev/null; then \
 	  mkdir -p $(CLIENTS_VENV)/node $(CLIENTS_VENV)/page && \
 	  cp $(NODE_CLIENTS)/package*.json $(CLIENTS_VENV)/node/ && cp $(NODE_PAGE)/package*.json $(CLIENTS_VENV)/page/ && \

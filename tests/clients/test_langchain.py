@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import SecretStr
 
+from tests.clients.conftest import ANSWER, CITY, QUESTION
 from tests.clients.edge import ANY_KEY, Edge
 
 if TYPE_CHECKING:  # imported by the tests that use it: collecting tests must not take seconds
@@ -68,3 +69,29 @@ def test_many_prompts_in_one_request_are_told_apart(edge: Edge) -> None:
     prompts: list[Any] = [f"Once upon a time there was a {animal}" for animal in ("fox", "hen", "frog", "bear", "owl")]
     assert complete.batch(prompts) == [complete.invoke(prompt) for prompt in prompts]
     assert "".join(complete.stream(prompts[0])) == complete.invoke(prompts[0])
+
+
+async def test_a_bound_tool_is_called_and_its_result_answered(player: Edge) -> None:
+    from langchain_core.messages import HumanMessage, ToolMessage
+    from langchain_core.tools import tool
+    from langchain_openai import ChatOpenAI
+
+    @tool
+    def get_weather(city: str) -> str:
+        """The weather in a city."""
+        return f"{city}: 18 degrees and clear"
+
+    for use_responses_api in (False, True):
+        options: dict[str, Any] = {"max_retries": 0, "use_responses_api": use_responses_api}
+        plain = ChatOpenAI(model=player.model, base_url=player.url, api_key=SecretStr(ANY_KEY), **options)
+        chat = plain.bind_tools([get_weather])
+        called = chat.invoke([HumanMessage(QUESTION)])
+        chunks = list(chat.stream([HumanMessage(QUESTION)]))
+        streamed = sum(chunks[1:], chunks[0])
+        for message in (called, streamed):
+            [call] = message.tool_calls
+            assert (call["name"], call["args"]) == ("get_weather", {"city": CITY})
+            result: ToolMessage = await get_weather.ainvoke(call)
+            history = [HumanMessage(QUESTION), message, result]
+            assert chat.invoke(history).text == ANSWER
+            assert "".join([chunk.text async for chunk in chat.astream(history)]) == ANSWER

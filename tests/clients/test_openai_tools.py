@@ -1,4 +1,4 @@
-"""OpenAI's own Python client: a call, its result, and the answer."""
+"""OpenAI's own Python client: a call, its result, and the answer, over chat and responses."""
 
 from __future__ import annotations
 
@@ -81,3 +81,41 @@ def test_the_accumulated_stream_of_a_chat_is_the_whole_one(client: OpenAI, playe
             call.function.arguments for call in given.message.tool_calls
         ]
         assert streamed.message.to_dict()["reasoning"] == given.message.to_dict()["reasoning"] == FIRST_THOUGHT
+
+
+def test_a_response_calls_a_tool_and_answers_with_its_result(client: OpenAI, player: Edge) -> None:
+    options: dict[str, Any] = {"model": player.model, "tools": [{"type": "function", "strict": False, **FUNCTION}]}
+    called = client.responses.create(input=QUESTION, **options)
+    assert_as_declared(called)
+    assert called.status == "completed"
+    thought, call = called.output
+    assert thought.type == "reasoning"
+    assert thought.content
+    assert thought.content[0].text == FIRST_THOUGHT
+    assert call.type == "function_call"
+    assert call.name == "get_weather"
+    assert json.loads(call.arguments) == {"city": CITY}
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": WEATHER}
+    history: list[Any] = [*ASKED, *called.output, result]
+    assert client.responses.create(input=history, **options).output_text == ANSWER
+    stored = client.responses.create(input=[result], previous_response_id=called.id, **options)
+    assert stored.output_text == ANSWER
+    assert [item.type for item in stored.output] == ["reasoning", "message"]
+
+
+def test_the_accumulated_stream_of_a_response_is_the_whole_one(client: OpenAI, player: Edge) -> None:
+    options: dict[str, Any] = {"model": player.model, "tools": [{"type": "function", "strict": False, **FUNCTION}]}
+    whole = client.responses.create(input=QUESTION, **options)
+    events = list(client.responses.create(input=QUESTION, stream=True, **options))
+    for event in events:
+        assert_as_declared(event)
+    types = [event.type for event in events]
+    assert types.index("response.reasoning_text.delta") < types.index("response.function_call_arguments.delta")
+    with client.responses.stream(input=QUESTION, **options) as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_response()
+
+    assert [item.type for item in final.output] == ["reasoning", "function_call"]
+    assert final.output[0].to_dict()["content"] == whole.output[0].to_dict()["content"]
+    assert final.output[1].to_dict()["arguments"] == whole.output[1].to_dict()["arguments"]

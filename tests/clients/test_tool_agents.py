@@ -1,4 +1,5 @@
-"""litellm, and npm's `openai` and `ai`: each calls a tool and answers with its result."""
+"""openai-agents with a tool of an MCP server, pydantic-ai, litellm, and npm's `openai` and `ai`: each calls a tool and
+answers with its result."""
 
 import json
 import os
@@ -27,6 +28,28 @@ def came_from(*command: str | Path, player: Edge, directory: Path | None = None)
     assert done.returncode == 0, done.stderr[-4000:]
     came: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return came
+
+
+def test_agents_call_a_tool_of_an_mcp_server(player: Edge, clients_python: Path) -> None:
+    came = came_from(clients_python, PROGRAMS / "tools_of_agents.py", player=player)
+    assert {*came} == {"chat", "responses"}
+    for one in came.values():
+        thinks = "reasoning_item"
+        expected = [thinks, "tool_call_item", "tool_call_output_item", thinks, "message_output_item"]
+        assert one["streamed"] == [expected, ANSWER]
+        if one is came["chat"]:  # of a whole answer, it reads no field `reasoning`
+            expected = [name for name in expected if name != thinks]
+        assert one["whole"] == [expected, ANSWER]
+        assert {"tool_called", "tool_output", "message_output_created"} <= {*one["events"]}
+
+
+def test_pydantic_ai_calls_a_function(player: Edge, clients_python: Path) -> None:
+    came = came_from(clients_python, PROGRAMS / "tools_of_pydantic_ai.py", player=player)
+    assert {*came} == {"chat", "responses"}
+    for one in came.values():
+        assert one["whole"] == one["streamed"] == ANSWER
+        assert one["calls"] == [["get_weather", {"city": CITY}]]
+        assert one["thoughts"] == [FIRST_THOUGHT, LAST_THOUGHT]
 
 
 def test_litellm_passes_calls_and_results_on(player: Edge, clients_python: Path) -> None:
