@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from tests.router.fake_worker import FakeWorker
+from tests.router.fake_worker import WORKER_DRAINS, FakeWorker
 from tests.router.responses.responses_client import STOP, Json, client
 from tests.router.tokenizer_files import tokenizer_files
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
@@ -28,8 +28,8 @@ TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 ARGUMENTS = '{"place": "Graz \\u00e4", "days": [1, 2]}'
 
 
-def worker_of_parts() -> FakeWorker:
-    return FakeWorker("w", answer=None, answer_format="hermes", files=tokenizer_files(chat_template=TEMPLATE))
+def worker_of_parts(name: str = "w") -> FakeWorker:
+    return FakeWorker(name, answer=None, answer_format="hermes", files=tokenizer_files(chat_template=TEMPLATE))
 
 
 def marked(arguments: str, end: str = "}\n</tool_call>") -> str:
@@ -180,3 +180,22 @@ async def test_a_failure_between_items_tells_those_that_were_begun() -> None:
         [failed] = [event async for event in events if event["type"] == "response.failed"]
     assert begun[-1]["type"] == "response.output_text.delta"
     assert [item["status"] for item in failed["response"]["output"]] == ["completed", "incomplete"]
+
+
+async def test_a_call_goes_on_at_another_worker_where_the_first_one_left_it() -> None:
+    workers = [worker_of_parts(name) for name in "ab"]
+    for worker in workers:
+        worker.arrived = workers[0].arrived
+    text = f"{THOUGHT}I ask.\n{marked(ARGUMENTS)}"
+    place = text.index("days")
+    async with client(*workers) as responses, responses.stream(workers[0], tools=[TOOL]) as (choice, events):
+        for character in text[:place]:
+            choice.tokens(1, text=character)
+        choice.fail(WORKER_DRAINS)
+        resumed = await workers[0].arrived.get()
+        assert resumed.worker is not choice.worker
+        for character in text[place:]:
+            resumed.tokens(1, text=character)
+        resumed.tokens(0, text="", finish=True, ending=STOP)
+        told_events = [event async for event in events]
+    assert nameless(told(told_events)) == [reasoning("A fox, hm."), message("I ask."), call(ARGUMENTS)]

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal, NoReturn
+from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, GetJsonSchemaHandler, Tag
+from pydantic.json_schema import JsonSchemaValue
 
 from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import ToolCall
@@ -107,6 +108,11 @@ class OtherItem(Fields):
         if kind == "item_reference":
             raise invalid(f"{where}.type", f"{kind!r} {NOT_YET}: send the item itself, or previous_response_id")
         raise invalid(f"{where}.type", f"{kind!r} {ONLY_FUNCTIONS if 'call' in kind or 'mcp' in kind else NOT_YET}")
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The schema fits no item, because none is served."""
+        return {"not": {}}
 
 
 KINDS = ("message", "function_call", "function_call_output", "reasoning")
