@@ -227,6 +227,18 @@ def test_llama_4_calls_tools_in_json_where_its_template_asks_for_it(output: str)
     assert not any(part.text for part in parts)
 
 
+@pytest.mark.parametrize(
+    "output",
+    [
+        "<think>Hm.</think><response>Yes.</response>",
+        "Here is my thought process:\n\nHm.\n\nHere is my response:\n\nYes.",
+        "Here's my thought process: Hm. Here's my response: Yes.",
+    ],
+)
+def test_granite_reasons_under_headings_too(output: str) -> None:
+    assert parsed("granite", output, STOP, context()) == [AnswerPart(reasoning="Hm."), AnswerPart(text="Yes.")]
+
+
 @pytest.mark.parametrize("name", PARSERS)
 def test_a_megabyte_of_beginnings_takes_less_than_a_second(name: str) -> None:
     mark = [*kind_of(name).calls, "<|channel|>"][0]

@@ -91,8 +91,15 @@ class Hermes(JsonParser):
 
 
 class Granite(JsonParser):
-    """Granite: <|tool_call|>[{"name": …, "arguments": {…}}, …]; later models write as Hermes does."""
+    """Granite: <|tool_call|>[{"name": …, "arguments": {…}}, …]; later models write as Hermes does. Granite 3.2 writes
+    reasoning and answer after headings, 3.3 in <think> and <response>."""
 
+    thinks = (
+        ("<think>", "</think>"),
+        ("Here is my thought process:", "Here is my response:"),
+        ("Here's my thought process:", "Here's my response:"),
+    )
+    frames = ("<response>", "</response>")
     calls = ("<|tool_call|>", "<tool_call>")
     ends = ("</tool_call>",)
 
