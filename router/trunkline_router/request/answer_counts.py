@@ -32,10 +32,14 @@ class AnswerCounts:
             elif kind == "tool_call_end":
                 record.complete_tool_calls += 1
         if response.HasField("usage"):
-            # A tokenizer that is busy, or refuses the text, does not fail the answer: then the count is absent.
-            with suppress(RequestRefused, TimeoutError):
+            # A tokenizer that refuses the text, is busy (TimeoutError is an OSError) or does not start fails no answer:
+            # then the count is absent.
+            with suppress(RequestRefused, OSError, RuntimeError):
                 async with asyncio.timeout(MOST_WAIT_S):
-                    record.reasoning_tokens = response.usage.reasoning_tokens = await self._reasoning_tokens()
+                    num_tokens = await self._reasoning_tokens()
+                # The model may have written the same text with fewer tokens.
+                record.reasoning_tokens = min(num_tokens, response.usage.completion_tokens)
+                response.usage.reasoning_tokens = record.reasoning_tokens
 
     async def _reasoning_tokens(self) -> int:
         """Raises RequestRefused."""

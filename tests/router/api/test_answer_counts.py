@@ -10,8 +10,8 @@ import structlog
 
 from tests.router.api.observed import Traces, ended
 from tests.router.cluster import cluster
-from tests.router.direct_rig import KEY, choices, direct, fakes
-from tests.router.fake_worker import WORKER_DRAINS
+from tests.router.direct_rig import KEY, arrival, choices, direct, fakes
+from tests.router.fake_worker import WORKER_DRAINS, FakeWorker
 from tests.router.tokenizer_files import tokenizer_files
 from tests.runtime.otlp_receiver import GENERATE
 from trunkline import Client
@@ -35,28 +35,36 @@ def lines() -> Iterator[list[dict[str, object]]]:
         yield captured  # type: ignore[misc]
 
 
+def hermes(**fields: Any) -> list[FakeWorker]:
+    """They have room for a token for each byte of an answer."""
+    room = dict.fromkeys(("vocab_size", "context_length", "kv_token_capacity"), 1 << 16)
+    files = tokenizer_files(chat_template=TEMPLATE)
+    return fakes("a", "b", **{"answer_format": "hermes", "files": files, **room, **fields})
+
+
 async def completed(client: Client, workers: Any, text: str, **options: Any) -> Completion:
     """What the client makes of an answer, each choice of which moves to another worker in its middle."""
     asking, n, middle = asyncio.create_task(client.complete(CHAT, **options)), options.get("n", 1), len(text) // 2
     begun = await choices(workers, n)
     for choice in begun:
-        choice.tokens(1, text=text[:middle])
+        choice.tokens(len(text[:middle].encode()), text=text[:middle])
     for choice in begun:
         choice.fail(WORKER_DRAINS)
     for choice in await choices(workers, n):
-        choice.tokens(1, text=text.encode()[choice.submit.resume.text_bytes_sent :].decode(), finish=True)
+        rest = text.encode()[choice.submit.resume.text_bytes_sent :]
+        choice.tokens(len(rest), text=rest.decode(), finish=True)
     return await asking
 
 
 async def usage_of(text: str, **fields: Any) -> Usage:
-    workers = fakes("a", "b", **{"answer_format": "hermes", "files": tokenizer_files(chat_template=TEMPLATE), **fields})
+    workers = hermes(**fields)
     async with cluster(*workers, grant_key=KEY) as router, Client(f"127.0.0.1:{router.port}") as client:
         return (await completed(client, workers, text)).usage
 
 
 async def test_reasoning_and_calls_are_counted_whatever_becomes_of_the_worker(lines: Any) -> None:
     """The tokenizer has a token for each byte."""
-    workers, traces = fakes("a", "b", answer_format="hermes", files=tokenizer_files(chat_template=TEMPLATE)), Traces()
+    workers, traces = hermes(), Traces()
     async with (
         cluster(*workers, grant_key=KEY, observer=traces.observer) as router,
         Client(f"127.0.0.1:{router.port}") as client,
@@ -72,7 +80,7 @@ async def test_reasoning_and_calls_are_counted_whatever_becomes_of_the_worker(li
 
 
 async def test_the_list_of_requests_has_the_numbers() -> None:
-    workers = fakes("a", "b", answer_format="hermes", files=tokenizer_files(chat_template=TEMPLATE))
+    workers = hermes()
     async with cluster(*workers, grant_key=KEY) as router, Client(f"127.0.0.1:{router.port}") as client:
         usage = (await completed(client, workers, ANSWER, tools=TOOLS)).usage
         (shown,) = (await router.fleet.ListRequests(ListRequestsRequest())).requests
@@ -85,12 +93,20 @@ async def test_an_answer_without_reasoning_has_no_tokens_of_it() -> None:
     assert usage.reasoning_tokens == 0
 
 
+async def test_reasoning_has_no_more_tokens_than_the_answer() -> None:
+    workers = hermes()
+    async with cluster(*workers, grant_key=KEY) as router, Client(f"127.0.0.1:{router.port}") as client:
+        asking = asyncio.create_task(client.complete(CHAT))
+        (await arrival(workers)).tokens(3, text="<think>Why not?</think>", finish=True)
+        assert (await asking).usage.reasoning_tokens == 3
+
+
 async def test_an_answer_that_is_not_parsed_counts_no_reasoning() -> None:
     assert not (await usage_of(ANSWER, answer_format="")).HasField("reasoning_tokens")
 
 
 async def test_a_direct_client_counts_no_reasoning() -> None:
-    workers = fakes("a", "b", answer_format="hermes", files=tokenizer_files(chat_template=TEMPLATE))
+    workers = hermes()
     async with cluster(*workers, grant_key=KEY) as router, direct(router) as client:
         done = await completed(client, workers, ANSWER)
     assert done.reasoning == REASONING
@@ -105,5 +121,5 @@ async def test_a_tokenizer_that_is_late_or_refuses_the_reasoning_fails_no_answer
 ) -> None:
     monkeypatch.setattr(place, limit, value)
     usage = await usage_of(ANSWER)
-    assert usage.completion_tokens == 2
+    assert usage.completion_tokens == len(ANSWER.encode())
     assert not usage.HasField("reasoning_tokens")
