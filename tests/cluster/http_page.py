@@ -31,9 +31,9 @@ from trunkline_router.edge.http.server import HANDSHAKE_SHARE
 from trunkline_router.edge.openai.completion_request import MAX_PROMPTS
 from trunkline_router.edge.openai.completions import AT_ONCE
 from trunkline_router.edge.openai.token_details import MAX_PROMPT_LOGPROBS
-from trunkline_router.edge.request_fields import MAX_ITEMS, MAX_TEMPLATE_KWARGS_BYTES
+from trunkline_router.edge.request_fields import MAX_TEMPLATE_KWARGS_BYTES
 from trunkline_router.edge.responses.response_request import MAX_METADATA_KEY, MAX_METADATA_PAIRS, MAX_METADATA_VALUE
-from trunkline_router.prompts.conversation import MAX_MESSAGES
+from trunkline_router.prompts.conversation import MAX_MESSAGES, MAX_PARTS
 from trunkline_router.prompts.tokenizer import MAX_CHAT_BYTES, MAX_TEXT_BYTES
 from trunkline_router.record.error_statuses import (
     PAGE_FILE_NOT_FOUND,
@@ -95,7 +95,7 @@ def limit_rows() -> list[str]:
     rows = {
         "body": f"{http.max_body_bytes >> 20} MiB, which arrives within {http.body_s:g} s",
         "text; texts of a conversation": f"{MAX_TEXT_BYTES >> 20} MiB; {MAX_CHAT_BYTES >> 20} MiB",
-        "messages of a conversation; parts of all their contents": f"{MAX_MESSAGES:,}; {MAX_ITEMS:,}",
+        "messages of a conversation; parts and calls of all of them": f"{MAX_MESSAGES:,}; {MAX_PARTS:,}",
         "prompts of a completion": f"{MAX_PROMPTS}, of which {AT_ONCE} run at a time",
         "JSON: depth; lists and objects; strings; values; digits of numbers": (
             f"{MAX_DEPTH}; {MAX_CONTAINERS:,}; {MAX_STRINGS:,}; {MAX_VALUES:,}; {MAX_DIGITS:,}"

@@ -251,7 +251,7 @@ class ChatMessages(_message.Message):
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
-        """In order: 1 to 4096, with at most 4096 parts in all."""
+        """In order: 1 to 4096, with at most 8192 parts in all."""
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:

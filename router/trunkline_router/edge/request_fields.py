@@ -20,12 +20,13 @@ from trunkline.sampling_params import TABLE, Http
 from trunkline.status import RequestRefused, invalid
 from trunkline.v1.generation_pb2 import LANE_BATCH, LANE_INTERACTIVE, LANE_UNSPECIFIED, Lane, SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
+from trunkline_router.prompts.conversation import MAX_PARTS
 
 MOST_UINT32 = (1 << 32) - 1
 MOST_UINT64 = (1 << 64) - 1
 
 # Bounds on what is checked one by one, because each wrong element of a list costs an error of its own.
-MAX_ITEMS = 4096  # of a list or object, or parts of all contents; as many as a conversation has messages
+MAX_ITEMS = 4096  # of a list or object; as many as a conversation has messages
 PART_LISTS = ("content", "tool_calls", "output")  # what a message, or an item of a conversation, may have many of
 MAX_FIELDS = 1024  # of a body
 MAX_UNKNOWN = 256  # of an object
@@ -312,8 +313,8 @@ def validated(kind: type[Body], body: dict[str, Any]) -> Body:
             continue
         if len(value) > MAX_ITEMS:
             raise invalid(name, f"has {len(value)} entries, more than {MAX_ITEMS}")
-        if (num_parts := _num_parts(value)) > MAX_ITEMS:
-            raise invalid(name, f"has {num_parts} parts of contents, more than {MAX_ITEMS}")
+        if (num_parts := _num_parts(value)) > MAX_PARTS:
+            raise invalid(name, f"has {num_parts} parts of contents, more than {MAX_PARTS}")
     try:
         return kind.model_validate(body)
     except ValidationError as error:

@@ -5,6 +5,7 @@ import pytest
 from tests.router.anthropic.messages_client import HI, Json, client, error_of
 from tests.router.fake_worker import FakeWorker
 from tests.router.tokenizer_files import tokenizer_files
+from trunkline_router.prompts.conversation import MAX_PARTS
 
 
 def content(block: Json) -> Json:
@@ -46,8 +47,8 @@ REFUSED: dict[str, tuple[Json, str]] = {
         "messages[0].content[1].content[1]: content of type 'image'",
     ),
     "many texts in a result": (
-        content({**RESULT, "content": [{"type": "text", "text": "x"}] * 4096}),
-        "messages: has 4098 parts of contents, more than 4096",
+        content({**RESULT, "content": [{"type": "text", "text": "x"}] * MAX_PARTS}),
+        f"messages: has {MAX_PARTS + 2} parts of contents, more than {MAX_PARTS}",
     ),
     "call of a server's tool": (content({"type": "server_tool_use", "id": "1"}), "tools run at the client alone"),
     "image in the system prompt": ({"system": [{"type": "image", "source": SOURCE}]}, "system[0]: content of type"),

@@ -5,7 +5,9 @@ from functools import partial
 from random import Random
 from typing import Any
 
+import orjson
 import pytest
+from jsonschema_rs import Draft202012Validator
 
 from tests.router.cluster import until
 from tests.router.fake_worker import FakeChoice, FakeWorker
@@ -13,8 +15,11 @@ from tests.router.openai.openai_rig import CHAT, OpenAiClient, client
 from tests.router.tokenizer_files import tokenizer_files
 from trunkline.v1.generation_pb2 import FinishReason
 from trunkline_router.edge.http_call import Edge
+from trunkline_router.edge.openapi.page import openapi_page
 
 PATH = "/v1/chat/completions"
+SCHEMAS = orjson.loads(openapi_page())["components"]
+ANSWER_SCHEMA = Draft202012Validator({**SCHEMAS["schemas"]["ChatCompletion"], "components": SCHEMAS})
 STOP, LENGTH = FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH
 TEMPLATE = "{{ tools }}{{ messages[0].content }}{# tool_calls #}"
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
@@ -65,6 +70,7 @@ async def whole_answer(asks: OpenAiClient, fake: FakeWorker, cases: list[Case], 
     answering = asyncio.create_task(played(fake, cases))
     answer = await asks.answer(PATH, **{"messages": CHAT, "tools": TOOLS, "n": len(cases), **body})
     await answering
+    ANSWER_SCHEMA.validate(answer)
     return answer
 
 

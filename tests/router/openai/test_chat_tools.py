@@ -10,7 +10,8 @@ from tests.router.tokenizer_files import byte_tokenizer, tokenizer_files
 
 PATH = "/v1/chat/completions"
 # What a template gets, as JSON.
-SHOWING = "{{ {'messages': messages, 'tools': tools, 'effort': reasoning_effort|default(none)}|tojson }}"
+SHOWING = "{{ {'messages': messages, 'tools': tools, 'effort': reasoning_effort|default(none), "
+SHOWING += "'documents': documents}|tojson }}"
 SHOWING += "{# content tool_calls #}"
 WEATHER = {
     "name": "weather",
@@ -185,8 +186,26 @@ async def test_a_template_without_a_place_for_tools_refuses_them_by_name() -> No
         assert error["param"] == "messages"
 
 
-async def test_the_effort_of_reasoning_is_a_variable_of_the_template() -> None:
+async def test_effort_and_documents_are_given_to_the_template() -> None:
+    documents = [{"title": "a", "text": "b"}]
     async with client(worker()) as asks:
-        assert (await shown(asks, reasoning_effort="low"))["effort"] == "low"
+        given = await shown(asks, reasoning_effort="low", documents=documents)
+        assert (given["effort"], given["documents"]) == ("low", documents)
         given = await shown(asks, reasoning_effort="low", chat_template_kwargs={"reasoning_effort": "high"})
         assert given["effort"] == "high"
+    async with client(worker("{{ messages[0].content }}", answer=1)) as asks:
+        assert (await asks.refusal(PATH, messages=CHAT, reasoning_effort="low"))["param"] == "reasoning_effort"
+        assert (await asks.refusal(PATH, messages=CHAT, documents=documents))["param"] == "documents"
+        await asks.answer(PATH, messages=CHAT, reasoning_effort="none", documents=[])
+
+
+async def test_the_history_of_a_long_task_is_accepted() -> None:
+    """1,700 calls, each with reasoning, a text and a result in parts."""
+    text = [{"type": "text", "text": "x"}]
+    turns: list[Any] = [*CHAT]
+    for _ in range(1700):
+        turns += [said(call(), content=text, reasoning="Hm."), {"role": "tool", "tool_call_id": "1", "content": text}]
+    async with client(worker("{{ messages[:9]|tojson }}{# tool #}", answer=1)) as asks:
+        await asks.answer(PATH, messages=turns)
+        error = await asks.refusal(PATH, messages=[{"role": "user", "content": text * 8193}])
+        assert error["param"] == "messages"

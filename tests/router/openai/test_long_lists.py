@@ -134,13 +134,13 @@ LISTS: dict[str, tuple[str, Callable[[], bytes], str, str]] = {
     ),
     "parts of a conversation": (
         "/v1/chat/completions",
-        lambda: b'{"model":"tiny","messages":%b}' % parts(2, 2900),
+        lambda: b'{"model":"tiny","messages":%b}' % parts(3, 2900),
         "invalid_request",
         "messages",
     ),
     "parts of an input": (
         "/v1/responses",
-        lambda: b'{"model":"tiny","input":%b}' % parts(500, 15),
+        lambda: b'{"model":"tiny","input":%b}' % parts(500, 17),
         "invalid_request",
         "input",
     ),

@@ -12,9 +12,8 @@ from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, ChatPart, Tool
 from trunkline_router.edge.chat_messages import Piece, chat_message, pieces, result_part
 from trunkline_router.edge.request_fields import FieldNames, Fields, json_text, prompt_named, template_variables
 from trunkline_router.edge.tool_fields import ToolChoice, ToolName, check_kind, may_call, tool_of
-from trunkline_router.prompts.conversation import ASSISTANT, MAX_MESSAGES, MAX_TOOLS, TEXT_ALONE, TOOL
+from trunkline_router.prompts.conversation import ASSISTANT, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, TEXT_ALONE, TOOL
 
-MAX_PARTS = 4096  # of a message
 NO_AUDIO = "is not supported: audio is not served"
 OLD_CALLS = "is not supported: OpenAI has replaced it by tools"
 
