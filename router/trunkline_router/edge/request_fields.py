@@ -335,9 +335,9 @@ def wrong_field(error: ValidationError) -> RequestRefused:
     for part in first["loc"]:
         if isinstance(part, int):
             parts.append(f"[{part}]")
-        elif part.isidentifier():  # names of alternatives in a union, such as list[str], are not fields
+        elif part.isidentifier() and part != "str":  # names of alternatives in a union, such as str, are not fields
             parts.append(f".{part}" if parts else part)
-    return invalid("".join(parts).replace(".str", "") or "body", first["msg"].lower())
+    return invalid("".join(parts) or "body", first["msg"].lower())
 
 
 def known_part(field: str) -> str:

@@ -107,6 +107,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a tool of another kind": ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'web_search' is not supported"),
     "a tool of a name alone": ({"tools": [{"type": "function"}]}, "tools[0].function", "field required"),
     "a tool without a name": ({"tools": [{**TOOLS[0], "function": {"name": ""}}]}, "tools[0].function.name", "1"),
+    "a strictness in words": (
+        {"tools": [{"type": "function", "function": {"name": "f", "strict": "yes"}}]},
+        "tools[0].function.strict",
+        "valid boolean",
+    ),
+    "a choice that is a number": ({"tool_choice": 1}, "tool_choice", "valid string"),
     "a field of a function": (
         {"tools": [{"type": "function", "function": {"name": "f", "mood": 1}}]},
         "tools[0].function.mood",
