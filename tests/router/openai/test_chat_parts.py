@@ -1,7 +1,10 @@
 """POST /v1/chat/completions of a model whose answers have parts: reasoning and calls, whole and streamed."""
 
 import asyncio
+import json
+import re
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -45,8 +48,8 @@ CASES: list[Case] = [
 ]  # fmt: skip
 
 
-def worker(name: str = "w") -> FakeWorker:
-    return FakeWorker(name, answer=None, answer_format="hermes", files=tokenizer_files(chat_template=TEMPLATE))
+def worker(name: str = "w", template: str = TEMPLATE) -> FakeWorker:
+    return FakeWorker(name, answer=None, answer_format="hermes", files=tokenizer_files(chat_template=template))
 
 
 async def play(choice: FakeChoice, text: str, ending: "FinishReason.ValueType", rng: Random | None) -> None:
@@ -240,3 +243,19 @@ async def test_further_calls_are_left_out_if_parallel_calls_are_forbidden() -> N
         [choice] = (await whole_answer(asks, fake, CASES[:1], parallel_tool_calls=False))["choices"]
     assert [one["function"]["name"] for one in choice["message"]["tool_calls"]] == ["weather"]
     assert choice["finish_reason"] == "tool_calls"
+
+
+async def test_the_conversation_of_the_page_of_tool_calls_is_true() -> None:
+    page = (Path(__file__).parents[3] / "docs/tool-calls.md").read_text()
+    asked, message, result = map(json.loads, re.findall(r"```json\n(.*?)```", page, re.DOTALL))
+    fake = worker(template="{{ [messages, tools]|tojson }}{# tool #}")
+    thought = f"<think>\n{message['reasoning']}\n</think>\n\n"
+    called = f"<tool_call>\n{json.dumps({'name': 'weather', 'arguments': {'place': 'Graz'}})}\n</tool_call>"
+    async with client(fake) as asks:
+        body = {**asked, "model": "tiny"}
+        [choice] = (await whole_answer(asks, fake, [(thought + called, STOP, *CASES[0][2:])], **body))["choices"]
+        result["tool_call_id"] = message["tool_calls"][0]["id"] = choice["message"]["tool_calls"][0]["id"]
+        assert (choice["message"], choice["finish_reason"]) == (message, "tool_calls")
+        body["messages"] += [choice["message"], result]
+        [choice] = (await whole_answer(asks, fake, [("Yes.", STOP, *CASES[0][2:])], **body))["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Yes.", "stop")
