@@ -108,18 +108,18 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_hundreds_of_random_steps_keep_the_rules(options: dict[str, Any]) -> None:
+def test_random_steps_with_each_option_keep_the_rules(options: dict[str, Any]) -> None:
     """The models in turn."""
     name = NAMES[OPTIONS.index(options) % len(NAMES)]
     limits = {"max_step_tokens": 2048, "max_running_requests": 256}
-    run(name, {**limits, **options}, count=200, seed=OPTIONS.index(options))
+    run(name, {**limits, **options}, count=100, seed=OPTIONS.index(options))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("card", [A100, RTX_4090, L4], ids=lambda card: card.name)
 @pytest.mark.parametrize("options", [{}, {"deterministic": True}], ids=str)
 def test_other_cards_get_tilings_of_their_own(card: Card, options: dict[str, Any]) -> None:
-    run("qwen3-8b", {**SMALL, **options}, count=100, seed=3, card=card)
+    run("qwen3-8b", {**SMALL, **options}, count=40, seed=3, card=card)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_fp8_products_of_the_library_keep_the_rules(tmp_path: Path, monkeypatch:
 
 @pytest.mark.slow
 def test_a_whole_model_keeps_the_rules() -> None:
-    run("qwen3-8b", {"layers": None, "max_step_tokens": 2048, "max_running_requests": 64}, count=20, seed=4)
+    run("qwen3-8b", {"layers": None, "max_step_tokens": 2048, "max_running_requests": 64}, count=8, seed=4)
 
 
 def room_of_one_multiprocessor(patch: pytest.MonkeyPatch) -> None:
