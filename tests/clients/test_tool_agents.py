@@ -54,7 +54,7 @@ def test_pydantic_ai_calls_a_function(player: Edge, clients_python: Path) -> Non
 
 def test_litellm_passes_calls_and_results_on(player: Edge, clients_python: Path) -> None:
     came = came_from(clients_python, PROGRAMS / "tools_of_litellm.py", player=player)
-    assert came == {provider: [ANSWER, ANSWER] for provider in ("openai", "hosted_vllm")}
+    assert came == {provider: [ANSWER, ANSWER] for provider in ("openai", "hosted_vllm", "anthropic")}
 
 
 def test_clients_of_node_run_tools(player: Edge) -> None:

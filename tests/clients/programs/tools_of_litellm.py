@@ -40,10 +40,13 @@ def answer_to(question: str, model: str, *, stream: bool, where: dict[str, Any])
 
 
 def main(root: str, model: str, question: str) -> None:
-    where = {"api_base": f"{root}/v1", "api_key": "any"}
+    bases = {"openai": f"{root}/v1", "hosted_vllm": f"{root}/v1", "anthropic": root}
     came = {
-        provider: [answer_to(question, f"{provider}/{model}", stream=stream, where=where) for stream in (False, True)]
-        for provider in ("openai", "hosted_vllm")
+        provider: [
+            answer_to(question, f"{provider}/{model}", stream=stream, where={"api_base": base, "api_key": "any"})
+            for stream in (False, True)
+        ]
+        for provider, base in bases.items()
     }
     print(json.dumps(came))
 
