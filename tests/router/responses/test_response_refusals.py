@@ -54,7 +54,7 @@ REFUSED: dict[str, tuple[Json, str, str]] = {
     ),
     "another item": (item(type="compaction", id="c"), "input[1].type", "'compaction' is not supported"),
     "item of no type": (item(type=7), "input[1].type", "valid string"),
-    "item reference": (item(type="item_reference", id="msg_1"), "input[1].type", "previous_response_id"),
+    "item reference": (item(type="item_reference", id="msg_1"), "input[1].id", "no stored response has this item"),
     "message without a role": (item(content="hi"), "input[1].role", "field required"),
     "message without content": (item(role="user"), "input[1].content", "field required"),
     "role": (item(role="owl", content="hoo"), "input[1].role", "input should be 'developer'"),

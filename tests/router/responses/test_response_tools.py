@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tests.router.fake_worker import FakeWorker
-from tests.router.responses.responses_client import STOP, Json, client, new_store, prompt_of
+from tests.router.responses.responses_client import STOP, Json, Keys, bearer, client, error_of, new_store, prompt_of
 from tests.router.tokenizer_files import tokenizer_files
+from trunkline_router.access.access import Access
 
 # Writes what it is given, in short.
 TEMPLATE = (
@@ -184,6 +185,24 @@ async def test_a_stored_response_is_continued_with_the_results_of_its_calls() ->
     name = called["call_id"]
     turns = f'<s>assistant:(Hm.)I ask.[{name} weather {{"place": "Graz"}}]</s><s>tool:rain{name}</s>'
     assert prompt_of(worker.submits[1]) == prompt_of(worker.submits[2]) == f"<s>user:Rain?</s>{turns}{END}"
+
+
+async def test_references_stand_for_the_items_of_stored_responses() -> None:
+    worker = hermes()
+    async with client(worker, store=new_store(), access=Access(identify=Keys().identify)) as responses:
+        asking = responses.response(input="Rain?", tools=[WEATHER], key="acme")
+        first = await answered(worker, asking, f"<think>Hm.</think>I ask.{CALL}")
+        references = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
+        results = [result("rain", first["output"][-1]["call_id"])]
+        items = [says("Rain?", "user"), *references, *results]
+        await answered(worker, responses.response(input=items, key="acme"), "Yes.")
+        continued = responses.response(input=results, previous_response_id=first["id"], key="acme")
+        await answered(worker, continued, "Yes.")
+        for key, wrong in (("globex", items), ("acme", [*items, {**references[0], "id": references[0]["id"] + "0"}])):
+            refused = error_of(await responses.post(input=wrong, headers=bearer(key)), 400)
+            assert refused["param"] == ("input[1].id" if key == "globex" else "input[5].id")
+    assert prompt_of(worker.submits[1]) == prompt_of(worker.submits[2])
+    assert len(worker.submits) == 3
 
 
 async def test_a_call_that_was_cut_off_is_not_part_of_a_stored_conversation() -> None:

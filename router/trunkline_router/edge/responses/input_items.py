@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
-from pydantic import Discriminator, Field, GetJsonSchemaHandler, Tag
+from pydantic import Discriminator, Field, GetJsonSchemaHandler, Tag, TypeAdapter
 from pydantic.json_schema import JsonSchemaValue
 
 from trunkline.status import invalid
@@ -95,6 +95,16 @@ class ReasoningItem(Fields):
         return ASSISTANT, [ChatPart(reasoning=text)] if text else []
 
 
+class ReferenceItem(Fields):
+    """An item of a stored response, which takes its place."""
+
+    type: Literal["item_reference"]
+    id: str
+
+    def turn(self, where: str) -> NoReturn:
+        raise invalid(f"{where}.id", "no stored response has this item: send the item itself")
+
+
 class OtherItem(Fields):
     """An item that is not served. It has other fields, so its kind is what is refused."""
 
@@ -105,8 +115,6 @@ class OtherItem(Fields):
 
     def turn(self, where: str) -> NoReturn:
         kind = self.type[:32]
-        if kind == "item_reference":
-            raise invalid(f"{where}.type", f"{kind!r} {NOT_YET}: send the item itself, or previous_response_id")
         raise invalid(f"{where}.type", f"{kind!r} {ONLY_FUNCTIONS if 'call' in kind or 'mcp' in kind else NOT_YET}")
 
     @classmethod
@@ -115,7 +123,7 @@ class OtherItem(Fields):
         return {"not": {}}
 
 
-KINDS = ("message", "function_call", "function_call_output", "reasoning")
+KINDS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
 
 
 def kind_of(item: object) -> str:
@@ -129,9 +137,13 @@ InputItem = Annotated[
     | Annotated[CallItem, Tag("[function_call]")]
     | Annotated[ResultItem, Tag("[function_call_output]")]
     | Annotated[ReasoningItem, Tag("[reasoning]")]
+    | Annotated[ReferenceItem, Tag("[item_reference]")]
     | Annotated[OtherItem, Tag("[]")],
     Discriminator(kind_of),
 ]
+
+
+INPUT_ITEM: TypeAdapter[InputItem] = TypeAdapter(InputItem)
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from trunkline_router.edge.responses.response_items import (
     News,
     Output,
     OutputItem,
-    new_id,
+    new_response_id,
 )
 from trunkline_router.edge.responses.response_request import Reasoning, ResponseRequest
 from trunkline_router.edge.responses.response_store import ResponseStore, StoredResponse
@@ -49,9 +49,9 @@ class ResponseAnswer:
         self._request = request
         self._conversation = conversation
         self._store = store
-        self._id = new_id("resp")
+        self._id = new_response_id()
         self._tokens: TokenBytes | None = None
-        self._output = Output(self._logprobs)
+        self._output = Output(self._id, self._logprobs)
         self._number = 0  # of the next event
         self._has_begun = False
         self._open: OutputItem | None = None  # the item whose events are being told

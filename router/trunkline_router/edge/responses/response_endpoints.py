@@ -8,7 +8,9 @@ import orjson
 from trunkline.status import CODE_INVALID_ARGUMENT, CODE_NOT_FOUND, RequestRefused, invalid
 from trunkline.v1.inference_pb2 import ChatMessage
 from trunkline_router.edge.http_call import Handler, HttpCall, answer_of
+from trunkline_router.edge.responses.input_items import INPUT_ITEM, ReferenceItem
 from trunkline_router.edge.responses.response_answer import ResponseAnswer
+from trunkline_router.edge.responses.response_items import response_of
 from trunkline_router.edge.responses.response_request import ResponseRequest
 from trunkline_router.edge.responses.response_store import ResponseStore, StoredResponse
 from trunkline_router.record.error_statuses import PREVIOUS_RESPONSE_NOT_FOUND, RESPONSE_NOT_FOUND
@@ -34,7 +36,7 @@ class Responses:
 
     async def create(self, call: HttpCall) -> None:
         """POST /v1/responses. A response is stored once it is whole: not if it fails or its client goes before."""
-        request = await call.body(ResponseRequest)
+        request = self._with_items(call, await call.body(ResponseRequest))
         if request.store and self._store is None:
             raise invalid("store", f"must not be true: {NO_STORE}")
         earlier = self._earlier(call, request)
@@ -70,6 +72,20 @@ class Responses:
             reason, why = PREVIOUS_RESPONSE_NOT_FOUND, f"previous_response_id: {self._no_such(name)}"
             raise RequestRefused(CODE_INVALID_ARGUMENT, reason, why, field="previous_response_id")
         return stored.conversation
+
+    def _with_items(self, call: HttpCall, request: ResponseRequest) -> ResponseRequest:
+        """Returns the request with the items of stored responses in the place of references to them."""
+        items = request.input if isinstance(request.input, list) else []
+        names = {response_of(item.id) for item in items if isinstance(item, ReferenceItem)}
+        stored = [response for name in names if (response := self._find(call, name)) is not None]
+        if not stored:
+            return request
+        found = {item["id"]: item for response in stored for item in orjson.loads(response.body)["output"]}
+        resolved = [
+            INPUT_ITEM.validate_python(found[item.id]) if isinstance(item, ReferenceItem) and item.id in found else item
+            for item in items
+        ]
+        return request.model_copy(update={"input": resolved})
 
     def _find(self, call: HttpCall, name: str) -> StoredResponse | None:
         return None if self._store is None else self._store.get(call.caller.tenant, name)

@@ -13,6 +13,7 @@ from trunkline_router.edge.chat_messages import Piece, chat_message
 from trunkline_router.edge.openai.openai_answer import Json
 
 ID_BYTES = 24  # random ones: ids cannot be guessed
+RESPONSE = "resp"  # what the id of a response begins with
 IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"  # statuses
 # By the kind of an item: what its id begins with, and what the events of its text are called.
 PREFIXES = {TEXT: "msg", REASONING: "rs", TOOL_CALL: "fc"}
@@ -22,8 +23,13 @@ Event = tuple[str, Json]  # its name, and its fields without its number
 News = tuple["OutputItem", str, list[Json]]  # an item, and the text and log-probabilities that were added to it
 
 
-def new_id(prefix: str) -> str:
-    return f"{prefix}_{secrets.token_hex(ID_BYTES)}"
+def new_response_id() -> str:
+    return f"{RESPONSE}_{secrets.token_hex(ID_BYTES)}"
+
+
+def response_of(item_id: str) -> str:
+    """Returns the id of the response that an item belongs to, if it is one of ours."""
+    return f"{RESPONSE}_{item_id.partition('_')[2][: 2 * ID_BYTES]}"
 
 
 class OutputItem:
@@ -32,11 +38,11 @@ class OutputItem:
     Its deltas have a head that is made once: serializing all of it takes longer.
     """
 
-    def __init__(self, answer: AnswerItem, index: int) -> None:
+    def __init__(self, answer: AnswerItem, response_id: str, index: int) -> None:
         self.answer = answer
         self.kind = kind = answer.kind
         self.logprobs: list[Json] = []
-        self._id = new_id(PREFIXES[kind])
+        self._id = f"{PREFIXES[kind]}_{response_id.removeprefix(RESPONSE + '_')}{index:04x}"
         self._index = index
         self._event = f"response.{EVENTS[kind]}"
         self._place: Json = {"item_id": self._id, "output_index": index}
@@ -110,9 +116,10 @@ class Output:
     logprobs: names the log-probabilities of tokens, if the request wants them
     """
 
-    def __init__(self, logprobs: Callable[[Sequence[TokenLogprobs]], list[Json]]) -> None:
+    def __init__(self, response_id: str, logprobs: Callable[[Sequence[TokenLogprobs]], list[Json]]) -> None:
         self.items: list[OutputItem] = []
         self.usage = Usage()
+        self._response_id = response_id
         self._logprobs = logprobs
         self._new_logprobs: list[Json] = []
         self._answer = AnswerItems()
@@ -179,6 +186,6 @@ class Output:
         return self.items[-1], text, logprobs
 
     def _begin(self, answer: AnswerItem) -> None:
-        self.items.append(OutputItem(answer, len(self.items)))
+        self.items.append(OutputItem(answer, self._response_id, len(self.items)))
         if answer.kind != TEXT:
             self._is_text, self._new_logprobs, self.items[0].logprobs = False, [], []
