@@ -35,7 +35,6 @@ MAX_TEMPLATE_KWARGS_BYTES = 1 << 20  # of chat_template_kwargs as JSON
 NOT_YET = "is not supported"
 GUIDED = "is not supported: structured output is not served"
 REMOVED = "was removed from vLLM; structured output is not served"
-TOOLS = "is not supported: tools are not served"
 
 
 def _in_range(field: str, ids: list[int]) -> list[int]:
