@@ -40,7 +40,10 @@ class TaggedParser:
     def marks(cls) -> Sequence[str]:
         return THINK, END_THINK, CALL, END_CALL
 
-    def feed(self, text: str, token_ids: Sequence[int]) -> list[AnswerPart]:
+    def takes_as_text(self, text: str) -> bool:
+        return False
+
+    def feed(self, text: str) -> list[AnswerPart]:
         self.held += text
         return joined(self._parts())
 

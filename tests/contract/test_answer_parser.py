@@ -11,7 +11,7 @@ from tests.tagged_answers import CALL, END_CALL, MAX_HEAD, TAGGED, THINK, Tagged
 from trunkline.answer.answer_parser import PARSERS, AnswerParser, AnswerParsers, parsers_of
 from trunkline.answer.output_reader import AnswerContext
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, ToolCall
-from trunkline.v1.inference_pb2 import AnswerPart, Tool, ToolCallEnd
+from trunkline.v1.inference_pb2 import AnswerPart, GenerateResponse, Tool, ToolCallEnd
 
 STOP, LENGTH = FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH
 PIECES = [
@@ -52,7 +52,7 @@ def parsed(
     *outputs: str, reason: "FinishReason.ValueType" = STOP, kind: Callable[[AnswerContext], AnswerParser] = TaggedParser
 ) -> list[AnswerPart]:
     parser = kind(CONTEXT)
-    parts = [part for output in outputs for part in parser.feed(output, ())]
+    parts = [part for output in outputs for part in parser.feed(output)]
     return joined([*parts, *parser.finish(reason)])
 
 
@@ -96,17 +96,23 @@ def test_the_parts_do_not_depend_on_where_the_output_was_cut(
 def test_what_is_held_back_has_a_limit(output: str) -> None:
     parser = TaggedParser()
     for character in output * 10:
-        parser.feed(character, ())
+        parser.feed(character)
         assert len(parser.held) <= MAX_HEAD
+
+
+def parts_of(parsers: AnswerParsers, chunks: list[OutputChunk]) -> list[AnswerPart]:
+    response = GenerateResponse(chunks=chunks)
+    parsers.parse(response)
+    return list(response.parts)
 
 
 def test_each_choice_has_a_parser_and_its_parts_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PARSERS, TAGGED, TaggedParser)
     parsers = parsers_of(TAGGED, 2)
     assert isinstance(parsers, AnswerParsers)
-    assert not parsers.parts([OutputChunk(index=1, text="<th"), OutputChunk(index=0, text="<th")])
+    assert not parts_of(parsers, [OutputChunk(index=1, text="<th"), OutputChunk(index=0, text="<th")])
     chunks = [OutputChunk(index=1, text="ink>b"), OutputChunk(index=0, text="a", finish_reason=STOP)]
-    assert parsers.parts(chunks) == [AnswerPart(index=1, reasoning="b"), AnswerPart(index=0, text="<tha")]
+    assert parts_of(parsers, chunks) == [AnswerPart(index=1, reasoning="b"), AnswerPart(index=0, text="<tha")]
     assert parsers_of("", 2) is None
     with pytest.raises(KeyError):
         parsers_of("unknown", 1)
@@ -120,7 +126,7 @@ def test_of_a_single_call_nothing_of_later_calls_is_left(monkeypatch: pytest.Mon
         for index in range(2):  # each choice may have a call
             chunks = [OutputChunk(index=index, text=character) for character in f"a{call}b{call}"]
             chunks.append(OutputChunk(index=index, text="c", finish_reason=STOP))
-            parts = [part for chunk in chunks for part in parsers.parts([chunk])]
+            parts = [part for chunk in chunks for part in parts_of(parsers, [chunk])]
             assert "".join(part.text for part in parts) == "abc"
             assert sum(part.HasField("tool_call") for part in parts) == kept
             assert sum(part.HasField("tool_call_end") for part in parts) == kept

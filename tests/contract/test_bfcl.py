@@ -21,7 +21,7 @@ def answered() -> list[Question]:
 
 def check(name: str, question: Question, pieces: Sequence[str]) -> None:
     parser, items = PARSERS[name](AnswerContext(question.tools)), AnswerItems()
-    parts = [part for piece in pieces for part in parser.feed(piece, ())]
+    parts = [part for piece in pieces for part in parser.feed(piece)]
     for part in [*parts, *parser.finish(FinishReason.FINISH_REASON_STOP)]:
         items.take(part)
     read = [(call.name, json.loads(call.text)) for call in items.calls if call.is_complete]

@@ -105,7 +105,7 @@ def kind_of(name: str) -> type[MarkedParser]:
 
 def parsed(name: str, outputs: Sequence[str], reason: "FinishReason.ValueType", of: AnswerContext) -> list[AnswerPart]:
     parser = PARSERS[name](of)
-    parts = [part for output in outputs for part in parser.feed(output, ())]
+    parts = [part for output in outputs for part in parser.feed(output)]
     return joined([*parts, *parser.finish(reason)])
 
 
@@ -273,7 +273,7 @@ def seconds_of_halves(name: str, beginning: str, length: int) -> tuple[float, fl
     output, parser = beginning * (length // len(beginning)), PARSERS[name](context())
     start_s = half_s = time.process_time()
     for at in range(0, len(output), 1000):
-        parser.feed(output[at : at + 1000], ())
+        parser.feed(output[at : at + 1000])
         if at < length // 2:
             half_s = time.process_time()
     parser.finish(STOP)
@@ -286,5 +286,5 @@ def test_what_is_held_back_has_a_limit(name: str) -> None:
         parser = PARSERS[name](context())
         assert isinstance(parser, OutputReader)
         for _ in range(1000):
-            parser.feed(f"{mark}{'x ' * 100}", ())
+            parser.feed(f"{mark}{'x ' * 100}")
             assert parser.num_held <= MAX_HEAD + 1000

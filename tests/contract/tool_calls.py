@@ -65,7 +65,7 @@ def parsed(fixture: Fixture, family: Family, pieces: Sequence[str]) -> ParseResu
         prompt_end=(model.default_generation_prompt or "") if prompt_end is None else prompt_end,
     )
     parser = PARSERS[format_of(fixture, family)](context)
-    parts = [part for piece in pieces for part in parser.feed(piece, ())]
+    parts = [part for piece in pieces for part in parser.feed(piece)]
     length, stop = FinishReason.FINISH_REASON_LENGTH, FinishReason.FINISH_REASON_STOP
     return _result([*parts, *parser.finish(length if fixture.truncated else stop)])
 

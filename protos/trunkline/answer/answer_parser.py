@@ -5,7 +5,7 @@ parser sees the output of its choice once and in order, whichever workers it com
 usage count the output as it was generated.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from trunkline.answer.gemma import Gemma
@@ -14,8 +14,8 @@ from trunkline.answer.json_calls import DeepSeekV3, Granite, Hermes, KimiK2, Lla
 from trunkline.answer.output_reader import NO_CONTEXT, AnswerContext
 from trunkline.answer.pythonic import Pythonic
 from trunkline.answer.xml_calls import DeepSeekDsml, Glm, KimiK3, QwenXml
-from trunkline.v1.generation_pb2 import FinishReason, OutputChunk
-from trunkline.v1.inference_pb2 import AnswerPart
+from trunkline.v1.generation_pb2 import FinishReason
+from trunkline.v1.inference_pb2 import AnswerPart, GenerateResponse
 
 
 class AnswerParser(Protocol):
@@ -34,7 +34,12 @@ class AnswerParser(Protocol):
         parser needs."""
         ...
 
-    def feed(self, text: str, token_ids: Sequence[int]) -> list[AnswerPart]:
+    def takes_as_text(self, text: str) -> bool:
+        """Takes the next output if all of it is text, as most output is, and none is held back. Returns whether it
+        did; otherwise feed() must take it."""
+        ...
+
+    def feed(self, text: str) -> list[AnswerPart]:
         """Takes the next output, as in an OutputChunk: text can lag behind the tokens. Returns the new parts, without
         their index."""
         ...
@@ -70,29 +75,47 @@ def reasoning_marks(answer_format: str) -> list[str]:
 
 
 class AnswerParsers:
-    """The parsers of a request's choices."""
+    """The parsers of a request's choices.
 
-    __slots__ = ("_num_calls", "_parsers", "_single_call")
+    tool_calls, complete_tool_calls: how many the choices have so far
+    reasoning: so far, by choice
+    """
+
+    __slots__ = ("_num_calls", "_parsers", "_single_call", "complete_tool_calls", "reasoning", "tool_calls")
 
     def __init__(self, answer_format: str, choices: int, context: AnswerContext = NO_CONTEXT) -> None:
         self._parsers = [PARSERS[answer_format](context) for _ in range(choices)]
         self._single_call = context.single_tool_call
         self._num_calls = [0] * choices  # that have begun, if there may be one
+        self.tool_calls = self.complete_tool_calls = 0
+        self.reasoning: list[list[str]] = [[] for _ in range(choices)]
 
-    def parts(self, chunks: Iterable[OutputChunk]) -> list[AnswerPart]:
-        """Takes the next chunks, each of which continues its choice. Returns the new parts."""
-        found = list[AnswerPart]()
-        for chunk in chunks:
-            parser = self._parsers[chunk.index]
-            parts = parser.feed(chunk.text, chunk.token_ids)
-            if chunk.finish_reason:
-                parts += parser.finish(chunk.finish_reason)
+    def parse(self, response: GenerateResponse) -> None:
+        """Adds the new parts to a response, each of whose chunks continues its choice."""
+        for chunk in response.chunks:
+            index, text, reason = chunk.index, chunk.text, chunk.finish_reason
+            parser = self._parsers[index]
+            if not reason and parser.takes_as_text(text):
+                response.parts.add(index=index, text=text)
+                continue
+            parts = parser.feed(text)
+            if reason:
+                parts += parser.finish(reason)
             if self._single_call:
-                parts = [part for part in parts if not self._is_of_later_call(chunk.index, part)]
+                parts = [part for part in parts if not self._is_of_later_call(index, part)]
             for part in parts:
-                part.index = chunk.index
-            found += parts
-        return found
+                part.index = index
+                self._count(part)
+            response.parts.extend(parts)
+
+    def _count(self, part: AnswerPart) -> None:
+        match part.WhichOneof("part"):
+            case "reasoning":
+                self.reasoning[part.index].append(part.reasoning)
+            case "tool_call":
+                self.tool_calls += 1
+            case "tool_call_end":
+                self.complete_tool_calls += 1
 
     def _is_of_later_call(self, index: int, part: AnswerPart) -> bool:
         kind = part.WhichOneof("part")

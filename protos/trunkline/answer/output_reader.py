@@ -93,9 +93,19 @@ class Prose:
         self._space = ""
         self.is_blank = True  # nothing but white space was written
 
+    def passes(self, text: str) -> bool:
+        """Returns whether write() would write the text as it is, which then counts as written."""
+        if self._space or self._after_mark or text[-1:] in SPACE:
+            return False
+        self.is_blank = False
+        return True
+
     def write(self, text: str) -> None:
+        if self.passes(text):
+            self._put(text)
+            return
         self.is_blank = self.is_blank and not text.strip(SPACE)
-        if not self._strips or not (self._space or self._after_mark or text[-1:] in SPACE):
+        if not self._strips:
             self._put(text)
             return
         text = self._space + text
@@ -134,11 +144,17 @@ class OutputReader:
         self._call_is_open = False
         self._reason: FinishReason.ValueType | None = None
         self._parts: list[tuple[str, list[str]]] = []
-        self.prose = Prose(self._put_text, strips=self.strips[0])
+        self.prose = self._text_prose = Prose(self._put_text, strips=self.strips[0])
         self._reading = self._read()
         next(self._reading)
 
-    def feed(self, text: str, token_ids: Sequence[int]) -> list[AnswerPart]:
+    def takes_as_text(self, text: str) -> bool:
+        if self._waits is None:
+            return False
+        marks, write = self._waits
+        return write == self._text_prose.write and not marks.first.search(text) and self._text_prose.passes(text)
+
+    def feed(self, text: str) -> list[AnswerPart]:
         if not text:
             return []
         if self._waits is not None:

@@ -63,7 +63,7 @@ class DirectAnswer:
         self._waiting = []
         if self._parsers is not None:
             for response in responses:
-                response.parts.extend(self._parsers.parts(response.chunks))
+                self._parsers.parse(response)
         if not self._prompt_sent:
             self._prompt_sent = True
             responses[0].prompt.CopyFrom(self._prompt)

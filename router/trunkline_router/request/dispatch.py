@@ -40,6 +40,7 @@ class DispatchedRequest:
         record: RequestRecord,
         meter: OutputMeter,
     ) -> None:
+        self.parsers = parsers_of(prepared.answer_format, prepared.choices, prepared.answer_context)
         self.stream = RequestStream(
             record,
             prepared.choices,
@@ -47,7 +48,7 @@ class DispatchedRequest:
             dispatcher.fanout,
             dispatcher.backlog,
             meter,
-            parsers=parsers_of(prepared.answer_format, prepared.choices, prepared.answer_context),
+            parsers=self.parsers,
         )
         self._dispatcher = dispatcher
         self._prepared = prepared

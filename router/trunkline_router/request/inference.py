@@ -19,7 +19,7 @@ from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.record.request_observer import RequestObserver, note_refusal
 from trunkline_router.record.request_record import QUOTAS, Interval, RequestRecord
-from trunkline_router.request.answer_counts import AnswerCounts
+from trunkline_router.request.answer_counts import count_reasoning, note_calls
 from trunkline_router.request.dispatch import DispatchedRequest
 from trunkline_router.request.placement import Dispatcher
 from trunkline_router.request.prepare import ModelAliases, Preparer
@@ -61,14 +61,17 @@ class Inference:
                     await call.extras.on_admission(prepared)
                 dispatched = DispatchedRequest(self.dispatcher, prepared, call.time_left, record, reservation.meter)
                 reservation.follow(dispatched.stream)
-                counts = AnswerCounts(prepared, record) if prepared.answer_format else None
-                async with aclosing(dispatched.responses()) as responses:
-                    async for response in responses:
-                        if response.HasField("prompt"):
-                            reservation.count_prompt(response.prompt)
-                        if counts is not None:
-                            await counts.take(response)
-                        yield response if sees_cache else without_cache(response)
+                parsers = dispatched.parsers
+                try:
+                    async with aclosing(dispatched.responses()) as responses:
+                        async for response in responses:
+                            if response.HasField("prompt"):
+                                reservation.count_prompt(response.prompt)
+                            if parsers is not None and response.HasField("usage"):
+                                await count_reasoning(parsers, prepared, record, response.usage)
+                            yield response if sees_cache else without_cache(response)
+                finally:
+                    note_calls(parsers, record)
 
     async def prepare(self, call: RequestCall) -> PreparedRequest:
         """Prepares a request, unless its tenant's quotas are known to be used up: to tokenize a prompt costs more than

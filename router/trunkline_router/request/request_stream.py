@@ -245,7 +245,7 @@ class RequestStream:
                 return response
         response.chunks.extend(client_buffer.take())
         if self._parsers is not None:
-            response.parts.extend(self._parsers.parts(response.chunks))
+            self._parsers.parse(response)
         if client_buffer.holds_any:
             return response
         due.clear()

@@ -49,7 +49,7 @@ def outputs(choice: int, rng: Random) -> list[SequenceOutput]:
 
 def parsed(choice: int) -> list[AnswerPart]:
     parser = TaggedParser()
-    parts = joined([*parser.feed(ANSWERS[choice], ()), *parser.finish(FinishReason.FINISH_REASON_STOP)])
+    parts = joined([*parser.feed(ANSWERS[choice]), *parser.finish(FinishReason.FINISH_REASON_STOP)])
     for part in parts:
         part.index = choice
     return parts

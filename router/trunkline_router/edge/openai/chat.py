@@ -149,26 +149,34 @@ class ChatAnswer(OpenAiAnswer):
         events = self._opening(response.prompt) if response.HasField("prompt") else []
         if self._deltas:
             events += self._part_events(response)
+            return b"".join(events)
         for chunk in response.chunks:
             text, is_last = chunk.text, chunk.finish_reason
             if not (text or is_last or chunk.token_ids):
                 continue
-            delta = {"content": text} if text or not is_last else {}
-            if self._deltas:
-                if not (is_last or self._details):
-                    continue
-                delta = {}  # its text is in parts
-            choice = _choice(chunk.index, delta)
-            if is_last or self._details is not None:
-                calls = bool(self._deltas) and self._deltas[chunk.index].calls_tools
-                choice |= self._chat_ending(chunk, calls=calls)
-                choice["logprobs"] = self._logprobs(chunk)
-            events.append(self._event(choice))
+            events.append(self._chunk_event(chunk, {"content": text} if text or not is_last else {}))
         return b"".join(events)
 
     def _part_events(self, response: GenerateResponse) -> list[bytes]:
-        deltas = [(part.index, self._deltas[part.index].of(part)) for part in response.parts]
-        return [self._event(_choice(index, delta)) for index, delta in deltas if delta]
+        """Returns the events of an answer with parts, which have the text of its chunks."""
+        events, deltas = [], self._deltas
+        for part in response.parts:
+            index = part.index
+            if delta := deltas[index].of(part):
+                events.append(self._event(_choice(index, delta)))
+        for chunk in response.chunks:
+            if chunk.finish_reason or self._details is not None:
+                events.append(self._chunk_event(chunk, {}))
+        return events
+
+    def _chunk_event(self, chunk: OutputChunk, delta: Json) -> bytes:
+        """Returns the event for a chunk: what it tells of tokens and of the choice's end, beside this delta."""
+        choice = _choice(chunk.index, delta)
+        if chunk.finish_reason or self._details is not None:
+            calls = bool(self._deltas) and self._deltas[chunk.index].calls_tools
+            choice |= self._chat_ending(chunk, calls=calls)
+            choice["logprobs"] = self._logprobs(chunk)
+        return self._event(choice)
 
     def _chat_ending(self, output: OutputChunk, *, calls: bool) -> Json:
         """As _ending().  calls: whether the client should run calls of the choice, if it was not cut off"""

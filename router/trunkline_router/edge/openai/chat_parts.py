@@ -42,9 +42,9 @@ class Deltas:
 
     def of(self, part: AnswerPart) -> Json:
         """Returns the delta for the next part; empty if it has nothing to tell."""
+        if text := part.text:  # as most parts
+            return {"content": text}
         kind = part.WhichOneof("part")
-        if kind == "text":
-            return {"content": part.text}
         if kind == "reasoning":
             return {self._reasoning: part.reasoning} if self._reasoning else {}
         if kind == "tool_call":
