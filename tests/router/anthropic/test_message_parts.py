@@ -76,6 +76,12 @@ def told(blocks: Iterable[Json]) -> list[Json]:
     return [{k: v for k, v in block.items() if k not in left_out and v is not None} for block in blocks]
 
 
+def check_thinking_tokens(message: Json) -> None:
+    """The tokenizer has a token for each character. The worker may have sent fewer tokens."""
+    thought, usage = sum(len(block.get("thinking", "")) for block in message["content"]), message["usage"]
+    assert usage["output_tokens_details"] == {"thinking_tokens": min(thought, usage["output_tokens"])}
+
+
 async def whole(messages: MessagesClient, worker: FakeWorker, answer: str, **end: Any) -> Json:
     asked = asyncio.create_task(messages.message(**ASKED))
     await played(worker, [answer], **end)
@@ -98,8 +104,7 @@ async def test_anthropics_client_gets_the_same_message_whole_and_streamed(name: 
         once = await whole(messages, worker, answer, ending=ending)
         assert told(once["content"]) == content
         assert once["stop_reason"] == stop_reason
-        details = {"thinking_tokens": len("Rain?") if THINKING in content else 0}
-        assert once["usage"]["output_tokens_details"] == details
+        check_thinking_tokens(once)
         async with AsyncAnthropic(base_url=str(messages.http.base_url), api_key="any", max_retries=0) as anthropic:
             for _ in range(4):
                 asked = anthropic.messages.stream(model="tiny", messages=[HI], **ASKED)  # type: ignore[list-item]
@@ -109,7 +114,7 @@ async def test_anthropics_client_gets_the_same_message_whole_and_streamed(name: 
                         final = await stream.get_final_message()
                 assert told(final.to_dict()["content"]) == content  # type: ignore[arg-type]
                 assert final.stop_reason == stop_reason
-                assert final.to_dict()["usage"]["output_tokens_details"] == details  # type: ignore[index]
+                check_thinking_tokens(final.to_dict())
                 type(final).model_validate(final.to_dict())
 
 
