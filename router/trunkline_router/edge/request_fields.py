@@ -7,7 +7,7 @@ ignored, because an ignored constraint gives wrong answers. Null means the defau
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from itertools import takewhile
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -291,15 +291,15 @@ def template_variables(values: dict[str, Any] | None) -> str:
 
 
 def json_text(value: object, field: str) -> str:
-    """Returns a field's value as JSON. Raises RequestRefused (INVALID_REQUEST) if it has a number that is infinite or
-    an integer of more than 64 bits."""
-    try:
+    """Returns a field's value as JSON. Raises RequestRefused (INVALID_REQUEST) if it has a number that is infinite."""
+    with suppress(TypeError):  # an integer of more than 64 bits
         text = orjson.dumps(value).decode()
-        if "null" in text:  # orjson writes it for infinity, too
-            json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
+        if "null" not in text:  # orjson writes it for infinity, too
+            return text
+    try:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    except ValueError as error:
         raise invalid(field, str(error).lower()) from None
-    return text
 
 
 def validated(kind: type[Body], body: dict[str, Any]) -> Body:

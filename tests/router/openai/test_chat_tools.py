@@ -174,7 +174,7 @@ async def test_what_is_not_served_is_refused_by_the_name_that_the_client_gave_it
                 param = f"messages[1].{field}"
                 assert error["param"] == param, (name, error)
                 assert re.match(f"{re.escape(param)}: .*{re.escape(why)}", error["message"]), (name, error)
-        for number in ("1e999", "-1e999", str(1 << 64)):
+        for number in ("1e999", "-1e999"):
             tool = {"type": "function", "function": {"name": "f", "parameters": {"maximum": "NUMBER"}}}
             text = json.dumps({"model": "tiny", "messages": CHAT, "tools": [tool]}).replace('"NUMBER"', number)
             refused = await asks.post(PATH, text.encode())

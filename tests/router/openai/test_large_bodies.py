@@ -65,7 +65,6 @@ async def test_variables_reach_the_template(path: str, length: int) -> None:
     ("value", "problem"),
     [
         (b"1e999", "out of range float values"),
-        (b"1" * 30, "integer exceeds 64-bit range"),
         (b'"%b"' % (b"x" * MAX_TEMPLATE_KWARGS_BYTES), "has more than 1048576 bytes"),
     ],
 )
