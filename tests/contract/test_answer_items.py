@@ -28,10 +28,15 @@ def test_neighbouring_parts_of_one_kind_are_one_item() -> None:
     assert (call.call_id, call.name, call.is_complete) == ("1", "f", True)
 
 
-def test_a_call_that_was_cut_off_is_not_run() -> None:
+def test_calls_are_run_if_all_are_complete() -> None:
     items = AnswerItems()
+    items.take(AnswerPart(text="a"))
+    assert not calls_tools(items.items)
     items.take(AnswerPart(tool_call=ToolCall(id="1", name="f")))
     items.take(AnswerPart(arguments='{"a": '))
     assert not calls_tools(items.items)
     items.take(AnswerPart(tool_call_end=ToolCallEnd()))
+    items.take(AnswerPart(text="b"))
     assert calls_tools(items.items)
+    items.take(AnswerPart(tool_call=ToolCall(id="2", name="f")))
+    assert not calls_tools(items.items)

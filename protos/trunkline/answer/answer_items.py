@@ -71,5 +71,7 @@ class AnswerItems:
 
 
 def calls_tools(items: Iterable[AnswerItem]) -> bool:
-    """Whether a program should run calls: at least one is complete."""
-    return any(item.is_complete for item in items)
+    """Whether a program should run the calls: there are some, and all are complete. Programs run every call that a
+    stream has begun, so one that was cut off or is malformed keeps them from running any."""
+    calls = [item for item in items if item.kind == TOOL_CALL]
+    return bool(calls) and all(call.is_complete for call in calls)

@@ -176,7 +176,9 @@ async def test_a_call_that_was_cut_off_is_no_call() -> None:
             assert events[-2]["delta"]["stop_reason"] == reason
         message = await whole(messages, worker, CALL + CALL[:-20], ending=STOP, stop_string="END")
         assert [block["type"] for block in message["content"]] == ["tool_use"]
-        assert (message["stop_reason"], message["stop_sequence"]) == ("tool_use", "END")
+        assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "END")
+        events = await streamed(messages, worker, [CALL + CALL[:-20]], ending=STOP)
+        assert events[-2]["delta"]["stop_reason"] == "end_turn"
 
 
 async def test_a_message_streams_on_after_a_failover() -> None:

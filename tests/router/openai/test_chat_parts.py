@@ -43,6 +43,7 @@ CASES: list[Case] = [
     ("No call, but a <tool", STOP, "No call, but a <tool", "", [], "stop"),
     (GRAZ[:50], LENGTH, "", "", [call("weather", GRAZ[45:50])], "length"),
     (GRAZ[:50], STOP, "", "", [call("weather", GRAZ[45:50])], "stop"),
+    (f"{NOW}\n{GRAZ[:50]}", STOP, "", "", [call("now", "{}"), call("weather", GRAZ[45:50])], "stop"),
     (f"{GRAZ}\nSo", LENGTH, "So", "", [GRAZ_CALL], "length"),
     ("<think>\nHm", LENGTH, "", "Hm", [], "length"),
 ]  # fmt: skip

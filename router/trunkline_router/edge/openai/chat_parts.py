@@ -30,15 +30,18 @@ class Deltas:
     """The deltas of one choice of a stream.
 
     reasoning: as for message_of()
-    calls_tools: whether a call is complete
     """
 
-    __slots__ = ("_num_calls", "_reasoning", "calls_tools")
+    __slots__ = ("_num_calls", "_num_complete", "_reasoning")
 
     def __init__(self, reasoning: str) -> None:
         self._reasoning = reasoning
-        self._num_calls = 0
-        self.calls_tools = False
+        self._num_calls = self._num_complete = 0
+
+    @property
+    def calls_tools(self) -> bool:
+        """As calls_tools() of the whole choice."""
+        return 0 < self._num_calls == self._num_complete
 
     def of(self, part: AnswerPart) -> Json:
         """Returns the delta for the next part; empty if it has nothing to tell."""
@@ -53,7 +56,7 @@ class Deltas:
             return self._of_call(_call(call.id, call.name, call.arguments))
         if kind == "arguments":
             return self._of_call({"function": {"arguments": part.arguments}})
-        self.calls_tools = True
+        self._num_complete += 1
         return {}
 
     def _of_call(self, delta: Json) -> Json:
