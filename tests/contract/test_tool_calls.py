@@ -12,6 +12,7 @@ import pytest
 from canitoolcall.checks import case_status
 from canitoolcall.fixtures import load_families, load_fixtures
 from canitoolcall.results import Status
+from pydantic_core import from_json
 
 from tests.contract.tool_calls import judged
 from tests.tagged_answers import joined
@@ -22,7 +23,7 @@ from trunkline.answer.json_calls import SectionParser
 from trunkline.answer.marked_parser import MarkedParser
 from trunkline.answer.output_reader import MAX_HEAD, AnswerContext, OutputReader
 from trunkline.answer.xml_calls import AttributesParser
-from trunkline.v1.generation_pb2 import FinishReason
+from trunkline.v1.generation_pb2 import FinishReason, ToolCall
 from trunkline.v1.inference_pb2 import AnswerPart, Tool
 
 MEGABYTE = 1 << 20
@@ -133,7 +134,7 @@ def check_cuts(name: str, num: int) -> None:
 
 
 def check_arguments(parts: Sequence[AnswerPart]) -> None:
-    """The arguments of a call that has its end are a JSON object."""
+    """The arguments of a call that has its end are a JSON object; those of another one, the beginning of one."""
     arguments = ""
     for part in parts:
         match part.WhichOneof("part"):
@@ -141,6 +142,7 @@ def check_arguments(parts: Sequence[AnswerPart]) -> None:
                 arguments = ""
             case "arguments":
                 arguments += part.arguments
+                assert isinstance(from_json(arguments, allow_partial=True), dict), parts
             case "tool_call_end":
                 assert isinstance(json.loads(arguments), dict), parts
 
@@ -203,6 +205,15 @@ def test_no_character_is_lost_where_no_call_was_taken(name: str) -> None:
 @pytest.mark.parametrize("name", PARSERS)
 def test_no_character_of_many_random_outputs_is_lost_where_no_call_was_taken(name: str) -> None:
     check_text(name, MANY)
+
+
+def test_a_malformed_call_has_the_arguments_before_its_fault() -> None:
+    output = '<tool_call>{"name": "f", "arguments": {"a": "a "b" c"}}\n</tool_call>Then.'
+    assert parsed("hermes", output, STOP, context()) == [
+        AnswerPart(tool_call=ToolCall(id="call", name="f")),
+        AnswerPart(arguments='{"a": "a "'),
+        AnswerPart(text="Then."),
+    ]
 
 
 @pytest.mark.parametrize("name", PARSERS)

@@ -141,7 +141,6 @@ class OutputReader:
         self._attempt_mark = ""
         self._num_read_again = 0
         self._waits: tuple[Marks, Write] | None = None  # for the next mark, and all text before it has been written
-        self._call_is_open = False
         self._reason: FinishReason.ValueType | None = None
         self._parts: list[tuple[str, list[str]]] = []
         self.prose = self._text_prose = Prose(self._put_text, strips=self.strips[0])
@@ -222,18 +221,14 @@ class OutputReader:
             raise Malformed
         self.decided()
         self._parts.append(("tool_call", [name, call_id or self.context.new_call_id()]))
-        self._call_is_open = True
 
     def end_call(self) -> None:
         self._parts.append(("tool_call_end", []))
-        self._call_is_open = False
 
     def rest_of_call(self, marks: Marks) -> Reading[str]:
-        """After a malformed call, up to a mark. If the call had begun, this goes on with its arguments, and it has no
-        end; otherwise this is left out."""
-        write = self.put_arguments if self._call_is_open else leave_out
-        self._call_is_open = False
-        return (yield from self.until(marks, write, stay=True))
+        """After a malformed call, leaves out what comes before a mark. If the call had begun, it has no end, and the
+        arguments before the fault: clients can read these so far."""
+        return (yield from self.until(marks, leave_out, stay=True))
 
     # Attempts.
 
