@@ -132,7 +132,11 @@ FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
 
 @pytest.mark.parametrize(
     "tool",
-    [{"type": "function", "function": FUNCTION}, Tool(name="f", description="d", parameters='{"type": "object"}')],
+    [
+        {"type": "function", "function": FUNCTION},
+        {"type": "function", "function": FUNCTION | {"strict": True}},
+        Tool(name="f", description="d", parameters='{"type": "object"}'),
+    ],
 )
 def test_a_tool_has_openais_form_or_that_of_the_contract(tool: Any) -> None:
     request = generate_request(PARTS, model="", n=None, request_id="", lane=None, tools=[tool])
@@ -147,6 +151,7 @@ def test_a_tool_has_openais_form_or_that_of_the_contract(tool: Any) -> None:
         ([1], {"type": "function", "function": FUNCTION}, "need a conversation"),
         (TOOL_USE, {"type": "custom", "custom": {"name": "f"}}, "must be a function"),
         (TOOL_USE, FUNCTION, "must be a function"),
+        (TOOL_USE, {"type": "function", "function": {}}, "must be a function with a name"),
         (TOOL_USE, {"type": "function", "function": FUNCTION | {"schema": {}}}, "must not have schema"),
     ],
 )
@@ -161,9 +166,24 @@ def test_reasoning_has_either_name(name: str) -> None:
     assert message == ChatMessage(role="assistant", parts=[ChatPart(reasoning="r")])
 
 
+def test_parts_that_are_texts_have_several_types() -> None:
+    parts = [{"type": kind, "text": kind} for kind in ("text", "input_text", "output_text")]
+    parts.append({"type": "refusal", "refusal": "no"})
+    (message,) = tokenize_request([{"role": "user", "content": parts}], model="", special_tokens=True).chat.messages
+    assert [part.text for part in message.parts] == ["text", "input_text", "output_text", "no"]
+
+
+@pytest.mark.parametrize(
+    "call", [{"type": "custom", "custom": {"name": "f", "input": "x"}}, {"type": "function"}, {"function": {}}]
+)
+def test_a_call_that_the_client_cannot_send_is_refused(call: Any) -> None:
+    with pytest.raises(ValueError, match="a call must be a function with a name"):
+        tokenize_request([{"role": "assistant", "tool_calls": [call]}], model="", special_tokens=True)
+
+
 def test_a_part_that_the_client_cannot_send_is_named() -> None:
-    for parts in ([{"type": "text", "text": "a"}, {"type": "image_url"}], [{"text": "a"}]):
-        with pytest.raises(ValueError, match=r"must be texts, not (image_url|None)"):
+    for parts in ([{"type": "text", "text": "a"}, {"type": "image_url"}], [{"text": "a"}], [{"type": "text"}]):
+        with pytest.raises(ValueError, match=r"must be texts, not (image_url|None|text)"):
             tokenize_request([{"role": "user", "content": parts}], model="", special_tokens=True)
 
 
@@ -175,6 +195,7 @@ def test_a_part_that_the_client_cannot_send_is_named() -> None:
         ({"role": "assistant", "content": None, "function_call": {"name": "f"}}, "function_call"),
         ({"role": "tool", "content": "x", "tool_call_id": "1", "tool_calls": [{}]}, "tool_calls"),
         ({"role": "user"}, "content"),
+        ({"content": "x"}, "a role"),
     ],
 )
 def test_a_field_of_a_message_that_the_client_cannot_send_is_named(message: Any, named: str) -> None:

@@ -25,6 +25,8 @@ MESSAGE_FIELDS = frozenset({"role", "content", "reasoning", "reasoning_content",
 RESULT_FIELDS = frozenset({"role", "content", "tool_call_id", "name"})
 LEFT_OUT = frozenset({"name", "refusal", "annotations"})
 FUNCTION_FIELDS = frozenset({"name", "description", "parameters", "strict"})
+# The kinds of parts of a content, each with the field that has its text.
+TEXT_FIELDS = {**dict.fromkeys(("text", "input_text", "output_text"), "text"), "refusal": "refusal"}
 
 # A message: a (role, content) pair, a mapping of OpenAI's form such as {"role": …, "content": …}, or the contract's.
 Message = tuple[str, str] | Mapping[str, Any] | ChatMessage
@@ -120,6 +122,8 @@ def _message(given: Message) -> ChatMessage:
 def _check_fields(given: Mapping[str, Any], known: frozenset[str]) -> None:
     if strange := sorted(name for name, value in given.items() if value and name not in known | LEFT_OUT):
         raise ValueError(f"a message like this must not have {', '.join(strange)}")
+    if not given.get("role"):
+        raise ValueError("a message must have a role")
     if not given.keys() & (MESSAGE_FIELDS - {"role"}):
         raise ValueError("a message must have content")
 
@@ -127,25 +131,30 @@ def _check_fields(given: Mapping[str, Any], known: frozenset[str]) -> None:
 def _texts(content: str | Iterable[Mapping[str, Any]]) -> list[ChatPart]:
     if isinstance(content, str):
         return [ChatPart(text=content)] if content else []
-    parts = list(content)
-    if kinds := {str(part.get("type")) for part in parts} - {"text"}:
-        raise ValueError(f"parts of a message must be texts, not {', '.join(sorted(kinds))}")
-    return [ChatPart(text=part["text"]) for part in parts]
+    return [ChatPart(text=_text(part)) for part in content]
+
+
+def _text(part: Mapping[str, Any]) -> str:
+    kind = str(part.get("type"))
+    text = part.get(TEXT_FIELDS.get(kind, ""))
+    if not isinstance(text, str):
+        raise ValueError(f"parts of a message must be texts, not {kind}")
+    return text
 
 
 def _call(call: Mapping[str, Any]) -> ToolCall:
     """The arguments are JSON, as OpenAI has them, or an object, as Hugging Face's templates have them."""
-    name, arguments = call["function"]["name"], call["function"].get("arguments", "")
+    function = _function(call, "call")
+    arguments = function.get("arguments") or ""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(id=call.get("id", ""), name=name, arguments=text)
+    return ToolCall(id=call.get("id", ""), name=function["name"], arguments=text)
 
 
 def _tool(given: GivenTool) -> Tool:
+    """`strict` is left out, as over HTTP: calls cannot be enforced yet."""
     if isinstance(given, Tool):
         return given
-    function = given.get("function")
-    if given.get("type") != "function" or not isinstance(function, Mapping):
-        raise ValueError("a tool must be a function")
+    function = _function(given, "tool")
     if strange := sorted(function.keys() - FUNCTION_FIELDS):
         raise ValueError(f"a function must not have {', '.join(strange)}")
     parameters = function.get("parameters")
@@ -153,8 +162,15 @@ def _tool(given: GivenTool) -> Tool:
         name=function["name"],
         description=function.get("description") or "",
         parameters=json.dumps(parameters, ensure_ascii=False) if parameters else "",
-        strict=bool(function.get("strict")),
     )
+
+
+def _function(given: Mapping[str, Any], what: str) -> Mapping[str, Any]:
+    """Returns the function of a tool or of a call. Raises ValueError if it is of another kind or has no name."""
+    function = given.get("function")
+    if given.get("type") not in ("function", None) or not isinstance(function, Mapping) or not function.get("name"):
+        raise ValueError(f"a {what} must be a function with a name")
+    return function
 
 
 def _lane(name: str | None) -> "Lane.ValueType":
