@@ -10,7 +10,7 @@ from typing import Annotated, Protocol, TypeVar
 from pydantic import Discriminator, Field, Tag
 
 from trunkline.v1.inference_pb2 import ChatMessage, ChatPart, ToolResult
-from trunkline_router.prompts.conversation import JOINT, MAX_MESSAGES
+from trunkline_router.prompts.conversation import JOINT, MAX_PARTS
 
 # Templates know "system", which developers' instructions were called before.
 ROLES = {"developer": "system"}
@@ -27,7 +27,7 @@ def text_or_list(value: object) -> str:
 Item = TypeVar("Item")
 # A content, or a text in the place of a conversation.
 TextOrList = Annotated[
-    Annotated[str, Tag("str")] | Annotated[list[Item], Field(fail_fast=True, max_length=MAX_MESSAGES), Tag("list[]")],
+    Annotated[str, Tag("str")] | Annotated[list[Item], Field(fail_fast=True, max_length=MAX_PARTS), Tag("list[]")],
     Discriminator(text_or_list),
 ]
 

@@ -34,7 +34,9 @@ def check_kind(kind: str | None, field: str) -> None:
 def may_call(choice: ToolChoice | None) -> bool:
     """Whether a tool_choice lets the model call tools. Raises RequestRefused (INVALID_REQUEST) for one that asks for
     more. A model that may not call tools is not told of them: what looks like a call is text then."""
-    kind = choice.get("type") if isinstance(choice, dict) else choice or "auto"
+    kind = choice.get("type", "") if isinstance(choice, dict) else "auto" if choice is None else choice
+    if kind == "":
+        raise invalid("tool_choice", "says nothing: use 'auto' or 'none'")
     if kind not in ("auto", "none"):
         raise invalid("tool_choice", f"{str(kind)[:32]!r} {NOT_ENFORCED}")
     return kind == "auto"

@@ -60,6 +60,7 @@ async def test_tools_reach_the_template_as_they_were_sent() -> None:
 
 async def test_calls_results_and_reasoning_of_earlier_turns_reach_the_template() -> None:
     other = call('{"place": "Linz"}', id="call_2", index=1)
+    other["function"]["parsed_arguments"] = {"place": "Linz"}  # as openai's parse() returns it
     turns = [
         {"role": "user", "content": "Rain?"},
         said(call(), other, content="I ask.", reasoning="Hm.", refusal=None, annotations=[], function_call=None),
@@ -119,6 +120,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "is not a known field",
     ),
     "too many tools": ({"tools": TOOLS * 1025}, "tools", "1024"),
+    "a choice of nothing": ({"tools": TOOLS, "tool_choice": ""}, "tool_choice", "use 'auto' or 'none'"),
+    "a choice without a type": ({"tools": TOOLS, "tool_choice": {}}, "tool_choice", "use 'auto' or 'none'"),
     "a required call": ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice", "cannot be enforced yet"),
     "a named function": (
         {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "weather"}}},
@@ -154,6 +157,18 @@ REFUSED_MESSAGES: dict[str, tuple[dict[str, Any], str, str]] = {
         "must be a JSON object",
     ),
     "arguments that are no object": (said(call("[1]")), "tool_calls[0].function.arguments", "must be a JSON object"),
+    "a part whose text is a number": (
+        {"role": "user", "content": [{"type": "text", "text": 5}]},
+        "content[0].text",
+        "valid string",
+    ),
+    "a part without a text": ({"role": "user", "content": [{"type": "text"}]}, "content[0].text", "is missing"),
+    "a part without a refusal": (
+        {"role": "assistant", "content": [{"type": "refusal"}]},
+        "content[0].refusal",
+        "is missing",
+    ),
+    "a content that is a number": ({"role": "user", "content": 5}, "content", "valid list"),
     "a result that is an image": (
         {"role": "tool", "tool_call_id": "1", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
         "content[0].image_url",

@@ -9,11 +9,12 @@ from pydantic import Field
 from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import ToolCall
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, ChatPart, Tool
-from trunkline_router.edge.chat_messages import Piece, chat_message, pieces, result_part
+from trunkline_router.edge.chat_messages import Piece, TextOrList, chat_message, pieces, result_part
 from trunkline_router.edge.request_fields import FieldNames, Fields, json_text, prompt_named, template_variables
 from trunkline_router.edge.tool_fields import ToolChoice, ToolName, check_kind, may_call, tool_of
 from trunkline_router.prompts.conversation import ASSISTANT, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, TEXT_ALONE, TOOL
 
+TEXT_PARTS = ("text", "input_text", "output_text")
 NO_AUDIO = "is not supported: audio is not served"
 OLD_CALLS = "is not supported: OpenAI has replaced it by tools"
 
@@ -35,11 +36,15 @@ class Part(Fields):
 
     def piece(self, where: str) -> Piece:
         """Returns the part's text. Raises RequestRefused (INVALID_REQUEST) for other kinds of content."""
-        if self.type in ("text", "input_text", "output_text") and self.text is not None:
-            return self.text
-        if self.type == "refusal" and self.refusal is not None:
-            return self.refusal
-        raise invalid(where, f"content of type {self.type[:32]!r} {TEXT_ALONE}")
+        if self.type in TEXT_PARTS:
+            name, text = "text", self.text
+        elif self.type == "refusal":
+            name, text = "refusal", self.refusal
+        else:
+            raise invalid(where, f"content of type {self.type[:32]!r} {TEXT_ALONE}")
+        if text is None:
+            raise invalid(f"{where}.{name}", "is missing")
+        return text
 
 
 class FunctionCall(Fields):
@@ -47,6 +52,8 @@ class FunctionCall(Fields):
 
     name: ToolName
     arguments: str
+
+    ignored: ClassVar[frozenset[str]] = frozenset({"parsed_arguments"})  # of openai's parse()
 
 
 class Call(Fields):
@@ -108,7 +115,7 @@ class Message(Fields):
     """One message of a conversation."""
 
     role: Literal["developer", "system", "user", "assistant", "tool", "function"]
-    content: str | Annotated[list[Part], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
+    content: TextOrList[Part] | None = None
     name: str | None = None
     tool_calls: Annotated[list[Call], Field(fail_fast=True, max_length=MAX_PARTS)] | None = None
     tool_call_id: str | None = None

@@ -16,7 +16,6 @@ from trunkline_router.edge.request_fields import NOT_YET, Fields
 from trunkline_router.edge.tool_fields import ONLY_FUNCTIONS, ToolName
 from trunkline_router.prompts.conversation import ASSISTANT, JOINT, MAX_MESSAGES, TOOL
 
-TEXT_PARTS = ("input_text", "output_text", "text")
 # Of items that come back as they were answered.
 AS_ANSWERED = frozenset({"id", "status", "phase", "caller"})
 
@@ -25,8 +24,6 @@ class InputPart(Part):
     """A part of a message's content."""
 
     def unknown(self, prefix: str = "") -> list[str]:
-        if self.type in TEXT_PARTS and self.text is None:
-            raise invalid(f"{prefix}text", "is missing")
         self.piece(prefix.removesuffix("."))  # other kinds have other fields: the kind is what is not served
         return super().unknown(prefix)
 
@@ -53,7 +50,7 @@ class CallItem(Fields):
     call_id: str
     name: ToolName
     arguments: str
-    ignored: ClassVar[frozenset[str]] = AS_ANSWERED
+    ignored: ClassVar[frozenset[str]] = AS_ANSWERED | {"parsed_arguments"}  # the latter is of openai's parse()
 
     def turn(self, where: str) -> Turn:
         call = ToolCall(id=self.call_id, name=self.name, arguments=self.arguments)
@@ -96,9 +93,9 @@ class ReasoningItem(Fields):
 
 
 class ReferenceItem(Fields):
-    """An item of a stored response, which takes its place."""
+    """An item of a stored response, which takes its place. It may have no type."""
 
-    type: Literal["item_reference"]
+    type: Literal["item_reference"] | None = None
     id: str
 
     def turn(self, where: str) -> NoReturn:
@@ -128,7 +125,10 @@ KINDS = ("message", "function_call", "function_call_output", "reasoning", "item_
 
 def kind_of(item: object) -> str:
     """The tag of an item. Errors leave it out of the names of fields."""
-    kind = (item.get("type") if isinstance(item, dict) else getattr(item, "type", None)) or "message"
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    if not kind:
+        is_reference = isinstance(item, dict) and "id" in item and not item.keys() & {"role", "content"}
+        kind = "item_reference" if is_reference else "message"
     return f"[{kind}]" if isinstance(kind, str) and kind in KINDS else "[]"
 
 

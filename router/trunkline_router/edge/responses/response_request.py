@@ -81,11 +81,11 @@ class TextOptions(Fields):
 
 
 class Reasoning(Fields):
-    """How much a model reasons, if its template knows levels of effort. Answers have the reasoning itself, so "auto"
-    asks for no summary."""
+    """How much a model reasons, if its template knows levels of effort. Answers have the reasoning itself, without a
+    summary, whatever kind of summary is asked for."""
 
     effort: str | None = None
-    summary: Literal["auto"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
     unserved: ClassVar[Mapping[str, str]] = dict.fromkeys(("generate_summary", "context", "mode"), NOT_YET)
     defaults: ClassVar[Mapping[str, Any]] = {"generate_summary": "auto", "context": "auto", "mode": "standard"}
 
