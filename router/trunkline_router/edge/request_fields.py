@@ -20,7 +20,7 @@ from trunkline.sampling_params import TABLE, Http
 from trunkline.status import RequestRefused, invalid
 from trunkline.v1.generation_pb2 import LANE_BATCH, LANE_INTERACTIVE, LANE_UNSPECIFIED, Lane, SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
-from trunkline_router.prompts.conversation import MAX_PARTS
+from trunkline_router.prompts.conversation import MAX_PARTS, NO_EFFORT, THINKING
 
 MOST_UINT32 = (1 << 32) - 1
 MOST_UINT64 = (1 << 64) - 1
@@ -288,6 +288,14 @@ def template_variables(values: dict[str, Any] | None) -> str:
     if len(text.encode()) > MAX_TEMPLATE_KWARGS_BYTES:
         raise invalid("chat_template_kwargs", f"has more than {MAX_TEMPLATE_KWARGS_BYTES} bytes")
     return text
+
+
+def effort_variables(effort: str | None) -> dict[str, Any]:
+    """Returns the variables of templates that an effort of reasoning sets: a level where there are levels, and as in
+    vLLM whether the model thinks at all, under each of the two names that templates have for it."""
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort, **dict.fromkeys(THINKING, effort != NO_EFFORT)}
 
 
 def json_text(value: object, field: str) -> str:

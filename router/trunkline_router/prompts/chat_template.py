@@ -20,7 +20,9 @@ from trunkline_router.prompts.conversation import (
     CONTENT,
     DOCUMENTS,
     FIELD,
+    NO_EFFORT,
     PLAIN,
+    THINKING,
     TOOL,
     TOOLS,
     USUAL_ROLES,
@@ -37,7 +39,6 @@ from trunkline_runtime.template_syntax import TAGS
 VARIABLES = "template_variables"
 RESERVED = {"messages", "add_generation_prompt", "continue_final_message", TOOLS, DOCUMENTS}
 EFFORT = "reasoning_effort"
-NO_EFFORT = "none"
 MAX_RENDERED_BYTES = 8 << 20  # a template that writes more than this for one conversation is broken
 
 
@@ -51,7 +52,7 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except Exception as error:  # compiling evaluates the template's constants, which can raise anything
             raise ValueError(f"the chat template does not compile: {error}") from None
-        self._names = frozenset(name for name in (CONTENT, TOOL, TOOLS, DOCUMENTS, EFFORT) if name in source)
+        self._names = frozenset(name for name in (CONTENT, TOOL, TOOLS, DOCUMENTS, EFFORT, *THINKING) if name in source)
         self._special_tokens = special_tokens
 
     def render(self, chat: ChatMessages) -> str:
@@ -79,7 +80,7 @@ class ChatTemplate:
         documents, variables = template_documents(chat.documents), _variables(chat.template_variables)
         if documents and DOCUMENTS not in self._names:
             raise invalid(f"{FIELD}.{DOCUMENTS}", "the model's chat template has no place for documents")
-        if variables.get(EFFORT, NO_EFFORT) != NO_EFFORT and EFFORT not in self._names:
+        if variables.get(EFFORT, NO_EFFORT) != NO_EFFORT and self._names.isdisjoint((EFFORT, *THINKING)):
             raise invalid(EFFORT, "the model's chat template has no place for it: the model has no levels of effort")
         given = variables | {"messages": messages, TOOLS: tools, DOCUMENTS: documents}
         if not chat.continue_final_message:

@@ -22,6 +22,8 @@ ASSISTANT, TOOL = "assistant", "tool"
 USUAL_ROLES = ("system", "user", ASSISTANT, TOOL)
 # Names of templates.
 CONTENT, TOOL_CALLS, TOOLS, DOCUMENTS = "content", "tool_calls", "tools", "documents"
+THINKING = ("enable_thinking", "thinking")  # variables: whether the model thinks
+NO_EFFORT = "none"  # of reasoning: the model does not think
 REASONING_NAMES = ("thinking", "reasoning_content")  # templates know one or the other
 MAX_MESSAGES = 4096
 MAX_PARTS = 8192  # of all messages and results: two for each message

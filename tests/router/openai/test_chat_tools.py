@@ -4,6 +4,8 @@ import json
 import re
 from typing import Any
 
+import pytest
+
 from tests.router.fake_worker import FakeWorker
 from tests.router.openai.openai_rig import CHAT, OpenAiClient, client
 from tests.router.tokenizer_files import byte_tokenizer, tokenizer_files
@@ -218,6 +220,20 @@ async def test_effort_and_documents_are_given_to_the_template() -> None:
         assert (await asks.refusal(PATH, messages=CHAT, reasoning_effort="low"))["param"] == "reasoning_effort"
         assert (await asks.refusal(PATH, messages=CHAT, documents=documents))["param"] == "documents"
         await asks.answer(PATH, messages=CHAT, reasoning_effort="none", documents=[])
+
+
+@pytest.mark.parametrize("name", ["enable_thinking", "thinking"])  # Qwen3's, and that of DeepSeek V3.1 and Granite
+async def test_an_effort_turns_thinking_on_where_a_template_has_no_levels(name: str) -> None:
+    template = "{{ {'thinks': " + name + "|default(none)}|tojson }}"
+    off = {name: False}
+    async with client(worker(template)) as asks:
+        for body, thinks in (
+            ({}, None),
+            ({"reasoning_effort": "low"}, True),
+            ({"reasoning_effort": "none"}, False),
+            ({"reasoning_effort": "high", "chat_template_kwargs": off}, False),
+        ):
+            assert (await shown(asks, **body))["thinks"] is thinks
 
 
 async def test_the_history_of_a_long_task_is_accepted() -> None:

@@ -13,7 +13,7 @@ from trunkline_router.access.access import Access
 
 # Writes what it is given, in short.
 TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}{{ reasoning_effort }}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}{{ reasoning_effort }}{{ enable_thinking }}"
     "{% for message in messages %}<s>{{ message.role }}:"
     "{% if message.reasoning_content %}({{ message.reasoning_content }}){% endif %}{{ message.content }}"
     "{% for call in message.tool_calls %}"
@@ -142,10 +142,15 @@ async def test_the_effort_of_reasoning_is_a_variable_of_the_template() -> None:
     async with client(worker) as responses:
         low: Json = {"reasoning": {"effort": "low", "summary": "detailed", "context": "auto"}}
         response = await answered(worker, responses.response(**low), "ok")
+        await answered(worker, responses.response(reasoning={"effort": "none"}), "ok")
         kwargs: Json = {"chat_template_kwargs": {"reasoning_effort": "high"}}
         await answered(worker, responses.response(**low, **kwargs), "ok")
     assert response["reasoning"] == {"effort": "low", "summary": "detailed"}
-    assert [prompt_of(submit).partition("<s>")[0] for submit in worker.submits] == ["low", "high"]
+    assert [prompt_of(submit).partition("<s>")[0] for submit in worker.submits] == [
+        "lowTrue",
+        "noneFalse",
+        "highTrue",
+    ]
 
 
 BAD = call('{"place": ')

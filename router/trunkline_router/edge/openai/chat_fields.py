@@ -10,7 +10,14 @@ from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import ToolCall
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, ChatPart, Tool
 from trunkline_router.edge.chat_messages import Piece, TextOrList, chat_message, pieces, result_part
-from trunkline_router.edge.request_fields import FieldNames, Fields, json_text, prompt_named, template_variables
+from trunkline_router.edge.request_fields import (
+    FieldNames,
+    Fields,
+    effort_variables,
+    json_text,
+    prompt_named,
+    template_variables,
+)
 from trunkline_router.edge.tool_fields import ToolChoice, ToolName, check_kind, may_call, tool_of
 from trunkline_router.prompts.conversation import ASSISTANT, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, TEXT_ALONE, TOOL
 
@@ -172,17 +179,13 @@ class ChatFields(Fields):
             messages=[message.proto(f"messages[{index}]") for index, message in enumerate(self.messages or ())],
             add_generation_prompt=False if adds_prompt is None and self.continue_final_message else adds_prompt,
             continue_final_message=bool(self.continue_final_message),
-            template_variables=template_variables(self._variables()),
+            template_variables=template_variables(
+                effort_variables(self.reasoning_effort) | (self.chat_template_kwargs or {})
+            ),
             tools=[tool.proto(f"tools[{index}]") for index, tool in enumerate(tools)],
             single_tool_call=self.parallel_tool_calls is False,
             documents=json_text(self.documents, "documents") if self.documents else "",
         )
-
-    def _variables(self) -> dict[str, Any] | None:
-        """The template's variables. It may have one for the effort of reasoning."""
-        if self.reasoning_effort is None:
-            return self.chat_template_kwargs
-        return {"reasoning_effort": self.reasoning_effort, **(self.chat_template_kwargs or {})}
 
 
 # A message's calls are its first parts.

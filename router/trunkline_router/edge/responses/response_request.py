@@ -19,6 +19,7 @@ from trunkline_router.edge.request_fields import (
     MaxTokens,
     ModelName,
     Strings,
+    effort_variables,
     prompt_named,
     template_variables,
 )
@@ -184,8 +185,7 @@ class ResponseRequest(GenerationFields):
         (INVALID_REQUEST)."""
         sampling = self.sampling(max_tokens=self.max_output_tokens, logprobs=self.num_top)
         tools = self.tools or () if self.may_call else ()
-        effort = None if self.reasoning is None else self.reasoning.effort
-        variables = {} if effort is None else {"reasoning_effort": effort}
+        variables = effort_variables(self.reasoning.effort if self.reasoning else None)
         chat = ChatMessages(
             messages=[*self._instructions(), *conversation],
             template_variables=template_variables(variables | (self.chat_template_kwargs or {})),
