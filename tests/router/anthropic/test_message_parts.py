@@ -181,6 +181,16 @@ async def test_a_call_that_was_cut_off_is_no_call() -> None:
         assert events[-2]["delta"]["stop_reason"] == "end_turn"
 
 
+async def test_a_stop_sequence_after_a_call_ends_the_message() -> None:
+    worker = FakeWorker("w", **WORKER)
+    async with client(worker) as messages:
+        message = await whole(messages, worker, f"{CALL}\n", ending=STOP, stop_string="END")
+        assert [block["type"] for block in message["content"]] == ["tool_use"]
+        events = await streamed(messages, worker, [CALL], ending=STOP, stop_string="END")
+        for ended in message, events[-2]["delta"]:
+            assert (ended["stop_reason"], ended["stop_sequence"]) == ("stop_sequence", "END")
+
+
 async def test_a_message_streams_on_after_a_failover() -> None:
     workers = [FakeWorker(name, **WORKER) for name in "ab"]
     answer = f"<think>Rain?</think>{CALL}"

@@ -120,10 +120,10 @@ class MessageAnswer:
     def _stop_reason(self, output: OutputChunk) -> str | None:
         if not output.finish_reason:
             return None
-        if output.finish_reason == FinishReason.FINISH_REASON_STOP and calls_tools(self._answer.items()):
-            return "tool_use"
         if output.HasField("stop_string"):
             return "stop_sequence"
+        if output.finish_reason == FinishReason.FINISH_REASON_STOP and calls_tools(self._answer.items()):
+            return "tool_use"
         if output.finish_reason != FinishReason.FINISH_REASON_LENGTH:
             return "end_turn"
         return "max_tokens" if len(output.token_ids) >= self._max_tokens else "model_context_window_exceeded"
