@@ -162,6 +162,35 @@ async def test_the_events_of_blocks_come_in_order_as_the_tokens_do() -> None:
         assert stop == {"type": "message_stop"}
 
 
+async def test_thinking_that_is_not_shown_is_an_empty_block() -> None:
+    """Its tokens are counted, and clients send the block back."""
+    from anthropic import AsyncAnthropic
+
+    worker, omitted = FakeWorker("w", **WORKER), {"type": "adaptive", "display": "omitted"}
+    async with client(worker) as messages:
+        url = str(messages.http.base_url)
+        async with (
+            AsyncAnthropic(base_url=url, api_key="any", max_retries=0) as anthropic,
+            asyncio.TaskGroup() as tasks,
+        ):
+            tasks.create_task(played(worker, "<think>Rain?</think>Yes.", STOP))
+            asked = anthropic.messages.stream(model="tiny", messages=[HI], thinking=omitted, **ASKED)  # type: ignore[arg-type, list-item]
+            async with asked as stream:
+                kinds = [event.delta.type async for event in stream if event.type == "content_block_delta"]
+                final: Json = (await stream.get_final_message()).to_dict()
+        asked_whole = asyncio.create_task(messages.message(**ASKED, thinking=omitted))
+        await played(worker, "<think>Rain?</think>Yes.", STOP)
+        once = await asked_whole
+        content = [{**THINKING, "thinking": ""}, {"type": "text", "text": "Yes."}]
+        for message in (final, once):
+            assert told(message["content"]) == content
+            assert message["usage"]["output_tokens_details"] == {"thinking_tokens": 5}
+        assert (kinds[0], set(kinds[1:])) == ("signature_delta", {"text_delta"})
+        again = asyncio.create_task(messages.message(messages=[HI, {"role": "assistant", "content": content}, HI]))
+        await played(worker, ["!"], STOP)
+        await again
+
+
 async def test_a_call_that_was_cut_off_is_no_call() -> None:
     """A stream has begun it, so it ends its block. What was complete before it stays."""
     worker = FakeWorker("w", **WORKER)

@@ -63,7 +63,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "any tool": ({"tool_choice": {"type": "any"}}, "tool_choice: 'any' is not supported: calls cannot be enforced yet"),
     "one tool": ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "f"}}, "tool_choice: 'tool' is not"),
     "thinking": ({"thinking": {"type": "between_tools"}}, "thinking.type: "),
-    "thinking that is not shown": ({"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display: "),
+    "thinking in another form": ({"thinking": {"type": "adaptive", "display": "whole"}}, "thinking.display: "),
     "servers": ({"mcp_servers": [{"type": "url", "url": "https://x"}]}, "mcp_servers: is not supported"),
     "container": ({"container": "c"}, "container: is not supported"),
     "context_management": ({"context_management": {"edits": [1]}}, "context_management: is not supported"),

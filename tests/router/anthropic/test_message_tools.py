@@ -131,16 +131,19 @@ async def test_a_tool_choice_says_which_calls_an_answer_has(choice: Json, kinds:
 @pytest.mark.parametrize(
     ("body", "variable"),
     [
-        ({}, ""),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024, "display": "summarized"}}, "True"),
-        ({"thinking": {"type": "adaptive"}}, "True"),
-        ({"thinking": {"type": "disabled"}}, "False"),
-        ({"thinking": {"type": "enabled"}, "chat_template_kwargs": {"enable_thinking": 7}}, "7"),
+        ({}, "|"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024, "display": "summarized"}}, "True|True"),
+        ({"thinking": {"type": "adaptive"}}, "True|True"),
+        ({"thinking": {"type": "disabled"}}, "False|False"),
+        ({"thinking": {"type": "enabled"}, "chat_template_kwargs": {"enable_thinking": 7}}, "7|True"),
+        ({"thinking": {"type": "enabled"}, "chat_template_kwargs": {"thinking": 7}}, "True|7"),
     ],
     ids=str,
 )
 async def test_thinking_is_a_variable_of_the_template(body: Json, variable: str) -> None:
-    worker = FakeWorker("w", files=tokenizer_files(chat_template="{{ messages[0].content }}|{{ enable_thinking }}"))
+    """Qwen 3 and GLM name it enable_thinking, DeepSeek V3.1 and Granite 3 name it thinking."""
+    template = "{{ messages[0].content }}|{{ enable_thinking }}|{{ thinking }}"
+    worker = FakeWorker("w", files=tokenizer_files(chat_template=template))
     async with client(worker) as messages:
         await messages.message(**body)
     assert prompt_of(worker.submits[0]) == f"hi|{variable}"

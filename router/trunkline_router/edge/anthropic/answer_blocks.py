@@ -23,16 +23,16 @@ def text_block(text: str) -> Json:
     return {"type": "text", "text": text, "citations": []}
 
 
-def content_of(items: Iterable[AnswerItem]) -> list[Json]:
+def content_of(items: Iterable[AnswerItem], *, shows_thinking: bool) -> list[Json]:
     """Returns the blocks of a whole answer. A call that was cut off is left out: its arguments may be no object."""
-    return [_block(item) for item in items if item.kind != TOOL_CALL or item.is_complete]
+    return [_block(item, shows_thinking) for item in items if item.kind != TOOL_CALL or item.is_complete]
 
 
-def _block(item: AnswerItem) -> Json:
+def _block(item: AnswerItem, shows_thinking: bool) -> Json:
     if item.kind == TEXT:
         return text_block(item.text)
     if item.kind == REASONING:
-        return {"type": "thinking", "thinking": item.text, "signature": SIGNATURE}
+        return {"type": "thinking", "thinking": item.text if shows_thinking else "", "signature": SIGNATURE}
     # The arguments are JSON as they are.
     return {"type": "tool_use", "id": item.call_id, "name": item.name, "input": orjson.Fragment(item.text)}
 
@@ -40,7 +40,8 @@ def _block(item: AnswerItem) -> Json:
 class BlockEvents:
     """Writes the events of an answer's blocks, one after the other. A block begins with its first part."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shows_thinking: bool) -> None:
+        self._shows_thinking = shows_thinking
         self._index = -1  # of the last block
         self._open = ""  # its kind, if it has not ended
 
@@ -51,7 +52,8 @@ class BlockEvents:
             return self.begin_text() + self._delta(b"text_delta", b"text", part.text)
         if kind == "reasoning":
             began = self._within(REASONING, {"type": "thinking", "thinking": "", "signature": ""})
-            return began + self._delta(b"thinking_delta", b"thinking", part.reasoning)
+            shown = self._delta(b"thinking_delta", b"thinking", part.reasoning) if self._shows_thinking else b""
+            return began + shown
         if kind == "arguments":
             return self._delta(b"input_json_delta", b"partial_json", part.arguments)
         if kind == "tool_call_end":

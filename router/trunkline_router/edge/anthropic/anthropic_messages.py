@@ -26,7 +26,7 @@ async def messages(call: HttpCall) -> None:
     """POST /v1/messages."""
     request = await call.body(MessageRequest)
     generate = request.generate_request(call.request_id)
-    answer = MessageAnswer(call, request.max_tokens)
+    answer = MessageAnswer(call, request.max_tokens, shows_thinking=request.shows_thinking)
     await call.answer(answer_of(call, generate, FIELD_NAMES), answer, streams=request.stream)
 
 
@@ -43,13 +43,15 @@ class MessageAnswer:
     """An answer as a whole or as events.
 
     max_tokens: what the client asked for
+    shows_thinking: whether blocks of thinking have its text
     """
 
-    def __init__(self, call: HttpCall, max_tokens: int) -> None:
+    def __init__(self, call: HttpCall, max_tokens: int, *, shows_thinking: bool) -> None:
         self._request_id = call.request_id
         self._max_tokens = max_tokens
         self._answer = CollectedAnswer()
-        self._blocks = BlockEvents()
+        self._shows_thinking = shows_thinking
+        self._blocks = BlockEvents(shows_thinking=shows_thinking)
         self._has_parts = True  # unless the first response says that the answer is plain text
 
     def take(self, response: GenerateResponse) -> None:
@@ -58,7 +60,7 @@ class MessageAnswer:
     async def whole(self) -> bytes:
         """Returns the message. An empty answer has an empty block, because clients read the first one."""
         [output] = self._answer.choices
-        content = content_of(self._answer.items()) or [text_block(output.text)]
+        content = content_of(self._answer.items(), shows_thinking=self._shows_thinking) or [text_block(output.text)]
         return orjson.dumps(self._message(content, output))
 
     def events(self, response: GenerateResponse) -> bytes:

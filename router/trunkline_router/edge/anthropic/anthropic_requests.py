@@ -20,7 +20,7 @@ from trunkline_router.edge.request_fields import (
     template_variables,
 )
 from trunkline_router.edge.tool_fields import ToolName, may_call, tool_of
-from trunkline_router.prompts.conversation import ASSISTANT, MAX_MESSAGES, MAX_TOOLS
+from trunkline_router.prompts.conversation import ASSISTANT, MAX_MESSAGES, MAX_TOOLS, THINKING
 from trunkline_router.record.error_statuses import THREAD
 
 FIELD_NAMES = prompt_named("messages", stop="stop_sequences")  # what refusals name
@@ -65,12 +65,12 @@ class ToolChoice(Fields):
 
 
 class Thinking(Fields):
-    """Whether the model thinks before it answers, as the variable `enable_thinking` of its template. It thinks as long
-    as it wants: `budget_tokens` is not enforced."""
+    """Whether the model thinks before it answers, as a variable of its template. It thinks as long as it wants:
+    `budget_tokens` is not enforced."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Count | None = None
-    display: Literal["summarized"] | None = None
+    display: Literal["summarized", "omitted"] | None = None  # "summarized" is the whole text
 
 
 class InputMessage(Fields):
@@ -127,7 +127,8 @@ class ConversationFields(Fields):
     def _variables(self) -> dict[str, Any] | None:
         if self.thinking is None:
             return self.chat_template_kwargs
-        return {"enable_thinking": self.thinking.type != "disabled", **(self.chat_template_kwargs or {})}
+        thinks = dict.fromkeys(THINKING, self.thinking.type != "disabled")
+        return thinks | (self.chat_template_kwargs or {})
 
 
 class MessageRequest(ConversationFields, SamplingFields):
@@ -138,6 +139,11 @@ class MessageRequest(ConversationFields, SamplingFields):
     stop_sequences: Strings | None = None
 
     ignored: ClassVar[frozenset[str]] = ConversationFields.ignored | {"metadata", "service_tier"}
+
+    @property
+    def shows_thinking(self) -> bool:
+        """Whether the answer has the text of the model's thinking."""
+        return self.thinking is None or self.thinking.display != "omitted"
 
     def generate_request(self, request_id: str) -> GenerateRequest:
         """Returns the request. An answer may be as long as the context allows, whatever max_tokens says: clients ask
