@@ -236,7 +236,9 @@ class ChatMessages(_message.Message):
     SINGLE_TOOL_CALL_FIELD_NUMBER: _builtins.int
     DOCUMENTS_FIELD_NUMBER: _builtins.int
     continue_final_message: _builtins.bool
-    """Continue the last message instead of opening an assistant turn after it. It must not have parts other than text."""
+    """Continue the last message instead of opening an assistant turn after it. If it has parts, the last one must be a
+    text, and the others must be texts or reasoning.
+    """
     add_generation_prompt: _builtins.bool
     """Open an assistant turn after the last message. Default: true, unless the final message is continued."""
     template_variables: _builtins.str

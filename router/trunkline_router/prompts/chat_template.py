@@ -86,8 +86,9 @@ class ChatTemplate:
         if not chat.continue_final_message:
             opens_turn = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
             return self._render(given, add_generation_prompt=opens_turn)
-        if any(part.WhichOneof("part") != "text" for part in chat.messages[-1].parts):
-            raise invalid(FIELD, "the final message has parts other than text, so it cannot be continued")
+        kinds = [part.WhichOneof("part") for part in chat.messages[-1].parts]
+        if kinds and (kinds[-1] != "text" or not {*kinds} <= {"text", "reasoning"}):
+            raise invalid(FIELD, "only a final message that ends with text and calls no tools can be continued")
         # As in transformers: a mark shows where the final message ends, and the text after it, such as an end-of-turn
         # token, is cut off. If the template strips the blank after the mark, it trims messages, so the text before the
         # mark is trimmed too. The mark is random, so no message contains it.

@@ -195,7 +195,7 @@ def _answer_context(chat: ChatMessages, rendered: str, answer_format: str) -> An
     prompt_end = rendered[-MOST_PROMPT_END:]
     if chat.continue_final_message:
         final = chat.messages[-1]
-        text = JOINT.join(part.text for part in final.parts) or final.content
+        text = JOINT.join(part.text for part in final.parts if part.HasField("text")) or final.content
         prompt_end = _up_to_last_mark(rendered, text, reasoning_marks(answer_format))
     return AnswerContext(chat.tools, prompt_end, single_tool_call=chat.single_tool_call)
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.router.anthropic.messages_client import HI, Json, MessagesClient, arrived, client, prompt_of
 from tests.router.fake_worker import FakeWorker
-from tests.router.prompts.tool_templates import ALL
+from tests.router.prompts.tool_templates import ALL, TAGGED
 from tests.router.tokenizer_files import tokenizer_files
 from trunkline.v1.generation_pb2 import FinishReason
 
@@ -147,6 +147,17 @@ async def test_thinking_is_a_variable_of_the_template(body: Json, variable: str)
     async with client(worker) as messages:
         await messages.message(**body)
     assert prompt_of(worker.submits[0]) == f"hi|{variable}"
+
+
+async def test_a_final_text_after_thinking_is_continued() -> None:
+    worker = FakeWorker("w", answer_format="hermes", files=tokenizer_files(chat_template=TAGGED))
+    thinking = {"type": "thinking", "thinking": "Rain?", "signature": "unsigned"}
+    async with client(worker) as messages:
+        await messages.message(messages=[HI, said([thinking, text("It is")], "assistant")])
+        for refused in ([thinking], [text("It is"), use(1)]):
+            error = await messages.refusal(messages=[HI, said(refused, "assistant")])
+            assert error["message"].startswith("messages: only a final message that ends with text and calls no tools")
+    assert prompt_of(worker.submits[0]).endswith("<|im_start|>assistant\n<think>\nRain?\n</think>\nIt is")
 
 
 async def test_a_long_history_is_read() -> None:

@@ -128,6 +128,7 @@ async def test_an_answer_continues_the_reasoning_of_the_final_message(
     for message in (
         ChatMessage(role="assistant", content=final),
         ChatMessage(role="assistant", parts=[ChatPart(text=text) for text in (final, " ")]),
+        ChatMessage(role="assistant", parts=[ChatPart(reasoning="Hm."), ChatPart(text=final)]),
     ):
         chat = ChatMessages(messages=[question, message], continue_final_message=True)
         async with cluster(*workers, grant_key=KEY) as router, client_of(router) as client:

@@ -227,14 +227,16 @@ def test_a_template_without_a_place_for_tools_refuses_them_by_name() -> None:
         assert caught.value.field == field
 
 
-def test_only_a_final_message_of_text_is_continued() -> None:
-    said = ChatMessage(role="user", content="x")
-    chat = ChatMessages(messages=[said, parts(TEXT, ChatPart(text="u"))], continue_final_message=True)
-    assert ChatTemplate(TAGGED, SPECIAL).render(chat).endswith("<|im_start|>assistant\nt\nu")
-    for part in (call(), THOUGHT):
-        chat = ChatMessages(messages=[said, parts(TEXT, part)], continue_final_message=True)
-        with pytest.raises(RequestRefused, match="parts other than text"):
-            ChatTemplate(TAGGED, SPECIAL).render(chat)
+def test_only_a_final_message_that_ends_with_text_is_continued() -> None:
+    def continued(*of_final: ChatPart) -> str:
+        messages = [ChatMessage(role="user", content="x"), parts(*of_final)]
+        return ChatTemplate(TAGGED, SPECIAL).render(ChatMessages(messages=messages, continue_final_message=True))
+
+    assert continued(TEXT, ChatPart(text="u")).endswith("<|im_start|>assistant\nt\nu")
+    assert continued(THOUGHT, TEXT).endswith(f"<|im_start|>assistant\n<think>\n{THOUGHT.reasoning}\n</think>\nt")
+    for refused in ([THOUGHT], [TEXT, THOUGHT], [TEXT, call()], [call(), TEXT]):
+        with pytest.raises(RequestRefused, match="ends with text and calls no tools"):
+            continued(*refused)
 
 
 QUESTION: list[Any] = [
