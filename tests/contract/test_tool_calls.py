@@ -207,6 +207,32 @@ def test_no_character_of_many_random_outputs_is_lost_where_no_call_was_taken(nam
     check_text(name, MANY)
 
 
+@pytest.mark.parametrize(
+    ("name", "output"),
+    [
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "%s"}}</tool_call>'),
+        ("hermes", '<tool_call>{"arguments": {"a": "%s"}, "name": "f"}</tool_call>'),
+        ("glm", '<tool_call>g<arg_key>a</arg_key><arg_value>{"b": "%s"}</arg_value></tool_call>'),
+    ],
+)
+def test_half_a_surrogate_pair_becomes_the_replacement_character(name: str, output: str) -> None:
+    parts = parsed(name, output % r"\ud83d\ude00, \ud83d \ude00\ud83d\\ud83d", STOP, context())
+    assert r'"\ud83d\ude00, \ufffd \ufffd\ufffd\\ud83d"' in "".join(part.arguments for part in parts)
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        '<tool_call>{"name": "f", "arguments": {"a": "1", "c": {"d": [1, 2, ] ,\n}, }}</tool_call>',
+        '<tool_call>[{"arguments": {"a": "1", "c": {"d": [1, 2,]}}, "name": "f" , }, ]</tool_call>',
+    ],
+)
+def test_a_comma_after_the_last_value_is_left_out(output: str) -> None:
+    parts = parsed("hermes", output, STOP, context())
+    assert json.loads("".join(part.arguments for part in parts)) == {"a": "1", "c": {"d": [1, 2]}}
+    assert [part.WhichOneof("part") for part in parts] == ["tool_call", "arguments", "tool_call_end"]
+
+
 def test_a_malformed_call_has_the_arguments_before_its_fault() -> None:
     output = '<tool_call>{"name": "f", "arguments": {"a": "a "b" c"}}\n</tool_call>Then.'
     assert parsed("hermes", output, STOP, context()) == [

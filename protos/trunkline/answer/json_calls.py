@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from trunkline.answer.json_reader import loaded
+from trunkline.answer.json_reader import loaded, without_halves
 from trunkline.answer.marked_parser import MarkedParser
 from trunkline.answer.output_reader import Malformed, Marks, Reading, leave_out
 
@@ -21,10 +21,7 @@ class JsonParser(MarkedParser):
         separator = ","
         while separator == ",":
             yield from self.json_call()
-            separator = yield from self.peek()
-            if separator not in ",]":
-                raise Malformed
-            self._at += 1
+            separator = yield from self._separator("]")
             if separator == ",":
                 self.attempt()
 
@@ -32,7 +29,7 @@ class JsonParser(MarkedParser):
         """bare: nothing but its keys tells the call from other JSON."""
         yield from self.step("{")
         name, call_id, arguments, has_begun = "", "", "", False
-        separator = "{" if (yield from self.peek()) != "}" else "}"
+        separator = yield from self.sees("}")
         while separator != "}":
             key = yield from self.held_string()
             yield from self.step(":")
@@ -51,12 +48,7 @@ class JsonParser(MarkedParser):
             else:
                 value = yield from self.held_value()
                 call_id = loaded(value) if key == "id" and value.startswith('"') else call_id
-            separator = yield from self.peek()
-            if separator not in ",}":
-                raise Malformed
-            if separator == ",":
-                yield from self.step(",")
-        yield from self.step("}")
+            separator = yield from self._separator("}")
         if not has_begun:
             if not arguments and bare:
                 raise Malformed
@@ -65,6 +57,13 @@ class JsonParser(MarkedParser):
             self.begin_call(name, call_id)
             self.put_arguments(arguments)
         self.end_call()
+
+    def _separator(self, end: str) -> Reading[str]:
+        """Steps over a comma, or over the end, which may be after one. Returns it."""
+        if (yield from self.sees(",")) and (yield from self.peek()) != end:
+            return ","
+        yield from self.step(end)
+        return end
 
     def _check_offered(self, name: str, bare: bool) -> None:
         if bare and not any(tool.name == name for tool in self.context.tools):
@@ -240,4 +239,4 @@ def _object(text: str) -> str:
         value = None
     if not isinstance(value, dict):
         raise Malformed
-    return text
+    return without_halves(text)

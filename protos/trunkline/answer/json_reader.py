@@ -1,5 +1,6 @@
 """Reads JSON as it comes. What models often write in its place becomes JSON: control characters in strings, backslashes
-that begin no escape, and the literals of Python."""
+that begin no escape, commas after the last value, and the literals of Python. An escape of half a surrogate pair, which
+no text can have, becomes one of U+FFFD."""
 
 import json
 import re
@@ -13,8 +14,12 @@ PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 
 _CLOSING = {"{": "}", "[": "]"}
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
-_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
-_BEGIN_OF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
+_HEX = "[0-9a-fA-F]"
+_FIRST_HALF, _SECOND_HALF = f"u[dD][89abAB]{_HEX}{{2}}", f"u[dD][c-fC-F]{_HEX}{{2}}"
+_ESCAPE = re.compile(
+    rf'\\(?:["\\/bfnrt]|{_FIRST_HALF}\\{_SECOND_HALF}|(?P<half>{_FIRST_HALF}|{_SECOND_HALF})|u{_HEX}{{4}})'
+)
+_BEGIN_OF_ESCAPE = re.compile(rf"\\(?:u{_HEX}{{0,3}})?|\\{_FIRST_HALF}(?:\\(?:u(?:[dD](?:[c-fC-F]{_HEX}?)?)?)?)?")
 _WORD = re.compile(r"[A-Za-z0-9+\-.]*")
 _SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null")
 
@@ -40,6 +45,15 @@ def loaded(text: str) -> Any:
 
 def _refused_constant(name: str) -> None:
     raise ValueError(name)
+
+
+def without_halves(text: str) -> str:
+    """Returns a JSON text without escapes of half a surrogate pair."""
+    return _ESCAPE.sub(_whole, text)
+
+
+def _whole(escape: "re.Match[str]") -> str:
+    return "\\ufffd" if escape["half"] else escape[0]
 
 
 class JsonReader(OutputReader):
@@ -74,7 +88,11 @@ class JsonReader(OutputReader):
                 closing.pop()
                 self._pass(character, write)
             elif character == ",":
-                self._pass(character, write)
+                self._at += 1
+                space = list[str]()
+                if (yield from self.peek(space.append)) == closing[-1]:
+                    continue
+                write("".join((character, *space)))
                 if closing[-1] == "}":
                     yield from self._key(write)
                 return True
@@ -127,11 +145,11 @@ class JsonReader(OutputReader):
             if character != "\\":
                 write(escaped(character))
                 self._at += 1
-            elif escape := _ESCAPE.match(self._text, self._at):
-                write(escape[0])
-                self._at = escape.end()
             elif _BEGIN_OF_ESCAPE.fullmatch(self._text, self._at):
                 yield from self.more()
+            elif escape := _ESCAPE.match(self._text, self._at):
+                write(_whole(escape))
+                self._at = escape.end()
             else:
                 write("\\\\")
                 self._at += 1

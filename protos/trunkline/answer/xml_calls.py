@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trunkline.answer.json_reader import PYTHON_LITERALS, escaped, loaded
+from trunkline.answer.json_reader import PYTHON_LITERALS, escaped, loaded, without_halves
 from trunkline.answer.marked_parser import MarkedParser
 from trunkline.answer.output_reader import CutOff, Malformed, Marks, Reading, Write, leave_out
 
@@ -52,7 +52,7 @@ def typed(raw: str, types: frozenset[str]) -> str:
     found = _type_of(value)
     is_number = found in ("integer", "number") and ("number" in types or (value == value // 1 and "integer" in types))
     is_allowed = not types or found in types or is_number or "string" not in types
-    return written if is_allowed else json.dumps(raw, ensure_ascii=False)
+    return without_halves(written) if is_allowed else json.dumps(raw, ensure_ascii=False)
 
 
 class ArgumentsParser(MarkedParser):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, NoReturn
 
+from trunkline.answer.json_reader import without_halves
 from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import ToolCall
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, ChatPart, Tool, ToolResult
@@ -99,7 +100,7 @@ def template_tools(tools: Sequence[Tool], style: ToolStyle = PLAIN) -> list[Valu
 
 def template_documents(documents: str) -> list[Values] | None:
     """Returns the documents for a template; None if there are none. Raises RequestRefused (INVALID_REQUEST)."""
-    value = _loaded(documents or "[]")
+    value = _loaded(documents or "[]", f"{FIELD}.{DOCUMENTS}")
     if not isinstance(value, list) or not all(isinstance(document, dict) for document in value):
         raise invalid(f"{FIELD}.{DOCUMENTS}", "must be a JSON array of objects")
     return value or None
@@ -107,14 +108,17 @@ def template_documents(documents: str) -> list[Values] | None:
 
 def json_object(text: str, field: str) -> Values:
     """Returns the object that a client's JSON is; empty without any. Raises RequestRefused (INVALID_REQUEST)."""
-    value = _loaded(text or "{}")
+    value = _loaded(text or "{}", field)
     if not isinstance(value, dict):
         raise invalid(field, "must be a JSON object")
     return value
 
 
-def _loaded(text: str) -> Any:
-    """Returns the value of a client's JSON; None if it is no JSON."""
+def _loaded(text: str, field: str) -> Any:
+    """Returns the value of a client's JSON; None if it is no JSON. Raises RequestRefused (INVALID_REQUEST) for what no
+    text can have."""
+    if without_halves(text) != text:
+        raise invalid(field, "has the escape of half a surrogate pair")
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):

@@ -158,6 +158,11 @@ REFUSED_MESSAGES: dict[str, tuple[dict[str, Any], str, str]] = {
         "tool_calls[1].function.arguments",
         "must be a JSON object",
     ),
+    "half a surrogate pair": (
+        said(call(r'{"a": "\ud83d"}')),
+        "tool_calls[0].function.arguments",
+        "has the escape of half a surrogate pair",
+    ),
     "arguments that are no object": (said(call("[1]")), "tool_calls[0].function.arguments", "must be a JSON object"),
     "a part whose text is a number": (
         {"role": "user", "content": [{"type": "text", "text": 5}]},
