@@ -36,8 +36,8 @@ async def answered(worker: FakeWorker, asking: Any, text: str) -> Any:
     return await asked
 
 
-def call(arguments: str = '{"place": "Graz"}', name: str = "c1") -> Json:
-    called = {"call_id": name, "name": "weather", "arguments": arguments}
+def call(arguments: str = '{"place": "Graz"}', name: str = "c1", **more: Any) -> Json:
+    called = {"call_id": name, "name": "weather", "arguments": arguments, **more}
     return {"type": "function_call", "id": "fc_1", **called, "parsed_arguments": {}}  # as openai's parse() returns it
 
 
@@ -212,12 +212,38 @@ async def test_references_stand_for_the_items_of_stored_responses() -> None:
     assert len(worker.submits) == 3
 
 
-async def test_a_call_that_was_cut_off_is_not_part_of_a_stored_conversation() -> None:
+async def test_a_call_that_was_cut_off_is_left_out_with_its_result() -> None:
+    """A client sends both back: agents answer a call that they cannot parse with an error."""
     worker = hermes()
     async with client(worker, store=new_store()) as responses:
-        first = await answered(worker, responses.response(input="Rain?", tools=[WEATHER]), f"{CALL}\n{CALL[:-30]}")
-        assert [item["status"] for item in first["output"]] == ["completed", "incomplete"]
-        name = first["output"][0]["call_id"]
-        results = [result("rain", name)]
-        await answered(worker, responses.response(input=results, previous_response_id=first["id"]), "Yes.")
-    assert prompt_of(worker.submits[1]).count("[") == 1
+        for text, turns in (
+            (
+                f"I ask.\n{CALL}\n{CALL[:-30]}",
+                '<s>assistant:I ask.[NAME weather {"place": "Graz"}]</s><s>tool:rainNAME</s>',
+            ),
+            (CALL[:-30], ""),
+        ):
+            first = await answered(worker, responses.response(input="Rain?", tools=[WEATHER]), text)
+            calls = [item for item in first["output"] if item["type"] == "function_call"]
+            assert calls[-1]["status"] == "incomplete"
+            results = [result("rain", called["call_id"]) for called in calls]
+            prompt = f"<s>user:Rain?</s>{turns.replace('NAME', calls[0]['call_id'])}<s>user:So?</s>{END}"
+            kept = [says("Rain?", "user"), *first["output"], *results, says("So?", "user")]
+            references = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
+            for body in (
+                {"input": kept},
+                {"input": [says("Rain?", "user"), *references, *results, says("So?", "user")]},
+                {"input": [*results, says("So?", "user")], "previous_response_id": first["id"]},
+            ):
+                await answered(worker, responses.response(**body), "Yes.")
+                assert prompt_of(worker.submits[-1]) == prompt
+            error = await responses.refusal(input=[*kept, BAD])
+            assert error["param"] == f"input[{len(kept)}].arguments"
+
+
+async def test_a_later_call_of_the_same_id_is_kept() -> None:
+    worker = hermes()
+    async with client(worker) as responses:
+        items = [call("{", status="incomplete"), result("bad"), call("{}"), result("good")]
+        await answered(worker, responses.response(input=items), "Yes.")
+    assert prompt_of(worker.submits[0]) == f"<s>assistant:[c1 weather {{}}]</s><s>tool:goodc1</s>{END}"

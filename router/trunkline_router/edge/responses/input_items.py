@@ -18,6 +18,7 @@ from trunkline_router.prompts.conversation import ASSISTANT, JOINT, MAX_MESSAGES
 
 # Of items that come back as they were answered.
 AS_ANSWERED = frozenset({"id", "status", "phase", "caller"})
+INCOMPLETE = "incomplete"  # the status of a call that was cut off
 
 
 class InputPart(Part):
@@ -50,6 +51,7 @@ class CallItem(Fields):
     call_id: str
     name: ToolName
     arguments: str
+    status: str | None = None
     ignored: ClassVar[frozenset[str]] = AS_ANSWERED | {"parsed_arguments"}  # the latter is of openai's parse()
 
     def turn(self, where: str) -> Turn:
@@ -161,10 +163,22 @@ class InputTurn:
         return chat_message(self.role, self.pieces)
 
 
-def turns_of(items: Iterable[InputItem]) -> Sequence[InputTurn]:
-    """Returns the turns of a list of items. Raises RequestRefused (INVALID_REQUEST)."""
+def turns_of(items: Iterable[InputItem], cut_off: Iterable[str] = ()) -> Sequence[InputTurn]:
+    """Returns the turns of a list of items. A call that was cut off is left out, with its result: no template could
+    write its arguments. Raises RequestRefused (INVALID_REQUEST).
+
+    cut_off: ids of such calls before the items
+    """
     turns: list[InputTurn] = []
+    left_out = set(cut_off)
     for index, item in enumerate(items):
+        if isinstance(item, CallItem):
+            if item.status == INCOMPLETE:
+                left_out.add(item.call_id)
+            else:  # a later answer may use an id again
+                left_out.discard(item.call_id)
+        if isinstance(item, CallItem | ResultItem) and item.call_id in left_out:
+            continue
         role, content = item.turn(f"input[{index}]")
         if not turns or turns[-1].role != role or role != ASSISTANT:
             turns.append(InputTurn(role))

@@ -13,10 +13,10 @@ from trunkline_router.edge.http.sse import event
 from trunkline_router.edge.http_call import HttpCall
 from trunkline_router.edge.openai.openai_answer import Json
 from trunkline_router.edge.openai.token_details import chat_logprobs, tokenizer_of
+from trunkline_router.edge.responses.input_items import INCOMPLETE
 from trunkline_router.edge.responses.response_items import (
     COMPLETED,
     IN_PROGRESS,
-    INCOMPLETE,
     News,
     Output,
     OutputItem,
@@ -170,7 +170,7 @@ class ResponseAnswer:
         }
         if self._store is not None:
             body = orjson.dumps(response)
-            stored = StoredResponse(body, (*self._conversation, output.turn()))
+            stored = StoredResponse(body, (*self._conversation, *output.turn()), output.cut_off())
             if self._store.put(self._call.caller.tenant, self._id, stored):
                 return body
         return orjson.dumps({**response, "store": False})

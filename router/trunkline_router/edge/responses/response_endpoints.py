@@ -1,12 +1,12 @@
 """POST /v1/responses, and GET and DELETE /v1/responses/{id}."""
 
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import parse_qsl
 
 import orjson
 
 from trunkline.status import CODE_INVALID_ARGUMENT, CODE_NOT_FOUND, RequestRefused, invalid
-from trunkline.v1.inference_pb2 import ChatMessage
 from trunkline_router.edge.http_call import Handler, HttpCall, answer_of
 from trunkline_router.edge.responses.input_items import INPUT_ITEM, ReferenceItem
 from trunkline_router.edge.responses.response_answer import ResponseAnswer
@@ -16,6 +16,7 @@ from trunkline_router.edge.responses.response_store import ResponseStore, Stored
 from trunkline_router.record.error_statuses import PREVIOUS_RESPONSE_NOT_FOUND, RESPONSE_NOT_FOUND
 from trunkline_router.request.request_call import Extras
 
+NONE_BEFORE = StoredResponse(b"", ())
 NO_STORE = "this server stores no responses"
 
 
@@ -36,14 +37,16 @@ class Responses:
 
     async def create(self, call: HttpCall) -> None:
         """POST /v1/responses. A response is stored once it is whole: not if it fails or its client goes before."""
-        request = self._with_items(call, await call.body(ResponseRequest))
+        request = await self._with_items(call, await call.body(ResponseRequest))
         if request.store and self._store is None:
             raise invalid("store", f"must not be true: {NO_STORE}")
         earlier = self._earlier(call, request)
-        conversation = (*earlier, *(turn.message() for turn in request.turns()))
+        turns = request.turns(earlier.cut_off)
+        conversation = (*earlier.conversation, *(turn.message() for turn in turns))
         generate = request.generate_request(call.request_id, conversation)
         answer = ResponseAnswer(call, request, conversation, None if request.store is False else self._store)
-        responses = answer_of(call, generate, request.field_names(len(earlier)), Extras(on_admission=answer.admitted))
+        names = request.field_names(len(earlier.conversation), turns)
+        responses = answer_of(call, generate, names, Extras(on_admission=answer.admitted))
         await call.answer(responses, answer, streams=request.stream)
 
     async def retrieve(self, call: HttpCall) -> None:
@@ -62,25 +65,27 @@ class Responses:
             raise self._not_found(name)
         await call.respond(orjson.dumps({"id": name, "object": "response", "deleted": True}))
 
-    def _earlier(self, call: HttpCall, request: ResponseRequest) -> tuple[ChatMessage, ...]:
-        """The conversation that the request continues. Raises RequestRefused."""
+    def _earlier(self, call: HttpCall, request: ResponseRequest) -> StoredResponse:
+        """The response that the request continues. Raises RequestRefused."""
         name = request.previous_response_id
         if name is None:
-            return ()
+            return NONE_BEFORE
         stored = self._find(call, name)
         if stored is None:
             reason, why = PREVIOUS_RESPONSE_NOT_FOUND, f"previous_response_id: {self._no_such(name)}"
             raise RequestRefused(CODE_INVALID_ARGUMENT, reason, why, field="previous_response_id")
-        return stored.conversation
+        return stored
 
-    def _with_items(self, call: HttpCall, request: ResponseRequest) -> ResponseRequest:
+    async def _with_items(self, call: HttpCall, request: ResponseRequest) -> ResponseRequest:
         """Returns the request with the items of stored responses in the place of references to them."""
         items = request.input if isinstance(request.input, list) else []
-        names = {response_of(item.id) for item in items if isinstance(item, ReferenceItem)}
-        stored = [response for name in names if (response := self._find(call, name)) is not None]
-        if not stored:
+        wanted = {item.id for item in items if isinstance(item, ReferenceItem)}
+        found: dict[str, Any] = {}
+        for name in {response_of(item_id) for item_id in wanted}:
+            if (stored := self._find(call, name)) is not None:
+                found |= {item["id"]: item for item in orjson.loads(stored.body)["output"] if item["id"] in wanted}
+        if not found:
             return request
-        found = {item["id"]: item for response in stored for item in orjson.loads(response.body)["output"]}
         resolved = [
             INPUT_ITEM.validate_python(found[item.id]) if isinstance(item, ReferenceItem) and item.id in found else item
             for item in items

@@ -11,10 +11,11 @@ from trunkline.v1.generation_pb2 import FinishReason, TokenLogprobs, ToolCall
 from trunkline.v1.inference_pb2 import ChatMessage, ChatPart, GenerateResponse, Usage
 from trunkline_router.edge.chat_messages import Piece, chat_message
 from trunkline_router.edge.openai.openai_answer import Json
+from trunkline_router.edge.responses.input_items import INCOMPLETE
 
 ID_BYTES = 24  # random ones: ids cannot be guessed
 RESPONSE = "resp"  # what the id of a response begins with
-IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"  # statuses
+IN_PROGRESS, COMPLETED = "in_progress", "completed"  # statuses, beside INCOMPLETE
 # By the kind of an item: what its id begins with, and what the events of its text are called.
 PREFIXES = {TEXT: "msg", REASONING: "rs", TOOL_CALL: "fc"}
 EVENTS = {TEXT: "output_text", REASONING: "reasoning_text", TOOL_CALL: "function_call_arguments"}
@@ -167,11 +168,16 @@ class Output:
         """Returns the items."""
         return [item.json(self.status(item)) for item in self.items]
 
-    def turn(self) -> ChatMessage:
+    def turn(self) -> list[ChatMessage]:
         """Returns the output as a turn of the conversation. Calls that were cut off are left out: no template could
-        write their arguments."""
-        kept = (item for item in self.items if item.kind != TOOL_CALL or item.answer.is_complete)
-        return chat_message("assistant", [item.piece() for item in kept])
+        write their arguments. If nothing else is left, there is no turn."""
+        kept = [item.piece() for item in self.items if item.kind != TOOL_CALL or item.answer.is_complete]
+        return [chat_message("assistant", kept)] if kept else []
+
+    def cut_off(self) -> frozenset[str]:
+        """Returns the ids of the calls that turn() leaves out."""
+        answers = [item.answer for item in self.items if item.kind == TOOL_CALL]
+        return frozenset(answer.call_id for answer in answers if not answer.is_complete)
 
     def _add_text(self, text: str) -> News:
         if not self.items:

@@ -176,9 +176,11 @@ class ResponseRequest(GenerationFields):
         """Whether the model may call tools. Raises RequestRefused (INVALID_REQUEST)."""
         return may_call(self.tool_choice)
 
-    def turns(self) -> Sequence[InputTurn]:
-        """Returns the turns of the input. Raises RequestRefused (INVALID_REQUEST)."""
-        return [InputTurn("user", [self.input])] if isinstance(self.input, str) else turns_of(self.input or ())
+    def turns(self, cut_off: Iterable[str]) -> Sequence[InputTurn]:
+        """Returns the turns of the input. Raises RequestRefused (INVALID_REQUEST).  cut_off: as for turns_of()"""
+        if isinstance(self.input, str):
+            return [InputTurn("user", [self.input])]
+        return turns_of(self.input or (), cut_off)
 
     def generate_request(self, request_id: str, conversation: Iterable[ChatMessage]) -> GenerateRequest:
         """Returns the request to continue a conversation, after the instructions. Raises RequestRefused
@@ -197,8 +199,12 @@ class ResponseRequest(GenerationFields):
     def _instructions(self) -> list[ChatMessage]:
         return [ChatMessage(role="system", content=self.instructions)] if self.instructions else []
 
-    def field_names(self, num_earlier: int) -> FieldNames:
-        """Returns what refusals name.  num_earlier: how many messages there are before the input's, but instructions"""
+    def field_names(self, num_earlier: int, turns: Sequence[InputTurn]) -> FieldNames:
+        """Returns what refusals name.
+
+        num_earlier: how many messages there are before the input's, but instructions
+        turns: the input's
+        """
         first = len(self._instructions()) + num_earlier
 
         def named(field: str) -> str:
@@ -208,6 +214,6 @@ class ResponseRequest(GenerationFields):
             turn = int(found[1]) - first
             if turn < 0:
                 return "previous_response_id"
-            return f"input[{self.turns()[turn].items[int(found[2])]}]{field[found.end() :]}"
+            return f"input[{turns[turn].items[int(found[2])]}]{field[found.end() :]}"
 
         return named

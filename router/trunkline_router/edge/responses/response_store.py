@@ -22,16 +22,18 @@ class StoredResponse:
     body: the response object, as JSON
     conversation: all messages up to and including the response, but no instructions. They are shared with the earlier
         responses that it continues, and counted in full, so the count of bytes is an upper bound
+    cut_off: ids of the response's calls that are not part of the conversation
     """
 
     body: bytes = field(repr=False)  # tracebacks are logged, and prompts and outputs must not be
     conversation: tuple[ChatMessage, ...] = field(repr=False)
+    cut_off: frozenset[str] = field(repr=False, default=frozenset())
 
     @property
     def size_bytes(self) -> int:
         """The memory that it takes at most."""
         messages = sum(MESSAGE_BYTES * (1 + len(message.parts)) + message.ByteSize() for message in self.conversation)
-        return ENTRY_BYTES + getsizeof(self.body) + messages
+        return ENTRY_BYTES + getsizeof(self.body) + messages + MESSAGE_BYTES * len(self.cut_off)
 
 
 @dataclass(frozen=True, slots=True)
