@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from tests.router.fake_worker import FakeWorker
+from tests.router.loop_work import watched_loop
 from tests.router.responses.responses_client import STOP, Json, Keys, bearer, client, error_of, new_store, prompt_of
 from tests.router.tokenizer_files import tokenizer_files
 from trunkline_router.access.access import Access
+from trunkline_router.edge.responses.response_store import StoredResponse
 
 # Writes what it is given, in short.
 TEMPLATE = (
@@ -247,3 +249,17 @@ async def test_a_later_call_of_the_same_id_is_kept() -> None:
         items = [call("{", status="incomplete"), result("bad"), call("{}"), result("good")]
         await answered(worker, responses.response(input=items), "Yes.")
     assert prompt_of(worker.submits[0]) == f"<s>assistant:[c1 weather {{}}]</s><s>tool:goodc1</s>{END}"
+
+
+async def test_references_to_many_long_responses_leave_the_loop_to_others() -> None:
+    store = new_store(max_bytes=1 << 30)
+    message = {"type": "message", "role": "assistant", "content": ""}
+    body = json.dumps({"output": [message | {"id": f"msg_NAME{index:04x}"} for index in range(9000)]})
+    names = [f"{number:048x}" for number in range(60)]
+    for name in names:
+        assert store.put("", f"resp_{name}", StoredResponse(body.replace("NAME", name).encode(), ()))
+    references = [{"type": "item_reference", "id": f"msg_{name}0007"} for name in names]
+    worker = hermes()
+    async with client(worker, store=store) as responses, watched_loop() as work:
+        await answered(worker, responses.response(input=references), "Yes.")
+    assert work.longest_s < 0.1

@@ -1,5 +1,6 @@
 """POST /v1/responses, and GET and DELETE /v1/responses/{id}."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl
@@ -84,6 +85,7 @@ class Responses:
         for name in {response_of(item_id) for item_id in wanted}:
             if (stored := self._find(call, name)) is not None:
                 found |= {item["id"]: item for item in orjson.loads(stored.body)["output"] if item["id"] in wanted}
+                await asyncio.sleep(0)  # there may be thousands, and long ones
         if not found:
             return request
         resolved = [
