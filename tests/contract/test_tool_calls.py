@@ -149,13 +149,16 @@ def check_arguments(parts: Sequence[AnswerPart]) -> None:
 
 def check_text(name: str, num: int) -> None:
     """Nothing is lost if no call was taken, but white space beside marks where that is left out. The outputs have no
-    marks that are left out themselves: those of reasoning and sections, and all of Harmony's."""
+    marks that are left out themselves: those of reasoning and of empty sections, and all of
+    Harmony's."""
     kind = kind_of(name)
     is_section = issubclass(kind, SectionParser | AttributesParser)
     sections = set(kind.calls) - {getattr(kind, "call_begin", "")} if is_section else set()
-    left_out = {*sum(kind.thinks, ()), *kind.frames, *sections, *(OWN[name] if kind is Harmony else ())}
+    left_out = {*sum(kind.thinks, ()), *kind.frames, *(OWN[name] if kind is Harmony else ())}
     pieces = [
-        piece for piece in [*kind_of(name).marks() * 3, *OWN.get(name, []) * 3, *JSON, *COMMON] if piece not in left_out
+        f"{piece}x" if piece in sections else piece
+        for piece in [*kind.marks() * 3, *OWN.get(name, []) * 3, *JSON, *COMMON]
+        if piece not in left_out
     ]
     for output, _ in outputs_of(name, pieces, num):
         parts = parsed(name, [output], STOP, context())
@@ -240,6 +243,22 @@ def test_a_malformed_call_has_the_arguments_before_its_fault() -> None:
         AnswerPart(arguments='{"a": "a "'),
         AnswerPart(text="Then."),
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "section"),
+    [
+        (
+            "deepseek_v3",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>\n```json\n{}\n```<｜tool▁calls▁end｜>",
+        ),
+        ("deepseek_dsml", "<｜DSML｜tool_calls><｜DSML｜invoke></｜DSML｜invoke></｜DSML｜tool_calls>"),
+        ("kimi_k2", "<|tool_calls_section_begin|>I call none.<|tool_calls_section_end|>"),
+    ],
+)
+def test_a_section_without_a_call_is_text(name: str, section: str) -> None:
+    output = f"a {section} b"
+    assert parsed(name, output, STOP, context()) == [AnswerPart(text=output)]
 
 
 @pytest.mark.parametrize("name", PARSERS)

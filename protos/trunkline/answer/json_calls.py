@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from trunkline.answer.json_reader import loaded, without_halves
 from trunkline.answer.marked_parser import MarkedParser
-from trunkline.answer.output_reader import Malformed, Marks, Reading, leave_out
+from trunkline.answer.output_reader import Malformed, Marks, Reading
 
 NAME = re.compile(r"[\w.:/\-]+")
 
@@ -157,7 +157,7 @@ class Mistral(JsonParser):
 
 
 class SectionParser(JsonParser):
-    """Calls stand in a section. What else stands there is left out."""
+    """Calls stand in a section, or alone."""
 
     call_begin: str
     call_end: str
@@ -172,14 +172,9 @@ class SectionParser(JsonParser):
             yield from self.section_call()
             yield from self.sees(self.call_end)
             return
-        self.decided()
-        marks = Marks.of(self.section_end, self.call_begin)
-        ends = Marks.of(self.section_end, self.call_begin, self.call_end)
-        while (yield from self.until(marks, leave_out)) == self.call_begin:
-            try:
-                yield from self.section_call()
-            except Malformed:
-                yield from self.rest_of_call(ends)
+        yield from self.section(
+            begin=self.call_begin, call=self.section_call, call_end=self.call_end, end=self.section_end
+        )
 
 
 class KimiK2(SectionParser):

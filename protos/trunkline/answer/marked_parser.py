@@ -1,9 +1,9 @@
 """Answers whose reasoning and calls stand between marks: <think>…</think>, <tool_call>…"""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trunkline.answer.json_reader import JsonReader
-from trunkline.answer.output_reader import SPACE, AnswerContext, CutOff, Malformed, Marks, Prose, Reading
+from trunkline.answer.output_reader import SPACE, AnswerContext, CutOff, Malformed, Marks, Prose, Reading, leave_out
 
 
 class MarkedParser(JsonReader):
@@ -74,6 +74,26 @@ class MarkedParser(JsonReader):
                 end = yield from self.rest_of_call(self._end_marks)
                 if end in self.ends:
                     self.skip(end)
+
+    def section(self, *, begin: str, call: Callable[[], Reading[None]], call_end: str, end: str) -> Reading[None]:
+        """Reads a section of calls, each after its mark. What else stands there is left out. Raises Malformed if there
+        is no call, unless the section is empty, and CutOff.
+
+        begin, call, call_end: the mark of a call, what reads it, and the mark after it
+        end: the mark at the section's end
+        """
+        marks, rest = Marks.of(begin, end), Marks.of(begin, call_end, end)
+        while (mark := (yield from self.until(marks, leave_out))) == begin:
+            try:
+                yield from call()
+            except Malformed:
+                yield from self.rest_of_call(rest)
+        if self._attempt is not None:
+            if not mark:
+                raise CutOff
+            if self._text[self._attempt + len(self._attempt_mark) : self._at - len(mark)].strip(SPACE):
+                raise Malformed
+            self.decided()
 
     def _think(self, end: str) -> Reading[None]:
         thought = Prose(self.put_reasoning, strips=self.strips[1], after_mark=True)

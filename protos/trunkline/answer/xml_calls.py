@@ -5,11 +5,12 @@ import html
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from trunkline.answer.json_reader import PYTHON_LITERALS, escaped, loaded, without_halves
 from trunkline.answer.marked_parser import MarkedParser
-from trunkline.answer.output_reader import CutOff, Malformed, Marks, Reading, Write, leave_out
+from trunkline.answer.output_reader import CutOff, Malformed, Marks, Reading, Write
 
 STRING = frozenset({"string"})
 ANYTHING = ()  # may follow
@@ -230,18 +231,12 @@ _ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 
 
 class AttributesParser(ArgumentsParser):
-    """Calls stand in a section, and the marks of calls and arguments have attributes. What else stands in a section is
-    left out."""
+    """Calls stand in a section, and the marks of calls and arguments have attributes."""
 
-    def section(self, *, calls: tuple[str, str], arguments: tuple[str, str], tag_end: str, end: str) -> Reading[None]:
+    def calls_in(self, *, calls: tuple[str, str], arguments: tuple[str, str], tag_end: str, end: str) -> Reading[None]:
         """calls, arguments: the marks around a call and an argument, the first without its attributes"""
-        self.decided()
-        marks, rest = Marks.of(calls[0], end), Marks.of(calls[0], calls[1], end)
-        while (yield from self.until(marks, leave_out)) == calls[0]:
-            try:
-                yield from self._call(calls[1], arguments, tag_end)
-            except Malformed:
-                yield from self.rest_of_call(rest)
+        call = partial(self._call, calls[1], arguments, tag_end)
+        yield from self.section(begin=calls[0], call=call, call_end=calls[1], end=end)
 
     def _call(self, end: str, arguments: tuple[str, str], tag_end: str) -> Reading[None]:
         value = Value(self, arguments[1], {arguments[1]: (arguments[0], end)})
@@ -273,7 +268,7 @@ class DeepSeekDsml(AttributesParser):
 
     def call(self, mark: str) -> Reading[None]:
         space = " " if mark == "<｜DSML｜ calls>" else ""
-        yield from self.section(
+        yield from self.calls_in(
             calls=(f"<｜DSML｜{space}invoke", f"</｜DSML｜{space}invoke>"),
             arguments=(f"<｜DSML｜{space}parameter", f"</｜DSML｜{space}parameter>"),
             tag_end=">",
@@ -293,7 +288,7 @@ class KimiK3(AttributesParser):
     calls_while_thinking = True
 
     def call(self, mark: str) -> Reading[None]:
-        yield from self.section(
+        yield from self.calls_in(
             calls=("<|open|>call", "<|close|>call<|sep|>"),
             arguments=("<|open|>argument", "<|close|>argument<|sep|>"),
             tag_end="<|sep|>",
