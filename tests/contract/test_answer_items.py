@@ -1,6 +1,6 @@
 """What the parts of an answer add up to."""
 
-from trunkline.answer.answer_items import REASONING, TEXT, TOOL_CALL, AnswerItems, calls_tools
+from trunkline.answer.answer_items import REASONING, TEXT, TOOL_CALL, AnswerItems, JoinedText, calls_tools
 from trunkline.v1.generation_pb2 import ToolCall
 from trunkline.v1.inference_pb2 import AnswerPart, ToolCallEnd
 
@@ -23,7 +23,9 @@ def test_neighbouring_parts_of_one_kind_are_one_item() -> None:
         (TOOL_CALL, "{}"),
         (TEXT, "d"),
     ]
-    assert (items.joined(TEXT), items.joined(REASONING)) == ("cd", "ab")
+    assert items.text == "c\nd"
+    text = JoinedText()
+    assert [text.of(part) for part in parts] == ["", "", "c", "", "", "", "\nd"]
     [call] = items.calls
     assert (call.call_id, call.name, call.is_complete) == ("1", "f", True)
 

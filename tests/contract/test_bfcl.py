@@ -7,7 +7,7 @@ import pytest
 
 from tests.contract.bfcl import Question, questions
 from tests.contract.call_writers import WRITERS, raw
-from trunkline.answer.answer_items import TEXT, AnswerItems
+from trunkline.answer.answer_items import AnswerItems
 from trunkline.answer.answer_parser import PARSERS
 from trunkline.answer.output_reader import AnswerContext
 from trunkline.v1.generation_pb2 import FinishReason
@@ -26,7 +26,7 @@ def check(name: str, question: Question, pieces: Sequence[str]) -> None:
         items.take(part)
     read = [(call.name, json.loads(call.text)) for call in items.calls if call.is_complete]
     assert json.dumps(read) == json.dumps(expected(name, question)), pieces  # 1 is not 1.0 or true, and order counts
-    assert not items.joined(TEXT).strip()
+    assert not items.text.strip()
 
 
 def expected(name: str, question: Question) -> list[object]:

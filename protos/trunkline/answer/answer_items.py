@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from trunkline.v1.inference_pb2 import AnswerPart
 
 TEXT, REASONING, TOOL_CALL = "text", "reasoning", "tool_call"
+BETWEEN_RUNS = "\n"
 
 
 @dataclass(slots=True)
@@ -61,13 +62,35 @@ class AnswerItems:
         items[-1].add(part.reasoning if kind == "reasoning" else part.text)
         return begins
 
-    def joined(self, kind: str) -> str:
-        """Returns all text, or all reasoning, in order."""
-        return "".join(item.text for item in self.items if item.kind == kind)
+    @property
+    def text(self) -> str:
+        """All text, as a JoinedText has it."""
+        return BETWEEN_RUNS.join(item.text for item in self.items if item.kind == TEXT)
 
     @property
     def calls(self) -> list[AnswerItem]:
         return [item for item in self.items if item.kind == TOOL_CALL]
+
+
+class JoinedText:
+    """The text of a choice as one, where a reader gets it apart from reasoning and calls. A line break stands between
+    runs of text that have these between them."""
+
+    __slots__ = ("_between", "_has_text")
+
+    def __init__(self) -> None:
+        self._has_text, self._between = False, ""
+
+    def of(self, part: AnswerPart) -> str:
+        """Returns what the next part of the choice adds to it; "" for a part other than text."""
+        if text := part.text:
+            if self._between:
+                text, self._between = self._between + text, ""
+            self._has_text = True
+            return text
+        if self._has_text:
+            self._between = BETWEEN_RUNS
+        return ""
 
 
 def calls_tools(items: Iterable[AnswerItem]) -> bool:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from trunkline.answer.answer_items import AnswerItems
+from trunkline.answer.answer_items import AnswerItems, JoinedText
 from trunkline.names import finish_name
 from trunkline.v1.generation_pb2 import OutputChunk, TokenLogprobs, ToolCall
 from trunkline.v1.inference_pb2 import AnswerPart, ChatMessage, ChatPart, GenerateResponse, PromptInfo, Usage
@@ -13,7 +13,8 @@ from trunkline.v1.inference_pb2 import AnswerPart, ChatMessage, ChatPart, Genera
 class Piece:
     """New output of one choice.
 
-    text: without reasoning, calls and their marks, if the answer is parsed (PromptInfo.answer_format)
+    text: without reasoning, calls and their marks, if the answer is parsed (PromptInfo.answer_format). A line break
+        takes the place of what stood between two runs of text
     parts: typed, as they come; empty if the answer is plain text
     tool_calls: those that are complete with this piece
     """
@@ -33,7 +34,8 @@ class Piece:
 class Choice:
     """A choice's whole output.
 
-    text: without reasoning, calls and their marks, if the answer is parsed
+    text: without reasoning, calls and their marks, if the answer is parsed; a line break takes the place of what
+        stood between two runs of text
     tool_calls: the complete ones. One that was cut off is left out, because its arguments may be no JSON
     """
 
@@ -83,6 +85,7 @@ class Pieces:
     def __init__(self) -> None:
         self._is_parsed = False
         self._items = defaultdict[int, AnswerItems](AnswerItems)
+        self._texts = defaultdict[int, JoinedText](JoinedText)
 
     def of(self, response: GenerateResponse) -> list[Piece]:
         """The pieces of the next response."""
@@ -95,7 +98,7 @@ class Pieces:
         parts = [part for part in response.parts if part.index == index] if self._is_parsed else []
         return Piece(
             index,
-            "".join([part.text for part in parts]) if self._is_parsed else chunk.text,
+            "".join(map(self._texts[index].of, parts)) if self._is_parsed else chunk.text,
             list(chunk.token_ids),
             list(chunk.logprobs),
             finish_name(chunk.finish_reason) if chunk.finish_reason else None,

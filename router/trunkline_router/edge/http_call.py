@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from trunkline.answer.answer_items import TEXT, AnswerItem, AnswerItems
+from trunkline.answer.answer_items import AnswerItem, AnswerItems
 from trunkline.status import RequestRefused, internal, invalid, no_worker
 from trunkline.v1.generation_pb2 import FINISH_REASON_ABORT, OutputChunk
 from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, PromptInfo, Usage
@@ -257,7 +257,7 @@ class CollectedAnswer:
     def choices(self) -> list[OutputChunk]:
         """Each choice so far as one chunk. Its text is what a reader sees: without reasoning, calls and their marks."""
         for choice, texts, items in zip(self._choices, self._texts, self._items, strict=True):
-            choice.text = items.joined(TEXT) if self.prompt.answer_format else "".join(texts)
+            choice.text = items.text if self.prompt.answer_format else "".join(texts)
         return self._choices
 
     def items(self, index: int = 0) -> list[AnswerItem]:

@@ -174,6 +174,18 @@ def written(call: ToolCall) -> str:
     return f'<tool_call>{{"name": "{call.name}", "arguments": {call.arguments}}}</tool_call>'
 
 
+async def test_text_goes_on_in_a_new_line_after_a_call(client_of: Any) -> None:
+    workers = hermes("a")
+    async with cluster(*workers, grant_key=KEY) as router, client_of(router) as client:
+        asking = asyncio.create_task(client.complete(CHAT, tools=[WEATHER]))
+        choice = await arrival(workers)
+        for text in ("I ask.", f" {written(GRAZ)}", "\nThen I", " tell."):
+            choice.tokens(1, text=text)
+        choice.tokens(1, text=written(GRAZ), finish=True)
+        answer = await asking
+    assert (answer.text, len(answer.tool_calls)) == ("I ask.\nThen I tell.", 2)
+
+
 async def test_a_program_calls_the_tools_and_answers_with_their_results(client_of: Any) -> None:
     """The answer's message, and the result, continue the conversation."""
     workers, chat = hermes("a"), list[Any](CHAT)

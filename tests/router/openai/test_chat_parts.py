@@ -44,6 +44,7 @@ CASES: list[Case] = [
     (GRAZ[:50], LENGTH, "", "", [call("weather", GRAZ[45:50])], "length"),
     (GRAZ[:50], STOP, "", "", [call("weather", GRAZ[45:50])], "stop"),
     (f"{NOW}\n{GRAZ[:50]}", STOP, "", "", [call("now", "{}"), call("weather", GRAZ[45:50])], "stop"),
+    (f"I ask.\n{GRAZ}\nAnd\n{NOW}\nS", LENGTH, "I ask.\nAnd\nS", "", [GRAZ_CALL, call("now", "{}")], "length"),
     (f"{GRAZ}\nSo", LENGTH, "So", "", [GRAZ_CALL], "length"),
     ("<think>\nHm", LENGTH, "", "Hm", [], "length"),
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from trunkline.answer.answer_items import REASONING, TOOL_CALL, AnswerItem
+from trunkline.answer.answer_items import REASONING, TOOL_CALL, AnswerItem, JoinedText
 from trunkline.v1.inference_pb2 import AnswerPart
 from trunkline_router.edge.openai.openai_answer import Json
 
@@ -32,10 +32,11 @@ class Deltas:
     reasoning: as for message_of()
     """
 
-    __slots__ = ("_num_calls", "_num_complete", "_reasoning")
+    __slots__ = ("_num_calls", "_num_complete", "_reasoning", "_text")
 
     def __init__(self, reasoning: str) -> None:
         self._reasoning = reasoning
+        self._text = JoinedText()
         self._num_calls = self._num_complete = 0
 
     @property
@@ -45,7 +46,7 @@ class Deltas:
 
     def of(self, part: AnswerPart) -> Json:
         """Returns the delta for the next part; empty if it has nothing to tell."""
-        if text := part.text:  # as most parts
+        if text := self._text.of(part):  # as most parts
             return {"content": text}
         kind = part.WhichOneof("part")
         if kind == "reasoning":
