@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pydantic import BaseModel
 
 from tests.clients.conftest import ANSWER, CITY, FIRST_THOUGHT, LAST_THOUGHT, QUESTION, WEATHER
 from tests.clients.edge import ANY_KEY, Edge
@@ -119,3 +120,34 @@ def test_the_accumulated_stream_of_a_response_is_the_whole_one(client: OpenAI, p
     assert [item.type for item in final.output] == ["reasoning", "function_call"]
     assert final.output[0].to_dict()["content"] == whole.output[0].to_dict()["content"]
     assert final.output[1].to_dict()["arguments"] == whole.output[1].to_dict()["arguments"]
+
+
+class Weather(BaseModel):
+    """The arguments of get_weather."""
+
+    city: str
+
+
+def test_parsed_answers_are_sent_back(client: OpenAI, player: Edge) -> None:
+    """The client adds parsed_arguments to the calls that it gives to the program."""
+    from openai import pydantic_function_tool
+
+    tool: Any = pydantic_function_tool(Weather, name="get_weather")
+    [choice] = client.chat.completions.parse(model=player.model, messages=ASKED, tools=[tool]).choices
+    assert choice.message.tool_calls
+    [call] = choice.message.tool_calls
+    assert call.function.parsed_arguments == Weather(city=CITY)
+    result: Any = {"role": "tool", "tool_call_id": call.id, "content": WEATHER}
+    for message in (choice.message, choice.message.model_dump()):
+        history: list[Any] = [*ASKED, message, result]
+        chat = client.chat.completions.create(model=player.model, messages=history, tools=[tool])
+        assert chat.choices[0].message.content == ANSWER
+
+    function: Any = {"type": "function", **tool["function"]}
+    output = client.responses.parse(model=player.model, input=QUESTION, tools=[function]).output
+    assert output[1].type == "function_call"
+    returned: Any = {"type": "function_call_output", "call_id": output[1].call_id, "output": WEATHER}
+    for items in (output, [item.model_dump() for item in output]):
+        history = [*ASKED, *items, returned]
+        response = client.responses.create(model=player.model, input=history, tools=[function])
+        assert response.output_text == ANSWER
