@@ -220,6 +220,35 @@ async def test_a_stop_sequence_after_a_call_ends_the_message() -> None:
             assert (ended["stop_reason"], ended["stop_sequence"]) == ("stop_sequence", "END")
 
 
+MALFORMED = '<tool_call>\n{"name": "weather", "arguments": {"place": "a "b" c"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("second", [MALFORMED, f"{MALFORMED}\nDone.", CALL[: CALL.index("az")]])
+async def test_anthropics_client_runs_no_tool_of_a_stream_with_a_call_that_has_not_ended(second: str) -> None:
+    from anthropic import AsyncAnthropic, beta_async_tool
+
+    places = list[str]()
+
+    @beta_async_tool
+    async def weather(place: str) -> str:
+        places.append(place)
+        return "Rain."
+
+    worker, rng = FakeWorker("w", **WORKER), Random(second)
+    asked: Any = {"model": "tiny", "max_tokens": MAX_TOKENS, "messages": [HI]}
+    async with client(worker) as messages:
+        url = str(messages.http.base_url)
+        async with AsyncAnthropic(base_url=url, api_key="any", max_retries=0) as anthropic:
+            for answers in ([CALL + second], [CALL, "Rain."]):
+                runner: Any = anthropic.beta.messages.tool_runner(**asked, tools=[weather], stream=True)
+                async with asyncio.TaskGroup() as tasks:
+                    last = tasks.create_task(runner.until_done())
+                    for answer in answers:
+                        await played(worker, pieces(answer, rng), STOP)
+                assert last.result().stop_reason == "end_turn"
+                assert places == ["Graz ä"] * (len(answers) - 1)
+
+
 async def test_a_message_streams_on_after_a_failover() -> None:
     workers = [FakeWorker(name, **WORKER) for name in "ab"]
     answer = f"<think>Rain?</think>{CALL}"
