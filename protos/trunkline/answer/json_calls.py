@@ -66,7 +66,7 @@ class JsonParser(MarkedParser):
         return end
 
     def _check_offered(self, name: str, bare: bool) -> None:
-        if bare and not any(tool.name == name for tool in self.context.tools):
+        if bare and name not in self.context.argument_types:
             raise Malformed
 
     def arguments(self, name: str, call_id: str = "") -> Reading[None]:

@@ -7,11 +7,12 @@ is an attempt: until it is decided, its text is held, up to MAX_HEAD characters.
 
 import re
 import secrets
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TypeVar
 
+from trunkline.answer.argument_types import ArgumentTypes
 from trunkline.v1.generation_pb2 import FinishReason, ToolCall
 from trunkline.v1.inference_pb2 import AnswerPart, Tool, ToolCallEnd
 
@@ -31,7 +32,7 @@ def _new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AnswerContext:
     """What a parser knows of its request.
 
@@ -45,6 +46,11 @@ class AnswerContext:
     prompt_end: str = ""
     new_call_id: Callable[[], str] = _new_call_id
     single_tool_call: bool = False
+
+    @cached_property
+    def argument_types(self) -> Mapping[str, ArgumentTypes]:
+        """The types of the arguments of each tool, by its name."""
+        return {tool.name: ArgumentTypes(tool) for tool in self.tools}
 
 
 NO_CONTEXT = AnswerContext()

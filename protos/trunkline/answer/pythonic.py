@@ -41,7 +41,7 @@ class Pythonic(Llama3Json):
     def _list(self, mark: str) -> Reading[None]:
         source = yield from self._brackets()
         calls = Source(source).calls()
-        if not mark and not all(any(tool.name == name for tool in self.context.tools) for name, _ in calls):
+        if not mark and not all(name in self.context.argument_types for name, _ in calls):
             raise Malformed
         for name, arguments in calls:
             self.begin_call(name)

@@ -4,40 +4,16 @@ what they are."""
 import html
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
 
+from trunkline.answer.argument_types import type_of
 from trunkline.answer.json_reader import PYTHON_LITERALS, escaped, loaded, without_halves
 from trunkline.answer.marked_parser import MarkedParser
 from trunkline.answer.output_reader import CutOff, Malformed, Marks, Reading, Write
 
 STRING = frozenset({"string"})
 ANYTHING = ()  # may follow
-
-_TYPE_NAMES = {str: "string", bool: "boolean", type(None): "null", list: "array", dict: "object", int: "integer"}
-
-
-def types_in(schema: Any) -> frozenset[str]:
-    """Returns the types that a JSON schema allows, as far as it says so; none: any."""
-    if not isinstance(schema, Mapping):
-        return frozenset()
-    named = schema.get("type", [])
-    types = {name for name in ([named] if isinstance(named, str) else _items(named)) if isinstance(name, str)}
-    if not types:
-        for key in ("anyOf", "oneOf", "allOf"):
-            types.update(*map(types_in, _items(schema.get(key))))
-        values = [schema["const"]] if "const" in schema else _items(schema.get("enum"))
-        types.update(map(_type_of, values))
-    return frozenset(types)
-
-
-def _items(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, list) else ()
-
-
-def _type_of(value: Any) -> str:
-    return _TYPE_NAMES.get(type(value), "number")
 
 
 def typed(raw: str, types: frozenset[str]) -> str:
@@ -50,7 +26,7 @@ def typed(raw: str, types: frozenset[str]) -> str:
         value = loaded(written)
     except ValueError:
         return json.dumps(raw, ensure_ascii=False)
-    found = _type_of(value)
+    found = type_of(value)
     is_number = found in ("integer", "number") and ("number" in types or (value == value // 1 and "integer" in types))
     is_allowed = not types or found in types or is_number or "string" not in types
     return without_halves(written) if is_allowed else json.dumps(raw, ensure_ascii=False)
@@ -64,14 +40,14 @@ class ArgumentsParser(MarkedParser):
     def begin(self, name: str) -> None:
         self.begin_call(name)
         self._has_arguments = False
-        self._properties = self._properties_of(name)
+        self._types = self.context.argument_types.get(name)
 
     def end(self) -> None:
         self.put_arguments("}" if self._has_arguments else "{}")
         self.end_call()
 
     def types_of(self, key: str) -> frozenset[str]:
-        return types_in(self._properties.get(key))
+        return frozenset() if self._types is None else self._types.of(key)
 
     def argument(self, key: str, types: frozenset[str], value: "Value") -> Reading[None]:
         """Writes an argument: a string as it comes, other values when they are complete."""
@@ -85,16 +61,6 @@ class ArgumentsParser(MarkedParser):
             read = list[str]()
             yield from value.read(read.append)
             self.put_arguments(typed("".join(read), types))
-
-    def _properties_of(self, name: str) -> Mapping[str, Any]:
-        for tool in self.context.tools:
-            if tool.name == name:
-                try:
-                    properties = loaded(tool.parameters)["properties"]
-                except (ValueError, KeyError, TypeError):
-                    break
-                return properties if isinstance(properties, Mapping) else {}
-        return {}
 
 
 class Value:
@@ -167,7 +133,7 @@ class QwenXml(ArgumentsParser):
         if mark == "<tool_call>" and not (yield from self.sees("<function=")):
             raise Malformed
         name = yield from self._tag()
-        if mark != "<tool_call>" and not any(tool.name == name for tool in self.context.tools):
+        if mark != "<tool_call>" and name not in self.context.argument_types:
             raise Malformed
         tag = yield from self.sees("<parameter=", "</function>")
         if tag:
