@@ -20,11 +20,12 @@ from trunkline.answer import output_reader
 from trunkline.answer.answer_parser import PARSERS
 from trunkline.answer.harmony import Harmony
 from trunkline.answer.json_calls import SectionParser
+from trunkline.answer.json_reader import MAX_DEPTH
 from trunkline.answer.marked_parser import MarkedParser
 from trunkline.answer.output_reader import MAX_HEAD, AnswerContext, OutputReader
 from trunkline.answer.xml_calls import AttributesParser
 from trunkline.v1.generation_pb2 import FinishReason, ToolCall
-from trunkline.v1.inference_pb2 import AnswerPart, Tool
+from trunkline.v1.inference_pb2 import AnswerPart, ChatMessages, Tool, ToolCallEnd
 
 MEGABYTE = 1 << 20
 QUARTER = MEGABYTE // 4
@@ -35,6 +36,8 @@ FAMILIES = load_families()
 # It wants white space before a call left out; gemma4/sglang-text-before-call wants it kept.
 CONTRADICTED = {"gemma4/vllm-text-before-call"}
 SCHEMA = '{"properties": {"a": {"type": "string"}, "b": {"type": ["integer", "null"]}, "c": {"type": "object"}}}'
+MAX_TOOLS = 1024  # of a request
+B_IS = "<function=f><parameter=b>{}</parameter></function>"
 TOOLS = [Tool(name="f", parameters=SCHEMA), Tool(name="g")]
 COMMON = ["\n", " ", "{", "}", "[", "]", '"', "'", ",", ":", "\\", "<", ">", "x", "ä🦊", "f", "f(a='1')", "\x00", "u12"]
 JSON = [
@@ -334,6 +337,70 @@ def seconds_of_halves(name: str, beginning: str, length: int) -> tuple[float, fl
             half_s = time.process_time()
     parser.finish(STOP)
     return half_s - start_s, time.process_time() - half_s
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("llama3_json", '{"name": "f", "parameters": {}}'),
+        ("pythonic", '{"name": "f", "parameters": {}}'),
+        ("qwen_xml", "<function=f></function>"),
+    ],
+)
+def test_the_time_of_a_call_does_not_grow_with_the_tools(name: str, call: str) -> None:
+    tools = ChatMessages(tools=[*(Tool(name=f"f{number}") for number in range(MAX_TOOLS - 1)), Tool(name="f")]).tools
+    output, start_s = call * 2000, time.process_time()
+    parts = parsed(name, [output], STOP, context(tools))
+    assert time.process_time() - start_s < 0.5
+    assert sum(part.HasField("tool_call_end") for part in parts) == 2000
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("qwen_xml", "<function=f><parameter=a>1</parameter><parameter=x>1</parameter></function>"),
+        ("glm", "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"),
+    ],
+)
+def test_the_schema_of_a_tool_is_read_once(name: str, call: str) -> None:
+    schema = json.dumps({"properties": {"a": {"enum": ["1"] * 100_000}, "b": [{}] * 100_000}})
+    start_s = time.process_time()
+    parts = parsed(name, [call * 500], STOP, context([Tool(name="f", parameters=schema)]))
+    assert time.process_time() - start_s < 1
+    arguments = [part.arguments for part in parts if part.arguments]
+    assert len(arguments) == 500
+    assert {json.loads(text)["a"] for text in arguments} == {"1"}
+
+
+@pytest.mark.parametrize("depth", [200, 490, 100_000])
+def test_no_schema_is_too_deep(depth: int) -> None:
+    schema = '{"properties": {"b": ' + '{"anyOf": [' * depth + "{}" + "]}" * depth + "}}"
+    parts = parsed("qwen_xml", [B_IS.format("1")], STOP, context([Tool(name="f", parameters=schema)]))
+    assert parts[1:] == [AnswerPart(arguments='{"b": 1}'), AnswerPart(tool_call_end=ToolCallEnd())]
+
+
+@pytest.mark.parametrize(("depth", "is_array"), [(MAX_DEPTH, True), (MAX_DEPTH + 1, False)])
+def test_a_raw_value_that_is_too_deep_for_clients_is_a_string(depth: int, is_array: bool) -> None:
+    value = "[" * depth + "]" * depth
+    (arguments,) = (
+        part.arguments
+        for part in parsed("qwen_xml", [B_IS.format(value)], STOP, context([Tool(name="f")]))
+        if part.arguments
+    )
+    assert isinstance(json.loads(arguments)["b"], list) is is_array
+
+
+@pytest.mark.parametrize(
+    ("name", "output"),
+    [
+        ("hermes", '<tool_call>{"id": "own", "name": "f", "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "id" :\n"own", "arguments": {}}</tool_call>'),
+        ("mistral", '[TOOL_CALLS][{"id": "own", "name": "f", "arguments": {}}]'),
+        ("mistral", '[TOOL_CALLS][{"arguments": {}, "name": "f", "id": "own"}]'),
+    ],
+)
+def test_a_call_keeps_the_id_that_the_model_gave_it(name: str, output: str) -> None:
+    assert parsed(name, [output], STOP, context())[0].tool_call.id == "own"
 
 
 @pytest.mark.parametrize("name", PARSERS)

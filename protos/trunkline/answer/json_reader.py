@@ -4,6 +4,7 @@ no text can have, becomes one of U+FFFD."""
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from trunkline.answer.output_reader import Malformed, OutputReader, Reading, Write
@@ -36,11 +37,22 @@ def scalar(text: str) -> str | None:
 
 
 def loaded(text: str) -> Any:
-    """Returns the value of a JSON text. Raises ValueError, for what only Python reads as JSON too."""
+    """Returns the value of a JSON text. Raises ValueError, for what only Python reads as JSON and for what is too deep
+    too."""
     try:
-        return json.loads(text, parse_constant=_refused_constant)
+        value = json.loads(text, parse_constant=_refused_constant)
     except RecursionError:
         raise ValueError("too deeply nested") from None
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for item in level for inner in _values_in(item)]
+    if any(isinstance(item, dict | list) for item in level):
+        raise ValueError("too deeply nested")
+    return value
+
+
+def _values_in(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _refused_constant(name: str) -> None:
@@ -156,6 +168,7 @@ class JsonReader(OutputReader):
 
     def held_value(self) -> Reading[str]:
         """Returns a value's text when it is complete."""
+        yield from self.peek()
         read = list[str]()
         yield from self.value(read.append)
         return "".join(read)
