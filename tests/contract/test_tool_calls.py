@@ -44,8 +44,11 @@ JSON = [
     '{"name": "f", "arguments": {"a": "x}<\\"\\n"}}',
     '{"name": "f", "parameters": {"b": [1, {}, null]}}',
     '{"arguments": {"a": 1}, "name": "g"}',
+    '{"id": "\\ud800", "name": "f", "arguments": "{\\"\\\\ud83d\\": \\"\\ud83d\\"}"}',
     '{"name": "f", "arguments": ',
     '{"a": "1", "b": 2}',
+    '"id": "own", ',
+    "\\ud83d",
 ]
 OWN = {  # what stands between the marks of a format
     "deepseek_dsml": [
@@ -147,7 +150,9 @@ def check_arguments(parts: Sequence[AnswerPart]) -> None:
                 arguments += part.arguments
                 assert isinstance(from_json(arguments, allow_partial=True), dict), parts
             case "tool_call_end":
-                assert isinstance(json.loads(arguments), dict), parts
+                value = json.loads(arguments)
+                assert isinstance(value, dict), parts
+                json.dumps(value, ensure_ascii=False).encode()  # without halves of surrogate pairs
 
 
 def check_text(name: str, num: int) -> None:
