@@ -201,7 +201,7 @@ class Tool(_message.Message):
     description: _builtins.str
     """What it does and when to use it."""
     parameters: _builtins.str
-    """The JSON schema of its arguments, as a JSON object. Empty: none is given."""
+    """The JSON schema of its arguments, as a JSON object of at most 262144 characters. Empty: none is given."""
     strict: _builtins.bool
     """Every call must have arguments that conform to the schema. Refused: output is not constrained."""
     def __init__(

@@ -29,6 +29,7 @@ REASONING_NAMES = ("thinking", "reasoning_content")  # templates know one or the
 MAX_MESSAGES = 4096
 MAX_PARTS = 8192  # of all messages and results: two for each message
 MAX_TOOLS = 1024
+MAX_SCHEMA = 262_144  # characters of the parameters of a tool: the event loop may read them
 JOINT = "\n"  # between texts that become one, as in vLLM
 TEXT_ALONE = "is not supported: the models that are served read text alone"
 
@@ -196,6 +197,8 @@ def _tool(tool: Tool, field: str, style: ToolStyle) -> Values:
     if tool.strict:
         raise invalid(f"{field}.strict", "is not supported: output is not constrained")
     function: Values = {"name": _named(tool.name, field)} | _given(description=tool.description)
+    if len(tool.parameters) > MAX_SCHEMA:
+        raise invalid(f"{field}.parameters", f"has more than {MAX_SCHEMA} characters of JSON")
     if tool.parameters:
         function["parameters"] = json_object(tool.parameters, f"{field}.parameters")
     if style.whole_tools:

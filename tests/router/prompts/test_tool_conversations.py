@@ -27,7 +27,7 @@ from trunkline.v1.inference_pb2 import (
     ToolResult,
 )
 from trunkline_router.prompts.chat_template import ChatTemplate
-from trunkline_router.prompts.conversation import MAX_PARTS, MAX_TOOLS, template_messages
+from trunkline_router.prompts.conversation import MAX_PARTS, MAX_SCHEMA, MAX_TOOLS, template_messages
 
 SPECIAL: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
 
@@ -193,6 +193,7 @@ def test_what_breaks_a_rule_is_refused_by_its_name(name: str) -> None:
     [
         (Tool(), "name"),
         (Tool(name="f", parameters="[]"), "parameters"),
+        (Tool(name="f", parameters="{}".ljust(MAX_SCHEMA + 1)), "parameters"),
         (Tool(name="f", parameters="{}", strict=True), "strict"),
     ],
 )
@@ -209,7 +210,7 @@ def test_a_conversation_has_as_many_parts_and_tools_as_it_may_have() -> None:
     assert len(template_messages(most)) == 2
     with pytest.raises(RequestRefused, match=f"more than {MAX_PARTS} parts"):
         template_messages([*most, parts(TEXT)])
-    tools = [Tool(name="f")] * MAX_TOOLS
+    tools = [Tool(name="f", parameters="{}".ljust(MAX_SCHEMA)), *[Tool(name="f")] * (MAX_TOOLS - 1)]
     ChatTemplate(ALL, {}).render(ChatMessages(messages=[ChatMessage(role="user")], tools=tools))
     with pytest.raises(RequestRefused, match=f"more than {MAX_TOOLS}"):
         ChatTemplate(ALL, {}).render(ChatMessages(messages=[ChatMessage(role="user")], tools=[*tools, tools[0]]))
