@@ -100,7 +100,7 @@ def limit_rows() -> list[str]:
         "JSON: depth; lists and objects; strings; values; digits of numbers": (
             f"{MAX_DEPTH}; {MAX_CONTAINERS:,}; {MAX_STRINGS:,}; {MAX_VALUES:,}; {MAX_DIGITS:,}"
         ),
-        "`chat_template_kwargs`": f"{MAX_TEMPLATE_KWARGS_BYTES >> 20} MiB; integers have at most 64 bits",
+        "`chat_template_kwargs`": f"{MAX_TEMPLATE_KWARGS_BYTES >> 20} MiB",
         "stop strings; bytes of each; `stop_token_ids`": (
             f"{MAX_STOP_STRINGS}; {MAX_STOP_BYTES:,}; {MAX_STOP_TOKEN_IDS}"
         ),
