@@ -76,21 +76,19 @@ class JoinedText:
     """The text of a choice as one, where a reader gets it apart from reasoning and calls. A line break stands between
     runs of text that have these between them."""
 
-    __slots__ = ("_between", "_has_text")
+    __slots__ = ("_before", "_continues")
 
     def __init__(self) -> None:
-        self._has_text, self._between = False, ""
+        self._before = ""  # the next run
+        self._continues = False  # whether the last part was text
 
     def of(self, part: AnswerPart) -> str:
         """Returns what the next part of the choice adds to it; "" for a part other than text."""
-        if text := part.text:
-            if self._between:
-                text, self._between = self._between + text, ""
-            self._has_text = True
-            return text
-        if self._has_text:
-            self._between = BETWEEN_RUNS
-        return ""
+        text = part.text
+        if text and not self._continues:
+            text, self._before = self._before + text, BETWEEN_RUNS
+        self._continues = text != ""
+        return text
 
 
 def calls_tools(items: Iterable[AnswerItem]) -> bool:
