@@ -69,9 +69,9 @@ PARSERS: dict[str, type[AnswerParser]] = {
 }
 
 
-def reasoning_marks(answer_format: str) -> list[str]:
-    """Returns the marks around reasoning that a prompt can have."""
-    return [mark for pair in getattr(PARSERS[answer_format], "thinks", ()) for mark in pair]
+def reasoning_marks(answer_format: str) -> dict[str, str]:
+    """Returns the marks around reasoning that a prompt can have: what begins it, and what ends it."""
+    return dict(getattr(PARSERS[answer_format], "thinks", ()))
 
 
 class AnswerParsers:

@@ -1,8 +1,9 @@
 """Prepares a client's request for workers: checks, defaults, tokens."""
 
+import re
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trunkline.answer.answer_parser import PARSERS, reasoning_marks
@@ -34,6 +35,7 @@ from trunkline_runtime.telemetry.trace_context import random_int
 MAX_CACHE_SALT_BYTES = 256
 MOST_SHOWN = 128  # characters of a name in an error
 MOST_PROMPT_END = 64  # characters: marks at the end of a prompt are shorter
+_SPACE = re.compile(r"\s*")
 
 
 class ModelAliases:
@@ -196,18 +198,28 @@ def _answer_context(chat: ChatMessages, rendered: str, answer_format: str) -> An
     if chat.continue_final_message:
         final = chat.messages[-1]
         text = JOINT.join(part.text for part in final.parts if part.HasField("text")) or final.content
-        prompt_end = _up_to_last_mark(rendered, text, reasoning_marks(answer_format))
+        prompt_end = _open_mark(rendered, text, reasoning_marks(answer_format))
+    elif chat.HasField("add_generation_prompt") and not chat.add_generation_prompt:
+        prompt_end = ""  # it is the text of a message: no turn is open
     return AnswerContext(chat.tools, prompt_end, single_tool_call=chat.single_tool_call)
 
 
-def _up_to_last_mark(rendered: str, final: str, marks: Sequence[str]) -> str:
-    """Returns the end of a prompt whose final message is continued, up to the last mark in that message: whether the
-    answer continues reasoning depends on it alone. Without a mark in the message, it is what precedes the message."""
-    rendered, final = rendered.rstrip(), final.strip()
-    if rendered.endswith(final):  # otherwise the template has changed it
-        end = max((at + len(mark) for mark in marks if (at := final.rfind(mark)) >= 0), default=0)
-        rendered = rendered[: len(rendered) - len(final) + end]
-    return rendered[-MOST_PROMPT_END:]
+def _open_mark(rendered: str, final: str, marks: Mapping[str, str]) -> str:
+    """Returns the mark that begins the reasoning in which a continued final message ends; "" if it ends in text. As in
+    an answer, only white space and other reasoning may precede the mark. The template can have written it, too.
+
+    marks: what begins reasoning, and what ends it
+    """
+    final = final.strip()
+    before = rendered.rstrip().removesuffix(final).rstrip()
+    written = next((begin for begin in marks if before.endswith(begin)), "")
+    text, at = written + final, 0
+    while begin := next((begin for begin in marks if text.startswith(begin, at)), ""):
+        end = text.find(marks[begin], at + len(begin))
+        if end < 0:
+            return begin
+        at = _SPACE.match(text, end + len(marks[begin])).end()  # type: ignore[union-attr]  # it always matches
+    return ""
 
 
 async def _prompt_tokens(

@@ -113,7 +113,10 @@ async def test_calls_after_the_first_one_are_left_out_on_request(client_of: Any)
     [
         ("<think>", True),
         ("<think>\nIt may " + "well " * 40, True),
-        ("<think>a</think>b<think>c", True),
+        ("<think>a</think>\n<think>c", True),
+        ("<think>a</think>b<think>c", False),
+        ("The tag <think>", False),
+        ("The tag <think> begins it, and", False),
         ("<think>a</think>It may", False),
         ("It may", False),
         ("", False),
@@ -152,6 +155,17 @@ async def test_a_template_may_begin_the_reasoning_that_is_continued(
         (await arrival(workers)).tokens(1, text="rain.", finish=True)
         [part] = parts_of(await reading)
     assert part == (AnswerPart(reasoning="rain.") if reasons else AnswerPart(text="rain."))
+
+
+async def test_a_message_that_is_not_continued_begins_no_reasoning(client_of: Any) -> None:
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    workers = fakes("a", answer_format="hermes", files=tokenizer_files(chat_template=template))
+    messages = [ChatMessage(role="user", content="What is <think>")]
+    chat = ChatMessages(messages=messages, add_generation_prompt=False)
+    async with cluster(*workers, grant_key=KEY) as router, client_of(router) as client:
+        reading = asyncio.create_task(pieces_of(client.generate(chat)))
+        (await arrival(workers)).tokens(1, text="A tag.", finish=True)
+        assert parts_of(await reading) == [AnswerPart(text="A tag.")]
 
 
 async def test_each_choice_has_parts_of_its_own(client_of: Any) -> None:
