@@ -214,6 +214,15 @@ async def test_references_stand_for_the_items_of_stored_responses() -> None:
     assert len(worker.submits) == 3
 
 
+async def test_references_stand_for_no_more_than_a_conversation_may_have() -> None:
+    worker = hermes()
+    async with client(worker, store=new_store(max_bytes=4 << 20)) as responses:
+        first = await answered(worker, responses.response(input="Rain?"), "rain " * 40_000)
+        references = [{"type": "item_reference", "id": first["output"][0]["id"]}] * 22
+        refused = error_of(await responses.post(input=references), 400)
+    assert (refused["param"], "bytes of stored items" in refused["message"]) == ("input", True)
+
+
 async def test_a_call_that_was_cut_off_is_left_out_with_its_result() -> None:
     """A client sends both back: agents answer a call that they cannot parse with an error."""
     worker = hermes()

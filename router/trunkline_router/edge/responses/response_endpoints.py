@@ -1,19 +1,21 @@
 """POST /v1/responses, and GET and DELETE /v1/responses/{id}."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 from urllib.parse import parse_qsl
 
 import orjson
 
 from trunkline.status import CODE_INVALID_ARGUMENT, CODE_NOT_FOUND, RequestRefused, invalid
+from trunkline_router.edge.chat_messages import chat_message
 from trunkline_router.edge.http_call import Handler, HttpCall, answer_of
-from trunkline_router.edge.responses.input_items import INPUT_ITEM, ReferenceItem
+from trunkline_router.edge.responses.input_items import INPUT_ITEM, InputItem, ReferenceItem
 from trunkline_router.edge.responses.response_answer import ResponseAnswer
 from trunkline_router.edge.responses.response_items import response_of
 from trunkline_router.edge.responses.response_request import ResponseRequest
 from trunkline_router.edge.responses.response_store import ResponseStore, StoredResponse
+from trunkline_router.prompts.tokenizer import MAX_CHAT_BYTES
 from trunkline_router.record.error_statuses import PREVIOUS_RESPONSE_NOT_FOUND, RESPONSE_NOT_FOUND
 from trunkline_router.request.request_call import Extras
 
@@ -78,20 +80,25 @@ class Responses:
         return stored
 
     async def _with_items(self, call: HttpCall, request: ResponseRequest) -> ResponseRequest:
-        """Returns the request with the items of stored responses in the place of references to them."""
+        """Returns the request with the items of stored responses in the place of references to them. Raises
+        RequestRefused (INVALID_REQUEST) if they are longer together than a conversation may be: a short body can refer
+        to a long item thousands of times."""
         items = request.input if isinstance(request.input, list) else []
-        wanted = {item.id for item in items if isinstance(item, ReferenceItem)}
-        found: dict[str, Any] = {}
-        for name in {response_of(item_id) for item_id in wanted}:
+        times = Counter(item.id for item in items if isinstance(item, ReferenceItem))
+        found: dict[str, InputItem] = {}
+        num_bytes = 0
+        for name in {response_of(item_id) for item_id in times}:
             if (stored := self._find(call, name)) is not None:
-                found |= {item["id"]: item for item in orjson.loads(stored.body)["output"] if item["id"] in wanted}
+                for output in orjson.loads(stored.body)["output"]:
+                    if number := times[output["id"]]:
+                        found[output["id"]] = item = INPUT_ITEM.validate_python(output)
+                        num_bytes += number * chat_message(*item.turn("input")).ByteSize()
+                if num_bytes > MAX_CHAT_BYTES:
+                    raise invalid("input", f"refers to more than {MAX_CHAT_BYTES} bytes of stored items")
                 await asyncio.sleep(0)  # there may be thousands, and long ones
         if not found:
             return request
-        resolved = [
-            INPUT_ITEM.validate_python(found[item.id]) if isinstance(item, ReferenceItem) and item.id in found else item
-            for item in items
-        ]
+        resolved = [found.get(item.id, item) if isinstance(item, ReferenceItem) else item for item in items]
         return request.model_copy(update={"input": resolved})
 
     def _find(self, call: HttpCall, name: str) -> StoredResponse | None:
