@@ -19,7 +19,7 @@ from trunkline_router.quotas.reservation import Reservation
 from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.record.request_observer import RequestObserver, note_refusal
 from trunkline_router.record.request_record import QUOTAS, Interval, RequestRecord
-from trunkline_router.request.answer_counts import count_reasoning, note_calls
+from trunkline_router.request.answer_counts import count_reasoning, end_of, note_calls
 from trunkline_router.request.dispatch import DispatchedRequest
 from trunkline_router.request.placement import Dispatcher
 from trunkline_router.request.prepare import ModelAliases, Preparer
@@ -67,9 +67,15 @@ class Inference:
                         async for response in responses:
                             if response.HasField("prompt"):
                                 reservation.count_prompt(response.prompt)
+                            if not sees_cache:
+                                without_cache(response)
                             if parsers is not None and response.HasField("usage"):
+                                if any(parsers.reasoning):
+                                    end = end_of(response)
+                                    yield response
+                                    response = end
                                 await count_reasoning(parsers, prepared, record, response.usage)
-                            yield response if sees_cache else without_cache(response)
+                            yield response
                 finally:
                     note_calls(parsers, record)
 

@@ -87,6 +87,18 @@ async def test_the_list_of_requests_has_the_numbers() -> None:
     assert (shown.reasoning_tokens, shown.tool_calls) == (usage.reasoning_tokens, 2)
 
 
+async def test_the_output_comes_before_the_count() -> None:
+    workers = hermes()
+    async with cluster(*workers, grant_key=KEY) as router, Client(f"127.0.0.1:{router.port}") as client:
+        stream = client.generate(CHAT)
+        begun = asyncio.create_task(anext(stream))
+        (await arrival(workers)).tokens(9, text=f"<think>{REASONING}</think>Well.", finish=True)
+        first, last = await begun, await anext(stream)
+    assert (first.reasoning, first.text, first.finish_reason) == (REASONING, "Well.", None)
+    assert (last.text, last.finish_reason, last.response.usage.reasoning_tokens) == ("", "length", 9)
+    assert not first.response.HasField("usage")
+
+
 async def test_an_answer_without_reasoning_has_no_tokens_of_it() -> None:
     usage = await usage_of("Well.")
     assert usage.HasField("reasoning_tokens")
