@@ -12,6 +12,8 @@ from trunkline_router.request.request_call import PreparedRequest
 
 MOST_WAIT_S = 2.0  # for the tokens of the reasoning: the last response waits for them
 
+_counting = set[asyncio.Task[int | None]]()  # an event loop alone does not keep its tasks
+
 
 def note_calls(parsers: AnswerParsers | None, record: RequestRecord) -> None:
     """Notes how many tool calls an answer had when it ended, whole or not."""
@@ -44,6 +46,8 @@ async def count_reasoning(
 ) -> None:
     """Adds the tokens of the reasoning to the usage of a whole answer, and to its record."""
     counting = asyncio.create_task(_reasoning_tokens(parsers, prepared, time.monotonic() + MOST_WAIT_S))
+    _counting.add(counting)
+    counting.add_done_callback(_counting.discard)
     # Neither a late count nor a client that goes ends it: that would kill the process that has begun to count.
     done, _ = await asyncio.wait([counting], timeout=MOST_WAIT_S)
     if done and (num_tokens := counting.result()) is not None:
