@@ -58,7 +58,7 @@ class LateCopies(InlineExecutor):
         return replace(super().collect(), copies=ends)
 
     def _ended(self, copy: BlockCopy) -> CopyEnd:
-        arrived = self._draw.random() < 0.8
+        arrived = self._draw.random() < 0.6
         if arrived:
             self._kv.copy(copy.source.block, copy.target.block)
         self.num_late += bool(self._under_way)
@@ -115,7 +115,7 @@ def test_outputs_are_those_without_copies_bit_for_bit(kernels: str) -> None:
             begun += len(chain) - first
 
     assert bits(drive(engine, submits, each_step=copy)) == alone
-    assert begun > 50
+    assert begun > 30
     assert late.num_late > 10
     assert late.num_failed > 5
 
