@@ -130,7 +130,7 @@ LISTS: dict[str, tuple[str, Callable[[], bytes], str, str]] = {
         "/v1/chat/completions",
         lambda: b'{"model":"tiny","messages":[{"role":"user","content":[%b]}]}' % ids(NUM_IDS),
         "invalid_request",
-        "messages[0].content",
+        "messages[0].content[0]",
     ),
     "parts of a conversation": (
         "/v1/chat/completions",
