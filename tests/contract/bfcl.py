@@ -10,8 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
-
 from tests.contract.call_writers import Call
 from trunkline.v1.inference_pb2 import Tool
 
@@ -37,8 +35,7 @@ class Question(NamedTuple):
 
 @cache
 def questions() -> list[Question]:
-    if not DATA.is_dir():
-        pytest.skip(f"{DATA} is missing: make test unpacks it")
+    assert DATA.is_dir(), f"{DATA} is missing: make test unpacks it"
     return [*_questions()]
 
 
