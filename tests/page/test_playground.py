@@ -35,6 +35,7 @@ def test_reasoning_is_folded_calls_are_shown_and_one_that_was_cut_off_is_marked(
 ) -> None:
     page.open(f"{player.root}/", colorScheme=look)
     page.wait("#freshness", "Live")
+    page.wait("#play-model", player.model)
     page.fill("#play-tools", "[{")
     page.fill("#play-prompt", CALL)
     page.click("#play-send")
