@@ -1,9 +1,12 @@
-"""Names of the contract: keys of the calls' metadata, and enum values in flags, files, logs and the Python client."""
+"""Names of the contract: keys of the calls' metadata, grammars' digests, and enum values in flags, files, logs and the
+Python client."""
 
 from collections.abc import Iterable
+from hashlib import sha256
 
 from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import FinishReason, Lane
+from trunkline.v1.worker_pb2 import Grammar, GrammarKind
 
 TENANT_KEY = "x-trunkline-tenant"  # the tenant's name
 SESSION_KEY = "x-trunkline-session"  # groups requests, for example by conversation
@@ -29,6 +32,16 @@ def lane_name(lane: "Lane.ValueType") -> str:
 def finish_name(reason: "FinishReason.ValueType") -> str:
     """A finish reason's name, such as "stop". Raises ValueError if there is no such reason."""
     return _FINISH_REASONS.get(reason) or FinishReason.Name(reason)
+
+
+def grammar_digest(grammar: Grammar) -> bytes:
+    """A grammar's digest, computed from its kind, in [0, 256), and its text."""
+    return sha256(bytes([grammar.kind]) + grammar.text.encode()).digest()
+
+
+def grammar_kind_name(kind: "GrammarKind.ValueType") -> str:
+    """A grammar's kind, such as "json_schema". Raises ValueError if there is no such kind."""
+    return GrammarKind.Name(kind).removeprefix("GRAMMAR_KIND_").lower()
 
 
 _LANES = {lane: name.removeprefix("LANE_").lower() for name, lane in Lane.items()}

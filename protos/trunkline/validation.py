@@ -4,16 +4,17 @@ import math
 from collections.abc import Collection, Sequence
 
 from trunkline.capabilities import Capabilities, check_able
-from trunkline.names import lane_name
+from trunkline.names import grammar_kind_name, lane_name
 from trunkline.sampling_params import TABLE
 from trunkline.status import context_exceeded, deadline_exceeded, invalid
 from trunkline.v1.generation_pb2 import Lane, SamplingParams
-from trunkline.v1.worker_pb2 import GetModelResponse, OutputKind, Submit
+from trunkline.v1.worker_pb2 import GetModelResponse, Grammar, GrammarKind, OutputKind, Submit
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_LOGIT_BIAS = 1024
+MAX_GRAMMAR_BYTES = 256 << 10  # of text: a worker that takes grammars keeps at least so much for each session
 MAX_PROMPT_LOGPROBS = 1 << 20  # entries of one prompt, about 14 bytes each: one message carries all
 
 # Outputs that a prompt has as a whole instead of tokens, by kind: their names in the messages that carry them.
@@ -22,6 +23,7 @@ WHOLE_OUTPUTS: dict["OutputKind.ValueType", str] = {
     OutputKind.OUTPUT_KIND_SCORE: "score",
 }
 TOKENS = OutputKind.OUTPUT_KIND_TOKENS  # once: the enum looks up each name that it is asked for
+GRAMMAR_KINDS = {grammar_kind_name(kind): kind for kind in GrammarKind.values() if kind}
 LANES = {lane_name(lane): lane for lane in Lane.values() if lane}  # by their names in files and flags
 MAX_TENANT_BYTES, MAX_SESSION_BYTES = 128, 256
 LEAST_TENANT_WEIGHT, MOST_TENANT_WEIGHT = 0.001, 1000.0
@@ -110,13 +112,22 @@ def validate_token_ids(token_ids: Collection[int], *, vocab_size: int, field: st
             raise invalid(field, f"token id {token_id} at index {index} is not in [0, {vocab_size})")
 
 
+def validate_grammar(grammar: Grammar) -> None:
+    """Raises RequestRefused (INVALID_REQUEST) unless the kind is known and the text neither empty nor too long. Whether
+    the text is a grammar is found out when it is compiled."""
+    if grammar.kind not in GRAMMAR_KINDS.values():
+        raise invalid("grammar", f"{grammar.kind} is not a known kind; allowed: {', '.join(GRAMMAR_KINDS)}")
+    if not 1 <= (num_bytes := len(grammar.text.encode())) <= MAX_GRAMMAR_BYTES:
+        raise invalid("grammar", f"the text has {num_bytes} bytes, not 1 to {MAX_GRAMMAR_BYTES}")
+
+
 def max_total_tokens(model: GetModelResponse) -> int:
     """Most tokens of prompt and output together."""
     return min(model.context_length, model.kv_token_capacity)
 
 
 def context_words(most_tokens: int) -> str:
-    """How refusals name the limit. Clients, litellm among them, look for these words."""
+    """How refusals name the limit. Clients look for these words: litellm, opencode, Claude Code and Qwen Code do."""
     return f"this model's maximum context length is {most_tokens} tokens"
 
 
@@ -126,11 +137,13 @@ def check_length(num_prompt: int, max_tokens: int | None, *, context_length: int
     max_tokens: None: at least 1. A prompt may fill the context if it is 0.
     """
     limit = min(context_length, capacity)
+    most_prompt = limit - (max_tokens != 0)
     limit_words = context_words(limit)
     if capacity < context_length:
         limit_words += " on this server, whose KV pool can hold no more"
-    if num_prompt >= limit + (max_tokens == 0):
-        raise context_exceeded(f"{limit_words}; the prompt's {num_prompt} tokens leave no room for output")
+    if num_prompt > most_prompt:
+        # Anthropic's words, in which Claude Code and Qwen Code read by how much they must shorten a conversation.
+        raise context_exceeded(f"{limit_words}; prompt is too long: {num_prompt} tokens > {most_prompt} maximum")
     if max_tokens is not None and num_prompt + max_tokens > limit:
         raise context_exceeded(
             f"{limit_words}; prompt ({num_prompt}) and max_tokens ({max_tokens}) make {num_prompt + max_tokens}",

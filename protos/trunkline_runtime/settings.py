@@ -202,7 +202,8 @@ def _help(item: Field[Any]) -> str:
     if item.default is MISSING:
         default = " (required)"
     else:
-        default = "" if item.default in (None, "", ()) else f" (default: {item.default})"
+        shown = ",".join(item.default) if isinstance(item.default, tuple) else item.default
+        default = "" if shown in (None, "") else f" (default: {shown})"
     return f"{item.metadata.get('help', '')}{default}".replace("%", "%%")
 
 

@@ -25,7 +25,7 @@ def test_neighbouring_parts_of_one_kind_are_one_item() -> None:
     ]
     assert items.text == "c\nd"
     text = JoinedText()
-    assert [text.of(part) for part in parts] == ["", "", "c", "", "", "", "\nd"]
+    assert [text.of(part.text) for part in parts] == ["", "", "c", "", "", "", "\nd"]
     [call] = items.calls
     assert (call.call_id, call.name, call.is_complete) == ("1", "f", True)
 

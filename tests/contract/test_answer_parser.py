@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tagged_answers import CALL, END_CALL, MAX_HEAD, TAGGED, THINK, TaggedParser, joined
+from tests.tagged_answers import CALL, END_CALL, MAX_HEAD, TAGGED, THINK, TaggedParser, answer_parts, joined
 from trunkline.answer.answer_parser import PARSERS, AnswerParser, AnswerParsers, parsers_of
 from trunkline.answer.output_reader import AnswerContext
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, ToolCall
@@ -51,9 +51,7 @@ def text(of: str) -> AnswerPart:
 def parsed(
     *outputs: str, reason: "FinishReason.ValueType" = STOP, kind: Callable[[AnswerContext], AnswerParser] = TaggedParser
 ) -> list[AnswerPart]:
-    parser = kind(CONTEXT)
-    parts = [part for output in outputs for part in parser.feed(output)]
-    return joined([*parts, *parser.finish(reason)])
+    return joined(answer_parts(kind(CONTEXT), outputs, reason))
 
 
 def cut(output: str, places: Sequence[int]) -> list[str]:
@@ -102,7 +100,7 @@ def test_what_is_held_back_has_a_limit(output: str) -> None:
 
 def parts_of(parsers: AnswerParsers, chunks: list[OutputChunk]) -> list[AnswerPart]:
     response = GenerateResponse(chunks=chunks)
-    parsers.parse(response)
+    parsers.parse({chunk.index: chunk for chunk in response.chunks}, response)
     return list(response.parts)
 
 
@@ -116,6 +114,19 @@ def test_each_choice_has_a_parser_and_its_parts_name_it(monkeypatch: pytest.Monk
     assert parsers_of("", 2) is None
     with pytest.raises(KeyError):
         parsers_of("unknown", 1)
+
+
+def test_text_that_needs_no_change_can_stay_in_its_chunk() -> None:
+    parsers = AnswerParsers("hermes", 2, AnswerContext(text_stays=True))
+    seen = list[tuple[str, str]]()
+    for output in ("One", " two", " <th", "ree", " four", "\n", "five"):
+        response = GenerateResponse(chunks=[OutputChunk(index=1, token_ids=[7], text=output)])
+        parsers.parse({chunk.index: chunk for chunk in response.chunks}, response)
+        [chunk] = response.chunks
+        assert chunk.token_ids == [7]
+        assert all(part.index == 1 for part in response.parts)
+        seen.append((chunk.text, "".join(part.text for part in response.parts)))
+    assert seen == [("", "One"), (" two", ""), ("", ""), ("", " <three"), (" four", ""), ("", ""), ("", "\nfive")]
 
 
 def test_of_a_single_call_nothing_of_later_calls_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

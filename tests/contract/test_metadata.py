@@ -2,10 +2,18 @@
 
 import pytest
 
-from trunkline.names import SESSION_KEY, TENANT_KEY, finish_name, lane_name, only_value
+from trunkline.names import SESSION_KEY, TENANT_KEY, finish_name, grammar_digest, lane_name, only_value
 from trunkline.status import INVALID_REQUEST, RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, Lane
-from trunkline.validation import LANES, MAX_SESSION_BYTES, MAX_TENANT_BYTES, session_problem, tenant_problem
+from trunkline.v1.worker_pb2 import Grammar, GrammarKind
+from trunkline.validation import (
+    GRAMMAR_KINDS,
+    LANES,
+    MAX_SESSION_BYTES,
+    MAX_TENANT_BYTES,
+    session_problem,
+    tenant_problem,
+)
 
 
 def test_a_key_has_one_value_or_none_and_a_second_one_is_refused_by_its_name() -> None:
@@ -23,6 +31,14 @@ def test_tenants_and_sessions_are_called_what_can_travel_in_metadata() -> None:
             assert problem(good) is None
         for bad in ("x" * (most + 1), "müller", "a\nb", "a\0"):
             assert problem(bad) == f"must be at most {most} bytes of printable ASCII"
+
+
+def test_a_grammar_is_named_by_its_kind_and_text() -> None:
+    schema = Grammar(kind=GrammarKind.GRAMMAR_KIND_JSON_SCHEMA, text='{"title": "ü"}', digest=b"is left out")
+    assert grammar_digest(schema).hex() == "00e51232a1ea6703d9c285642f3538bf8002fd68f5d0a5ee67d6d14c14955e9a"
+    schema.kind = GrammarKind.GRAMMAR_KIND_REGEX
+    assert grammar_digest(schema).hex()[:8] == "4169d1b1"
+    assert list(GRAMMAR_KINDS) == ["json_schema", "regex", "ebnf", "lark", "choice", "structural_tag"]
 
 
 def test_lanes_and_finish_reasons_have_the_names_that_people_use() -> None:

@@ -15,7 +15,7 @@ from canitoolcall.results import Status
 from pydantic_core import from_json
 
 from tests.contract.tool_calls import judged
-from tests.tagged_answers import joined
+from tests.tagged_answers import answer_parts, joined
 from trunkline.answer import output_reader
 from trunkline.answer.answer_parser import PARSERS
 from trunkline.answer.harmony import Harmony
@@ -111,9 +111,7 @@ def kind_of(name: str) -> type[MarkedParser]:
 
 
 def parsed(name: str, outputs: Sequence[str], reason: "FinishReason.ValueType", of: AnswerContext) -> list[AnswerPart]:
-    parser = PARSERS[name](of)
-    parts = [part for output in outputs for part in parser.feed(output)]
-    return joined([*parts, *parser.finish(reason)])
+    return joined(answer_parts(PARSERS[name](of), outputs, reason))
 
 
 def outputs_of(name: str, pieces: Sequence[str], num: int) -> Iterator[tuple[str, random.Random]]:
@@ -406,6 +404,20 @@ def test_a_raw_value_that_is_too_deep_for_clients_is_a_string(depth: int, is_arr
 )
 def test_a_call_keeps_the_id_that_the_model_gave_it(name: str, output: str) -> None:
     assert parsed(name, [output], STOP, context())[0].tool_call.id == "own"
+
+
+def test_a_line_break_stands_between_messages_of_text() -> None:
+    def output_of(*messages: str) -> str:
+        return "<|end|><|start|>assistant".join(messages)
+
+    said, final = "<|channel|>commentary<|message|>I look.", "<|channel|>final<|message|>It rains."
+    left_out = "<|channel|>analysis to=python<|message|>look()"
+    for output in (output_of(said, final), output_of("I look.", final), output_of(said, left_out, final)):
+        for pieces in ([output], list(output)):
+            assert parsed("harmony", pieces, STOP, context()) == [AnswerPart(text="I look.\nIt rains.")]
+    output = output_of("<|channel|>final<|message|>", said, "<|channel|>analysis<|message|>Hm.", final)
+    parts = [AnswerPart(text="I look."), AnswerPart(reasoning="Hm."), AnswerPart(text="It rains.")]
+    assert parsed("harmony", [output], STOP, context()) == parts
 
 
 @pytest.mark.parametrize("name", PARSERS)

@@ -1,6 +1,7 @@
 """Validation of requests, and the refusals of invalid ones."""
 
 import math
+import re
 
 import pytest
 
@@ -102,6 +103,15 @@ def test_length_counts_prompt_and_output_together(prompt: int, max_tokens: int |
         check_length(prompt, max_tokens, context_length=64, capacity=10)
 
 
+def test_a_prompt_that_is_too_long_is_refused_in_words_that_assistants_read_numbers_in() -> None:
+    """In Claude Code 2.1.332 and Qwen Code 0.24.4."""
+    with pytest.raises(RequestRefused) as caught:
+        check_length(40, None, context_length=32, capacity=64)
+    claude_code = re.search(r"prompt is too long[^0-9]*(\d+)\s*tokens?\s*>\s*(\d+)", caught.value.message)
+    assert claude_code is not None
+    assert claude_code.groups() == ("40", "31")
+
+
 @pytest.mark.parametrize("output", [OutputKind.OUTPUT_KIND_VECTOR, OutputKind.OUTPUT_KIND_SCORE])
 def test_an_output_that_is_no_tokens_has_none(output: "OutputKind.ValueType") -> None:
     validate_sampling(SamplingParams(max_tokens=0), vocab_size=100, output=output)
@@ -116,7 +126,7 @@ def test_an_output_that_is_no_tokens_has_none(output: "OutputKind.ValueType") ->
 
 def test_a_prompt_without_output_tokens_may_fill_the_context() -> None:
     check_length(10, 0, context_length=10, capacity=64)
-    with pytest.raises(RequestRefused, match="11 tokens leave no room"):
+    with pytest.raises(RequestRefused, match="too long: 11 tokens > 10 maximum"):
         check_length(11, 0, context_length=10, capacity=64)
 
 

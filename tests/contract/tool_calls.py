@@ -16,6 +16,7 @@ from canitoolcall.chunking import ChunkStrategy, split
 from canitoolcall.fixtures import Family, Fixture, load_families, load_fixtures
 from canitoolcall.results import CheckResult, Observation, ParseResult, Status, StreamAccumulator
 
+from tests.tagged_answers import answer_parts
 from trunkline.answer.answer_parser import PARSERS
 from trunkline.answer.output_reader import AnswerContext
 from trunkline.v1.generation_pb2 import FinishReason
@@ -65,9 +66,8 @@ def parsed(fixture: Fixture, family: Family, pieces: Sequence[str]) -> ParseResu
         prompt_end=(model.default_generation_prompt or "") if prompt_end is None else prompt_end,
     )
     parser = PARSERS[format_of(fixture, family)](context)
-    parts = [part for piece in pieces for part in parser.feed(piece)]
     length, stop = FinishReason.FINISH_REASON_LENGTH, FinishReason.FINISH_REASON_STOP
-    return _result([*parts, *parser.finish(length if fixture.truncated else stop)])
+    return _result(answer_parts(parser, pieces, length if fixture.truncated else stop))
 
 
 def cuts(fixture: Fixture, family: Family) -> Iterator[tuple[str, list[str]]]:

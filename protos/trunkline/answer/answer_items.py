@@ -56,10 +56,17 @@ class AnswerItems:
         if kind == "arguments":
             items[-1].add(part.arguments)
             return False
-        begins = not items or items[-1].kind != kind
+        return self._add(REASONING, part.reasoning) if kind == "reasoning" else self.add_text(part.text)
+
+    def add_text(self, text: str) -> bool:
+        """As take(), for text."""
+        return self._add(TEXT, text)
+
+    def _add(self, kind: str, text: str) -> bool:
+        begins = not self.items or self.items[-1].kind != kind
         if begins:
-            items.append(AnswerItem(REASONING if kind == "reasoning" else TEXT))
-        items[-1].add(part.reasoning if kind == "reasoning" else part.text)
+            self.items.append(AnswerItem(kind))
+        self.items[-1].add(text)
         return begins
 
     @property
@@ -82,9 +89,8 @@ class JoinedText:
         self._before = ""  # the next run
         self._continues = False  # whether the last part was text
 
-    def of(self, part: AnswerPart) -> str:
-        """Returns what the next part of the choice adds to it; "" for a part other than text."""
-        text = part.text
+    def of(self, text: str) -> str:
+        """Returns what the next part of the choice adds to it, by its text; "": it is no text."""
         if text and not self._continues:
             text, self._before = self._before + text, BETWEEN_RUNS
         self._continues = text != ""

@@ -5,16 +5,17 @@ parser sees the output of its choice once and in order, whichever workers it com
 usage count the output as it was generated.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from trunkline.answer.gemma import Gemma
 from trunkline.answer.harmony import Harmony
 from trunkline.answer.json_calls import DeepSeekV3, Granite, Hermes, KimiK2, Llama3Json, Mistral
-from trunkline.answer.output_reader import NO_CONTEXT, AnswerContext
+from trunkline.answer.output_reader import NO_CONTEXT, SPACE, AnswerContext
 from trunkline.answer.pythonic import Pythonic
 from trunkline.answer.xml_calls import DeepSeekDsml, Glm, KimiK3, QwenXml
-from trunkline.v1.generation_pb2 import FinishReason
+from trunkline.v1.generation_pb2 import FinishReason, OutputChunk
 from trunkline.v1.inference_pb2 import AnswerPart, GenerateResponse
 
 
@@ -24,7 +25,12 @@ class AnswerParser(Protocol):
     The parts do not depend on how the output was cut, if neighbours of one kind are joined. A parser holds back only
     what may turn out to be something else, and of that a bounded length. It never raises: output that does not parse
     is text.
+
+    not_plain: output in which this finds nothing is text, as most output is, unless white space is at its end. feed()
+        need not take it, nor finish() the end if it is the last one. None: feed() must take the next output
     """
+
+    not_plain: re.Pattern[str] | None
 
     def __init__(self, context: AnswerContext) -> None: ...
 
@@ -32,11 +38,6 @@ class AnswerParser(Protocol):
     def marks(cls) -> Sequence[str]:
         """What the parser finds parts by. If a special token occurs in one of these, it is a mark, whose text the
         parser needs."""
-        ...
-
-    def takes_as_text(self, text: str) -> bool:
-        """Takes the next output if all of it is text, as most output is, and none is held back. Returns whether it
-        did; otherwise feed() must take it."""
         ...
 
     def feed(self, text: str) -> list[AnswerPart]:
@@ -74,6 +75,12 @@ def reasoning_marks(answer_format: str) -> dict[str, str]:
     return dict(getattr(PARSERS[answer_format], "thinks", ()))
 
 
+def call_marks(answer_format: str) -> Sequence[str]:
+    """Returns the marks that begin calls."""
+    marks: Sequence[str] = getattr(PARSERS[answer_format], "calls", ())
+    return marks
+
+
 class AnswerParsers:
     """The parsers of a request's choices.
 
@@ -81,32 +88,43 @@ class AnswerParsers:
     reasoning: so far, by choice
     """
 
-    __slots__ = ("_num_calls", "_parsers", "_single_call", "complete_tool_calls", "reasoning", "tool_calls")
+    __slots__ = ("_context", "_num_calls", "_parsers", "complete_tool_calls", "reasoning", "tool_calls")
 
     def __init__(self, answer_format: str, choices: int, context: AnswerContext = NO_CONTEXT) -> None:
         self._parsers = [PARSERS[answer_format](context) for _ in range(choices)]
-        self._single_call = context.single_tool_call
+        self._context = context
         self._num_calls = [0] * choices  # that have begun, if there may be one
         self.tool_calls = self.complete_tool_calls = 0
         self.reasoning: list[list[str]] = [[] for _ in range(choices)]
 
-    def parse(self, response: GenerateResponse) -> None:
-        """Adds the new parts to a response, each of whose chunks continues its choice."""
-        for chunk in response.chunks:
-            index, text, reason = chunk.index, chunk.text, chunk.finish_reason
-            parser = self._parsers[index]
-            if not reason and parser.takes_as_text(text):
+    def parse(self, chunks: Mapping[int, OutputChunk], response: GenerateResponse) -> None:
+        """Adds the parts of a response's chunks, each of which continues its choice. As AnswerContext says, some text
+        stays in its chunk alone.
+
+        chunks: by choice
+        """
+        text_stays = self._context.text_stays
+        for index, chunk in chunks.items():
+            text, not_plain = chunk.text, self._parsers[index].not_plain
+            if not_plain is None or not text or text[-1] in SPACE or not_plain.search(text):
+                if text_stays:
+                    chunk.ClearField("text")
+                response.parts.extend(self._parts(index, text, chunk.finish_reason))
+            elif not text_stays:
                 response.parts.add(index=index, text=text)
-                continue
-            parts = parser.feed(text)
-            if reason:
-                parts += parser.finish(reason)
-            if self._single_call:
-                parts = [part for part in parts if not self._is_of_later_call(index, part)]
-            for part in parts:
-                part.index = index
-                self._count(part)
-            response.parts.extend(parts)
+
+    def _parts(self, index: int, text: str, reason: "FinishReason.ValueType") -> list[AnswerPart]:
+        """Returns the parts that a choice's next output completes."""
+        parser = self._parsers[index]
+        parts = parser.feed(text)
+        if reason:
+            parts += parser.finish(reason)
+        if self._context.single_tool_call:
+            parts = [part for part in parts if not self._is_of_later_call(index, part)]
+        for part in parts:
+            part.index = index
+            self._count(part)
+        return parts
 
     def _count(self, part: AnswerPart) -> None:
         match part.WhichOneof("part"):

@@ -7,6 +7,7 @@ The prompt ends in a header, after its role.
 import re
 from collections.abc import Sequence
 
+from trunkline.answer.answer_items import BETWEEN_RUNS
 from trunkline.answer.json_calls import JsonParser
 from trunkline.answer.output_reader import Malformed, Marks, Reading, Write, leave_out
 
@@ -20,11 +21,12 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 class Harmony(JsonParser):
     """The channel `analysis` is reasoning, every other one is text. What the model sends to tools of its own, such as
-    `python`, is left out. A message without a header is text."""
+    `python`, is left out. A message without a header is text. A line break stands between messages of text."""
 
     strips = (False, False)
     thinks = ()
     inner = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
+    _follows_text = False  # whether the last message, but for those that are left out, is text
 
     def read(self) -> Reading[None]:
         begins: Sequence[str] = ("<|channel|>", "to=", "<|constrain|>", "<|message|>", _START)
@@ -35,6 +37,7 @@ class Harmony(JsonParser):
                 yield from self._message(begin)
             else:
                 self.again()
+                self._follows_text = True
                 yield from self._body(_MESSAGE_END, self.prose.write)
             begins = ("<|channel|>", _START)
 
@@ -56,12 +59,16 @@ class Harmony(JsonParser):
         recipient = _RECIPIENT.search(header)
         if recipient and recipient[1] != "assistant" and self.context.tools:
             if recipient[1].startswith("functions."):
+                self._follows_text = False
                 yield from self.arguments(recipient[1].removeprefix("functions."))
             self.decided()
             yield from self._body(_CALL_END, leave_out)
             return
         self.decided()
         is_reasoning = _CHANNEL.findall(header)[-1:] == ["analysis"]
+        if not is_reasoning and self._follows_text and not self.prose.is_blank:
+            self.prose.write(BETWEEN_RUNS)
+        self._follows_text = not is_reasoning
         yield from self._body(_MESSAGE_END, self.put_reasoning if is_reasoning else self.prose.write)
 
     def _body(self, ends: Marks, write: Write) -> Reading[None]:

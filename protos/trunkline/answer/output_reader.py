@@ -40,12 +40,14 @@ class AnswerContext:
     prompt_end: the end of the prompt, at least its last marks: an answer continues the reasoning that its prompt begins
     new_call_id: names the calls that the model leaves without a name
     single_tool_call: whether calls after the first one of an answer are left out
+    text_stays: whether text that needs no change stays in its chunk and is no part; then chunks have no other text
     """
 
     tools: Sequence[Tool] = ()
     prompt_end: str = ""
     new_call_id: Callable[[], str] = _new_call_id
     single_tool_call: bool = False
+    text_stays: bool = False
 
     @cached_property
     def argument_types(self) -> Mapping[str, ArgumentTypes]:
@@ -71,7 +73,8 @@ class Marks:
         self.pattern = re.compile("|".join(map(re.escape, marks)) or _NEVER)
         self._beginnings = {mark[:length] for mark in marks for length in range(1, len(mark))}
         self._most_held = max(map(len, marks), default=1) - 1
-        self.first = re.compile("|".join(sorted({re.escape(mark[0]) for mark in marks})) or _NEVER)
+        firsts = "".join(sorted({re.escape(mark[0]) for mark in marks}))
+        self.first = re.compile(f"[{firsts}]" if firsts else _NEVER)
 
     @staticmethod
     @lru_cache(256)
@@ -99,15 +102,14 @@ class Prose:
         self._space = ""
         self.is_blank = True  # nothing but white space was written
 
-    def passes(self, text: str) -> bool:
-        """Returns whether write() would write the text as it is, which then counts as written."""
-        if self._space or self._after_mark or text[-1:] in SPACE:
-            return False
-        self.is_blank = False
-        return True
+    @property
+    def is_within(self) -> bool:
+        """Whether write() writes text as it is, unless it ends in white space, and changes nothing else."""
+        return not (self.is_blank or self._space or self._after_mark)
 
     def write(self, text: str) -> None:
-        if self.passes(text):
+        if not (self._space or self._after_mark or text[-1:] in SPACE):
+            self.is_blank = False
             self._put(text)
             return
         self.is_blank = self.is_blank and not text.strip(SPACE)
@@ -124,7 +126,7 @@ class Prose:
 
     def mark(self) -> None:
         """A mark begins or ends here."""
-        self._space, self._after_mark = "", True
+        self._space, self._after_mark = "", self._strips
 
     def end(self) -> None:
         self._put(self._space)
@@ -141,6 +143,7 @@ class OutputReader:
 
     def __init__(self, context: AnswerContext) -> None:
         self.context = context
+        self.not_plain: re.Pattern[str] | None = None
         self._text = ""  # not yet read from _at on; from _attempt on if there is one
         self._at = 0
         self._attempt: int | None = None
@@ -152,12 +155,6 @@ class OutputReader:
         self.prose = self._text_prose = Prose(self._put_text, strips=self.strips[0])
         self._reading = self._read()
         next(self._reading)
-
-    def takes_as_text(self, text: str) -> bool:
-        if self._waits is None:
-            return False
-        marks, write = self._waits
-        return write == self._text_prose.write and not marks.first.search(text) and self._text_prose.passes(text)
 
     def feed(self, text: str) -> list[AnswerPart]:
         if not text:
@@ -201,6 +198,8 @@ class OutputReader:
     # Writing.
 
     def _taken(self) -> list[AnswerPart]:
+        waits, text = self._waits, self._text_prose
+        self.not_plain = waits[0].first if waits and waits[1] == text.write and text.is_within else None
         parts, self._parts = self._parts, []
         return [_part(kind, texts) for kind, texts in parts]
 

@@ -21,7 +21,9 @@ from trunkline.client.call_terms import ASKS_READINESS, HEALTH_WATCH, SERVING, W
 from trunkline.client.client_requests import (
     Chat,
     GenerateOptions,
+    GivenGrammar,
     GivenTool,
+    GivenToolChoice,
     Prompt,
     detokenize_request,
     generate_request,
@@ -127,6 +129,10 @@ class Client:
         lane: str | None = None,
         session: str = "",
         tools: Sequence[GivenTool] = (),
+        tool_choice: GivenToolChoice = "auto",
+        max_reasoning_tokens: int | None = None,
+        reasoning_effort: str = "",
+        grammar: GivenGrammar | None = None,
         **sampling: Unpack[Sampling],
     ) -> AsyncGenerator[Piece, None]:
         """Streams the output as it arrives; leaving the loop cancels the request.
@@ -139,12 +145,29 @@ class Client:
         session: groups requests of this tenant, for example by conversation; at most 256 bytes of printable ASCII.
         Under --policy session-affinity, a session's requests go to the worker of its last request.
         tools: that the model may call, in a conversation.
+        tool_choice: "required": the answer is at least one call; {"type": "function", "function": {"name": …}}: it is
+        one call of this tool; "none": it has no call, and the model is not told of the tools.
+        max_reasoning_tokens: after so many tokens of reasoning its end is forced. None: no limit.
+        reasoning_effort: how much the model reasons, such as "low" or "none". Empty: as much as it does by itself.
+        grammar: what the answer must be: {"json_schema": {…}}, {"regex": "[0-9]+"}, {"choice": ["yes", "no"]}, or
+        another kind. A choice ends where its grammar ends; one that max_tokens cuts off is incomplete.
         sampling: the parameters of sampling_params.Sampling, such as max_tokens=64, temperature=0.0, stop=["\\n"].
 
-        Raises ValueError if the lane or the session is not allowed, and TrunklineError if the request fails.
+        Raises ValueError if the lane, the session, the choice or the grammar's kind is not allowed, and TrunklineError
+        if the request fails.
         """
         request = generate_request(
-            prompt, model=self._terms.model(model), n=n, request_id=request_id, lane=lane, tools=tools, **sampling
+            prompt,
+            model=self._terms.model(model),
+            n=n,
+            request_id=request_id,
+            lane=lane,
+            tools=tools,
+            tool_choice=tool_choice,
+            max_reasoning_tokens=max_reasoning_tokens,
+            reasoning_effort=reasoning_effort,
+            grammar=grammar,
+            **sampling,
         )
         pieces = Pieces()
         async with aclosing(self._responses(request, timeout_s, session)) as responses:

@@ -18,7 +18,8 @@ from trunkline.v1.inference_pb2 import (
     Tool,
     ToolResult,
 )
-from trunkline.validation import LANES
+from trunkline.v1.worker_pb2 import Grammar
+from trunkline.validation import GRAMMAR_KINDS, LANES
 
 # The fields of OpenAI's messages that are sent, and those that are left out, as routers do over HTTP.
 MESSAGE_FIELDS = frozenset({"role", "content", "reasoning", "reasoning_content", "tool_calls"})
@@ -33,6 +34,11 @@ Message = tuple[str, str] | Mapping[str, Any] | ChatMessage
 Chat = Sequence[Message] | ChatMessages
 # A tool: a mapping of OpenAI's form, {"type": "function", "function": {"name": …}}, or the contract's.
 GivenTool = Mapping[str, Any] | Tool
+# "auto", "none", "required", or a tool in OpenAI's form: {"type": "function", "function": {"name": …}}.
+GivenToolChoice = str | Mapping[str, Any]
+# What the answer must be: a kind of grammar and its value, such as {"json_schema": {"type": "object"}} or
+# {"regex": "[0-9]+"}; or the contract's. A text is sent as it is, any other value as JSON.
+GivenGrammar = Mapping[str, Any] | Grammar
 Prompt = str | Sequence[int] | Chat  # text, token ids, or a conversation
 
 
@@ -46,6 +52,10 @@ class GenerateOptions(Sampling, total=False):
     lane: str | None
     session: str
     tools: Sequence[GivenTool]
+    tool_choice: GivenToolChoice
+    max_reasoning_tokens: int | None
+    reasoning_effort: str
+    grammar: GivenGrammar | None
 
 
 def generate_request(
@@ -56,17 +66,22 @@ def generate_request(
     request_id: str,
     lane: str | None,
     tools: Sequence[GivenTool] = (),
+    tool_choice: GivenToolChoice = "auto",
+    max_reasoning_tokens: int | None = None,
+    reasoning_effort: str = "",
+    grammar: GivenGrammar | None = None,
     **sampling: Unpack[Sampling],
 ) -> GenerateRequest:
     """A request with an id: a new one if `request_id` is empty, so that a failure can be looked up in servers' logs.
-    Raises ValueError if the lane or a field is unknown or has a wrong value, or if a prompt that is no conversation has
-    tools."""
+    Raises ValueError if the lane, a field, the choice of a tool or the kind of the grammar is unknown, if one has a
+    wrong value, or if a prompt that is no conversation has tools."""
     request = GenerateRequest(
         model=model,
         sampling=SamplingParams(**sampling),  # type: ignore[arg-type]  # None is an unset field
         n=n,
         request_id=request_id or uuid.uuid4().hex,
         lane=_lane(lane),
+        grammar=_grammar(grammar),
     )
     if isinstance(prompt, str):
         request.text = prompt
@@ -74,10 +89,14 @@ def generate_request(
         request.token_ids.CopyFrom(TokenIds(ids=prompt))  # type: ignore[arg-type]
     else:
         request.chat.CopyFrom(_chat(prompt))  # type: ignore[arg-type]
-        request.chat.tools.extend(map(_tool, tools))
+        request.chat.tools.extend(map(_tool, tools if tool_choice != "none" else ()))
+        _choose(request.chat, tool_choice)
+        if max_reasoning_tokens is not None:
+            request.chat.max_reasoning_tokens = max_reasoning_tokens
+        request.chat.reasoning_effort = reasoning_effort
         return request
-    if tools:
-        raise ValueError("tools need a conversation as the prompt")
+    if tools or tool_choice != "auto" or max_reasoning_tokens is not None or reasoning_effort:
+        raise ValueError("tools, and efforts and limits of reasoning, need a conversation as the prompt")
     return request
 
 
@@ -151,7 +170,6 @@ def _call(call: Mapping[str, Any]) -> ToolCall:
 
 
 def _tool(given: GivenTool) -> Tool:
-    """`strict` is left out, as over HTTP: calls cannot be enforced yet."""
     if isinstance(given, Tool):
         return given
     function = _function(given, "tool")
@@ -162,7 +180,20 @@ def _tool(given: GivenTool) -> Tool:
         name=function["name"],
         description=function.get("description") or "",
         parameters=json.dumps(parameters, ensure_ascii=False) if parameters else "",
+        strict=bool(function.get("strict")),
     )
+
+
+def _choose(chat: ChatMessages, choice: GivenToolChoice) -> None:
+    """Sets which calls the answer must have."""
+    if isinstance(choice, Mapping):
+        chat.called_tool = _function(choice, "choice of a tool")["name"]
+    elif choice == "required":
+        chat.requires_call = True
+    elif choice == "none":
+        chat.forbids_calls = True
+    elif choice != "auto":
+        raise ValueError(f"a choice of a tool is 'auto', 'none', 'required' or a function, not {choice!r}")
 
 
 def _function(given: Mapping[str, Any], what: str) -> Mapping[str, Any]:
@@ -171,6 +202,21 @@ def _function(given: Mapping[str, Any], what: str) -> Mapping[str, Any]:
     if given.get("type") not in ("function", None) or not isinstance(function, Mapping) or not function.get("name"):
         raise ValueError(f"a {what} must be a function with a name")
     return function
+
+
+def _grammar(given: GivenGrammar | None) -> Grammar | None:
+    if given is None or isinstance(given, Grammar):
+        return given
+    if not isinstance(given, Mapping):
+        raise ValueError(f"a grammar is a kind with its value, not {type(given).__name__}")
+    kind, value = next(iter(given.items()), ("", ""))
+    if len(given) != 1 or kind not in GRAMMAR_KINDS:
+        raise ValueError(f"a grammar is one of {', '.join(GRAMMAR_KINDS)}, not {', '.join(map(str, given)) or 'empty'}")
+    try:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"the value of {kind} is no JSON: {error}") from None
+    return Grammar(kind=GRAMMAR_KINDS[kind], text=text)
 
 
 def _lane(name: str | None) -> "Lane.ValueType":

@@ -98,7 +98,7 @@ class Pieces:
         parts = [part for part in response.parts if part.index == index] if self._is_parsed else []
         return Piece(
             index,
-            "".join(map(self._texts[index].of, parts)) if self._is_parsed else chunk.text,
+            "".join([self._texts[index].of(part.text) for part in parts]) if self._is_parsed else chunk.text,
             list(chunk.token_ids),
             list(chunk.logprobs),
             finish_name(chunk.finish_reason) if chunk.finish_reason else None,

@@ -63,7 +63,8 @@ class DirectAnswer:
         self._waiting = []
         if self._parsers is not None:
             for response in responses:
-                self._parsers.parse(response)
+                [chunk] = response.chunks
+                self._parsers.parse({chunk.index: chunk}, response)
         if not self._prompt_sent:
             self._prompt_sent = True
             responses[0].prompt.CopyFrom(self._prompt)

@@ -22,7 +22,9 @@ from trunkline.client.call_terms import ASKS_READINESS, HEALTH_WATCH, SERVING, W
 from trunkline.client.client_requests import (
     Chat,
     GenerateOptions,
+    GivenGrammar,
     GivenTool,
+    GivenToolChoice,
     Prompt,
     detokenize_request,
     generate_request,
@@ -102,12 +104,26 @@ class SyncClient:
         lane: str | None = None,
         session: str = "",
         tools: Sequence[GivenTool] = (),
+        tool_choice: GivenToolChoice = "auto",
+        max_reasoning_tokens: int | None = None,
+        reasoning_effort: str = "",
+        grammar: GivenGrammar | None = None,
         **sampling: Unpack[Sampling],
     ) -> Generator[Piece, None, None]:
         """Yields the output as it arrives; leaving the loop, or close() of the generator, cancels the request. The
         options and errors are those of Client.generate()."""
         request = generate_request(
-            prompt, model=self._terms.model(model), n=n, request_id=request_id, lane=lane, tools=tools, **sampling
+            prompt,
+            model=self._terms.model(model),
+            n=n,
+            request_id=request_id,
+            lane=lane,
+            tools=tools,
+            tool_choice=tool_choice,
+            max_reasoning_tokens=max_reasoning_tokens,
+            reasoning_effort=reasoning_effort,
+            grammar=grammar,
+            **sampling,
         )
         pieces = Pieces()
         for response in self._responses(request, timeout_s, session):

@@ -1087,6 +1087,8 @@ class RequestSummary(_message.Message):
     REFUSED_FIELD_FIELD_NUMBER: _builtins.int
     REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    CACHE_MISS_FIELD_NUMBER: _builtins.int
+    SEEN_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id. Clients may choose it, so requests may share one."""
     tenant: _builtins.str
@@ -1138,6 +1140,16 @@ class RequestSummary(_message.Message):
     """Of the output tokens, those of reasoning; 0 if they were not counted."""
     tool_calls: _builtins.int
     """Tool calls of the answer, also those that were cut off."""
+    cache_miss: _builtins.str
+    """Why the worker's cache had less than nine tenths of what earlier prompts could have left there: "new" (no earlier
+    prompt goes on as this one), "changed" (nor does one, although this one has answers of the assistant, so its
+    conversation has earlier turns), "computing" (the worker was still computing it for another request),
+    "other_worker" (another worker had it), "evicted" (no worker had it any more) or "lost" (nor had one, and the
+    connection to the worker that computed it has ended). Empty if the cache had enough, if there was no first token, or
+    if it is not disclosed to the caller.
+    """
+    seen_tokens: _builtins.int
+    """If cache_miss is set: leading tokens of the prompt that an earlier one had, too, to a whole block."""
     def __init__(
         self,
         *,
@@ -1165,10 +1177,12 @@ class RequestSummary(_message.Message):
         refused_field: _builtins.str = ...,
         reasoning_tokens: _builtins.int = ...,
         tool_calls: _builtins.int = ...,
+        cache_miss: _builtins.str = ...,
+        seen_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_ttft_s", b"_ttft_s", "cached_tokens", b"cached_tokens", "ttft_s", b"ttft_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_ttft_s", b"_ttft_s", "attempts", b"attempts", "cached_tokens", b"cached_tokens", "cause", b"cause", "choices", b"choices", "completion_tokens", b"completion_tokens", "e2e_s", b"e2e_s", "endpoint", b"endpoint", "is_failed", b"is_failed", "is_running", b"is_running", "lane", b"lane", "model", b"model", "outcome", b"outcome", "prompt_tokens", b"prompt_tokens", "protocol", b"protocol", "reasoning_tokens", b"reasoning_tokens", "refused_by", b"refused_by", "refused_field", b"refused_field", "request_id", b"request_id", "router", b"router", "started_unix_ms", b"started_unix_ms", "tenant", b"tenant", "tool_calls", b"tool_calls", "ttft_s", b"ttft_s", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_ttft_s", b"_ttft_s", "attempts", b"attempts", "cache_miss", b"cache_miss", "cached_tokens", b"cached_tokens", "cause", b"cause", "choices", b"choices", "completion_tokens", b"completion_tokens", "e2e_s", b"e2e_s", "endpoint", b"endpoint", "is_failed", b"is_failed", "is_running", b"is_running", "lane", b"lane", "model", b"model", "outcome", b"outcome", "prompt_tokens", b"prompt_tokens", "protocol", b"protocol", "reasoning_tokens", b"reasoning_tokens", "refused_by", b"refused_by", "refused_field", b"refused_field", "request_id", b"request_id", "router", b"router", "seen_tokens", b"seen_tokens", "started_unix_ms", b"started_unix_ms", "tenant", b"tenant", "tool_calls", b"tool_calls", "ttft_s", b"ttft_s", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cached_tokens: _TypeAlias = _typing.Literal["cached_tokens"]  # noqa: Y015
     _WhichOneofArgType__cached_tokens: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens"]  # noqa: Y015

@@ -196,6 +196,7 @@ class Tool(_message.Message):
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     STRICT_FIELD_NUMBER: _builtins.int
+    INPUT_GRAMMAR_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name, not empty."""
     description: _builtins.str
@@ -203,7 +204,16 @@ class Tool(_message.Message):
     parameters: _builtins.str
     """The JSON schema of its arguments, as a JSON object of at most 262144 characters. Empty: none is given."""
     strict: _builtins.bool
-    """Every call must have arguments that conform to the schema. Refused: output is not constrained."""
+    """Every call has arguments that conform to the schema. Without it, a schema that cannot be enforced is enforced in
+    part, and only where a call is required. Needs CAPABILITY_GRAMMARS.
+    """
+    @_builtins.property
+    def input_grammar(self) -> _worker_pb2.Grammar:
+        """The grammar of a text that calls have as their argument `input`: one of kind REGEX, or of kind LARK whose rules do
+        not refer to themselves. It is enforced where a call is required, and wherever else the model's answer format and
+        its workers allow. The model is not told of it.
+        """
+
     def __init__(
         self,
         *,
@@ -211,10 +221,11 @@ class Tool(_message.Message):
         description: _builtins.str = ...,
         parameters: _builtins.str = ...,
         strict: _builtins.bool = ...,
+        input_grammar: _worker_pb2.Grammar | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input_grammar", b"input_grammar"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters", b"parameters", "strict", b"strict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "input_grammar", b"input_grammar", "name", b"name", "parameters", b"parameters", "strict", b"strict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -235,6 +246,11 @@ class ChatMessages(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     SINGLE_TOOL_CALL_FIELD_NUMBER: _builtins.int
     DOCUMENTS_FIELD_NUMBER: _builtins.int
+    REQUIRES_CALL_FIELD_NUMBER: _builtins.int
+    CALLED_TOOL_FIELD_NUMBER: _builtins.int
+    MAX_REASONING_TOKENS_FIELD_NUMBER: _builtins.int
+    FORBIDS_CALLS_FIELD_NUMBER: _builtins.int
+    REASONING_EFFORT_FIELD_NUMBER: _builtins.int
     continue_final_message: _builtins.bool
     """Continue the last message instead of opening an assistant turn after it. If it has parts, the last one must be a
     text, and the others must be texts or reasoning.
@@ -242,14 +258,33 @@ class ChatMessages(_message.Message):
     add_generation_prompt: _builtins.bool
     """Open an assistant turn after the last message. Default: true, unless the final message is continued."""
     template_variables: _builtins.str
-    """Further variables for the chat template, as a JSON object: {"enable_thinking": false}. Empty: none. A
-    `reasoning_effort` other than "none" is refused if the template does not know it.
-    """
+    """Further variables for the chat template, as a JSON object: {"enable_thinking": false}. Empty: none."""
     single_tool_call: _builtins.bool
     """At most one call: further calls of an answer are left out of its parts."""
     documents: _builtins.str
     """Documents for chat templates that quote them, as a JSON array of objects. Empty: none. Refused if the template has
     no place for them.
+    """
+    requires_call: _builtins.bool
+    """The answer is at least one call, without any text; exactly one with `single_tool_call`. Needs tools, and
+    CAPABILITY_GRAMMARS.
+    """
+    called_tool: _builtins.str
+    """The answer is one call of this tool, one of `tools`. Empty: none is named. Needs CAPABILITY_GRAMMARS."""
+    max_reasoning_tokens: _builtins.int
+    """The most tokens of reasoning: after so many, the mark that ends it is forced, and the answer begins. Absent: no
+    limit. Has no effect if the model does not reason. Needs CAPABILITY_GRAMMARS.
+    """
+    forbids_calls: _builtins.bool
+    """The answer has no call: if a token begins the model's calls and nothing else, its bias is -100. Not allowed with
+    tools.
+    """
+    reasoning_effort: _builtins.str
+    """How much the model reasons: "none", "minimal", "low", "medium", "high", "xhigh", "max", or another level of the chat
+    template. Empty: as much as it does by itself. It sets the variables `reasoning_effort`, `enable_thinking` and
+    `thinking` of the template, unless `template_variables` do. If the template knows no levels, it limits the tokens of
+    reasoning as the router's --reasoning-efforts say, unless max_reasoning_tokens does. A model that does not reason
+    ignores it (PromptInfo.ignored_fields).
     """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
@@ -269,14 +304,24 @@ class ChatMessages(_message.Message):
         tools: _abc.Iterable[Global___Tool] | None = ...,
         single_tool_call: _builtins.bool = ...,
         documents: _builtins.str = ...,
+        requires_call: _builtins.bool = ...,
+        called_tool: _builtins.str = ...,
+        max_reasoning_tokens: _builtins.int | None = ...,
+        forbids_calls: _builtins.bool = ...,
+        reasoning_effort: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_max_reasoning_tokens", b"_max_reasoning_tokens", "add_generation_prompt", b"add_generation_prompt", "max_reasoning_tokens", b"max_reasoning_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "documents", b"documents", "messages", b"messages", "single_tool_call", b"single_tool_call", "template_variables", b"template_variables", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_max_reasoning_tokens", b"_max_reasoning_tokens", "add_generation_prompt", b"add_generation_prompt", "called_tool", b"called_tool", "continue_final_message", b"continue_final_message", "documents", b"documents", "forbids_calls", b"forbids_calls", "max_reasoning_tokens", b"max_reasoning_tokens", "messages", b"messages", "reasoning_effort", b"reasoning_effort", "requires_call", b"requires_call", "single_tool_call", b"single_tool_call", "template_variables", b"template_variables", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
+    _WhichOneofReturnType__max_reasoning_tokens: _TypeAlias = _typing.Literal["max_reasoning_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_reasoning_tokens: _TypeAlias = _typing.Literal["_max_reasoning_tokens", b"_max_reasoning_tokens"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_reasoning_tokens) -> _WhichOneofReturnType__max_reasoning_tokens | None: ...
 
 Global___ChatMessages: _TypeAlias = ChatMessages  # noqa: Y015
 
@@ -296,6 +341,7 @@ class GenerateRequest(_message.Message):
     LANE_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     FIT_MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The served model's name. May be empty if the router serves only one model."""
     text: _builtins.str
@@ -328,6 +374,12 @@ class GenerateRequest(_message.Message):
     def sampling(self) -> _generation_pb2.SamplingParams:
         """How to sample and when to end."""
 
+    @_builtins.property
+    def grammar(self) -> _worker_pb2.Grammar:
+        """Constrains the text of every choice, after its reasoning. Its digest is left empty. A choice ends where the grammar
+        ends. An answer that calls tools has no text to constrain.
+        """
+
     def __init__(
         self,
         *,
@@ -341,10 +393,11 @@ class GenerateRequest(_message.Message):
         lane: _generation_pb2.Lane.ValueType = ...,
         cache_salt: _builtins.str = ...,
         fit_max_tokens: _builtins.bool = ...,
+        grammar: _worker_pb2.Grammar | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "chat", b"chat", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "chat", b"chat", "grammar", b"grammar", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "cache_salt", b"cache_salt", "chat", b"chat", "fit_max_tokens", b"fit_max_tokens", "lane", b"lane", "model", b"model", "n", b"n", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "cache_salt", b"cache_salt", "chat", b"chat", "fit_max_tokens", b"fit_max_tokens", "grammar", b"grammar", "lane", b"lane", "model", b"model", "n", b"n", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
@@ -503,6 +556,7 @@ class PromptInfo(_message.Message):
     LANE_FIELD_NUMBER: _builtins.int
     ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
     PROMPT_END_FIELD_NUMBER: _builtins.int
+    IGNORED_FIELDS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The served model's name."""
     worker_id: _builtins.str
@@ -527,6 +581,10 @@ class PromptInfo(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprobs]:
         """One entry per prompt token, if prompt_logprobs were requested."""
 
+    @_builtins.property
+    def ignored_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Fields of the request that have no effect with this model, such as "chat.reasoning_effort"."""
+
     def __init__(
         self,
         *,
@@ -539,10 +597,11 @@ class PromptInfo(_message.Message):
         lane: _generation_pb2.Lane.ValueType = ...,
         answer_format: _builtins.str = ...,
         prompt_end: _builtins.str = ...,
+        ignored_fields: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "cached_tokens", b"cached_tokens", "lane", b"lane", "logprobs", b"logprobs", "model", b"model", "prompt_end", b"prompt_end", "prompt_tokens", b"prompt_tokens", "seed", b"seed", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "cached_tokens", b"cached_tokens", "ignored_fields", b"ignored_fields", "lane", b"lane", "logprobs", b"logprobs", "model", b"model", "prompt_end", b"prompt_end", "prompt_tokens", b"prompt_tokens", "seed", b"seed", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -64,6 +64,16 @@ class _GrammarKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GrammarKi
     """A regular expression: it matches the whole text."""
     GRAMMAR_KIND_EBNF: _GrammarKind.ValueType  # 3
     """A context-free grammar in the form of GBNF (llama.cpp): its rule `root` derives the text."""
+    GRAMMAR_KIND_LARK: _GrammarKind.ValueType  # 4
+    """A context-free grammar in the form of Lark, with the extensions of llguidance: its rule `start` derives the text."""
+    GRAMMAR_KIND_CHOICE: _GrammarKind.ValueType  # 5
+    """A JSON array of strings: the text is one of them."""
+    GRAMMAR_KIND_STRUCTURAL_TAG: _GrammarKind.ValueType  # 6
+    """Free text with constrained parts: a JSON object with `format`, an element of xgrammar's structural tags; or with
+    `triggers`, a list of strings, and `structures`, a list of objects with `begin`, `schema` and `end`. After a
+    trigger, the text goes on as one of the structures that begin with it: its `begin`, a JSON document that its
+    `schema` accepts, its `end`.
+    """
 
 class GrammarKind(_GrammarKind, metaclass=_GrammarKindEnumTypeWrapper):
     """Languages of grammars."""
@@ -76,6 +86,16 @@ GRAMMAR_KIND_REGEX: GrammarKind.ValueType  # 2
 """A regular expression: it matches the whole text."""
 GRAMMAR_KIND_EBNF: GrammarKind.ValueType  # 3
 """A context-free grammar in the form of GBNF (llama.cpp): its rule `root` derives the text."""
+GRAMMAR_KIND_LARK: GrammarKind.ValueType  # 4
+"""A context-free grammar in the form of Lark, with the extensions of llguidance: its rule `start` derives the text."""
+GRAMMAR_KIND_CHOICE: GrammarKind.ValueType  # 5
+"""A JSON array of strings: the text is one of them."""
+GRAMMAR_KIND_STRUCTURAL_TAG: GrammarKind.ValueType  # 6
+"""Free text with constrained parts: a JSON object with `format`, an element of xgrammar's structural tags; or with
+`triggers`, a list of strings, and `structures`, a list of objects with `begin`, `schema` and `end`. After a
+trigger, the text goes on as one of the structures that begin with it: its `begin`, a JSON document that its
+`schema` accepts, its `end`.
+"""
 Global___GrammarKind: _TypeAlias = GrammarKind  # noqa: Y015
 
 class _CacheTier:
@@ -484,7 +504,7 @@ class SessionRequest(_message.Message):
     @_builtins.property
     def grammars(self) -> _containers.RepeatedCompositeFieldContainer[Global___Grammar]:
         """Grammars, complete, that submits of later messages name by their digests: each is sent once. A worker without
-        CAPABILITY_GRAMMARS ends the session.
+        CAPABILITY_GRAMMARS ends the session. A worker refuses submits that name one of a kind that it does not know.
         """
 
     @_builtins.property

@@ -36,7 +36,9 @@ class EngineRequest(_message.Message):
     """Request an EngineResponse with `stats`."""
     @_builtins.property
     def submits(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.Submit]:
-        """Validated choices. Their handles are unique within the engine."""
+        """Validated choices. Their handles are unique within the engine. Of those with the same grammar, the first has its
+        text.
+        """
 
     @_builtins.property
     def abort_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -216,8 +218,13 @@ class EngineStep(_message.Message):
     RECORD_FIELD_NUMBER: _builtins.int
     AWAITED_HANDLES_FIELD_NUMBER: _builtins.int
     AWAITED_S_FIELD_NUMBER: _builtins.int
+    COMPILE_OUTCOMES_FIELD_NUMBER: _builtins.int
+    COMPILE_S_FIELD_NUMBER: _builtins.int
+    LOST_GRAMMAR_PROCESSES_FIELD_NUMBER: _builtins.int
     last_handle: _builtins.int
     """The highest handle that the engine has received. Later ones are not yet counted in `load`."""
+    lost_grammar_processes: _builtins.int
+    """Processes for grammars that broke off since the last message, or were ended because they took too long."""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineOutput]:
         """One for each sequence whose output is more than one token."""
@@ -264,6 +271,14 @@ class EngineStep(_message.Message):
     def awaited_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """How long each of awaited_handles awaited resources."""
 
+    @_builtins.property
+    def compile_outcomes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Grammars that were compiled or refused since the last message: "compiled", or why not. Columns."""
+
+    @_builtins.property
+    def compile_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """How long each of compile_outcomes took, in seconds."""
+
     def __init__(
         self,
         *,
@@ -279,10 +294,13 @@ class EngineStep(_message.Message):
         record: Global___StepRecord | None = ...,
         awaited_handles: _abc.Iterable[_builtins.int] | None = ...,
         awaited_s: _abc.Iterable[_builtins.float] | None = ...,
+        compile_outcomes: _abc.Iterable[_builtins.str] | None = ...,
+        compile_s: _abc.Iterable[_builtins.float] | None = ...,
+        lost_grammar_processes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted_handles", b"admitted_handles", "admitted_s", b"admitted_s", "awaited_handles", b"awaited_handles", "awaited_s", b"awaited_s", "cache_events", b"cache_events", "last_handle", b"last_handle", "load", b"load", "outputs", b"outputs", "preempted_handles", b"preempted_handles", "record", b"record", "token_handles", b"token_handles", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted_handles", b"admitted_handles", "admitted_s", b"admitted_s", "awaited_handles", b"awaited_handles", "awaited_s", b"awaited_s", "cache_events", b"cache_events", "compile_outcomes", b"compile_outcomes", "compile_s", b"compile_s", "last_handle", b"last_handle", "load", b"load", "lost_grammar_processes", b"lost_grammar_processes", "outputs", b"outputs", "preempted_handles", b"preempted_handles", "record", b"record", "token_handles", b"token_handles", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -313,6 +331,8 @@ class StepRecord(_message.Message):
     LEAST_BYTES_FIELD_NUMBER: _builtins.int
     LEAST_FLOPS_FIELD_NUMBER: _builtins.int
     LEAST_S_FIELD_NUMBER: _builtins.int
+    FORCED_TOKENS_FIELD_NUMBER: _builtins.int
+    LATE_MASKS_FIELD_NUMBER: _builtins.int
     done_s: _builtins.float
     """When the engine had the results."""
     device_s: _builtins.float
@@ -335,6 +355,10 @@ class StepRecord(_message.Message):
     """The floating-point operations that they require."""
     least_s: _builtins.float
     """The time that both take at the device's peak rates, in seconds; absent if these are not known."""
+    forced_tokens: _builtins.int
+    """Output tokens that were known before the step and taken as they are: those that grammars forced."""
+    late_masks: _builtins.int
+    """Sequences that sat out because the mask of their next token was late."""
     @_builtins.property
     def chunk_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Sequences of which the step computed more than the next token: prompts, and tokens computed again. Columns."""
@@ -379,10 +403,12 @@ class StepRecord(_message.Message):
         least_bytes: _builtins.float = ...,
         least_flops: _builtins.float = ...,
         least_s: _builtins.float | None = ...,
+        forced_tokens: _builtins.int = ...,
+        late_masks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_least_s", b"_least_s", "least_s", b"least_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_least_s", b"_least_s", "chunk_handles", b"chunk_handles", "chunk_recomputed", b"chunk_recomputed", "chunk_tokens", b"chunk_tokens", "decode_tokens", b"decode_tokens", "device_s", b"device_s", "done_s", b"done_s", "host_s", b"host_s", "late_handles", b"late_handles", "late_since_s", b"late_since_s", "late_skipped_s", b"late_skipped_s", "least_bytes", b"least_bytes", "least_flops", b"least_flops", "least_s", b"least_s", "padding_tokens", b"padding_tokens", "prefill_tokens", b"prefill_tokens", "regular_tokens", b"regular_tokens", "sequences", b"sequences"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_least_s", b"_least_s", "chunk_handles", b"chunk_handles", "chunk_recomputed", b"chunk_recomputed", "chunk_tokens", b"chunk_tokens", "decode_tokens", b"decode_tokens", "device_s", b"device_s", "done_s", b"done_s", "forced_tokens", b"forced_tokens", "host_s", b"host_s", "late_handles", b"late_handles", "late_masks", b"late_masks", "late_since_s", b"late_since_s", "late_skipped_s", b"late_skipped_s", "least_bytes", b"least_bytes", "least_flops", b"least_flops", "least_s", b"least_s", "padding_tokens", b"padding_tokens", "prefill_tokens", b"prefill_tokens", "regular_tokens", b"regular_tokens", "sequences", b"sequences"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__least_s: _TypeAlias = _typing.Literal["least_s"]  # noqa: Y015
     _WhichOneofArgType__least_s: _TypeAlias = _typing.Literal["_least_s", b"_least_s"]  # noqa: Y015
