@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,7 +15,6 @@ from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes, shar
 from trunkline_kernels.ragged_batch import KVLayer, RaggedBatch
 
 TILING = RaggedTiling(rows=32, keys=32, warps=4, stages=1)
-OVERLAPPED = replace(TILING, tiles_at_once=2)
 
 
 def attend(

@@ -14,12 +14,15 @@ import pytest
 import torch
 
 from tests.kernels.attention_cases import BLOCK, HEAD_DIM, make_case, naive
+from tests.kernels.tensors import masked_logits
 from trunkline_kernels.cpu import library as library_module
 from trunkline_kernels.cpu.library import built, library
-from trunkline_kernels.cpu.packed_linear import OneDnnLinear, PackedLinear, pack_linear
+from trunkline_kernels.cpu.packed_linear import QUANTIZED_BITS, OneDnnLinear, PackedLinear, pack_linear
+from trunkline_kernels.quantized_weight import GROUP, QuantizedWeight, dequantize, packed_int4, quantize
 from trunkline_kernels.rms_norm import add_rms_norm, rms_norm
 from trunkline_kernels.rotary import apply_rotary
 from trunkline_kernels.silu_and_mul import silu_and_mul
+from trunkline_kernels.token_masks import exclude
 
 DTYPES = [torch.float32, torch.bfloat16]
 BUILDS = {
@@ -42,8 +45,8 @@ def build(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def kernels_of(dtype: torch.dtype, build: str) -> ctypes.CDLL:
-    kernels = built(dtype, *BUILDS[build])
+def kernels_of(dtype: torch.dtype, build: str, bits: int = 0) -> ctypes.CDLL:
+    kernels = built(dtype, *BUILDS[build], bits=bits)
     assert kernels is not None
     return kernels
 
@@ -106,6 +109,32 @@ def test_norm_gate_and_argmax_equal_their_twins(dtype: torch.dtype, rows: int, d
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_words", [1, 32, 94])
+@pytest.mark.parametrize("vocab", [1, 31, 33, 1024, 3001])
+def test_masks_leave_what_the_reference_leaves(dtype: torch.dtype, num_words: int, vocab: int, build: str) -> None:
+    kernels = kernels_of(dtype, build)
+    logits, masks = masked_logits(vocab, num_words)
+    expected = logits.clone()
+    exclude(expected, masks)
+    found = logits.clone()
+    arguments = (masks.rows.data_ptr(), masks.words.data_ptr())
+    kernels.exclude(found.data_ptr(), *arguments, *masks.words.shape, vocab)
+    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+
+    logits = logits.to(dtype)
+    ids = torch.empty(len(logits), dtype=torch.int64)
+    kernels.greedy(logits.data_ptr(), ids.data_ptr(), len(logits), vocab)
+    plain = ids.clone()
+    kernels.greedy_allowed(logits.data_ptr(), *arguments, ids.data_ptr(), *masks.words.shape, vocab)
+    left = expected.to(dtype)
+    for row, (before, after) in enumerate(zip(plain.tolist(), ids.tolist(), strict=True)):
+        if row not in masks.rows or before < 0:
+            assert after == before, "other rows, and rows that are not finite, stay as they are"
+        else:
+            assert after == (int(left[row].argmax()) if left[row].max() > -math.inf else -2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("with_norm", [False, True])
 def test_rotation_and_writing_equal_their_twins(dtype: torch.dtype, with_norm: bool, build: str) -> None:
     kernels = kernels_of(dtype, build)
@@ -160,7 +189,7 @@ def test_products_equal_plain_ones_and_no_row_depends_on_others(
     torch.manual_seed(2)
     weight, bias = torch.randn(num_out, num_in).to(dtype), torch.randn(num_out).to(dtype) if with_bias else None
     x = torch.randn(max(ROWS), num_in).to(dtype)
-    product = PackedLinear(kernels_of(dtype, build), weight, bias)
+    product = PackedLinear(kernels_of(dtype, build), weight, bias, dtype)
     together = product.multiply(x)
     exact = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
     tolerance = {torch.float32: 2e-6, torch.bfloat16: 2**-8}[dtype]  # a rounding of the result, in bfloat16
@@ -171,11 +200,50 @@ def test_products_equal_plain_ones_and_no_row_depends_on_others(
     assert product.multiply(x[:0]).shape == (0, num_out)
 
 
+def quantized(kind: str, num_out: int, num_in: int, group: int) -> QuantizedWeight:
+    """A weight of random stored values; zero points too, unless the group is that of quantize()."""
+    if kind == "int8":
+        return quantize(torch.randn(num_out, num_in), kind)
+    num_groups = num_in // group
+    values = torch.randint(0, 16, (num_out, num_in), dtype=torch.uint8)
+    zero = None if group == GROUP else torch.randint(0, 16, (num_out, num_groups), dtype=torch.uint8)
+    return packed_int4(values, torch.rand(num_out, num_groups) + 0.1, zero)
+
+
+QUANTIZED = [
+    ("int8", 1, 1, 0),
+    ("int8", 35, 67, 0),
+    ("int8", 100, 2050, 0),
+    ("int4", 5, 64, 32),
+    ("int4", 67, 640, 128),
+]
+QUANTIZED += [("int4", 33, 1024, 512), ("int4", 96, 192, 64)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("kind", "num_out", "num_in", "group"), QUANTIZED)
+def test_products_with_quantised_weights_equal_plain_ones_and_no_row_depends_on_others(
+    dtype: torch.dtype, kind: str, num_out: int, num_in: int, group: int, build: str
+) -> None:
+    torch.manual_seed(3)
+    weight, bias = quantized(kind, num_out, num_in, group), torch.randn(num_out).to(dtype) if num_out % 2 else None
+    x = torch.randn(max(ROWS), num_in).to(dtype)
+    product = PackedLinear(kernels_of(dtype, build, QUANTIZED_BITS[kind]), weight, bias, dtype)
+    together = product.multiply(x)
+    exact = torch.nn.functional.linear(x.double(), dequantize(weight).double(), None if bias is None else bias.double())
+    tolerance = {torch.float32: 2e-6, torch.bfloat16: 2**-8}[dtype]
+    scale = float(exact.abs().max())
+    torch.testing.assert_close(together.double(), exact, atol=tolerance * scale, rtol=tolerance)
+    for rows in ROWS:
+        assert torch.equal(product.multiply(x[-rows:]), together[-rows:]), f"{rows} rows"
+    assert product.multiply(x[:0]).shape == (0, num_out)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_values_that_are_not_finite_stay_in_their_rows_and_outputs(dtype: torch.dtype, build: str) -> None:
     weight, x = torch.ones(37, 33).to(dtype), torch.ones(7, 33).to(dtype)
     weight[5, 32], x[3, 32] = math.inf, math.nan
-    result = PackedLinear(kernels_of(dtype, build), weight, None).multiply(x)
+    result = PackedLinear(kernels_of(dtype, build), weight, None, dtype).multiply(x)
     assert result[3].isnan().all()
     assert result[[0, 1, 2, 4, 5, 6], 5].isinf().all()
     result[3], result[:, 5] = 33.0, 33.0
@@ -224,11 +292,11 @@ def test_a_build_that_this_cpu_cannot_run_is_refused_by_name(
 
 def test_an_empty_choice_of_a_build_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRUNKLINE_MARCH", "")
-    assert library(torch.float32) is built(torch.float32, "native")
+    assert library(torch.float32) is built(torch.float32, "native", bits=0)
 
 
 def test_what_the_kernel_cannot_read_is_refused() -> None:
-    product = PackedLinear(kernels_of(torch.float32, "native"), torch.ones(3, 8), None)
+    product = PackedLinear(kernels_of(torch.float32, "native"), torch.ones(3, 8), None, torch.float32)
     for x in (torch.ones(2, 8, dtype=torch.bfloat16), torch.ones(8, 2).T, torch.ones(2, 9)):
         with pytest.raises(AssertionError):
             product.multiply(x)

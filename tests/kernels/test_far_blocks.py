@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.kernels.attention_cases import BLOCK
-from tests.kernels.attention_rig import OVERLAPPED, attend, decode, truth_of
+from tests.kernels.attention_rig import attend, decode, truth_of
 from trunkline_kernels.cpu.library import library
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.kv_write import write_kv
@@ -77,7 +77,7 @@ def test_attention_in_c(query_lens: list[int]) -> None:
     torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("how", ["decode", "shared prefix", "ragged", "overlapped", "split"])
+@pytest.mark.parametrize("how", ["decode", "shared prefix", "ragged", "split"])
 def test_attention_on_a_gpu(how: str) -> None:
     query_lens = [1, 1] if how in ("decode", "shared prefix") else [3, 20]
     q, kv, batch, expected = far_case(torch.float16, query_lens)
@@ -85,8 +85,6 @@ def test_attention_on_a_gpu(how: str) -> None:
         found = decode(q, kv, batch)
     elif how == "shared prefix":
         found = decode(q, kv, batch, shared=[(0, 2, BLOCK)], piece=BLOCK)
-    elif how == "overlapped":
-        found = attend(q, kv, batch, tiling=OVERLAPPED)
     else:
         found = attend(q, kv, batch, split=32 if how == "split" else 0)
     tolerance = TOLERANCE[torch.float16]

@@ -16,7 +16,6 @@ from trunkline_kernels.gpu.persistent_linear import (
     FEWEST_STEPS,
     LEAST_SAVED,
     NEVER,
-    Factors,
     PersistentTiling,
     ProductRoom,
     add_persistent_linear,
@@ -25,17 +24,18 @@ from trunkline_kernels.gpu.persistent_linear import (
     persistent_gated_linear,
     persistent_linear,
 )
-from trunkline_kernels.gpu.quantized_linear import dequantize, quantize, quantize_rows
+from trunkline_kernels.gpu.quantized_linear import quantize_rows
+from trunkline_kernels.quantized_weight import QuantizedWeight, dequantize, quantize
 from trunkline_kernels.silu_and_mul import silu_and_mul
 
-TILING = PersistentTiling(16, 32, 16, 4, 1, 1)
+TILING = PersistentTiling(16, 32, 32, 4, 1, 1)
 # Rows, columns, inner, multiprocessors.
-WHOLE = [(1, 16, 16, 1), (33, 70, 40, 2), (5, 96, 64, 3)]
+WHOLE = [(1, 16, 32, 1), (33, 70, 80, 2), (5, 96, 128, 3)]
 SHARED = [
-    (5, 40, 640, 7),  # fewer tiles than programs: all are cut
-    (20, 100, 520, 3),  # whole tiles first; the inner dimension ends within a tile
-    (1, 30, 1000, 4),  # one tile, and several programs
-    (70, 130, 264, 8),  # rows and columns that end within tiles
+    (5, 40, 1280, 7),  # fewer tiles than programs: all are cut
+    (20, 100, 1040, 3),  # whole tiles first; the inner dimension ends within a tile
+    (1, 30, 2000, 4),  # one tile, and several programs
+    (70, 130, 528, 8),  # rows and columns that end within tiles
 ]
 
 
@@ -45,9 +45,16 @@ def room_for(multiprocessors: int, tiling: PersistentTiling = TILING) -> Product
     return room
 
 
-def drawn(rows: int, columns: int, inner: int) -> tuple[Tensor, Tensor]:
+def drawn(rows: int, columns: int, inner: int) -> tuple[Tensor, QuantizedWeight]:
     generator = torch.Generator().manual_seed(rows + columns)
-    return tuple(torch.randn(size, inner, generator=generator) / inner**0.25 for size in (rows, columns))
+    x, weight = (torch.randn(size, inner, generator=generator) / inner**0.25 for size in (rows, columns))
+    return x, quantize(weight, "fp8")
+
+
+def product_of(x: Tensor, weight: QuantizedWeight) -> Tensor:
+    """The product of what the 8-bit numbers stand for."""
+    narrow, scale = quantize_rows(x)
+    return linear(narrow.float() * scale[:, None], dequantize(weight))
 
 
 def is_shared(rows: int, columns: int, inner: int, multiprocessors: int) -> bool:
@@ -56,10 +63,14 @@ def is_shared(rows: int, columns: int, inner: int, multiprocessors: int) -> bool
     return division.sharing > tiles - division.waves * division.programs
 
 
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(("rows", "columns", "inner", "multiprocessors"), [*WHOLE, *SHARED])
-def test_products_equal_the_librarys(rows: int, columns: int, inner: int, multiprocessors: int) -> None:
+def test_products_equal_those_of_what_they_stand_for(rows: int, columns: int, inner: int, multiprocessors: int) -> None:
     (x, weight), room = drawn(rows, columns, inner), room_for(multiprocessors)
-    torch.testing.assert_close(persistent_linear(x, weight, TILING, room), linear(x, weight))
+    assert_close(persistent_linear(x, weight, TILING, room), product_of(x, weight))
     assert not room.arrivals.any(), "the next product finds counters that are not zero"
 
 
@@ -67,16 +78,15 @@ def test_products_equal_the_librarys(rows: int, columns: int, inner: int, multip
 def test_products_are_added_to_what_is_there(rows: int, columns: int, inner: int, multiprocessors: int) -> None:
     (x, weight), room = drawn(rows, columns, inner), room_for(multiprocessors)
     residual = torch.randn(rows, columns, generator=torch.Generator().manual_seed(1))
-    expected = torch.addmm(residual, x, weight.t())
-    add_persistent_linear(x, weight, residual, TILING, room)
-    torch.testing.assert_close(residual, expected)
+    expected = residual + product_of(x, weight)
+    add_persistent_linear(x, weight, TILING, room, out=residual)
+    assert_close(residual, expected)
 
 
 @pytest.mark.parametrize(("rows", "columns", "inner", "multiprocessors"), [*WHOLE[1:2], *SHARED])
 def test_gated_products_equal_products_and_gate(rows: int, columns: int, inner: int, multiprocessors: int) -> None:
     (x, weight), room = drawn(rows, 2 * columns, inner), room_for(multiprocessors)
-    found = persistent_gated_linear(x, weight, TILING, room)
-    torch.testing.assert_close(found, silu_and_mul(linear(x, weight)))
+    assert_close(persistent_gated_linear(x, weight, TILING, room), silu_and_mul(product_of(x, weight)))
 
 
 def test_the_cases_share_tiles_and_do_not() -> None:
@@ -86,48 +96,28 @@ def test_the_cases_share_tiles_and_do_not() -> None:
 
 def test_results_are_rounded_once_and_where_two_kernels_round() -> None:
     generator = torch.Generator().manual_seed(1)
-    # Products of small integers are exact in 16 bits, so that only the gate's own rounding is left.
-    x, weight = (torch.randint(-1, 2, (size, 320), generator=generator).half() for size in (9, 48))
-    room = room_for(5)
-    torch.testing.assert_close(
-        persistent_gated_linear(x, weight, TILING, room), silu_and_mul(linear(x, weight)), rtol=2e-3, atol=1e-6
-    )
+    # Products of small integers are exact in 8 and 16 bits, so that only the gate's own rounding is left.
+    x, wide = (torch.randint(-1, 2, (size, 640), generator=generator).half() for size in (9, 48))
+    weight, room = quantize(wide, "fp8"), room_for(5)
+    found = persistent_gated_linear(x, weight, TILING, room)
+    torch.testing.assert_close(found, silu_and_mul(linear(x, wide)), rtol=2e-3, atol=1e-6)
     residual = torch.randint(-2, 3, (9, 48), generator=generator).half() / 4
-    expected = (residual.float() + x.float() @ weight.float().t()).half()
-    add_persistent_linear(x, weight, residual, TILING, room)
+    expected = (residual.float() + x.float() @ wide.float().t()).half()
+    add_persistent_linear(x, weight, TILING, room, out=residual)
     assert torch.equal(residual, expected)
 
 
-@pytest.mark.parametrize(
-    ("rows", "columns", "inner", "multiprocessors"), [(33, 70, 48, 2), *SHARED[1:2], (9, 66, 640, 5)]
-)
-def test_products_of_8_bit_floats_equal_those_of_what_they_stand_for(
-    rows: int, columns: int, inner: int, multiprocessors: int
-) -> None:
-    (x, wide), room = drawn(rows, 2 * columns, inner // 16 * 16), room_for(multiprocessors)
-    weight = quantize(wide, "fp8")
-    narrow, scale = quantize_rows(x)
-    factors = Factors(scale, weight.scale)
-    expected = linear(narrow.float() * scale[:, None], dequantize(weight))
-    found = persistent_linear(narrow, weight.data, TILING, room, factors=factors, dtype=torch.float32)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    gated = persistent_gated_linear(narrow, weight.data, TILING, room, factors=factors, dtype=torch.float32)
-    torch.testing.assert_close(gated, silu_and_mul(expected), rtol=1e-4, atol=1e-4)
-    residual = expected.clone()
-    add_persistent_linear(narrow, weight.data, residual, TILING, room, factors=factors)
-    torch.testing.assert_close(residual, 2 * expected, rtol=1e-4, atol=1e-4)
-
-
 def test_no_rows_are_no_launch() -> None:
-    assert persistent_linear(torch.empty(0, 16), torch.empty(32, 16), TILING, room_for(1)).shape == (0, 32)
+    _, weight = drawn(1, 32, 16)
+    assert persistent_linear(torch.empty(0, 16), weight, TILING, room_for(1)).shape == (0, 32)
 
 
 def test_room_for_several_tilings_is_room_for_each() -> None:
-    other = PersistentTiling(32, 64, 16, 4, 1, 2)
+    other = PersistentTiling(32, 64, 32, 4, 1, 2)
     room = ProductRoom.allocate([TILING, other], multiprocessors=5, device=torch.device("cpu"))
-    x, weight = drawn(5, 60, 320)
+    x, weight = drawn(5, 60, 640)
     for tiling in (TILING, other):
-        torch.testing.assert_close(persistent_linear(x, weight, tiling, room), linear(x, weight))
+        assert_close(persistent_linear(x, weight, tiling, room), product_of(x, weight))
     assert len(room.shares) == len(room_for(5, other).shares)
     none = ProductRoom.allocate([], multiprocessors=132, device=torch.device("cpu"))
     assert none.shares.numel() == none.arrivals.numel() == 0
@@ -170,9 +160,9 @@ def test_every_step_of_every_tile_is_one_programs(tiles: int, steps: int, progra
 
 def test_a_tiling_may_leave_tiles_whole() -> None:
     assert division_of(tiles=192, steps=64, programs=132, least_saved=NEVER).sharing == 60
-    (x, weight), tiling = drawn(5, 40, 640), replace(TILING, least_saved=NEVER)
+    (x, weight), tiling = drawn(5, 40, 1280), replace(TILING, least_saved=NEVER)
     room = room_for(7)
-    torch.testing.assert_close(persistent_linear(x, weight, tiling, room), linear(x, weight))
+    assert_close(persistent_linear(x, weight, tiling, room), product_of(x, weight))
     assert room.shares.isnan().all(), "a tile was cut"
 
 

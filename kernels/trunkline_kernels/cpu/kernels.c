@@ -337,3 +337,65 @@ void greedy(const elem *logits, int64_t *ids, int64_t num_rows, int64_t vocab) {
         ids[row] = id;
     }
 }
+
+/* Packed masks, as in token_masks.py: [num_masks, num_words], and rows: [num_masks], the row of each. */
+static const uint32_t BITS[32] = {
+    1u << 0,  1u << 1,  1u << 2,  1u << 3,  1u << 4,  1u << 5,  1u << 6,  1u << 7,  1u << 8,  1u << 9,  1u << 10,
+    1u << 11, 1u << 12, 1u << 13, 1u << 14, 1u << 15, 1u << 16, 1u << 17, 1u << 18, 1u << 19, 1u << 20, 1u << 21,
+    1u << 22, 1u << 23, 1u << 24, 1u << 25, 1u << 26, 1u << 27, 1u << 28, 1u << 29, 1u << 30, 1u << 31,
+};
+
+/* The highest logit of the tokens that a word allows. */
+static inline float highest_allowed(const elem *x, uint32_t word, int count) {
+    float best = -INFINITY;
+#pragma omp simd reduction(max : best)
+    for (int i = 0; i < count; i++) {
+        float value = word & BITS[i] ? load(x[i]) : -INFINITY;
+        best = value > best ? value : best;
+    }
+    return best;
+}
+
+/* Completes greedy() for rows with masks: if the token in `ids` is excluded, the first allowed one with the highest
+ * logit takes its place, or -2 if no allowed token has a logit above -inf. ids: of greedy() */
+void greedy_allowed(const elem *logits, const int64_t *rows, const uint32_t *masks, int64_t *ids, int64_t num_masks,
+                    int64_t num_words, int64_t vocab) {
+#pragma omp parallel for schedule(dynamic)
+    for (int64_t m = 0; m < num_masks; m++) {
+        const elem *x = logits + rows[m] * vocab;
+        const uint32_t *mask = masks + m * num_words;
+        int64_t *id = ids + rows[m];
+        if (*id < 0 || (*id / 32 < num_words && mask[*id / 32] & BITS[*id % 32])) continue;
+        float best = -INFINITY;
+        int64_t found = -1; /* the first word with the highest logit */
+        for (int64_t w = 0; w < num_words && w * 32 < vocab; w++) {
+            if (!mask[w]) continue;
+            int64_t left = vocab - w * 32;
+            float here = left < 32 ? highest_allowed(x + w * 32, mask[w], (int)left)
+                                   : highest_allowed(x + w * 32, mask[w], 32);
+            if (here > best) {
+                best = here;
+                found = w;
+            }
+        }
+        *id = -2;
+        for (int64_t i = found * 32; found >= 0 && *id < 0; i++)
+            if (mask[found] & BITS[i % 32] && load(x[i]) == best) *id = i;
+    }
+}
+
+/* Sets the logits of excluded tokens to -inf, but neither infinity nor NaN. The reference is token_masks.py.
+ * logits: [num_rows, vocab] */
+void exclude(float *logits, const int64_t *rows, const uint32_t *masks, int64_t num_masks, int64_t num_words,
+             int64_t vocab) {
+#pragma omp parallel for schedule(static)
+    for (int64_t m = 0; m < num_masks; m++)
+        for (int64_t w = 0; w * 32 < vocab; w++) {
+            uint32_t word = w < num_words ? masks[m * num_words + w] : 0;
+            float *x = logits + rows[m] * vocab + w * 32;
+            int count = vocab - w * 32 < 32 ? (int)(vocab - w * 32) : 32;
+            if (word == UINT32_MAX) continue;
+#pragma omp simd
+            for (int i = 0; i < count; i++) x[i] = word & BITS[i] || !(x[i] < INFINITY) ? x[i] : -INFINITY;
+        }
+}

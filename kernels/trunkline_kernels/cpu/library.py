@@ -21,7 +21,8 @@ from pathlib import Path
 import torch
 
 FOLDER = Path(__file__).parent
-SOURCES = ("kernels.c", "linear.c")
+PRODUCTS = "linear.c"  # all that the builds for quantised weights have
+SOURCES = ("kernels.c", PRODUCTS)
 HEADERS = ("element.h",)
 # No -ffast-math, because NaN and infinity must be preserved. Pragmas allow reordering of certain sums.
 FLAGS = (
@@ -49,24 +50,31 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "rotate_and_write": (P, P, P, P, P, P, P, P, P, P, P, I64, I64, I32, I32, I32, I32, F32),
     "silu_and_mul": (P, P, I64, I32),
     "greedy": (P, P, I64, I64),
+    "greedy_allowed": (P, P, P, P, I64, I64, I64),
+    "exclude": (P, P, P, I64, I64, I64),
+}
+PRODUCT_SIGNATURES: dict[str, tuple[type, ...]] = {
     "pack": (P, P, I64, I64),
-    "multiply": (P, P, P, P, P, I64, I64, I64),
+    "multiply": (P, P, P, P, P, P, P, I64, I64, I64, I64),
 }
 
 
-def library(dtype: torch.dtype) -> ctypes.CDLL | None:
+def library(dtype: torch.dtype, *, bits: int = 0) -> ctypes.CDLL | None:
     """Returns the kernels for elements of this dtype, or None if there are none on this machine. Raises ValueError if
-    TRUNKLINE_MARCH names a build that cannot be compiled, or that this CPU cannot run."""
+    TRUNKLINE_MARCH names a build that cannot be compiled, or that this CPU cannot run.
+
+    bits: of quantised weights, 4 or 8; then the library has products only
+    """
     march = os.environ.get(MARCH)
     if dtype not in DEFINES or not march:
-        return built(dtype, "native")
+        return built(dtype, "native", bits=bits)
     try:
         missing = instructions(march) - instructions("native")
     except (OSError, subprocess.SubprocessError) as error:
         raise ValueError(f"{MARCH}={march}: the compiler refuses it: {_end_of(error)}") from None
     if missing:
         raise ValueError(f"{MARCH}={march}: this CPU lacks {', '.join(sorted(missing))}")
-    return built(dtype, march)
+    return built(dtype, march, bits=bits)
 
 
 def instructions(march: str) -> frozenset[str]:
@@ -78,25 +86,28 @@ def instructions(march: str) -> frozenset[str]:
 
 
 @cache
-def built(dtype: torch.dtype, march: str, *flags: str) -> ctypes.CDLL | None:
+def built(dtype: torch.dtype, march: str, *flags: str, bits: int = 0) -> ctypes.CDLL | None:
     """Returns the kernels compiled for a CPU that GCC's -march names, or None if they cannot be compiled."""
     if dtype not in DEFINES:
         return None
-    flags = (*FLAGS, f"-march={march}", *DEFINES[dtype], *flags)
+    flags = (*FLAGS, f"-march={march}", *DEFINES[dtype], *flags, f"-DWEIGHT_BITS={bits}")
+    sources = (PRODUCTS,) if bits else SOURCES
+    signatures = PRODUCT_SIGNATURES if bits else SIGNATURES | PRODUCT_SIGNATURES
     try:
         folder = _private_folder()
         if folder is not None:
-            loaded = _load(folder, flags)
+            loaded = _load(folder, sources, flags)
         else:
             with tempfile.TemporaryDirectory(prefix="trunkline-") as scratch:
-                loaded = _load(Path(scratch), flags)
+                loaded = _load(Path(scratch), sources, flags)
     except (OSError, subprocess.SubprocessError) as error:
         warnings.warn(f"cannot compile the C kernels, using PyTorch instead: {_end_of(error)}", stacklevel=2)
         return None
-    for name, arguments in SIGNATURES.items():
+    for name, arguments in signatures.items():
         function = getattr(loaded, name)
         function.argtypes, function.restype = arguments, None
     loaded.packed_bytes.argtypes, loaded.packed_bytes.restype = (I64, I64), I64
+    loaded.panel_outputs.argtypes, loaded.panel_outputs.restype = (), I32
     loaded.has_bfloat16_products.argtypes, loaded.has_bfloat16_products.restype = (), ctypes.c_bool
     return loaded
 
@@ -128,17 +139,17 @@ def _private_folder() -> Path | None:
     return folder if is_ours and os.access(folder, os.W_OK) else None
 
 
-def _load(folder: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
-    path = _compiled(folder, flags)
+def _load(folder: Path, sources: tuple[str, ...], flags: tuple[str, ...]) -> ctypes.CDLL:
+    path = _compiled(folder, sources, flags)
     _share_openmp()
     return ctypes.CDLL(str(path))
 
 
-def _compiled(folder: Path, flags: tuple[str, ...]) -> Path:
+def _compiled(folder: Path, sources: tuple[str, ...], flags: tuple[str, ...]) -> Path:
     """Returns the path of the library, and compiles it if it does not exist."""
     compiler = _compiler()
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    texts = [(FOLDER / name).read_text() for name in (*SOURCES, *HEADERS)]
+    texts = [(FOLDER / name).read_text() for name in (*sources, *HEADERS)]
     facts = "\0".join((*texts, *flags, version, _cpu_flags(), torch.__version__))
     target = folder / f"kernels-{hashlib.sha256(facts.encode()).hexdigest()[:24]}.so"
     if target.exists():
@@ -147,7 +158,7 @@ def _compiled(folder: Path, flags: tuple[str, ...]) -> Path:
     handle, made = tempfile.mkstemp(suffix=".so", dir=folder)
     os.close(handle)
     try:
-        command = [compiler, *flags, *(str(FOLDER / name) for name in SOURCES), "-o", made, "-lm"]
+        command = [compiler, *flags, *(str(FOLDER / name) for name in sources), "-o", made, "-lm"]
         subprocess.run(command, capture_output=True, text=True, check=True, timeout=COMPILE_TIMEOUT_S)
         os.replace(made, target)
     finally:

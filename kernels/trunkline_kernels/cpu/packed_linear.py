@@ -10,8 +10,13 @@ import ctypes
 import torch
 from torch import Tensor
 
+from trunkline_kernels.quantized_weight import QuantizedWeight, unpacked_int4
+
 # oneDNN's rearrangement takes a number of rows. 64 was the fastest for products of every number of rows that was tried.
 TYPICAL_ROWS = 64
+QUANTIZED_BITS = {"int8": 8, "int4": 4}  # kinds of weights that have kernels, and library()'s argument for them
+QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.5 + 4 / 64}  # of a value, with its share of the scales
+SHARED = 8  # the kernel's groups of inputs are multiples of it
 
 
 class PackedLinear:
@@ -20,14 +25,36 @@ class PackedLinear:
     A row's result is the same to the bit whatever the other rows are. Reference: torch.nn.functional.linear.
     """
 
-    __slots__ = ("_bias", "_dtype", "_in", "_kernels", "_out", "_packed")
+    __slots__ = ("_bias", "_dtype", "_group", "_in", "_kernels", "_out", "_packed", "_scales", "_zeros")
 
-    def __init__(self, kernels: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(
+        self, kernels: ctypes.CDLL, weight: Tensor | QuantizedWeight, bias: Tensor | None, dtype: torch.dtype
+    ) -> None:
+        """dtype: of x, and of a weight that is not quantised; kernels: those for the dtype, and for the bits of a
+        quantised weight"""
         self._kernels, self._bias = kernels, None if bias is None else bias.contiguous()
-        self._dtype = weight.dtype
-        self._out, self._in = weight.shape
-        self._packed = torch.empty(kernels.packed_bytes(self._out, self._in), dtype=torch.uint8)
-        kernels.pack(weight.contiguous().data_ptr(), self._packed.data_ptr(), self._out, self._in)
+        self._scales: Tensor | None = None
+        self._zeros: Tensor | None = None
+        self._dtype = dtype
+        if isinstance(weight, Tensor):
+            stored, self._group = weight, 0
+            self._out, self._in = weight.shape
+        else:
+            stored, self._in, self._out = _stored(weight), weight.inner, len(weight.data)
+            self._group = weight.group if weight.kind == "int4" else _up(self._in, SHARED)
+            self._scales = self._in_panels(weight.scale.view(self._out, -1))
+            self._zeros = None if weight.zero is None else self._in_panels(weight.zero.float())
+        num_bytes = kernels.packed_bytes(self._out, self._in)
+        self._packed = torch.empty(num_bytes, dtype=torch.uint8)
+        stored = stored.contiguous()
+        kernels.pack(stored.data_ptr(), self._packed.data_ptr(), self._out, stored.nbytes // max(self._out, 1))
+
+    def _in_panels(self, of_groups: Tensor) -> Tensor:
+        """[out, groups] → [panel, group, output of the panel]"""
+        size = self._kernels.panel_outputs()
+        padded = of_groups.new_zeros(_up(self._out, size), of_groups.shape[1])
+        padded[: self._out] = of_groups
+        return padded.view(-1, size, of_groups.shape[1]).transpose(1, 2).contiguous()
 
     def multiply(self, x: Tensor) -> Tensor:
         """x: [num_rows, in], contiguous → [num_rows, out] in x's dtype"""
@@ -35,12 +62,28 @@ class PackedLinear:
         assert (x.dtype, x.shape[1]) == (self._dtype, self._in), "the kernel reads other rows"
         num_rows = len(x)
         result = x.new_empty(num_rows, self._out)
-        arranged = torch.empty(num_rows * (self._in + 1), dtype=torch.float32)
+        arranged = torch.empty(num_rows * _up(self._in, SHARED), dtype=torch.float32)
         self._kernels.multiply(
-            x.data_ptr(), self._packed.data_ptr(), None if self._bias is None else self._bias.data_ptr(),
-            result.data_ptr(), arranged.data_ptr(), num_rows, self._in, self._out,
+            x.data_ptr(), self._packed.data_ptr(), _pointer(self._scales), _pointer(self._zeros),
+            _pointer(self._bias), result.data_ptr(), arranged.data_ptr(), num_rows, self._in, self._out, self._group,
         )  # fmt: skip
         return result
+
+
+def _stored(weight: QuantizedWeight) -> Tensor:
+    """The bytes of each output in the order of its inputs, the first of a byte in its low bits."""
+    if weight.kind == "int8":
+        return weight.data
+    values = unpacked_int4(weight)
+    return values[:, 0::2] | values[:, 1::2] << 4
+
+
+def _up(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 class OneDnnLinear:
@@ -62,7 +105,7 @@ def pack_linear(kernels: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> Pa
     """Returns this CPU's fastest product for a weight [out, in] and a bias [out]."""
     if weight.dtype is torch.bfloat16 and kernels.has_bfloat16_products() and _has_onednn():
         return OneDnnLinear(weight, bias)
-    return PackedLinear(kernels, weight, bias)
+    return PackedLinear(kernels, weight, bias, weight.dtype)
 
 
 def _has_onednn() -> bool:

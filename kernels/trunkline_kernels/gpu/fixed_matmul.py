@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trunkline_kernels.gpu.matmul_tiling import MatmulTiling
 from trunkline_kernels.gpu.tile_order import GROUP_ROWS, tile_at
 
-TILE_ROWS, TILE_COLUMNS, TILE_INNER = 64, 128, 64
+TILING = MatmulTiling(64, 128, 64, 4, 3)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -57,19 +58,24 @@ def _fixed_matmul(
     tl.store(out + row[:, None] * num_columns + column[None, :], acc.to(out.dtype.element_ty), mask=inside)
 
 
-def fixed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype | None = None) -> Tensor:
+def fixed_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype | None = None,
+    tiling: MatmulTiling = TILING,
+) -> Tensor:  # fmt: skip
     """Computes x @ weight.T + bias, accumulated in float32.
 
     x: [num_rows, inner] contiguous, weight: [num_columns, inner] contiguous, bias: [num_columns]
+    tiling: measurements try others; bits may depend on it
     → [num_rows, num_columns] in `dtype`; None: x's
     """
     rows, inner = x.shape
     columns = weight.shape[0]
     out = x.new_empty(rows, columns, dtype=dtype or x.dtype)
     if rows:
-        tiles = triton.cdiv(rows, TILE_ROWS) * triton.cdiv(columns, TILE_COLUMNS)
+        tiles = triton.cdiv(rows, tiling.rows) * triton.cdiv(columns, tiling.columns)
         _fixed_matmul[(tiles,)](
             x, weight, x if bias is None else bias, out, rows, columns, inner, bias is not None,
-            TILE_ROWS, TILE_COLUMNS, TILE_INNER, GROUP_ROWS, num_warps=4, num_stages=3 if x.dtype.itemsize == 2 else 1,
+            tiling.rows, tiling.columns, tiling.inner, GROUP_ROWS, num_warps=tiling.warps,
+            num_stages=tiling.stages if x.dtype.itemsize == 2 else 1,
         )  # fmt: skip
     return out

@@ -1,4 +1,4 @@
-"""Bias and penalties on the device. Reference: trunkline_worker.runner.sampler."""
+"""Bias, penalties and masks on the device. References: trunkline_worker.runner.sampler, and token_masks for masks."""
 
 import torch
 import triton
@@ -13,6 +13,7 @@ from trunkline_kernels.gpu.device_rows import (
     SAMPLING_COLUMNS,
     DeviceRows,
 )
+from trunkline_kernels.token_masks import RowMasks
 
 BLOCK = 1024  # logits of a program
 HISTORY_BLOCK = 1024
@@ -91,6 +92,26 @@ def _penalise(
     tl.store(place, x, mask=inside & (count > 0))
 
 
+@triton.jit
+def _exclude(
+    logits,  # [.., vocab]
+    rows,  # [num_masks] int64
+    words,  # [num_masks, num_words] int32
+    num_words,
+    vocab,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Grid: (num_masks, blocks of the vocabulary)."""
+    index = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    word = tl.load(words + index * num_words + at // 32, mask=at < num_words * 32, other=0)
+    place = logits + tl.load(rows + index) * vocab + at
+    x = tl.load(place, mask=at < vocab, other=0.0)
+    # Infinity and NaN stay: they show that a row is broken.
+    excluded = ((word >> (at % 32)) & 1 == 0) & (x < float("inf"))
+    tl.store(place, float("-inf"), mask=excluded & (at < vocab))
+
+
 def add_bias(logits: Tensor, rows: Tensor, ids: Tensor, bias: Tensor) -> None:
     """Adds biases in place: logits[rows, ids] += bias.
 
@@ -115,3 +136,10 @@ def penalise(logits: Tensor, penalised: Tensor, rows: DeviceRows, longest: int) 
         counts, penalised, rows.sampling, rows.tokens, rows.tokens.shape[1], vocab, columns, HISTORY_BLOCK
     )
     _penalise[(count, triton.cdiv(vocab, BLOCK))](logits, counts, penalised, rows.sampling, vocab, columns, BLOCK)
+
+
+def exclude(logits: Tensor, masks: RowMasks) -> None:
+    """Sets the logits of tokens that masks exclude to -inf, in place.  logits: [num_rows, vocab] float32"""
+    num_masks, num_words = masks.words.shape
+    vocab = logits.shape[1]
+    _exclude[(num_masks, triton.cdiv(vocab, BLOCK))](logits, masks.rows, masks.words, num_words, vocab, BLOCK)

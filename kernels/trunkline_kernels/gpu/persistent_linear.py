@@ -1,4 +1,4 @@
-"""Matrix products with persistent programs: the programs stay on their multiprocessors and divide the work evenly.
+"""Products of 8-bit floats with persistent programs, which stay on their multiprocessors and divide the work evenly.
 
 A product of few rows has few tiles: 192 tiles are 1.45 waves on 132 multiprocessors, and take as long as 2. Here each
 program computes the same number of whole tiles. The remaining tiles are split along the inner dimension, so that every
@@ -9,7 +9,7 @@ Tiles are loaded through tensor descriptors: the device's copy engine fetches th
 compute capability 9.0 on. The launcher passes the descriptors by value, so a launch needs no memory for them, and a
 captured graph keeps them.
 
-Reference: torch's linear(), addmm(), and silu_and_mul(linear(x, weight)). Source: Osama et al., "Stream-K: Work-centric
+Reference: quantized_linear(), and silu_and_mul() of it. Source: Osama et al., "Stream-K: Work-centric
 Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU" (2023), the variant with whole tiles first.
 """
 
@@ -24,11 +24,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trunkline_kernels.gpu.dependent_launch import ask_for, launch_options, wait_for_inputs
 from trunkline_kernels.gpu.matmul_tiling import MatmulTiling
+from trunkline_kernels.gpu.quantized_linear import quantize_rows
 from trunkline_kernels.gpu.tile_order import GROUP_ROWS, tile_at
+from trunkline_kernels.quantized_weight import QuantizedWeight
 
 OLDEST_CAPABILITY = (9, 0)
 AHEAD = 4  # cache lines of each row of the weight that are prefetched before the activations are ready
-LINE = 128  # bytes
+LINE = 128  # bytes, and elements
 # Tiles are split only if that saves this many steps of the inner loop: adding up costs some microseconds, a step 0.5.
 LEAST_SAVED = 8
 NEVER = 1 << 16  # steps that no product has
@@ -45,14 +47,6 @@ class PersistentTiling(MatmulTiling):
 
     programs: int  # at once on a multiprocessor
     least_saved: int = LEAST_SAVED  # tiles are split only if that saves this many steps of the inner loop
-
-
-@dataclass(frozen=True, slots=True)
-class Factors:
-    """The scales of activations and weight if both are 8-bit floats."""
-
-    rows: Tensor  # [num_rows] float32, of the activations
-    columns: Tensor  # [num_columns] float32, of the weight's rows; twice as many if gated
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +104,14 @@ class ProductRoom:
 @triton.jit
 def _finish(
     acc, up, out, row_factors, column_factors, row, column, num_rows, num_columns, GATED: tl.constexpr,
-    ADDED: tl.constexpr, SCALED: tl.constexpr,
+    ADDED: tl.constexpr,
 ):  # fmt: skip
     """Stores a part of the result. acc, up: [rows, columns] float32; up is not read unless GATED"""
-    if SCALED:
-        of_rows = tl.load(row_factors + row, mask=row < num_rows, other=0.0)[:, None]
-        acc = acc * of_rows * tl.load(column_factors + column, mask=column < num_columns, other=0.0)[None, :]
-        if GATED:
-            of_columns = tl.load(column_factors + num_columns + column, mask=column < num_columns, other=0.0)
-            up = up * of_rows * of_columns[None, :]
+    of_rows = tl.load(row_factors + row, mask=row < num_rows, other=0.0)[:, None]
+    acc = acc * of_rows * tl.load(column_factors + column, mask=column < num_columns, other=0.0)[None, :]
+    if GATED:
+        of_columns = tl.load(column_factors + num_columns + column, mask=column < num_columns, other=0.0)
+        up = up * of_rows * of_columns[None, :]
     dtype: tl.constexpr = out.dtype.element_ty
     place = out + row.to(tl.int64)[:, None] * num_columns + column[None, :]
     inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
@@ -146,10 +139,10 @@ def _program_of(step, cut_steps, sharing):
 
 @triton.jit(do_not_specialize=["num_rows", "waves", "sharing"])
 def _persistent_matmul(
-    x,  # descriptor of [num_rows, inner], by [TILE_ROWS, TILE_INNER]
-    weight,  # descriptor of [num_columns, inner], twice as many columns if GATED, by [TILE_COLUMNS, TILE_INNER]
+    x,  # descriptor of [num_rows, inner] fp8, by [TILE_ROWS, TILE_INNER]
+    weight,  # descriptor of [num_columns, inner] fp8, twice as many columns if GATED, by [TILE_COLUMNS, TILE_INNER]
     weight_rows,  # the same weight as a pointer
-    row_factors, column_factors,  # of Factors; not read unless SCALED
+    row_factors, column_factors,  # [num_rows], [num_columns] float32: the scales of x and weight
     out,  # [num_rows, num_columns] ←; the product is added to it if ADDED
     shares, arrivals,  # of ProductRoom
     num_rows,
@@ -158,14 +151,13 @@ def _persistent_matmul(
     waves, sharing,  # of Division
     GATED: tl.constexpr,
     ADDED: tl.constexpr,
-    SCALED: tl.constexpr,  # x and weight have 8 bits
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
     TILE_INNER: tl.constexpr,
     MERGED_COLUMNS: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
     AHEAD: tl.constexpr,
-    LINE: tl.constexpr,  # elements
+    LINE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Grid: (programs of Division). Tiles are numbered in the order of tile_at()."""
@@ -190,8 +182,6 @@ def _persistent_matmul(
                 ask_for(place + num_columns.to(tl.int64) * inner + line * LINE)
     wait_for_inputs(DEPENDENT)
 
-    # Hopper's 8-bit products keep 14 bits of their sums, so each tile's sum is added in full precision.
-    PRECISE_AFTER: tl.constexpr = TILE_INNER if SCALED else 0
     row_of_tile, column_of_tile = tl.arange(0, TILE_ROWS), tl.arange(0, TILE_COLUMNS)
     for item in tl.range(0, items):
         at = tl.where(item == waves, begin, (begin // steps + 1) * steps)  # of a split tile: where the share begins
@@ -205,16 +195,15 @@ def _persistent_matmul(
         for step in tl.range(first, last):
             left = x.load([first_row, step * TILE_INNER])
             right = weight.load([first_column, step * TILE_INNER])
-            acc = tl.dot(left, right.T, acc, input_precision="ieee", max_num_imprecise_acc=PRECISE_AFTER)
+            # Hopper's 8-bit products keep 14 bits of their sums, so each tile's sum is added in full precision.
+            acc = tl.dot(left, right.T, acc, max_num_imprecise_acc=TILE_INNER)
             if GATED:
                 right = weight.load([num_columns + first_column, step * TILE_INNER])
-                up = tl.dot(left, right.T, up, input_precision="ieee", max_num_imprecise_acc=PRECISE_AFTER)
+                up = tl.dot(left, right.T, up, max_num_imprecise_acc=TILE_INNER)
         row = first_row + row_of_tile
         if last - first == steps:
             column = first_column + column_of_tile
-            _finish(
-                acc, up, out, row_factors, column_factors, row, column, num_rows, num_columns, GATED, ADDED, SCALED
-            )  # fmt: skip
+            _finish(acc, up, out, row_factors, column_factors, row, column, num_rows, num_columns, GATED, ADDED)
         else:
             SLOT: tl.constexpr = TILE_ROWS * TILE_COLUMNS * (2 if GATED else 1)
             UP: tl.constexpr = TILE_ROWS * TILE_COLUMNS
@@ -243,97 +232,74 @@ def _persistent_matmul(
                             total_up += tl.load(slot + UP + in_tile + in_columns[None, :], mask=some_rows, other=0.0)
                     _finish(
                         total, total_up, out, row_factors, column_factors, row, first_column + in_columns, num_rows,
-                        num_columns, GATED, ADDED, SCALED,
+                        num_columns, GATED, ADDED,
                     )  # fmt: skip
 
 
 def persistent_linear(
-    x: Tensor,
-    weight: Tensor,
-    tiling: PersistentTiling,
-    room: ProductRoom,
-    *,
-    factors: Factors | None = None,
-    dtype: torch.dtype | None = None,
-    dependent: bool = False,
+    x: Tensor, weight: QuantizedWeight, tiling: PersistentTiling, room: ProductRoom, *, dependent: bool = False
 ) -> Tensor:
-    """Computes x @ weight.T, accumulated in float32.
+    """Computes x @ dequantize(weight).T. Rounds x to 8 bits as quantized_linear does; sums are kept in full precision.
 
-    x: [num_rows, inner] contiguous, weight: [num_columns, inner] contiguous; rows of both are multiples of 16 bytes
-    factors: the scales of 8-bit x and weight; None: not scaled
+    x: [num_rows, inner] contiguous; weight: of kind fp8, inner a multiple of 16
     dependent: see dependent_launch
-    → [num_rows, num_columns] in `dtype`, x's where it is None
+    → [num_rows, num_columns] in x's dtype
     """
-    out = x.new_empty(len(x), len(weight), dtype=dtype or x.dtype)
-    _launch(x, weight, out, tiling, room, factors, dependent=dependent)
+    out = x.new_empty(len(x), len(weight.data))
+    _launch(x, weight, tiling, room, out=out, dependent=dependent)
     return out
 
 
 def add_persistent_linear(
-    x: Tensor,
-    weight: Tensor,
-    out: Tensor,
-    tiling: PersistentTiling,
-    room: ProductRoom,
-    *,
-    factors: Factors | None = None,
+    x: Tensor, weight: QuantizedWeight, tiling: PersistentTiling, room: ProductRoom, *, out: Tensor,
     dependent: bool = False,
-) -> None:
-    """Computes out += x @ weight.T, rounded once.
+) -> None:  # fmt: skip
+    """Computes out += x @ dequantize(weight).T, rounded once.
 
     out: [num_rows, num_columns] contiguous; for the others see persistent_linear
     """
-    _launch(x, weight, out, tiling, room, factors, added=True, dependent=dependent)
+    _launch(x, weight, tiling, room, out=out, added=True, dependent=dependent)
 
 
 def persistent_gated_linear(
-    x: Tensor,
-    weight: Tensor,
-    tiling: PersistentTiling,
-    room: ProductRoom,
-    *,
-    factors: Factors | None = None,
-    dtype: torch.dtype | None = None,
-    dependent: bool = False,
+    x: Tensor, weight: QuantizedWeight, tiling: PersistentTiling, room: ProductRoom, *, dependent: bool = False
 ) -> Tensor:
-    """Computes silu(x @ gate.T) * (x @ up.T), accumulated in float32.
+    """Computes silu(x @ gate.T) * (x @ up.T) of the dequantised halves of the weight.
 
-    weight: [2 * num_columns, inner] contiguous, gate first; for the others see persistent_linear
-    → [num_rows, num_columns] in `dtype`, x's where it is None
+    weight: of shape [2 * num_columns, inner], gate first; for the others see persistent_linear
+    → [num_rows, num_columns] in x's dtype
     """
-    out = x.new_empty(len(x), len(weight) // 2, dtype=dtype or x.dtype)
-    _launch(x, weight, out, tiling, room, factors, gated=True, dependent=dependent)
+    out = x.new_empty(len(x), len(weight.data) // 2)
+    _launch(x, weight, tiling, room, out=out, gated=True, dependent=dependent)
     return out
 
 
 def _launch(
     x: Tensor,
-    weight: Tensor,
-    out: Tensor,
+    weight: QuantizedWeight,
     tiling: PersistentTiling,
     room: ProductRoom,
-    factors: Factors | None,
     *,
+    out: Tensor,
     gated: bool = False,
     added: bool = False,
     dependent: bool,
 ) -> None:
     rows, columns = out.shape
-    inner = x.shape[1]
     if not rows:
         return
     division = division_of(
         tiles=triton.cdiv(rows, tiling.rows) * triton.cdiv(columns, tiling.columns),
-        steps=triton.cdiv(inner, tiling.inner),
+        steps=triton.cdiv(weight.inner, tiling.inner),
         programs=room.multiprocessors * tiling.programs,
         least_saved=tiling.least_saved,
     )
+    narrow, row_factors = quantize_rows(x, dependent=dependent)
     _persistent_matmul[(division.programs,)](
-        TensorDescriptor.from_tensor(x, [tiling.rows, tiling.inner]),
-        TensorDescriptor.from_tensor(weight, [tiling.columns, tiling.inner]),
-        weight, out if factors is None else factors.rows, out if factors is None else factors.columns, out,
-        room.shares, room.arrivals, rows, columns, inner, division.waves, division.sharing, gated, added,
-        factors is not None, tiling.rows, tiling.columns, tiling.inner, min(MERGED_COLUMNS, tiling.columns),
-        GROUP_ROWS, AHEAD, LINE // x.itemsize, dependent, num_warps=tiling.warps, num_stages=tiling.stages,
-        **launch_options(dependent),
+        TensorDescriptor.from_tensor(narrow, [tiling.rows, tiling.inner]),
+        TensorDescriptor.from_tensor(weight.data, [tiling.columns, tiling.inner]),
+        weight.data, row_factors, weight.scale, out, room.shares, room.arrivals, rows, columns, weight.inner,
+        division.waves, division.sharing, gated, added, tiling.rows, tiling.columns, tiling.inner,
+        min(MERGED_COLUMNS, tiling.columns), GROUP_ROWS, AHEAD, LINE, dependent, num_warps=tiling.warps,
+        num_stages=tiling.stages, **launch_options(dependent),
     )  # fmt: skip

@@ -1,25 +1,22 @@
-"""Chooses the kernel of a layer's matrix product: the library's, or one of this package with a tiling.
+"""Chooses the kernel of a layer's product of 8-bit floats: the library's, or one of this package with a tiling.
 
-The product sweeps of `make bench-gpu` time them on a device by the number of rows, and record the fastest: see
-tuned_tilings. A product that was not timed uses the library, whose products are fast everywhere; with 8-bit floats it
-uses this package's kernel.
+The product sweep of `make bench-gpu` times them on a device by the number of rows, and records the fastest: see
+tuned_tilings. A product that was not timed uses quantized_linear.
 """
 
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
-from trunkline_kernels.gpu.gated_linear import GatedTiling
 from trunkline_kernels.gpu.persistent_linear import PersistentTiling
-from trunkline_kernels.gpu.quantized_linear import FP8, Fp8Tiling
-from trunkline_kernels.gpu.tuned_tilings import GATED, ProductKey, chosen_table, name_of
+from trunkline_kernels.gpu.quantized_linear import Fp8Tiling
+from trunkline_kernels.gpu.tuned_tilings import ProductKey, chosen_table, name_of
+from trunkline_kernels.quantized_weight import FP8
 
 # If a kernel of this package is faster by a smaller factor, the difference may be noise.
 LEAST_GAIN = 1.03
 
-ProductTiling = GatedTiling | PersistentTiling | Fp8Tiling
+ProductTiling = PersistentTiling | Fp8Tiling
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,31 +37,24 @@ class ProductChoice:
         return rows <= max(self.rows, default=-1) and self.tiling(rows) is None
 
 
-def product_choice(kernel: str, *, device: str, columns: int, inner: int, dtype: torch.dtype) -> ProductChoice:
+def product_choice(kernel: str, *, device: str, columns: int, inner: int) -> ProductChoice:
     """Returns the table's choices for a product on a device. Raises ValueError if an entry is not a tiling.
 
-    kernel: one of tuned_tilings.PRODUCTS; device: as torch reports it; columns: of the result; dtype: of the weight
+    kernel: one of tuned_tilings.PRODUCTS; device: as torch reports it; columns: of the result
     """
     found = {
-        key.rows: product_tiling(kernel, name_of(dtype), fields) if fields else None
+        key.rows: product_tiling(kernel, fields) if fields else None
         for key, fields in chosen_table().items()
-        if key == ProductKey(kernel, device, getattr(key, "rows", 0), columns, inner, name_of(dtype))
+        if key == ProductKey(kernel, device, getattr(key, "rows", 0), columns, inner, name_of(FP8))
     }
     timed = tuple(sorted(found))
     return ProductChoice(timed, tuple(found[rows] for rows in timed))
 
 
-def product_tiling(kernel: str, dtype: str, fields: Mapping[str, int]) -> ProductTiling:
+def product_tiling(kernel: str, fields: Mapping[str, int]) -> ProductTiling:
     """Returns the tiling of an entry; only that of a persistent kernel has `programs`. Raises ValueError if the fields
-    are not those of a tiling.
-
-    dtype: the name of the weight's dtype in the table
-    """
+    are not those of a tiling."""
     try:
-        if "programs" not in fields and dtype == name_of(FP8):
-            return Fp8Tiling(**fields)
-        if "programs" not in fields and kernel == GATED:
-            return GatedTiling(**fields)
-        return PersistentTiling(**fields)
+        return PersistentTiling(**fields) if "programs" in fields else Fp8Tiling(**fields)
     except TypeError as error:
         raise ValueError(f"a tiling of {kernel} has other fields than {sorted(fields)}: {error}") from None

@@ -1,12 +1,9 @@
 """Matrix products with quantised weights: int8 and int4 weights with unquantised activations, and fp8 for both.
 
 A decode step reads every weight once, so it gains from weights of half or a quarter of the size. Prompts gain from
-8-bit tensor cores. An int8 or fp8 weight is the stored value times a scale, one per column of the product. An int4
-weight is the stored value from 0 to 15, minus a zero point, times a scale; zero point and scale are per column and
-group of the inner dimension. quantize() uses the zero point 8; checkpoints quantised elsewhere may have others.
+8-bit tensor cores.
 
-Reference: torch's linear() with dequantize(weight). Sources: scales per token and column: Dettmers et al. (2022); 8-bit
-floats: Micikevicius et al. (2022); groups of 128 for 4 bits: Frantar et al. (2023).
+Reference: torch's linear() with dequantize(weight). Source: 8-bit floats: Micikevicius et al. (2022).
 """
 
 from dataclasses import dataclass
@@ -19,85 +16,16 @@ from torch import Tensor
 from trunkline_kernels.gpu.dependent_launch import launch_options, wait_for_inputs
 from trunkline_kernels.gpu.matmul_tiling import MatmulTiling
 from trunkline_kernels.gpu.tile_order import GROUP_ROWS, tile_at
+from trunkline_kernels.quantized_weight import FP8, HALF, ZERO, QuantizedWeight
 
-GROUP = 128  # inner elements that share a scale in the int4 weights of quantize()
-ZERO = tl.constexpr(8)  # the zero point of these weights
-HALF = 32  # 64 inner elements take 32 bytes: byte i has element i in its low and element 32 + i in its high four bits
-FP8 = torch.float8_e4m3fn
-FP8_LARGEST = 448.0
+_ZERO = tl.constexpr(ZERO)
 TILE_COLUMNS = 64
-KINDS = ("int8", "int4", "fp8")
 LIBRARY_ALIGNMENT = 16  # the library needs both dimensions of an 8-bit weight to be multiples of it
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Tiling(MatmulTiling):
     """The tiling of a product of 8-bit floats."""
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedWeight:
-    """A quantised weight of shape [num_columns, inner]."""
-
-    kind: str  # one of KINDS
-    data: Tensor  # int8 or fp8 [num_columns, inner]; for int4, uint8 [num_columns, inner / 2]
-    scale: Tensor  # float32 [num_columns]; for int4, [num_columns, inner / group]
-    inner: int
-    group: int = GROUP  # inner elements that share a scale; int4 only
-    zero: Tensor | None = None  # uint8 [num_columns, inner / group], int4 only; None: ZERO everywhere
-
-
-def quantize(weight: Tensor, kind: str) -> QuantizedWeight:
-    """Returns the weight [num_columns, inner] quantised as `kind`, one of KINDS.
-
-    Raises ValueError if the kind is unknown or the shape does not allow it.
-    """
-    columns, inner = weight.shape
-    wide = weight.float()
-    if kind == "int8":
-        scale = (wide.abs().amax(dim=1) / 127).clamp_(min=1e-12)
-        return QuantizedWeight(kind, (wide / scale[:, None]).round_().to(torch.int8), scale, inner)
-    if kind == "fp8":
-        scale = (wide.abs().amax(dim=1) / FP8_LARGEST).clamp_(min=1e-12)
-        return QuantizedWeight(kind, (wide / scale[:, None]).to(FP8), scale, inner)
-    if kind != "int4":
-        raise ValueError(f"quantisation {kind!r} is not one of {', '.join(KINDS)}")
-    if inner % GROUP:
-        raise ValueError(f"int4 weights need an inner dimension that {GROUP} divides, not {inner}")
-    groups = wide.view(columns, inner // GROUP, GROUP)
-    scale = (groups.abs().amax(dim=2) / 7).clamp_(min=1e-12)
-    values = ((groups / scale[..., None]).round_().clamp_(-ZERO.value, 15 - ZERO.value) + ZERO.value).to(torch.uint8)
-    return packed_int4(values.view(columns, inner), scale)
-
-
-def packed_int4(values: Tensor, scale: Tensor, zero: Tensor | None = None) -> QuantizedWeight:
-    """Returns an int4 weight of unpacked 4-bit values, as a checkpoint may have them.
-
-    values: uint8 [num_columns, inner], 0 to 15; scale: float32 [num_columns, num_groups], groups of at least 32
-    zero: uint8 [num_columns, num_groups]; None: 8 everywhere
-    Raises ValueError if the kernel does not support the shapes.
-    """
-    columns, inner = values.shape
-    group = inner // scale.shape[1]
-    if inner % (2 * HALF) or group % HALF or group * scale.shape[1] != inner:
-        raise ValueError(
-            f"int4 weights need an inner dimension that {2 * HALF} divides and groups that {HALF} divides, not {inner} "
-            f"in {scale.shape[1]} groups"
-        )
-    low, high = values.view(columns, inner // (2 * HALF), 2, HALF).unbind(dim=2)
-    data = (low | (high << 4)).reshape(columns, inner // 2).contiguous()
-    return QuantizedWeight("int4", data, scale, inner, group, zero)
-
-
-def dequantize(weight: QuantizedWeight) -> Tensor:
-    """Returns the values of a quantised weight: [num_columns, inner] float32."""
-    if weight.kind != "int4":
-        return weight.data.float() * weight.scale[:, None]
-    columns = len(weight.data)
-    packed = weight.data.view(columns, weight.inner // (2 * HALF), HALF)
-    values = torch.stack([packed & 15, packed >> 4], dim=2).view(columns, -1, weight.group).float()
-    values -= ZERO.value if weight.zero is None else weight.zero[..., None].float()
-    return (values * weight.scale[..., None]).view(columns, weight.inner)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -142,7 +70,7 @@ def _weight_only(
             of_group = column * (INNER // GROUP) + start // GROUP
             low_factor = tl.load(scale + of_group, mask=some_columns, other=0.0)[None, :]
             high_factor = low_factor
-            low_zero = tl.full([1, TILE_COLUMNS], ZERO, tl.int32)
+            low_zero = tl.full([1, TILE_COLUMNS], _ZERO, tl.int32)
             if ZEROS:
                 low_zero = tl.load(zero + of_group, mask=some_columns, other=0).to(tl.int32)[None, :]
             high_zero = low_zero

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trunkline_kernels.gpu.attention_tile import LOG2_E, attend_tile, blocks_at, merge
-from trunkline_kernels.gpu.overlapped_tiles import attend_overlapped
 from trunkline_kernels.gpu.tuned_tilings import TilingKey, tuned
 from trunkline_kernels.ragged_batch import KVLayer
 
@@ -60,7 +59,6 @@ def _ragged_attention(
     WINDOW: tl.constexpr,
     SCALED: tl.constexpr,
     SPLIT: tl.constexpr,  # tokens of a piece; 0: bits may depend on where a tile begins
-    OVERLAP: tl.constexpr,  # see overlapped_tiles; cannot be combined with SPLIT or WINDOW
 ):  # fmt: skip
     """Grid: (num_tiles * num_kv_heads); the heads of a tile are adjacent."""
     TILE_TOKENS: tl.constexpr = TILE_ROWS // GROUP
@@ -125,11 +123,6 @@ def _ragged_attention(
             )
             peak = tl.reshape(peak, [TILE_ROWS])
             total = tl.reshape(total, [TILE_ROWS])
-    elif OVERLAP:
-        acc, peak, total = attend_overlapped(
-            queries, keys, values, table, computed + first + 1, end, query_positions, scale, block_stride,
-            slot_stride, BLOCK_SIZE, HEAD_DIM, PADDED_DIM, TILE_ROWS, TILE_KEYS,
-        )  # fmt: skip
     else:
         if not WINDOW:
             # Tiles of keys that every query sees completely need no mask.
@@ -206,19 +199,10 @@ class RaggedTiling:
     keys: int
     warps: int
     stages: int  # of the pipeline of loads
-    tiles_at_once: int = 1  # tiles of keys; 2: the scores of the next one are computed during the softmax of this one
 
     def tokens(self, group: int) -> int:
         """Returns the number of new tokens of a tile, for this many query heads per KV head."""
         return self.rows // group
-
-    def overlaps(self, *, split: int, window: int | None) -> bool:
-        """Whether a launch computes two tiles of keys at once.
-
-        With a window, the kernel would need every register of a thread. With `split`, all keys are computed in one
-        way, so that bits do not depend on the batch.
-        """
-        return self.tiles_at_once == 2 and not split and window is None
 
 
 def tiling_for(
@@ -259,9 +243,7 @@ def tiling_for(
         if keys > 32 and (padded > 128 or not hopper):
             continue
         if (rows + 2 * keys * stages) * padded * dtype.itemsize <= shared_memory:
-            # Products are asynchronous from Hopper on. 8-bit keys leave no registers for a second tile.
-            overlaps = hopper and keys == 64 and kv_dtype == dtype and not split
-            return RaggedTiling(rows, keys, 8 if rows * padded >= 128 * 64 else 4, stages, 2 if overlaps else 1)
+            return RaggedTiling(rows, keys, 8 if rows * padded >= 128 * 64 else 4, stages)
     return RaggedTiling(max(16, triton.next_power_of_2(group)), 16, 4, 1)
 
 
@@ -390,7 +372,6 @@ def ragged_attention(
         block_tables.stride(0), kv.block_stride, num_kv_heads * head_dim, num_heads,
         num_heads // num_kv_heads, head_dim, padded_dim, block_size,
         tiling.rows, tiling.keys, window is not None, scaled, split,
-        tiling.overlaps(split=split, window=window),
         num_warps=tiling.warps, num_stages=tiling.stages, **fused,
     )  # fmt: skip
     if pieces is not None and len(pieces.cut):

@@ -66,7 +66,7 @@ def _choose(
     peaks, masses,  # [num_samples, num_tiles] float32, of tile_peaks
     listed,  # [num_samples, num_tiles] int32: scratch memory
     highest_of,  # [num_samples] float32 ← the row's highest logit if _draw draws from all its tokens; else NaN
-    chosen,  # [num_samples] int64 ← -1 if the logits are not finite
+    chosen,  # [num_samples] int64 ← -1 if the highest logit is infinite or NaN, -2 if it is -inf
     samples,  # [num_samples, 2] int32: row, position of the new token
     sampling,  # [num_rows, COLUMNS] int32: see device_rows
     tokens,  # [num_rows, token_width] int32 ← at the position; 0 if the logits are not finite
@@ -163,7 +163,8 @@ def _choose(
             token = tl.min(tl.where(score == here, at, 2147483647))  # the lowest id of equals
             best = tl.where(here > won, token, best)
             won = tl.maximum(won, here)
-    tl.store(chosen + index, tl.where(finite, best, -1).to(tl.int64))
+    failure = tl.where(highest == float("-inf"), -2, -1)
+    tl.store(chosen + index, tl.where(finite, best, failure).to(tl.int64))
     # A token is written even on failure: the next step may run before the failure is handled.
     tl.store(tokens + table_row * token_width + position, tl.where(finite, best, 0), mask=position < token_width)
 
@@ -235,7 +236,7 @@ def sample(logits: Tensor, samples: Tensor, rows: DeviceRows, *, draws: bool = T
 
     logits: [num_samples, vocab] float32; samples: [num_samples, 2] int32, (row, position of the new token)
     draws: False if every row's temperature is 0
-    → [num_samples] int64; -1: the logits are not finite
+    → [num_samples] int64; -1: the logits are not finite; -2: all of them are -inf, so no token is left
     """
     num_samples, vocab = logits.shape
     chosen = torch.empty(num_samples, dtype=torch.int64, device=logits.device)

@@ -1,0 +1,91 @@
+"""Quantised weights, as kernels take them.
+
+An int8 or fp8 weight is the stored value times a scale, one per column of the product. An int4 weight is the stored
+value from 0 to 15, minus a zero point, times a scale; zero point and scale are per column and group of the inner
+dimension. quantize() uses the zero point 8; checkpoints quantised elsewhere may have others.
+
+Sources: scales per column: Dettmers et al. (2022); groups of 128 for 4 bits: Frantar et al. (2023).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+GROUP = 128  # inner elements that share a scale in the int4 weights of quantize(), or half of it
+ZERO = 8  # the zero point of these weights
+HALF = 32  # 64 inner elements take 32 bytes: byte i has element i in its low and element 32 + i in its high four bits
+FP8 = torch.float8_e4m3fn
+FP8_LARGEST = 448.0
+KINDS = ("int8", "int4", "fp8")
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """A quantised weight of shape [num_columns, inner]."""
+
+    kind: str  # one of KINDS
+    data: Tensor  # int8 or fp8 [num_columns, inner]; for int4, uint8 [num_columns, inner / 2]
+    scale: Tensor  # float32 [num_columns]; for int4, [num_columns, inner / group]
+    inner: int
+    group: int = GROUP  # inner elements that share a scale; int4 only
+    zero: Tensor | None = None  # uint8 [num_columns, inner / group], int4 only; None: ZERO everywhere
+
+
+def quantize(weight: Tensor, kind: str) -> QuantizedWeight:
+    """Returns the weight [num_columns, inner] quantised as `kind`, one of KINDS.
+
+    Raises ValueError if the kind is unknown or the shape does not allow it.
+    """
+    columns, inner = weight.shape
+    wide = weight.float()
+    if kind == "int8":
+        scale = (wide.abs().amax(dim=1) / 127).clamp_(min=1e-12)
+        return QuantizedWeight(kind, (wide / scale[:, None]).round_().to(torch.int8), scale, inner)
+    if kind == "fp8":
+        scale = (wide.abs().amax(dim=1) / FP8_LARGEST).clamp_(min=1e-12)
+        return QuantizedWeight(kind, (wide / scale[:, None]).to(FP8), scale, inner)
+    if kind != "int4":
+        raise ValueError(f"quantisation {kind!r} is not one of {', '.join(KINDS)}")
+    if inner % (2 * HALF):
+        raise ValueError(f"int4 weights need an inner dimension that {2 * HALF} divides, not {inner}")
+    group = GROUP if inner % GROUP == 0 else GROUP // 2
+    groups = wide.view(columns, inner // group, group)
+    scale = (groups.abs().amax(dim=2) / 7).clamp_(min=1e-12)
+    values = ((groups / scale[..., None]).round_().clamp_(-ZERO, 15 - ZERO) + ZERO).to(torch.uint8)
+    return packed_int4(values.view(columns, inner), scale)
+
+
+def packed_int4(values: Tensor, scale: Tensor, zero: Tensor | None = None) -> QuantizedWeight:
+    """Returns an int4 weight of unpacked 4-bit values, as a checkpoint may have them.
+
+    values: uint8 [num_columns, inner], 0 to 15; scale: float32 [num_columns, num_groups], groups of at least 32
+    zero: uint8 [num_columns, num_groups]; None: 8 everywhere
+    Raises ValueError if the kernel does not support the shapes.
+    """
+    columns, inner = values.shape
+    group = inner // scale.shape[1]
+    if inner % (2 * HALF) or group % HALF or group * scale.shape[1] != inner:
+        raise ValueError(
+            f"int4 weights need an inner dimension that {2 * HALF} divides and groups that {HALF} divides, not {inner} "
+            f"in {scale.shape[1]} groups"
+        )
+    low, high = values.view(columns, inner // (2 * HALF), 2, HALF).unbind(dim=2)
+    data = (low | (high << 4)).reshape(columns, inner // 2).contiguous()
+    return QuantizedWeight("int4", data, scale, inner, group, zero)
+
+
+def unpacked_int4(weight: QuantizedWeight) -> Tensor:
+    """Returns the stored values of an int4 weight: uint8 [num_columns, inner], 0 to 15."""
+    packed = weight.data.view(len(weight.data), weight.inner // (2 * HALF), HALF)
+    return torch.stack([packed & 15, packed >> 4], dim=2).view(-1, weight.inner)
+
+
+def dequantize(weight: QuantizedWeight) -> Tensor:
+    """Returns the values of a quantised weight: [num_columns, inner] float32."""
+    if weight.kind != "int4":
+        return weight.data.float() * weight.scale[:, None]
+    columns = len(weight.data)
+    values = unpacked_int4(weight).view(columns, -1, weight.group).float()
+    values -= ZERO if weight.zero is None else weight.zero[..., None].float()
+    return (values * weight.scale[..., None]).view(columns, weight.inner)
