@@ -37,11 +37,11 @@ def test_a_refused_model_ends_the_worker_with_one_line(directory: Path) -> None:
         worker.stop()
 
 
-def test_a_gguf_file_ends_the_worker_with_one_line(tmp_path: Path) -> None:
+def test_a_damaged_gguf_file_ends_the_worker_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     worker = Worker(tmp_path / "model.gguf")
     try:
-        worker.process.wait_for("trunkline-worker: .*model.gguf is GGUF, which is not supported")
+        worker.process.wait_for("trunkline-worker: .*model.gguf is damaged or cut short: ")
         assert worker.process.wait() == 2
     finally:
         worker.stop()

@@ -1,4 +1,4 @@
-"""Reads tensors from safetensors files by name. Pickled files are never opened."""
+"""Reads tensors from safetensors files, or a GGUF file, by name. Pickled files are never opened."""
 
 import json
 import os
@@ -12,6 +12,8 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from trunkline_worker.model.checkpoint.gguf_file import GgufFile, is_gguf
+from trunkline_worker.model.checkpoint.gguf_tensors import GgufTensors, stored_name
 from trunkline_worker.model.checkpoint.model_file import read_json
 from trunkline_worker.model.checkpoint.other_formats import check_format
 from trunkline_worker.model.checkpoint.refusals import ModelError, shown
@@ -26,12 +28,14 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class Checkpoint:
-    """The tensors of a model directory, in a single file or in shards. A context manager that closes the files.
+    """The tensors of a model directory, in a single file or in shards, or of a GGUF file. A context manager that closes
+    the files.
 
     stream: copies tensors to a device other than the CPU
     """
 
     def __init__(self, directory: Path, stream: WeightStream | None = None) -> None:
+        self._directory = directory
         self._stream = stream
         self._check = WeightCheck()
         self.files = weight_files(directory)
@@ -49,7 +53,9 @@ class Checkpoint:
 
     def _open(self, file: Path) -> None:
         try:
-            handle = self._stack.enter_context(safe_open(file, framework="pt"))
+            handle: Any = (
+                GgufTensors(GgufFile(file)) if is_gguf(file) else self._stack.enter_context(safe_open(file, "pt"))
+            )
             names = list(handle.keys())
         except (SafetensorError, OSError, ValueError, OverflowError) as error:
             raise ModelError(f"{file} is damaged or cut short: {shown(str(error))}") from None
@@ -72,17 +78,15 @@ class Checkpoint:
         """Raises ModelError if the tensor is missing, or if its shape or dtype is wrong. Reads only the file's header
         and the shape of `target`, which may be on the meta device."""
         if name not in self._handles:
-            raise ModelError(f"{self.files[0].parent} lacks the tensor {name}")
+            raise ModelError(f"{self._directory} lacks the tensor {self._own(name)}")
         piece = self._handles[name].get_slice(name)
         shape, stored = piece.get_shape(), piece.get_dtype()
         if shape != list(target.shape):
-            raise ModelError(
-                f"{self._file_of[name]}: tensor {name} has shape {shape}, config.json says {list(target.shape)}"
-            )
+            config = "its metadata" if is_gguf(self._directory) else "config.json"
+            raise ModelError(f"{self._at(name)} has shape {shape}, {config} says {list(target.shape)}")
         if stored not in STORED_DTYPES:
             raise ModelError(
-                f"{self._file_of[name]}: tensor {name} is stored as {stored}, which is not supported; supported: "
-                f"{', '.join(STORED_DTYPES)}"
+                f"{self._at(name)} is stored as {stored}, which is not supported; supported: {', '.join(STORED_DTYPES)}"
             )
 
     def stored_dtype(self, name: str) -> torch.dtype:
@@ -117,7 +121,7 @@ class Checkpoint:
             reason = f"has values from {least:g} to {greatest:g}, past those of {kind}: use --dtype bfloat16"
         else:
             reason = "has NaN or infinite values: the file is damaged"
-        raise ModelError(f"{self._file_of[name]}: tensor {name} {reason}")
+        raise ModelError(f"{self._at(name)} {reason}")
 
     def embedding_and_head(self, tied: bool) -> tuple[str, str | None]:
         """Returns the names of embedding and head; None: the head is the embedding.
@@ -150,8 +154,16 @@ class Checkpoint:
         try:
             tensor: Tensor = self._handles[name].get_tensor(name)
         except (SafetensorError, OSError, RuntimeError) as error:
-            raise ModelError(f"{self._file_of[name]}: tensor {name} cannot be read: {shown(str(error))}") from None
+            raise ModelError(f"{self._at(name)} cannot be read: {shown(str(error))}") from None
         return tensor
+
+    def _at(self, name: str) -> str:
+        """Returns file and tensor, for errors."""
+        return f"{self._file_of[name]}: tensor {self._own(name)}"
+
+    def _own(self, name: str) -> str:
+        """Returns the name that a tensor has in the file."""
+        return stored_name(name) if is_gguf(self._directory) else name
 
 
 def _named(name: str) -> str:
@@ -160,11 +172,13 @@ def _named(name: str) -> str:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Returns the safetensors files: the single file if it exists, or the shards that the index lists. As in
-    transformers, the index is not read if the single file exists.
+    """Returns the GGUF file itself; or the safetensors files: the single file if it exists, or the shards that the
+    index lists. As in transformers, the index is not read if the single file exists.
 
     Raises ModelError if there are none, or if a shard is missing.
     """
+    if is_gguf(directory):
+        return [directory]
     if os.path.isfile(directory / SINGLE):
         return [directory / SINGLE]
     files = _shards(directory / INDEX) if os.path.lexists(directory / INDEX) else []

@@ -1,6 +1,5 @@
 """Reads a model directory's generation settings: end-of-sequence tokens, and sampling defaults for requests."""
 
-import os
 from pathlib import Path
 
 from trunkline.sampling_params import BY_MODEL
@@ -8,7 +7,7 @@ from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.validation import validate_sampling
 from trunkline_worker.model.checkpoint.entries import Entries, without
-from trunkline_worker.model.checkpoint.model_file import read_json
+from trunkline_worker.model.checkpoint.model_file import exists, read_json
 from trunkline_worker.model.checkpoint.refusals import ModelError
 
 MOST_TOP_K = (1 << 31) - 1
@@ -30,7 +29,7 @@ def read_generation_defaults(
     ignored_keys: keys of config.json that are treated as absent
     """
     path = directory / "generation_config.json"
-    has_file = os.path.lexists(path)
+    has_file = exists(path)
     generation = Entries(read_json(path) if has_file else {})
     try:
         defaults = _sampling(generation, vocab_size)

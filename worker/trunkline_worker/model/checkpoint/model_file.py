@@ -1,17 +1,38 @@
-"""Reads files of a model directory, any of which may be missing, damaged or not a regular file."""
+"""Reads files of a model directory, any of which may be missing, damaged or not a regular file.
+
+A GGUF file counts as a directory: its metadata says what config.json, generation_config.json, tokenizer.json and
+tokenizer_config.json would.
+"""
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trunkline_worker.model.checkpoint.gguf_config import config_of, sampling_of
+from trunkline_worker.model.checkpoint.gguf_file import GgufFile, is_gguf
+from trunkline_worker.model.checkpoint.gguf_tokenizer import tokenizer_config_of, tokenizer_of
 from trunkline_worker.model.checkpoint.refusals import ModelError
 
 MOST_BYTES = 64 << 20  # the largest tokenizers take half of it, the indices of the largest checkpoints a few MiB
+IN_GGUF: dict[str, Callable[[GgufFile], dict[str, Any]]] = {
+    "config.json": config_of,
+    "generation_config.json": sampling_of,
+    "tokenizer.json": tokenizer_of,
+    "tokenizer_config.json": tokenizer_config_of,
+}
+
+
+def exists(path: Path) -> bool:
+    """Whether there is such a file, which may still be one that cannot be read."""
+    return path.name in IN_GGUF if is_gguf(path.parent) else os.path.lexists(path)
 
 
 def read_file(path: Path) -> bytes:
     """Returns a regular file's contents. Raises ModelError with the file's name if it cannot be read."""
+    if is_gguf(path.parent):
+        return json.dumps(IN_GGUF[path.name](GgufFile(path.parent)), default=str).encode()
     try:
         path.lstat()
     except FileNotFoundError:

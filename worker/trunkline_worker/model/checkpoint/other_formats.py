@@ -1,12 +1,12 @@
-"""Formats of weights that are not served, each refused with what to do instead."""
+"""What is not served is refused with what to do instead: other formats of weights, and a directory of GGUF files."""
 
 import os
 from pathlib import Path
 
+from trunkline_worker.model.checkpoint.gguf_file import SUFFIX
 from trunkline_worker.model.checkpoint.refusals import ModelError
 
 SAFETENSORS = ".safetensors"
-GGUF = ".gguf"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -15,10 +15,9 @@ def check_format(path: Path) -> None:
     files = [path] if os.path.isfile(path) else [file for file in sorted(path.glob("*")) if os.path.isfile(file)]
     if _first(files, SAFETENSORS):
         return  # files in other formats may be the state of a training
-    if found := _first(files, GGUF):
+    if found := _first(files, SUFFIX):
         raise ModelError(
-            f"{found} is GGUF, which is not supported: serve the directory of the checkpoint that it was made of, with "
-            "config.json, tokenizer.json and safetensors"
+            f"{path} is a directory without safetensors: to serve a GGUF file, name the file itself, such as {found}"
         )
     if found := _first(files, *PICKLED):
         raise ModelError(f"refusing pickled weights {found}: loading them can run code; convert to safetensors")

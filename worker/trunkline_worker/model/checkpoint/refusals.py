@@ -18,5 +18,5 @@ def shown(value: Any) -> str:
         return f"an object of {len(value)}"
     if isinstance(value, int) and abs(value) >= 1 << 128:
         return f"an integer of {value.bit_length()} bits"  # Python refuses to print the longest ones
-    text = json.dumps(value)
+    text = json.dumps(value, default=str)
     return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
