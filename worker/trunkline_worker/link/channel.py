@@ -59,11 +59,7 @@ class FlightRecorder:
     @classmethod
     def create(cls) -> tuple["FlightRecorder", BinaryIO]:
         """A new recorder, and the unnamed file whose descriptor another process passes to open()."""
-        # Without memfd_create the file is on a disk, and a full disk would harm the engine.
-        has_memfd = hasattr(os, "memfd_create")
-        file: BinaryIO
-        file = os.fdopen(os.memfd_create("flight-recorder"), "w+b") if has_memfd else _temporary_file()
-        file.truncate(STEPS_UNDER_WAY * _slot_bytes())
+        file = shared_file("flight-recorder", STEPS_UNDER_WAY * _slot_bytes())
         return cls.open(file.fileno()), file
 
     @classmethod
@@ -88,6 +84,16 @@ class FlightRecorder:
             (count,) = COUNT.unpack_from(self._memory, start)
             found.update(struct.unpack_from(f"<{count}Q", self._memory, start + COUNT.size))
         return found
+
+
+def shared_file(name: str, num_bytes: int) -> BinaryIO:
+    """A new unnamed file, all zeros, for memory that processes share.  name: for the operator"""
+    # Without memfd_create the file is on a disk, and a full disk would harm the processes.
+    has_memfd = hasattr(os, "memfd_create")
+    file: BinaryIO
+    file = os.fdopen(os.memfd_create(name), "w+b") if has_memfd else _temporary_file()
+    file.truncate(num_bytes)
+    return file
 
 
 def _temporary_file() -> BinaryIO:

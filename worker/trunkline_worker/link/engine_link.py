@@ -16,6 +16,7 @@ from trunkline.status import RequestRefused, no_worker
 from trunkline.v1.worker_pb2 import GetModelResponse, GetStatsResponse, LoadSample, Submit
 from trunkline_runtime.log import get_logger
 from trunkline_worker.link.channel import FlightRecorder, FrameReader, frame
+from trunkline_worker.link.shared_grammars import share_grammars
 from trunkline_worker.link.silence import SLICE_S, Silence
 from trunkline_worker.settings import EngineSettings
 
@@ -199,6 +200,7 @@ class EngineLink:
     def _flush(self) -> None:
         self._flush_scheduled = False
         request, self._pending = self._pending, EngineRequest()
+        share_grammars(request.submits)
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(frame(request))
 

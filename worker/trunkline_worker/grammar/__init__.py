@@ -1,0 +1,1 @@
+"""What constrains outputs: grammars, compiled and matched in processes of their own."""
