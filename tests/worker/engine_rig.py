@@ -82,7 +82,8 @@ def drive(
     while engine.has_work:
         step = engine.step()
         if step is None:
-            assert not engine.is_waiting or engine.wakes_s() is not None, "there is work, but no step"
+            waits = engine.has_work and engine.is_waiting
+            assert not waits or engine.wakes_s() is not None, "there is work, but no step"
             continue
         collected.add_step(step)
         steps += 1

@@ -9,11 +9,11 @@ from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.prefix_tree import PrefixTree
 from trunkline_worker.cache.sequence import AwaitedResource, Finish
 from trunkline_worker.cache.sequence import Sequence as EngineSequence
-from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.scheduler.limits import SchedulerLimits
 from trunkline_worker.scheduler.scheduler import Scheduler
 from trunkline_worker.scheduler.sequence_table import StepOutput, StepOutputs
 from trunkline_worker.scheduler.stats import EngineStats
+from trunkline_worker.step.lanes import Lane
 from trunkline_worker.step.plan import PositionLogprobs, Sampling, StepPlan, StepResult
 
 BLOCK_SIZE = 4

@@ -18,7 +18,7 @@ class WorkerSettings:
     host: str = setting("127.0.0.1", metavar="HOST", help="address to listen on")
     port: int = setting(50061, help="gRPC port; 0 picks a free one", minimum=0, maximum=65535)
     served_model_name: str = setting(
-        "", metavar="NAME", help="name that requests use; default: the model directory's base name"
+        "", metavar="NAME", help="name that requests use; default: the base name of the model's directory or file"
     )
     chat_template: str = setting(
         "",
@@ -114,4 +114,6 @@ class WorkerSettings:
 
     @property
     def model_name(self) -> str:
-        return self.served_model_name or Path(self.engine.model).resolve().name
+        path = Path(self.engine.model)
+        name = path.stem if path.suffix.lower() == ".gguf" and path.is_file() else path.resolve().name
+        return self.served_model_name or name

@@ -14,12 +14,14 @@ def _setting(default: Any, help: str, **limits: Any) -> Any:
 class EngineSettings:
     """How a worker computes."""
 
-    model: str = field(metadata={"help": "directory of the model in Hugging Face layout", "metavar": "DIR"})
+    model: str = field(
+        metadata={"help": "directory of the model in Hugging Face layout, or a GGUF file", "metavar": "PATH"}
+    )
     dtype: str = _setting(
         "auto", "of weights and KV; auto: the checkpoint's", choices=("auto", "float32", "bfloat16", "float16")
     )
     load_format: str = _setting(
-        "auto", "auto: safetensors; dummy: random weights from config.json alone", choices=("auto", "dummy")
+        "auto", "auto: safetensors or GGUF; dummy: random weights from config.json alone", choices=("auto", "dummy")
     )
     device: str = _setting("auto", "auto: cuda where there is a GPU, else cpu", choices=("auto", "cpu", "cuda"))
     ignore_config_keys: tuple[str, ...] = _setting(
@@ -34,7 +36,7 @@ class EngineSettings:
     )
     quantization: str = _setting(
         "none",
-        "of the layers' weights while loading, on a GPU: int8, int4 (weights only), fp8 (activations too)",
+        "of the layers' weights while loading: int8, int4 (weights only), fp8 (activations too; on a GPU)",
         choices=("none", "int8", "int4", "fp8"),
     )
     graphs: str = _setting(

@@ -190,4 +190,4 @@ def test_kernels_beside_the_library_are_warmed_up(tmp_path: Path, monkeypatch: p
         found.runner._decoder.library_prompts = True  # only once it is warm
         plans = plans_for(found, EngineSettings("model", **options), 3000, 4096, SEED)
         with pytest.raises(LaunchFault, match=r"_rotary_kv.*compiled while requests wait"):
-            drive(found, plans, 60)
+            drive(found, plans, 200)

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline_worker.model import gpu_decoder, gpu_weight
+from trunkline_worker.model import gpu_decoder
 from trunkline_worker.model.architectures.config_json import read_spec
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.checkpoint.checkpoint import EMBEDDING, HEAD
 from trunkline_worker.model.gpu_decoder import GpuDecoder
 from trunkline_worker.model.loading import KV_DTYPES, LoadedModel
 from trunkline_worker.model.weight_reading import build_weights
-from trunkline_worker.model.weights import weight_bytes
+from trunkline_worker.model.weights import stored, weight_bytes
 
 CONFIGS = Path(__file__).parents[3] / "bench" / "configs"
 NAMES = ("qwen3-8b", "llama-3.1-8b", "qwen3-0.6b")
@@ -47,7 +47,7 @@ def model_of(
     gpu_decoder.check_options(spec, device, deterministic=deterministic, quantization=quantization, kv_dtype=kv_dtype)
     weights = build_weights(
         spec, dtype, device, lambda target, name: None,
-        partial(gpu_weight.stored, quantization=quantization),
+        partial(stored, quantization=quantization),
         names=(EMBEDDING, None if spec.tie_word_embeddings else HEAD),
     )  # fmt: skip
     context, kv = context_length or spec.context_length, KV_DTYPES.get(kv_dtype, dtype)

@@ -34,7 +34,7 @@ class RandomPlans:
         self, seed: int, *, vocab_size: int, num_blocks: int, block_size: int, context_length: int, max_seqs: int,
         max_step_tokens: int, everything: bool = True,
     ) -> None:  # fmt: skip
-        """everything: penalties, biases and log-probabilities are asked for too"""
+        """everything: penalties, biases, masks and log-probabilities are asked for too"""
         self._draw = random.Random(seed)
         self._vocab, self._size, self._context = vocab_size, block_size, context_length
         self._max_seqs, self._max_tokens, self._everything = max_seqs, max_step_tokens, everything
@@ -46,9 +46,15 @@ class RandomPlans:
         length = min(num_blocks // 8, context_length // block_size // 2)
         self._prefixes = [[self._free.pop() for _ in range(length)] for _ in range(SHARED_PREFIXES)]
         self._target = 1  # sequences that should run
+        self._constrained = 0.1 if everything else 0.0  # share of the samples that have masks
 
     def next(self) -> StepPlan:
         """One step; the token of the one before may be unknown still."""
+        while True:  # a run that is not known yet may be all that there is
+            if (plan := self._drawn()) is not None:
+                return plan
+
+    def _drawn(self) -> StepPlan | None:
         draw, most = self._draw, self._max_seqs
         self._steps += 1
         if self._steps % 12 == 1:  # as many as run for a while
@@ -84,12 +90,14 @@ class RandomPlans:
                 )
             )
         if not steps:
-            return self.next()
+            return None
         started_ids = {start.sequence_id for start in starts}
         steps = [step._replace(new_blocks=()) if step.sequence_id in started_ids else step for step in steps]
         ended, self._ended = self._ended, []
         padding = Padding(draw.randint(0, min(room, 40))) if draw.random() < 0.1 else None
-        return StepPlan(self._steps, steps, starts, ended, padding, runs=runs)
+        sampled = [i for i, step in enumerate(steps) if step.samples and (i not in runs or runs[i].num_samples)]
+        masked = [index for index in sampled if self._constrained and draw.random() < self._constrained]
+        return StepPlan(self._steps, steps, starts, ended, padding, masked, runs)
 
     def failed(self, sequence_ids: list[int]) -> None:
         """These are over: their steps had errors."""

@@ -5,26 +5,16 @@ import torch
 from tests.worker.device.launches import FLOAT32, INT32, WIDE, Launch
 
 
-def _gated_matmul(at: Launch) -> None:
-    rows, columns, inner = at.number("num_rows"), at.number("num_columns"), at.number("INNER")
-    at.holds("x", WIDE, rows * inner)
-    at.holds("weight", (at["x"].dtype,), 2 * columns * inner)
-    at.holds("out", (at["x"].dtype,), rows * columns)
-    _tiled(at)
-    at.powers_of_two("TILE_ROWS", "TILE_COLUMNS", "TILE_INNER")
-
-
 def _persistent_matmul(at: Launch) -> None:
     rows, columns, inner = at.number("num_rows"), at.number("num_columns"), at.number("inner")
     tile_rows, tile_columns, tile_inner = (at.number(f"TILE_{name}") for name in ("ROWS", "COLUMNS", "INNER"))
     matrices = 2 if at["GATED"] else 1
-    dtype = torch.float8_e4m3fn if at["SCALED"] else at["out"].dtype
-    if at["SCALED"]:
-        at.holds("row_factors", FLOAT32, rows)
-        at.holds("column_factors", FLOAT32, matrices * columns)
+    dtype = torch.float8_e4m3fn
+    at.holds("row_factors", FLOAT32, rows)
+    at.holds("column_factors", FLOAT32, matrices * columns)
     at.describes("x", (dtype,), (rows, inner), (tile_rows, tile_inner))
     at.describes("weight", (dtype,), (matrices * columns, inner), (tile_columns, tile_inner))
-    at.require(inner * dtype.itemsize % 16 == 0, f"rows of {inner} {dtype}")
+    at.require(inner % 16 == 0, f"rows of {inner} bytes")
     at.holds("weight_rows", (dtype,), matrices * columns * inner)
     at.holds("out", WIDE, rows * columns)
     at.powers_of_two("TILE_ROWS", "TILE_COLUMNS", "TILE_INNER", "MERGED_COLUMNS")
@@ -99,7 +89,6 @@ def _fp8_product(at: Launch) -> None:
 
 
 CONTRACTS = (
-    _gated_matmul,
     _persistent_matmul,
     _fixed_matmul,
     _weight_only,

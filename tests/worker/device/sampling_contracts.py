@@ -122,6 +122,19 @@ def _penalise(at: Launch) -> None:
         at.within("penalised (row of logits)", 0, at["logits"].numel() // at.number("vocab"), known[:, 0])
 
 
+def _exclude(at: Launch) -> None:
+    count = at.grid[0]
+    at.holds("logits", FLOAT32, at.number("vocab"))
+    at.holds("rows", INT64, count)
+    at.holds("words", INT32, count * at.number("num_words"))
+    at.require(at.grid[1] * at.number("BLOCK") >= at.number("vocab"), "the grid does not reach the last token")
+    known = at.contents("rows")
+    at.require(known is not None, "which rows have masks, the host must have said")
+    at.within("rows", 0, at["logits"].numel() // at.number("vocab"), known)
+    at.require(len(np.unique(known)) == len(known), "two masks have the same row")
+    at.powers_of_two("BLOCK")
+
+
 def _tiles_of_logprobs(at: Launch, rows: int) -> None:
     """Logits, chosen tokens, and what is known of each tile."""
     tiles = at.number("num_tiles")
@@ -163,6 +176,7 @@ CONTRACTS = (
     _add_bias,
     _count_tokens,
     _penalise,
+    _exclude,
     _tile_logprobs,
     _row_logprobs,
 )

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.worker.device.cards import H200, Card
@@ -31,7 +33,8 @@ class Session:
     def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Puts a step on the queue, which must not wait for the device."""
         with self.device.launching():
-            finish = self.runner.begin(plan)
+            self.runner.forward(plan)
+            finish = self.runner.sample(plan, {index: self._masks(plan, index) for index in plan.masked})
 
         def wait() -> StepResult:
             result = finish()
@@ -40,6 +43,11 @@ class Session:
             return result
 
         return wait
+
+    def _masks(self, plan: StepPlan, index: int) -> NDArray[np.int32]:
+        """Masks of an entry's samples, which may be any."""
+        count = plan.runs[index].num_samples if index in plan.runs else 1
+        return np.zeros((count, -(-self.runner._decoder.spec.vocab_size // 32)), np.int32)
 
     def _run(self, layout: StepLayout, shape: StepShape, rows: Tensor | None = None) -> object:
         graphs = self._programs._graphs

@@ -219,7 +219,14 @@ def gives_too_many_masks() -> NDArray[np.int32]:
 @pytest.mark.parametrize("run_ahead", [0, 1, 2])
 @pytest.mark.parametrize(
     ("method", "fault"),
-    [("follows", fails), ("propose", fails), ("constrains", fails), ("masks", fails), ("masks", gives_too_many_masks)],
+    [
+        ("follows", fails),
+        ("holds", fails),
+        ("propose", fails),
+        ("constrains", fails),
+        ("masks", fails),
+        ("masks", gives_too_many_masks),
+    ],
 )
 def test_in_what_is_proposed_or_masked(method: str, fault: Callable[[], Any], run_ahead: int) -> None:
     def outputs(fault: Callable[[], Any] | None) -> dict[int, list[EngineOutput]]:

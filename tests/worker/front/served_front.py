@@ -37,8 +37,10 @@ class PromptEngine(EngineLink):
 
     def __init__(self) -> None:
         self.front: Front | None = None
+        self.submits: list[Submit] = []
 
     def submit(self, submit: Submit) -> None:
+        self.submits.append(submit)
         step = WHOLE if submit.work.output > OutputKind.OUTPUT_KIND_TOKENS else STEP
         asyncio.get_running_loop().call_soon(self._answer, submit.handle, step)
 
@@ -60,8 +62,8 @@ class PromptEngine(EngineLink):
 
 
 class ServedFront:
-    def __init__(self, address: str, front: Front, service: WorkerService, door: Door) -> None:
-        self.address, self.front, self.door = address, front, door
+    def __init__(self, address: str, engine: PromptEngine, front: Front, service: WorkerService, door: Door) -> None:
+        self.address, self.engine, self.front, self.door = address, engine, front, door
         self.backlog = service.backlog
 
     def num_open(self, kind: str) -> int:
@@ -91,7 +93,7 @@ async def served_front(key: bytes = b"", model: GetModelResponse = MODEL) -> Asy
     add_to_server(service, server.grpc)
     await server.start()
     try:
-        yield ServedFront(f"127.0.0.1:{server.port}", front, service, door)
+        yield ServedFront(f"127.0.0.1:{server.port}", engine, front, service, door)
     finally:
         await server.stop(0)
 

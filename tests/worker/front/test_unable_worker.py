@@ -16,6 +16,7 @@ from trunkline.v1.worker_pb2 import (
     Capability,
     GetModelResponse,
     Grammar,
+    GrammarKind,
     OutputKind,
     SessionHello,
     SessionRequest,
@@ -30,7 +31,7 @@ from trunkline_runtime.channel import open_channel
 
 ASKED: dict[str, dict[str, Any]] = {
     "adapter": {"work": Work(adapter=Adapter(id="a", version="1"))},
-    "grammar": {"work": Work(grammar=Grammar(digest=b"d"))},
+    "grammar": {"work": Work(grammar=Grammar(kind=GrammarKind.GRAMMAR_KIND_REGEX, text="a"))},
     "output": {
         "work": Work(output=OutputKind.OUTPUT_KIND_VECTOR),
         "sampling": SamplingParams(seed=1, max_tokens=0),

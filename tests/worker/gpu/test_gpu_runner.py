@@ -22,6 +22,7 @@ from trunkline_worker.runner.gpu.gpu_runner import GpuRunner
 from trunkline_worker.runner.gpu.prefix_groups import PrefixGroup, PrefixGroups, prefix_tiles
 from trunkline_worker.runner.gpu.row_table import RowTable, TableRow
 from trunkline_worker.runner.gpu.step_programs import decode_sizes
+from trunkline_worker.runner.sampler import NOTHING_LEFT
 from trunkline_worker.runner.step_thread import QueueingExecutor, ThreadedExecutor
 from trunkline_worker.settings import EngineSettings
 from trunkline_worker.step.plan import Masks, Sampling, SequenceStart, SequenceStep, StepPlan
@@ -263,6 +264,18 @@ def test_padding_of_shapes_is_counted(shallow_model: Path) -> None:
     # Nine tokens of prompts in a shape of 32, then three decodes of 3 in a shape of 4.
     assert engine.scheduler.stats.total.padding_tokens == 23 + 3
     assert engine.scheduler.stats.total.decode_tokens == 9
+
+
+def test_a_row_whose_mask_leaves_nothing_gets_an_error(shallow_model: Path) -> None:
+    settings = EngineSettings(str(shallow_model), dtype="float32", kernels="triton")
+    model = load_model(shallow_model, dtype="float32", device=CPU, kernels="triton")
+    runner = GpuRunner(model, settings, num_blocks=8)
+    starts = [SequenceStart(n, [60], 1, [n], Sampling(4)) for n in range(2)]
+    plan = StepPlan(1, [SequenceStep(n, 0, 0, 1, (), True) for n in range(2)], starts, masked=[1])
+    runner.forward(plan)
+    result = runner.sample(plan, {1: np.zeros((1, model.spec.vocab_size // 32), np.int32)})()
+    assert result.errors == {1: NOTHING_LEFT}
+    assert result.token_ids[0] is not None
 
 
 def test_warming_up_reports_and_changes_nothing(shallow_model: Path) -> None:

@@ -6,11 +6,13 @@ import random
 import pytest
 import torch
 
+from tests.kernels.tensors import masked_logits
 from tests.worker.sampling_rig import draw, logits_of, placed, row_of
+from trunkline_kernels import token_masks
 from trunkline_kernels.gpu import logprobs as gpu_logprobs
 from trunkline_kernels.gpu import sampling as gpu
 from trunkline_kernels.gpu import sampling_tiles
-from trunkline_kernels.gpu.logit_changes import add_bias, penalise
+from trunkline_kernels.gpu.logit_changes import add_bias, exclude, penalise
 from trunkline_worker.runner.batch_rows import Row
 from trunkline_worker.runner.sampler import adjust_logits, position_logprobs
 
@@ -64,7 +66,7 @@ def test_rows_that_are_not_finite_are_told_apart() -> None:
     logits[1, 7], logits[2, 0], logits[4] = math.nan, math.inf, -math.inf
     logits[3, 5] = -math.inf  # one token that is out is nothing special
     found = sampled(logits, [row_of(seed=1, temperature=float(i % 2)) for i in range(5)])
-    assert [token < 0 for token in found] == [False, True, True, False, True]
+    assert [min(token, 0) for token in found] == [0, -1, -1, 0, -2]
 
 
 def test_bias_and_penalties_equal_the_hosts() -> None:
@@ -97,6 +99,16 @@ def test_bias_and_penalties_equal_the_hosts() -> None:
     longest = max(row.num_tokens for row in rows)
     penalise(found, torch.tensor(where, dtype=torch.int32), device_rows, longest)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 33, 1024, 3001])
+@pytest.mark.parametrize("num_words", [1, 32, 94])
+def test_masks_exclude_the_same_tokens_as_the_reference(vocab: int, num_words: int) -> None:
+    logits, masks = masked_logits(vocab, num_words)
+    expected = logits.clone()
+    token_masks.exclude(expected, masks)
+    exclude(logits, masks)
+    assert torch.equal(logits.view(torch.int32), expected.view(torch.int32))
 
 
 @pytest.mark.parametrize("tile", [256, 16])

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.rig import BLOCK_SIZE, Rig
-from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.scheduler.limits import AdmissionRule
 from trunkline_worker.scheduler.preemption import cheapest_victim
 from trunkline_worker.scheduler.running_set import MAX_PREEMPTIONS_PER_STEP
+from trunkline_worker.step.lanes import Lane
 
 INTERACTIVE, STANDARD, BATCH = Lane
 OPTIMISTIC = AdmissionRule.OPTIMISTIC

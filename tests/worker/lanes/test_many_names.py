@@ -2,8 +2,8 @@
 
 import pytest
 
-from trunkline_worker.lanes.fair_share import Account, Accounts
-from trunkline_worker.lanes.lanes import Lane
+from trunkline_worker.step.fair_share import Account, Accounts
+from trunkline_worker.step.lanes import Lane
 
 TOKENS = 10
 

@@ -14,7 +14,7 @@ from trunkline_worker.model.architectures.registry import ARCHITECTURES
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.loading import LoadedModel
-from trunkline_worker.model.weights import DecoderWeights, Linear
+from trunkline_worker.model.weights import DecoderWeights, StoredLinear
 
 VOCAB = 61
 WINDOWS = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
@@ -98,7 +98,7 @@ def their_model(directory: Path, config: dict[str, Any]) -> Any:
 
 
 @torch.inference_mode()
-def weights_of(model: LoadedModel) -> DecoderWeights[Linear]:
+def weights_of(model: LoadedModel) -> DecoderWeights[StoredLinear]:
     """Of a model that the reference computes."""
     assert isinstance(model.decoder, Decoder)
     return model.decoder._weights

@@ -25,7 +25,7 @@ from trunkline_worker.model.checkpoint.entries import Entries
 from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.loading import load_model
-from trunkline_worker.model.weights import Linear
+from trunkline_worker.model.weights import Linear, StoredLinear
 
 CPU = torch.device("cpu")
 OTHER = "OtherForCausalLM"
@@ -160,8 +160,9 @@ class Summand(Linear):
         return self.exchange.sum(self.rank, linear(x, self.weight, self.bias))
 
 
-def slice_of(product: Linear, spec: LinearSpec, exchange: Exchange, rank: int) -> Linear:
+def slice_of(product: StoredLinear, spec: LinearSpec, exchange: Exchange, rank: int) -> StoredLinear:
     """The half of a weight that a device has."""
+    assert isinstance(product, Linear)
     if spec.shard == "in":
         return Summand(product.weight.chunk(2, 1)[rank], product.bias if rank == 0 else None, exchange, rank)
 

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,12 +10,12 @@ from hypothesis import strategies as st
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.prefix_tree import PrefixTree
 from trunkline_worker.cache.sequence import Sequence
-from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.scheduler.limits import SchedulerLimits
 from trunkline_worker.scheduler.scheduler import Scheduler
 from trunkline_worker.scheduler.stats import EngineStats
 from trunkline_worker.scheduler.step_budget import LEAST_CHUNK
 from trunkline_worker.scheduler.step_cost import MOST_PAIR_SHARE, STEPS_PER_FIT, Experience, Size
+from trunkline_worker.step.lanes import Lane
 from trunkline_worker.step.plan import Sampling, StepResult
 
 TARGET_S = 0.1
@@ -150,9 +151,15 @@ def test_a_step_that_was_slow_by_accident_makes_no_later_one_smaller() -> None:
     assert experience.room(TARGET_S, 64) == before == (1000, 64_000)
 
 
+def fitted(experience: Experience, *steps: tuple[Size, float, float]) -> None:
+    """steps: their sizes, times and fitted times"""
+    sizes, times_s, fitted_s = zip(*steps, strict=True)
+    experience.fitted(np.array(sizes, float), np.array(times_s), np.array(fitted_s))
+
+
 def test_a_fit_is_relied_on_only_where_it_explains_a_step_at_least_half_as_large() -> None:
     experience = Experience()
-    experience.fitted([(Size(100, 50, 9), 0.01, 0.01), (Size(1000, 900, 3), 0.3, 0.02), (Size(2, 0, 2), 0.01, 0.01)])
+    fitted(experience, (Size(100, 50, 9), 0.01, 0.01), (Size(1000, 900, 3), 0.3, 0.02), (Size(2, 0, 2), 0.01, 0.01))
     assert experience.trusted == (200, 100, 4), "only steps of decodes show what sequences cost"
 
 
@@ -160,6 +167,6 @@ def test_a_speed_that_a_device_no_longer_reaches_is_forgotten() -> None:
     experience = Experience()
     experience.observe(Size(1000, 0, 1), 0.01)
     for _ in range(40):
-        experience.fitted([(Size(10, 0, 1), 0.01, 0.01)])
+        fitted(experience, (Size(10, 0, 1), 0.01, 0.01))
     tokens, _ = experience.room(TARGET_S, 64)
     assert 100 <= tokens < 200

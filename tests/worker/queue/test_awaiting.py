@@ -15,11 +15,11 @@ from trunkline_worker.cache.sequence import AwaitedResource
 from trunkline_worker.engine.engine import Engine, ModelLimits
 from trunkline_worker.engine.engine_process import idle_s, run
 from trunkline_worker.engine.messages import Prompt
-from trunkline_worker.lanes.fair_share import MAX_IDLE_ACCOUNTS
-from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.scheduler.limits import AdmissionRule, Batching, SchedulerLimits
 from trunkline_worker.scheduler.scheduler import Scheduler
 from trunkline_worker.scheduler.stats import EngineStats
+from trunkline_worker.step.fair_share import MAX_IDLE_ACCOUNTS
+from trunkline_worker.step.lanes import Lane
 
 GRAMMAR, ADAPTER = AwaitedResource("grammar", b"digest"), AwaitedResource("adapter", b"name, version 2")
 
@@ -331,12 +331,13 @@ def test_an_engine_refuses_what_awaits_a_resource_that_failed() -> None:
     engine = an_engine(Clock())
     submit(engine, 1)
     submit(engine, 2, ready=True)
-    engine.failed(GRAMMAR, RequestRefused(CODE_INTERNAL, INTERNAL, "the grammar took too long to compile"))
+    engine.failed(GRAMMAR, RequestRefused(CODE_INTERNAL, INTERNAL, "the grammar took too long to compile"), "a trace")
     assert engine.has_reports
     step = engine.step()
     assert step is not None
     assert [output.handle for output in step.outputs if output.HasField("error")] == [1]
     assert "took too long" in step.outputs[0].error.message
+    assert step.outputs[0].trace == "a trace"
     assert engine.has_work
 
 

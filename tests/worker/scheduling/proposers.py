@@ -23,6 +23,9 @@ class RandomProposer:
     def follows(self, sequence: Sequence) -> bool:
         return sequence.sequence_id % 4 != 0
 
+    def holds(self, sequence: Sequence) -> bool:
+        return sequence.num_pending > 0 and self.follows(sequence)
+
     def propose(self, sequence: Sequence, most: int) -> Run | None:
         assert most >= 0
         assert sequence.sequence_id % 4

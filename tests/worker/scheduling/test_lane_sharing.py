@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.rig import Rig
-from trunkline_worker.lanes.fair_share import NEWCOMERS_FIRST, Accounts
-from trunkline_worker.lanes.lanes import Lane, QueueBounds
 from trunkline_worker.scheduler.limits import AdmissionRule
 from trunkline_worker.scheduler.shares import may_take
 from trunkline_worker.scheduler.step_cost import STEPS_PER_FIT, Experience, Size
+from trunkline_worker.step.fair_share import NEWCOMERS_FIRST, Accounts
+from trunkline_worker.step.lanes import Lane, QueueBounds
 
 INTERACTIVE, STANDARD, BATCH = Lane
 PLENTY = 1024  # blocks

@@ -12,8 +12,8 @@ from tests.worker.rig import Rig
 from tests.worker.scheduling.maskers import Climbing, climbing
 from tests.worker.scheduling.proposers import RandomProposer
 from trunkline_worker.cache.sequence import Finish, Sequence
-from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.scheduler.limits import AdmissionRule, Batching
+from trunkline_worker.step.lanes import Lane
 from trunkline_worker.step.plan import PositionLogprobs, Run
 
 
@@ -185,6 +185,9 @@ class Scripted:
 
     def follows(self, sequence: Sequence) -> bool:
         return True
+
+    def holds(self, sequence: Sequence) -> bool:
+        return sequence.num_pending > 0
 
     def propose(self, sequence: Sequence, most: int) -> Run | None:
         at = sequence.num_output

@@ -8,10 +8,10 @@ import pytest
 
 from tests.worker.rig import Rig
 from trunkline_worker.cache.sequence import Sequence
-from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.scheduler.limits import AdmissionRule, Batching
 from trunkline_worker.scheduler.sequence_table import StepOutput
 from trunkline_worker.scheduler.step_cost import STEPS_PER_FIT, Experience, Size, StepLoad
+from trunkline_worker.step.lanes import Lane
 from trunkline_worker.step.plan import StepPlan, StepResult
 
 INTERACTIVE, STANDARD, BATCH = Lane

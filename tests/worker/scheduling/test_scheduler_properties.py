@@ -13,8 +13,8 @@ from tests.worker.late_copies import CopyingRig
 from tests.worker.rig import Rig
 from trunkline.block_hash import packed_hash
 from trunkline_worker.cache.sequence import AwaitedResource, Finish
-from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.scheduler.limits import AdmissionRule, Batching
+from trunkline_worker.step.lanes import Lane
 
 
 def weak_hash(parent: bytes, packed: bytes) -> bytes:

@@ -5,11 +5,11 @@ import random
 import numpy as np
 import pytest
 
-from trunkline_worker.lanes.lanes import Lane, QueueBounds
 from trunkline_worker.scheduler.admission import SAFETY_DEVIATIONS, OutputLengths, peak_blocks
 from trunkline_worker.scheduler.deadlines import UNKNOWN_RETRY_S, DrainRate
 from trunkline_worker.scheduler.stats import Histogram
 from trunkline_worker.scheduler.step_cost import STEPS_PER_FIT, StepCost, StepLoad, chunk_pairs
+from trunkline_worker.step.lanes import Lane, QueueBounds
 
 
 def test_quantiles_are_within_half_a_bucket_and_forget_what_is_old() -> None:

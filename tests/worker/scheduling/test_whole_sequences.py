@@ -8,8 +8,8 @@ from tests.worker.fake_executor import HistoryExecutor
 from tests.worker.rig import Rig
 from trunkline_worker.cache.sequence import Finish
 from trunkline_worker.engine.messages import sequence_output
-from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.scheduler.sequence_table import Chunk, StepOutput
+from trunkline_worker.step.lanes import Lane
 
 PREFIX = [7] * 8
 

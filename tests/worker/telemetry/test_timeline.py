@@ -9,8 +9,8 @@ from tests.worker.telemetry.timeline_rig import TARGET_S, TimelineRig, expected,
 from trunkline.engine.v1.engine_pb2 import StepRecord
 from trunkline_worker.front.telemetry import timeline as timeline_module
 from trunkline_worker.front.telemetry.timeline import MAX_CHUNKS, MAX_GAPS, ChoiceTimeline, StepTimes
-from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.scheduler.limits import AdmissionRule, Batching
+from trunkline_worker.step.lanes import Lane
 
 
 class TimelineLife(RuleBasedStateMachine):

@@ -17,7 +17,7 @@ from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample, PrefillChunk, 
 from trunkline_runtime.telemetry.exposition import content_type_of, exposition
 from trunkline_worker.front.telemetry.timeline import ChoiceEnd
 from trunkline_worker.front.telemetry.worker_metrics import WorkerMetrics
-from trunkline_worker.lanes.lanes import LANES, Lane
+from trunkline_worker.step.lanes import LANES, Lane
 
 LISTED = json.loads((Path(__file__).parent / "vllm_metrics.json").read_text())
 MODEL = GetModelResponse(model="demo", block_size=16, kv_blocks=200, context_length=150, price_per_hour=3.6)
@@ -42,6 +42,9 @@ def lived() -> WorkerMetrics:
         EngineStep(
             load=load,
             outputs=[EngineOutput(handle=1, token_ids=[5])],
+            compile_outcomes=["compiled", "harmful", "compiled"],
+            compile_s=[0.25, 1.5, 0.5],
+            lost_grammar_processes=2,
             record=StepRecord(
                 done_s=NOW_S, device_s=0.2, host_s=0.001, prefill_tokens=84, padding_tokens=3, sequences=1
             ),
@@ -126,6 +129,9 @@ async def test_values_are_those_of_steps_and_timelines() -> None:
     assert value(found, "trunkline_worker_tenant_device_seconds", "_total", lane="standard") == 0.5
     assert value(found, "trunkline_worker_lane_refused", "_total", lane="batch") == 1
     assert value(found, "trunkline_worker_lane_waiting", lane="standard") == 2
+    assert value(found, "trunkline_worker_grammar_compile_seconds", "_sum", outcome="compiled") == 0.75
+    assert value(found, "trunkline_worker_grammar_compile_seconds", "_count", outcome="harmful") == 1
+    assert value(found, "trunkline_worker_lost_grammar_processes", "_total") == 2
 
 
 async def test_the_share_of_the_roofline_is_a_quotient_of_counters() -> None:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from trunkline.block_hash import packed_blocks
 from trunkline_worker.cache.prefix_tree import Node, PrefixTree
 from trunkline_worker.cache.sequence import Sequence
-from trunkline_worker.lanes.lanes import LANES
+from trunkline_worker.step.lanes import LANES
 
 
 class FreeList:

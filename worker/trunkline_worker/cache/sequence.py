@@ -5,8 +5,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from trunkline_worker.cache.prefix_tree import Node
-from trunkline_worker.lanes.fair_share import Account
-from trunkline_worker.lanes.lanes import Lane
+from trunkline_worker.step.fair_share import Account
+from trunkline_worker.step.lanes import Lane
 from trunkline_worker.step.plan import PositionLogprobs, Sampling
 
 

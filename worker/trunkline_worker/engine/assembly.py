@@ -1,17 +1,27 @@
 """Puts the parts of an engine together for a loaded model, as the settings say."""
 
+import os
+import select
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
-from trunkline.v1.worker_pb2 import GetModelResponse, Task
+from trunkline.status import INTERNAL
+from trunkline.v1.worker_pb2 import Capability, GetModelResponse, GrammarKind, Task
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.prefix_tree import PrefixTree
 from trunkline_worker.engine.engine import Engine, ModelLimits
+from trunkline_worker.engine.guided_sequences import GuidedSequences
 from trunkline_worker.engine.rehearsal import activation_bytes, rehearse
 from trunkline_worker.engine.step_floor import StepFloor, model_work
 from trunkline_worker.engine.step_runner import executor_for, step_runner
+from trunkline_worker.grammar.grammar_link import GrammarLink, Refused
+from trunkline_worker.link.channel import shared_file
+from trunkline_worker.model.checkpoint.gguf_file import is_gguf
+from trunkline_worker.model.checkpoint.model_file import read_file
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.kv_budget import check_block_count, kv_block_count, usable_bytes
 from trunkline_worker.model.loading import LoadedModel
@@ -21,6 +31,8 @@ from trunkline_worker.scheduler.stats import EngineStats
 from trunkline_worker.settings import EngineSettings
 from trunkline_worker.step.model_work import peak_rates
 
+# Of the texts that one router's session may keep: thousands of usual grammars, 16 of the largest.
+MAX_SESSION_GRAMMAR_BYTES = 4 << 20
 # Of the memory that is free once the model is loaded. A host runs other programs too, such as other workers.
 KV_MEMORY_FRACTION = {"cuda": 0.9, "cpu": 0.25}
 
@@ -62,6 +74,46 @@ def build_engine(
         floor=step_floor(model, settings, gpu_name),
     )
     return engine, description_of(model, settings, device, num_blocks=num_blocks, run_ahead=executor.run_ahead)
+
+
+def take_grammars(engine: Engine, description: GetModelResponse, settings: EngineSettings) -> list[str]:
+    """Lets an engine take requests with grammars, and says so in its description. Without the library, a tokenizer that
+    the library reads, or an end-of-sequence token to end outputs with, they are refused. Returns notes for the
+    operator."""
+    tokenizer = _tokenizer_path(Path(settings.model))
+    eos = description.eos_token_ids
+    if not (eos and tokenizer.is_file() and find_spec("llguidance")):
+        return []
+    link = GrammarLink(tokenizer, vocab_size=description.vocab_size, eos_token_ids=eos)
+    if not _works(link):
+        link.close()
+        return ["no request can have a grammar: the grammar process could not start, and its error is above"]
+    engine.guided = GuidedSequences(link, engine.scheduler.sequences, description.vocab_size)
+    description.capabilities.append(Capability.CAPABILITY_GRAMMARS)
+    description.max_session_grammar_bytes = MAX_SESSION_GRAMMAR_BYTES
+    return []
+
+
+def _tokenizer_path(model: Path) -> Path:
+    """Where other processes find tokenizer.json. That of a GGUF file is in memory, as long as this process lives."""
+    path = model / "tokenizer.json"
+    if not is_gguf(model):
+        return path
+    with shared_file(path.name, 0) as file:
+        file.write(read_file(path))
+        file.flush()
+        return Path(f"/proc/{os.getpid()}/fd/{os.dup(file.fileno())}")
+
+
+def _works(link: GrammarLink) -> bool:
+    """Whether the grammar process starts, which reads the tokenizer. Waits until it has compiled a grammar."""
+    digest = b""  # no other grammar's
+    link.compile(digest, GrammarKind.GRAMMAR_KIND_CHOICE, '["a"]')
+    link.flush()
+    while not (news := link.take()):
+        select.select([link], [], [], link.tick())
+    link.withdraw(digest)
+    return not any(isinstance(item, Refused) and item.error.reason == INTERNAL for item in news)
 
 
 def kv_memory_fraction(settings: EngineSettings, device: torch.device) -> float:

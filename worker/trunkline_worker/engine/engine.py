@@ -4,6 +4,9 @@ If the executor allows it (`run_ahead`), a step is scheduled while the one befor
 waits for the host. It is scheduled late, shortly before the step in flight is expected to be done, so that requests
 which arrive until then take part instead of waiting for one more step. Time comes from a clock that is passed in, so
 the same loop runs in virtual time.
+
+Where grammars constrain sequences, their masks are made by another process while the forward pass runs. Rows whose mask
+has not arrived when the next step has to be scheduled sit out.
 """
 
 from collections import deque
@@ -11,9 +14,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trunkline.engine.v1.engine_pb2 import EngineOutput, EngineRequest, EngineStep
-from trunkline.status import CODE_INVALID_ARGUMENT, CONTEXT_LENGTH_EXCEEDED, RequestRefused
+from trunkline.status import (
+    CODE_INTERNAL,
+    CODE_INVALID_ARGUMENT,
+    CONTEXT_LENGTH_EXCEEDED,
+    INTERNAL,
+    RequestRefused,
+    invalid,
+)
 from trunkline.v1.worker_pb2 import GetStatsResponse, LoadSample, StepCostModel, Submit
 from trunkline_worker.cache.sequence import AwaitedResource, Sequence
+from trunkline_worker.engine.guided_sequences import GuidedSequences, awaited
 from trunkline_worker.engine.messages import (
     Prompt,
     broken_off,
@@ -24,11 +35,13 @@ from trunkline_worker.engine.messages import (
     stats_report,
 )
 from trunkline_worker.engine.step_floor import FloorOfStep, StepFloor
-from trunkline_worker.lanes.lanes import LANES, Lane, QueueBounds, lane_of, queue_full
+from trunkline_worker.grammar.grammar_link import Broken, Compiled, Refused
+from trunkline_worker.link.shared_grammars import complete_grammars
 from trunkline_worker.scheduler.deadlines import too_late
 from trunkline_worker.scheduler.scheduler import Scheduler
 from trunkline_worker.scheduler.sequence_table import StepOutput, StepOutputs
 from trunkline_worker.scheduler.stats import StepCounts
+from trunkline_worker.step.lanes import LANES, Lane, QueueBounds, lane_of, queue_full
 from trunkline_worker.step.plan import Executor, StepPlan
 
 
@@ -62,6 +75,7 @@ class Engine:
         floor: StepFloor | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self.guided: GuidedSequences | None = None  # None: no request has a grammar
         self.executor = executor
         self.limits = limits
         # Called with the handles of a step before its launch: see FlightRecorder.
@@ -84,15 +98,19 @@ class Engine:
         self._cost_told: StepCostModel | None = None
         self._fits_told = 0
         self._load_changed = False  # by an abort, which may be the only event for a while
+        self._ticks_s: float | None = None  # when the grammar process must be looked after; None: it has nothing to do
 
     @property
     def has_work(self) -> bool:
         """Whether step() has something to do now or later; if not, nothing happens until the next accept()."""
-        return bool(self._outputs) or self._load_changed or bool(self._in_flight) or self.scheduler.has_work
+        if self._outputs or self._load_changed or self._in_flight or self.scheduler.has_work:
+            return True
+        return self._ticks_s is not None
 
     def accept(self, request: EngineRequest) -> None:
         """Takes in new requests, aborts and stop strings."""
         now_s = self._clock_s()
+        complete_grammars(request.submits)
         for submit in request.submits:
             self.submit(submit, Prompt(submit.prompt_token_ids[:]))  # one copy is faster than element by element
         for handle in request.abort_handles:
@@ -106,7 +124,7 @@ class Engine:
         sequence = self._sequence(submit, prompt, self._clock_s())
         if sequence is not None:
             self._arrivals += 1
-            sequence.awaits = awaits
+            sequence.awaits |= awaits
             self.scheduler.submit(sequence)
         self._last_handle = max(self._last_handle, submit.handle)
 
@@ -114,10 +132,11 @@ class Engine:
         """A resource is there that requests may await."""
         self.scheduler.ready(resource, self._clock_s())
 
-    def failed(self, resource: AwaitedResource, refused: RequestRefused) -> None:
-        """A resource will not be there: the requests that await it are refused with this error."""
+    def failed(self, resource: AwaitedResource, refused: RequestRefused, trace: str = "") -> None:
+        """A resource will not be there: the requests that await it are refused with this error. trace: of a bug"""
         for sequence in self.scheduler.failed(resource, self._clock_s()):
-            self._outputs.append(EngineOutput(handle=sequence.sequence_id, error=refused.to_proto()))
+            output = EngineOutput(handle=sequence.sequence_id, error=refused.to_proto(), trace=trace)
+            self._outputs.append(output)
 
     def step(self) -> EngineStep | None:
         """Schedules and launches one step, and collects and commits the oldest one if enough are in flight. Returns
@@ -126,7 +145,9 @@ class Engine:
 
     def wakes_s(self) -> float | None:
         """When time alone gives step() something to do; None: never. The step in flight may be done before."""
-        return self._plan_at_s if self._in_flight else self.scheduler.wakes_s()
+        wakes_s = self._plan_at_s if self._in_flight else self.scheduler.wakes_s()
+        times_s = [time_s for time_s in (wakes_s, self._ticks_s) if time_s is not None]
+        return min(times_s, default=None)
 
     @property
     def is_computing(self) -> bool:
@@ -187,6 +208,8 @@ class Engine:
 
     def _advance(self, now_s: float) -> StepOutputs | None:
         """Launches one step and commits one, each if it is time for that. Returns what was committed; None: nothing."""
+        self._exchange(now_s)
+        self._begin_sampling(now_s)
         if self._in_flight and now_s < self._plan_at_s and not self.executor.is_done():
             return None  # requests that arrive before _plan_at_s can still take part in the next step
         plan = self._schedule(now_s) if self._waits_for_host is None else None
@@ -212,22 +235,55 @@ class Engine:
             self.before_launch([step.sequence_id for step in plan.steps])
         if self._collected_s is not None and not self.executor.run_ahead:
             self.scheduler.cost.waited(self._clock_s() - self._collected_s)
+        planned_s = self._clock_s()
+        if self.guided and not self.executor.run_ahead:
+            self.guided.begin(plan.starts)  # before launch(), which may compute the forward pass
         self.executor.launch(plan)
+        if self.guided and self.executor.run_ahead:
+            self.guided.begin(plan.starts)  # after it, because the device may be idle soon
         self._in_flight.append(plan)
-        if plan.needs_host:
-            self._waits_for_host = plan
-            self._begin_sampling()
-        self._host_s.append(self._clock_s() - started_s)
+        if self.executor.run_ahead or not plan.needs_host:
+            planned_s = self._clock_s()  # otherwise launch() may have computed the forward pass
+        self._host_s.append(planned_s - started_s)
         self._planning_s += 0.1 * (self._host_s[-1] - self._planning_s)
         if len(self._in_flight) == 1:
-            self._time_next_plan()
+            self._time_next_plan(planned_s)
+        if plan.needs_host:
+            self._waits_for_host = plan
+            self._exchange(planned_s)
+            self._begin_sampling(planned_s)
 
-    def _begin_sampling(self) -> None:
-        """Gives the plan that waits for the host its masks, once every step before it is committed."""
+    def _begin_sampling(self, now_s: float) -> None:
+        """Gives the plan that waits for the host its masks, once every step before it is committed: when all masks are
+        there, and no later than the next step is scheduled."""
         plan = self._waits_for_host
-        if plan is not None and plan is self._in_flight[0]:
+        if plan is None or plan is not self._in_flight[0]:
+            return
+        if now_s >= self._plan_at_s or self.guided is None or self.guided.has_masks(plan):
             self._waits_for_host = None
             self.executor.sample(self.scheduler.masks(plan))
+
+    def _exchange(self, now_s: float) -> None:
+        """Exchanges news with the grammar process."""
+        guided, scheduler = self.guided, self.scheduler
+        if guided is None:
+            return
+        for item in guided.exchange():
+            match item:
+                case Compiled(digest):
+                    self.ready(awaited(digest))
+                case Refused(digest, refused, trace):
+                    self.failed(awaited(digest), refused, trace)
+                case Broken(handle, error):
+                    if scheduler.abort(handle, now_s):
+                        refused = invalid("grammar", error.reason)
+                        if error.trace:  # a bug, not what the request asked for
+                            refused = RequestRefused(CODE_INTERNAL, INTERNAL, error.reason)
+                        self._outputs.append(EngineOutput(handle=handle, error=refused.to_proto(), trace=error.trace))
+        # A batch without guided sequences keeps one call.
+        scheduler.masker = scheduler.runs.proposer = guided if len(guided) else None
+        after_s = guided.tick()
+        self._ticks_s = None if after_s is None else now_s + after_s
 
     def _commit_oldest(self) -> StepOutputs:
         """Waits for the oldest step, and commits it."""
@@ -236,8 +292,10 @@ class Engine:
         plan, host_s = self._in_flight.popleft(), self._host_s.popleft()
         outputs = self.scheduler.commit(plan, result, started_s)
         if self._in_flight:
-            self._begin_sampling()
-            self._time_next_plan()
+            self._time_next_plan(started_s)
+        if self.guided:
+            self.guided.advance(plan)
+        self._begin_sampling(started_s)
         if not self.has_work:
             self._collected_s = None
         now_s = self._clock_s()
@@ -255,13 +313,12 @@ class Engine:
             self._last_floor = self._floor.of(plan, self.scheduler.last_load)
         return outputs
 
-    def _time_next_plan(self) -> None:
-        """Sets when the next step is scheduled. Called when the only step in flight has just begun."""
+    def _time_next_plan(self, begun_s: float) -> None:
+        """Sets when the next step is scheduled. begun_s: when the only step in flight began"""
         if not self.executor.run_ahead:
             return
-        now_s = self._clock_s()
         lead_s = PLANNING_LEAD_S + PLANNING_LEAD_STEPS * self._planning_s
-        self._plan_at_s = now_s + max(0.0, self.scheduler.expected_s(self._in_flight[0]) - lead_s)
+        self._plan_at_s = begun_s + max(0.0, self.scheduler.expected_s(self._in_flight[0]) - lead_s)
 
     def _report(self, step_outputs: StepOutputs | None) -> EngineStep | None:
         """The message to the front after a step; None if there is nothing to report."""
@@ -271,6 +328,8 @@ class Engine:
         outputs, self._outputs = self._outputs, []
         self._load_changed = False
         step = EngineStep(outputs=outputs, load=self.load(), last_handle=self._last_handle)
+        if self.guided is not None:
+            self.guided.report(step)
         for handle, admitted_s, awaited_s in admitted:
             step.admitted_handles.append(handle)
             step.admitted_s.append(admitted_s)
@@ -352,6 +411,9 @@ class Engine:
             scheduler.stats.lanes[lane].refused += 1
             hopeless = scheduler.deadlines.out_of_reach(sequence, 0.0, now_s)
             raise too_late(None if hopeless else wait_s)
+        if submit.work.HasField("grammar"):
+            assert self.guided is not None, "a front sends only what the engine can do"
+            self.guided.add(sequence, submit.work.grammar, submit.sampling.min_tokens)
         return sequence
 
     def _refuse_hopeless(self, now_s: float) -> None:

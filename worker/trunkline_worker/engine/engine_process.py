@@ -5,7 +5,6 @@ reports the sequences that the step computed.
 """
 
 import argparse
-import ctypes
 import faulthandler
 import gc
 import os
@@ -14,15 +13,18 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from trunkline.engine.v1.engine_pb2 import EngineFailed, EngineProgress, EngineReady, EngineRequest, EngineResponse
-from trunkline_worker.engine.assembly import build_engine, pick_device
+from trunkline_worker.engine.assembly import build_engine, pick_device, take_grammars
 from trunkline_worker.engine.engine import Engine
 from trunkline_worker.engine.step_runner import own_gpu
 from trunkline_worker.link.channel import FlightRecorder, FrameReader, frame
+from trunkline_worker.link.lifeline import die_with
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.kv_budget import OutOfMemory
 from trunkline_worker.model.loading import load_model
@@ -30,7 +32,6 @@ from trunkline_worker.runner.step_thread import WaitingExecutor
 from trunkline_worker.settings import EngineSettings
 
 REARM_S = 1.0  # arming starts a thread: no more often than this
-PR_SET_PDEATHSIG = 1  # prctl(2)
 INTEGRITY_CHECK_S = 60.0  # an idle engine checks its integrity, no more often than this
 RECEIVE_BYTES = 1 << 20  # most bytes taken from the socket at once
 
@@ -57,6 +58,12 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
 
 
+class HasFileno(Protocol):
+    """What select() takes."""
+
+    def fileno(self) -> int: ...
+
+
 class FrontLink:
     """The engine's end of the socket."""
 
@@ -70,14 +77,11 @@ class FrontLink:
         self._socket.setblocking(True)
         self._socket.sendall(frame(response))
 
-    def receive(self, timeout_s: float | None, steps: WaitingExecutor | None = None) -> list[EngineRequest] | None:
+    def receive(self, timeout_s: float | None, watched: Iterable[HasFileno] = ()) -> list[EngineRequest] | None:
         """Requests that have arrived or arrive within the timeout (None: no limit); None if the front is gone. Returns
-        early when a step is done."""
+        early when something that is watched can be read."""
         if timeout_s is None or timeout_s > 0:
-            watched: list[socket.socket | WaitingExecutor] = [self._socket]
-            if steps is not None:
-                watched.append(steps)
-            select.select(watched, [], [], timeout_s)
+            select.select([self._socket, *watched], [], [], timeout_s)
         self._socket.setblocking(False)
         try:
             data = self._socket.recv(RECEIVE_BYTES)
@@ -92,15 +96,17 @@ def run(engine: Engine, link: FrontLink, watchdog: Watchdog) -> None:
     """Runs the engine loop until the front is gone."""
     timeout_s: float | None = 0.0
     checked_s = time.perf_counter()
-    executor = engine.executor if isinstance(engine.executor, WaitingExecutor) else None
-    while (requests := link.receive(timeout_s, executor)) is not None:
+    watched: list[HasFileno] = [engine.executor] if isinstance(engine.executor, WaitingExecutor) else []
+    if engine.guided is not None:
+        watched.append(engine.guided)
+    while (requests := link.receive(timeout_s, watched)) is not None:
         for request in requests:
             engine.accept(request)
         if any(request.want_stats for request in requests):
             link.send(EngineResponse(stats=engine.stats()))
         if engine.has_work:
             watchdog.goes_on(time.perf_counter())
-        step = engine.step() if engine.has_work else None
+        step = engine.step()
         if step is not None:
             link.send(EngineResponse(step=step))
         # With no step in flight, only step() itself can tell that there is nothing to schedule now.
@@ -130,22 +136,12 @@ def main() -> None:
     arguments = parser.parse_args()
     # Ctrl-C at the terminal reaches the whole process group; the front alone decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_front()
+    die_with(os.getppid())  # even in the middle of a step
     link = FrontLink(socket.socket(fileno=arguments.socket_fd))
     try:
         start(EngineSettings.from_json(arguments.settings), link, FlightRecorder.open(arguments.recorder_fd))
     except ConnectionError:
         sys.exit(0)  # the front is gone
-
-
-def die_with_front() -> None:
-    """Makes the kernel kill this process when its front ends, even in the middle of a step (Linux; elsewhere the closed
-    socket ends it after the step)."""
-    if sys.platform == "linux":
-        front = os.getppid()
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != front:
-            sys.exit(0)
 
 
 def start(settings: EngineSettings, link: FrontLink, recorder: FlightRecorder) -> None:
@@ -177,13 +173,14 @@ def start(settings: EngineSettings, link: FrontLink, recorder: FlightRecorder) -
         report("allocating KV blocks")
         gpu = own_gpu(device)
         engine, description = build_engine(settings, model, device, report, gpu.name)
+        notes = [*model.notes, *take_grammars(engine, description, settings)]
     except (ModelError, OutOfMemory, torch.OutOfMemoryError) as error:
         message = out_of_memory(error, reached) if isinstance(error, torch.OutOfMemoryError) else str(error)
         link.send(EngineResponse(failed=EngineFailed(message=message)))
         sys.exit(2)
     recorder.steps = engine.executor.run_ahead + 1
     engine.before_launch = recorder.launch
-    ready = EngineReady(model=description, notes=model.notes, gpu_uuid=gpu.uuid, load=engine.load())
+    ready = EngineReady(model=description, notes=notes, gpu_uuid=gpu.uuid, load=engine.load())
     link.send(EngineResponse(ready=ready))
     gc.collect()
     gc.freeze()  # these objects stay, so the collector need not visit them again

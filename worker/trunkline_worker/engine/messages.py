@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -29,11 +29,11 @@ from trunkline.v1.worker_pb2 import (
 from trunkline_worker.cache.prefix_tree import CacheChange, PrefixTree, Removed, Stored
 from trunkline_worker.cache.sequence import Finish, Sequence
 from trunkline_worker.engine.step_floor import FloorOfStep
-from trunkline_worker.lanes.fair_share import Account
-from trunkline_worker.lanes.lanes import Lane, lane_number
 from trunkline_worker.scheduler.scheduler import Scheduler
 from trunkline_worker.scheduler.sequence_table import StepOutput, StepOutputs
 from trunkline_worker.scheduler.stats import EngineStats, Histogram, StepCounts
+from trunkline_worker.step.fair_share import Account
+from trunkline_worker.step.lanes import Lane, lane_number
 from trunkline_worker.step.logprob_bytes import prompt_logprobs_bytes
 from trunkline_worker.step.plan import PositionLogprobs, RowError, Sampling
 from trunkline_worker.step.sampling_key import choice_seed
@@ -75,11 +75,14 @@ def sequence_of(
     max_total: bounds prompt and output together: the context length or the KV pool, whichever is smaller
     """
     deadline_s = now_s + submit.timeout.ToNanoseconds() / 1e9 if submit.HasField("timeout") else None
+    sampling = resolve_sampling(submit.sampling, submit.choice, max_total - len(prompt.token_ids), eos)
+    if submit.work.HasField("grammar"):  # its end always ends the choice; its masks see to min_tokens
+        sampling = replace(sampling, min_tokens=0, end_token_ids=sampling.end_token_ids | eos)
     return Sequence(
         sequence_id=submit.handle,
         token_ids=[*prompt.token_ids, *submit.resume.output_token_ids],
         prompt_len=len(prompt.token_ids),
-        sampling=resolve_sampling(submit.sampling, submit.choice, max_total - len(prompt.token_ids), eos),
+        sampling=sampling,
         root=tree.root(submit.cache_salt),
         arrival=arrival,
         account=account,
@@ -159,6 +162,10 @@ def fill_record(
         record.prefill_tokens = counts.prefill_tokens
     if counts.padding_tokens:
         record.padding_tokens = counts.padding_tokens
+    if outputs.num_forced:
+        record.forced_tokens = outputs.num_forced
+    if outputs.num_late_masks:
+        record.late_masks = outputs.num_late_masks
     if floor is not None:
         record.least_bytes, record.least_flops = floor.work
         if floor.least_s is not None:

@@ -12,7 +12,7 @@ from trunkline.protocol import CLEARING_STEPS
 from trunkline.v1.worker_pb2 import SequenceOutput, Timeline
 from trunkline_worker.front.telemetry.timeline import TEXT_STRIDE, ChoiceTimeline, StepTimes
 from trunkline_worker.front.text.output_stream import OutputStream
-from trunkline_worker.lanes.lanes import Lane, QueueBounds
+from trunkline_worker.step.lanes import Lane, QueueBounds
 
 Deliver = Callable[[SequenceOutput], None]
 

@@ -24,8 +24,8 @@ from trunkline_worker.front.telemetry.timeline import ChoiceEnd, ChoiceTimeline,
 from trunkline_worker.front.telemetry.worker_metrics import WorkerMetrics
 from trunkline_worker.front.text.output_stream import OutputStream
 from trunkline_worker.front.text.token_texts import TokenTexts
-from trunkline_worker.lanes.lanes import Lane, lane_of, queue_full
 from trunkline_worker.link.engine_link import EngineLink
+from trunkline_worker.step.lanes import Lane, lane_of, queue_full
 
 # Retry delay of a refusal before the engine has first reported its own.
 UNKNOWN_RETRY_DELAY_MS = 1000

@@ -10,6 +10,7 @@ from trunkline.grant import GrantKeys, open_grant
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, NO_WORKER, OVERLOADED, RequestRefused, forbidden, invalid
 from trunkline.v1.worker_pb2 import Grant, GrantReport, SequenceOutput, Submit, WorkerServiceGenerateRequest
 from trunkline_worker.front.choice import Choice
+from trunkline_worker.front.session_grammars import identify
 
 MAX_REMEMBERED = 1 << 17  # used grants: 4,000 a second over the time for which they are valid, about 25 MB
 Tell = Callable[[SequenceOutput], None]
@@ -56,14 +57,14 @@ class GrantDesk:
         """Returns the request's submit, and uses up its grant.
 
         Raises RequestRefused: FORBIDDEN if the grant is missing, not expected, invalid or used, OVERLOADED if too many
-        are remembered, INVALID_REQUEST if a submit accompanies the grant.
+        are remembered, INVALID_REQUEST if a submit accompanies the grant or its grammar is invalid.
         """
         if not self._keys:
             if request.HasField("grant"):
                 raise forbidden("this worker takes no grants: it was started without --grant-key")
             submit = Submit()
             submit.CopyFrom(request.submit)
-            return submit
+            return _identified(submit)
         if not request.HasField("grant"):
             raise forbidden("this worker takes requests with a router's grant only")
         if request.HasField("submit"):
@@ -71,7 +72,13 @@ class GrantDesk:
         now_unix_ms = self._now_unix_ms()
         submit = open_grant(self._keys, request.grant, epoch=self._epoch, now_unix_ms=now_unix_ms)
         self._used.use(request.grant, now_unix_ms)
-        return submit
+        return _identified(submit)
+
+
+def _identified(submit: Submit) -> Submit:
+    if submit.work.HasField("grammar"):
+        identify(submit.work.grammar)
+    return submit
 
 
 class GrantReports:

@@ -11,11 +11,13 @@ from trunkline.capabilities import GRAMMARS, unable
 from trunkline.channel import MAX_MESSAGE_BYTES
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, internal, invalid
 from trunkline.v1.worker_pb2 import SequenceOutput, SessionRequest, SessionResponse, SessionWelcome, Submit
+from trunkline.validation import MAX_GRAMMAR_BYTES
 from trunkline_runtime.log import get_logger
 from trunkline_runtime.wire import NotAMessage, fields, parts
 from trunkline_worker.front.choice import Choice
 from trunkline_worker.front.front import Front
-from trunkline_worker.front.submit_size import check_submit, most_submit_bytes
+from trunkline_worker.front.session_grammars import SessionGrammars
+from trunkline_worker.front.submit_size import OTHER_BYTES, check_submit, most_submit_bytes
 
 # A router reads at full speed and buffers for its own slow clients. One with this much waiting has stalled.
 MAX_WAITING_BYTES = 4 * MAX_MESSAGE_BYTES
@@ -31,7 +33,7 @@ TURN_S = 0.001  # time spent on a router's message before other tasks get a turn
 MAX_SUBMITS = 1 << 16  # in one message
 MAX_ABORT_BYTES = 1 << 20  # of handles in one message
 MAX_NAME_CHARACTERS = 512
-_SUBMITS = SessionRequest.SUBMITS_FIELD_NUMBER
+_SUBMITS, _GRAMMARS = SessionRequest.SUBMITS_FIELD_NUMBER, SessionRequest.GRAMMARS_FIELD_NUMBER
 
 
 class Backlog:
@@ -140,6 +142,7 @@ class Session:
         self._on_stalled = on_stalled
         self._outbox = Outbox(self._give_up, backlog)
         self._most_submit_bytes = most_submit_bytes(front.model)
+        self._grammars = SessionGrammars(front.model.max_session_grammar_bytes)
         self._choices: dict[int, Choice] = {}  # by the router's handle
 
     async def take(self, raw: bytes) -> None:
@@ -160,8 +163,8 @@ class Session:
             request = SessionRequest.FromString(part)
             if request.HasField("hello"):
                 get_logger().info("session opened", router=request.hello.router_id[:MAX_NAME_CHARACTERS])
-            if (request.grammars or request.dropped_grammars) and not self._front.capabilities.can(GRAMMARS):
-                raise unable(GRAMMARS, "this worker does not have")
+            if request.grammars or request.dropped_grammars:
+                self._take_grammars(request)
             num_submits += len(request.submits)
             if num_submits > MAX_SUBMITS:
                 raise invalid("submits", f"there are more than {MAX_SUBMITS} in one message")
@@ -176,6 +179,14 @@ class Session:
             if time.perf_counter() - begun_s > TURN_S:
                 begun_s = await self._yield_turn()
 
+    def _take_grammars(self, request: SessionRequest) -> None:
+        if not self._front.capabilities.can(GRAMMARS):
+            raise unable(GRAMMARS, "this worker does not have")
+        for digest in request.dropped_grammars:
+            self._grammars.drop(digest)
+        for grammar in request.grammars:
+            self._grammars.keep(grammar)
+
     async def _yield_turn(self) -> float:
         """Lets other tasks run, and waits while the router does not read its outputs. Returns the time."""
         await asyncio.sleep(0)
@@ -183,9 +194,11 @@ class Session:
         return time.perf_counter()
 
     def _check_part(self, part: bytes) -> int:
-        """Checks a part with a single field, before it is parsed. Returns the field's bytes, or 0 for a submit. Raises
-        RequestRefused or NotAMessage."""
+        """Checks a part with a single field, before it is parsed. Returns the field's bytes, or 0 for a submit or a
+        grammar. Raises RequestRefused or NotAMessage."""
         ((number, _, at, end),) = fields(part)
+        if number == _GRAMMARS and end - at <= MAX_GRAMMAR_BYTES + OTHER_BYTES:
+            return 0
         if number != _SUBMITS:
             return end - at
         check_submit(part, at, end, self._most_submit_bytes)
@@ -245,6 +258,7 @@ class Session:
     def _submit(self, submit: Submit) -> None:
         if submit.handle in self._choices:
             raise invalid("handle", f"{submit.handle} names an unfinished choice of this session")
+        self._grammars.complete(submit)
         choice = self._front.submit(submit, self._deliver)
         if choice is not None:
             self._choices[submit.handle] = choice

@@ -2,7 +2,13 @@
 
 from trunkline.status import RequestRefused, context_exceeded, invalid
 from trunkline.v1.worker_pb2 import GetModelResponse, Submit, WorkerServiceGenerateRequest
-from trunkline.validation import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, max_total_tokens
+from trunkline.validation import (
+    MAX_GRAMMAR_BYTES,
+    MAX_LOGIT_BIAS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    max_total_tokens,
+)
 from trunkline_runtime.wire import NotAMessage, fields
 
 # Up to this size a submit is parsed unchecked: with any content, parsing takes far less than a millisecond.
@@ -16,8 +22,10 @@ _INSIDE = (Submit.SAMPLING_FIELD_NUMBER, Submit.RESUME_FIELD_NUMBER, Submit.WORK
 
 
 def most_submit_bytes(model: GetModelResponse) -> int:
-    """Returns the largest size in bytes: prompt and ledger, together at most the model's tokens, and other fields."""
-    return ID_BYTES * max_total_tokens(model) + OTHER_BYTES
+    """Returns the largest size in bytes: prompt and ledger, together at most the model's tokens, a direct client's
+    grammar, and other fields."""
+    grammar_bytes = MAX_GRAMMAR_BYTES if model.max_session_grammar_bytes else 0
+    return ID_BYTES * max_total_tokens(model) + grammar_bytes + OTHER_BYTES
 
 
 def check_submit(raw: bytes, at: int, end: int, most_bytes: int) -> None:

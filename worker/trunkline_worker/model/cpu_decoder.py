@@ -10,30 +10,38 @@ So --deterministic uses the packed products everywhere.
 import ctypes
 import math
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from trunkline_kernels.cpu.library import library
-from trunkline_kernels.cpu.packed_linear import PackedLinear, pack_linear
+from trunkline_kernels.cpu.packed_linear import QUANTIZED_BITS, PackedLinear, pack_linear
 from trunkline_kernels.ragged_batch import KVLayer, PagedBatch
+from trunkline_kernels.token_masks import RowMasks
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.rotary_tables import layer_tables
-from trunkline_worker.model.weights import DecoderWeights, LayerWeights, Linear, Weight
+from trunkline_worker.model.weights import DecoderWeights, LayerWeights, QuantizedLinear, StoredLinear, Weight
 
 MAX_HEAD_DIM, MAX_GROUP = 256, 16  # sizes of the C kernels' buffers
 MAX_HIDDEN = 1 << 16  # values of the row that the C kernels keep on a thread's stack
 
-Pack = Callable[[Tensor, Tensor | None], Weight]  # takes a weight [out, in] and a bias [out]
+Pack = Callable[[StoredLinear], Weight]
 
 
 def cpu_decoder(
-    spec: DecoderSpec, weights: DecoderWeights[Linear], *, context_length: int, deterministic: bool
+    spec: DecoderSpec,
+    weights: DecoderWeights[StoredLinear],
+    *,
+    context_length: int,
+    deterministic: bool,
+    quantization: str = "none",
 ) -> "CpuDecoder | None":
     """Returns the decoder for these weights, or None if the kernels do not support them. Empties weights.layers. Raises
-    ModelError if TRUNKLINE_MARCH names a build that this CPU cannot run."""
+    ModelError if TRUNKLINE_MARCH names a build that this CPU cannot run.
+
+    quantization: of the layers' products, one of QUANTIZED_BITS or "none"
+    """
     dtype = weights.embedding.dtype
     fits = spec.head_dim <= MAX_HEAD_DIM and spec.num_heads // spec.num_kv_heads <= MAX_GROUP
     fits = fits and spec.hidden_size <= MAX_HIDDEN
@@ -41,11 +49,19 @@ def cpu_decoder(
         return None
     try:
         kernels = library(dtype)
+        quantized_kernels = library(dtype, bits=QUANTIZED_BITS.get(quantization, 0))
     except ValueError as error:
         raise ModelError(str(error)) from None
-    if kernels is None:
+    if kernels is None or quantized_kernels is None:
         return None
-    pack = partial(PackedLinear if deterministic else pack_linear, kernels)
+
+    def pack(product: StoredLinear) -> Weight:
+        if isinstance(product, QuantizedLinear):
+            return PackedLinear(quantized_kernels, product.weight, product.bias, dtype)
+        if deterministic:
+            return PackedLinear(kernels, product.weight, product.bias, dtype)
+        return pack_linear(kernels, product.weight, product.bias)
+
     return CpuDecoder(spec, weights, kernels, pack, context_length)
 
 
@@ -55,7 +71,7 @@ class CpuDecoder:
     def __init__(
         self,
         spec: DecoderSpec,
-        weights: DecoderWeights[Linear],
+        weights: DecoderWeights[StoredLinear],
         kernels: ctypes.CDLL,
         pack: Pack,
         context_length: int,
@@ -64,11 +80,11 @@ class CpuDecoder:
         self._kernels = kernels
         self._embedding = weights.embedding
         self._final_norm = weights.final_norm
-        self._head = pack(weights.head.weight, weights.head.bias)
+        self._head = pack(weights.head)
         self._layers: list[LayerWeights[Weight]] = []
         while weights.layers:  # one at a time, so that at most one layer is in memory twice
             layer = weights.layers.pop(0)
-            self._layers.append(layer.with_products(pack(each.weight, each.bias) for each in layer.products))
+            self._layers.append(layer.with_products(map(pack, layer.products)))
         self._tables = layer_tables(spec, context_length, self._embedding.device)
         self._windows = spec.windows
         self._intermediate = spec.intermediate_size
@@ -140,11 +156,23 @@ class CpuDecoder:
 
         return multiply
 
-    def greedy(self, logits: Tensor) -> list[int]:
-        """Returns the most likely token of each row, or -1 for a row that is not finite. logits: [num_rows, vocab]"""
+    def greedy(self, logits: Tensor, masks: RowMasks | None) -> list[int]:
+        """Returns the most likely token of each row that its mask allows. -1: the row is not finite; -2: its mask
+        leaves nothing. logits: [num_rows, vocab]"""
         ids = torch.empty(len(logits), dtype=torch.int64)
         self._kernels.greedy(logits.data_ptr(), ids.data_ptr(), len(logits), logits.shape[1])
+        if masks is not None:
+            self._kernels.greedy_allowed(
+                logits.data_ptr(), masks.rows.data_ptr(), masks.words.data_ptr(), ids.data_ptr(), *masks.words.shape,
+                logits.shape[1],
+            )  # fmt: skip
         return ids.tolist()
+
+    def exclude(self, logits: Tensor, masks: RowMasks) -> None:
+        """token_masks.exclude() for float32 logits [num_rows, vocab], contiguous."""
+        self._kernels.exclude(
+            logits.data_ptr(), masks.rows.data_ptr(), masks.words.data_ptr(), *masks.words.shape, logits.shape[1]
+        )
 
     def _add_norm(self, added: Tensor | None, residual: Tensor, weight: Tensor | None, out: Tensor) -> Tensor:
         """Adds to the residual stream, and returns its norm, in `out`; without a norm, the residual stream itself."""

@@ -17,7 +17,7 @@ from trunkline_kernels.silu_and_mul import silu_and_mul
 from trunkline_kernels.tiled_attention import tiled_attention
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.rotary_tables import layer_tables
-from trunkline_worker.model.weights import AttentionWeights, DecoderWeights, LayerWeights, Linear
+from trunkline_worker.model.weights import AttentionWeights, DecoderWeights, LayerWeights, StoredLinear
 
 
 class Decoder:
@@ -27,7 +27,12 @@ class Decoder:
     """
 
     def __init__(
-        self, spec: DecoderSpec, weights: DecoderWeights[Linear], *, context_length: int, deterministic: bool
+        self,
+        spec: DecoderSpec,
+        weights: DecoderWeights[StoredLinear],
+        *,
+        context_length: int,
+        deterministic: bool,
     ) -> None:
         self.spec = spec
         self._weights = weights
@@ -76,7 +81,7 @@ class Decoder:
         return function(*inputs) if self.tile_rows is None else map_row_tiles(function, self.tile_rows, *inputs)
 
     def _before_attention(
-        self, w: AttentionWeights[Linear], residual: Tensor, cos: Tensor, sin: Tensor
+        self, w: AttentionWeights[StoredLinear], residual: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """[n, hidden] → q [n, num_heads, head_dim], k and v [n, num_kv_heads, head_dim]"""
         spec = self.spec
@@ -85,7 +90,7 @@ class Decoder:
         q, k = self._norm(q, w.query_norm), self._norm(k, w.key_norm)
         return apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v
 
-    def _after_attention(self, w: LayerWeights[Linear], attended: Tensor, residual: Tensor) -> tuple[Tensor]:
+    def _after_attention(self, w: LayerWeights[StoredLinear], attended: Tensor, residual: Tensor) -> tuple[Tensor]:
         """[n, num_heads, head_dim], [n, hidden] → the residual stream after the layer [n, hidden]"""
         attention, feed_forward = w.attention, w.feed_forward
         residual = residual + self._norm(attention.output.multiply(attended.flatten(1)), attention.post_norm)
@@ -100,8 +105,8 @@ class Decoder:
         return x if weight is None else rms_norm(x, weight, self.spec.rms_norm_eps)
 
 
-def _products(spec: DecoderSpec, weights: DecoderWeights[Linear]) -> Iterator[tuple[Tensor, Tensor | None]]:
+def _products(spec: DecoderSpec, weights: DecoderWeights[StoredLinear]) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Yields the weight and bias of every matrix product, once for layers that are alike."""
     alike = dict(zip(spec.layers[::-1], weights.layers[::-1], strict=True))  # the first of each
     for product in (*(each for layer in alike.values() for each in layer.products), weights.head):
-        yield product.weight, product.bias
+        yield product.matrix(weights.embedding.dtype), product.bias

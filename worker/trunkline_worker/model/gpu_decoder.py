@@ -37,9 +37,9 @@ from trunkline_kernels.gpu.tuned_tilings import chosen_table
 from trunkline_kernels.ragged_batch import KVLayer
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.checkpoint.refusals import ModelError
-from trunkline_worker.model.gpu_weight import StoredLinear, gpu_layers
+from trunkline_worker.model.gpu_weight import gpu_layers
 from trunkline_worker.model.rotary_tables import layer_tables
-from trunkline_worker.model.weights import DecoderWeights
+from trunkline_worker.model.weights import DecoderWeights, StoredLinear
 
 MAX_HEAD_DIM = 256
 OLDEST_CAPABILITY = (8, 0)

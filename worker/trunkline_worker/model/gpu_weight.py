@@ -8,9 +8,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear
-from trunkline_kernels.gpu.gated_linear import GatedTiling, gated_linear
 from trunkline_kernels.gpu.persistent_linear import (
-    Factors,
     PersistentTiling,
     ProductRoom,
     add_persistent_linear,
@@ -18,78 +16,36 @@ from trunkline_kernels.gpu.persistent_linear import (
     persistent_linear,
 )
 from trunkline_kernels.gpu.product_choice import ProductChoice, product_choice
-from trunkline_kernels.gpu.quantized_linear import (
-    Fp8Tiling,
-    QuantizedWeight,
-    library_fp8_linear,
-    library_takes,
-    quantize,
-    quantize_rows,
-    quantized_linear,
-)
+from trunkline_kernels.gpu.quantized_linear import Fp8Tiling, library_fp8_linear, library_takes, quantized_linear
 from trunkline_kernels.gpu.silu_and_mul import silu_and_mul
 from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR
+from trunkline_kernels.quantized_weight import QuantizedWeight
 from trunkline_worker.model.architectures.decoder_spec import LayerSpec
 from trunkline_worker.model.checkpoint.refusals import ModelError
-from trunkline_worker.model.weights import LayerWeights, Linear
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedLinear:
-    """A weight that is kept in quantised form only. Embedding and head are not, because they decide between tokens."""
-
-    weight: QuantizedWeight
-    bias: Tensor | None
-
-
-StoredLinear = Linear | QuantizedLinear
-
-
-def stored(product: Linear, quantization: str) -> StoredLinear:
-    """Returns a weight as it is kept. Raises ModelError if its shape does not allow the quantisation."""
-    if quantization == "none":
-        return product
-    try:
-        return QuantizedLinear(quantize(product.weight, quantization), product.bias)
-    except ValueError as error:
-        raise ModelError(f"quantization={quantization}: {error}") from None
+from trunkline_worker.model.weights import LayerWeights, Linear, StoredLinear
 
 
 @dataclass(frozen=True, slots=True)
 class GpuWeight:
-    """A weight of a layer, with the timed choice of kernels for its shape and for what is done with the result.
-
-    Products with a bias, or with an int8 or int4 weight, ignore the choice and always use the same kernel. So does
-    --deterministic.
-    """
+    """A weight of a layer, with the timed choice of kernels for its shape and for what is done with the result."""
 
     weight: Tensor | QuantizedWeight
     bias: Tensor | None
-    choice: ProductChoice
+    choice: ProductChoice  # empty unless the weight is fp8 and has no bias
     room: ProductRoom
     deterministic: bool
     dependent: bool  # kernels use dependent launches, see dependent_launch
 
     def multiply(self, x: Tensor) -> Tensor:
         """[num_rows, in] → [num_rows, out]"""
-        tiling = self.choice.tiling(len(x))
-        if not isinstance(tiling, PersistentTiling) or self.bias is not None:
-            return self._linear(x)
-        left, right, factors = self._operands(x)
-        return persistent_linear(
-            left, right, tiling, self.room, factors=factors, dtype=x.dtype, dependent=self.dependent
-        )
+        if (persistent := self._persistent(x)) is not None:
+            return persistent_linear(x, *persistent, self.room, dependent=self.dependent)
+        return self._linear(x)
 
     def multiply_gated(self, x: Tensor) -> Tensor:
         """Returns silu(gate) * up of a weight that holds both: [num_rows, out / 2]."""
-        tiling = self.choice.tiling(len(x))
-        if isinstance(tiling, PersistentTiling) and self.bias is None:
-            left, right, factors = self._operands(x)
-            return persistent_gated_linear(
-                left, right, tiling, self.room, factors=factors, dtype=x.dtype, dependent=self.dependent
-            )
-        if isinstance(tiling, GatedTiling) and isinstance(self.weight, Tensor) and self.bias is None:
-            return gated_linear(x, self.weight, tiling, dependent=self.dependent)
+        if (persistent := self._persistent(x)) is not None:
+            return persistent_gated_linear(x, *persistent, self.room, dependent=self.dependent)
         return silu_and_mul(self._linear(x), dependent=self.dependent)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor | None:
@@ -97,10 +53,8 @@ class GpuWeight:
 
         The caller has to add it where the chosen kernel cannot. residual: [num_rows, out]
         """
-        tiling = self.choice.tiling(len(x))
-        if isinstance(tiling, PersistentTiling) and self.bias is None:
-            left, right, factors = self._operands(x)
-            add_persistent_linear(left, right, residual, tiling, self.room, factors=factors, dependent=self.dependent)
+        if (persistent := self._persistent(x)) is not None:
+            add_persistent_linear(x, *persistent, self.room, out=residual, dependent=self.dependent)
             return None
         if self.deterministic or self.bias is not None or isinstance(self.weight, QuantizedWeight):
             return self._linear(x)
@@ -111,22 +65,22 @@ class GpuWeight:
         weight, bias = self.weight, self.bias
         if isinstance(weight, Tensor):
             return fixed_linear(x, weight, bias) if self.deterministic else linear(x, weight, bias)
-        if self.choice.library_won(len(x)) and library_takes(weight) and bias is None:
+        if self.choice.library_won(len(x)) and library_takes(weight):
             return library_fp8_linear(x, weight, dependent=self.dependent)
         tiling = self.choice.tiling(len(x))
         own = tiling if isinstance(tiling, Fp8Tiling) else None
         return quantized_linear(x, weight, bias, own, dependent=self.dependent)
 
-    def _operands(self, x: Tensor) -> tuple[Tensor, Tensor, Factors | None]:
-        """Returns the operands of a persistent kernel. With an fp8 weight, x is rounded to 8 bits too."""
-        if isinstance(self.weight, Tensor):
-            return x, self.weight, None
-        narrow, scale = quantize_rows(x, dependent=self.dependent)
-        return narrow, self.weight.data, Factors(scale, self.weight.scale)
+    def _persistent(self, x: Tensor) -> tuple[QuantizedWeight, PersistentTiling] | None:
+        """Returns the weight and the tiling of the persistent kernel if it was the fastest for this number of rows."""
+        weight, tiling = self.weight, self.choice.tiling(len(x))
+        if isinstance(weight, QuantizedWeight) and isinstance(tiling, PersistentTiling):
+            return weight, tiling
+        return None
 
 
 def timed_products(layer: LayerSpec) -> list[tuple[str, int, int]]:
-    """Returns the kind, the columns of the result and the inner size of each product, as the product sweeps time it, in
+    """Returns the kind, the columns of the result and the inner size of each product, as the product sweep times it, in
     the order of LayerSpec.products."""
     kinds = (
         LINEAR,
@@ -155,18 +109,18 @@ def gpu_layers(
 
     name: of the device, as torch reports it
     """
-    found: dict[tuple[str, int, int, torch.dtype], ProductChoice] = {}
+    found: dict[tuple[str, int, int], ProductChoice] = {}
 
     def choice(timed: tuple[str, int, int], product: StoredLinear) -> ProductChoice:
+        if isinstance(product, Linear) or product.weight.kind != "fp8" or product.bias is not None:
+            return ProductChoice()
         kind, columns, inner = timed
-        dtype = product.weight.dtype if isinstance(product, Linear) else product.weight.data.dtype
-        key = kind, columns, inner, dtype
-        if key not in found and not deterministic:
+        if timed not in found:
             try:
-                found[key] = product_choice(kind, device=name, columns=columns, inner=inner, dtype=dtype)
+                found[timed] = product_choice(kind, device=name, columns=columns, inner=inner)
             except ValueError as error:
                 raise ModelError(f"the table of tilings: {error}") from None
-        return found.get(key, ProductChoice())
+        return found[timed]
 
     choices = [
         list(map(choice, timed_products(spec), layer.products)) for spec, layer in zip(specs, layers, strict=True)

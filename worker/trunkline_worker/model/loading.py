@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline_kernels.cpu.packed_linear import QUANTIZED_BITS, QUANTIZED_BYTES
 from trunkline_kernels.ragged_batch import KVPool, allocate_kv
 from trunkline_worker.model.architectures.config_json import read_spec
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
@@ -22,8 +23,8 @@ from trunkline_worker.model.checkpoint.weight_stream import WeightStream
 from trunkline_worker.model.cpu_decoder import CpuDecoder, cpu_decoder
 from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.rotary_tables import check_rotary
-from trunkline_worker.model.weight_reading import DUMMY_SEED, as_it_is, read_weights
-from trunkline_worker.model.weights import WeightBytes, weight_bytes
+from trunkline_worker.model.weight_reading import DUMMY_SEED, read_weights
+from trunkline_worker.model.weights import WeightBytes, stored, weight_bytes
 
 if TYPE_CHECKING:
     from trunkline_worker.model.gpu_decoder import GpuDecoder
@@ -102,12 +103,14 @@ def load_model(
     eos, defaults = read_generation_defaults(directory, spec.vocab_size, ignore_config_keys)
     if kernels == "auto":
         kernels = "triton" if device.type == "cuda" else "c"
-    for option, value, plain in (("quantization", quantization, "none"), ("kv_dtype", kv_dtype, "auto")):
-        if value != plain and kernels != "triton":
-            raise ModelError(f"{option}={value} needs the Triton kernels: use a GPU, or leave it out")
+    if kernels != "triton":
+        if kv_dtype != "auto":
+            raise ModelError(f"kv_dtype={kv_dtype} needs the Triton kernels: use a GPU, or leave it out")
+        if quantization not in ("none", *QUANTIZED_BITS):
+            raise ModelError(f"quantization={quantization} needs a GPU: a CPU has {' and '.join(QUANTIZED_BITS)}")
     if kernels == "triton":
         # Imported only here: Triton is not installed on every system, and takes a third of a second to import.
-        from trunkline_worker.model import gpu_decoder, gpu_weight
+        from trunkline_worker.model import gpu_decoder
 
         gpu_decoder.check_options(
             spec, device, deterministic=deterministic, quantization=quantization, kv_dtype=kv_dtype
@@ -121,24 +124,28 @@ def load_model(
             digests = stack.enter_context(WeightDigests(checkpoint.files))
         kind = _dtype(dtype, spec, checkpoint)
         decoder: Decoder | CpuDecoder | GpuDecoder | None = None
+        # Weights are quantised one by one, so that the unquantised model need not fit into memory.
+        weights = read_weights(
+            spec, kind, device, checkpoint, partial(stored, quantization=quantization), context=context,
+            product_bytes=QUANTIZED_BYTES.get(quantization),
+        )  # fmt: skip
+        read_bytes = weight_bytes(weights)
         if kernels == "triton":
-            # Weights are quantised one by one, so that the unquantised model need not fit into memory.
-            stored = read_weights(
-                spec, kind, device, checkpoint, partial(gpu_weight.stored, quantization=quantization), context=context
-            )
-            read_bytes = weight_bytes(stored)
             decoder = gpu_decoder.GpuDecoder(
-                spec, stored, context_length=context, deterministic=deterministic,
+                spec, weights, context_length=context, deterministic=deterministic,
                 kv_dtype=KV_DTYPES.get(kv_dtype, kind),
             )  # fmt: skip
-        else:
-            weights = read_weights(spec, kind, device, checkpoint, as_it_is, context=context)
-            read_bytes = weight_bytes(weights)
-            if kernels == "c":
-                decoder = cpu_decoder(spec, weights, context_length=context, deterministic=deterministic)
-            if decoder is None:
-                kernels = "torch"
-                decoder = Decoder(spec, weights, context_length=context, deterministic=deterministic)
+        elif kernels == "c":
+            decoder = cpu_decoder(
+                spec, weights, context_length=context, deterministic=deterministic, quantization=quantization
+            )
+        if decoder is None:
+            if kernels == "c" and quantization != "none":
+                raise ModelError(
+                    f"quantization={quantization} needs the C kernels: --dtype bfloat16 or float32, and a C compiler"
+                )
+            kernels = "torch"
+            decoder = Decoder(spec, weights, context_length=context, deterministic=deterministic)
         weight_digests = [] if digests is None else digests.digests()
     facts = (
         _name(kind), KERNEL_BUILD, device.type, kernels, quantization, kv_dtype,
@@ -189,8 +196,8 @@ def _dtype(asked: str, spec: DecoderSpec, checkpoint: Checkpoint | None) -> torc
         return DTYPES[asked]
     if spec.dtype is not None:
         return DTYPES[spec.dtype]
-    stored = torch.float32 if checkpoint is None else checkpoint.stored_dtype(EMBEDDING)
-    return stored if stored in DTYPES.values() else torch.float32
+    found = torch.float32 if checkpoint is None else checkpoint.stored_dtype(EMBEDDING)
+    return found if found in DTYPES.values() else torch.float32
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -29,9 +29,13 @@ def read_weights(
     form: Form[W],
     *,
     context: int,
+    product_bytes: float | None = None,
 ) -> DecoderWeights[W]:
     """Returns the weights of the checkpoint, or dummy weights without one. Before it allocates anything, it checks the
-    files' headers against the config, and the free memory. Raises ModelError if a check fails."""
+    files' headers against the config, and the free memory. Raises ModelError if a check fails.
+
+    product_bytes: of a value of the layers' products in the form that is kept; None: those of the dtype
+    """
     names: tuple[str, str | None] = EMBEDDING, None if spec.tie_word_embeddings else HEAD
     if checkpoint is not None:
         names = checkpoint.embedding_and_head(spec.tie_word_embeddings)
@@ -43,9 +47,13 @@ def read_weights(
         if checkpoint is not None:
             checkpoint.check_header(target, name)
 
-    build_weights(spec, dtype, torch.device("meta"), look_at, as_it_is, names=names)
+    planned = build_weights(spec, dtype, torch.device("meta"), look_at, as_it_is, names=names)
+    num_bytes: float = num_values * dtype.itemsize
+    if product_bytes is not None:
+        of_products = sum(each.weight.numel() for layer in planned.layers for each in layer.products)
+        num_bytes += of_products * (product_bytes - dtype.itemsize)
     if device.type == "cpu":  # a GPU's allocator raises; on a host, the kernel kills the process
-        _check_memory(num_values * dtype.itemsize, table_bytes(spec, context), device, dtype)
+        _check_memory(num_bytes, table_bytes(spec, context), device, dtype)
     if checkpoint is None:
         return build_weights(spec, dtype, device, _dummy_fill(device), form, names=names)
     checkpoint_weights = build_weights(spec, dtype, device, checkpoint.read_into, form, names=names)
@@ -54,7 +62,7 @@ def read_weights(
     return checkpoint_weights
 
 
-def _check_memory(weight_bytes: int, table_bytes: int, device: torch.device, dtype: torch.dtype) -> None:
+def _check_memory(weight_bytes: float, table_bytes: int, device: torch.device, dtype: torch.dtype) -> None:
     """Raises ModelError if weights and rotary tables do not fit into the free memory."""
     free = free_bytes(device)
     if weight_bytes + table_bytes > free:

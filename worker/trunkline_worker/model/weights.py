@@ -4,8 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 from torch.nn.functional import linear
+
+from trunkline_kernels.quantized_weight import QuantizedWeight, dequantize, quantize
+from trunkline_worker.model.checkpoint.refusals import ModelError
 
 W = TypeVar("W")
 V = TypeVar("V")
@@ -14,9 +18,9 @@ V = TypeVar("V")
 class Weight(Protocol):
     """The matrix of a product, with its bias, in the form in which a backend multiplies by it.
 
-    Linear is the reference, PackedLinear and OneDnnLinear are those of a CPU, GpuWeight is that of a GPU. What is
-    special about a weight stays behind `multiply`: that it is quantised or a slice, or that adapters are added to it.
-    Decoders only say where products are.
+    Linear and QuantizedLinear are the references, PackedLinear and OneDnnLinear are those of a CPU, GpuWeight is that
+    of a GPU. What is special about a weight stays behind `multiply`: that it is quantised or a slice, or that adapters
+    are added to it. Decoders only say where products are.
     """
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -30,8 +34,40 @@ class Linear:
     weight: Tensor  # [out, in]
     bias: Tensor | None  # [out]
 
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """[out, in]"""
+        return self.weight.to(dtype)
+
     def multiply(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedLinear:
+    """A weight that is kept in quantised form only. Embedding and head are not, because they decide between tokens."""
+
+    weight: QuantizedWeight
+    bias: Tensor | None
+
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """[out, in]"""
+        return dequantize(self.weight).to(dtype)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        return linear(x, self.matrix(x.dtype), self.bias)
+
+
+StoredLinear = Linear | QuantizedLinear
+
+
+def stored(product: Linear, quantization: str) -> StoredLinear:
+    """Returns a weight as it is kept. Raises ModelError if its shape does not allow the quantisation."""
+    if quantization == "none":
+        return product
+    try:
+        return QuantizedLinear(quantize(product.weight, quantization), product.bias)
+    except ValueError as error:
+        raise ModelError(f"quantization={quantization}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Chooses tokens from logits.
 
-Order: log-probabilities of the unchanged distribution; bias, penalties and min_tokens (adjust_logits); the most likely
-token if the temperature is 0; otherwise temperature, the candidates (top_k, then top_p over the tokens that top_k
-keeps, and min_p), and a draw.
+Order: log-probabilities of the unchanged distribution; bias, penalties and min_tokens (adjust_logits); masks; the most
+likely token if the temperature is 0; otherwise temperature, the candidates (top_k, then top_p over the tokens that
+top_k keeps, and min_p), and a draw.
 
 top_k keeps every token whose logit is at least the k-th largest one, so equal logits are treated equally. top_p keeps
 the smallest nucleus: of equal logits at its edge, those of the lowest token ids.
@@ -11,9 +11,9 @@ The row's highest logit is subtracted before the division by the temperature. Th
 negative, so an overflow never changes a value that is compared or drawn, and the most likely token always stays.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import log
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trunkline_kernels import token_masks
+from trunkline_kernels.token_masks import RowMasks
 from trunkline_worker.runner.batch_rows import Row, SampledRow
 from trunkline_worker.step.plan import PositionLogprobs, RowError, Sampling
 from trunkline_worker.step.sampling_key import NOISE_SPREAD, position_key, race_noise
@@ -30,6 +32,7 @@ LARGEST = torch.finfo(torch.float32).max
 NUCLEUS_GUESS = 256
 NOT_FINITE = RowError("the model's output is not finite")
 NOTHING_LEFT = RowError("no token is left that may be chosen")
+FAILURES = {-1: NOT_FINITE, -2: NOTHING_LEFT}  # what kernels return instead of a token
 
 
 def changes_logits(row: SampledRow) -> bool:
@@ -52,8 +55,7 @@ def is_penalised(s: Sampling) -> bool:
 
 def adjust_logits(logits: Tensor, row: Row) -> None:
     """Changes logits in place, in this order: bias; repetition (over prompt and output, Keskar et al., 2019), frequency
-    and presence penalties (over the output, as OpenAI defines them); end tokens to -inf while below min_tokens, and
-    those that a mask excludes.
+    and presence penalties (over the output, as OpenAI defines them); end tokens to -inf while below min_tokens.
 
     A finite logit stays finite: instead of overflowing, it becomes the largest number of its sign.
 
@@ -76,9 +78,6 @@ def adjust_logits(logits: Tensor, row: Row) -> None:
         logits[at] = _bounded(logits[at] - penalty, logits[at])
     if row.num_output < s.min_tokens and s.end_token_ids:
         logits[torch.tensor(sorted(s.end_token_ids))] = float("-inf")
-    if row.mask is not None:
-        bits = np.unpackbits(row.mask.view(np.uint8), count=len(logits), bitorder="little")
-        logits[torch.from_numpy(bits == 0)] = float("-inf")
 
 
 def _bounded(changed: Tensor, before: Tensor) -> Tensor:
@@ -94,9 +93,10 @@ class Candidates(NamedTuple):
     scaled: NDArray[np.float64]  # [num_candidates] (logit - highest logit) / temperature
 
 
-def is_narrowed(s: Sampling, vocab: int) -> bool:
-    """Whether top_k or top_p may exclude tokens."""
-    return 0 < s.top_k < vocab or s.top_p < 1.0
+def is_narrowed(row: Row, vocab: int) -> bool:
+    """Whether top_k or top_p may exclude tokens, or a mask leaves few."""
+    s = row.sampling
+    return 0 < s.top_k < vocab or s.top_p < 1.0 or _leaves_few(row)
 
 
 def likely(logits: Tensor, highest: Tensor, samplings: list[Sampling]) -> Candidates:
@@ -111,24 +111,33 @@ def likely(logits: Tensor, highest: Tensor, samplings: list[Sampling]) -> Candid
     return Candidates(rows.numpy(), ids.numpy(), scaled[rows, ids].numpy().astype(np.float64))
 
 
-def narrowed(logits: Tensor, highest: Tensor, s: Sampling, row: int) -> Candidates:
-    """Returns the candidates of one row that is narrowed. logits: [vocab]; highest: [1] finite; row: its index"""
+def narrowed(logits: Tensor, highest: Tensor, row: Row, index: int) -> Candidates:
+    """Returns the candidates of one row that is narrowed. logits: [vocab]; highest: [1] finite; index: the row's"""
+    s, values = row.sampling, logits
     ids: Tensor | None = None
-    if 0 < s.top_k < len(logits):
-        ids = (logits >= logits.topk(s.top_k).values[-1]).nonzero()[:, 0]
-    values = logits if ids is None else logits[ids]
+    if _leaves_few(row):
+        ids = (logits > -math.inf).nonzero()[:, 0]
+        values = logits[ids]
+    if 0 < s.top_k < len(values):
+        places = (values >= values.topk(s.top_k).values[-1]).nonzero()[:, 0]
+        ids, values = places if ids is None else ids[places], values[places]
     scaled = (values - highest) / s.temperature
     kept = scaled >= _least(s)
     if s.top_p < 1.0:
         kept &= _nucleus(values, scaled.exp(), s.top_p)
     places = kept.nonzero()[:, 0]
     ids = places if ids is None else ids[places]
-    return Candidates(np.full(len(ids), row, np.int64), ids.numpy(), scaled[places].numpy().astype(np.float64))
+    return Candidates(np.full(len(ids), index, np.int64), ids.numpy(), scaled[places].numpy().astype(np.float64))
+
+
+def _leaves_few(row: Row) -> bool:
+    """Whether a mask leaves less than a quarter of the tokens: so few are gathered, and only they are computed with."""
+    return row.mask is not None and 4 * int(np.bitwise_count(row.mask.view(np.uint32)).sum()) < 32 * len(row.mask)
 
 
 def _least(s: Sampling) -> float:
     """Returns the smallest scaled logit that can be drawn. Noise cannot make up for more than its own spread."""
-    return max(-NOISE_SPREAD, log(s.min_p)) if s.min_p else -NOISE_SPREAD
+    return max(-NOISE_SPREAD, math.log(s.min_p)) if s.min_p else -NOISE_SPREAD
 
 
 def _nucleus(logits: Tensor, weights: Tensor, top_p: float) -> Tensor:
@@ -188,9 +197,19 @@ class Sampled:
 
 
 def is_plain_greedy(row: Row) -> bool:
-    """Whether a row's next token is the one with the highest logit, and no log-probabilities are requested."""
+    """Whether a row's next token is the one with the highest logit that its mask allows, and no log-probabilities are
+    requested."""
     s = row.sampling
-    return s.temperature == 0 and s.logprobs is None and row.mask is None and not changes_logits(row)
+    return s.temperature == 0 and s.logprobs is None and not changes_logits(row)
+
+
+def masks_of(rows: list[Row]) -> RowMasks | None:
+    """The masks of the rows that have one; None if no row has."""
+    masked = [i for i, row in enumerate(rows) if row.mask is not None]
+    if not masked:
+        return None
+    words = np.stack([row.mask for row in rows if row.mask is not None])
+    return RowMasks(torch.tensor(masked), torch.from_numpy(words))
 
 
 def sample_isolated(
@@ -218,26 +237,31 @@ def sample_isolated(
         return Sampled.join(parts)
 
 
-def sample(logits: Tensor, rows: list[Row], *, row_by_row: bool) -> Sampled:
+# Sets the logits of tokens that masks exclude to -inf: token_masks.exclude(), or a kernel.
+Exclude = Callable[[Tensor, RowMasks], None]
+
+
+def sample(logits: Tensor, rows: list[Row], *, row_by_row: bool, exclude: Exclude = token_masks.exclude) -> Sampled:
     """Samples each row's next token. `logits` [num_rows, vocab] float32 is overwritten.
 
     `row_by_row` makes a row's bits independent of the others (for --deterministic): a reduction over several rows may
     be split among threads differently from a reduction over one.
     """
     if row_by_row and len(rows) > 1:
-        return Sampled.join([sample(logits[i : i + 1], [row], row_by_row=False) for i, row in enumerate(rows)])
+        return Sampled.join(
+            [sample(logits[i : i + 1], [row], row_by_row=False, exclude=exclude) for i, row in enumerate(rows)]
+        )
     best = logits.argmax(dim=-1)
     # argmax returns a NaN if there is one, so checking the best logit finds every unusable row.
     errors = dict.fromkeys(_not_finite(logits, best), NOT_FINITE)
     raw = _raw_copy(logits, rows)
-    changed = [
-        i
-        for i, row in enumerate(rows)
-        if (changes_logits(row) or row.mask is not None) and row.forced is None and i not in errors
-    ]
+    changed = [i for i, row in enumerate(rows) if changes_logits(row) and row.forced is None and i not in errors]
     for i in changed:
         adjust_logits(logits[i], rows[i])
-    if changed:
+    masks = masks_of(rows)
+    if masks is not None:
+        exclude(logits, masks)
+    if changed or masks is not None:
         best = logits.argmax(dim=-1)
         errors |= {i: NOTHING_LEFT for i in _not_finite(logits, best) if i not in errors}
     token_ids: list[int | None] = list(best.tolist())
@@ -278,11 +302,12 @@ def _logprobs(
 
 def _draw(logits: Tensor, highest: Tensor, rows: list[Row], drawn: list[int]) -> dict[int, int]:
     """Draws a token for each of the rows `drawn`, and returns them by row. highest: [num_rows, 1] finite"""
-    wide = [i for i in drawn if not is_narrowed(rows[i].sampling, logits.shape[1])]
-    order = wide + [i for i in drawn if is_narrowed(rows[i].sampling, logits.shape[1])]
+    narrow = [i for i in drawn if is_narrowed(rows[i], logits.shape[1])]
+    wide = [i for i in drawn if i not in narrow] if narrow else drawn
+    order = wide + narrow
     found = [likely(logits[wide], highest[wide], [rows[i].sampling for i in wide])] if wide else []
     for place, i in enumerate(order[len(wide) :], len(wide)):
-        found.append(narrowed(logits[i], highest[i], rows[i].sampling, place))
+        found.append(narrowed(logits[i], highest[i], rows[i], place))
     places, ids, scaled = map(np.concatenate, zip(*found, strict=True))
     keys = np.array([position_key(rows[i].sampling.seed, rows[i].num_tokens) for i in order], np.uint64)
     scores = scaled + race_noise(keys[places], ids)

@@ -40,16 +40,20 @@ class StepRunner(Protocol):
 
 
 class InlineExecutor:
-    """Computes a step in collect(), so that nothing overlaps. For tests, and for models on the CPU."""
+    """Computes a step in collect(), so that nothing overlaps but the first part of a lone step with what makes its
+    masks: launch() computes it. For tests, and for models on the CPU."""
 
     def __init__(self, runner: StepRunner, run_ahead: int = 0) -> None:
         self._runner = runner
         self._plans: deque[StepPlan] = deque()
         self._masks = NO_MASKS  # of the one plan that may need them
+        self._forward_s: float | None = None  # of the oldest plan; None: its first part is not computed yet
         self.run_ahead = run_ahead
 
     def launch(self, plan: StepPlan) -> None:
         self._plans.append(plan)
+        if plan.needs_host and len(self._plans) == 1:
+            self._forward_s = timed_forward(self._runner, plan)
 
     def sample(self, masks: Masks) -> None:
         self._masks = masks
@@ -59,7 +63,10 @@ class InlineExecutor:
 
     def collect(self) -> StepResult:
         plan = self._plans.popleft()
-        return timed_step(self._runner, plan, lambda: self._masks)
+        forward_s, self._forward_s = self._forward_s, None
+        if forward_s is None:
+            return timed_step(self._runner, plan, lambda: self._masks)
+        return timed_sample(self._runner, plan, self._masks, forward_s)
 
 
 class WaitingExecutor:
@@ -179,13 +186,23 @@ def timed_step(runner: StepRunner, plan: StepPlan, masks: Callable[[], Masks] = 
 
     masks: waits for the masks of a plan that needs them; this time does not count
     """
-    started_s = time.perf_counter()
     if not plan.needs_host:
+        started_s = time.perf_counter()
         result = runner.begin(plan)()
         return replace(result, device_time_s=time.perf_counter() - started_s)
-    runner.forward(plan)
-    forward_s = time.perf_counter() - started_s
-    given = masks()
+    forward_s = timed_forward(runner, plan)
+    return timed_sample(runner, plan, masks(), forward_s)
+
+
+def timed_forward(runner: StepRunner, plan: StepPlan) -> float:
+    """Runs the first part of a step, and returns the time that it took."""
     started_s = time.perf_counter()
-    result = runner.sample(plan, given)()
+    runner.forward(plan)
+    return time.perf_counter() - started_s
+
+
+def timed_sample(runner: StepRunner, plan: StepPlan, masks: Masks, forward_s: float) -> StepResult:
+    """Runs the second part of a step, and returns its result with the time that both took."""
+    started_s = time.perf_counter()
+    result = runner.sample(plan, masks)()
     return replace(result, device_time_s=forward_s + time.perf_counter() - started_s)

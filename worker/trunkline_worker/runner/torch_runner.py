@@ -16,9 +16,10 @@ from trunkline_worker.runner.batch_rows import BatchRows, Row
 from trunkline_worker.runner.places import Places, late_entries
 from trunkline_worker.runner.pool_copies import all_arrived, copy_blocks
 from trunkline_worker.runner.sampler import (
-    NOT_FINITE,
+    FAILURES,
     Sampled,
     is_plain_greedy,
+    masks_of,
     position_logprobs,
     sample,
     sample_isolated,
@@ -127,11 +128,11 @@ def step_sample(model: LoadedModel) -> StepSample:
 
 def _sample_with_c_kernels(decoder: CpuDecoder, deterministic: bool, logits: Tensor, rows: list[Row]) -> Sampled:
     if not all(map(is_plain_greedy, rows)):
-        return sample(logits.float(), rows, row_by_row=deterministic)
-    ids = decoder.greedy(logits)
+        return sample(logits.float(), rows, row_by_row=deterministic, exclude=decoder.exclude)
+    ids = decoder.greedy(logits, masks_of(rows))
     return Sampled(
         [None if token_id < 0 else token_id for token_id in ids],
-        errors={i: NOT_FINITE for i, token_id in enumerate(ids) if token_id < 0},
+        errors={i: FAILURES[token_id] for i, token_id in enumerate(ids) if token_id < 0},
     )
 
 

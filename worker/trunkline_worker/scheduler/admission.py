@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.sequence import Sequence
-from trunkline_worker.lanes.lanes import LANES, Lane
 from trunkline_worker.scheduler.limits import AdmissionRule, SchedulerLimits
 from trunkline_worker.scheduler.step_cost import LEAST_ADDED_SHARE, StepCost, StepLoad
+from trunkline_worker.step.lanes import LANES, Lane
 
 # Margin, in standard deviations of the sum of the lengths. With 1.5 about one forecast in fifteen is too low.
 SAFETY_DEVIATIONS = 1.5

@@ -8,11 +8,11 @@ the lanes above it do.
 """
 
 from trunkline_worker.cache.sequence import Sequence
-from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.scheduler.admission import Admission
 from trunkline_worker.scheduler.limits import SchedulerLimits
 from trunkline_worker.scheduler.running_set import RunningSet
 from trunkline_worker.scheduler.waiting import Waiting
+from trunkline_worker.step.lanes import Lane
 
 # After waiting this many target times, the sequences of a lane may stretch steps: a first token that is later still is
 # worse than a slower pace of the others.

@@ -1,9 +1,9 @@
 """How sequences come together: continuous batching, which workers serve with, and baselines for measurements."""
 
 from trunkline_worker.cache.sequence import Sequence
-from trunkline_worker.lanes.lanes import LANES, Lane
 from trunkline_worker.scheduler.limits import Batching, SchedulerLimits
 from trunkline_worker.scheduler.waiting import Waiting
+from trunkline_worker.step.lanes import LANES, Lane
 from trunkline_worker.step.plan import Padding, SequenceStep
 
 # Deferred sequences of one tenant after which the next tenant's are looked at, so that one tenant's sequences that wait

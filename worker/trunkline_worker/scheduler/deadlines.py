@@ -14,9 +14,9 @@ from trunkline.status import (
 )
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.sequence import Sequence
-from trunkline_worker.lanes.lanes import LANES, Lane
 from trunkline_worker.scheduler.step_cost import StepCost
 from trunkline_worker.scheduler.waiting import Waiting, due_s
+from trunkline_worker.step.lanes import LANES, Lane
 
 KEPT_ADMISSIONS = 4096
 LEAST_RETRY_S = 0.05

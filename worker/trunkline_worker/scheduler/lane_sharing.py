@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.sequence import Sequence
-from trunkline_worker.lanes.fair_share import Account
-from trunkline_worker.lanes.lanes import LANES, Lane
 from trunkline_worker.scheduler.admission import Admission, Resource
 from trunkline_worker.scheduler.aging import Overdue
 from trunkline_worker.scheduler.limits import SchedulerLimits
@@ -29,6 +27,8 @@ from trunkline_worker.scheduler.shares import (
 from trunkline_worker.scheduler.step_budget import StepBudget
 from trunkline_worker.scheduler.step_cost import StepCost
 from trunkline_worker.scheduler.waiting import Waiting
+from trunkline_worker.step.fair_share import Account
+from trunkline_worker.step.lanes import LANES, Lane
 
 # Waiting sequences that are looked at in one step, and as many again of tenants that want little. Bounds its cost.
 MAX_LOOKED_AT = 8

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.sequence import Sequence
-from trunkline_worker.lanes.lanes import LANES, Lane
 from trunkline_worker.scheduler.admission import Admission
 from trunkline_worker.scheduler.aging import Overdue
 from trunkline_worker.scheduler.lane_sharing import LaneSharing
 from trunkline_worker.scheduler.running_set import MAX_PREEMPTIONS_PER_STEP, Evictions, RunningSet
 from trunkline_worker.scheduler.waiting import Waiting
+from trunkline_worker.step.lanes import LANES, Lane
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from trunkline_worker.cache.sequence import Sequence
-from trunkline_worker.lanes.fair_share import Account
-from trunkline_worker.lanes.lanes import LANES, Lane
 from trunkline_worker.scheduler.admission import Admission
 from trunkline_worker.scheduler.aging import Aging, Overdue
 from trunkline_worker.scheduler.batching import ContinuousBatching
@@ -17,6 +15,8 @@ from trunkline_worker.scheduler.running_set import Evictions, RunningSet, StepsI
 from trunkline_worker.scheduler.runs import RunScheduling
 from trunkline_worker.scheduler.step_budget import StepBudget
 from trunkline_worker.scheduler.waiting import Waiting
+from trunkline_worker.step.fair_share import Account
+from trunkline_worker.step.lanes import LANES, Lane
 from trunkline_worker.step.plan import SequenceStep
 
 # Waiting sequences that are looked at in one step after the first that cannot start because a running sequence is

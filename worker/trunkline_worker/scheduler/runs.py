@@ -1,5 +1,6 @@
 """Runs: tokens of a sequence that are known before they are computed, such as drafts, or what a grammar forces."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,7 +17,10 @@ class Proposer(Protocol):
     """Proposes runs. An exception ends the sequence for which it is raised."""
 
     def follows(self, sequence: Sequence) -> bool:
-        """Whether it may propose something for a sequence. Its next step then waits until all its tokens are known."""
+        """Whether it may propose something for a sequence, all of whose tokens are known."""
+
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether the next step of a sequence waits, for its pending token or for what the proposer needs."""
 
     def propose(self, sequence: Sequence, most: int) -> Run | None:
         """What follows the tokens of a sequence. A step can compute `most` of the run's tokens; the rest is left out,
@@ -41,16 +45,16 @@ class RunScheduling:
     planned: dict[int, Run] = field(default_factory=dict, init=False)  # by index of the step's entries
 
     def ready(self, order: list[Sequence]) -> list[Sequence]:
-        """The sequences that need not wait for a token."""
+        """The sequences that need not wait."""
         proposer = self.proposer
         if proposer is None:
             return order
-        return [sequence for sequence in order if not (sequence.num_pending and self._is_followed(sequence, proposer))]
+        return [sequence for sequence in order if not self._is(proposer.holds, sequence)]
 
     def extend(self, sequence: Sequence, index: int, steps: list[SequenceStep], budget: StepBudget) -> None:
         """Adds a run to a sequence's entry, which has just been planned and computes its last known token."""
         proposer, step = self.proposer, steps[index]
-        if proposer is None or not self._is_followed(sequence, proposer):
+        if proposer is None or not self._is(proposer.follows, sequence):
             return
         known = len(sequence.token_ids)
         taken = len(self.running.members) + self.waiting.num_ready + budget.num_in_runs
@@ -78,9 +82,9 @@ class RunScheduling:
         sequence.num_scheduled += run.num_new
         sequence.num_pending = run.num_new  # nothing is planned on what follows the run before it is committed
 
-    def _is_followed(self, sequence: Sequence, proposer: Proposer) -> bool:
+    def _is(self, asked: Callable[[Sequence], bool], sequence: Sequence) -> bool:
         try:
-            return proposer.follows(sequence)
+            return asked(sequence)
         except Exception as error:  # one sequence's error must not end the engine
             self.running.faults.append((sequence.sequence_id, error))
             return False

@@ -15,7 +15,6 @@ advances, and a sequence never outgrows an empty pool, because max_tokens is bou
 from trunkline_worker.cache.block_copies import BlockCopies
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.sequence import AwaitedResource, Sequence
-from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.scheduler.admission import Admission
 from trunkline_worker.scheduler.aging import Aging, Overdue
 from trunkline_worker.scheduler.batching import batching_policy
@@ -32,6 +31,7 @@ from trunkline_worker.scheduler.stats import EngineStats
 from trunkline_worker.scheduler.step_budget import StepBudget
 from trunkline_worker.scheduler.step_cost import StepCost, StepLoad
 from trunkline_worker.scheduler.waiting import Waiting
+from trunkline_worker.step.lanes import Lane
 from trunkline_worker.step.plan import NO_MASKS, Masks, SequenceStep, StepPlan, StepResult
 
 

@@ -11,13 +11,13 @@ from typing import NamedTuple
 from trunkline.status import CODE_INTERNAL, INTERNAL, RequestRefused
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.sequence import Finish, Sequence, StepMark
-from trunkline_worker.lanes.lanes import LANES
 from trunkline_worker.scheduler.admission import OutputLengths
 from trunkline_worker.scheduler.deadlines import Deadlines
 from trunkline_worker.scheduler.running_set import RunningSet, StepsInFlight
 from trunkline_worker.scheduler.stats import EngineStats
 from trunkline_worker.scheduler.step_cost import StepCost, StepLoad
 from trunkline_worker.scheduler.waiting import Waiting
+from trunkline_worker.step.lanes import LANES
 from trunkline_worker.step.plan import PositionLogprobs, RowError, StepPlan, StepResult
 
 
@@ -72,6 +72,8 @@ class StepOutputs:
     num_regular: int = 0  # tokens that follow a token of the step before
     chunks: list[Chunk] = field(default_factory=list)
     late: list[LateToken] = field(default_factory=list)
+    num_forced: int = 0  # tokens that were taken as they were proposed
+    num_late_masks: int = 0  # sequences that sat out
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -217,6 +219,7 @@ class SequenceTable:
         tokens = result.runs.get(index)
         if tokens is None:
             # It sat out: see Scheduler.masks(). The state of its last token is needed again.
+            outputs.num_late_masks += 1
             computed = sequence.num_computed + num_new - 1
             self.running.publish(sequence, computed)
             if num_new > 1:
@@ -226,6 +229,7 @@ class SequenceTable:
             return False
         output = self._extended(sequence, index, tokens, result, mark.done_s)
         outputs.special.append(output)
+        outputs.num_forced += min(plan.runs[index].num_forced, len(output.token_ids))
         known = sequence.num_computed + num_new
         # Like a sampled token, the last one does not count as computed.
         self.running.publish(sequence, len(sequence.token_ids) - 1)

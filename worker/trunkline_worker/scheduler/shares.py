@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from trunkline_worker.cache.sequence import Sequence
-from trunkline_worker.lanes.fair_share import Account, Accounts
-from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.scheduler.admission import Admission, Resource
+from trunkline_worker.step.fair_share import Account, Accounts
+from trunkline_worker.step.lanes import Lane
 
 
 class Demand(NamedTuple):

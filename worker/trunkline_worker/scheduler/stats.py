@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from trunkline_worker.cache.sequence import Finish, Sequence
-from trunkline_worker.lanes.lanes import Lane
+from trunkline_worker.step.lanes import Lane
 
 # Bucket i holds values up to LEAST * RATIO^i: a quantile is known within half of 5 %.
 LEAST = 1e-6

@@ -1,7 +1,6 @@
 """What is left of a step's budgets while it is being filled: tokens, tokens for the lower lanes, and time."""
 
 from trunkline_worker.cache.sequence import Sequence
-from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.scheduler.limits import SchedulerLimits
 from trunkline_worker.scheduler.step_cost import (
     LEAST_ADDED_SHARE,
@@ -11,6 +10,7 @@ from trunkline_worker.scheduler.step_cost import (
     chunk_pairs,
     longest_chunk,
 )
+from trunkline_worker.step.lanes import Lane
 from trunkline_worker.step.plan import Run
 
 # The first prompt in order advances by at least this many tokens in a step, or by all that are left, however slow the

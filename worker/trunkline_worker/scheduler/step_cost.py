@@ -15,7 +15,6 @@ other processes on the same cores it may lose a third.
 """
 
 from collections import deque
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -100,15 +99,16 @@ class Experience:
         else:
             self._speeds = Size(*[float("inf") for _ in size])
 
-    def fitted(self, steps: Iterable[tuple[Size, float, float]]) -> None:
-        """Called after a fit. steps: size, time and fitted time, in seconds, of each step that it was made of"""
-        trusted = fastest = NOTHING
-        for size, time_s, fitted_s in steps:
-            fastest = Size(*map(max, fastest, [part / time_s for part in size]))
-            if time_s <= EXPLAINED_TIMES * fitted_s:
-                # Chunks hide what the sequences of a step cost: only steps of decodes show it.
-                trusted = Size(*map(max, trusted, size._replace(sequences=0) if size.pairs else size))
-        self.trusted = Size(*[TRUSTED_TIMES * part for part in trusted])
+    def fitted(self, sizes: NDArray[np.float64], times_s: NDArray[np.float64], fitted_s: NDArray[np.float64]) -> None:
+        """Called after a fit, with all steps that it was made of.
+
+        sizes: [num_steps, 3], the parts of Size
+        """
+        fastest = (sizes / times_s[:, None]).max(axis=0).tolist()
+        explained = sizes[times_s <= EXPLAINED_TIMES * fitted_s]
+        # Chunks hide what the sequences of a step cost: only steps of decodes show it.
+        explained[:, 2] *= explained[:, 1] == 0
+        self.trusted = Size(*(TRUSTED_TIMES * explained.max(axis=0, initial=0.0)).tolist())
         self._speeds = Size(*map(max, fastest, [KEPT_SHARE * speed for speed in self._speeds]))
 
     def room(self, time_s: float, pairs_per_token: float) -> tuple[float, float]:
@@ -258,9 +258,11 @@ class StepCost:
                 break  # converged
         costs: list[float] = (PARTS @ (solution / scale)).tolist()
         self.fixed_s, self.token_s, self.kv_token_s, self.pair_s, self.scored_token_s = costs
-        self.experience.fitted((load.size, time_s, self.time_s(load)) for load, time_s in samples)
-        ratios = [time_s / max(self.time_s(load), 1e-9) for load, time_s in self._chunks]
-        late_times = float(np.quantile(ratios, LATE_QUANTILE)) if ratios else 1.0
+        fitted_s = features @ costs
+        sizes = np.array([load.size for load, _ in samples], float)
+        self.experience.fitted(sizes, times, fitted_s)
+        ratios = (times / np.maximum(fitted_s, 1e-9))[len(self._decodes) :]  # of steps with prompts
+        late_times = float(np.quantile(ratios, LATE_QUANTILE)) if len(ratios) else 1.0
         self.late_times = min(max(late_times, 1.0), MOST_LATE_TIMES)
 
 

@@ -12,9 +12,9 @@ from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
 from trunkline_worker.cache.sequence import AwaitedResource, Sequence
-from trunkline_worker.lanes.fair_share import Account, Accounts
-from trunkline_worker.lanes.lanes import LANES, Lane
 from trunkline_worker.scheduler.awaiting import Awaiting
+from trunkline_worker.step.fair_share import Account, Accounts
+from trunkline_worker.step.lanes import LANES, Lane
 
 # (key, arrival, tag, sequence)
 Entry = tuple[float, int, int, Sequence]

@@ -14,7 +14,7 @@ from trunkline.v1.worker_pb2 import Gap, PrefillChunk, SampledStep, Timeline
 from trunkline_runtime.telemetry import genai
 from trunkline_runtime.telemetry.timeline_phases import phases_of
 from trunkline_runtime.tracing import SpanEvent, add_child
-from trunkline_worker.lanes.lanes import Lane
+from trunkline_worker.step.lanes import Lane
 
 MILLISECONDS = 1e3
 TARGET_S = 1.0  # of gaps, where the worker has no target time for steps

@@ -12,7 +12,7 @@ from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample
 from trunkline_runtime.telemetry.series import BoundedNames, BucketCounts, counter, gauge, histogram
 from trunkline_worker.front.telemetry.timeline import ChoiceEnd
 from trunkline_worker.front.telemetry.vllm_metrics import VllmMetrics
-from trunkline_worker.lanes.lanes import LANES, lane_number
+from trunkline_worker.step.lanes import LANES, lane_number
 
 MAX_TENANTS = 100  # with three lanes and three kinds of tokens: 909 series
 TENANT_LABELS = ("model_name", "tenant", "lane")
@@ -22,6 +22,7 @@ STEP_BUCKETS = (
 LANE_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )  # fmt: skip
+COMPILE_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 RATE_S = 60.0  # the output rate is the mean of this time
 MARK_S = 10.0  # between two marks of it
 NUM_MARKS = 1 + int(RATE_S / MARK_S)
@@ -84,8 +85,10 @@ class WorkerMetrics:
         self._tenants = TenantMetrics(model.model)
         self._load = LoadSample(kv_free_blocks=model.kv_blocks)
         self._computed = {"prefill": 0, "decode": 0, "padding": 0}
-        self._recomputed_tokens = 0
+        self._recomputed_tokens = self._forced_tokens = self._late_masks = 0
         self._host, self._device = BucketCounts(STEP_BUCKETS), BucketCounts(STEP_BUCKETS)
+        self._compile: dict[str, BucketCounts] = defaultdict(lambda: BucketCounts(COMPILE_BUCKETS))  # by outcome
+        self._lost_grammar_processes = 0
         self._least = {"bytes": 0.0, "flops": 0.0}  # that steps required
         self._least_s: float | None = None  # of steps at peak rates; None: none is known
         self._queue = [BucketCounts(LANE_BUCKETS) for _ in LANES]
@@ -98,6 +101,9 @@ class WorkerMetrics:
         """Counts a step."""
         self._vllm.take_step(step)
         self._load = step.load
+        for outcome, seconds in zip(step.compile_outcomes, step.compile_s, strict=True):
+            self._compile[outcome].add(seconds)
+        self._lost_grammar_processes += step.lost_grammar_processes
         if not step.HasField("record"):
             return
         record = step.record
@@ -107,6 +113,8 @@ class WorkerMetrics:
         computed["prefill"] += record.prefill_tokens
         computed["decode"] += record.decode_tokens
         computed["padding"] += record.padding_tokens
+        self._forced_tokens += record.forced_tokens
+        self._late_masks += record.late_masks
         self._least["bytes"] += record.least_bytes
         self._least["flops"] += record.least_flops
         if record.HasField("least_s"):
@@ -145,6 +153,7 @@ class WorkerMetrics:
         """All families, made one by one. now_s: on the clock of the engine's steps"""
         yield from self._vllm.families(self._load)
         yield from self._steps()
+        yield from self._grammars()
         yield from self._lanes()
         yield from self._tenants.families()
         yield from self._cost(now_s)
@@ -157,12 +166,14 @@ class WorkerMetrics:
             (*LABELS, "kind"),
             [((model, kind), count) for kind, count in self._computed.items()],
         )
-        yield counter(
-            "trunkline_worker_recomputed_tokens",
-            "Tokens of ended choices that were computed again because of preemptions.",
-            LABELS,
-            [((model,), self._recomputed_tokens)],
-        )
+        for name, documentation, value in (
+            (
+                "recomputed_tokens",
+                "Tokens of ended choices that were computed again because of preemptions.",
+                self._recomputed_tokens,
+            ),
+        ):
+            yield counter(f"trunkline_worker_{name}", documentation, LABELS, [((model,), value)])
         blocks = (("live", load.kv_live_blocks), ("cached", load.kv_cached_blocks), ("free", load.kv_free_blocks))
         yield gauge(
             "trunkline_worker_kv_blocks",
@@ -176,12 +187,31 @@ class WorkerMetrics:
         ):
             yield histogram(f"trunkline_worker_{name}", documentation, LABELS, [((model,), counts)])
         yield from self._roofline()
-        for name, documentation, value in (
+        for name, documentation, now in (
             ("waiting_tokens", "Tokens of waiting choices, cached or not.", load.waiting_tokens),
             ("uncached_tokens", "Prompt tokens that are still to be computed.", load.waiting_uncached_tokens),
             ("draining", "1 if the worker admits nothing new.", load.draining),
         ):
-            yield gauge(f"trunkline_worker_{name}", documentation, LABELS, [((model,), float(value))])
+            yield gauge(f"trunkline_worker_{name}", documentation, LABELS, [((model,), float(now))])
+
+    def _grammars(self) -> Iterable[Metric]:
+        model = self._model.model
+        for name, documentation, value in (
+            ("forced_tokens", "Output tokens that grammars forced, so that they took no steps.", self._forced_tokens),
+            ("late_masks", "Times that a choice sat out a step because its mask was late.", self._late_masks),
+            (
+                "lost_grammar_processes",
+                "Processes for grammars that broke off, or took too long and were ended.",
+                self._lost_grammar_processes,
+            ),
+        ):
+            yield counter(f"trunkline_worker_{name}", documentation, LABELS, [((model,), value)])
+        yield histogram(
+            "trunkline_worker_grammar_compile_seconds",
+            "Time to compile a grammar, by outcome: compiled, harmful, or the reason of another error.",
+            (*LABELS, "outcome"),
+            [((model, outcome), counts) for outcome, counts in self._compile.items()],
+        )
 
     def _roofline(self) -> Iterable[Metric]:
         model, least_s = self._model.model, self._least_s

@@ -270,7 +270,10 @@ class OutputStream:
         self._whole = WHOLE_OUTPUTS.get(submit.work.output, "")  # its name, if the output is no tokens
         self._max_tokens = min(params.max_tokens, room) if params.HasField("max_tokens") else room
         stop_ids = frozenset(params.stop_token_ids)
-        self._end_ids = stop_ids if params.ignore_eos else stop_ids | eos
+        is_guided = submit.work.HasField("grammar")
+        self._end_ids = stop_ids if params.ignore_eos and not is_guided else stop_ids | eos
+        # An end token of a grammar ends the choice wherever it comes; its masks see to min_tokens.
+        self._least_to_end = 0 if is_guided else params.min_tokens
         self._detokenizer = Detokenizer(
             texts,
             submit.prompt_token_ids,
@@ -353,7 +356,7 @@ class OutputStream:
     def _advance(self, token_id: int) -> str:
         """Takes one more output token and returns the text that it releases. Sets `finish` if the output ends."""
         may_stop = self.num_tokens >= self._params.min_tokens
-        if may_stop and token_id in self._end_ids:
+        if token_id in self._end_ids and self.num_tokens >= self._least_to_end:
             return self._end_at(token_id)
         self.num_tokens += 1
         released = self._stops.push(self._detokenizer.push(token_id), may_stop=may_stop)

@@ -1,6 +1,5 @@
 """The tokenizer's files, which routers fetch. They are checked here, so that routers can read them."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from tokenizers import Tokenizer
 from trunkline.tokenizer_digest import tokenizer_digest
 from trunkline_runtime.template_syntax import syntax_problem
 from trunkline_worker.front.text.token_texts import PANIC, TokenTexts
-from trunkline_worker.model.checkpoint.model_file import read_file, read_json
+from trunkline_worker.model.checkpoint.model_file import exists, read_file, read_json
 from trunkline_worker.model.checkpoint.refusals import ModelError, shown
 
 REQUIRED = "tokenizer.json"
@@ -61,13 +60,13 @@ def read_tokenizer_files(directory: Path, template: Path | None = None) -> Token
 
     template: a file with the chat template to use instead of all of the model's own; ModelError if it cannot be parsed
     """
-    if not os.path.lexists(directory / REQUIRED):
+    if not exists(directory / REQUIRED):
         raise ModelError(f"{directory / REQUIRED} is missing: Trunkline reads tokenizers in this format only")
     names = [REQUIRED, CONFIG, SPECIAL_TOKENS]
     if template is None:
         named = sorted((directory / NAMED_TEMPLATES).glob("*.jinja"))
         names += [TEMPLATE, *(f"{NAMED_TEMPLATES}/{path.name}" for path in named)]
-    contents = {name: read_file(directory / name) for name in names if os.path.lexists(directory / name)}
+    contents = {name: read_file(directory / name) for name in names if exists(directory / name)}
     if template is not None:
         contents[TEMPLATE] = _parsed(template)
     config = read_json(directory / CONFIG) if CONFIG in contents else {}

@@ -1,6 +1,5 @@
 """Reads config.json into the spec of a decoder, by the rules of transformers 5."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,8 @@ from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.architectures.registry import ARCHITECTURES
 from trunkline_worker.model.architectures.rope_scaling import parse_rope
 from trunkline_worker.model.checkpoint.entries import Entries, listed, without
-from trunkline_worker.model.checkpoint.model_file import read_json
+from trunkline_worker.model.checkpoint.gguf_file import is_gguf
+from trunkline_worker.model.checkpoint.model_file import exists, read_json
 from trunkline_worker.model.checkpoint.other_formats import check_format
 from trunkline_worker.model.checkpoint.refusals import ModelError, shown
 
@@ -25,18 +25,19 @@ MOST_LAYERS = 1 << 12
 
 
 def read_spec(directory: Path, ignored_keys: tuple[str, ...] = ()) -> DecoderSpec:
-    """Returns the spec of a Hugging Face directory. Raises ModelError with the file and the key that is not supported.
+    """Returns the spec of a Hugging Face directory or a GGUF file. Raises ModelError with the file and the key that is
+    not supported.
 
     ignored_keys: keys of config.json that are treated as absent
     """
     try:
-        if not directory.is_dir():
+        if not directory.is_dir() and not is_gguf(directory):
             check_format(directory)
-            raise ModelError(f"{directory} is not a directory")
+            raise ModelError(f"{directory} is neither a directory nor a GGUF file")
     except OSError as error:  # a parent directory may not be accessible
         raise ModelError(f"{directory} cannot be read: {error.strerror}") from None
     path = directory / "config.json"
-    if not os.path.lexists(path):
+    if not exists(path):
         check_format(directory)
     config = read_json(path)
     try:

@@ -161,7 +161,7 @@ def check_keys(config: Mapping[str, Any], architecture: str, keys: ConfigKeys) -
             if key in _QUANTISED:
                 raise ModelError(
                     f"{key}: the weights are quantised{_by(value)}, which is not supported: serve the unquantised "
-                    "checkpoint; on a GPU, --quantization int8, int4 or fp8 quantises it while it is loaded"
+                    "checkpoint; --quantization int8, int4 or, on a GPU, fp8 quantises it while it is loaded"
                 )
             raise ModelError(
                 f"{key} {shown(value)} is not supported for {architecture}; "
@@ -188,7 +188,7 @@ def _by(quantisation: Any) -> str:
 
 
 def _named(key: str) -> str:
-    return key if key.isidentifier() and key.isascii() else shown(key)
+    return key if key.replace(".", "_").isidentifier() and key.isascii() else shown(key)
 
 
 def _is_same(value: Any, choice: Any) -> bool:

@@ -26,7 +26,7 @@ from trunkline_worker.runner.gpu.step_sampling import StepSamples, logprob_entri
 from trunkline_worker.runner.gpu.transfers import Arriving, FromDevice, to_device
 from trunkline_worker.runner.places import Places, late_entries
 from trunkline_worker.runner.pool_copies import all_arrived, copy_blocks
-from trunkline_worker.runner.sampler import NOT_FINITE
+from trunkline_worker.runner.sampler import FAILURES
 from trunkline_worker.settings import EngineSettings
 from trunkline_worker.step.plan import (
     NO_MASKS,
@@ -104,12 +104,14 @@ class GpuRunner:
         self._rehearse()
 
     def _rehearse(self) -> None:
-        """Runs a sequence that uses every sampling parameter, so that no request waits for kernels to compile. It
-        writes to the first block, which no sequence uses yet."""
+        """Runs a sequence that uses every sampling parameter, and a mask, so that no request waits for kernels to
+        compile. It writes to the first block, which no sequence uses yet."""
         everything = Sampling(max_tokens=2, logit_bias=((0, 1.0),), logprobs=1, prompt_logprobs=1, **EXAMPLES)
         start = SequenceStart(REHEARSAL, [0, 0], 2, [0], everything)
         self.begin(StepPlan(0, [SequenceStep(REHEARSAL, 0, 0, 2, (), True)], [start]))()
-        self.begin(StepPlan(0, [SequenceStep(REHEARSAL, 0, 2, 1, (), True)]))()
+        masked = StepPlan(0, [SequenceStep(REHEARSAL, 0, 2, 1, (), True)], masked=[0])
+        self.forward(masked)
+        self.sample(masked, {0: np.full((1, -(-self._decoder.spec.vocab_size // 32)), -1, np.int32)})()
         self.forget([REHEARSAL])
 
     def forget(self, sequence_ids: list[int]) -> None:
@@ -263,7 +265,7 @@ class PendingStep:
         if self.asking:
             columns = list(islice(tensors, NUM_COLUMNS))
             logprobs = dict(zip(self.asking, logprob_entries(columns, self.num_top), strict=True))
-        failed = {i: NOT_FINITE for i, token_id in enumerate(found) if token_id < 0}
+        failed = {i: FAILURES[token_id] for i, token_id in enumerate(found) if token_id < 0}
         tokens: Sequence[int | None] = found
         if failed or self.places.forced:
             tokens = [None if i in failed else self.places.forced.get(i, token) for i, token in enumerate(found)]

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trunkline_kernels.gpu.device_rows import DeviceRows
-from trunkline_kernels.gpu.logit_changes import add_bias, penalise
+from trunkline_kernels.gpu.logit_changes import add_bias, exclude, penalise
 from trunkline_kernels.gpu.logprobs import logprobs
 from trunkline_kernels.gpu.sampling import sample
+from trunkline_kernels.token_masks import RowMasks
 from trunkline_worker.runner.gpu.row_table import TableRow
 from trunkline_worker.runner.gpu.transfers import to_device
 from trunkline_worker.runner.sampler import changes_logits, is_penalised
@@ -26,7 +27,7 @@ NOTHING: Mapping[int, Any] = {}
 class StepSamples:
     """A step's new tokens and their log-probabilities, on the device."""
 
-    tokens: Tensor  # [num_samples] int64; -1: the logits are not finite
+    tokens: Tensor  # [num_samples] int64; below 0: see sampler.FAILURES
     asking: list[int]  # indices of the samples whose log-probabilities are requested
     logprobs: list[Tensor]  # of these samples: [num_asking] token ids, then the columns of logprobs(); or empty
 
@@ -50,15 +51,20 @@ def sample_step(
     places = np.array([(row.index, row.num_tokens) for row in rows], np.int32)
     if forced:
         places[list(forced), 1] = device_rows.tokens.shape[1]  # past the end of the row: nothing is written
-    samples, *indices = to_device([places, *([np.array(asking, np.int64)] if asking else [])], device)
-    raw = logits[indices[0]] if asking else None
+    arrays: list[NDArray[np.int32 | np.int64]] = [places]
+    if asking:
+        arrays.append(np.array(asking, np.int64))
+    if masks:
+        arrays += [np.array(list(masks), np.int64), np.stack(list(masks.values()))]
+    samples, *sent = to_device(arrays, device)
+    raw = logits[sent[0]] if asking else None
     _adjust(logits, rows, device_rows)
     if masks:
-        _exclude(logits, masks)
+        exclude(logits, RowMasks(*sent[-2:]))
     tokens = sample(logits, samples, device_rows, draws=any(row.sampling.temperature > 0 for row in rows))
     columns: list[Tensor] = []
     if raw is not None:
-        chosen = tokens[indices[0]]
+        chosen = tokens[sent[0]]
         if forced:
             (given,) = to_device([np.array([forced.get(i, -1) for i in asking], np.int64)], device)
             chosen = torch.where(given < 0, chosen, given)
@@ -91,14 +97,6 @@ def _adjust(logits: Tensor, rows: list[TableRow], device_rows: DeviceRows) -> No
     if penalised:
         (where,) = to_device([np.array(penalised, np.int32)], logits.device)
         penalise(logits, where, device_rows, max(count for _, _, count in penalised))
-
-
-def _exclude(logits: Tensor, masks: Mapping[int, NDArray[np.int32]]) -> None:
-    """Sets the logits of tokens that a mask excludes to -inf."""
-    where, words = to_device([np.array(list(masks), np.int64), np.stack(list(masks.values()))], logits.device)
-    bits = torch.arange(32, dtype=torch.int32, device=logits.device)
-    allowed = (words[:, :, None] >> bits & 1).flatten(1)[:, : logits.shape[1]]  # [num_masks, vocab]
-    logits[where] = logits[where].masked_fill(allowed == 0, -math.inf)
 
 
 def _bias(at: int, row: TableRow) -> list[NDArray[np.int32 | np.float32]]:

@@ -11,7 +11,7 @@ Sums are kept as whole tokens, so the order in which they are counted cannot cha
 from collections.abc import Iterator, Set
 from heapq import heapify, heappop, heappush, heapreplace
 
-from trunkline_worker.lanes.lanes import Lane
+from trunkline_worker.step.lanes import Lane
 
 # Cost units of a token. An output token takes a forward pass of its own, which reads weights and KV; a token found in
 # the prefix cache takes memory and almost no compute.

@@ -1,0 +1,79 @@
+"""--quantization on a CPU, against the reference and against what the weights stand for."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.worker.model.forward import ragged_logits
+from tests.worker.model.oracle import base_config, their_model
+from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.cpu_decoder import CpuDecoder
+from trunkline_worker.model.loading import LoadedModel, load_model
+
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+SEQUENCES = [[3, 1, 4, 1, 5, 9, 2, 6], [5], [3, 5, 8, 9, 7, 9]]
+
+
+def load(directory: Path, **options: Any) -> LoadedModel:
+    return load_model(directory, device=torch.device("cpu"), **options)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    their_model(tmp_path, base_config("Qwen3ForCausalLM") | SIZES)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("dtype", "tolerance", "saved"), [("float32", 1e-4, 3.0), ("bfloat16", 5e-2, 1.6)])
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_logits_are_those_of_the_reference(
+    kind: str, dtype: str, tolerance: float, saved: float, checkpoint: Path
+) -> None:
+    quantized = load(checkpoint, dtype=dtype, quantization=kind)
+    reference = load(checkpoint, dtype=dtype, quantization=kind, kernels="torch")
+    plain = load(checkpoint, dtype=dtype)
+    assert isinstance(quantized.decoder, CpuDecoder)
+    assert quantized.weight_bytes.layers < plain.weight_bytes.layers / saved
+    found, expected, unquantized = (
+        torch.cat(ragged_logits(model, SEQUENCES)).float() for model in (quantized, reference, plain)
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * float(expected.abs().max()))
+    assert not torch.equal(found, unquantized)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_deterministic_logits_do_not_depend_on_others(kind: str, checkpoint: Path) -> None:
+    model = load(checkpoint, dtype="float32", quantization=kind, deterministic=True)
+    together = ragged_logits(model, SEQUENCES)
+    for tokens, logits in zip(SEQUENCES, together, strict=True):
+        (alone,) = ragged_logits(model, [tokens], chunks=(1,))
+        assert torch.equal(alone, logits)
+
+
+def test_a_model_need_only_fit_into_memory_when_it_is_quantised(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = load(checkpoint, dtype="float32").weight_bytes
+    free = whole.layers // 2 + 2 * whole.head
+    monkeypatch.setattr("trunkline_worker.model.weight_reading.free_bytes", lambda device: free)
+    load(checkpoint, dtype="float32", quantization="int8")
+    with pytest.raises(ModelError, match="the weights take"):
+        load(checkpoint, dtype="float32")
+
+
+def test_what_a_cpu_cannot_quantise_is_refused_by_name(tmp_path: Path) -> None:
+    their_model(tmp_path, base_config("Qwen3ForCausalLM"))
+    with pytest.raises(ModelError, match="quantization=fp8 needs a GPU: a CPU has int8 and int4"):
+        load(tmp_path, quantization="fp8")
+    with pytest.raises(ModelError, match="quantization=int8 needs the C kernels"):
+        load(tmp_path, quantization="int8", dtype="float16")
+    with pytest.raises(ModelError, match="quantization=int4: int4 weights need an inner dimension that 64 divides"):
+        load(tmp_path, quantization="int4")

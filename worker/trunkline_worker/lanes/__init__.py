@@ -1,1 +1,0 @@
-"""The lanes, the accounts of their tenants, and how much may wait in them. Pure."""
