@@ -129,7 +129,13 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
     observer = RequestObserver(tracing.sampler, listeners, None if traces is None else traces.may_export)
     aliases = ModelAliases(settings.model_aliases)
     inference = Inference(
-        dispatcher, max_choices=settings.max_choices, shared=shared, observer=observer, aliases=aliases
+        dispatcher,
+        max_choices=settings.max_choices,
+        shared=shared,
+        observer=observer,
+        aliases=aliases,
+        enforces_calls=settings.enforce_calls,
+        reasoning_efforts=settings.reasoning_efforts,
     )
     service = InferenceService(inference, access, grant_keys=settings.grant_keys)
     add_InferenceServiceServicer_to_server(service, server.grpc)
@@ -159,6 +165,7 @@ def build(settings: RouterSettings, access: Access, tracing: Tracing, shared_por
         settings.http.sse_keep_alive_s,
         settings.http.allow_unknown_fields,
         settings.http.reasoning_field,
+        settings.http.refuse_server_tools,
     )
     http, metrics = _http_servers(settings, edge, tls, collect, page, store, shared_port)
     background = (

@@ -38,6 +38,11 @@ class HttpSettings:
         "answered; reasoning_content: for clients that know this older name alone",
         choices=("reasoning", "reasoning_content"),
     )
+    refuse_server_tools: bool = setting(
+        False,
+        help="refuse requests with tools that run at the servers of OpenAI or Anthropic, such as web_search; by "
+        "default the model is not told of these tools, and the response header x-trunkline-warning names them",
+    )
     max_stored_responses: int = setting(
         0,
         help="responses of a tenant that /v1/responses keeps, so that clients can retrieve and continue them; 0: none. "

@@ -9,6 +9,7 @@ from trunkline_router.settings import (
     RouterSettings,
     address_problem,
     aliases_problem,
+    efforts_problem,
     sharing_problem,
 )
 from trunkline_runtime.settings import load_settings
@@ -33,6 +34,7 @@ def router_settings(arguments: Sequence[str]) -> RouterSettings:
     problem = (
         address_problem(settings.workers)
         or aliases_problem(settings.model_aliases)
+        or efforts_problem(settings.reasoning_efforts)
         or sharing_problem(settings.redis_url, settings.key_prefix)
         or settings.http.problem(settings.processes)
         or settings.identity.problem(settings.redis_url)

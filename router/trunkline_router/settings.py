@@ -8,6 +8,7 @@ from trunkline_router.access.gate.places import MAX_CALLS
 from trunkline_router.address import DNS_PREFIX, is_address
 from trunkline_router.http_settings import HttpSettings
 from trunkline_router.identity_settings import IdentitySettings
+from trunkline_router.prompts.reasoning_effort import DEFAULT_LIMITS, effort_limits
 from trunkline_router.quotas.redis_url import RedisTls, redis_url_problem
 from trunkline_router.routing.route_request import PolicyName
 from trunkline_router.tls_settings import WorkerTlsSettings
@@ -56,6 +57,17 @@ class RouterSettings:
         metavar="ALIAS=MODEL,...",
         help="further names of models, separated by commas: gpt-4o=my-model, or claude-*=my-model for all names "
         "with this beginning. A model that workers serve under the name itself comes first",
+    )
+    enforce_calls: bool = setting(
+        False,
+        help="constrain every answer to a request with tools, so that its calls name a tool and conform to the tool's "
+        "schema as far as that can be enforced; by default only answers that must call a tool or may call a strict one",
+    )
+    reasoning_efforts: tuple[str, ...] = setting(
+        DEFAULT_LIMITS,
+        metavar="EFFORT=TOKENS,...",
+        help="most tokens of reasoning by effort (minimal, low, medium, high, xhigh, max), separated by commas, for "
+        "models that reason and whose chat template knows no efforts; others have no limit",
     )
     max_choices: int = setting(16, help="largest n of a request", minimum=1, maximum=1024)
     max_calls: int = setting(
@@ -178,6 +190,15 @@ def address_problem(workers: Sequence[str]) -> str | None:
                 f"--workers={entry} is not host:port or dns:name:port; "
                 "allowed: host:port or dns:name:port with a port of 1 to 65535"
             )
+    return None
+
+
+def efforts_problem(entries: Sequence[str]) -> str | None:
+    """Returns what is wrong with --reasoning-efforts, in one line; None if it is valid."""
+    try:
+        effort_limits(entries)
+    except ValueError as error:
+        return str(error)
     return None
 
 

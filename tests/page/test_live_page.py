@@ -3,6 +3,7 @@
 import itertools
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,6 +147,24 @@ def test_a_timeline_says_where_the_time_to_first_token_went(page: Browser, clust
     assert page.value("return document.activeElement.title") == request_id
     page.open(f"{cluster.url}#request={request_id}", cluster.keys["operator"])  # as a link in a chat
     page.wait("#timeline .verdict", "First token after")
+
+
+def test_a_turn_whose_system_prompt_changed_says_from_which_token_on(page: Browser, cluster: PageCluster) -> None:
+    def turn(day: str, *said: str) -> str:
+        system = f"{STORY} Today is {day}. {STORY}"
+        roles = ["system", *(["user", "assistant"] * len(said))[: len(said)]]
+        messages: Any = [{"role": role, "content": text} for role, text in zip(roles, [system, *said], strict=True)]
+        with cluster.client("acme") as client:
+            raw = client.chat.completions.with_raw_response.create(model=MODEL, messages=messages, max_tokens=4)
+            return str(raw.headers["x-request-id"])
+
+    turn("Monday", "Hello")
+    second = turn("Sunday", "Hello", "Hello to you", "A story, please")
+    opened(page, cluster)
+    page.wait(f'#request-rows tr:has(button[title="{second}"])', r"changed after \d+")
+    page.wait("#requests-scope", r"of these \d+ found little in a cache: .*changed 1")
+    page.click(f'#request-rows button[title="{second}"]')
+    page.wait("#timeline .cache-miss", r"earlier prompts share only the first 48 of its 125 tokens \(38 %\)")
 
 
 def test_a_running_request_is_listed_and_followed_to_its_end(page: Browser, cluster: PageCluster) -> None:

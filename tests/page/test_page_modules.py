@@ -8,6 +8,7 @@ import pytest
 
 from tests.page.browser import Browser
 from tests.page.cluster import PageCluster
+from trunkline_router.routing.earlier_prompts import CacheMiss
 
 UNKNOWN = "\N{EN DASH}"
 
@@ -138,6 +139,27 @@ def test_each_stage_that_can_refuse_has_words(modules: Modules) -> None:
     names = {stages.ARRIVAL, stages.CHECKS, stages.MODEL, stages.TOKENIZER, stages.QUOTAS, stages.PLACEMENT}
     names |= {stages.WORKER, stages.SLOW_CLIENT}
     assert names == set(modules.call("refusal", "return Object.keys(it.STAGES);"))
+
+
+def test_each_reason_of_a_cache_miss_has_words_and_names_the_place(modules: Modules) -> None:
+    assert {str(miss) for miss in CacheMiss} == set(modules.call("cache_miss", "return Object.keys(it.MISSES);"))
+
+    def said(miss: str, seen_tokens: int = 208) -> list[str]:
+        request = {"cache_miss": miss, "seen_tokens": seen_tokens, "prompt_tokens": 6204}
+        body = f"const request = {json.dumps(request)}; return [it.shortMiss(request), it.missSentence(request)];"
+        return list(modules.call("cache_miss", body))
+
+    short, sentence = said("changed")
+    assert short == "changed after 208"
+    assert "earlier prompts share only the first 208 of its 6,204 tokens (3 %)." in sentence
+    assert said("changed", 0)[0] == "changed"
+    assert said("new", 0) == ["new", "No earlier prompt begins like this one."]
+    assert said("new", 5008)[1] == "Earlier prompts share the first 5,008 of its 6,204 tokens (81 %); the rest is new."
+    assert said("lost")[0] == "worker lost"
+    assert said("", 0) == ["", ""]
+    requests = [{"cache_miss": miss} for miss in ("new", "", "evicted", "new")]
+    counts = modules.call("cache_miss", f"return it.missCounts({json.dumps(requests)});")
+    assert counts == "3 of these 4 found little in a cache: evicted 1, new 2."
 
 
 def test_text_cannot_become_markup(modules: Modules) -> None:

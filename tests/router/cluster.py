@@ -155,6 +155,7 @@ class Options(TypedDict, total=False):
     name: str
     unread_s: float
     aliases: ModelAliases | None
+    enforces_calls: bool
 
 
 @asynccontextmanager
@@ -203,6 +204,7 @@ async def router_before(
     name: str = "router-1",
     unread_s: float = UNREAD_S,
     aliases: ModelAliases | None = None,
+    enforces_calls: bool = False,
 ) -> AsyncIterator[Cluster]:
     """The same before workers that run already; `share` makes what it may share with other routers, and `edge`, such as
     Edge itself, the HTTP endpoints, which run only with it."""
@@ -233,7 +235,14 @@ async def router_before(
         stack.push_async_callback(_cancel, [asyncio.create_task(shared.run())])
         counted, recent = RequestCounts(access.tenants), recent or RecentRequests()
         observer = observer or RequestObserver(listeners=[counted.request_ended, recent.request_ended])
-        inference = Inference(dispatcher, max_choices=max_choices, shared=shared, observer=observer, aliases=aliases)
+        inference = Inference(
+            dispatcher,
+            max_choices=max_choices,
+            shared=shared,
+            observer=observer,
+            aliases=aliases,
+            enforces_calls=enforces_calls,
+        )
         service = InferenceService(inference, access, grant_keys=keys)
         add_InferenceServiceServicer_to_server(service, server.grpc)
         requests = RouterRequests(recent, observer.running, name, num_others=lambda: len(shared.neighbours))

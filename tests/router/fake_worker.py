@@ -11,6 +11,7 @@ import grpc
 from tests.router.tokenizer_files import EOS, VOCAB_SIZE, tokenizer_files
 from trunkline.block_hash import prompt_hashes, root_hash
 from trunkline.grant import GrantKeys, open_grant
+from trunkline.names import grammar_digest
 from trunkline.proof import check_proof
 from trunkline.protocol import OLDEST_PROTOCOL, PROTOCOL_VERSION
 from trunkline.status import RequestRefused, no_worker
@@ -36,6 +37,7 @@ from trunkline.v1.worker_pb2 import (
     GetModelResponse,
     GetStatsResponse,
     GetTokenizerResponse,
+    Grammar,
     GrantReport,
     LoadSample,
     SequenceOutput,
@@ -165,11 +167,14 @@ class FakeWorker(WorkerServiceServicer):
     answer_format: str = ""
     task: "Task.ValueType" = Task.TASK_UNSPECIFIED
     capabilities: "Iterable[Capability.ValueType]" = ()  # it computes nothing else for them than without
+    grammar_bytes: int = 1 << 20  # that it keeps for a session
     cached: set[bytes] = field(default_factory=set)
     sequence: int = 0
     port: int = 0
     # What happened:
     submits: list[Submit] = field(default_factory=list)
+    grammars: dict[bytes, Grammar] = field(default_factory=dict)  # that the last session keeps
+    faults: list[str] = field(default_factory=list)  # for which a real worker would refuse a submit or end the session
     messages: list[SessionRequest] = field(default_factory=list)
     aborted: list[Submit] = field(default_factory=list)
     snapshots: int = 0
@@ -321,8 +326,10 @@ class FakeWorker(WorkerServiceServicer):
                 session.put_nowait(SessionResponse(outputs=[output]))
 
     async def _read(self, requests: AsyncIterator[Any], outbox: "asyncio.Queue[Any]") -> None:
+        kept = self.grammars = {}
         async for request in requests:
             self.messages.append(request)
+            self._take_grammars(request, kept)
             for submit in request.submits:
                 self._take(submit, outbox)
             for handle in request.abort_handles:
@@ -333,6 +340,21 @@ class FakeWorker(WorkerServiceServicer):
                         timeline = Timeline(ended_s=time.monotonic() - choice.taken_s)
                         output = SequenceOutput(handle=handle, timeline=timeline)
                         outbox.put_nowait(SessionResponse(outputs=[output]))
+
+    def _take_grammars(self, request: SessionRequest, kept: dict[bytes, Grammar]) -> None:
+        for submit in request.submits:
+            grammar = submit.work.grammar
+            if submit.work.HasField("grammar") and (grammar.digest not in kept or grammar.text):
+                self.faults.append(f"{submit.request_id} names a grammar that is not kept, or brings it")
+        for digest in request.dropped_grammars:
+            if kept.pop(digest, None) is None:
+                self.faults.append("a grammar is dropped that is not kept")
+        for grammar in request.grammars:
+            if grammar.digest in kept or grammar.digest != grammar_digest(grammar):
+                self.faults.append("a grammar is sent twice, or under a wrong digest")
+            kept[grammar.digest] = grammar
+        if sum(len(grammar.text.encode()) for grammar in kept.values()) > self.grammar_bytes:
+            self.faults.append("more is kept than there is room for")
 
     def _take(self, submit: Submit, outbox: "asyncio.Queue[Any]") -> FakeChoice:
         self.submits.append(submit)
@@ -389,6 +411,7 @@ class FakeWorker(WorkerServiceServicer):
             answer_format=self.answer_format,
             task=self.task,
             capabilities=self.capabilities,
+            max_session_grammar_bytes=self.grammar_bytes,
             grant_key_ids=GrantKeys(self.grant_key, self.previous_key).ids,
         )
 

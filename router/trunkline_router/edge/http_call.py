@@ -4,9 +4,9 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -19,7 +19,7 @@ from trunkline_router.access.gate.http_passage import HttpPassage
 from trunkline_router.access.gate.request_gate import RequestGate
 from trunkline_router.edge.http.exchange import has_body, respond
 from trunkline_router.edge.http.headers import RequestHeaders, rate_limit_headers, response_headers
-from trunkline_router.edge.http.json_body import check_content_type, parse_object, read_body
+from trunkline_router.edge.http.json_body import STEP_BYTES, check_content_type, parse_object, read_body
 from trunkline_router.edge.http.sse import EventStream
 from trunkline_router.edge.request_fields import FieldNames, Fields, renamed, validated
 from trunkline_router.record.error_statuses import Header
@@ -42,6 +42,7 @@ class Edge:
     keep_alive_s: silence after which a stream sends a comment
     allows_unknown_fields: unknown fields of a request are ignored, and named in a header, instead of refused
     reasoning_field: the field of chat completions that has the model's reasoning
+    refuses_server_tools: tools that run at no client are refused, instead of left out and named in a header
     """
 
     inference: Inference
@@ -50,6 +51,7 @@ class Edge:
     keep_alive_s: float = 15.0
     allows_unknown_fields: bool = False
     reasoning_field: str = "reasoning"
+    refuses_server_tools: bool = False
 
 
 class StreamWriter(Protocol[Response]):  # type: ignore[misc]  # it takes responses alone
@@ -95,7 +97,7 @@ class HttpCall:
     is_request: bool = False  # whether it has become a request of the path that all protocols share
     is_streaming: bool = False  # whether the response is a stream
     prompt: PromptInfo | None = None  # of the answer; told in headers
-    _ignored: list[str] = field(default_factory=list)  # unknown fields
+    _ignored: list[str] = field(default_factory=list)  # fields that are unknown or without effect, tools left out
     _trace_id: int = 0
 
     @property
@@ -119,12 +121,45 @@ class HttpCall:
         if not (raw or kind.needs_body):
             return kind()
         check_content_type(self.headers.content_type)
-        body = validated(kind, await parse_object(raw, self.passage.parsed))
-        self.check_unknown(body.unknown())
+        async with self.passage.turn(raw):
+            parsed = await parse_object(raw, self.passage.parsed)
+            body, unknown = await self._checked(kind, parsed, len(raw))
+        self.check_unknown(unknown)
+        if left_out := body.left_out():
+            if self.edge.refuses_server_tools:
+                raise invalid(left_out[0], "is not supported: the router runs no tools")
+            self._ignored += left_out
         if body.model_extra:  # nothing reads it from here on, and a request may run for minutes
             body.model_extra.clear()
         body.check()
         return body
+
+    async def _checked(self, kind: type[Body], parsed: dict[str, Any], num_bytes: int) -> tuple[Body, list[str]]:
+        """Returns the body and the names of its unknown fields. Raises RequestRefused (INVALID_REQUEST). Thousands of
+        messages take 25 ms, so a thread checks a large body, beside which the event loop goes on."""
+        cpu_s = 0.0
+
+        def check() -> tuple[Body, list[str]]:
+            nonlocal cpu_s
+            begun_s = time.thread_time()
+            try:
+                body = validated(kind, parsed)
+                return body, body.unknown()
+            finally:
+                cpu_s = time.thread_time() - begun_s
+
+        try:
+            if num_bytes <= STEP_BYTES:
+                return check()
+            checking = asyncio.ensure_future(asyncio.to_thread(check))
+            try:
+                return await asyncio.shield(checking)
+            except asyncio.CancelledError:
+                with suppress(RequestRefused):
+                    await checking  # the thread goes on, and the request's turn with it
+                raise
+        finally:
+            self.passage.parsed(cpu_s)
 
     def check_unknown(self, unknown: list[str]) -> None:
         """Raises RequestRefused (INVALID_REQUEST) for unknown fields, unless the router ignores them."""
@@ -134,13 +169,18 @@ class HttpCall:
             raise invalid(unknown[0], "is not a known field")
         self._ignored += unknown
 
+    def takes_prompt(self, prompt: PromptInfo, names: FieldNames) -> None:
+        """Takes what is known of the answer's prompt, for headers."""
+        self.prompt = prompt
+        self._ignored += map(names, prompt.ignored_fields)
+
     def request_call(self, request: GenerateRequest, extras: Extras = NO_EXTRAS) -> RequestCall:
         """Returns a request of this call for the path that all protocols share."""
         self.is_request = True
         record = RequestRecord(request.request_id, protocol=HTTP, endpoint=self.scope["path"])
         record.url_scheme, record.is_streamed = self.scope["scheme"], self.is_streaming
         record.trace_id = self._trace_id = self._trace_id or new_trace_id()  # all prompts of a call are in one trace
-        return RequestCall(request, record, self.caller, self.headers.metadata, no_deadline, extras)
+        return RequestCall(request, record, self.caller, self.headers.metadata, no_deadline, extras, text_stays=True)
 
     async def respond(
         self,
@@ -233,8 +273,7 @@ class CollectedAnswer:
         self.prompt = PromptInfo()
         self.usage = Usage()
         self._choices = [OutputChunk()]  # without their texts
-        self._texts: list[list[str]] = [[]]
-        self._items = [AnswerItems()]  # if the answer has parts
+        self._items = [AnswerItems()]
 
     def take(self, response: GenerateResponse) -> None:
         """Takes the next response."""
@@ -243,11 +282,10 @@ class CollectedAnswer:
         for chunk in response.chunks:
             while chunk.index >= len(self._choices):  # the shared path has checked that the choice was asked for
                 self._choices.append(OutputChunk())
-                self._texts.append([])
                 self._items.append(AnswerItems())
             self._choices[chunk.index].MergeFrom(chunk)
-            if not self.prompt.answer_format:
-                self._texts[chunk.index].append(chunk.text)
+            if chunk.text:
+                self._items[chunk.index].add_text(chunk.text)
         for part in response.parts:
             self._items[part.index].take(part)
         if response.HasField("usage"):
@@ -256,12 +294,12 @@ class CollectedAnswer:
     @property
     def choices(self) -> list[OutputChunk]:
         """Each choice so far as one chunk. Its text is what a reader sees: without reasoning, calls and their marks."""
-        for choice, texts, items in zip(self._choices, self._texts, self._items, strict=True):
-            choice.text = items.text if self.prompt.answer_format else "".join(texts)
+        for choice, items in zip(self._choices, self._items, strict=True):
+            choice.text = items.text
         return self._choices
 
     def items(self, index: int = 0) -> list[AnswerItem]:
-        """Returns what a choice consists of so far; nothing if its answer is plain text."""
+        """Returns what a choice consists of so far."""
         return self._items[index].items if index < len(self._items) else []
 
 
@@ -273,10 +311,11 @@ async def answer_of(
     responses = call.edge.inference.generate(call.request_call(generate, extras))
     try:
         async for response in responses:
-            if any(chunk.finish_reason == FINISH_REASON_ABORT for chunk in response.chunks):
-                raise no_worker("the answer was cancelled at its worker")  # cut text must not look whole
+            for chunk in response.chunks[:]:  # a slice takes half the time
+                if chunk.finish_reason == FINISH_REASON_ABORT:
+                    raise no_worker("the answer was cancelled at its worker")  # cut text must not look whole
             if call.prompt is None and response.HasField("prompt"):
-                call.prompt = response.prompt
+                call.takes_prompt(response.prompt, names)
             yield response
     except RequestRefused as refused:
         raise renamed(refused, names) from None

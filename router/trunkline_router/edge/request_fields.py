@@ -7,10 +7,10 @@ ignored, because an ignored constraint gives wrong answers. Null means the defau
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import takewhile
 from math import isinf
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import orjson
 from pydantic import (
@@ -29,7 +29,8 @@ from trunkline.sampling_params import TABLE, Http
 from trunkline.status import RequestRefused, invalid
 from trunkline.v1.generation_pb2 import LANE_BATCH, LANE_INTERACTIVE, LANE_UNSPECIFIED, Lane, SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
-from trunkline_router.prompts.conversation import MAX_PARTS, NO_EFFORT, THINKING
+from trunkline.v1.worker_pb2 import Grammar
+from trunkline_router.prompts.conversation import MAX_PARTS
 
 MOST_UINT32 = (1 << 32) - 1
 MOST_UINT64 = (1 << 64) - 1
@@ -42,8 +43,6 @@ MAX_UNKNOWN = 256  # of an object
 MAX_TEMPLATE_KWARGS_BYTES = 1 << 20  # of chat_template_kwargs as JSON
 
 NOT_YET = "is not supported"
-GUIDED = "is not supported: structured output is not served"
-REMOVED = "was removed from vLLM; structured output is not served"
 
 
 def _in_range(field: str, ids: list[int]) -> list[int]:
@@ -94,6 +93,10 @@ class Fields(BaseModel):
 
     def check(self) -> None:
         """Raises RequestRefused (INVALID_REQUEST) for fields that contradict each other or are not served."""
+
+    def left_out(self) -> list[str]:
+        """Returns the names of fields that are known, not served, and left out: tools that run at no client."""
+        return []
 
     def unknown(self, prefix: str = "") -> list[str]:
         """Returns the names of unknown fields here and in nested objects. Raises RequestRefused (INVALID_REQUEST) for
@@ -180,6 +183,13 @@ class ParameterFields(Fields):
         return SamplingParams(**{**same, **renamed})
 
 
+class Constraint(NamedTuple):
+    """What constrains the text of an answer.  field: that asks for it"""
+
+    grammar: Grammar
+    field: str
+
+
 class SamplingFields(ParameterFields):
     """How to sample, and how the request is scheduled: what all protocols have."""
 
@@ -187,16 +197,29 @@ class SamplingFields(ParameterFields):
     priority: int | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
 
+    @cached_property
+    def constraint(self) -> Constraint | None:
+        """What constrains the text of the answer. Raises RequestRefused (INVALID_REQUEST)."""
+        return None
+
     def generate(self, request_id: str, sampling: SamplingParams, **prompt: Any) -> GenerateRequest:
-        """Returns the request for the path that all protocols share."""
+        """Returns the request for the path that all protocols share. Raises RequestRefused (INVALID_REQUEST)."""
         return GenerateRequest(
             model=self.model or "",
             sampling=sampling,
             request_id=request_id,
             lane=self.lane,
             cache_salt=self.cache_salt or "",
+            grammar=self.constraint.grammar if self.constraint else None,
             **prompt,
         )
+
+    def named(self, names: "FieldNames") -> "FieldNames":
+        """Returns these names, and that of the field that constrains the text."""
+        if self.constraint is None:
+            return names
+        own = self.constraint.field
+        return lambda field: own if field == "grammar" else names(field)
 
     @property
     def lane(self) -> "Lane.ValueType":
@@ -209,86 +232,6 @@ class SamplingFields(ParameterFields):
 PARAMETERS = frozenset(SamplingParams.DESCRIPTOR.fields_by_name)
 
 
-class StreamOptions(Fields):
-    """What a stream carries beside the output."""
-
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None  # usage in every event
-    ignored: ClassVar[frozenset[str]] = frozenset({"include_obfuscation"})
-
-
-@with_parameters(Http.OPENAI)
-class ChoiceFields(SamplingFields):
-    """What OpenAI names in all its endpoints."""
-
-    n: Annotated[int, Field(ge=1, le=MOST_UINT32)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    stop: str | Strings | None = None
-
-
-class GenerationFields(ChoiceFields):
-    """What OpenAI's endpoints have in common."""
-
-    # As vLLM names them.
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    prompt_logprobs: Count | None = None
-    return_token_ids: bool | None = None
-
-    ignored: ClassVar[frozenset[str]] = frozenset(
-        {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier"}
-    )
-    unserved: ClassVar[Mapping[str, str]] = {
-        "best_of": NOT_YET,
-        "use_beam_search": NOT_YET,
-        "length_penalty": NOT_YET,
-        "early_stopping": NOT_YET,
-        "response_format": GUIDED,
-        "structured_outputs": GUIDED,
-        "guided_json": REMOVED,
-        "guided_regex": REMOVED,
-        "guided_choice": REMOVED,
-        "guided_grammar": REMOVED,
-        "guided_decoding_backend": REMOVED,
-        "guided_whitespace_pattern": REMOVED,
-        "logits_processors": NOT_YET,
-        "truncate_prompt_tokens": NOT_YET,
-        "bad_words": NOT_YET,
-        "allowed_token_ids": NOT_YET,
-        "kv_transfer_params": NOT_YET,
-        "vllm_xargs": NOT_YET,
-        "lora_request": NOT_YET,
-    }
-    defaults: ClassVar[Mapping[str, Any]] = {"best_of": 1, "length_penalty": 1.0, "suffix": ""}
-
-    @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with an event that has the usage."""
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
-    def has_continuous_usage(self) -> bool:
-        """Whether each event of a stream has the usage so far."""
-        options = self.stream_options
-        return bool(options and options.include_usage and options.continuous_usage_stats)
-
-    def check(self) -> None:
-        if self.stream_options is not None and not self.stream:
-            raise invalid("stream_options", "is only allowed with stream: true")
-        if self.spaces_between_special_tokens is False:
-            raise invalid("spaces_between_special_tokens", "is not supported: the tokenizer's decoder sets the blanks")
-
-    def sampling(self, **renamed: Any) -> SamplingParams:
-        return super().sampling(
-            stop=[self.stop] if isinstance(self.stop, str) else self.stop,
-            include_stop=self.include_stop_str_in_output,
-            keep_special_tokens=self.skip_special_tokens is False,
-            **renamed,
-        )
-
-
 def template_variables(values: dict[str, Any] | None) -> str:
     """Returns chat_template_kwargs as JSON. Raises RequestRefused (INVALID_REQUEST) if they are too long, and as
     json_text()."""
@@ -298,14 +241,6 @@ def template_variables(values: dict[str, Any] | None) -> str:
     if len(text.encode()) > MAX_TEMPLATE_KWARGS_BYTES:
         raise invalid("chat_template_kwargs", f"has more than {MAX_TEMPLATE_KWARGS_BYTES} bytes")
     return text
-
-
-def effort_variables(effort: str | None) -> dict[str, Any]:
-    """Returns the variables of templates that an effort of reasoning sets: a level where there are levels, and as in
-    vLLM whether the model thinks at all, under each of the two names that templates have for it."""
-    if effort is None:
-        return {}
-    return {"reasoning_effort": effort, **dict.fromkeys(THINKING, effort != NO_EFFORT)}
 
 
 def json_text(value: object, field: str) -> str:
@@ -388,7 +323,8 @@ def _known_names() -> frozenset[str]:
     names, kinds = {"body", "content-type", "x-request-id"}, [Fields]
     for kind in kinds:
         kinds += kind.__subclasses__()
-        names |= {*kind.model_fields, *kind.unserved, *kind.ignored}
+        names |= {*kind.unserved, *kind.ignored}
+        names |= {field.alias or name for name, field in kind.model_fields.items()}
     return frozenset(names)
 
 
@@ -402,6 +338,9 @@ def prompt_named(name: str, **more: str) -> FieldNames:
     named: endpoints have other parts."""
     prompts = dict.fromkeys(("prompt", "text", "token_ids", "chat", "chat.messages"), name)
     chat = {"chat.tools": "tools", "chat.documents": "documents", "template_variables": "chat_template_kwargs"}
+    chat |= dict.fromkeys(("chat.called_tool", "chat.requires_call"), "tool_choice")
+    chat |= {"chat.max_reasoning_tokens": "thinking_token_budget", "chat.reasoning_effort": "reasoning_effort"}
+    chat["grammar"] = "tools"  # of a request without another constraint
     return partial(_named, {**prompts, **chat, **more})
 
 

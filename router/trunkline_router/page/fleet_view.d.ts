@@ -141,6 +141,8 @@ export interface RequestSummary {
   router: string;
   refused_by: string;
   refused_field: string;
+  cache_miss: string;
+  seen_tokens: number;
 }
 
 /** Times are in seconds since the request's start. */

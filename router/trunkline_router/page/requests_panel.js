@@ -1,5 +1,6 @@
 /** The table of recent requests. */
 
+import { missCounts, shortMiss } from "./cache_miss.js";
 import { h, KeyedList, setAttribute, setText } from "./dom.js";
 import { count, duration, percent, timeOfDay } from "./format.js";
 import { requestsScope } from "./scope.js";
@@ -87,7 +88,7 @@ export class RequestsPanel {
   /** @param {RequestSummary[]} requests */
   #draw(requests) {
     this.list.show(requests);
-    if (this.view !== null) setText(this.scope, requestsScope(this.view.router));
+    if (this.view !== null) setText(this.scope, `${requestsScope(this.view.router)} ${missCounts(requests)}`.trim());
     this.none.hidden = requests.length > 0;
     setText(this.none, NONE[this.filter.value]);
   }
@@ -109,13 +110,14 @@ class Row {
     this.first = number();
     this.total = number();
     this.cause = h("td");
+    this.miss = h("td");
     this.outcome = h("td");
     const id = h("th", { scope: "row" }, this.id);
     this.element = h(
       "tr",
       {},
       ...[this.started, id, this.first, this.cause, this.total, this.outcome],
-      ...[this.worker, this.tenant, this.prompt, this.cached, this.output],
+      ...[this.worker, this.tenant, this.prompt, this.cached, this.miss, this.output],
     );
   }
 
@@ -130,6 +132,7 @@ class Row {
     setText(this.worker, (request.worker_id ?? "–") + others);
     setText(this.prompt, count(request.prompt_tokens || null)); // 0: it was refused before it was tokenized
     setText(this.cached, percent(request.cached_tokens === null ? null : request.cached_tokens / request.prompt_tokens));
+    setText(this.miss, shortMiss(request));
     setText(this.output, count(request.completion_tokens));
     setText(this.first, duration(request.ttft_s));
     setText(this.cause, isRefusedAtOnce(request) ? "" : (CAUSES[request.cause]?.short ?? request.cause));

@@ -2,6 +2,7 @@
 
 import { Refused } from "./api.js";
 import { attemptsTable, chunksTable, failures } from "./attempts_table.js";
+import { missSentence } from "./cache_miss.js";
 import { fill, h } from "./dom.js";
 import { count, duration, percent, timeOfDay } from "./format.js";
 import { placementView } from "./placement_table.js";
@@ -87,6 +88,7 @@ export class TimelinePanel {
       this.element,
       this.#head(request.request_id, outcomeOf(request)),
       h("p", { class: "verdict" }, h("strong", {}, verdict(request)), " ", advice(request)),
+      request.cache_miss !== "" && h("p", { class: "cache-miss" }, h("strong", {}, "Cache: "), missSentence(request)),
       facts(request),
       h("h4", {}, request.ttft_s === null && !request.is_running ? "Until its end" : "Until the first token"),
       waterfall(partRows(request), coveredS(request)),

@@ -20,9 +20,7 @@ from trunkline_router.prompts.conversation import (
     CONTENT,
     DOCUMENTS,
     FIELD,
-    NO_EFFORT,
     PLAIN,
-    THINKING,
     TOOL,
     TOOLS,
     USUAL_ROLES,
@@ -33,12 +31,12 @@ from trunkline_router.prompts.conversation import (
     template_messages,
     template_tools,
 )
+from trunkline_router.prompts.reasoning_effort import effort_variables
 from trunkline_router.prompts.tool_trial import ToolPlaces, tool_places
 from trunkline_runtime.template_syntax import TAGS
 
 VARIABLES = "template_variables"
 RESERVED = {"messages", "add_generation_prompt", "continue_final_message", TOOLS, DOCUMENTS}
-EFFORT = "reasoning_effort"
 MAX_RENDERED_BYTES = 8 << 20  # a template that writes more than this for one conversation is broken
 
 
@@ -52,7 +50,7 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except Exception as error:  # compiling evaluates the template's constants, which can raise anything
             raise ValueError(f"the chat template does not compile: {error}") from None
-        self._names = frozenset(name for name in (CONTENT, TOOL, TOOLS, DOCUMENTS, EFFORT, *THINKING) if name in source)
+        self._names = frozenset(name for name in (CONTENT, TOOL, TOOLS, DOCUMENTS) if name in source)
         self._special_tokens = special_tokens
 
     def render(self, chat: ChatMessages) -> str:
@@ -77,11 +75,9 @@ class ChatTemplate:
 
     def _rendered(self, chat: ChatMessages, style: ToolStyle) -> str:
         messages, tools = template_messages(chat.messages, style), template_tools(chat.tools, style)
-        documents, variables = template_documents(chat.documents), _variables(chat.template_variables)
+        documents, variables = template_documents(chat.documents), _variables(chat)
         if documents and DOCUMENTS not in self._names:
             raise invalid(f"{FIELD}.{DOCUMENTS}", "the model's chat template has no place for documents")
-        if variables.get(EFFORT, NO_EFFORT) != NO_EFFORT and self._names.isdisjoint((EFFORT, *THINKING)):
-            raise invalid(EFFORT, "the model's chat template has no place for it: the model has no levels of effort")
         given = variables | {"messages": messages, TOOLS: tools, DOCUMENTS: documents}
         if not chat.continue_final_message:
             opens_turn = chat.add_generation_prompt if chat.HasField("add_generation_prompt") else True
@@ -137,12 +133,12 @@ def _has(text: str, message: ChatMessage) -> bool:
     return content in text or json.dumps(content, ensure_ascii=False)[1:-1] in text
 
 
-def _variables(template_variables: str) -> Values:
-    """Raises RequestRefused (INVALID_REQUEST) if they are not a JSON object, or replace what the router sets."""
-    variables = json_object(template_variables, VARIABLES)
+def _variables(chat: ChatMessages) -> Values:
+    """Raises RequestRefused (INVALID_REQUEST) if the client's are no JSON object, or replace what the router sets."""
+    variables = json_object(chat.template_variables, VARIABLES)
     if reserved := sorted(RESERVED & variables.keys()):
         raise invalid(VARIABLES, f"{', '.join(reserved)} cannot be replaced")
-    return variables
+    return effort_variables(chat.reasoning_effort) | variables
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -23,8 +23,6 @@ ASSISTANT, TOOL = "assistant", "tool"
 USUAL_ROLES = ("system", "user", ASSISTANT, TOOL)
 # Names of templates.
 CONTENT, TOOL_CALLS, TOOLS, DOCUMENTS = "content", "tool_calls", "tools", "documents"
-THINKING = ("enable_thinking", "thinking")  # variables: whether the model thinks
-NO_EFFORT = "none"  # of reasoning: the model does not think
 REASONING_NAMES = ("thinking", "reasoning_content")  # templates know one or the other
 MAX_MESSAGES = 4096
 MAX_PARTS = 8192  # of all messages and results: two for each message
@@ -194,8 +192,6 @@ def _result(result: ToolResult, where: str, style: ToolStyle) -> Values:
 
 
 def _tool(tool: Tool, field: str, style: ToolStyle) -> Values:
-    if tool.strict:
-        raise invalid(f"{field}.strict", "is not supported: output is not constrained")
     function: Values = {"name": _named(tool.name, field)} | _given(description=tool.description)
     if len(tool.parameters) > MAX_SCHEMA:
         raise invalid(f"{field}.parameters", f"has more than {MAX_SCHEMA} characters of JSON")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Self
 
-from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, invalid
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused, invalid, no_worker
 from trunkline.v1.generation_pb2 import RequestError
 from trunkline_router.prompts.helper_process import ANSWER, ANSWER_HEADER, LENGTH, PROBLEMS, READY
 from trunkline_router.prompts.token_bytes import TokenBytes
@@ -84,13 +84,17 @@ class Helper:
                 raise
             # Not asyncio's own subprocess call: uvloop forks, and because of gRPC's threads and fork handlers the child
             # sometimes hangs before exec. Popen uses vfork and takes a millisecond.
-            process = subprocess.Popen(  # noqa: ASYNC220
-                [sys.executable, "-m", PROGRAM, str(niceness)],
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                stderr=subprocess.DEVNULL,  # it may quote clients' text, which must not be logged
-                start_new_session=True,
-            )
+            try:
+                process = subprocess.Popen(  # noqa: ASYNC220
+                    [sys.executable, "-m", PROGRAM, str(niceness)],
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=subprocess.DEVNULL,  # it may quote clients' text, which must not be logged
+                    start_new_session=True,
+                )
+            except OSError:
+                stdin.close()
+                raise
         started = cls(process, stdout, stdin)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -178,8 +182,8 @@ class HelperPool:
     ) -> bytes:
         """Returns what the job (a method of helper_process.Jobs) returns. A process that has the tokenizer does it.
 
-        Raises RequestRefused if the queue is full (OVERLOADED), if the job takes more than `limit_s` of CPU time, ends
-        its process or fails.
+        Raises RequestRefused if the queue is full (OVERLOADED), if no process starts (NO_WORKER), if the job takes more
+        than `limit_s` of CPU time, ends its process or fails.
         """
         own = self._accounts.get(account) or Account(asyncio.Semaphore(max(1, self._num_places // 2)))
         num_bytes += JOB_BYTES
@@ -239,9 +243,12 @@ class HelperPool:
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            with contextlib.suppress(RuntimeError):  # it did not start
+            with contextlib.suppress(OSError, RuntimeError):  # it did not start
                 self._idle.append(await starting)
             raise
+        except (OSError, RuntimeError) as error:
+            get_logger().error("a helper process did not start", error=repr(error))
+            raise no_worker("the process that tokenizes texts does not start") from None
 
     def _idle_helper(self, tokenizer: TokenizerSource | None) -> Helper | None:
         """A process that has this tokenizer or none, or the one that is idle for longest if no more may be started."""

@@ -33,6 +33,7 @@ class PromptTokenizer:
 
     encoding: identifies how text becomes tokens
     rendering: identifies how a conversation becomes text; empty without a chat template
+    template: the source of the chat template, of that for tools if there are two; empty without one
     template_problem: why the model's chat template cannot be used, or empty
     largest_id: of its tokens; -1 if there are none
     """
@@ -55,6 +56,7 @@ class PromptTokenizer:
         self.largest_id, self.encoding = traits.largest_id, bytes.fromhex(traits.encoding)
         self._helpers = helpers
         self._template, self.rendering, self.template_problem = b"", b"", config.template_problem
+        self.template = config.template_for_tools or config.template or ""
         if config.template is not None:
             if problem := syntax_problem(config.template) or syntax_problem(config.template_for_tools or ""):
                 self.template_problem = f"the chat template cannot be used: {problem}"
@@ -64,6 +66,7 @@ class PromptTokenizer:
         self._model = (self._source.name, self.rendering)  # of a tenant's account at the helper processes
         self._token_bytes: TokenBytes | RequestRefused | None = None
         self._listing = asyncio.Lock()
+        self._marks = dict[str, int | None]()  # tokens of the answer format's marks
 
     @property
     def has_chat_template(self) -> bool:
@@ -74,6 +77,14 @@ class PromptTokenizer:
         RequestRefused."""
         ids = array("i", await self._converted("encode", text, special_tokens, tenant))
         return array("i", self._prefix) + ids + array("i", self._suffix) if special_tokens else ids
+
+    async def token_of(self, mark: str) -> int | None:
+        """Returns the token that a mark of the model's answer format is; None if it is several. Raises
+        RequestRefused."""
+        if mark not in self._marks:
+            ids = await self.encode(mark, special_tokens=False)
+            self._marks[mark] = ids[0] if len(ids) == 1 else None
+        return self._marks[mark]
 
     async def offsets(self, text: str, *, special_tokens: bool = True, tenant: str = "") -> "array[int]":
         """Returns where the tokens that encode() returns begin in the text, in characters. Raises RequestRefused."""

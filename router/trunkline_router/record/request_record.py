@@ -143,7 +143,11 @@ class RequestRecord:
     tool_calls, complete_tool_calls: that the answer has, if it is parsed here
     reasoning_tokens: of all choices together; 0 if they were not counted
     max_tokens: of a choice; None: the client sets none
+    grammar: the kind of what constrains the answer, "" if nothing does
     prompt_tokens, cached_tokens: of the prompt, which all choices share
+    has_answers: whether the prompt is a conversation with messages of the assistant
+    cache_miss: why so little of the prompt was cached, a CacheMiss; "" if enough was
+    seen_tokens: with a cache_miss, leading tokens of the prompt that earlier ones had, too
     outcome: the choices' finish reasons, without repetition, joined by commas; else CANCELLED, or a reason of the error
         table in capitals, UNKNOWN for one that a worker of a newer version has; of a grant GRANTED
     code: of the gRPC status; 0: OK
@@ -179,7 +183,11 @@ class RequestRecord:
     prompt_tokens: int = 0
     choices: int = 0
     max_tokens: int | None = None
+    grammar: str = ""
     cached_tokens: int = 0
+    has_answers: bool = False
+    cache_miss: str = ""
+    seen_tokens: int = 0
     completion_tokens: int = 0
     longest_choice_tokens: int = 0
     tool_calls: int = 0

@@ -56,10 +56,10 @@ async def count_reasoning(
 
 
 async def _reasoning_tokens(parsers: AnswerParsers, prepared: PreparedRequest, until_s: float) -> int | None:
-    """Returns None if the count takes too long, or a tokenizer refuses the text or does not start: that fails no
+    """Returns None if the count takes too long, or the tokenizer refuses the text or does not start: that fails no
     answer."""
     num_tokens, tokenizer, tenant = 0, prepared.tokenizer, prepared.scheduling.tenant
-    with suppress(RequestRefused, OSError, RuntimeError):
+    with suppress(RequestRefused):
         for text in filter(None, map("".join, parsers.reasoning)):
             if time.monotonic() >= until_s:
                 return None

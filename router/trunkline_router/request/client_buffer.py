@@ -64,13 +64,13 @@ class MergedResponse:
         self.num_bytes += len(wire) + len(text)
         return len(wire) + len(text)
 
-    def chunks(self) -> list[OutputChunk]:
-        """Returns all of the output, one chunk for each choice."""
-        chunks = []
-        for first_token_index, text_offset, wire, text in self._choices.values():
+    def chunks(self) -> dict[int, OutputChunk]:
+        """Returns all of the output, one chunk for each choice, by choice."""
+        chunks = {}
+        for index, (first_token_index, text_offset, wire, text) in self._choices.items():
             chunk = OutputChunk.FromString(bytes(wire))
             chunk.first_token_index, chunk.text_offset, chunk.text = first_token_index, text_offset, text.decode()
-            chunks.append(chunk)
+            chunks[index] = chunk
         return chunks
 
 
@@ -112,12 +112,13 @@ class ClientBuffer:
         else:
             self._backlog.grow(self, more_bytes)
 
-    def take(self) -> list[OutputChunk]:
-        """Removes and returns the chunks of the next response. Their bytes count until mark_sent() is called."""
+    def take(self) -> dict[int, OutputChunk]:
+        """Removes the chunks of the next response, and returns them by choice. Their bytes count until mark_sent() is
+        called."""
         if not self._merged:
             chunks, self._chunks = self._chunks, {}
             self.holds_any = False
-            return list(chunks.values())
+            return chunks
         merged = self._merged.popleft()
         self.holds_any = bool(self._merged)
         self._merged_bytes -= merged.num_bytes

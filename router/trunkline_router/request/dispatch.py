@@ -76,6 +76,7 @@ class DispatchedRequest:
                             noted.last_output_s = stream.handed_s
                             if noted.first_output_s is None:
                                 attempt.started(stream.handed_s, stream.cached_tokens)
+                                self._placement.has_computed(stream.cached_tokens)
                             yield response
                         noted.ended = COMPLETE
                     break
@@ -204,7 +205,7 @@ class WorkerAttempt:
         self._trial.succeeded(self._clock_s())
 
     def progressed(self, steps: int) -> None:
-        """The attempt has produced `steps` tokens per choice on average."""
+        """The attempt has produced output in `steps` steps, per choice on average."""
         self._suspicion.on_progress(steps)
 
     def gave_up(self) -> None:

@@ -10,8 +10,10 @@ All of this relies on the workers' reports, and two workers could report falsely
 that worker is really gone. The deaths of one worker can convict only a few requests of one tenant per hour in the whole
 fleet: see Witnesses. Beyond that, only this router refuses the request, for a minute: see Quarantine.
 
-A conviction applies to a tenant's requests with the same model, prompt and work, whatever their sampling parameters. It
-is stored as a keyed hash, which reveals nothing about the prompt.
+A conviction applies to a tenant's requests with the same model, prompt and work, whatever their sampling parameters. If
+another prompt with the same grammar is convicted already, the grammar may be the cause: the conviction then applies to
+all requests of the tenant with the same model and grammar. It is stored as a keyed hash, which reveals nothing about
+prompt and grammar.
 """
 
 import secrets
@@ -246,6 +248,7 @@ KEY_BYTES = 32
 # short because the workers' reports may be false; without it, the same prompt would kill engines on every retry.
 BRIEF_S = 60.0
 MOST_BRIEF = 4096  # brief convictions that are remembered
+MOST_GRAMMARS = 4096  # grammars of convicted requests that are remembered
 
 
 class Computation(NamedTuple):
@@ -255,6 +258,7 @@ class Computation(NamedTuple):
     model: str
     prompt: "array[int]"
     work: bytes = b""  # a serialized Work: another adapter, for example, is another computation; empty: none
+    grammar: bytes = b""  # the digest of its grammar, which `work` leaves out; empty: none
 
 
 def quarantined() -> RequestRefused:
@@ -277,6 +281,7 @@ class Quarantine:
         self._key = key or secrets.token_bytes(KEY_BYTES)
         self._convictions = Convictions() if convictions is None else convictions
         self._brief: dict[bytes, float] = {}  # expiry in s by fingerprint, the earliest first
+        self._with_grammar: dict[bytes, bytes] = {}  # a request that was convicted, by its grammar: both fingerprints
         self.witnesses = Witnesses()
         self.convicted = self.convicted_briefly = 0  # so far
 
@@ -285,23 +290,25 @@ class Quarantine:
         now_ms = now_s * 1e3
         self._forget_brief(now_s)
         if self._brief or self._convictions.hold_any(now_ms):
-            fingerprint = self._fingerprint(request)
-            if fingerprint in self._brief or self._convictions.holds(fingerprint, now_ms):
-                raise quarantined()
+            for fingerprint in self._fingerprints(request):
+                if fingerprint in self._brief or self._convictions.holds(fingerprint, now_ms):
+                    raise quarantined()
 
     def convict(self, request: Computation, addresses: Collection[str], now_s: float) -> bool:
         """Convicts a request that has killed these workers: in the whole fleet, here at once and in other routers with
         their next sync, and returns True; or here alone for BRIEF_S, if the workers have convicted too many of the
         tenant's requests."""
-        fingerprint = self._fingerprint(request)
-        if is_believed := self.witnesses.believe(request[0], addresses, now_s):
-            self.convicted += 1
+        is_believed = self.witnesses.believe(request.tenant, addresses, now_s)
+        self.convicted += is_believed
+        self.convicted_briefly += not is_believed
+        self._forget_brief(now_s)
+        fingerprint = self._convicted_as(request, now_s, is_believed)
+        if is_believed:
             self._convictions.add(fingerprint, now_s * 1e3)
         else:
-            self.convicted_briefly += 1
             self._brief.pop(fingerprint, None)  # keeps the order by expiry
             self._brief[fingerprint] = now_s + BRIEF_S
-            self._forget_brief(now_s)
+        self._forget_brief(now_s)
         return is_believed
 
     def num_in_force(self, now_s: float) -> int:
@@ -309,14 +316,33 @@ class Quarantine:
         self._forget_brief(now_s)
         return len(self._brief) + self._convictions.num_in_force(now_s * 1e3)
 
-    def _fingerprint(self, request: Computation) -> bytes:
-        """Identifies a computation, whatever the sampling parameters: a retry has another seed or max_tokens, and if it
-        counted as another request, each retry could kill two more workers."""
-        tenant, model, prompt, work = request
+    def _convicted_as(self, request: Computation, now_s: float, is_believed: bool) -> bytes:
+        """Returns the request's fingerprint; or its grammar's, if this router has convicted another prompt with it, and
+        that conviction is in force: in the whole fleet, if this one is believed."""
+        own, *grammars = self._fingerprints(request)
+        for grammar in grammars:
+            other = self._with_grammar.pop(grammar, own)
+            is_held = self._convictions.holds(other, now_s * 1e3) or (not is_believed and other in self._brief)
+            if is_held and other != own:
+                own = grammar
+            self._with_grammar[grammar] = other if is_held else own
+            if len(self._with_grammar) > MOST_GRAMMARS:
+                del self._with_grammar[next(iter(self._with_grammar))]
+        return own
+
+    def _fingerprints(self, request: Computation) -> list[bytes]:
+        """Identify a computation, whatever the sampling parameters: a retry has another seed or max_tokens, and if it
+        counted as another request, each retry could kill two more workers. The second one, if it has a grammar,
+        identifies the grammar."""
+        tenant, model, prompt, work, grammar = request
+        whose = [tenant.encode(), model.encode()]
+        found = [self._fingerprint([*whose, prompt.tobytes(), *filter(None, (work, grammar))])]
+        if grammar:
+            found.append(self._fingerprint([*whose, b"grammar", grammar]))  # no prompt: four bytes are a token
+        return found
+
+    def _fingerprint(self, parts: Sequence[bytes]) -> bytes:
         named = blake2b(key=self._key, digest_size=FINGERPRINT_BYTES)
-        parts = [tenant.encode(), model.encode(), prompt.tobytes()]
-        if work:
-            parts.append(work)
         for part in parts:
             named.update(len(part).to_bytes(8, "little"))
             named.update(part)

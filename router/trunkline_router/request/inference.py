@@ -13,6 +13,7 @@ from trunkline.status import INTERNAL, RequestRefused, deadline_exceeded, intern
 from trunkline.v1.inference_pb2 import GenerateResponse, TokenizeRequest
 from trunkline.validation import check_length, max_total_tokens
 from trunkline_router.access.access import Caller
+from trunkline_router.prompts.reasoning_effort import DEFAULT_LIMITS, effort_limits
 from trunkline_router.prompts.token_ids import read_ids
 from trunkline_router.quotas.admission import RequestUse
 from trunkline_router.quotas.reservation import Reservation
@@ -42,12 +43,15 @@ class Inference:
         shared: SharedState,
         observer: RequestObserver | None = None,
         aliases: ModelAliases | None = None,
+        enforces_calls: bool = False,
+        reasoning_efforts: Sequence[str] = DEFAULT_LIMITS,
     ) -> None:
         self.observer = observer or RequestObserver()
         self.dispatcher = dispatcher
         self.pools = dispatcher.pools
         self.shared = shared
-        self.preparer = Preparer(self.pools, shared, max_choices, aliases or ModelAliases())
+        aliases, limits = aliases or ModelAliases(), effort_limits(reasoning_efforts)
+        self.preparer = Preparer(self.pools, shared, max_choices, aliases, limits, enforces_calls)
         self.running = Running()
 
     async def generate(self, call: RequestCall) -> AsyncGenerator[GenerateResponse, None]:
@@ -61,7 +65,7 @@ class Inference:
                     await call.extras.on_admission(prepared)
                 dispatched = DispatchedRequest(self.dispatcher, prepared, call.time_left, record, reservation.meter)
                 reservation.follow(dispatched.stream)
-                parsers = dispatched.parsers
+                parsers, answer = dispatched.parsers, dispatched.stream.answer
                 try:
                     async with aclosing(dispatched.responses()) as responses:
                         async for response in responses:
@@ -69,12 +73,14 @@ class Inference:
                                 reservation.count_prompt(response.prompt)
                             if not sees_cache:
                                 without_cache(response)
-                            if parsers is not None and response.HasField("usage"):
+                            if parsers is not None and not answer.num_unfinished and response.HasField("usage"):
                                 if any(parsers.reasoning):
                                     end = end_of(response)
                                     yield response
                                     response = end
-                                await count_reasoning(parsers, prepared, record, response.usage)
+                                    await count_reasoning(parsers, prepared, record, response.usage)
+                                else:
+                                    record.reasoning_tokens = response.usage.reasoning_tokens = 0
                             yield response
                 finally:
                     note_calls(parsers, record)

@@ -6,6 +6,7 @@ Generate and Grant both use it.
 import asyncio
 import contextlib
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -25,6 +26,7 @@ from trunkline_router.request.failover import (
 )
 from trunkline_router.request.request_call import PreparedRequest, TimeLeft
 from trunkline_router.request.request_stream import Fanout
+from trunkline_router.routing.earlier_prompts import Prospect
 from trunkline_router.routing.route import Route
 from trunkline_router.workers.connected_worker import ConnectedWorker
 from trunkline_router.workers.pool import Pool, Pools
@@ -77,6 +79,7 @@ class Placement:
     _is_queueing: bool = False  # waits for a cell that another suspect occupies
     _has_looked: bool = False  # a search for workers has failed since the last placement
     _fingerprint: str = ""  # of the weights that have begun the answer
+    _prospect: Prospect | None = None  # of the prompt, until a worker has computed it
 
     def __post_init__(self) -> None:
         self.recovery = Recovery(self.dispatcher.limits)
@@ -132,13 +135,25 @@ class Placement:
         if not progress.has_output:
             self._fingerprint = route.worker.model.fingerprint
             tenant, block_size = self.prepared.scheduling.tenant, route.worker.model.block_size
-            pools.noted_prompts.note(tenant, block_size, route.chain)
+            keys = array("Q", route.chain)
+            pools.noted_prompts.note(tenant, block_size, keys)
+            self._prospect = pools.earlier_prompts.prospect(keys, route)
         return route
 
     def timeout_ns(self) -> int | None:
         """Returns the time left to the request; None: it has no deadline. Raises RequestRefused if none is left."""
         left_s = self._within_deadline(float("inf"))
         return None if left_s == float("inf") else int(left_s * 1e9)
+
+    def has_computed(self, cached_tokens: int) -> None:
+        """The worker has computed the prompt, but for the tokens that it had in its cache."""
+        prospect, record = self._prospect, self.record
+        if prospect is None:
+            return
+        self._prospect = None
+        if (miss := prospect.miss(cached_tokens, has_answers=record.has_answers)) is not None:
+            record.cache_miss, record.seen_tokens = miss, prospect.seen
+        self.dispatcher.pools.earlier_prompts.add(prospect)
 
     def on_lost(self, worker: ConnectedWorker, refused: RequestRefused) -> None:
         """The worker ended the attempt before the answer was complete. Raises RequestRefused if no other may follow."""

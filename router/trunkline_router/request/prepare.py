@@ -5,25 +5,39 @@ import time
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from trunkline.answer.answer_parser import PARSERS, reasoning_marks
+from trunkline.answer.answer_grammar import (
+    LIMIT,
+    STRUCTURAL_TAG,
+    answer_grammar,
+    check_choice,
+    may_reason,
+    must_call,
+    needs_grammar,
+)
+from trunkline.answer.answer_parser import PARSERS, call_marks, reasoning_marks
 from trunkline.answer.output_reader import NO_CONTEXT, AnswerContext
-from trunkline.capabilities import NO_NEEDS, Needs, check_task, needs_of
+from trunkline.capabilities import GRAMMARS, NO_NEEDS, Needs, check_task, needs_of
+from trunkline.names import grammar_digest, grammar_kind_name
 from trunkline.sampling_params import BY_MODEL
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, invalid
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline.v1.inference_pb2 import ChatMessages, GenerateRequest
-from trunkline.v1.worker_pb2 import GetModelResponse, OutputKind
+from trunkline.v1.inference_pb2 import GenerateRequest
+from trunkline.v1.worker_pb2 import GetModelResponse, Grammar, OutputKind, Work
 from trunkline.validation import (
     TOKENS,
     WHOLE_OUTPUTS,
     check_length,
     check_prompt_logprobs,
     max_total_tokens,
+    validate_grammar,
     validate_sampling,
 )
 from trunkline_router.access.access import Caller, Scheduling
-from trunkline_router.prompts.conversation import JOINT
+from trunkline_router.prompts.conversation import ASSISTANT, JOINT
+from trunkline_router.prompts.reasoning_effort import FIELD as EFFORT
+from trunkline_router.prompts.reasoning_effort import NO_EFFORT, effort_limit, knows_effort
 from trunkline_router.prompts.token_ids import read_ids
 from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.quotas.shared_state import SharedState
@@ -35,6 +49,7 @@ from trunkline_runtime.telemetry.trace_context import random_int
 MAX_CACHE_SALT_BYTES = 256
 MOST_SHOWN = 128  # characters of a name in an error
 MOST_PROMPT_END = 64  # characters: marks at the end of a prompt are shorter
+NEVER = -100.0  # a bias of logits, the least
 _SPACE = re.compile(r"\s*")
 
 
@@ -58,12 +73,17 @@ class ModelAliases:
 
 @dataclass(frozen=True, slots=True)
 class Preparer:
-    """Prepares the requests of a router: for Generate, Grant and ExplainRoute alike."""
+    """Prepares the requests of a router: for Generate, Grant and ExplainRoute alike.
+
+    enforces_calls: every call of a tool conforms to it, as if one of the request's tools were strict
+    """
 
     pools: Pools
     shared: SharedState
     max_choices: int
     aliases: ModelAliases
+    effort_limits: Mapping[str, int]  # tokens of reasoning
+    enforces_calls: bool = False
 
     def served_name(self, model: str, caller: Caller) -> str:
         """Returns the name of the model that a client means: itself, unless it is an alias. A served model that the
@@ -99,7 +119,7 @@ class Preparer:
         request, record = call.request, call.record
         scheduling = _checked_scheduling(call)
         work = call.extras.work
-        needs = NO_NEEDS if work is None else needs_of(work)
+        needs = _checked_needs(call, self.enforces_calls)
         pool = await self._searched(call, needs)
         record.model, record.stage = pool.name, CHECKS
         check_task(pool.task, work)
@@ -118,11 +138,32 @@ class Preparer:
         finally:
             record.tokenized = Interval(begun_s, time.monotonic())
         record.stage = CHECKS
+        template, effort = pool.tokenizer.template, request.chat.reasoning_effort
+        answer_format, answer_context, grammar = _answer_form(
+            call,
+            limits,
+            rendered,
+            template,
+            enforces_calls=self.enforces_calls,
+            most_reasoning=effort_limit(effort, template, self.effort_limits),
+        )
+        has_effect = effort in ("", NO_EFFORT) or knows_effort(template)
+        has_effect = has_effect or may_reason(answer_format, answer_context.prompt_end, template)
+        able = None if grammar is None else pool.able(needs | GRAMMARS)
+        if grammar is not None and able is not None:
+            work, needs, limits = _with_grammar(work, grammar), needs | GRAMMARS, able.limits
+            record.grammar = record.grammar or grammar_kind_name(grammar.kind)
+        elif grammar is not None and request.chat.HasField("max_reasoning_tokens"):
+            raise invalid(LIMIT, f"needs the capability grammars, which no worker of model {pool.name} has")
         sampling = _fitted_sampling(request, limits, len(prompt))
         max_tokens = sampling.max_tokens if sampling.HasField("max_tokens") else None
-        answer_format = _answer_format(request, limits)
         sampling.keep_marks |= bool(answer_format)
+        if answer_format and request.chat.forbids_calls:
+            for mark in call_marks(answer_format):
+                if (token_id := await pool.tokenizer.token_of(mark)) is not None:
+                    sampling.logit_bias[token_id] = NEVER
         record.prompt_tokens, record.choices = len(prompt), choices
+        record.has_answers = any(message.role == ASSISTANT for message in request.chat.messages)
         record.sampling, record.is_seeded = sampling, request.sampling.HasField("seed")
         record.max_tokens = max_tokens
         return PreparedRequest(
@@ -137,9 +178,10 @@ class Preparer:
             tokenizer=pool.tokenizer,
             affinity_key=affinity_key,
             answer_format=answer_format,
-            answer_context=_answer_context(request.chat, rendered, answer_format) if answer_format else NO_CONTEXT,
+            answer_context=answer_context,
             work=work,
             needs=needs,
+            ignored_fields=() if has_effect else (EFFORT,),
         )
 
     async def _searched(self, call: RequestCall, needs: Needs) -> Pool:
@@ -168,6 +210,33 @@ def _checked_scheduling(call: RequestCall) -> Scheduling:
     return scheduling
 
 
+def _checked_needs(call: RequestCall, enforces_calls: bool) -> Needs:
+    """Returns what workers must be able to do. Raises RequestRefused if the request's grammar cannot be one, or does
+    not go together with the rest, and if no tool can be called as the answer must."""
+    request, work = call.request, call.extras.work
+    needs = NO_NEEDS if work is None else needs_of(work)
+    check_choice(request.chat)
+    needs_masks = needs_grammar(request, enforces_calls=enforces_calls)
+    if needs_masks and work is not None and work.output in WHOLE_OUTPUTS:
+        raise invalid("grammar", f"constrains text, but the output is a {WHOLE_OUTPUTS[work.output]}")
+    if request.HasField("grammar"):
+        given = request.grammar
+        validate_grammar(given)
+        call.record.grammar = grammar_kind_name(given.kind)
+        if given.digest:
+            raise invalid("grammar", "the digest must be empty: routers compute it")
+        if given.kind == STRUCTURAL_TAG and request.chat.tools and not must_call(request.chat):
+            raise invalid("grammar", "a request with tools cannot have structural tags: leave one of them out")
+    return needs | GRAMMARS if needs_masks else needs
+
+
+def _with_grammar(work: Work | None, grammar: Grammar) -> Work:
+    guided = Work(grammar=Grammar(digest=grammar_digest(grammar), kind=grammar.kind, text=grammar.text))
+    if work is not None:
+        guided.MergeFrom(work)
+    return guided
+
+
 def _fitted_sampling(request: GenerateRequest, limits: GetModelResponse, num_prompt: int) -> SamplingParams:
     """Returns the complete parameters, with a max_tokens that fits beside the prompt if the client asks for that.
     Raises RequestRefused if prompt and output, or the prompt's log-probabilities, are too long."""
@@ -186,14 +255,43 @@ def _fitted_sampling(request: GenerateRequest, limits: GetModelResponse, num_pro
     return sampling
 
 
-def _answer_format(request: GenerateRequest, limits: GetModelResponse) -> str:
-    """Returns the model's format, in which the answer is parsed; "" if this router does not know it, or if the prompt
-    is not a conversation: other prompts are continued as they are."""
-    answer_format = limits.answer_format
-    return answer_format if answer_format in PARSERS and request.HasField("chat") else ""
+def _answer_form(
+    call: RequestCall,
+    limits: GetModelResponse,
+    rendered: str,
+    template: str,
+    *,
+    enforces_calls: bool,
+    most_reasoning: int | None,
+) -> tuple[str, AnswerContext, Grammar | None]:
+    """Returns the model's format, in which the answer is parsed, what its parser knows, and the grammar of the answer.
+    The format is "" if this router does not know it, if the prompt is not a conversation, because other prompts are
+    continued as they are, or if the request's own grammar describes the whole answer as text. Raises RequestRefused
+    (INVALID_REQUEST) if calls cannot be enforced.
+
+    most_reasoning: tokens of reasoning that the request's effort allows
+    """
+    request = call.request
+    answer_format = limits.answer_format if limits.answer_format in PARSERS and request.HasField("chat") else ""
+    context = _answer_context(call, rendered, answer_format) if answer_format else NO_CONTEXT
+    whole_of = partial(
+        answer_grammar, request, answer_format, context.prompt_end, template, enforces_calls=enforces_calls
+    )
+    try:
+        whole = whole_of(most_reasoning=most_reasoning)
+    except RequestRefused:  # an effort is a hint: it is no reason to refuse a request
+        if most_reasoning is None:
+            raise
+        whole = whole_of()
+    if whole is not None or not request.HasField("grammar"):
+        return answer_format, context, whole
+    if request.grammar.kind == STRUCTURAL_TAG:
+        return answer_format, context, request.grammar
+    return "", NO_CONTEXT, request.grammar
 
 
-def _answer_context(chat: ChatMessages, rendered: str, answer_format: str) -> AnswerContext:
+def _answer_context(call: RequestCall, rendered: str, answer_format: str) -> AnswerContext:
+    chat = call.request.chat
     prompt_end = rendered[-MOST_PROMPT_END:]
     if chat.continue_final_message:
         final = chat.messages[-1]
@@ -201,7 +299,7 @@ def _answer_context(chat: ChatMessages, rendered: str, answer_format: str) -> An
         prompt_end = _open_mark(rendered, text, reasoning_marks(answer_format))
     elif chat.HasField("add_generation_prompt") and not chat.add_generation_prompt:
         prompt_end = ""  # it is the text of a message: no turn is open
-    return AnswerContext(chat.tools, prompt_end, single_tool_call=chat.single_tool_call)
+    return AnswerContext(chat.tools, prompt_end, single_tool_call=chat.single_tool_call, text_stays=call.text_stays)
 
 
 def _open_mark(rendered: str, final: str, marks: Mapping[str, str]) -> str:

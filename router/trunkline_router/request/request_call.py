@@ -2,7 +2,7 @@
 
 import string
 from array import array
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from trunkline.answer.output_reader import NO_CONTEXT, AnswerContext
@@ -42,6 +42,7 @@ class PreparedRequest:
     answer_context: AnswerContext = NO_CONTEXT  # for answer_format
     work: Work | None = None  # None: a plain generation
     needs: Needs = NO_NEEDS  # capabilities, for `work`
+    ignored_fields: Sequence[str] = ()  # of the client's request, that have no effect with this model
 
     @property
     def seed(self) -> int:
@@ -50,8 +51,13 @@ class PreparedRequest:
     @property
     def computation(self) -> Computation:
         """What it may be convicted for."""
-        work = b"" if self.work is None else self.work.SerializeToString(deterministic=True)
-        return Computation(self.scheduling.tenant, self.model, self.prompt, work)
+        tenant, model, prompt = self.scheduling.tenant, self.model, self.prompt
+        if self.work is None:
+            return Computation(tenant, model, prompt)
+        work = Work()
+        work.CopyFrom(self.work)
+        work.ClearField("grammar")
+        return Computation(tenant, model, prompt, work.SerializeToString(deterministic=True), self.work.grammar.digest)
 
     def prompt_info(self) -> PromptInfo:
         """Returns what the client is told of the prompt, as far as it is known before a worker has it."""
@@ -62,6 +68,7 @@ class PreparedRequest:
             lane=self.scheduling.lane,
             answer_format=self.answer_format,
             prompt_end=self.answer_context.prompt_end,
+            ignored_fields=self.ignored_fields,
         )
 
     def least_room(self, num_output: int = 0) -> int:
@@ -159,6 +166,7 @@ class RequestCall:
 
     metadata: the call's metadata or headers, with names in lower case
     record: what became of the request so far
+    text_stays: as in AnswerContext
     """
 
     request: GenerateRequest
@@ -167,6 +175,7 @@ class RequestCall:
     metadata: Metadata
     time_left: TimeLeft
     extras: Extras = NO_EXTRAS
+    text_stays: bool = False
 
     @classmethod
     def of(cls, request: GenerateRequest, context: Context, access: Access, rpc: str) -> "RequestCall":

@@ -142,7 +142,7 @@ class RequestStream:
         self.answer = AnswerLedger(choices, MAX_LEDGER_BYTES)
         self._attempt: WorkerAttempt | None = None  # the current or last one
         self._is_watched = False
-        self._attempt_tokens = 0  # of a watched attempt
+        self._attempt_outputs = 0  # of a watched attempt: one for each step and choice
         self._attempt_choices = choices
         self._is_at_worker = False  # whether an attempt was begun and neither lost nor refused
         self.resumptions = 0
@@ -172,7 +172,7 @@ class RequestStream:
             self._prompt.worker_id = worker_id
         self._broken = None
         self._is_at_worker = True
-        self._attempt_tokens = 0
+        self._attempt_outputs = 0
         self._attempt_choices = self.answer.num_unfinished
 
     def put(self, output: SequenceOutput) -> bool:
@@ -201,8 +201,8 @@ class RequestStream:
             self._meter.add(num_tokens)
             self._client_buffer.add(index, chunk)
             if self._is_watched and self._attempt is not None:
-                self._attempt_tokens += num_tokens
-                self._attempt.progressed(self._attempt_tokens // self._attempt_choices)
+                self._attempt_outputs += num_tokens > 0
+                self._attempt.progressed(self._attempt_outputs // self._attempt_choices)
             if not self._due.is_set():
                 if self._prompt_sent and answer.num_unfinished:
                     self._fanout.add(self._due)
@@ -243,9 +243,10 @@ class RequestStream:
             response.prompt.CopyFrom(self._prompt)
             if self._prompt.logprobs and self._prompt.ByteSize() > MAX_PROMPT_BYTES:
                 return response
-        response.chunks.extend(client_buffer.take())
+        chunks = client_buffer.take()
         if self._parsers is not None:
-            self._parsers.parse(response)
+            self._parsers.parse(chunks, response)
+        response.chunks.extend(chunks.values())
         if client_buffer.holds_any:
             return response
         due.clear()

@@ -249,6 +249,10 @@ class WorkerBlocks:
         self._closed = True
         self._index.detach(self.slot)
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
     def reported(self, chain: Sequence[int]) -> int:
         """Returns how many leading blocks of a chain the worker reports to hold."""
         return 0 if self._closed else self._index.reported(self.slot, chain)

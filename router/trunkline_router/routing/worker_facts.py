@@ -59,6 +59,11 @@ class WorkerTable:
     matched_tokens: Sequence[float] | Column  # leading tokens of the prompt in each one's cache
     packed: Sequence[bytes]  # rows
 
+    @property
+    def most_matched(self) -> int:
+        matched = self.matched_tokens
+        return int(matched.max() if isinstance(matched, np.ndarray) else max(matched))
+
     def row(self, place: int) -> WorkerFacts[float]:
         return WorkerFacts(*ROW.unpack(self.packed[place]))
 

@@ -11,8 +11,8 @@ from trunkline.protocol import OLDEST_PROTOCOL, PROTOCOL_VERSION
 from trunkline.sampling_params import BY_MODEL
 from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample
-from trunkline.validation import validate_sampling
+from trunkline.v1.worker_pb2 import Capability, GetModelResponse, LoadSample
+from trunkline.validation import MAX_GRAMMAR_BYTES, validate_sampling
 from trunkline_router.routing.route_request import NUM_LANES
 
 MAX_NAME_CHARACTERS = 512  # of names, fingerprints and similar strings
@@ -109,6 +109,9 @@ def model_problem(model: GetModelResponse) -> str | None:
         return f"the worker's eos_token_ids are not at most {MAX_EOS_TOKENS} tokens below its vocab_size"
     if len(model.capabilities) > MAX_CAPABILITIES:
         return f"the worker names {len(model.capabilities)} capabilities; allowed: {MAX_CAPABILITIES}"
+    if Capability.CAPABILITY_GRAMMARS in model.capabilities and model.max_session_grammar_bytes < MAX_GRAMMAR_BYTES:
+        kept = model.max_session_grammar_bytes
+        return f"the worker keeps {kept} bytes of grammars, and one grammar can have {MAX_GRAMMAR_BYTES}"
     return _defaults_problem(model.default_sampling)
 
 

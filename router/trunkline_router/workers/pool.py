@@ -11,6 +11,7 @@ from trunkline.capabilities import NO_NEEDS, Capabilities, Needs, unable
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, no_worker
 from trunkline.v1.worker_pb2 import GetModelResponse, Task
 from trunkline_router.prompts.tokenizer import PromptTokenizer
+from trunkline_router.routing.earlier_prompts import EarlierPrompts
 from trunkline_router.routing.hot_prefixes import HotPrefixes
 from trunkline_router.routing.prefix_index import PrefixIndex
 from trunkline_router.routing.route import Route, route
@@ -105,6 +106,7 @@ class Pools:
         self.index = PrefixIndex()
         self.noted_prompts = NotedPrompts()
         self.hot_prefixes = HotPrefixes(self.noted_prompts)
+        self.earlier_prompts = EarlierPrompts()
         self.lookups: list[ConnectAttempts] = []  # of names that stand for workers
         self.search = PoolSearch(self.missing, self._has)
         self.num_waiting = 0  # requests that wait until a worker can take them

@@ -9,7 +9,9 @@ from google.protobuf.message import DecodeError
 
 from trunkline.proof import Metadata
 from trunkline.protocol import MAX_SUBMITS_BYTES, PROTOCOL_VERSION
+from trunkline.status import CODE_RESOURCE_EXHAUSTED, OVERLOADED, RequestRefused
 from trunkline.v1.worker_pb2 import (
+    Grammar,
     SequenceOutput,
     SessionHello,
     SessionRequest,
@@ -20,6 +22,7 @@ from trunkline.v1.worker_pb2 import (
 from trunkline.validation import WHOLE_OUTPUTS
 from trunkline_router.workers.claims import MAX_CONTEXT_TOKENS, MAX_VOCAB_SIZE, FalseClaim
 from trunkline_router.workers.output_claims import OpenChoice, Sink, most_output_bytes
+from trunkline_router.workers.session_grammars import SessionGrammars
 from trunkline_router.workers.session_outputs import (
     LOST,
     EndSink,
@@ -46,6 +49,12 @@ PART_BYTES = 64 << 10
 PART_FIELDS = 1024  # finding the ends of this many takes half a millisecond
 # Beside outputs, in a response that is parsed in parts. A newer worker may send fields that this router does not know.
 MAX_OTHER_BYTES = 4 << 10
+NO_ROOM = RequestRefused(
+    CODE_RESOURCE_EXHAUSTED,
+    OVERLOADED,
+    "the worker's room for grammars is taken by those of requests that are about to be sent",
+    retry_delay_ms=1000,
+)
 
 _OUTPUTS = SessionResponse.OUTPUTS_FIELD_NUMBER
 _OUTPUTS_TAG = _OUTPUTS << 3 | LENGTH
@@ -65,6 +74,7 @@ class WorkerSession:
     pause (`rest`) after the previous message.
 
     vocab_size: of the worker's model; token ids are below it. most_tokens: of prompt and output together.
+    most_grammar_bytes: of grammars that the worker keeps for the session
     """
 
     def __init__(
@@ -73,10 +83,12 @@ class WorkerSession:
         *,
         vocab_size: int = MAX_VOCAB_SIZE,
         most_tokens: int = MAX_CONTEXT_TOKENS,
+        most_grammar_bytes: int = 0,
     ) -> None:
         self._rest = rest
         self._vocab_size, self._most_tokens = vocab_size, most_tokens
         self.outputs = SessionOutputs(lambda handle: self.abort([handle]))
+        self._grammars = SessionGrammars(most_grammar_bytes)
         self._pending = SessionRequest()
         self._wake = asyncio.Event()
         self.is_broken = False  # the stream has ended
@@ -107,6 +119,9 @@ class WorkerSession:
             handles.append(submit.handle)
             if self.is_broken:
                 deliver(sink, lost(submit.handle, LOST))
+                continue
+            if submit.work.HasField("grammar") and not self._name_grammar(submit.work.grammar):
+                deliver(sink, SequenceOutput(handle=submit.handle, error=NO_ROOM.to_proto()))
                 continue
             outputs.open[submit.handle] = self._choice(submit, sink)
             self._pending.submits.append(submit)
@@ -201,6 +216,17 @@ class WorkerSession:
             self.outputs.hand_out_all(outputs[start : start + FEW_OUTPUTS])
             await asyncio.sleep(0)
 
+    def _name_grammar(self, grammar: Grammar) -> bool:
+        """Leaves only the digest of a submit's grammar, which the worker gets first. Returns False if the worker has no
+        room for it."""
+        if not self._grammars.name(grammar, self._pending, self._unsent_grammars):
+            return False
+        grammar.CopyFrom(Grammar(digest=grammar.digest))
+        return True
+
+    def _unsent_grammars(self) -> set[bytes]:
+        return {submit.work.grammar.digest for submit in self._pending.submits}
+
     def _choice(self, submit: Submit, sink: Sink) -> OpenChoice:
         return OpenChoice(
             submit.choice,
@@ -239,7 +265,14 @@ class WorkerSession:
 
 
 def split_request(request: SessionRequest) -> Iterator[SessionRequest]:
-    """Yields the request in messages that a worker accepts: a burst of long prompts can exceed one message."""
+    """Yields the request in messages that a worker accepts: a burst of long prompts can exceed one message. Grammars
+    come before the submits that name them, and after the digests of those that they displace."""
+    if request.dropped_grammars:
+        yield SessionRequest(dropped_grammars=request.dropped_grammars)
+    for grammar in request.grammars:
+        yield SessionRequest(grammars=[grammar])
+    request.ClearField("dropped_grammars")
+    request.ClearField("grammars")
     if len(request.submits) <= 1 or request.ByteSize() <= MAX_SUBMITS_BYTES:
         if request.submits or request.abort_handles:
             yield request  # uncopied: a copy of a prompt of 8,000 tokens takes 150 µs

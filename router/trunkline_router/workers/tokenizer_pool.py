@@ -6,7 +6,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from trunkline.status import OVERLOADED, RequestRefused
+from trunkline.status import INVALID_REQUEST, RequestRefused
 from trunkline.tokenizer_digest import tokenizer_digest
 from trunkline.v1.worker_pb2 import GetModelResponse, GetTokenizerRequest
 from trunkline_router.prompts.helper_pool import Helpers
@@ -91,11 +91,11 @@ class Tokenizers:
         return tokenizer
 
     async def _inspected(self, files: dict[str, bytes], worker: str) -> TokenizerTraits:
-        """Raises TokenizerError, or WorkerUnusable if the queue is full, so that the worker is tried again."""
+        """Raises TokenizerError, or WorkerUnusable if the router is too busy, so that the worker is tried again."""
         try:
             return await self._helpers.inspect(files, worker=worker)
         except RequestRefused as refused:
-            if refused.reason == OVERLOADED:
+            if refused.reason != INVALID_REQUEST:
                 raise WorkerUnusable(refused.message) from None
             raise damaged(refused.message.removeprefix(f"{refused.field}: ")) from None
 

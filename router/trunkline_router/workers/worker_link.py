@@ -145,7 +145,11 @@ class WorkerLink:
                 f"the worker's tokenizer belongs to another model: it has a token {tokenizer.largest_id}, but the "
                 f"model's vocab_size is {model.vocab_size}"
             )
-        session = WorkerSession(vocab_size=model.vocab_size, most_tokens=max_total_tokens(model))
+        session = WorkerSession(
+            vocab_size=model.vocab_size,
+            most_tokens=max_total_tokens(model),
+            most_grammar_bytes=model.max_session_grammar_bytes,
+        )
         worker = ConnectedWorker(
             model, WorkerBlocks(self._context.index), tokenizer, session, self.breaker, self.address
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.prompts.tool_templates import ALL, TAGGED
 from tests.router.tokenizer_files import tokenizer_files
 from trunkline.v1.generation_pb2 import FinishReason
+from trunkline.v1.worker_pb2 import Capability
+from trunkline_router.edge.http_call import Edge
 
 STOP = FinishReason.FINISH_REASON_STOP
+GRAMMARS = [Capability.CAPABILITY_GRAMMARS]
 FILES = tokenizer_files(chat_template=ALL)
 SCHEMA: Json = {"type": "object", "properties": {"place": {"type": "string"}, "days": {"type": ["integer", "null"]}}}
 TOOL: Json = {"name": "weather", "description": "Tells the weather.", "input_schema": SCHEMA}
@@ -82,7 +86,7 @@ async def rendered(asking: MessagesClient, worker: FakeWorker, **body: Any) -> t
 
 
 async def test_a_template_gets_calls_results_and_thinking() -> None:
-    worker = FakeWorker("w", files=FILES)
+    worker = FakeWorker("w", files=FILES, capabilities=GRAMMARS)
     async with client(worker) as messages:
         turns, tools = await rendered(messages, worker, **CONVERSATION)
         counted = await messages.count(**CONVERSATION)
@@ -104,6 +108,51 @@ async def test_a_template_gets_calls_results_and_thinking() -> None:
     assert counted == len(worker.submits[0].prompt_token_ids)
 
 
+SEARCH: Json = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
+
+
+async def test_tools_that_run_at_no_client_are_left_out_and_named_or_refused() -> None:
+    worker = FakeWorker("w", files=FILES)
+    async with client(worker) as messages:
+        assert (await rendered(messages, worker, tools=[SEARCH, TOOL]))[1] == [FUNCTION]
+        response = await messages.post(tools=[TOOL, SEARCH, {"type": "mcp_toolset", "mcp_server_name": "x"}])
+        assert response.headers["x-trunkline-warning"] == "ignored fields: tools[1], tools[2]"
+    async with client(FakeWorker("w", files=FILES), edge=partial(Edge, refuses_server_tools=True)) as messages:
+        assert (await messages.refusal(tools=[TOOL, SEARCH]))["message"].startswith("tools[1]: is not supported")
+
+
+async def test_a_deferred_tool_is_told_once_a_result_refers_to_it() -> None:
+    worker = FakeWorker("w", files=FILES)
+    deferred, other = {**TOOL, "defer_loading": True}, {**TOOL, "name": "other", "defer_loading": True}
+    tools = [{"name": "find", "input_schema": {}}, deferred, other]
+    found = result(1, content=[{"type": "tool_reference", "tool_name": "weather"}])
+    async with client(worker) as messages:
+        _, before = await rendered(messages, worker, tools=tools)
+        turns, after = await rendered(
+            messages, worker, tools=tools, messages=[HI, said([use(1)], "assistant"), said([found])]
+        )
+        assert [tool["function"]["name"] for tool in before or ()] == ["find"]
+        assert [tool["function"]["name"] for tool in after or ()] == ["find", "weather"]
+        assert turns[-1]["content"] == "weather"
+
+
+async def test_the_line_for_anthropics_accounts_is_kept_from_the_prompt_and_from_the_prefix_cache() -> None:
+    worker = FakeWorker("w", files=FILES)
+    turns = [HI, said([text("Hello.")], "assistant"), said([text("And now?")])]
+    async with client(worker) as messages:
+
+        async def usage(line: str, messages_so_far: list[Json]) -> tuple[int, int]:
+            system = [text(f"x-anthropic-billing-header: cc_version=2.1; cch={line};"), text("Be kind. " * 200)]
+            used = (await messages.message(system=system, messages=messages_so_far))["usage"]
+            return used["input_tokens"], used["cache_read_input_tokens"]
+
+        await usage("1a", turns[:1])
+        computed, cached = await usage("2b", turns)
+    assert "x-anthropic" not in prompt_of(worker.submits[0])
+    assert "Be kind." in prompt_of(worker.submits[0])
+    assert cached >= 0.9 * (computed + cached)
+
+
 async def test_a_tool_choice_of_none_leaves_out_the_tools() -> None:
     worker = FakeWorker("w", files=FILES)
     async with client(worker) as messages:
@@ -117,15 +166,37 @@ async def test_a_tool_choice_of_none_leaves_out_the_tools() -> None:
         ({"type": "auto"}, ["tool_use", "tool_use"], "tool_use"),
         ({"type": "auto", "disable_parallel_tool_use": True}, ["tool_use"], "tool_use"),
         ({"type": "none"}, ["text"], "end_turn"),
+        ({"type": "any", "disable_parallel_tool_use": True}, ["tool_use"], "tool_use"),
+        ({"type": "tool", "name": "weather"}, ["tool_use", "tool_use"], "tool_use"),  # of a worker that does not mind
     ],
 )
 async def test_a_tool_choice_says_which_calls_an_answer_has(choice: Json, kinds: list[str], stop_reason: str) -> None:
-    worker = FakeWorker("w", answer=None, answer_format="hermes", files=FILES)
+    worker = FakeWorker("w", answer=None, answer_format="hermes", files=FILES, capabilities=GRAMMARS)
     async with client(worker) as messages:
         asked = asyncio.create_task(messages.message(tools=[TOOL], tool_choice=choice))
         (await arrived(worker)).tokens(2, text=f"{CALL}\n{CALL}", finish=True, ending=STOP)
         message = await asked
     assert ([block["type"] for block in message["content"]], message["stop_reason"]) == (kinds, stop_reason)
+    assert worker.submits[0].work.HasField("grammar") == (choice["type"] in ("any", "tool"))
+
+
+async def test_calls_that_cannot_be_enforced_are_refused_by_the_clients_names() -> None:
+    strict, any_tool = {**TOOL, "strict": True}, {"type": "any"}
+    body: Json
+    async with client(FakeWorker("w", answer_format="hermes", files=FILES)) as messages:
+        for body in ({"tools": [strict]}, {"tools": [TOOL], "tool_choice": any_tool}):
+            assert (await messages.refusal(**body))["message"] == (
+                "tools: needs the capability grammars, which no worker of model tiny has"
+            )
+    async with client(FakeWorker("w", answer_format="gemma4", files=FILES, capabilities=GRAMMARS)) as messages:
+        for body, named in (
+            ({"tools": [strict]}, "tools: calls cannot"),
+            ({"tools": [TOOL], "tool_choice": any_tool}, "tool_choice: calls cannot"),
+            ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "now"}}, "tool_choice: is none of the tools"),
+            ({"tool_choice": any_tool}, "tool_choice: a call is required"),
+            ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice: a function has a name"),
+        ):
+            assert (await messages.refusal(**body))["message"].startswith(named)
 
 
 @pytest.mark.parametrize(

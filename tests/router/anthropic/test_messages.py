@@ -184,3 +184,17 @@ async def test_a_router_may_let_unknown_fields_pass_and_names_them() -> None:
         response = await messages.post(colour="red", messages=[{**HI, "mood": "good"}])
         assert response.status_code == 200
         assert response.headers["x-trunkline-warning"] == "ignored fields: colour, messages[0].mood"
+
+
+async def test_fields_that_change_no_answer_are_accepted() -> None:
+    """What Claude Code sends in each request."""
+    edits = [{"type": "clear_thinking_20251015", "keep": "all"}]
+    async with client(FakeWorker("w")) as messages:
+        response = await messages.post(
+            headers={"anthropic-beta": "context-management-2025-06-27,effort-2025-11-24", "anthropic-version": "x"},
+            path="/v1/messages?beta=true",
+            context_management={"edits": edits},
+            metadata={"user_id": "x"},
+        )
+        assert response.status_code == 200, response.text
+        assert "x-trunkline-warning" not in response.headers

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +19,10 @@ from trunkline.client.completion import Completion
 from trunkline.v1.fleet_pb2 import ListRequestsRequest
 from trunkline.v1.inference_pb2 import Usage
 from trunkline_router.prompts import tokenizer
+from trunkline_router.prompts.helper_pool import Helpers
+from trunkline_router.prompts.tokenizer import PromptTokenizer
+from trunkline_router.prompts.tokenizer_files import described
+from trunkline_router.record.request_record import RequestRecord
 from trunkline_router.request import answer_counts
 
 CHAT = [("user", "hi")]
@@ -135,3 +139,20 @@ async def test_a_tokenizer_that_is_late_or_refuses_the_reasoning_fails_no_answer
     usage = await usage_of(ANSWER)
     assert usage.completion_tokens == len(ANSWER.encode())
     assert not usage.HasField("reasoning_tokens")
+
+
+async def test_a_late_count_goes_on_and_its_process_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    files, helpers = tokenizer_files(), Helpers()
+    tokens = PromptTokenizer(files, helpers, described(files)[1])
+    text = "late " * 100_000
+    counted = len(await tokens.encode(text, special_tokens=False))
+    [process] = helpers.long._idle
+    monkeypatch.setattr(answer_counts, "MOST_WAIT_S", 0.005)
+    parsers: Any = SimpleNamespace(reasoning=[[text]])
+    prepared: Any = SimpleNamespace(tokenizer=tokens, scheduling=SimpleNamespace(tenant=""))
+    usage = Usage(completion_tokens=1 << 20)
+    await answer_counts.count_reasoning(parsers, prepared, RequestRecord("r"), usage)
+    assert not usage.HasField("reasoning_tokens")
+    assert await asyncio.gather(*answer_counts._counting) == [counted]
+    assert helpers.long._idle == [process]
+    await helpers.close()

@@ -149,6 +149,7 @@ def test_a_worker_may_name_capabilities_that_are_not_known_yet_but_not_any_numbe
     model: Any = GetModelResponse()
     model.CopyFrom(HONEST_MODEL)
     model.capabilities[:] = range(MAX_CAPABILITIES)
+    model.max_session_grammar_bytes = 1 << 20  # among them are grammars
     assert model_problem(model) is None
     model.capabilities.append(1)
     assert "capabilities" in (model_problem(model) or "")

@@ -26,6 +26,7 @@ from trunkline_router.workers.health import LEAST_SHARE
 from trunkline_router.workers.link_context import LinkLimits
 
 FULL = RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, "full", retry_delay_ms=50)
+RUN = 40  # tokens that one step can have: what a grammar forces
 
 
 async def begun(router: Cluster, workers: list[FakeWorker], **fields: Any) -> tuple[Any, FakeChoice]:
@@ -298,14 +299,20 @@ async def test_suspects_go_on_each_at_a_worker_of_its_own() -> None:
         assert all(choice.submit.suspect for choice in alone)
         assert workers[1].arrived.empty()
         assert workers[2].arrived.empty(), "the third one waits"
-        alone[0].tokens(CLEARING_STEPS - 1)
+        for _ in range(CLEARING_STEPS - 2):
+            alone[0].tokens(1)
+        alone[0].tokens(RUN)
+        call, survived = calls[alone[0].submit.request_id], 0
+        while survived < CLEARING_STEPS - 2 + RUN:
+            survived += len(tokens_of([await call.read()]))
+        assert alone[0].worker.arrived.empty(), "many tokens of one step are one step"
         alone[0].tokens(1)
         third = await alone[0].worker.arrived.get()
         assert {choice.submit.request_id for choice in [*alone, third]} == {"x", "y", "z"}
         for choice in (*alone, third):
             choice.tokens(1, finish=True)
         totals = [(await rest(call))[-1].usage.completion_tokens for call in calls.values()]
-    assert sorted(totals) == [2, 2, 2 + CLEARING_STEPS]
+    assert sorted(totals) == [2, 2, 1 + CLEARING_STEPS + RUN]
 
 
 async def test_a_request_that_kills_a_second_worker_alone_is_quarantined_and_its_company_goes_on() -> None:

@@ -20,14 +20,18 @@ from trunkline.status import (
 from trunkline.v1.worker_pb2 import GetModelResponse, StepCostModel
 from trunkline_router.quotas.convictions import CONVICTION_MS, Convictions
 from trunkline_router.quotas.store import MAX_CONVICTIONS
+from trunkline_router.request import failover
 from trunkline_router.request.failover import (
+    BRIEF_S,
     CLEARING_STEPS_AGAIN,
     LEAST_PER_S,
     MAX_FULL,
     MAX_WITHOUT_PROGRESS,
     MOST_AT_ONCE,
+    MOST_CONVICTIONS,
     MOST_WAIT_S,
     RETRY_SHARE,
+    WITNESS_S,
     Cells,
     Computation,
     FailoverLimits,
@@ -295,6 +299,66 @@ def test_a_prompt_is_convicted_with_its_work_alone() -> None:
         for work in works:
             with pytest.raises(RequestRefused) if work == convicted else nullcontext():
                 quarantine.check(Computation("t", "m", prompt, work), now_s=1.0)
+
+
+GRAMMAR, OTHER = b"g" * 32, b"o" * 32
+
+
+def asked(number: int, grammar: bytes = GRAMMAR) -> Computation:
+    return Computation("t", "m", array("i", [number]), b"", grammar)
+
+
+def is_refused(quarantine: Quarantine, request: Computation, now_s: float) -> bool:
+    try:
+        quarantine.check(request, now_s)
+    except RequestRefused:
+        return True
+    return False
+
+
+def test_a_grammar_is_convicted_with_its_second_prompt_and_each_conviction_counts_once() -> None:
+    quarantine, later_s = Quarantine(), WITNESS_S + 4.0
+    for _ in range(2):  # copies that were under way
+        quarantine.convict(asked(1), {"w"}, 0.0)
+    assert quarantine.num_in_force(0.0) == 1
+    assert [is_refused(quarantine, asked(number), 1.0) for number in (1, 2)] == [True, False]
+    assert not is_refused(quarantine, asked(1, OTHER), 1.0)
+    assert not is_refused(quarantine, asked(1, b""), 1.0)
+    quarantine.convict(asked(1, OTHER), {"w"}, 1.0)
+    assert not is_refused(quarantine, asked(2, OTHER), 1.0), "another grammar's prompt does not count"
+    quarantine.convict(asked(2), {"w"}, 2.0)
+    assert quarantine.num_in_force(2.0) == 3
+    assert [is_refused(quarantine, asked(number), 3.0) for number in (1, 2, 3)] == [True] * 3
+    assert not is_refused(quarantine, asked(3, OTHER), 3.0)
+    assert is_refused(quarantine, asked(3), WITNESS_S + 1.0)
+    quarantine.convict(asked(3), {"w"}, WITNESS_S + 3.0)
+    assert [is_refused(quarantine, asked(number), later_s) for number in (2, 3)] == [False, True], "an hour has passed"
+
+
+def test_what_is_not_believed_convicts_no_grammar_in_the_fleet() -> None:
+    quarantine, shared = Quarantine(), Convictions()
+    quarantine._convictions = shared
+    for number in range(MOST_CONVICTIONS):
+        assert quarantine.convict(asked(number, bytes([number])), {"liar"}, 0.0)
+    assert not quarantine.convict(asked(1), {"liar"}, 1.0)
+    assert quarantine.convict(asked(2), {"w"}, 2.0)
+    assert not is_refused(quarantine, asked(3), 3.0)
+    assert not quarantine.convict(asked(3), {"liar"}, 3.0)
+    assert is_refused(quarantine, asked(4), 4.0), "here, for a minute"
+    assert not is_refused(quarantine, asked(4), 4.0 + BRIEF_S)
+    assert shared.num_in_force(4e3) == MOST_CONVICTIONS + 1
+    assert quarantine.convict(asked(4), {"w"}, 5.0 + BRIEF_S)
+    assert is_refused(quarantine, asked(5), 6.0 + 2 * BRIEF_S)
+
+
+def test_what_is_remembered_of_grammars_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failover, "MOST_GRAMMARS", 2)
+    quarantine = Quarantine()
+    for grammar in (b"a", b"b", b"c"):
+        quarantine.convict(asked(1, grammar), {"w"}, 0.0)
+    for grammar in (b"c", b"a"):
+        quarantine.convict(asked(2, grammar), {"w"}, 1.0)
+    assert [is_refused(quarantine, asked(3, grammar), 2.0) for grammar in (b"a", b"b", b"c")] == [False, False, True]
 
 
 def test_a_fresh_worker_takes_a_growing_share() -> None:

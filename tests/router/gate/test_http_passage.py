@@ -55,8 +55,28 @@ async def test_bodies_of_an_account_wait_for_as_long_as_the_loop_parses_for_it()
     """A third of the event loop is an account's. The bodies alone would be within its rate."""
     gate, loop = RequestGate(Access()), asyncio.get_running_loop()
     with passage(gate) as first, passage(gate) as second:
-        await first.read_arrived(large_body)
-        first.parsed(0.2)
+        async with first.turn(await first.read_arrived(large_body)):
+            first.parsed(0.2)
         begun_s = loop.time()
-        await second.read_arrived(large_body)
-        assert 0.4 < loop.time() - begun_s < 0.7
+        async with second.turn(await second.read_arrived(large_body)):
+            assert 0.4 < loop.time() - begun_s < 0.7
+
+
+async def test_large_bodies_are_parsed_one_after_another_with_turns_of_the_loop_between_them() -> None:
+    gate, order = RequestGate(Access()), list[str]()
+
+    async def parse(one: HttpPassage, name: str) -> None:
+        async with one.turn(await one.read_arrived(large_body)):
+            order.append(f"{name} begins")
+            await asyncio.sleep(0)
+            order.append(f"{name} ends")
+
+    async def others() -> None:
+        for _ in range(9):
+            order.append("others")
+            await asyncio.sleep(0)
+
+    with passage(gate) as first, passage(gate) as second:
+        await asyncio.gather(parse(first, "a"), parse(second, "b"), others())
+    assert [each for each in order if each != "others"] == ["a begins", "a ends", "b begins", "b ends"]
+    assert "others" in order[order.index("a ends") : order.index("b begins")]

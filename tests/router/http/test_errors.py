@@ -99,6 +99,21 @@ def test_credential_is_found_and_not_shown(headers: Any, credential: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("headers", "session"),
+    [
+        ([(b"x-session-affinity", b"ses_1"), (b"x-session-id", b"2")], "ses_1"),  # opencode
+        ([(b"x-claude-code-session-id", b"1f0b")], "1f0b"),
+        ([(b"session-id", b"01a2")], "01a2"),  # Codex
+        ([(b"session-id", b"01a2"), (b"x-trunkline-session", b"mine")], "mine"),
+        ([(b"session-id", b"x" * 257)], ""),
+        ([(b"session-id", b"\xff"), (b"session-id", b"again")], ""),
+    ],
+)
+def test_a_session_is_named_as_assistants_name_it(headers: Any, session: str) -> None:
+    assert dict(parse_headers(headers).metadata or ()).get("x-trunkline-session", "") == session
+
+
+@pytest.mark.parametrize(
     "headers",
     [
         [(b"authorization", b"Basic abc")],

@@ -153,7 +153,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a role": ({"messages": [{"role": "owl", "content": "hoo"}]}, "messages[0].role"),
     "no messages": ({"messages": []}, "messages"),
     "guided decoding": ({"guided_json": {}}, "guided_json"),
-    "structured output": ({"response_format": {"type": "json_object"}}, "response_format"),
+    "structured output": ({"response_format": {"type": "yaml"}}, "response_format.type"),
     "an unknown field": ({"temprature": 1}, "temprature"),
     "a field of a message": ({"messages": [{"role": "user", "content": "a", "mood": "x"}]}, "messages[0].mood"),
     "a number as text": ({"temperature": "1"}, "temperature"),

@@ -9,6 +9,7 @@ import pytest
 from tests.router.fake_worker import FakeWorker
 from tests.router.openai.openai_rig import CHAT, OpenAiClient, client
 from tests.router.tokenizer_files import byte_tokenizer, tokenizer_files
+from trunkline.v1.worker_pb2 import Capability
 
 PATH = "/v1/chat/completions"
 # What a template gets, as JSON.
@@ -33,6 +34,7 @@ def said(*calls: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 def worker(template: str = SHOWING, **options: Any) -> FakeWorker:
     files = tokenizer_files(chat_template=template)
+    options = {"capabilities": [Capability.CAPABILITY_GRAMMARS], **options}
     return FakeWorker("w", files=files, answer_format="hermes", context_length=1 << 16, **options)
 
 
@@ -106,6 +108,72 @@ async def test_calls_results_and_reasoning_of_earlier_turns_reach_the_template()
     ]
 
 
+NAMED = {"type": "function", "function": {"name": "weather"}}
+NOW = {"type": "function", "function": {"name": "now"}}
+CHOICES: list[tuple[dict[str, Any], list[str], bool]] = [
+    ({"tool_choice": "required"}, ["weather", "now"], False),
+    ({"tool_choice": "required", "parallel_tool_calls": False}, ["weather", "now"], True),
+    ({"tool_choice": NAMED}, ["weather"], True),
+    (
+        {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NOW]}}},
+        ["now"],
+        False,
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "names", "is_single"), CHOICES, ids=str)
+async def test_a_choice_of_tools_reaches_the_worker_as_a_grammar(
+    body: dict[str, Any], names: list[str], is_single: bool
+) -> None:
+    able = worker()
+    async with client(able) as asks:
+        told = (await shown(asks, tools=[*TOOLS, NOW], **body))["tools"]
+    (submit,) = able.submits
+    (calls,) = json.loads(able.grammars[submit.work.grammar.digest].text)["format"]["elements"]
+    assert [tag["begin"] for tag in calls["tags"]] == [
+        f'<tool_call>\n{{"name": "{name}", "arguments": ' for name in names
+    ]
+    assert (calls["at_least_one"], calls["stop_after_first"]) == (True, is_single)
+    assert [one["function"]["name"] for one in told] == (["now"] if names == ["now"] else ["weather", "now"])
+
+
+async def test_a_strict_tool_constrains_the_calls_of_a_free_answer() -> None:
+    able, strict = worker(), {"type": "function", "function": {**WEATHER, "strict": True}}
+    async with client(able) as asks:
+        await shown(asks, tools=[strict, NOW])
+    (submit,) = able.submits
+    (free,) = json.loads(able.grammars[submit.work.grammar.digest].text)["format"]["elements"]
+    assert (free["type"], free["triggers"]) == ("triggered_tags", ["<tool_call>"])
+    assert [tag["content"].get("strict", True) for tag in free["tags"]] == [True, False]
+
+
+async def test_a_router_that_enforces_calls_constrains_every_answer_with_tools() -> None:
+    able = worker()
+    async with client(able, enforces_calls=True) as asks:
+        await shown(asks, tools=TOOLS)
+        await asks.answer(PATH, messages=CHAT, max_tokens=1)
+        await asks.answer(PATH, messages=CHAT, tools=TOOLS, tool_choice="none", max_tokens=1)
+    with_tools, *others = able.submits
+    (free,) = json.loads(able.grammars[with_tools.work.grammar.digest].text)["format"]["elements"]
+    assert (free["type"], [tag["content"]["strict"] for tag in free["tags"]]) == ("triggered_tags", [False])
+    assert not any(other.work.HasField("grammar") for other in others)
+    async with client(worker(capabilities=[]), enforces_calls=True) as asks:
+        error = await asks.refusal(PATH, messages=CHAT, tools=TOOLS)
+    assert "grammars" in error["message"]
+
+
+async def test_a_schema_for_the_text_goes_with_tools() -> None:
+    able = worker()
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+    async with client(able) as asks:
+        await asks.answer(PATH, messages=CHAT, tools=TOOLS, response_format=form, max_tokens=1)
+    (submit,) = able.submits
+    (either,) = json.loads(able.grammars[submit.work.grammar.digest].text)["format"]["elements"]
+    calls, text = either["elements"]
+    assert (either["type"], calls["type"], text["json_schema"]) == ("or", "tags_with_separator", {"type": "object"})
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "a tool of another kind": ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'web_search' is not supported"),
     "a tool of a name alone": ({"tools": [{"type": "function"}]}, "tools[0].function", "field required"),
@@ -122,15 +190,28 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "is not a known field",
     ),
     "too many tools": ({"tools": TOOLS * 1025}, "tools", "1024"),
-    "a choice of nothing": ({"tools": TOOLS, "tool_choice": ""}, "tool_choice", "use 'auto' or 'none'"),
-    "a choice without a type": ({"tools": TOOLS, "tool_choice": {}}, "tool_choice", "use 'auto' or 'none'"),
-    "a required call": ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice", "cannot be enforced yet"),
-    "a named function": (
-        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "weather"}}},
+    "a choice of nothing": ({"tools": TOOLS, "tool_choice": ""}, "tool_choice", "must be 'auto'"),
+    "a choice without a type": ({"tools": TOOLS, "tool_choice": {}}, "tool_choice", "must be 'auto'"),
+    "a required call without tools": ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
+    "a function that is no tool": (
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "now"}}},
         "tool_choice",
-        "'function' is not supported: calls cannot be enforced yet",
+        "is none of the tools",
     ),
-    "allowed tools": ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "tool_choice", "enforced"),
+    "a function without a name": ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice", "has a name"),
+    "allowed tools of no mode": (
+        {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "tool_choice", "must be 'auto'"
+    ),
+    "an allowed tool that there is not": (
+        {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TOOLS[0]]}}},
+        "tool_choice",
+        "none of the tools",
+    ),
+    "structural tags beside tools": (
+        {"tools": TOOLS, "response_format": {"type": "structural_tag", "triggers": ["<"], "structures": []}},
+        "response_format",
+        "a request with tools cannot have structural tags",
+    ),
     "functions": ({"functions": [WEATHER]}, "functions", "replaced it by tools"),
     "function_call": ({"function_call": "auto"}, "function_call", "replaced it by tools"),
     "documents that are texts": ({"documents": ["a"]}, "documents[0]", ""),
@@ -222,9 +303,8 @@ async def test_effort_and_documents_are_given_to_the_template() -> None:
         given = await shown(asks, reasoning_effort="low", chat_template_kwargs={"reasoning_effort": "high"})
         assert given["effort"] == "high"
     async with client(worker("{{ messages[0].content }}", answer=1)) as asks:
-        assert (await asks.refusal(PATH, messages=CHAT, reasoning_effort="low"))["param"] == "reasoning_effort"
         assert (await asks.refusal(PATH, messages=CHAT, documents=documents))["param"] == "documents"
-        await asks.answer(PATH, messages=CHAT, reasoning_effort="none", documents=[])
+        await asks.answer(PATH, messages=CHAT, documents=[])
 
 
 @pytest.mark.parametrize("name", ["enable_thinking", "thinking"])  # Qwen3's, and that of DeepSeek V3.1 and Granite

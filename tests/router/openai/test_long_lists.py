@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,8 @@ from tests.router.cluster import PATIENCE_S
 from tests.router.fake_worker import FakeWorker
 from tests.router.loop_work import watched_loop
 from tests.router.openai.openai_rig import client
+from trunkline_router.edge import http_call
+from trunkline_router.edge.request_fields import Fields, validated
 
 NUM_IDS = 290_000  # nearly as many values as a body may have
 CONTEXT = 100_000
@@ -174,3 +177,31 @@ async def test_a_long_list_is_refused_without_holding_the_loop(name: str) -> Non
             status, error = await post(asks.router.http_port, path, body)
         assert (status, error["code"], error["param"]) == (404 if code == "model_not_found" else 400, code, param)
         assert work.longest_s < MOST_WORK_S
+
+
+async def test_a_client_that_hangs_up_keeps_its_turn_until_its_body_is_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread that checks a body cannot be stopped. Beside it, no other large body is checked."""
+    body, checking, may_end = parts(1, 4000), list[int](), threading.Event()
+    body = b'{"model":"tiny","max_tokens":1,"messages":%b}' % body.replace(b'"x"', b'"%b"' % (b"x" * 64))
+
+    def waiting(kind: type[Fields], parsed: dict[str, object]) -> Fields:
+        checking.append(threading.get_ident())
+        assert may_end.wait(PATIENCE_S)
+        return validated(kind, parsed)
+
+    async with client(FakeWorker("w", context_length=CONTEXT, kv_token_capacity=CONTEXT)) as asks:
+        await asks.complete()
+        monkeypatch.setattr(http_call, "validated", waiting)
+        first = asyncio.create_task(asks.post("/v1/chat/completions", body))
+        while not checking:  # noqa: ASYNC110  # the beginning of a thread has no event
+            await asyncio.sleep(0.001)
+        first.cancel()
+        second = asyncio.create_task(asks.post("/v1/chat/completions", body))
+        for _ in range(20):  # others are served meanwhile
+            assert (await asks.http.get("/v1/models")).status_code == 200
+        assert len(checking) == 1
+        may_end.set()
+        assert (await second).json()["error"]["code"] == "context_length_exceeded"
+        assert len(checking) == 2

@@ -12,6 +12,7 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.openai.openai_rig import CHAT, OpenAiClient, client
 from tests.router.responses.responses_client import new_store
 from trunkline.status import INVALID_REQUEST
+from trunkline.v1.worker_pb2 import Capability
 from trunkline_router.access.identity.needed_roles import PATHS
 from trunkline_router.edge.openapi.operations import OPERATIONS
 from trunkline_router.edge.openapi.page import openapi_page
@@ -81,6 +82,7 @@ def test_fields_that_are_refused_or_ignored_are_on_the_page() -> None:
     assert "additionalProperties" not in lenient
 
 
+SCHEMA = {"type": "object", "required": ["a"]}
 ANSWERED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "completion": ("POST", "/v1/completions", {**ASK, "prompt": ["a", "b"], "n": 2}),
     "scored completion": (
@@ -104,6 +106,26 @@ ANSWERED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "count": ("POST", "/v1/messages/count_tokens", HI),
     "tokens": ("POST", "/tokenize", {"prompt": "hi", "return_token_strs": True}),
     "text": ("POST", "/detokenize", {"tokens": [1, 2]}),
+    "schema in chat": (
+        "POST",
+        "/v1/chat/completions",
+        {**HI, "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
+    ),
+    "regex in completion": (
+        "POST",
+        "/v1/completions",
+        {**ASK, "prompt": "a", "structured_outputs": {"regex": "a+", "disable_any_whitespace": True}},
+    ),
+    "schema in response": (
+        "POST",
+        "/v1/responses",
+        {"model": "tiny", "input": "hi", "text": {"format": {"type": "json_schema", "name": "s", "schema": SCHEMA}}},
+    ),
+    "schema in message": (
+        "POST",
+        "/v1/messages",
+        {**HI, "max_tokens": 2, "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+    ),
     "models": ("GET", "/v1/models", {}),
     "health": ("GET", "/health", {}),
     "ready": ("GET", "/ready", {}),
@@ -126,7 +148,8 @@ async def answer(asks: OpenAiClient, method: str, url: str, path: str, body: Any
 
 
 async def test_answers_are_as_the_page_says() -> None:
-    async with client(FakeWorker("w", answer=2, drains=True), store=new_store()) as asks:
+    worker = FakeWorker("w", answer=2, drains=True, capabilities=[Capability.CAPABILITY_GRAMMARS])
+    async with client(worker, store=new_store()) as asks:
         for method, path, body in ANSWERED.values():
             await answer(asks, method, path, path, body, 200)
         stored = await answer(asks, *ANSWERED["response"][:2], *ANSWERED["response"][1:], 200)

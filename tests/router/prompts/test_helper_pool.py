@@ -1,6 +1,7 @@
 """Places for jobs: accounts take turns, and no place or job is ever lost."""
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
@@ -9,7 +10,8 @@ import pytest
 
 from tests.router.renderings import messages
 from tests.router.tokenizer_files import CHAT_TEMPLATE, tokenizer_files
-from trunkline.status import RequestRefused
+from trunkline.status import NO_WORKER, RequestRefused
+from trunkline_router.prompts import helper_pool
 from trunkline_router.prompts.helper_pool import JOB_BYTES, Helper, HelperPool, Helpers
 from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.prompts.tokenizer_files import TokenizerTraits
@@ -160,6 +162,20 @@ async def test_a_process_whose_job_leaves_while_it_starts_gets_the_next_job(monk
     assert await staying == b"done"
     assert leaving.cancelled()
     assert num_started == 1
+    assert not pool._accounts
+
+
+@pytest.mark.parametrize(("module", "name", "value"), [
+    (helper_pool, "PROGRAM", "no.such.module"), (sys, "executable", "/no/such/program"),
+])  # fmt: skip
+async def test_a_process_that_does_not_start_is_a_refusal(
+    module: Any, name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, name, value)
+    pool = HelperPool(1)
+    with pytest.raises(RequestRefused, match="does not start") as refused:
+        await pool.run("a", "render", limit_s=1.0)
+    assert refused.value.reason == NO_WORKER
     assert not pool._accounts
 
 

@@ -194,7 +194,6 @@ def test_what_breaks_a_rule_is_refused_by_its_name(name: str) -> None:
         (Tool(), "name"),
         (Tool(name="f", parameters="[]"), "parameters"),
         (Tool(name="f", parameters="{}".ljust(MAX_SCHEMA + 1)), "parameters"),
-        (Tool(name="f", parameters="{}", strict=True), "strict"),
     ],
 )
 def test_a_tool_that_breaks_a_rule_is_refused_by_its_name(tool: Tool, field: str) -> None:
@@ -314,14 +313,11 @@ def test_documents_are_an_array_of_objects(documents: str) -> None:
     assert caught.value.field == "chat.documents"
 
 
-def test_effort_of_reasoning_is_refused_by_a_template_that_has_no_place_for_it() -> None:
-    levels = "{{ reasoning_effort }}{{ messages[0].content }}"
-    for effort in ("high", "none"):
-        chat = ChatMessages(messages=[SAID], template_variables=json.dumps({"reasoning_effort": effort}))
-        assert ChatTemplate(levels, {}).render(chat) == f"{effort}x"
-        if effort == "none":
-            assert ChatTemplate(CHAT_TEMPLATE, SPECIAL).render(chat)
-            continue
-        with pytest.raises(RequestRefused, match="has no place for it") as caught:
-            ChatTemplate(CHAT_TEMPLATE, SPECIAL).render(chat)
-        assert caught.value.field == "reasoning_effort"
+def test_an_effort_sets_variables_and_those_of_the_client_precede_it() -> None:
+    template = ChatTemplate("{{ reasoning_effort }} {{ enable_thinking }} {{ thinking }}{# content #}", {})
+    for effort, thinks in (("high", True), ("none", False)):
+        chat = ChatMessages(messages=[SAID], reasoning_effort=effort)
+        assert template.render(chat) == f"{effort} {thinks} {thinks}"
+        chat.template_variables = json.dumps({"thinking": 1, "reasoning_effort": "low"})
+        assert template.render(chat) == f"low {thinks} 1"
+    assert template.render(ChatMessages(messages=[SAID])) == "  "

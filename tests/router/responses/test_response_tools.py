@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +12,9 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.loop_work import watched_loop
 from tests.router.responses.responses_client import STOP, Json, Keys, bearer, client, error_of, new_store, prompt_of
 from tests.router.tokenizer_files import tokenizer_files
+from trunkline.v1.worker_pb2 import Capability
 from trunkline_router.access.access import Access
+from trunkline_router.edge.http_call import Edge
 from trunkline_router.edge.responses.response_store import StoredResponse
 
 # Writes what it is given, in short.
@@ -27,8 +31,9 @@ WEATHER = {"type": "function", "name": "weather", "description": "Tells it.", "p
 END = "<s>assistant:"
 
 
-def hermes() -> FakeWorker:
-    return FakeWorker("w", answer=None, answer_format="hermes", files=tokenizer_files(chat_template=TEMPLATE))
+def hermes(capabilities: Sequence["Capability.ValueType"] = (Capability.CAPABILITY_GRAMMARS,)) -> FakeWorker:
+    files = tokenizer_files(chat_template=TEMPLATE)
+    return FakeWorker("w", answer=None, answer_format="hermes", files=files, capabilities=[*capabilities])
 
 
 async def answered(worker: FakeWorker, asking: Any, text: str) -> Any:
@@ -128,6 +133,110 @@ async def test_a_model_that_may_not_call_is_not_told_of_tools_and_its_calls_are_
             assert response["output"][0]["content"][0]["text"] == CALL
             assert (response["tool_choice"], response["tools"]) == ("none", [WEATHER])
     assert prompt_of(worker.submits[0]) == f"<s>user:hi</s>{END}"
+
+
+GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch"'}
+PATCH: Json = {"type": "custom", "name": "apply_patch", "description": "Edits files.", "format": GRAMMAR}
+PATCHED = '<tool_call>\n{"name": "apply_patch", "arguments": {"input": "*** Begin Patch"}}\n</tool_call>'
+
+
+async def test_a_custom_tool_is_told_as_one_with_a_text_and_called_with_it() -> None:
+    worker = hermes()
+    async with client(worker) as responses:
+        response = await answered(worker, responses.response(tools=[PATCH, WEATHER]), PATCHED + CALL)
+        whole, other = response["output"]
+        assert {**whole, "id": "", "call_id": ""} == {
+            **{"id": "", "type": "custom_tool_call", "status": "completed", "call_id": ""},
+            **{"name": "apply_patch", "input": "*** Begin Patch"},
+        }
+        assert other["type"] == "function_call"
+        assert response["tools"] == [PATCH, WEATHER]
+        told, _, _ = prompt_of(worker.submits[0]).partition("<s>")
+        [argument] = json.loads(told)[0]["function"]["parameters"]["properties"].values()
+        assert GRAMMAR["definition"] in argument["description"]
+
+        events = await answered(worker, responses.streamed(tools=[PATCH]), PATCHED)
+        names = [event["type"].removeprefix("response.") for event in events]
+        assert names[2:-1] == [
+            "output_item.added",
+            "custom_tool_call_input.delta",
+            "custom_tool_call_input.done",
+            "output_item.done",
+        ]
+        assert [events[index]["item"]["input"] for index in (2, -2)] == ["", "*** Begin Patch"]
+        assert (events[3]["delta"], events[4]["input"]) == ("*** Begin Patch", "*** Begin Patch")
+
+        output = {"type": "custom_tool_call_output", "call_id": whole["call_id"], "output": "Done."}
+        await answered(worker, responses.response(tools=[PATCH], input=[whole, output]), "ok")
+        turns = prompt_of(worker.submits[-1]).partition("<s>")[2]
+        called = f'[{whole["call_id"]} apply_patch {{"input": "*** Begin Patch"}}]'
+        assert turns == f"assistant:{called}</s><s>tool:Done.{whole['call_id']}</s>{END}"
+
+
+async def test_the_grammar_of_a_custom_tool_is_enforced_where_workers_can() -> None:
+    asked: Json = {"tools": [PATCH, {**WEATHER, "strict": False}]}
+    for worker in (hermes(), hermes([])):
+        async with client(worker) as responses:
+            await answered(worker, responses.response(**asked), PATCHED)
+        (submit,) = worker.submits
+        assert submit.work.HasField("grammar") == bool(worker.grammars)
+    recursive = {**PATCH, "format": {**GRAMMAR, "definition": 'start: "a" start?'}}
+    worker = hermes()
+    async with client(worker) as responses:
+        await answered(worker, responses.response(tools=[recursive]), PATCHED)
+        refused = await responses.refusal(tools=[recursive], tool_choice="required")
+        assert refused["param"] == "tools[0].format.definition"
+    [grammar] = worker.grammars.values()
+    assert "pattern" not in grammar.text
+
+
+async def test_a_call_of_a_custom_tool_that_is_cut_off_has_no_input() -> None:
+    worker = hermes()
+    async with client(worker) as responses:
+        response = await answered(worker, responses.response(tools=[PATCH]), PATCHED[:70])
+    [cut] = response["output"]
+    assert (cut["type"], cut["status"], cut["input"]) == ("custom_tool_call", "incomplete", "")
+
+
+async def test_tools_that_run_at_no_client_are_left_out_and_named_or_refused() -> None:
+    tools = [{"type": "namespace", "name": "agents", "tools": [WEATHER]}, WEATHER, {"type": "web_search", "x": 1}]
+    worker = hermes()
+    async with client(worker) as responses:
+        asked = asyncio.create_task(responses.post(tools=tools))
+        (await worker.arrived.get()).tokens(1, text="ok", finish=True, ending=STOP)
+        answer = await asked
+        assert answer.headers["x-trunkline-warning"] == "ignored fields: tools[0], tools[2]"
+        assert answer.json()["tools"] == [WEATHER]
+        told, _, _ = prompt_of(worker.submits[0]).partition("<s>")
+        assert [tool["function"]["name"] for tool in json.loads(told)] == ["weather"]
+    async with client(hermes(), edge=partial(Edge, refuses_server_tools=True)) as responses:
+        assert (await responses.refusal(tools=tools))["param"] == "tools[0]"
+
+
+NAMED = {"type": "function", "name": "weather"}
+CHOICES: list[tuple[Any, bool]] = [
+    ("required", True),
+    (NAMED, True),
+    ({"type": "allowed_tools", "mode": "required", "tools": [NAMED]}, True),
+    ({"type": "allowed_tools", "mode": "auto", "tools": [NAMED]}, False),
+    ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}, NAMED]}, True),
+]
+
+
+@pytest.mark.parametrize(("choice", "is_required"), CHOICES)
+async def test_a_choice_of_tools_becomes_a_grammar_and_is_repeated(choice: Any, is_required: bool) -> None:
+    worker, now = hermes(), {"type": "function", "name": "now"}
+    lax = {**WEATHER, "strict": False}
+    async with client(worker) as responses:
+        response = await answered(worker, responses.response(tools=[lax, now], tool_choice=choice), CALL)
+    assert response["tool_choice"] == choice
+    assert [item["type"] for item in response["output"]] == ["function_call"]
+    (submit,) = worker.submits
+    assert submit.work.HasField("grammar") == is_required
+    if is_required:
+        text = worker.grammars[submit.work.grammar.digest].text
+        assert "weather" in text
+        assert ("now" in text) == (choice == "required")
 
 
 @pytest.mark.parametrize(("parallel", "number"), [(None, 2), (True, 2), (False, 1)])

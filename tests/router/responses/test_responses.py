@@ -189,7 +189,7 @@ async def test_what_changes_no_output_is_ignored_or_repeated() -> None:
         "tools": [],
         "include": ["reasoning.encrypted_content"],
         "reasoning": {},
-        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "text": {"format": {"type": "text"}, "verbosity": "low"},
         "truncation": "disabled",
         "background": False,
         "conversation": None,

@@ -242,18 +242,18 @@ async def test_what_workers_bring_is_metered_taken_or_not_and_over_all_choices()
     assert (meter.tokens, news.answer.completion_tokens) == (6, 6)
 
 
-async def test_progress_is_told_by_attempt_and_choice() -> None:
+async def test_progress_is_told_in_steps_by_attempt_and_choice() -> None:
     news, first, second = stream(choices=2), Told(is_watched=True), Told(is_watched=True)
     news.begin("w", first)
     news.put(output())
     news.put(output(index=1))
     news.put(output(first=2, offset=2, finish_reason=STOP))
-    assert first.heard == [1, 2, 3]
+    assert first.heard == [0, 1, 1], "each of several tokens"
     news.put(SequenceOutput(error=no_worker("lost").to_proto()))
     news.begin("other", second)
     news.put(output(index=1, first=2, offset=2))
-    assert second.heard == [2], "of the one choice that is left"
-    assert first.heard == [1, 2, 3, "broke off"]
+    assert second.heard == [1], "of the one choice that is left"
+    assert first.heard == [0, 1, 1, "broke off"]
 
 
 async def test_what_waits_is_bounded_in_bytes_over_all_choices_and_what_was_taken_does_not_count(

@@ -152,7 +152,7 @@ CALLS = {
     ),
     "unserved field": Refused(
         sent("POST", CHAT, 11, chat(response_format={SECRET: 1})), 400, "INVALID_REQUEST",
-        "POST /v1/chat/completions", field="response_format",
+        "POST /v1/chat/completions", field="response_format.type",
     ),
     "wrong type in a message": Refused(
         sent("POST", CHAT, 12, chat(messages=[{"role": 1}])), 400, "INVALID_REQUEST", "POST /v1/chat/completions",

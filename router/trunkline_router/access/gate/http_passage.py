@@ -1,6 +1,7 @@
 """One HTTP request that passes the gate: the same limits as for calls over gRPC."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from trunkline_router.access.gate.places import GiveUp, Place, http_sender_of
@@ -46,27 +47,35 @@ class HttpPassage:
         finally:
             reading.end(place)
         requests.keep(self._place)  # a request that was read is not given up
-        return await self._counted(raw)
+        return self._counted(raw)
 
     async def read_arrived(self, body: Callable[[], Awaitable[bytes]]) -> bytes:
         """As read(), for a body that has arrived as a whole. It needs no place among the bodies that are being read:
         those bound the memory of bodies that grow, and a connection stops reading a body at 64 KiB, or one read later,
         until that is taken."""
-        return await self._counted(await body())
+        return self._counted(await body())
 
-    async def _counted(self, raw: bytes) -> bytes:
-        """Counts the memory of a large body, and returns it in its turn to be parsed."""
+    def _counted(self, raw: bytes) -> bytes:
+        """Counts the memory of a large body, and returns it."""
         if len(raw) > UNSEEN_BYTES:
-            held, turns, account = self._gate.held, self._gate.turns, self._sender.account
-            self._held = held.take(self._sender, self._give_up, len(raw))
-            held.loosen(self._held)
-            await turns.turn(account)
-            turns.took(account, len(raw))
+            self._held = self._gate.held.take(self._sender, self._give_up, len(raw))
+            self._gate.held.loosen(self._held)
         return raw
 
+    @asynccontextmanager
+    async def turn(self, raw: bytes) -> AsyncGenerator[None]:
+        """The turn of a large body, held while it is parsed and checked."""
+        if self._held is None:
+            yield
+            return
+        turns, account = self._gate.turns, self._sender.account
+        async with turns.held(account):
+            turns.took(account, len(raw))
+            yield
+
     def parsed(self, cpu_s: float) -> None:
-        """Counts the time for which the event loop parsed the body as bytes that it could have read instead. A body of
-        numbers takes several times as long as a text of its length."""
+        """Counts the time for which the event loop parsed and checked the body as bytes that it could have read
+        instead. A body of numbers or of many messages takes several times as long as a text of its length."""
         if self._held is not None:  # others take less than a millisecond
             self._gate.turns.took(self._sender.account, int(cpu_s * LOOP_BYTES_PER_S))
 

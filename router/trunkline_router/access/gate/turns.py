@@ -5,8 +5,8 @@ there. So large messages are taken slowly enough for other work to run in betwee
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import asynccontextmanager, suppress
 from types import coroutine
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -34,11 +34,25 @@ class MessageTurns:
 
     async def turn(self, account: str) -> None:
         """Returns when the account's next message may be taken. The caller must call took() before it awaits again."""
+        async with self._taking(account):
+            pass
+
+    @asynccontextmanager
+    async def held(self, account: str) -> AsyncGenerator[None]:
+        """The same, held while the message is taken and parsed. A turn of the loop lies between two messages, so that
+        it does other work in between."""
+        async with self._taking(account):
+            await asyncio.sleep(0)
+            yield
+
+    @asynccontextmanager
+    async def _taking(self, account: str) -> AsyncGenerator[None]:
         of_account = self._turns_of_accounts.setdefault(account, asyncio.Lock())
         async with of_account:
             await _reached(self._free_of_account_s.get(account, 0.0) - MAX_AHEAD_S)
             async with self._turn:
                 await _reached(self._free_s - AT_ONCE_S)
+                yield
 
     def took(self, account: str, num_bytes: int) -> None:
         """Records that a message of `num_bytes` was taken, or something that took the loop as long."""

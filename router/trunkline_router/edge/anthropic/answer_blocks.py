@@ -13,10 +13,9 @@ Json = dict[str, Any]
 
 # Clients send it back with the thinking that it came with, and some leave out thinking without one. It proves nothing.
 SIGNATURE = "unsigned"
-# Heads of events are not serialized each time, and that of plain text is made once.
+# Heads of events are not serialized each time.
 _HEAD = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"%b","%b":'
-DELTA_TAIL = b"}}\n\n"
-TEXT_HEAD = _HEAD % (0, b"text_delta", b"text")
+_TAIL = b"}}\n\n"
 
 
 def text_block(text: str) -> Json:
@@ -49,7 +48,7 @@ class BlockEvents:
         """Returns the events for the next part."""
         kind = part.WhichOneof("part")
         if kind == "text":
-            return self.begin_text() + self._delta(b"text_delta", b"text", part.text)
+            return self.text(part.text)
         if kind == "reasoning":
             began = self._within(REASONING, {"type": "thinking", "thinking": "", "signature": ""})
             shown = self._delta(b"thinking_delta", b"thinking", part.reasoning) if self._shows_thinking else b""
@@ -61,6 +60,10 @@ class BlockEvents:
         call = part.tool_call
         began = self._begin(TOOL_CALL, {"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
         return began + self._delta(b"input_json_delta", b"partial_json", call.arguments)
+
+    def text(self, text: str) -> bytes:
+        """Returns the events for more text."""
+        return self.begin_text() + self._delta(b"text_delta", b"text", text)
 
     def begin_text(self) -> bytes:
         """Returns the event that begins a block of text, unless one is open."""
@@ -79,7 +82,7 @@ class BlockEvents:
         return ended + named_event("content_block_start", index=self._index, content_block=block)
 
     def _delta(self, kind: bytes, name: bytes, text: str) -> bytes:
-        return b"".join((_HEAD % (self._index, kind, name), orjson.dumps(text), DELTA_TAIL))
+        return b"".join((_HEAD % (self._index, kind, name), orjson.dumps(text), _TAIL))
 
     def _end(self) -> bytes:
         if not self._open:

@@ -7,8 +7,6 @@ from trunkline.status import RequestRefused
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk
 from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline_router.edge.anthropic.answer_blocks import (
-    DELTA_TAIL,
-    TEXT_HEAD,
     BlockEvents,
     Json,
     content_of,
@@ -27,7 +25,7 @@ async def messages(call: HttpCall) -> None:
     request = await call.body(MessageRequest)
     generate = request.generate_request(call.request_id)
     answer = MessageAnswer(call, request.max_tokens, shows_thinking=request.shows_thinking)
-    await call.answer(answer_of(call, generate, FIELD_NAMES), answer, streams=request.stream)
+    await call.answer(answer_of(call, generate, request.field_names), answer, streams=request.stream)
 
 
 async def count_tokens(call: HttpCall) -> None:
@@ -52,7 +50,6 @@ class MessageAnswer:
         self._answer = CollectedAnswer()
         self._shows_thinking = shows_thinking
         self._blocks = BlockEvents(shows_thinking=shows_thinking)
-        self._has_parts = True  # unless the first response says that the answer is plain text
 
     def take(self, response: GenerateResponse) -> None:
         self._answer.take(response)
@@ -72,12 +69,10 @@ class MessageAnswer:
             opening = named_event("message_start", message=message)
             if not response.prompt.answer_format:
                 opening += self._blocks.begin_text()
-                self._has_parts = False
         self._answer.take(response)
-        if self._has_parts:
-            return opening + b"".join(map(self._blocks.part, response.parts))
         text = "".join([chunk.text for chunk in response.chunks])
-        return b"".join((opening, TEXT_HEAD, orjson.dumps(text), DELTA_TAIL)) if text else opening
+        news = self._blocks.text(text) if text else b"".join(map(self._blocks.part, response.parts))
+        return opening + news
 
     def end(self) -> bytes:
         """Returns the last events."""

@@ -1,17 +1,21 @@
 """The bodies of POST /v1/messages and /v1/messages/count_tokens."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from trunkline.status import invalid
 from trunkline.v1.inference_pb2 import ChatMessages, GenerateRequest, TokenizeRequest, Tool
-from trunkline_router.edge.anthropic.input_blocks import SERVER_TOOLS, Blocks, Texts, pieces_of
+from trunkline_router.edge.anthropic.input_blocks import SERVER_TOOLS, Blocks, Texts, pieces_of, references
 from trunkline_router.edge.chat_messages import Turn, merged
+from trunkline_router.edge.output_format import schema_constraint
 from trunkline_router.edge.request_fields import (
     NOT_YET,
+    Constraint,
     Count,
+    FieldNames,
     Fields,
     MaxTokens,
     SamplingFields,
@@ -19,30 +23,43 @@ from trunkline_router.edge.request_fields import (
     prompt_named,
     template_variables,
 )
-from trunkline_router.edge.tool_fields import ToolName, may_call, tool_of
-from trunkline_router.prompts.conversation import ASSISTANT, MAX_MESSAGES, MAX_TOOLS, THINKING
+from trunkline_router.edge.tool_fields import ToolName, chosen_tools, is_server_tool, tool_of
+from trunkline_router.prompts.conversation import ASSISTANT, MAX_MESSAGES, MAX_TOOLS
+from trunkline_router.prompts.reasoning_effort import NO_EFFORT, THINKING
 from trunkline_router.record.error_statuses import THREAD
 
-FIELD_NAMES = prompt_named("messages", stop="stop_sequences")  # what refusals name
+# Claude Code puts a line for Anthropic's accounts before the system prompt. It may change from turn to turn, and in a
+# prompt it would keep all that follows out of the prefix cache.
+BILLING = "x-anthropic-billing-header:"
+
+FIELD_NAMES = prompt_named(  # what refusals name
+    "messages",
+    stop="stop_sequences",
+    **{"chat.max_reasoning_tokens": "thinking.budget_tokens", "chat.reasoning_effort": "output_config.effort"},
+)
 
 
 class ToolDefinition(Fields):
-    """A tool that the model may call. That its calls conform to the schema (`strict`) is not enforced yet."""
+    """A tool that the model may call. If it is `strict`, its calls conform to the schema.
+
+    defer_loading: the model is not told of the tool before a result refers to it
+    """
 
     type: str | None = None
     name: ToolName | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None
 
     # Marks for Anthropic's cache, and whether arguments are streamed, which they are.
     ignored: ClassVar[frozenset[str]] = frozenset({"cache_control", "eager_input_streaming"})
-    unserved: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("allowed_callers", "defer_loading", "input_examples"), NOT_YET
-    )
+    unserved: ClassVar[Mapping[str, str]] = dict.fromkeys(("allowed_callers", "input_examples"), NOT_YET)
     defaults: ClassVar[Mapping[str, Any]] = {"allowed_callers": ["direct"]}
 
     def unknown(self, prefix: str = "") -> list[str]:
+        if is_server_tool(self.type):
+            return []
         if self.type not in (None, "custom"):  # other kinds have other fields: the kind is what is not served
             raise invalid(f"{prefix}type", f"{self.type[:32]!r} {SERVER_TOOLS}")
         for name in ("name", "input_schema"):
@@ -52,25 +69,46 @@ class ToolDefinition(Fields):
 
     def proto(self, where: str) -> Tool:
         """Returns the tool. Raises RequestRefused (INVALID_REQUEST)."""
-        return tool_of(self.name or "", self.description, self.input_schema, f"{where}.input_schema")
+        field = f"{where}.input_schema"
+        return tool_of(self.name or "", self.description, self.input_schema, strict=self.strict, field=field)
 
 
 class ToolChoice(Fields):
-    """Whether the model may call tools, and more than one of them in an answer."""
+    """Whether the model may or must call tools, and more than one of them in an answer.  name: with the type `tool`"""
 
-    type: str
+    type: Literal["auto", "any", "tool", "none"]
+    name: ToolName | None = None
     disable_parallel_tool_use: bool | None = None
 
-    ignored: ClassVar[frozenset[str]] = frozenset({"name"})  # of a type that is refused
+    @property
+    def openai(self) -> dict[str, Any]:
+        """As OpenAI's protocols have it."""
+        kind = {"any": "required", "tool": "function"}.get(self.type, self.type)
+        return {"type": kind, "name": self.name}
 
 
 class Thinking(Fields):
-    """Whether the model thinks before it answers, as a variable of its template. It thinks as long as it wants:
-    `budget_tokens` is not enforced."""
+    """Whether the model thinks before it answers, as a variable of its template, and for how long."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: Count | None = None
     display: Literal["summarized", "omitted"] | None = None  # "summarized" is the whole text
+
+
+class OutputFormat(Fields):
+    """The form of the answer's text."""
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(Fields):
+    """What the answer is like, and how much the model thinks."""
+
+    format: OutputFormat | None = None
+    effort: str | None = None
+
+    unserved: ClassVar[Mapping[str, str]] = {"task_budget": NOT_YET}
 
 
 class InputMessage(Fields):
@@ -91,44 +129,62 @@ class ConversationFields(Fields):
     thinking: Thinking | None = None
     tools: Annotated[list[ToolDefinition], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # the older name of output_config.format
     chat_template_kwargs: dict[str, Any] | None = None  # as vLLM names it
 
-    ignored: ClassVar[frozenset[str]] = frozenset({"cache_control"})
+    # Which earlier parts of a long conversation Anthropic would clear: models read all of it here.
+    ignored: ClassVar[frozenset[str]] = frozenset({"cache_control", "context_management"})
     unserved: ClassVar[Mapping[str, str]] = {
         "mcp_servers": SERVER_TOOLS,
         "container": NOT_YET,
-        "context_management": NOT_YET,
         "inference_geo": NOT_YET,
-        "output_config": NOT_YET,
-        "output_format": "is not supported: structured output is not served",
         "speed": NOT_YET,
         THREAD: "is not supported: conversations are not stored, so each request has all of its messages",
     }
+
+    def left_out(self) -> list[str]:
+        return [f"tools[{index}]" for index, tool in enumerate(self.tools or ()) if is_server_tool(tool.type)]
 
     def chat(self) -> ChatMessages:
         """Returns the conversation for the chat template: the system prompt first, messages of one role in a row as
         one. A final message of the assistant is continued. Raises RequestRefused (INVALID_REQUEST)."""
         system = pieces_of(self.system, "system", "system")
+        if system and isinstance(system[0], str) and system[0].startswith(BILLING):
+            system = system[1:]
         turns: list[Turn] = [("system", system)] if system else []
         turns += [
             (message.role, pieces_of(message.content, message.role, f"messages[{index}].content"))
             for index, message in enumerate(self.messages)
         ]
         choice = self.tool_choice
-        tools = (self.tools or ()) if may_call(choice.type if choice else None) else ()
+        tools = [tool.proto(f"tools[{index}]") for index, tool in self._shown_tools()]
         return ChatMessages(
             messages=merged(turns),
             continue_final_message=self.messages[-1].role == ASSISTANT,
             template_variables=template_variables(self._variables()),
-            tools=[tool.proto(f"tools[{index}]") for index, tool in enumerate(tools)],
+            **chosen_tools(choice.openai if choice else None, tools),
             single_tool_call=choice is not None and bool(choice.disable_parallel_tool_use),
+            max_reasoning_tokens=self.thinking.budget_tokens if self.thinking else None,
+            reasoning_effort=self._effort() or "",
         )
 
+    def _shown_tools(self) -> Iterator[tuple[int, ToolDefinition]]:
+        """The tools that the model may be told of, with their places."""
+        found = {name for message in self.messages for name in references(message.content)}
+        for index, tool in enumerate(self.tools or ()):
+            if not is_server_tool(tool.type) and (not tool.defer_loading or tool.name in found):
+                yield index, tool
+
     def _variables(self) -> dict[str, Any] | None:
-        if self.thinking is None:
+        if self.thinking is None or self.thinking.type == "disabled":
             return self.chat_template_kwargs
-        thinks = dict.fromkeys(THINKING, self.thinking.type != "disabled")
-        return thinks | (self.chat_template_kwargs or {})
+        return dict.fromkeys(THINKING, True) | (self.chat_template_kwargs or {})
+
+    def _effort(self) -> str | None:
+        if self.thinking is not None and self.thinking.type == "disabled":
+            return NO_EFFORT
+        return self.output_config.effort if self.output_config else None
 
 
 class MessageRequest(ConversationFields, SamplingFields):
@@ -144,6 +200,20 @@ class MessageRequest(ConversationFields, SamplingFields):
     def shows_thinking(self) -> bool:
         """Whether the answer has the text of the model's thinking."""
         return self.thinking is None or self.thinking.display != "omitted"
+
+    @cached_property
+    def constraint(self) -> Constraint | None:
+        current = None if self.output_config is None else self.output_config.format
+        if self.output_format is None:
+            return None if current is None else schema_constraint(current.schema_, "output_config.format.schema")
+        if current is not None:
+            raise invalid("output_format", "contradicts output_config.format")
+        return schema_constraint(self.output_format.schema_, "output_format.schema")
+
+    @property
+    def field_names(self) -> FieldNames:
+        """What refusals name."""
+        return self.named(FIELD_NAMES)
 
     def generate_request(self, request_id: str) -> GenerateRequest:
         """Returns the request. An answer may be as long as the context allows, whatever max_tokens says: clients ask

@@ -1,6 +1,6 @@
 """The content blocks of a conversation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Tag
@@ -68,6 +68,16 @@ class ToolUseBlock(Block):
         return ChatPart(tool_call=ToolCall(id=self.id, name=self.name, arguments=arguments))
 
 
+class ToolReferenceBlock(Block):
+    """A tool that a client's search for tools has found. The model reads its name, and may call it from here on."""
+
+    type: Literal["tool_reference"]
+    tool_name: ToolName
+
+    def piece(self, where: str) -> Piece | None:
+        return self.tool_name
+
+
 class ThinkingBlock(Block):
     """What the model thought in an earlier answer."""
 
@@ -93,19 +103,21 @@ class RedactedThinkingBlock(Block):
         return None
 
 
-def _tag(block: Any) -> str:
-    """The tag of a block's kind. Errors leave it out of the names of fields."""
-    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
-    return f"[{kind}]" if kind in ("text", "tool_use", "tool_result", "thinking", "redacted_thinking") else "[]"
+def _tag_among(*kinds: str) -> Callable[[Any], str]:
+    """Returns what gives the tag of a block's kind. Errors leave it out of the names of fields."""
 
+    def tag(block: Any) -> str:
+        kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+        return f"[{kind}]" if kind in kinds else "[]"
 
-def _tag_of_text(block: Any) -> str:
-    return tag if (tag := _tag(block)) == "[text]" else "[]"
+    return tag
 
 
 _Text = Annotated[TextBlock, Tag("[text]")]
+_Found = Annotated[ToolReferenceBlock, Tag("[tool_reference]")]
 _Other = Annotated[Block, Tag("[]")]
-Texts = TextOrList[Annotated[_Text | _Other, Discriminator(_tag_of_text)]]
+Texts = TextOrList[Annotated[_Text | _Other, Discriminator(_tag_among("text"))]]
+Results = TextOrList[Annotated[_Text | _Found | _Other, Discriminator(_tag_among("text", "tool_reference"))]]
 
 
 class ToolResultBlock(Block):
@@ -113,7 +125,7 @@ class ToolResultBlock(Block):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Texts | None = None
+    content: Results | None = None
 
     # Whether the tool failed: models read it in the content.
     ignored: ClassVar[frozenset[str]] = Block.ignored | {"is_error"}
@@ -131,7 +143,7 @@ Blocks = TextOrList[
         | Annotated[ThinkingBlock, Tag("[thinking]")]
         | Annotated[RedactedThinkingBlock, Tag("[redacted_thinking]")]
         | _Other,
-        Discriminator(_tag),
+        Discriminator(_tag_among("text", "tool_use", "tool_result", "thinking", "redacted_thinking")),
     ]
 ]
 
@@ -151,3 +163,12 @@ def pieces_of(content: str | Sequence[Block] | None, role: str, where: str) -> s
         if (piece := block.piece(field)) is not None:
             found.append(piece)
     return found
+
+
+def references(content: str | Sequence[Block]) -> Iterator[str]:
+    """Yields the names of the tools that the results of a content refer to."""
+    for block in () if isinstance(content, str) else content:
+        if isinstance(block, ToolReferenceBlock):
+            yield block.tool_name
+        elif isinstance(block, ToolResultBlock) and block.content:
+            yield from references(block.content)

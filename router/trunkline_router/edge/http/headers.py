@@ -10,6 +10,7 @@ from typing import Any
 
 from trunkline.names import AUTHORIZATION_KEY, SESSION_KEY, TENANT_KEY
 from trunkline.status import RequestRefused, forbidden, invalid, unauthenticated
+from trunkline.validation import session_problem
 from trunkline_router.access.access import Metadata
 from trunkline_router.access.identity.needed_roles import PATHS
 from trunkline_router.quotas.quota import RateLimit
@@ -28,6 +29,8 @@ _ONCE = {
     *(REQUEST_ID, b"traceparent", b"authorization", b"x-api-key", b"content-type"),
     *(b"x-trunkline-tenant", b"x-trunkline-session"),
 }
+# In which opencode, Claude Code and Codex name a session.
+_SESSIONS = (b"x-session-affinity", b"x-claude-code-session-id", b"session-id")
 
 
 @dataclass(slots=True)
@@ -57,12 +60,14 @@ def parse_headers(headers: Iterable[Header]) -> RequestHeaders:
             if name in found:
                 raise invalid(name.decode(), "is given more than once")
             found[name] = value
+        elif name in _SESSIONS:
+            found.setdefault(name, value)
         elif name == b"tracestate":
             states.append(value)
     metadata = (
         (AUTHORIZATION_KEY, _authorization(found.get(b"authorization", b""), found.get(b"x-api-key", b""))),
         (TENANT_KEY, _text(TENANT_KEY, found)),
-        (SESSION_KEY, _text(SESSION_KEY, found)),
+        (SESSION_KEY, _text(SESSION_KEY, found) or _assistants_session(found)),
         ("traceparent", found.get(b"traceparent", b"").decode("latin-1")),
         ("tracestate", b",".join(states).decode("latin-1")),
     )
@@ -71,6 +76,12 @@ def parse_headers(headers: Iterable[Header]) -> RequestHeaders:
         content_type=found.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1"),
         metadata=tuple(each for each in metadata if each[1]),
     )
+
+
+def _assistants_session(found: Mapping[bytes, bytes]) -> str:
+    """The session that a coding assistant names. One that cannot be a session's name is left out."""
+    named = (found.get(name, b"").decode("latin-1") for name in _SESSIONS)
+    return next((session for session in named if session and session_problem(session) is None), "")
 
 
 def request_id_of(headers: Iterable[Header]) -> str:

@@ -11,14 +11,14 @@ from trunkline.v1.generation_pb2 import ToolCall
 from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, ChatPart, Tool
 from trunkline_router.edge.chat_messages import Piece, TextOrList, chat_message, pieces, result_part
 from trunkline_router.edge.request_fields import (
+    Count,
     FieldNames,
     Fields,
-    effort_variables,
     json_text,
     prompt_named,
     template_variables,
 )
-from trunkline_router.edge.tool_fields import ToolChoice, ToolName, check_kind, may_call, tool_of
+from trunkline_router.edge.tool_fields import ToolChoice, ToolName, check_kind, chosen_tools, tool_of
 from trunkline_router.prompts.conversation import ASSISTANT, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, TEXT_ALONE, TOOL
 
 TEXT_PARTS = ("text", "input_text", "output_text")
@@ -83,7 +83,7 @@ class Call(Fields):
 
 
 class Function(Fields):
-    """A function that the model may call. That its calls conform to the schema (`strict`) is not enforced yet."""
+    """A function that the model may call. If it is `strict`, its calls conform to the schema."""
 
     name: ToolName
     description: str | None = None
@@ -107,7 +107,8 @@ class FunctionTool(Fields):
         """Returns the tool. Raises RequestRefused (INVALID_REQUEST)."""
         assert self.function is not None
         called = self.function
-        return tool_of(called.name, called.description, called.parameters, f"{where}.function.parameters")
+        field = f"{where}.function.parameters"
+        return tool_of(called.name, called.description, called.parameters, strict=called.strict, field=field)
 
 
 def check_function(tool: Call | FunctionTool, prefix: str) -> None:
@@ -167,6 +168,7 @@ class ChatFields(Fields):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
+    thinking_token_budget: Count | None = None  # as vLLM names it
     tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -174,16 +176,16 @@ class ChatFields(Fields):
     def chat(self) -> ChatMessages:
         """Returns the conversation for the chat template. Raises RequestRefused (INVALID_REQUEST)."""
         adds_prompt = self.add_generation_prompt
-        tools = self.tools or () if may_call(self.tool_choice) else ()
+        tools = [tool.proto(f"tools[{index}]") for index, tool in enumerate(self.tools or ())]
         return ChatMessages(
             messages=[message.proto(f"messages[{index}]") for index, message in enumerate(self.messages or ())],
             add_generation_prompt=False if adds_prompt is None and self.continue_final_message else adds_prompt,
             continue_final_message=bool(self.continue_final_message),
-            template_variables=template_variables(
-                effort_variables(self.reasoning_effort) | (self.chat_template_kwargs or {})
-            ),
-            tools=[tool.proto(f"tools[{index}]") for index, tool in enumerate(tools)],
+            template_variables=template_variables(self.chat_template_kwargs),
+            reasoning_effort=self.reasoning_effort or "",
+            **chosen_tools(self.tool_choice, tools),
             single_tool_call=self.parallel_tool_calls is False,
+            max_reasoning_tokens=self.thinking_token_budget,
             documents=json_text(self.documents, "documents") if self.documents else "",
         )
 

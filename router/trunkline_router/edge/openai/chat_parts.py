@@ -32,11 +32,11 @@ class Deltas:
     reasoning: as for message_of()
     """
 
-    __slots__ = ("_num_calls", "_num_complete", "_reasoning", "_text")
+    __slots__ = ("_num_calls", "_num_complete", "_reasoning", "text")
 
     def __init__(self, reasoning: str) -> None:
         self._reasoning = reasoning
-        self._text = JoinedText()
+        self.text = JoinedText()
         self._num_calls = self._num_complete = 0
 
     @property
@@ -46,7 +46,7 @@ class Deltas:
 
     def of(self, part: AnswerPart) -> Json:
         """Returns the delta for the next part; empty if it has nothing to tell."""
-        if text := self._text.of(part):  # as most parts
+        if text := self.text.of(part.text):
             return {"content": text}
         kind = part.WhichOneof("part")
         if kind == "reasoning":

@@ -10,7 +10,9 @@ from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline_router.edge.openai.chat import TopLogprobs
-from trunkline_router.edge.request_fields import FieldNames, GenerationFields, ModelName, prompt_named
+from trunkline_router.edge.openai.generation_fields import GenerationFields
+from trunkline_router.edge.output_format import ResponseFormat
+from trunkline_router.edge.request_fields import Constraint, FieldNames, ModelName, prompt_named
 
 MAX_PROMPTS = 256
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -42,6 +44,7 @@ class CompletionRequest(GenerationFields):
     echo: bool | None = None
     logprobs: TopLogprobs | None = None
     add_special_tokens: bool | None = None
+    response_format: ResponseFormat | None = None  # as in vLLM
 
     long_lists: ClassVar[frozenset[str]] = frozenset({"prompt"})
     unserved: ClassVar[Mapping[str, str]] = {**GenerationFields.unserved, "suffix": "is not supported"}
@@ -54,9 +57,13 @@ class CompletionRequest(GenerationFields):
             raise invalid("prompt_logprobs", "is not supported for a stream with echo")
 
     @property
+    def format(self) -> Constraint | None:
+        return None if self.response_format is None else self.response_format.constraint("response_format")
+
+    @property
     def field_names(self) -> FieldNames:
         """What refusals name. Prompts are scored for `logprobs` with an echo, too."""
-        return COMPLETION_NAMES if self.prompt_logprobs is not None else ECHO_NAMES
+        return self.named(COMPLETION_NAMES if self.prompt_logprobs is not None else ECHO_NAMES)
 
     @property
     def prompt_top(self) -> int | None:

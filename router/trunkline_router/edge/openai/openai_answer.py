@@ -9,7 +9,7 @@ from trunkline.v1.generation_pb2 import FinishReason, OutputChunk
 from trunkline.v1.inference_pb2 import GenerateResponse, Usage
 from trunkline_router.edge.http.sse import DONE, event
 from trunkline_router.edge.http_call import HttpCall
-from trunkline_router.edge.request_fields import GenerationFields
+from trunkline_router.edge.openai.generation_fields import GenerationFields
 from trunkline_router.record.error_statuses import openai_body
 
 Json = dict[str, Any]

@@ -15,8 +15,8 @@ from trunkline.v1.generation_pb2 import TokenLogprob, TokenLogprobs
 from trunkline.v1.inference_pb2 import GenerateResponse
 from trunkline_router.edge.http.json_body import json_list
 from trunkline_router.edge.http_call import HttpCall
+from trunkline_router.edge.openai.generation_fields import GenerationFields
 from trunkline_router.edge.openai.openai_answer import Json
-from trunkline_router.edge.request_fields import GenerationFields
 from trunkline_router.prompts.token_bytes import TokenBytes
 from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.request.request_call import PreparedRequest

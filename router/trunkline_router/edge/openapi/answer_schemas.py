@@ -159,11 +159,18 @@ OUTPUT_ITEM = one_of(
     {**ITEM, "type": ("message",), "role": ("assistant",), "content": [OUTPUT_TEXT]},
     {**ITEM, "type": ("reasoning",), "summary": NOTHING, "content": [{"type": ("reasoning_text",), "text": str}]},
     {**ITEM, "type": ("function_call",), "call_id name arguments": str},
+    {**ITEM, "type": ("custom_tool_call",), "call_id name input": str},
 )
 RESPONSE_USAGE = {
     "input_tokens output_tokens total_tokens": int,
     "input_tokens_details": {"cached_tokens cache_write_tokens": int},
     "output_tokens_details": {"reasoning_tokens": int},
+}
+TEXT_FORMAT = {
+    "type": ("text", "json_object", "json_schema"),
+    "name? description?": str,
+    "schema?": Schema(type="object"),
+    "strict?": nullable(bool),
 }
 RESPONSES: dict[str, Shape] = {
     "Response": {
@@ -178,18 +185,19 @@ RESPONSES: dict[str, Shape] = {
         "output": [OUTPUT_ITEM],
         "usage": nullable(RESPONSE_USAGE),
         "temperature top_p presence_penalty frequency_penalty": float,
-        "text": {"format": {"type": ("text",)}},
+        "text": {"format": TEXT_FORMAT},
         "reasoning": {"effort summary": nullable(str)},
         "tools": [
             {
-                "type": ("function",),
+                "type": ("function", "custom"),
                 "name": str,
                 "description": nullable(str),
-                "parameters": nullable(Schema(type="object")),
-                "strict": nullable(bool),
+                "parameters?": nullable(Schema(type="object")),
+                "strict?": nullable(bool),
+                "format?": {"type": ("text", "grammar"), "syntax? definition?": str},
             }
         ],
-        "tool_choice": ("auto", "none"),
+        "tool_choice": one_of(str, Schema(type="object")),
         "parallel_tool_calls store": bool,
         "max_tool_calls": None,
         "truncation": ("disabled",),

@@ -12,8 +12,8 @@ from trunkline.v1.generation_pb2 import ToolCall
 from trunkline.v1.inference_pb2 import ChatMessage, ChatPart
 from trunkline_router.edge.chat_messages import Piece, TextOrList, Turn, chat_message, pieces, result_part
 from trunkline_router.edge.openai.chat_fields import Part
-from trunkline_router.edge.request_fields import NOT_YET, Fields
-from trunkline_router.edge.tool_fields import ONLY_FUNCTIONS, ToolName
+from trunkline_router.edge.request_fields import NOT_YET, Fields, json_text
+from trunkline_router.edge.tool_fields import INPUT, ONLY_FUNCTIONS, ToolName
 from trunkline_router.prompts.conversation import ASSISTANT, JOINT, MAX_MESSAGES, TOOL
 
 # Of items that come back as they were answered.
@@ -59,10 +59,25 @@ class CallItem(Fields):
         return ASSISTANT, [ChatPart(tool_call=call)]
 
 
-class ResultItem(Fields):
-    """What a function returned."""
+class CustomCallItem(Fields):
+    """A call of a custom tool in an earlier answer.  input: a text"""
 
-    type: Literal["function_call_output"]
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: ToolName
+    input: str
+    status: str | None = None
+    ignored: ClassVar[frozenset[str]] = AS_ANSWERED
+
+    def turn(self, where: str) -> Turn:
+        arguments = json_text({INPUT: self.input}, f"{where}.input")
+        return ASSISTANT, [ChatPart(tool_call=ToolCall(id=self.call_id, name=self.name, arguments=arguments))]
+
+
+class ResultItem(Fields):
+    """What a tool returned."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: TextOrList[InputPart]
     ignored: ClassVar[frozenset[str]] = AS_ANSWERED
@@ -122,7 +137,7 @@ class OtherItem(Fields):
         return {"not": {}}
 
 
-KINDS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+KINDS = ("message", "function_call", "custom_tool_call", "function_call_output", "reasoning", "item_reference")
 
 
 def kind_of(item: object) -> str:
@@ -131,12 +146,15 @@ def kind_of(item: object) -> str:
     if not kind:
         is_reference = isinstance(item, dict) and "id" in item and not item.keys() & {"role", "content"}
         kind = "item_reference" if is_reference else "message"
+    if kind == "custom_tool_call_output":
+        kind = "function_call_output"
     return f"[{kind}]" if isinstance(kind, str) and kind in KINDS else "[]"
 
 
 InputItem = Annotated[
     Annotated[MessageItem, Tag("[message]")]
     | Annotated[CallItem, Tag("[function_call]")]
+    | Annotated[CustomCallItem, Tag("[custom_tool_call]")]
     | Annotated[ResultItem, Tag("[function_call_output]")]
     | Annotated[ReasoningItem, Tag("[reasoning]")]
     | Annotated[ReferenceItem, Tag("[item_reference]")]
@@ -172,12 +190,12 @@ def turns_of(items: Iterable[InputItem], cut_off: Iterable[str] = ()) -> Sequenc
     turns: list[InputTurn] = []
     left_out = set(cut_off)
     for index, item in enumerate(items):
-        if isinstance(item, CallItem):
+        if isinstance(item, CallItem | CustomCallItem):
             if item.status == INCOMPLETE:
                 left_out.add(item.call_id)
             else:  # a later answer may use an id again
                 left_out.discard(item.call_id)
-        if isinstance(item, CallItem | ResultItem) and item.call_id in left_out:
+        if isinstance(item, CallItem | CustomCallItem | ResultItem) and item.call_id in left_out:
             continue
         role, content = item.turn(f"input[{index}]")
         if not turns or turns[-1].role != role or role != ASSISTANT:

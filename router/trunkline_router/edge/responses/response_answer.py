@@ -24,6 +24,7 @@ from trunkline_router.edge.responses.response_items import (
 )
 from trunkline_router.edge.responses.response_request import Reasoning, ResponseRequest
 from trunkline_router.edge.responses.response_store import ResponseStore, StoredResponse
+from trunkline_router.edge.tool_fields import is_server_tool
 from trunkline_router.prompts.token_bytes import TokenBytes
 from trunkline_router.record.error_statuses import MAX_MESSAGE_CHARACTERS, status_of
 from trunkline_router.request.request_call import PreparedRequest
@@ -51,7 +52,7 @@ class ResponseAnswer:
         self._store = store
         self._id = new_response_id()
         self._tokens: TokenBytes | None = None
-        self._output = Output(self._id, self._logprobs)
+        self._output = Output(self._id, self._logprobs, request.custom_tools)
         self._number = 0  # of the next event
         self._has_begun = False
         self._open: OutputItem | None = None  # the item whose events are being told
@@ -70,10 +71,10 @@ class ResponseAnswer:
             "usage": None,
             **_sampling_fields(request, SamplingParams()),
             "max_output_tokens": request.max_output_tokens,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": request.text_format.repeated()},
             "reasoning": _reasoning_fields(request),
-            "tools": [tool.repeated() for tool in request.tools or ()],
-            "tool_choice": "auto" if request.may_call else "none",
+            "tools": [tool.repeated() for tool in request.tools or () if not is_server_tool(tool.type)],
+            "tool_choice": request.repeated_choice,
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "max_tool_calls": None,
             "truncation": "disabled",
@@ -140,8 +141,8 @@ class ResponseAnswer:
                 self._open = item
                 for name, fields in item.opening():
                     yield self._event(name, **fields)
-            if text or logprobs:
-                yield item.delta(self._number, text, logprobs)
+            if (text or logprobs) and (delta := item.delta(self._number, text, logprobs)):
+                yield delta
                 self._number += 1
             if item.answer.is_complete:
                 yield from self._close()

@@ -99,6 +99,12 @@ class RequestMetrics(SeriesGroup):
             GAP_BUCKETS,
         )
         self._tokens = SeriesCounts("trunkline_router_tokens", TOKENS, ("model_name", "lane", "kind"))
+        self._cache_misses = SeriesCounts(
+            "trunkline_router_cache_misses",
+            "Requests of whose prompts the worker's cache had less than nine tenths of what earlier prompts could have "
+            "left there: new, changed, computing, other_worker, evicted or lost.",
+            ("model_name", "reason"),
+        )
         self._tool_calls = SeriesCounts(
             "trunkline_router_tool_calls",
             "Tool calls in answers that the router parsed: complete, or cut_off, for example by max_tokens.",
@@ -122,6 +128,8 @@ class RequestMetrics(SeriesGroup):
             self._whole.of(model, lane).add_traced(duration_s, trace_id, unix_s)
         for kind, count in tokens_of(record):
             self._tokens.add(model, lane, kind, count=count)
+        if record.cache_miss:
+            self._cache_misses.add(model, record.cache_miss)
         for kind, count in tool_calls_of(record):
             self._tool_calls.add(model, kind, count=count)
         if record.stalled_s:

@@ -50,6 +50,7 @@ def summary_of(request: ShownRequest, viewer: Viewer) -> RequestSummary:
     )
     if viewer.sees_cache:
         shown.worker_id, shown.cached_tokens = record.worker, record.cached_tokens
+        shown.cache_miss, shown.seen_tokens = record.cache_miss, record.seen_tokens
     return shown
 
 
