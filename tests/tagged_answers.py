@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 
-from trunkline.answer.output_reader import NO_CONTEXT, AnswerContext
+from trunkline.answer.answer_parser import AnswerParser
+from trunkline.answer.output_reader import NO_CONTEXT, SPACE, AnswerContext
 from trunkline.v1.generation_pb2 import FinishReason, ToolCall
 from trunkline.v1.inference_pb2 import AnswerPart, ToolCallEnd
 
@@ -29,6 +30,8 @@ class TaggedParser:
     """An AnswerParser. A call whose head does not parse is text, with its tag. So is what follows arguments in place of
     the tag that ends a call."""
 
+    not_plain: re.Pattern[str] | None = None
+
     def __init__(self, context: AnswerContext = NO_CONTEXT) -> None:
         self.held = ""  # not yet parsed
         self._state = State.TEXT
@@ -39,9 +42,6 @@ class TaggedParser:
     @classmethod
     def marks(cls) -> Sequence[str]:
         return THINK, END_THINK, CALL, END_CALL
-
-    def takes_as_text(self, text: str) -> bool:
-        return False
 
     def feed(self, text: str) -> list[AnswerPart]:
         self.held += text
@@ -142,6 +142,18 @@ def _string(written: str) -> str:
     except ValueError:
         return ""
     return value if value.isprintable() else ""
+
+
+def answer_parts(
+    parser: AnswerParser, outputs: Iterable[str], reason: "FinishReason.ValueType" = FinishReason.FINISH_REASON_STOP
+) -> list[AnswerPart]:
+    """Returns the parts of a whole answer. What the parser says is text is not fed, as in AnswerParsers."""
+    parts, is_plain = list[AnswerPart](), False
+    for output in outputs:
+        not_plain = parser.not_plain
+        is_plain = not_plain is not None and output[-1:] not in SPACE and not not_plain.search(output)
+        parts += [AnswerPart(text=output)] if is_plain else parser.feed(output)
+    return parts if is_plain else [*parts, *parser.finish(reason)]
 
 
 def joined(parts: Iterable[AnswerPart]) -> list[AnswerPart]:

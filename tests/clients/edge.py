@@ -28,23 +28,33 @@ class Edge:
 
 
 @contextmanager
-def running_edge(model: Path, *worker_arguments: str, command: Sequence[str] = ()) -> Iterator[Edge]:
-    """A router with gRPC and HTTP before a worker on the CPU, both ready."""
+def running_edge(
+    model: Path,
+    *worker_arguments: str,
+    command: Sequence[str] = (),
+    num_workers: int = 1,
+    router_arguments: Sequence[str] = (),
+) -> Iterator[Edge]:
+    """A router with gRPC and HTTP before workers on the CPU, all ready."""
     with ExitStack() as stack:
-        worker = Worker(model, "--dtype=float32", "--kv-blocks=512", *worker_arguments, command=command)
-        stack.callback(worker.stop)
+        workers = []
+        for _ in range(num_workers):
+            worker = Worker(model, "--dtype=float32", "--kv-blocks=512", *worker_arguments, command=command)
+            stack.callback(worker.stop)
+            workers.append(worker)
         port, http_port = free_port(), free_port()
         router = Process(
             script("trunkline-router"),
-            f"--workers={worker.address}",
+            f"--workers={','.join(worker.address for worker in workers)}",
             f"--port={port}",
             f"--http-port={http_port}",
             "--max-stored-responses=64",
+            *router_arguments,
         )
         stack.callback(router.stop)
         router.wait_for("router listening")
-        cluster = Cluster(router, f"127.0.0.1:{port}", [worker])
+        cluster = Cluster(router, f"127.0.0.1:{port}", workers)
         stack.callback(cluster.channel.close)
-        cluster.wait_ready(1)
+        cluster.wait_ready(num_workers)
         [served] = cluster.stub.ListModels(ListModelsRequest(), timeout=START_S).models
         yield Edge(f"http://127.0.0.1:{http_port}", served.name, served.context_length, cluster)

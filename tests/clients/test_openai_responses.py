@@ -162,7 +162,7 @@ def test_instructions_stand_before_the_input(client: OpenAI, edge: Edge) -> None
     ("field", "name"),
     [
         ({"background": True}, "background"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "computer_use_preview"}]}, "tools"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"extra_body": {"guided_json": {}}}, "guided_json"),
     ],

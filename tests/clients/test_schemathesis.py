@@ -82,7 +82,7 @@ def test_the_server_answers_as_its_published_page_says_in_every_corner(edge: Edg
         page,
         f"--checks={AS_PUBLISHED}",
         "--phases=examples,coverage,fuzzing,stateful",
-        examples=20,
+        examples=10,
     )
 
 

@@ -72,7 +72,7 @@ class ToolTalk:
 
     def of_chat(self) -> Asked:
         whole = {"messages": self.messages(), "tools": [self.tool]}
-        path, named = "/v1/chat/completions", {"type": "function", "function": {"name": self.name}}
+        path, named = "/v1/chat/completions", {"type": "function", "function": {"name": f"{self.name}?"}}
         return [
             (200, path, whole),
             (200, path, {**whole, "stream": True}),
@@ -109,9 +109,10 @@ class ToolTalk:
             (200, path, whole),
             (200, path, {**whole, "stream": True}),
             (400, path, {**whole, "messages": [turns[0], strange]}),
-            (400, path, {**whole, "tool_choice": {"type": "tool", "name": self.name}}),
+            (400, path, {**whole, "tool_choice": {"type": "tool", "name": f"{self.name}?"}}),
             (400, path, {**whole, "tools": [{**tool, "input_schema": self.no_schema}]}),
-            (400, path, {**whole, "tools": [{"type": "web_search_20250305", "name": self.name}]}),
+            (400, path, {**whole, "tools": [{"type": "bash_20250124", "name": self.name}]}),
+            (200, path, {**whole, "tools": [{"type": "web_search_20250305", "name": self.name}]}),
         ]
 
     def of_responses(self) -> Asked:
@@ -131,6 +132,7 @@ class ToolTalk:
             (200, path, whole),
             (200, path, {**whole, "stream": True}),
             (400, path, {**whole, "input": [items[0], {**call, "arguments": self.no_json}]}),
-            (400, path, {**whole, "tool_choice": {"type": "function", "name": self.name}}),
-            (400, path, {**whole, "tools": [{"type": "custom", "name": self.name}]}),
+            (400, path, {**whole, "tool_choice": {"type": "function", "name": f"{self.name}?"}}),
+            (400, path, {**whole, "tools": [{"type": "computer_use_preview", "name": self.name}]}),
+            (200, path, {**whole, "tools": [{"type": "custom", "name": self.name}]}),
         ]

@@ -42,21 +42,24 @@ class MixedLoad:
         async with self._one_answered:
             await self._one_answered.wait_for(lambda: self.answered >= number)
 
-    async def many_streams(self, accident: Callable[[], None], streams: int = 24) -> None:
-        """Long streams. The accident happens when half of them have begun, and the others are on their way."""
-        begun = [asyncio.Event() for _ in range(2 * streams)]
+    async def many_streams(self, accident: Callable[[str], None], streams: int = 48) -> None:
+        """Long streams. The accident happens to the worker of the one that begins first, when most have not begun."""
+        begun = False
 
-        async def stream(client: Client, number: int) -> None:
-            async for _ in client.generate(f"{number} {STORY * 4}", max_tokens=200):
-                begun[number].set()
+        headers = {"x-trunkline-tenant": "labs"}
 
-        async with Client(self._grpc, tenant="labs", retries=0, connections=2) as client:
-            asking = [asyncio.create_task(stream(client, number)) for number in range(streams)]
-            await asyncio.gather(*(one.wait() for one in begun[:streams]))
-            asking += [asyncio.create_task(stream(client, number)) for number in range(streams, 2 * streams)]
-            await asyncio.sleep(0)
-            accident()
-            await asyncio.gather(*asking)
+        async def stream(web: httpx.AsyncClient, number: int) -> None:
+            nonlocal begun
+            body = {"model": MODEL, "prompt": f"{number} {STORY * 4}", "max_tokens": 200, "stream": True}
+            async with web.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
+                async for _ in answer.aiter_bytes():
+                    if not begun:
+                        begun = True
+                        accident(answer.headers["x-trunkline-worker"])
+
+        limits = httpx.Limits(max_connections=streams)
+        async with httpx.AsyncClient(base_url=self._http, timeout=60.0, limits=limits) as web:
+            await asyncio.gather(*(stream(web, number) for number in range(streams)))
 
     async def client_that_does_not_read(self, noticed: Callable[[], Awaitable[None]]) -> None:
         """Asks for a stream with much output, and reads it only when it was noticed that the output waits."""

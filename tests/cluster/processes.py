@@ -41,7 +41,6 @@ class Process:
     known: ClassVar["WeakSet[Process]"] = WeakSet()
 
     def __init__(self, *command: str, environment: dict[str, str] | None = None) -> None:
-        self.known.add(self)
         self.name = Path(command[0]).name
         self.popen = subprocess.Popen(
             command,
@@ -52,6 +51,7 @@ class Process:
             env={**os.environ, **(environment or {})},
         )
         self.lines: list[str] = []
+        self.known.add(self)
         self._printed = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -241,16 +241,23 @@ def running_serve(model: Path) -> Iterator[Served]:
         process.stop()
 
 
+def children(pid: int) -> list[int]:
+    """The processes that one has started, and that have not ended; none if it has ended itself."""
+    found: list[int] = []
+    with suppress(*ENDED):  # the process
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
+            with suppress(*ENDED):  # the thread
+                found += map(int, task.read_text().split())
+    return found
+
+
 def descendants(pid: int) -> set[int]:
     """All processes below one, itself included."""
     found, queue = set(), [pid]
     while queue:
         one = queue.pop()
         found.add(one)
-        with suppress(*ENDED):  # the process
-            for task in Path(f"/proc/{one}/task").glob("*/children"):
-                with suppress(*ENDED):  # the thread
-                    queue += map(int, task.read_text().split())
+        queue += children(one)
     return found
 
 

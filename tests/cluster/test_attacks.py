@@ -95,3 +95,8 @@ async def test_a_fault_of_a_routers_host_costs_no_request_anything(victims: Atta
 async def test_what_a_client_sends_to_a_workers_own_port_does_not_stop_the_worker() -> None:
     async with attacked_cluster(Section.PORT, DEMO_MODEL) as victims:
         await nobody_notices(victims, "sessions with 8 MiB of empty submits")
+
+
+async def test_grammars_that_are_heavy_to_compile_disturb_no_other_tenant() -> None:
+    async with attacked_cluster(Section.GUIDED, DEMO_MODEL) as victims:
+        await nobody_notices(victims, "300 heavy schemas at once", STARVED_S)

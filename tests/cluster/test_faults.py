@@ -28,7 +28,7 @@ async def test_no_token_is_lost_repeated_or_changed_when_a_front_is_killed(fleet
 @pytest.mark.slow
 async def test_no_token_is_lost_repeated_or_changed_by_any_accident() -> None:
     wanted = orders(STREAMS, tokens=LONG)
-    flags = worker_flags(deterministic=True)
+    flags = worker_flags(deterministic=True, drain_timeout_s=0.2)
     async with running_fleet(DEMO_MODEL, *flags, router_arguments=(INTER_TOKEN_TIMEOUT,)) as fleet:
         expected = await undisturbed(fleet, wanted)
         assert not [record.error or record.seams for record in expected if record.error or record.seams]

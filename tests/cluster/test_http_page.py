@@ -16,8 +16,10 @@ from trunkline_router.edge.anthropic.anthropic_requests import ConversationField
 from trunkline_router.edge.openai.chat import ChatRequest
 from trunkline_router.edge.openai.chat_fields import Message
 from trunkline_router.edge.openai.completion_request import CompletionRequest
+from trunkline_router.edge.openai.generation_fields import GenerationFields, StreamOptions
 from trunkline_router.edge.openai.models_and_tokens import DetokenizeBody, TokenizeBody
-from trunkline_router.edge.request_fields import Fields, GenerationFields, StreamOptions
+from trunkline_router.edge.output_format import NamedSchema, ResponseFormat, StructuredOutputs
+from trunkline_router.edge.request_fields import Fields
 from trunkline_router.edge.responses.response_request import ResponseRequest
 
 README = PAGE.parents[1] / "README.md"
@@ -25,6 +27,7 @@ TEXT = PAGE.read_text()
 BODIES: list[type[Fields]] = [
     *(CompletionRequest, ChatRequest, Message, ResponseRequest, MessageRequest, CountRequest),
     *(ConversationFields, GenerationFields, StreamOptions, TokenizeBody, DetokenizeBody),
+    *(ResponseFormat, NamedSchema, StructuredOutputs),
 ]
 OF_A_PART = {"role", "content", "include_usage", "continuous_usage_stats", "include_obfuscation"}  # of nested objects
 BETWEEN = "\x1e"  # printed between the outputs of two commands
@@ -81,7 +84,7 @@ def test_the_page_names_every_field(body: type[Fields]) -> None:
     fields, rest = TEXT.split("## Fields")[1].split("**Ignored**")
     ignored, refused = rest.split("## Streams")[0].split("**Refused by name**")
     for names, part in (
-        (set(body.model_fields) - body.ignored, fields),
+        ({field.alias or name for name, field in body.model_fields.items()} - body.ignored, fields),
         (body.ignored, ignored),
         (set(body.unserved), refused),
     ):

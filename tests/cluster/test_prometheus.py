@@ -116,12 +116,15 @@ async def under_load(
     """Half a minute of mixed load, in which a worker's engine is killed under streams and comes back."""
     began_s = time.monotonic()
 
-    def kill() -> None:
-        os.kill(workers[0].engine_pid(), signal.SIGKILL)
+    killed: list[Worker] = []
+
+    def kill(address: str) -> None:
+        killed.extend(one for one in workers if one.address == address)
+        os.kill(killed[0].engine_pid(), signal.SIGKILL)
 
     def mend() -> None:
-        workers[0].process.wait()
-        restarted(workers[0].port).wait_ready()
+        killed[0].process.wait()
+        restarted(killed[0].port).wait_ready()
 
     def see(expr: str) -> None:
         wait_until(lambda: prometheus.has(expr), f"Prometheus has {expr}")

@@ -50,7 +50,9 @@ def until(views: Iterator[WatchFleetResponse], worker: Worker, state: int) -> No
 
 async def test_figures_are_those_that_the_workers_report(pair: Cluster) -> None:
     with watching(pair) as views:
-        before_ms = next(views).at_unix_ms
+        # A rate is the difference of two samples: the first of each worker has to lie before the requests.
+        sampled = next(view for view in views if all(tile.HasField("sampled_unix_ms") for tile in view.workers))
+        before_ms = sampled.at_unix_ms
         async with Client(pair.address, tenant="acme") as client:
             done = [await client.complete(STORY * 4 + str(number), max_tokens=24) for number in range(4)]
         output = sum(answer.usage.completion_tokens for answer in done)

@@ -22,6 +22,7 @@ import structlog
 
 from tests.fuzz.scoring_worker import ScoringWorker
 from tests.router.cluster import Cluster, cluster
+from trunkline.v1.worker_pb2 import Capability
 from trunkline_router.edge.http_call import Edge
 from trunkline_router.edge.responses.response_store import ResponseStore, StoreLimits
 
@@ -97,7 +98,8 @@ async def main() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.add(str(context)))
     sys.unraisablehook = lambda unraisable: problems.add(f"{unraisable.exc_value!r} in {unraisable.object!r}")
     store = ResponseStore(StoreLimits(STORED, STORED_BYTES, 60.0), time.monotonic)
-    worker = ScoringWorker("w0", answer=None, grant_key=GRANT_KEY)
+    able = (Capability.CAPABILITY_GRAMMARS,)
+    worker = ScoringWorker("w0", answer=None, grant_key=GRANT_KEY, capabilities=able)
     async with cluster(worker, max_choices=16, edge=Edge, store=store, grant_key=GRANT_KEY) as router:
         print(json.dumps({"http_port": router.http_port, "grpc_port": router.port}), flush=True)
         while await asyncio.to_thread(sys.stdin.readline):

@@ -113,7 +113,8 @@ def _flattened(metadata: tuple[Any, ...]) -> Iterator[Any]:
 
 def _names(model: type[Fields]) -> dict[str, Values]:
     """Values for each name that a field may have: those of the model, and others that are known and not served."""
-    fields = {name: values_of(field.annotation, field.metadata) for name, field in model.model_fields.items()}
+    named = [(field.alias or name, field) for name, field in model.model_fields.items()]
+    fields = {name: values_of(field.annotation, field.metadata) for name, field in named}
     return {
         **dict.fromkeys([*model.ignored, *model.unserved, "unknown", "__class__", "model_fields", ""], JUNK),
         **fields,
@@ -124,11 +125,11 @@ def _names(model: type[Fields]) -> dict[str, Values]:
 def bodies_of(draw: st.DrawFn, model: type[Fields], base: Mapping[str, Json]) -> dict[str, Json]:
     """An object for this model: its base, some more fields, and sometimes without one of its own."""
     names = _names(model)
-    own = [*model.model_fields]
+    own = [field.alias or name for name, field in model.model_fields.items()]
     wanted = draw(st.lists(st.sampled_from([*own, *own, *own, *names]), max_size=6 if base else 3, unique=True))
     body = dict(base)
     if not base:
-        wanted += [name for name, field in model.model_fields.items() if field.is_required()]
+        wanted += [field.alias or name for name, field in model.model_fields.items() if field.is_required()]
     for name in wanted:
         body[name] = draw(names[name])
     if draw(st.integers(0, 19)) == 7 and body:

@@ -4,28 +4,15 @@ A family writes thoughts and calls as its real models do, and templates are shor
 """
 
 import json
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.worker.engine_rig import DEMO_MODEL
-from trunkline_bench.engine.random_model import RANDOM_22M, write_random_llama
+from trunkline_bench.engine.marked_model import write_marked_model
 
 TEMPLATES = Path(__file__).parent  # files are named after answer formats
 ANSWERS = "answers.json"  # beside the weights
-CONFIG = {
-    **RANDOM_22M,
-    "vocab_size": 2112,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "max_position_embeddings": 8192,
-}
 
 
 @dataclass(frozen=True)
@@ -40,23 +27,18 @@ class Family:
     call: Callable[[str, Mapping[str, Any]], str]
     text: Callable[[str], str] = lambda text: text
 
-    def write(self, directory: Path, answers: Mapping[str, str]) -> Path:
+    def write(self, directory: Path, answers: Mapping[str, str], *, context_length: int = 8192) -> Path:
         """Writes a model that gives each answer to prompts that contain its key; the key that comes last decides.
         Returns the directory."""
-        tokenizer = json.loads((DEMO_MODEL / "tokenizer.json").read_text())
-        base = len(tokenizer["model"]["vocab"])
-        ids = {mark: base + place for place, mark in enumerate((*self.specials, *self.words))}
-        plain = tokenizer["added_tokens"][0]
-        tokenizer["added_tokens"] += [
-            {**plain, "id": token_id, "content": mark, "special": mark in self.specials}
-            for mark, token_id in ids.items()
-        ]
-        end_ids = [ids[mark] for mark in self.ends]
-        write_random_llama(directory, {**CONFIG, "eos_token_id": end_ids})
-        named = {"bos_token": "<s>", "eos_token": self.ends[0], "model_max_length": CONFIG["max_position_embeddings"]}
-        for name, contents in (("tokenizer", tokenizer), ("tokenizer_config", named)):
-            (directory / f"{name}.json").write_text(json.dumps(contents))
-        shutil.copy(TEMPLATES / f"{self.answer_format}.jinja", directory / "chat_template.jinja")
+        template = (TEMPLATES / f"{self.answer_format}.jinja").read_text()
+        write_marked_model(
+            directory,
+            template,
+            specials=self.specials,
+            words=self.words,
+            ends=self.ends,
+            context_length=context_length,
+        )
         (directory / ANSWERS).write_text(json.dumps(answers))
         return directory
 
@@ -93,7 +75,7 @@ HARMONY = Family(
     ends=("<|return|>", "<|call|>"),
     thought=lambda text: f"<|channel|>analysis<|message|>{text}<|end|><|start|>assistant",
     call=lambda name, arguments: (
-        f" to=functions.{name}<|channel|>commentary json<|message|>"
+        f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
         f"{json.dumps(arguments, ensure_ascii=False)}<|call|>"
     ),
     text=lambda text: f"<|channel|>final<|message|>{text}",

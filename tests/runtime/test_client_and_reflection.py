@@ -26,6 +26,7 @@ from trunkline.v1.inference_pb2 import (
     ToolResult,
 )
 from trunkline.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+from trunkline.v1.worker_pb2 import Grammar, GrammarKind
 from trunkline_runtime.server import GrpcServer
 
 SERVICE = "trunkline.v1.InferenceService"
@@ -131,16 +132,17 @@ FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
 
 
 @pytest.mark.parametrize(
-    "tool",
+    ("tool", "strict"),
     [
-        {"type": "function", "function": FUNCTION},
-        {"type": "function", "function": FUNCTION | {"strict": True}},
-        Tool(name="f", description="d", parameters='{"type": "object"}'),
+        ({"type": "function", "function": FUNCTION}, False),
+        ({"type": "function", "function": FUNCTION | {"strict": True}}, True),
+        (Tool(name="f", description="d", parameters='{"type": "object"}'), False),
     ],
 )
-def test_a_tool_has_openais_form_or_that_of_the_contract(tool: Any) -> None:
+def test_a_tool_has_openais_form_or_that_of_the_contract(tool: Any, strict: bool) -> None:
     request = generate_request(PARTS, model="", n=None, request_id="", lane=None, tools=[tool])
-    assert request.chat.tools == [Tool(name="f", description="d", parameters='{"type": "object"}')]
+    expected = Tool(name="f", description="d", parameters='{"type": "object"}', strict=strict)
+    assert request.chat.tools == [expected]
     assert not PARTS.tools
 
 
@@ -158,6 +160,44 @@ def test_a_tool_has_openais_form_or_that_of_the_contract(tool: Any) -> None:
 def test_a_tool_that_the_client_cannot_send_is_refused(prompt: Any, tool: Any, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         generate_request(prompt, model="", n=None, request_id="", lane=None, tools=[tool])
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "text"),
+    [
+        ({"json_schema": {"title": "ü"}}, GrammarKind.GRAMMAR_KIND_JSON_SCHEMA, '{"title": "ü"}'),
+        ({"json_schema": '{"title":"ü"}'}, GrammarKind.GRAMMAR_KIND_JSON_SCHEMA, '{"title":"ü"}'),
+        ({"regex": "[0-9]+"}, GrammarKind.GRAMMAR_KIND_REGEX, "[0-9]+"),
+        ({"choice": ["yes", "no"]}, GrammarKind.GRAMMAR_KIND_CHOICE, '["yes", "no"]'),
+        (Grammar(kind=GrammarKind.GRAMMAR_KIND_LARK, text="x"), GrammarKind.GRAMMAR_KIND_LARK, "x"),
+    ],
+)
+def test_a_grammar_is_a_kind_with_its_value_or_that_of_the_contract(given: Any, kind: Any, text: str) -> None:
+    request = generate_request("x", model="", n=None, request_id="", lane=None, grammar=given)
+    assert request.grammar == Grammar(kind=kind, text=text)
+    assert not generate_request("x", model="", n=None, request_id="", lane=None).HasField("grammar")
+
+
+@pytest.mark.parametrize("given", [{}, {"schema": {}}, {"regex": "a", "choice": ["a"]}, {"unspecified": "a"}])
+def test_a_grammar_of_no_known_kind_is_refused(given: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"a grammar is one of json_schema, regex, .*, not (empty|schema|regex, ch|unsp)"
+    ):
+        generate_request("x", model="", n=None, request_id="", lane=None, grammar=given)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ('{"type": "object"}', "a kind with its value, not str"),
+        ({"choice": {"yes", "no"}}, "the value of choice is no JSON: .* set "),
+        ({"json_schema": {"maximum": float("nan")}}, "the value of json_schema is no JSON: .*float values"),
+        ({1: "a"}, "not 1"),
+    ],
+)
+def test_a_grammar_that_cannot_be_sent_is_refused(given: Any, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        generate_request("x", model="", n=None, request_id="", lane=None, grammar=given)
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.worker.engine_rig import DEMO_MODEL
-from trunkline_bench.gpu.engine.headline import with_tuned_table
+from trunkline_bench.gpu.engine.costs import tuned_fp8
 from trunkline_bench.gpu.kernels.attention import layouts_speed
 from trunkline_bench.gpu.main import main, run
 from trunkline_bench.gpu.shapes import Shapes
@@ -56,7 +56,7 @@ def two_layers(folder: Path) -> Path:
     return folder
 
 
-# Eighteen processes one after another; each imports torch, and most start an engine or two.
+# Sixteen processes one after another; each imports torch, and most start an engine or two.
 @pytest.mark.slow
 def test_every_stage_runs(tmp_path: Path) -> None:
     model = two_layers(tmp_path / "model")
@@ -73,7 +73,7 @@ def test_every_stage_runs(tmp_path: Path) -> None:
     assert rows["generate, sdpa"]["output_tok_per_s"] > 0
     assert any(what.startswith("generate_batch") and "output_tok_per_s" in row for what, row in rows.items())
     # The simulator accepts the fitted times of the engine's steps as a profile.
-    FittedCost.from_json((tmp_path / "h200-8b-fitted.json").read_text())
+    FittedCost.from_json((tmp_path / "8b-fitted.json").read_text())
     the_sweeps_wrote_a_table_that_the_kernels_take(stages, tmp_path / "tuned.json")
 
 
@@ -82,32 +82,31 @@ def the_sweeps_wrote_a_table_that_the_kernels_take(stages: dict[str, Any], writt
     assert {row["what"] for row in rows} == {"decode_attention", "ragged_attention", KERNEL}
     found = table(written)
     assert {key.kernel for key in found} == {"decode_attention", "ragged_attention", KERNEL, GATED, LINEAR, ADDED}
-    best = {row["what"]: row for row in rows if row.get("best_so_far")}
-    tilings = {key.kernel: fields for key, fields in found.items() if isinstance(key, TilingKey)}
+    best = {(row["what"], row["kv_dtype"]): row for row in rows if row.get("best_so_far")}
+    assert {kv_dtype for _, kv_dtype in best} == {"float32", "float8_e4m3fn"}
+    tilings = {(key.kernel, key.kv_dtype): fields for key, fields in found.items() if isinstance(key, TilingKey)}
     (choice,) = (row for row in rows if row["what"] == KERNEL)
-    assert tilings.pop(KERNEL) == ({} if choice["library"] else OWN)
-    assert all(fields.items() <= best[kernel].items() for kernel, fields in tilings.items())
+    assert tilings.pop((KERNEL, "float32")) == ({} if choice["library"] else OWN)
+    assert all(fields.items() <= best[key].items() for key, fields in tilings.items())
     timed = stages["product sweep"]["rows"]
-    chosen = [row for row in timed if row["what"] == "gate and up, chosen"]
     kinds = {True: "persistent", False: "own"}
     products = {
-        key.rows: kinds["programs" in fields] if fields else "library"
+        (key.kernel, key.rows): kinds["programs" in fields] if fields else "library"
         for key, fields in found.items()
-        if key.kernel == GATED and isinstance(key, ProductKey) and key.dtype == "float32"
+        if isinstance(key, ProductKey)
     }
-    assert products == {row["rows"]: row["kernel"] for row in chosen}
-    assert {row["what"] for row in timed if "of_library" in row} == {
-        "gate and up, own", "gate and up, persistent", "down, persistent", "qkv, persistent", "output, persistent"
-    }  # fmt: skip
-    eight_bits = {
-        (key.kernel, key.rows) for key in found if isinstance(key, ProductKey) and key.dtype == "float8_e4m3fn"
-    }
-    assert eight_bits == {(kernel, rows) for kernel in (GATED, LINEAR, ADDED) for rows in products}
+    names = {GATED: "gate and up", LINEAR: "qkv"}
+    chosen = {(row["what"], row["rows"]): row["kernel"] for row in timed if "kernel" in row}
+    for (kernel, rows_of), kind in products.items():
+        assert kernel == ADDED or chosen[f"{names[kernel]}, chosen", rows_of] == kind
+    assert products.keys() == {(kernel, rows_of) for kernel in (GATED, LINEAR, ADDED) for rows_of in (1, 20)}
+    ways = {f"{name}, {way}" for name in ("gate and up", "down", "qkv", "output") for way in ("own", "persistent")}
+    assert {row["what"] for row in timed if "of_library" in row} == ways
 
 
-def test_a_headline_with_a_tuned_table_needs_one(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="run the tiling sweep and the product sweep first"):
-        next(iter(with_tuned_table(Shapes.of(torch.device("cpu"), tmp_path, DEMO_MODEL))))
+def test_a_run_with_a_tuned_table_needs_one(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="run the product sweep first"):
+        next(iter(tuned_fp8(Shapes.of(torch.device("cpu"), tmp_path, DEMO_MODEL))))
 
 
 def test_pools_of_one_layer_and_of_many_are_measured(tmp_path: Path) -> None:

@@ -155,3 +155,14 @@ def test_a_tenant_alone_is_scheduled_as_if_there_were_no_shares(worker: str, mon
         monkeypatch.setattr(LaneSharing, method, None)
     monkeypatch.setattr(LaneSharing, "may_stretch", lambda *_: True)
     assert outcome() == with_shares
+
+
+def test_forced_tokens_count_as_tokens() -> None:
+    """Two tenants want more than the worker has. Grammars force most tokens of one, many in a step: it gets no more."""
+    spec = replace(WORKERS["CPU, small model"], num_blocks=19 * PLACES)  # a request takes 19 blocks
+    tenants = [
+        Tenant(name, 3 * PLACES, 100, 200, starts_s=WARM_UP_S, forced_tokens=forced)
+        for name, forced in (("guided", 15), ("plain", 0))
+    ]
+    found = observe(spec, tenants, 15.0).tenants
+    assert found["plain"].served_tokens / found["guided"].served_tokens == pytest.approx(1.0, abs=0.1)

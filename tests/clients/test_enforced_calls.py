@@ -1,0 +1,190 @@
+"""Enforced calls: those of random weights conform to their schemas, whole and streamed, over all protocols."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.chat_model import CHAT_MODEL
+from tests.clients.edge import ANY_KEY, Edge, running_edge
+from tests.clients.weather_tools import ASKED, CHECKS, FUNCTIONS, QUESTION, SCHEMAS, TOOLS, Calls, check
+from tests.playing.families import FAMILIES, TEMPLATES
+from tests.playing.worker import COMMAND
+from tests.worker.grammar.call_measure import invalid_calls, tool_lists
+from trunkline import SyncClient
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAX_TOKENS = 300  # more than one of these calls can have
+
+
+@pytest.fixture(scope="module", params=["hermes", "mistral"])
+def weights(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
+    """A router before a worker with random weights. Its template knows no reasoning, which would not end."""
+    model = FAMILIES[request.param].write(tmp_path_factory.mktemp("random") / request.param, {})
+    template = model / "chat_template.jinja"
+    template.write_text(template.read_text().replace("</think>", "").replace("[/THINK]", ""))
+    with running_edge(model) as running:
+        yield running
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [False, True])
+def test_calls_of_random_weights_over_chat(weights: Edge, named: bool) -> None:
+    from openai import OpenAI
+
+    asked: dict[str, Any] = {
+        "model": weights.model,
+        "messages": ASKED,
+        "tools": TOOLS,
+        "tool_choice": {"type": "function", "function": {"name": "weather"}} if named else "required",
+        "parallel_tool_calls": False,
+        "max_tokens": MAX_TOKENS,
+    }
+    with OpenAI(base_url=weights.url, api_key=ANY_KEY, max_retries=0, timeout=60) as client:
+        for seed in range(4):
+            whole = client.chat.completions.create(**asked, seed=seed)
+            with client.chat.completions.stream(**asked, seed=seed) as stream:
+                streamed = stream.get_final_completion()
+            told: list[Calls] = []
+            for answer in (whole, streamed):
+                [choice] = answer.choices
+                assert (choice.finish_reason, choice.message.content or None) == ("tool_calls", None)
+                told.append([(one.function.name, one.function.arguments) for one in choice.message.tool_calls or ()])
+            check(told[0], named=named)
+            assert told[0] == told[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [False, True])
+def test_calls_of_random_weights_over_responses(weights: Edge, named: bool) -> None:
+    from openai import OpenAI
+
+    choice: Any = {"type": "function", "name": "weather"} if named else "required"
+    asked: dict[str, Any] = {
+        "model": weights.model,
+        "input": QUESTION,
+        "tools": [{"type": "function", **function} for function in FUNCTIONS],
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "max_output_tokens": MAX_TOKENS,
+    }
+    with OpenAI(base_url=weights.url, api_key=ANY_KEY, max_retries=0, timeout=60) as client:
+        whole = client.responses.create(**asked)
+        with client.responses.stream(**asked) as stream:
+            streamed = stream.get_final_response()
+        responses: list[Any] = [whole, streamed]
+        for response in responses:
+            check([(item.name, item.arguments) for item in response.output], named=named)
+        assert whole.to_dict()["tool_choice"] == choice
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [False, True])
+def test_calls_of_random_weights_over_messages(weights: Edge, named: bool) -> None:
+    from anthropic import Anthropic
+
+    choice = {"type": "tool", "name": "weather"} if named else {"type": "any"}
+    asked: dict[str, Any] = {
+        "model": weights.model,
+        "messages": ASKED,
+        "tools": [{"name": name, "input_schema": schema} for name, schema in SCHEMAS.items()],
+        "tool_choice": {**choice, "disable_parallel_tool_use": True},
+        "max_tokens": MAX_TOKENS,
+    }
+    with Anthropic(base_url=weights.root, api_key=ANY_KEY, max_retries=0, timeout=60) as client:
+        whole = client.messages.create(**asked)
+        with client.messages.stream(**asked) as stream:
+            streamed = stream.get_final_message()
+    messages: list[Any] = [whole, streamed]
+    for message in messages:
+        assert message.stop_reason == "tool_use"
+        check([(block.name, json.dumps(block.input)) for block in message.content], named=named)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [False, True])
+def test_calls_of_random_weights_over_grpc(weights: Edge, named: bool) -> None:
+    choice: Any = {"type": "function", "function": {"name": "weather"}} if named else "required"
+    with SyncClient(weights.cluster.address) as client:
+        done = client.complete(ASKED, tools=TOOLS, tool_choice=choice, max_tokens=MAX_TOKENS)
+    calls = [(call.name, call.arguments) for call in done.choices[0].tool_calls]
+    check(calls[:1], named=named)
+    assert not done.choices[0].text
+
+
+@pytest.mark.slow
+def test_forced_calls_of_real_tools_are_valid(weights: Edge) -> None:
+    check_real_tools(weights.cluster.address, 12)
+
+
+@pytest.mark.slow
+def test_forced_calls_of_a_real_chat_model_are_valid(tmp_path: Path) -> None:
+    template = tmp_path / "chat_template.jinja"
+    template.write_text((TEMPLATES / "hermes.jinja").read_text().replace("</think>", ""))
+    with running_edge(CHAT_MODEL, f"--chat-template={template}") as edge:
+        check_real_tools(edge.cluster.address, 3)
+
+
+def check_real_tools(address: str, number: int) -> None:
+    """Asserts that forced calls of so many lists of bfcl-eval's tools are valid."""
+    lists, num_calls = tool_lists(), 0
+    with SyncClient(address) as client:
+        [quote] = client.tokenize('"', special_tokens=False)
+        for index, tools in enumerate(lists[:: len(lists) // number]):
+            called = tools[-1].name if index % 2 else ""
+            choice: Any = {"type": "function", "function": {"name": called}} if called else "required"
+            asked: dict[str, Any] = {
+                "max_tokens": 600,
+                "seed": index,
+                "logit_bias": {quote: 5.0},
+            }  # so that strings end
+            done = client.complete(ASKED, tools=tools, tool_choice=choice, **asked).choices[0]
+            assert not done.text
+            calls = [(call.name, call.arguments) for call in done.tool_calls]
+            assert [*invalid_calls(tools, calls, called)] == []
+            num_calls += len(calls)
+    assert num_calls > number / 2
+
+
+@pytest.mark.slow
+def test_a_model_that_must_not_call_begins_no_call(weights: Edge) -> None:
+    """However much the client's bias favours the token that begins one."""
+    with SyncClient(weights.cluster.address) as client:
+        marks = [client.tokenize(mark, special_tokens=False) for mark in ("<tool_call>", "[TOOL_CALLS]")]
+        [token] = min(marks, key=len)
+        asked: dict[str, Any] = {"max_tokens": 40, "logit_bias": {token: 100.0}}
+        assert token in client.complete(ASKED, **asked).choices[0].token_ids
+        for tools in ([], TOOLS):
+            done = client.complete(ASKED, tools=tools, tool_choice="none", **asked).choices[0]
+            assert token not in done.token_ids
+            assert not done.tool_calls
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answer_format", ["hermes", "mistral"])  # gpt-oss would think again, at random
+def test_a_constraint_begins_after_the_model_has_thought(answer_format: str, tmp_path: Path) -> None:
+    """The model wants to answer with a text of its own after its thought."""
+    from openai import OpenAI
+
+    family = FAMILIES[answer_format]
+    answer = family.thought("I know.").rstrip() + family.text("It is fine.")
+    model = family.write(tmp_path / "player", {QUESTION: answer})
+    with (
+        running_edge(model, command=COMMAND) as edge,
+        OpenAI(base_url=edge.url, api_key=ANY_KEY, max_retries=0, timeout=60) as client,
+    ):
+        choice: Any = {"type": "function", "function": {"name": "weather"}}
+        asked: dict[str, Any] = {"model": edge.model, "messages": ASKED, "max_tokens": MAX_TOKENS}
+        [called] = client.chat.completions.create(**asked, tools=TOOLS, tool_choice=choice).choices
+        assert called.message.to_dict()["reasoning"].strip() == "I know."
+        assert not called.message.content
+        check([(one.function.name, one.function.arguments) for one in called.message.tool_calls or ()], named=True)
+        form: Any = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMAS["weather"]}}
+        [written] = client.chat.completions.create(**asked, response_format=form).choices
+        assert written.message.to_dict()["reasoning"].strip() == "I know."
+        CHECKS["weather"].validate(json.loads(written.message.content or ""))
