@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trunkline.client.client import Client
 from trunkline_bench.attacks.attack_result import AttackResult, bound_beside_others
+from trunkline_bench.attacks.calling_model import write_calling_model
 from trunkline_bench.attacks.catalogue import Case, Section
 from trunkline_bench.attacks.host_faults import BLOCKING_KEYS, add_key
 from trunkline_bench.attacks.innocent import TENANT, Innocent
@@ -17,6 +18,7 @@ from trunkline_bench.attacks.measurement import Measurement
 from trunkline_bench.attacks.neighbour import neighbour_of
 from trunkline_bench.attacks.server import WORKER_FLAGS, Server
 from trunkline_bench.attacks.vectors.attacker import SHARED_NAME
+from trunkline_bench.attacks.vectors.guided_floods import CALLING_MODEL
 from trunkline_bench.attacks.window import Window
 from trunkline_bench.faults.fleet import START_S
 from trunkline_bench.faults.poison import sitecustomize
@@ -26,6 +28,7 @@ from trunkline_bench.servers.redis_server import RedisServer
 KEY = "a key for the benchmark, of thirty-two bytes"
 QUOTAS = {"*": {"requests_per_minute": 10**6, "tokens_per_minute": 10**8, "tokens_in_flight": 10**7}}
 NUM_WORKERS = {Section.LIAR: 2, Section.NAMESAKE: 3}
+OVER_HTTP = (Section.HTTP, Section.GUIDED)  # the attacker sends
 FRESH_WORKERS = (Section.PORT, Section.KEYED_PORT)  # the workers are the victims
 
 
@@ -58,7 +61,7 @@ class AttackedCluster:
             workers = await stack.enter_async_context(_workers(self.section, self.model, self.folder))
         neighbour = await neighbour_of(workers[0], case, stack)
         addresses = [worker.address for worker in workers] + ([neighbour.address] if neighbour else [])
-        http_port = free_port() if self.section is Section.HTTP else -1
+        http_port = free_port() if self.section in OVER_HTTP else -1
         flags = [f"--workers={','.join(addresses)}", f"--http-port={http_port}"]
         if self.section is Section.KEYED_PORT:
             flags.append(f"--grant-key={KEY}")
@@ -84,7 +87,7 @@ class AttackedCluster:
         warm_ms = await innocent.warm_up()
         victim = workers[0] if self.section in FRESH_WORKERS else router
         target = victim.address if redis is None else redis.url
-        if self.section is Section.HTTP:
+        if self.section in OVER_HTTP:
             target = f"127.0.0.1:{http_port}"
         return Measurement(case, innocent, victim, target, router, workers, neighbour, keys), warm_ms
 
@@ -94,6 +97,9 @@ async def attacked_cluster(section: Section, model: Path) -> AsyncIterator[Attac
     """Starts a section's workers; stops them at the end. Raises FleetError."""
     with tempfile.TemporaryDirectory(prefix="attacks-") as name:
         folder = Path(name)
+        if section is Section.GUIDED:
+            model = folder / CALLING_MODEL
+            write_calling_model(model)
         if section in FRESH_WORKERS:
             yield AttackedCluster(section, model, (), folder)
             return

@@ -6,9 +6,11 @@ from enum import Enum
 
 from trunkline_bench.attacks.attack_result import Bounds
 from trunkline_bench.attacks.host_faults import HOST_FAULTS
+from trunkline_bench.attacks.innocent import NEW_SCHEMAS, SEVERAL_TOKENS
 from trunkline_bench.attacks.vectors.attacker import ALL_OF_1_TO_5, HOLDING, OF_1_TO_5, UNREAD_STREAMS
 from trunkline_bench.attacks.vectors.calls import MALFORMED, SMALL_CALLS
 from trunkline_bench.attacks.vectors.floods import FLOODS
+from trunkline_bench.attacks.vectors.guided_floods import GUIDED_FLOODS
 from trunkline_bench.attacks.vectors.http_floods import (
     HOLDING_HTTP,
     HTTP_FLOODS,
@@ -32,6 +34,7 @@ class Section(Enum):
     CLIENT = "A client attacks a router"
     HTTP = "A client attacks the HTTP port of a router"
     TENANT = "A noisy tenant shares a worker"
+    GUIDED = "A noisy tenant sends grammars, tools and limits of reasoning"
     PORT = "A client attacks a worker's own port"
     KEYED_PORT = "A stranger attacks the port of a worker with a key"
     LIAR = "A broken worker beside two good ones"
@@ -126,6 +129,14 @@ def _tenants() -> list[Case]:
     ]
 
 
+def _guided() -> list[Case]:
+    return [
+        Case(Section.GUIDED, attack, asks, is_beside_others=attack != NONE)
+        for attack in (NONE, *GUIDED_FLOODS)
+        for asks in (SEVERAL_TOKENS, NEW_SCHEMAS)
+    ]
+
+
 def _ports() -> list[Case]:
     held = ("10,000 unread tokenizers", "10,000 idle sessions", "10,000 health watches", "10,000 reflection streams")
     open_to_all = (*SESSIONS, *held, "10,000 unread cache watches", "rapid reset of a worker")
@@ -142,6 +153,7 @@ def cases() -> Sequence[Case]:
         *_clients(),
         *_over_http(),
         *_tenants(),
+        *_guided(),
         *_ports(),
         *(Case(Section.LIAR, name) for name in (NONE, *LIES)),
         *(Case(Section.REDIS, name) for name in (NONE, *REDIS_ATTACKS)),

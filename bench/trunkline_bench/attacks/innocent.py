@@ -1,10 +1,12 @@
 """The innocent tenant: it sends short requests all the time and takes no part in the attack."""
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 from trunkline.client.client import Client, Prompt
 from trunkline.errors import TrunklineError
@@ -15,12 +17,13 @@ TENANT = "innocent"
 PACE_S = 0.01  # between two requests
 REQUEST_TIMEOUT_S = 60.0
 WARM = 10  # requests before anything is measured
-KINDS = ("text", "chat", "token ids")
+SEVERAL_TOKENS, NEW_SCHEMAS = "16 tokens", "new schemas"  # kinds of which answers have more than one token
+SEVERAL = 16
 
 
 @dataclass(slots=True)
 class Record:
-    """Outcomes of the innocent's requests, each of one token. Times in ms, from sending to the end of the answer."""
+    """Outcomes of the innocent's requests. Times in ms, from sending to the end of the answer."""
 
     times_ms: list[float] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)  # one line per failed request
@@ -75,9 +78,10 @@ class Innocent:
         answer = await self._client.complete(
             self._prompt(),
             model=self.model,
-            max_tokens=1,
+            max_tokens=SEVERAL if self._kind in (SEVERAL_TOKENS, NEW_SCHEMAS) else 1,
             request_id=self._request_id,
             timeout_s=REQUEST_TIMEOUT_S,
+            grammar=_new_schema() if self._kind == NEW_SCHEMAS else None,
         )
         tokens = answer.usage.prompt_tokens
         assert tokens == self._prompt_tokens or not self._prompt_tokens, (
@@ -89,4 +93,10 @@ class Innocent:
         number = next(self._numbers) % 100
         if self._kind == "token ids":
             return [10 + number, 20, 30]
-        return "Once upon a time" if self._kind == "text" else [("user", "Tell me a story.")]
+        return [("user", "Tell me a story.")] if self._kind == "chat" else "Once upon a time"
+
+
+def _new_schema() -> dict[str, Any]:
+    """A small schema, as no worker has compiled one before."""
+    name = secrets.token_hex(4)
+    return {"json_schema": {"type": "object", "properties": {name: {"type": "string"}}, "required": [name]}}

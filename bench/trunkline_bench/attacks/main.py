@@ -36,8 +36,8 @@ from trunkline_bench.servers.demo_model import DEMO_MODEL
 
 RESULTS = Path(__file__).parents[2] / "results"
 INTRODUCTION = f"""
-Another tenant, the innocent one, sends one-token requests all the time, one after another. They carry text unless the
-row says otherwise. The router is started anew for every attack.
+Another tenant, the innocent one, sends requests all the time, one after another. They carry text and ask for one token
+unless the row says otherwise. The router is started anew for every attack.
 
 The attacker is a process of its own. It shares the cores with its victims and has a low scheduling priority (nice
 {NICE}, a tenth of their weight), because an attacker on another machine would take no core from them. An attack lasts

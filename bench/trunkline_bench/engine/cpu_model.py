@@ -1,4 +1,5 @@
-"""`make bench-cpu MODEL=DIR`: the engine on this CPU, in both dtypes, against transformers and the memory's bandwidth.
+"""`make bench-cpu MODEL=DIR`: the engine on this CPU, in both dtypes and with quantised weights, against transformers
+and the memory's bandwidth.
 
 Requests of one row arrive together, have the same lengths and end together, so that static batching pads nothing. Each
 run has a fresh process; all kinds of runs take turns, and the report has medians.
@@ -22,17 +23,24 @@ from trunkline_bench.engine.measured_run import Job, Measured
 from trunkline_bench.engine.workload import BenchRequest
 from trunkline_bench.reports.markdown import listed
 from trunkline_bench.reports.provenance import commit, facts, make_command
+from trunkline_kernels.cpu.packed_linear import QUANTIZED_BYTES
 from trunkline_worker.model.architectures.config_json import read_spec
 
 REPOSITORY = Path(__file__).parents[3]
 PACKAGES = ("protos", "kernels", "worker", "bench")
 AT_ONCE = (1, 16, 64)
 PROMPT, OUTPUT = 32, 48  # tokens
-DTYPES = ("bfloat16", "float32")
+# Name of a row: dtype and quantisation.
+KINDS = {
+    "bfloat16": ("bfloat16", "none"),
+    "float32": ("float32", "none"),
+    "int8": ("bfloat16", "int8"),
+    "int4": ("bfloat16", "int4"),
+}
 READ_BYTES = 1 << 30  # far more than any cache
 READS = 5
 
-Times = dict[tuple[str, str, int], list[float]]  # output tokens per second by (runner, dtype, requests at once)
+Times = dict[tuple[str, str, int], list[float]]  # output tokens per second by (runner, kind, requests at once)
 
 
 def memory_bandwidth() -> float:
@@ -46,11 +54,12 @@ def memory_bandwidth() -> float:
     return READ_BYTES / best_s
 
 
-def weight_bytes_read(model: Path, dtype: str) -> int:
+def weight_bytes_read(model: Path, kind: str) -> float:
     """Bytes of weights that a step reads: all but the embedding, of which it reads some rows, and the head."""
     spec = read_spec(model)
-    kind: torch.dtype = getattr(torch, dtype)
-    return (spec.layer_params + spec.head_params) * kind.itemsize
+    dtype, quantization = KINDS[kind]
+    itemsize: int = getattr(torch, dtype).itemsize
+    return spec.layer_params * QUANTIZED_BYTES.get(quantization, itemsize) + spec.head_params * itemsize
 
 
 def requests(count: int, vocab_size: int) -> list[BenchRequest]:
@@ -62,7 +71,7 @@ def measure(job: Job, checkout: Path) -> float:
     """Output tokens per second of a job, run by the code of a checkout. Raises SystemExit if it fails."""
     done = subprocess.run(
         [sys.executable, "-m", "trunkline_bench.engine.measured_run"],
-        input=json.dumps(asdict(job)),
+        input=json.dumps({name: value for name, value in asdict(job).items() if value != "none"}),  # for earlier code
         env=os.environ | {"PYTHONPATH": os.pathsep.join(str(checkout / name) for name in PACKAGES)},
         capture_output=True,
         text=True,
@@ -76,17 +85,21 @@ def measure(job: Job, checkout: Path) -> float:
 
 def table(times: Times, runners: list[str], model: Path, bandwidth: float) -> str:
     lines = [
-        f"| dtype | at once | {' | '.join(f'{runner}, tok/s' for runner in runners)} "
+        f"| weights | at once | {' | '.join(f'{runner}, tok/s' for runner in runners)} "
         "| ours, relative to transformers | weights read, share of bandwidth |",
         "|---|---|" + "---|" * (len(runners) + 2),
     ]
-    for dtype in DTYPES:
+    for kind, (dtype, _) in KINDS.items():
         for count in AT_ONCE:
-            rates = {runner: statistics.median(times[runner, dtype, count]) for runner in runners}
+            # The others compute with the dtype's weights.
+            rates = {
+                runner: statistics.median(times[runner, kind if runner == "ours" else dtype, count])
+                for runner in runners
+            }
             # Each step of a batch reads the weights once.
-            share = f"{rates['ours'] / count * weight_bytes_read(model, dtype) / bandwidth:.0%}"
+            share = f"{rates['ours'] / count * weight_bytes_read(model, kind) / bandwidth:.0%}"
             lines.append(
-                f"| {dtype} | {count} | {' | '.join(f'{rates[runner]:,.1f}' for runner in runners)} "
+                f"| {kind} | {count} | {' | '.join(f'{rates[runner]:,.1f}' for runner in runners)} "
                 f"| {rates['ours'] / rates['transformers']:.2f} | {share if count == 1 else '-'} |"
             )
     return "\n".join(lines) + "\n"
@@ -112,14 +125,17 @@ def main() -> None:
     bandwidth = 0.0
     for turn in range(arguments.repeats):
         bandwidth = max(bandwidth, memory_bandwidth())
-        for dtype in DTYPES:
+        for kind, (dtype, quantization) in KINDS.items():
             for count in AT_ONCE:
+                told = []
                 for name, checkout in checkouts.items():
                     runner = "transformers" if name == "transformers" else "engine"
-                    job = Job(runner, str(model), dtype, threads, count, requests(count, vocab_size))
-                    times[name, dtype, count].append(measure(job, checkout))
-                told = ", ".join(f"{name} {times[name, dtype, count][-1]:,.1f}" for name in checkouts)
-                print(f"  turn {turn + 1}, {dtype}, {count} at once: {told} tok/s", flush=True)
+                    if quantization != "none" and name != "ours":
+                        continue
+                    job = Job(runner, str(model), dtype, threads, count, requests(count, vocab_size), quantization)
+                    times[name, kind, count].append(measure(job, checkout))
+                    told.append(f"{name} {times[name, kind, count][-1]:,.1f}")
+                print(f"  turn {turn + 1}, {kind}, {count} at once: {', '.join(told)} tok/s", flush=True)
     earlier = f"- before: {commit(checkouts['before'])}\n" if "before" in checkouts else ""
     text = (
         f"# {model.name} on a CPU\n\n"

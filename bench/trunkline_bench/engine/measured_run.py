@@ -27,6 +27,7 @@ class Job:
     threads: int
     concurrency: int  # requests at once: in flight for the engine, batch size for transformers
     requests: list[BenchRequest]
+    quantization: str = "none"  # of the engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,10 @@ def run_engine(job: Job) -> Callable[[], int]:
     from trunkline_worker.model.loading import load_model
     from trunkline_worker.settings import EngineSettings
 
-    settings = EngineSettings(model=job.model, dtype=job.dtype, device="cpu", threads=job.threads)
-    model = load_model(
-        Path(job.model), dtype=job.dtype, device=torch.device("cpu"), load_format="auto", deterministic=False
+    settings = EngineSettings(
+        model=job.model, dtype=job.dtype, device="cpu", threads=job.threads, quantization=job.quantization
     )
+    model = load_model(Path(job.model), dtype=job.dtype, device=torch.device("cpu"), quantization=job.quantization)
     engine, _ = build_engine(settings, model, torch.device("cpu"))
 
     def submit(handle: int) -> None:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -11,8 +12,11 @@ Rows = Iterator[dict[str, object]]  # each row is written to the results at once
 
 
 def measure(shapes: Shapes) -> Rows:
-    """A row with the bytes per second of a copy (read and written), and one with the FLOP per second of a product."""
-    yield {"what": "copy", "gb_per_s": bandwidth(shapes) / 1e9}
+    """Rows with the bytes per second of copies (read and written), a long one and some that move as many bytes as a
+    layer's weights have, and one with the FLOP per second of a product."""
+    for copied in (shapes.copy_bytes, *shapes.short_copies):
+        rate = bandwidth(replace(shapes, copy_bytes=copied))
+        yield {"what": "copy", "mb": 2 * copied / 1e6, "gb_per_s": rate / 1e9}
     yield {"what": f"matmul {shapes.matmul}", "tflop_per_s": flops(shapes) / 1e12}
 
 

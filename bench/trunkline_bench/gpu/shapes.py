@@ -27,14 +27,18 @@ class Shapes:
     num_layers: int = 36
     block_size: int = 16
     copy_bytes: int = 1 << 31
+    short_copies: tuple[int, ...] = (1 << 24, 24 << 20, 48 << 20, 96 << 20)
     matmul: int = 8192
     decode_batches: tuple[int, ...] = (1, 4, 16, 64, 128, 256)
     decode_contexts: tuple[int, ...] = (512, 2048, 8192, 32768)
     sweep_decodes: tuple[tuple[int, int], ...] = ((256, 1536), (32, 8192), (1, 4096))  # (sequences, context)
     sweep_prompts: tuple[tuple[int, int], ...] = ((8, 1024), (1, 8192))  # (sequences, tokens)
-    product_rows: tuple[int, ...] = (1, 8, 32, 64, 128, 256, 512)
+    product_rows: tuple[int, ...] = (1, 8, 32, 64, 128, 256, 512, 2048, 8192)
     most_kv_bytes: int = 40 << 30
-    prefill: tuple[tuple[int, int], ...] = ((1, 1024), (4, 2048), (1, 8192), (1, 32768))  # (sequences, tokens of each)
+    # (sequences, tokens of each)
+    prefill: tuple[tuple[int, int], ...] = (
+        (1, 1024), (8, 1024), (1, 2048), (4, 2048), (1, 4096), (1, 8192), (1, 32768),
+    )  # fmt: skip
     model: Path = CONFIGS / "qwen3-8b"
     requests: int = 256
     prompt_tokens: int = 1024
@@ -58,7 +62,7 @@ class Shapes:
             return cls(device, torch.bfloat16, False, output=output)
         return cls(
             device, torch.float32, True, num_heads=4, num_kv_heads=2, head_dim=16, num_layers=3, copy_bytes=1 << 16,
-            matmul=64, decode_batches=(1, 3), decode_contexts=(20, 70), sweep_decodes=((2, 70),),
+            short_copies=(), matmul=64, decode_batches=(1, 3), decode_contexts=(20, 70), sweep_decodes=((2, 70),),
             sweep_prompts=((1, 33),), product_rows=(1, 20), prefill=((2, 33),), model=tiny_model, requests=2,
             prompt_tokens=9, output_tokens=3, engine_window_s=30.0, step_batches=(1, 2), users=2,
             user_prompt_tokens=6, user_output_tokens=3, closed_loop_s=0.0, cost_prompt_tokens=3,

@@ -1,7 +1,7 @@
 """Every kernel launcher with the arguments of an 8B model, on meta tensors."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -12,17 +12,17 @@ from trunkline_kernels.gpu.decode_attention import decode_attention
 from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.decode_tiling import DecodeTiling, decode_tiling_for
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear
-from trunkline_kernels.gpu.gated_linear import GatedTiling, gated_linear
 from trunkline_kernels.gpu.persistent_linear import PersistentTiling, ProductRoom, is_offered
 from trunkline_kernels.gpu.product_choice import ProductChoice
-from trunkline_kernels.gpu.quantized_linear import FP8, QuantizedWeight, quantized_linear
+from trunkline_kernels.gpu.quantized_linear import quantized_linear
 from trunkline_kernels.gpu.ragged_attention import SPLIT, Pieces, RaggedTiling, ragged_attention, tiling_for
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes, shared_prefix
+from trunkline_kernels.quantized_weight import FP8, QuantizedWeight
 from trunkline_kernels.ragged_batch import KVLayer
+from trunkline_kernels.token_masks import RowMasks
 from trunkline_worker.model.gpu_weight import GpuWeight
 
-SMALLEST_FOR_FOUR_STAGES = 99 << 10  # bytes of shared memory
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE, VOCAB = 32, 8, 128, 4096, 12288, 151936
 
 
@@ -57,11 +57,8 @@ def ragged(
     kv_dtype: torch.dtype = torch.bfloat16,
     window: int | None = None,
     split: int = 0,
-    tiles_at_once: int | None = None,
 ) -> None:
-    """tiles_at_once: overrides the tiling's; None: as chosen"""
     tiling = ragged_tiling(chip, kv_dtype, split=bool(split))
-    tiling = replace(tiling, tiles_at_once=tiles_at_once or tiling.tiles_at_once)
     q = empty(512, HEADS, HEAD_DIM)
     pieces = Pieces.allocate(64, HEADS, HEAD_DIM, ints(8, 3)) if split else None
     ragged_attention(
@@ -150,50 +147,39 @@ def sampled(chip: Chip) -> None:
     whole = ints(64)
     logit_changes.add_bias(logits, whole, whole, empty(64, dtype=torch.float32))
     logit_changes.penalise(logits, ints(64, 3), rows, 4096)
+    logit_changes.exclude(logits, RowMasks(ints(64, dtype=torch.int64), ints(64, -(-VOCAB // 32))))
     sampling.sample(logits, ints(64, 2), rows)
     logprobs.logprobs(logits, ints(64, dtype=torch.int64), 20)
 
 
-def gated(chip: Chip) -> None:
-    stages = 4 if chip.shared_memory >= SMALLEST_FOR_FOUR_STAGES else 2
-    weight = empty(2 * INTERMEDIATE, HIDDEN)
-    gated_linear(empty(256, HIDDEN), weight, GatedTiling(64, 64, 64, 4, stages), dependent=chip.dependent)
-
-
-def persistent(chip: Chip, weight: torch.Tensor | QuantizedWeight) -> GpuWeight | None:
-    """A weight that the persistent kernel multiplies by, or None if the chip does not offer it."""
+def persistent(chip: Chip, columns: int, inner: int) -> GpuWeight | None:
+    """An fp8 weight that the persistent kernel multiplies by, or None if the chip does not offer it."""
     if not is_offered(chip.capability, is_nvidia=chip.target.backend == "cuda"):
         return None
-    tiling = PersistentTiling(128, 128, 64 if isinstance(weight, torch.Tensor) else 128, 8, 4, 1)
+    tiling = PersistentTiling(128, 128, 128, 8, 4, 1)
     room = ProductRoom.allocate([tiling], multiprocessors=H200.multiprocessors, device=META)
+    data, scale = empty(columns, inner, dtype=FP8), empty(columns, dtype=torch.float32)
+    weight = QuantizedWeight("fp8", data, scale, inner)
     return GpuWeight(weight, None, ProductChoice((256,), (tiling,)), room, False, chip.dependent)
 
 
 def persistent_plain(chip: Chip) -> None:
-    if weight := persistent(chip, empty(6144, HIDDEN)):
+    if weight := persistent(chip, 6144, HIDDEN):
         weight.multiply(empty(256, HIDDEN))
 
 
 def persistent_added(chip: Chip) -> None:
-    if weight := persistent(chip, empty(HIDDEN, INTERMEDIATE)):
+    if weight := persistent(chip, HIDDEN, INTERMEDIATE):
         weight.add_to(empty(256, HIDDEN), empty(256, INTERMEDIATE))
 
 
 def persistent_gated(chip: Chip) -> None:
-    if weight := persistent(chip, empty(2 * INTERMEDIATE, HIDDEN)):
-        weight.multiply_gated(empty(256, HIDDEN))
-
-
-def persistent_fp8(chip: Chip) -> None:
-    data = empty(2 * INTERMEDIATE, HIDDEN, dtype=FP8)
-    if weight := persistent(chip, QuantizedWeight("fp8", data, empty(len(data), dtype=torch.float32), HIDDEN)):
+    if weight := persistent(chip, 2 * INTERMEDIATE, HIDDEN):
         weight.multiply_gated(empty(256, HIDDEN))
 
 
 CASES = (
     Case("prefill attention", ragged, products=True),
-    Case("prefill attention, one tile at once", lambda chip: ragged(chip, tiles_at_once=1), products=True),
-    Case("prefill attention, two tiles at once", lambda chip: ragged(chip, tiles_at_once=2), products=True),
     Case("prefill attention, window", lambda chip: ragged(chip, window=4096), products=True),
     Case("prefill attention, deterministic", lambda chip: ragged(chip, split=SPLIT), products=True),
     Case("prefill attention, fp8 KV", lambda chip: ragged(chip, kv_dtype=torch.float8_e4m3fn), products=True, fp8=True),
@@ -215,11 +201,9 @@ CASES = (
         lambda chip: fixed_linear(empty(64, HIDDEN), empty(6144, HIDDEN)),
         products=True,
     ),
-    Case("SwiGLU products and gate", gated, products=True),
-    Case("persistent product", persistent_plain, products=True),
-    Case("persistent product, added", persistent_added, products=True),
-    Case("persistent SwiGLU products and gate", persistent_gated, products=True),
-    Case("persistent SwiGLU products and gate, fp8", persistent_fp8, products=True, fp8=True),
+    Case("persistent fp8 product", persistent_plain, products=True, fp8=True),
+    Case("persistent fp8 product, added", persistent_added, products=True, fp8=True),
+    Case("persistent fp8 SwiGLU products and gate", persistent_gated, products=True, fp8=True),
     Case("int8 weights", lambda chip: quantized("int8"), products=True),
     Case("int4 weights", lambda chip: quantized("int4"), products=True),
     Case("fp8 product", lambda chip: quantized("fp8", dependent=chip.dependent), products=True, fp8=True),

@@ -1,4 +1,7 @@
-"""The prediction's assumptions about a device. Each number names its source; none has been measured here."""
+"""The prediction's assumptions about a device. Each number names its source.
+
+"Measured" means on an H100 (bench/results/gpu/h100-2026-11-27.md), as a share of its peak; no H200 has been measured.
+"""
 
 from dataclasses import dataclass
 
@@ -25,9 +28,7 @@ class Device:
     paged_share: float  # share of that rate in reads through a block table
     peak_flops: float  # bfloat16 on tensor cores, dense; data sheet
     product_share: float  # share of the peak in one tile of a library's product
-    own_product_share: float  # share of the peak in one tile of our persistent product
-    attention_share: float  # share of the peak in prefill attention that computes one tile of keys at once
-    overlapped_share: float  # the same with two tiles at once
+    attention_share: float  # share of the peak in prefill attention
     node_s: float  # from the end of a kernel in a graph to the start of the next
     dependent_s: float  # the same if the next kernel's programs have started before the kernel ends
     least_s: float  # time of a kernel whose programs load, compute and store once
@@ -44,13 +45,11 @@ H200 = Device(
     multiprocessors=132,
     shared_memory=228 << 10,
     peak_bytes_per_s=_SHEET.bytes_per_s,
-    bytes_per_s=4.15e12,  # copies are reported to reach 4.0 to 4.3 TB/s
-    paged_share=0.92,  # FlashInfer's paper shows 70 to 85 % of the peak on an H100, and this is 80 %
+    bytes_per_s=4.32e12,  # 0.90 of the peak, measured
+    paged_share=0.945,  # measured, 256 contexts of 1,536
     peak_flops=_SHEET.flops,
-    product_share=0.75,  # cuBLAS is reported to reach 70 to 80 % of the peak, limited by the board's power
-    own_product_share=0.70,  # Triton's persistent product with descriptors is reported at 90 to 95 % of cuBLAS
-    attention_share=0.33,  # FlashAttention-2's design reaches 35 to 40 % on an H100, with contiguous keys
-    overlapped_share=0.38,  # FlashAttention-3's paper has 661 instead of 570 TFLOP/s by that overlap alone
+    product_share=0.70,  # measured: 0.79 in one product alone, 0.67 fits the time of steps of 8,192 prompt tokens
+    attention_share=0.26,  # measured, 8 prompts of 1,024 tokens; 0.39 for one of 8,192
     node_s=1.25e-6,  # 1 to 1.5 µs are reported for graphs without branches
     dependent_s=0.75e-6,  # a guess: only the launch is saved, since the kernel waits for the end of the one before.
     # With it, llama.cpp's pull request 22522 takes 2.7 instead of 3.0 ms per token of gpt-oss 20B.
@@ -64,12 +63,10 @@ H200 = Device(
 
 # The least certain assumptions, with their plausible bounds (worst, best).
 RANGES: dict[str, tuple[float, float]] = {
-    "bytes_per_s": (4.0e12, 4.3e12),
-    "paged_share": (0.85, 0.98),
-    "product_share": (0.68, 0.82),
-    "own_product_share": (0.55, 0.80),
-    "attention_share": (0.25, 0.45),
-    "overlapped_share": (0.28, 0.55),
+    "bytes_per_s": (4.15e12, 4.4e12),
+    "paged_share": (0.92, 0.97),
+    "product_share": (0.66, 0.79),
+    "attention_share": (0.22, 0.39),
     "node_s": (1.5e-6, 0.8e-6),
     "dependent_s": (1.25e-6, 0.4e-6),
     "fill_s": (3.0e-6, 1.0e-6),

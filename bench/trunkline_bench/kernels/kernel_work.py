@@ -10,12 +10,9 @@ from torch import Tensor
 
 from trunkline_bench.kernels.device import Device, programs_per_multiprocessor
 from trunkline_bench.kernels.launches import CHIPS, Launch, Resources, resources
-from trunkline_bench.kernels.persistent_products import persistent_product
 from trunkline_bench.kernels.recorded_step import Operation, RecordedStep
 from trunkline_bench.kernels.work import Work, product
 from trunkline_kernels.gpu.decode_tiling import SHORTEST_PIECE
-from trunkline_kernels.gpu.persistent_linear import NEVER, PersistentTiling
-from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR
 from trunkline_worker.step.model_work import kv_token_bytes, num_pairs, pair_flops
 
 CHIP = CHIPS["sm_90"]
@@ -113,12 +110,11 @@ def _prompts(launch: Launch, step: RecordedStep, device: Device, slots: int) -> 
     spec = step.spec
     pairs = sum(num_pairs(context - new, new) for new, context in zip(step.query_lens, step.context_lens, strict=True))
     kv = sum(step.context_lens) * _token_bytes(launch, step)
-    share = device.overlapped_share if launch.arguments["OVERLAP"] else device.attention_share
     return {
         "bytes": 2 * _size(launch.arguments["q"]) + kv,
         "bytes_share": device.paged_share,
         "flops": pair_flops(spec.num_heads, spec.head_dim) * pairs,
-        "flops_per_s": device.peak_flops * share,
+        "flops_per_s": device.peak_flops * device.attention_share,
     }
 
 
@@ -160,26 +156,6 @@ def _token_bytes(launch: Launch, step: RecordedStep) -> int:
     return kv_token_bytes(step.spec.num_kv_heads, step.spec.head_dim, keys.dtype.itemsize)
 
 
-def _persistent(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
-    arguments = launch.arguments
-    tiles = math.prod(-(-arguments[f"num_{name}"] // arguments[f"TILE_{name.upper()}"]) for name in ("rows", "columns"))
-    cut = tiles - arguments["waves"] * launch.programs
-    tiling = PersistentTiling(
-        arguments["TILE_ROWS"], arguments["TILE_COLUMNS"], arguments["TILE_INNER"], launch.options["num_warps"],
-        launch.options["num_stages"], slots // device.multiprocessors,
-        least_saved=0 if arguments["sharing"] > cut else NEVER,
-    )  # fmt: skip
-    kernel = GATED if arguments["GATED"] else ADDED if arguments["ADDED"] else LINEAR
-    work = persistent_product(
-        kernel, arguments["num_rows"], arguments["num_columns"], arguments["inner"], tiling,
-        arguments["x"].base.dtype.itemsize, device,
-    )  # fmt: skip
-    return {
-        "bytes": work.bytes, "flops": work.flops, "flops_per_s": work.flops_per_s, "least_s": work.least_s,
-        "tail_s": work.tail_s,
-    }  # fmt: skip
-
-
 def _peaks(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
     arguments = launch.arguments
     return {"bytes": _size(arguments["logits"]) + _size(arguments["peaks"]) + _size(arguments["masses"])}
@@ -193,7 +169,6 @@ def _greedy(launch: Launch, step: RecordedStep, device: Device, slots: int) -> F
 
 
 SPECIAL: dict[str, Special] = {
-    "_persistent_matmul": _persistent,
     "_gather_rows": _gather,
     "_step_inputs": _inputs,
     "_rotary_kv": _rotary,

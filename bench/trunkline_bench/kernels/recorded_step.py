@@ -18,8 +18,8 @@ from trunkline_kernels.ragged_batch import allocate_kv
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.checkpoint.checkpoint import EMBEDDING
 from trunkline_worker.model.gpu_decoder import Chip, GpuDecoder
-from trunkline_worker.model.gpu_weight import stored
 from trunkline_worker.model.weight_reading import build_weights
+from trunkline_worker.model.weights import stored
 from trunkline_worker.runner.gpu.row_table import RowTable
 from trunkline_worker.runner.gpu.step_inputs import StepInputs, StepShape
 

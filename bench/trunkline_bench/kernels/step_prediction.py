@@ -9,7 +9,6 @@ import triton
 
 from trunkline_bench.kernels.device import H200, RANGES, Device
 from trunkline_bench.kernels.kernel_work import works
-from trunkline_bench.kernels.persistent_products import best_tilings
 from trunkline_bench.kernels.recorded_step import RecordedStep, decode_step, prompt_step
 from trunkline_bench.kernels.step_table import Job, JobPrediction, job_prediction, sensitivity, step_s, table
 from trunkline_worker.model.architectures.config_json import read_spec
@@ -17,7 +16,6 @@ from trunkline_worker.model.gpu_decoder import Chip
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PROGRAM_SHARED_MEMORY = 227 << 10  # bytes that one program may use
-SHARE = "own_product_share"
 PROMPT_STEP_TOKENS = 8192  # of a step that computes prompts, as in the headline stage of bench-gpu
 
 
@@ -29,11 +27,6 @@ def page(model: str, *, batch: int, context: int, device: Device = H200) -> str:
     length = context * 2 // 3
     decode = decode_step(spec, chip, batch=batch, context=context)
     prompts = prompt_step(spec, chip, tokens=max(PROMPT_STEP_TOKENS, length), prompt=length)
-    own: dict[Device, RecordedStep] = {}
-    for share in (device.own_product_share, *RANGES[SHARE]):
-        changed = _changed(device, SHARE, share)
-        with best_tilings(spec, batch, changed):
-            own[changed] = decode_step(spec, replace(chip, name=device.name), batch=batch, context=context)
     job = Job(batch, length, length)
     predicted = _predicted(decode, prompts, job, device)
     rates = {
@@ -42,7 +35,6 @@ def page(model: str, *, batch: int, context: int, device: Device = H200) -> str:
             _predicted(decode, prompts, job, _changed(device, name, best)).tokens_per_s,
         )
         for name, (worst, best) in RANGES.items()
-        if name != SHARE
     }
     assumed = ", ".join(f"{field.name} {getattr(device, field.name):.4g}" for field in fields(device)[1:])
     return (
@@ -54,28 +46,10 @@ def page(model: str, *, batch: int, context: int, device: Device = H200) -> str:
         f"- job of {batch} requests of {length} tokens in and {length} out: prompts {predicted.prefill_s:.1f} s, "
         f"decodes {predicted.decode_s:.1f} s, **{predicted.tokens_per_s:,.0f} output tok/s**\n\n"
         f"## {batch} decodes with contexts of {context}\n\n{table(works(decode, device), device)}\n"
-        f"## The same decodes with a tuned table\n\n{_tuned(own, prompts, job)}\n"
         f"## A step of {sum(prompts.query_lens):,} prompt tokens\n\n{table(works(prompts, device), device)}\n"
         "## What the job would reach if one assumption is wrong\n\n"
         f"{sensitivity(rates, RANGES, device)}"
     )
-
-
-def _tuned(own: dict[Device, RecordedStep], prompts: RecordedStep, job: Job) -> str:
-    """own: steps by the assumed speed of our persistent products; the first one is shown as a table"""
-    rates = ", ".join(
-        f"{_predicted(decode, prompts, job, device).tokens_per_s:,.0f} if {SHARE} is {device.own_product_share}"
-        for device, decode in own.items()
-    )
-    device, decode = next(iter(own.items()))
-    said = (
-        "A product of a layer uses the persistent kernel if that is predicted to be faster than the library; the "
-        f"product sweep decides this by measuring. The job would reach {rates} output tok/s.\n\n"
-    )
-    launched = works(decode, device)
-    if any(work.name == "persistent_matmul" for work in launched):
-        return said + table(launched, device)
-    return said + f"No product is faster if {SHARE} is {device.own_product_share}: the step is the same as above.\n"
 
 
 def _changed(device: Device, name: str, value: float) -> Device:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from trunkline_bench.gpu.kernels.product_sweep import candidates, product
-from trunkline_bench.gpu.kernels.tiling_sweep import DECODE_CANDIDATES, RAGGED_CANDIDATES
+from trunkline_bench.gpu.kernels.tiling_sweep import DECODE_CANDIDATES, NARROW_CANDIDATES, RAGGED_CANDIDATES
 from trunkline_bench.kernels.device import H200, programs_per_multiprocessor
 from trunkline_bench.kernels.launches import CHIPS, META, Launch, recorded, resources
 from trunkline_kernels.gpu.decode_attention import decode_attention
@@ -23,7 +23,6 @@ from trunkline_kernels.gpu.decode_tiling import DecodeTiling
 from trunkline_kernels.gpu.persistent_linear import PersistentTiling, ProductRoom
 from trunkline_kernels.gpu.product_choice import ProductTiling, product_tiling
 from trunkline_kernels.gpu.prompt_attention import KERNEL as PROMPT_CHOICE
-from trunkline_kernels.gpu.quantized_linear import FP8, QuantizedWeight
 from trunkline_kernels.gpu.ragged_attention import RaggedTiling, ragged_attention
 from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes
 from trunkline_kernels.gpu.tuned_tilings import (
@@ -37,6 +36,7 @@ from trunkline_kernels.gpu.tuned_tilings import (
     name_of,
     table,
 )
+from trunkline_kernels.quantized_weight import FP8, QuantizedWeight
 from trunkline_kernels.ragged_batch import KVLayer
 
 CHIP = CHIPS["sm_90"]
@@ -53,15 +53,16 @@ def tilings(file: Path) -> Iterator[tuple[Key, Tiling]]:
     for key, fields in table(file).items():
         if fields and key.kernel != PROMPT_CHOICE:  # otherwise the library was faster
             is_product = isinstance(key, ProductKey)
-            yield key, product_tiling(key.kernel, key.dtype, fields) if is_product else ATTENTION[key.kernel](**fields)
+            yield key, product_tiling(key.kernel, fields) if is_product else ATTENTION[key.kernel](**fields)
     for candidate in (*DECODE_CANDIDATES, *RAGGED_CANDIDATES):
         kernel = "decode_attention" if isinstance(candidate, DecodeTiling) else "ragged_attention"
         yield TilingKey(kernel, "", 128, 4, "bfloat16", "bfloat16"), candidate
-    for dtype in (torch.bfloat16, FP8):
-        for kernel, columns in ((GATED, 12_288), (LINEAR, 6144), (ADDED, 4096)):
-            key = ProductKey(kernel, "", 256, columns, 4096, name_of(dtype))
-            for product_candidate in candidates(kernel, dtype, key.rows, persistent=True):
-                yield key, product_candidate
+    for candidate in NARROW_CANDIDATES:
+        yield TilingKey("decode_attention", "", 128, 4, "bfloat16", name_of(FP8)), candidate
+    for kernel, columns in ((GATED, 12_288), (LINEAR, 6144), (ADDED, 4096)):
+        key = ProductKey(kernel, "", 256, columns, 4096, name_of(FP8))
+        for product_candidate in candidates(kernel, key.rows, persistent=True):
+            yield key, product_candidate
 
 
 def launch(key: Key, tiling: Tiling) -> Launch:
@@ -77,10 +78,10 @@ def launch(key: Key, tiling: Tiling) -> Launch:
 
 
 def _multiply(key: ProductKey, tiling: ProductTiling) -> None:
-    kind, matrices = getattr(torch, key.dtype), 2 if key.kernel == GATED else 1
-    data = torch.empty(matrices * key.columns, key.inner, dtype=kind, device=META)
-    weight = QuantizedWeight("fp8", data, torch.empty(len(data), device=META), key.inner) if kind == FP8 else data
-    x = torch.empty(key.rows, key.inner, dtype=torch.bfloat16 if kind == FP8 else kind, device=META)
+    matrices = 2 if key.kernel == GATED else 1
+    data = torch.empty(matrices * key.columns, key.inner, dtype=FP8, device=META)
+    weight = QuantizedWeight("fp8", data, torch.empty(len(data), device=META), key.inner)
+    x = torch.empty(key.rows, key.inner, dtype=torch.bfloat16, device=META)
     persistent = [tiling] if isinstance(tiling, PersistentTiling) else []
     room = ProductRoom.allocate(persistent, multiprocessors=H200.multiprocessors, device=META)
     product(key.kernel, tiling, x, weight, room, dependent=CHIP.dependent)()

@@ -34,8 +34,8 @@ from trunkline.v1.worker_pb2 import (
 from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
 from trunkline_bench.servers.demo_model import DEMO_MODEL
 from trunkline_runtime.server import GrpcServer
-from trunkline_worker.lanes.fair_share import Account, Accounts
-from trunkline_worker.lanes.lanes import Lane
+from trunkline_worker.step.fair_share import Account, Accounts
+from trunkline_worker.step.lanes import Lane
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 PIECE_BYTES = 1 << 20

@@ -22,8 +22,8 @@ from trunkline_bench.simulation.places import AZURE, RESULTS, TRACES
 from trunkline_bench.simulation.traces.workload import at_once, at_rate, mixed_lengths, poisson, read_trace
 from trunkline_bench.simulation.worker.replay import Replayed, replay
 from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
-from trunkline_worker.lanes.fair_share import INPUT_COST, OUTPUT_COST
 from trunkline_worker.scheduler.limits import AdmissionRule, Batching, SchedulerLimits
+from trunkline_worker.step.fair_share import INPUT_COST, OUTPUT_COST
 
 MOONCAKE = TRACES / "mooncake_conversation.jsonl"
 

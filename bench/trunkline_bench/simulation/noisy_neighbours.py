@@ -59,6 +59,7 @@ FLOODS: dict[str, list[Tenant]] = {
         Tenant(f"flood {n}", 1, 100_000, 50, starts_s=WARM_UP_S - 0.5) for n in range(12)
     ],
     "1,000 requests of one token": [flood(1000, 20, 1)],
+    "128 requests with grammars, 400 tokens each, 15 of 16 forced": [flood(128, 100, 400, forced_tokens=15)],
     "200 prompts with one prefix of 4,000 tokens": [flood(200, 4000, 100, shares_prefix=True)],
 }
 INNOCENTS = {

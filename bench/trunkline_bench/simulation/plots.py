@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from trunkline_bench.simulation.worker.step_series import StepSeries
-from trunkline_worker.lanes.lanes import Lane
+from trunkline_worker.step.lanes import Lane
 
 SIZE_INCHES = (7.0, 3.6)
 DPI = 80

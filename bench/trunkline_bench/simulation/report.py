@@ -3,7 +3,7 @@
 from trunkline_bench.reports.statistics import percentile
 from trunkline_bench.simulation.traces.trace_lines import LANES
 from trunkline_bench.simulation.worker.replay import Replayed
-from trunkline_worker.lanes.lanes import Lane
+from trunkline_worker.step.lanes import Lane
 
 
 def ttfts(run: Replayed, lane: str | None = None) -> list[float]:

@@ -41,6 +41,7 @@ from trunkline_bench.attacks.vectors.connections import (
     strange_deadlines,
 )
 from trunkline_bench.attacks.vectors.floods import FLOODS, flood
+from trunkline_bench.attacks.vectors.guided_floods import GUIDED_FLOODS
 from trunkline_bench.attacks.vectors.http_floods import HOLDING_HTTP, HTTP_FLOODS
 from trunkline_bench.attacks.vectors.priority import give_way
 from trunkline_bench.attacks.vectors.redis_entries import ATTACKS as REDIS_ATTACKS
@@ -110,6 +111,7 @@ ATTACKS: Mapping[str, Strike] = {
     "deadlines of 1 ns and of 11,000 years": partial(strange_deadlines, GENERATE, SHORT),
     **{name: partial(flood, kind) for name, kind in FLOODS.items()},
     **HTTP_FLOODS,
+    **GUIDED_FLOODS,
     **{name: partial(open_again_and_again, session) for name, session in SESSIONS.items()},
     "rapid reset of a worker": partial(rapid_reset, WORKER + "GetModel"),
 }

@@ -8,6 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
+from random import Random
+from typing import BinaryIO
 
 from trunkline_bench.attacks.vectors.calls import MIB, TENANT, side_by_side
 from trunkline_bench.servers.demo_model import DEMO_MODEL
@@ -50,26 +52,39 @@ def connected(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=CONNECT_TIMEOUT_S)
 
 
-def small_requests(request: bytes, at_once: int, port: int, duration_s: float, outcomes: Counter[str]) -> None:
-    """Sends a request again and again on each of a few connections, and counts the statuses."""
-    end_s = time.monotonic() + duration_s
+def flood_of(
+    draw: Callable[[Random], bytes], at_once: int, port: int, duration_s: float, outcomes: Counter[str]
+) -> None:
+    """Sends requests that are drawn, one after another on each of so many connections, and counts the statuses."""
+    end_s, chance = time.monotonic() + duration_s, Random(0)
 
     def one_after_another() -> None:
         while time.monotonic() < end_s:
             with contextlib.suppress(OSError), connected(port) as connection, connection.makefile("rb") as answers:
+                connection.settimeout(None)  # some answers take long
                 while time.monotonic() < end_s:
-                    connection.sendall(request)
+                    connection.sendall(draw(chance))
                     status = _status(answers.readline())
                     outcomes[status] += 1
-                    length = 0
-                    while line := answers.readline().strip().lower():
-                        if line.startswith(b"content-length:"):
-                            length = int(line.partition(b":")[2])
-                    answers.read(length)
+                    _read_rest(answers)
                     if status != "200":
                         time.sleep(COOL_S)
 
     side_by_side([one_after_another] * at_once)
+
+
+def _read_rest(answers: BinaryIO) -> None:
+    """Reads the headers and the body of an answer, which may come in chunks."""
+    length, is_chunked = 0, False
+    while line := answers.readline().strip().lower():
+        if line.startswith(b"content-length:"):
+            length = int(line.partition(b":")[2])
+        is_chunked |= line.startswith(b"transfer-encoding:")
+    answers.read(length)
+    while is_chunked and (length := int(answers.readline(), 16)):
+        answers.read(length + 2)
+    if is_chunked:
+        answers.readline()
 
 
 def _status(line: bytes) -> str:
@@ -149,10 +164,10 @@ HOLDING_HTTP: Mapping[str, Callable[[str], Strike]] = {
     "1,000 slow requests over HTTP": lambda model: slow_headers,
 }
 HTTP_FLOODS: Mapping[str, Strike] = {
-    SMALL_HTTP_REQUESTS: partial(small_requests, SMALL, AT_ONCE),
-    "bodies of 6 MiB over HTTP": partial(small_requests, LARGE, AT_ONCE),
-    "bodies of 7 MiB of numbers among blanks over HTTP": partial(small_requests, NUMBERS_AMONG_BLANKS, AT_ONCE),
-    "bodies of a million numbers over HTTP": partial(small_requests, MANY_NUMBERS, AT_ONCE),
+    SMALL_HTTP_REQUESTS: partial(flood_of, lambda _: SMALL, AT_ONCE),
+    "bodies of 6 MiB over HTTP": partial(flood_of, lambda _: LARGE, AT_ONCE),
+    "bodies of 7 MiB of numbers among blanks over HTTP": partial(flood_of, lambda _: NUMBERS_AMONG_BLANKS, AT_ONCE),
+    "bodies of a million numbers over HTTP": partial(flood_of, lambda _: MANY_NUMBERS, AT_ONCE),
     "new connections over HTTP": new_connections,
     "cancelled requests over HTTP": cancelled_requests,
 }

@@ -5,7 +5,8 @@ import time
 from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline_bench.gpu.ceilings import Rows
 from trunkline_bench.gpu.engine.engine_run import running
-from trunkline_bench.gpu.engine.headline import tuned_table
+from trunkline_bench.gpu.kernels.tiling_sweep import FILE
+from trunkline_bench.gpu.kernels.tuned_table import using_table
 from trunkline_bench.gpu.shapes import Shapes
 
 Options = dict[str, dict[str, object]]
@@ -33,11 +34,16 @@ def weight_only(shapes: Shapes) -> Rows:
 
 def tuned_fp8(shapes: Shapes) -> Rows:
     """fp8 weights with and without the table of the sweeps. Raises FileNotFoundError if there is no table."""
+    file, empty = shapes.output / FILE, shapes.output / "no-tilings.json"
+    if not file.exists():
+        raise FileNotFoundError(f"{file}: run the product sweep first")
     options = OPTIONS["--quantization fp8"]
-    with tuned_table(shapes):
+    with using_table(file):
         tuned = _rates(shapes, options)
     yield {"what": "fp8 weights, tuned table", "prompt_tok_per_s": tuned[0], "output_tok_per_s": tuned[1]}
-    own = _rates(shapes, options)
+    empty.write_text("[]\n")
+    with using_table(empty):
+        own = _rates(shapes, options)
     yield {
         "what": "fp8 weights, own product", "prompt_tok_per_s": own[0], "output_tok_per_s": own[1],
         "prompts_of_tuned": own[0] / tuned[0], "of_tuned": own[1] / tuned[1],

@@ -1,20 +1,14 @@
 """The whole engine on real shapes with random weights: output tokens per second of many concurrent requests."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline_bench.gpu.ceilings import Rows
 from trunkline_bench.gpu.engine.engine_run import EngineUnderTest, running
-from trunkline_bench.gpu.kernels.tiling_sweep import FILE
-from trunkline_bench.gpu.kernels.tuned_table import using_table
 from trunkline_bench.gpu.shapes import Shapes
 from trunkline_bench.simulation.costs.fitted_cost import fit
-from trunkline_kernels.gpu import tuned_tilings
 
-FITTED = "h200-8b-fitted.json"  # for `trunkline bench simulate --profile`
-TUNED_FITTED = "h200-8b-tuned-fitted.json"
+FITTED = "8b-fitted.json"  # for `trunkline bench simulate --profile`
 
 
 def measure(shapes: Shapes) -> Rows:
@@ -22,40 +16,18 @@ def measure(shapes: Shapes) -> Rows:
     yield from _measure(shapes, graphs="auto")
 
 
-def with_tuned_table(shapes: Shapes) -> Rows:
-    """The same with the tilings that the sweeps have found. Raises FileNotFoundError if the sweeps have not run."""
-    with tuned_table(shapes) as found:
-        yield {"what": "tuned table", "entries": len(found), "own products": sum(map(_is_own_product, found.items()))}
-        yield from _measure(shapes, graphs="auto", fitted=TUNED_FITTED)
-
-
-@contextmanager
-def tuned_table(shapes: Shapes) -> Iterator[dict[tuned_tilings.Key, dict[str, int]]]:
-    """Engines inside the context read the table of the sweeps. Raises FileNotFoundError if the sweeps have not run."""
-    file = shapes.output / FILE
-    if not file.exists():
-        raise FileNotFoundError(f"{file}: run the tiling sweep and the product sweep first")
-    with using_table(file):
-        yield tuned_tilings.table(file)
-
-
-def _is_own_product(entry: tuple[tuned_tilings.Key, dict[str, int]]) -> bool:
-    key, tiling = entry
-    return key.kernel in tuned_tilings.PRODUCTS and bool(tiling)
-
-
 def without_graphs(shapes: Shapes) -> Rows:
     """The same without captured graphs: every kernel is launched separately."""
     yield from _measure(shapes, graphs="off")
 
 
-def _measure(shapes: Shapes, *, graphs: str, fitted: str = FITTED) -> Rows:
+def _measure(shapes: Shapes, *, graphs: str) -> Rows:
     with running(shapes, graphs=graphs) as run:
         yield {"what": "start", "graphs": graphs, "load_s": run.load_s, "warm_up_s": run.warm_up_s}
         samples = run.record()
         yield from saturated(shapes, run)
-        (shapes.output / fitted).write_text(fit([sample for sample in samples if sample[1] > 0]).to_json())
-        yield {"what": "fitted step cost", "file": fitted, "steps": len(samples)}
+        (shapes.output / FITTED).write_text(fit([sample for sample in samples if sample[1] > 0]).to_json())
+        yield {"what": "fitted step cost", "file": FITTED, "steps": len(samples)}
 
 
 def saturated(shapes: Shapes, run: EngineUnderTest) -> Rows:

@@ -10,6 +10,7 @@ from trunkline_bench.gpu.shapes import Shapes
 from trunkline_kernels.gpu.persistent_linear import PersistentTiling, ProductRoom, is_offered, persistent_linear
 from trunkline_kernels.gpu.rms_norm import rms_norm
 from trunkline_kernels.gpu.silu_and_mul import silu_and_mul
+from trunkline_kernels.quantized_weight import quantize
 from trunkline_worker.model.gpu_decoder import Chip
 
 CONTEXTS = (1, 17, 257)
@@ -33,7 +34,7 @@ def _graph(shapes: Shapes) -> dict[str, object]:
         return {"what": "captured graph", "replayed": False}
     x = torch.randn(8, 4096, device=shapes.device).to(shapes.dtype)
     weight = torch.randn(4096, device=shapes.device).to(shapes.dtype)
-    square = torch.randn(4096, 4096, device=shapes.device).to(shapes.dtype) / 64
+    square = quantize(torch.randn(4096, 4096, device=shapes.device) / 64, "fp8")
     chip, tiling = Chip.of(shapes.device), PersistentTiling(64, 64, 128, 4, 3, 2)
     room = ProductRoom.allocate([tiling], multiprocessors=chip.num_multiprocessors, device=shapes.device)
     fetches = is_offered(chip.capability, is_nvidia=torch.version.hip is None)

@@ -9,7 +9,6 @@ from functools import partial
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from trunkline_bench.gpu import ceilings
@@ -212,7 +211,6 @@ def libraries(shapes: Shapes) -> tuple[tuple[str, Attention], ...]:
     ways: dict[str, Attention] = {
         "flash": partial(sdpa, SDPBackend.FLASH_ATTENTION),
         "cudnn": partial(sdpa, SDPBackend.CUDNN_ATTENTION),
-        "flex": flex_causal(),
     }
     probe = [
         torch.randn(1, heads, 256, shapes.head_dim, device=shapes.device, dtype=shapes.dtype)
@@ -227,19 +225,3 @@ def libraries(shapes: Shapes) -> tuple[tuple[str, Attention], ...]:
         else:
             found.append((name, way))
     return tuple(found)
-
-
-def flex_causal() -> Attention:
-    """FlexAttention, compiled. Its mask is built once per length."""
-    compiled = torch.compile(flex_attention, dynamic=False)
-
-    @functools.cache
-    def mask(length: int, device: torch.device) -> BlockMask:
-        return create_block_mask(lambda b, h, q, kv: q >= kv, None, None, length, length, device=str(device))
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out = compiled(q, k, v, block_mask=mask(q.shape[2], q.device), enable_gqa=True)
-        assert isinstance(out, Tensor)
-        return out
-
-    return attend

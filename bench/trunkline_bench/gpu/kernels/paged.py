@@ -56,7 +56,8 @@ class Paged:
             num_kv_heads=shapes.num_kv_heads, head_dim=shapes.head_dim, dtype=dtype or shapes.dtype,
             device=shapes.device,
         ).layers[num_layers // 2]  # fmt: skip
-        kv.keys.normal_(), kv.values.normal_()
+        for pool in (kv.keys, kv.values):
+            pool.copy_(torch.randn(pool.shape, dtype=shapes.dtype, device=shapes.device))
         order = torch.randperm(sum(counts), generator=torch.Generator().manual_seed(0)).int()
         tables = torch.zeros(len(counts), max(counts), dtype=torch.int32)
         for row, (count, end) in enumerate(zip(counts, itertools.accumulate(counts), strict=True)):

@@ -1,9 +1,9 @@
-"""Measures a layer's matrix products by number of rows, through the library and through our kernels, and writes the
-faster way into the table that engines read (product_choice).
+"""Measures a layer's products of 8-bit floats by number of rows, through the library and through our kernels, and
+writes the faster way into the table that engines read (product_choice).
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
@@ -16,46 +16,27 @@ from trunkline_bench.gpu.ceilings import Rows
 from trunkline_bench.gpu.kernels.tiling_sweep import FILE
 from trunkline_bench.gpu.shapes import Shapes, median_s
 from trunkline_kernels.gpu import tuned_tilings
-from trunkline_kernels.gpu.gated_linear import GatedTiling
 from trunkline_kernels.gpu.persistent_linear import NEVER, PersistentTiling, ProductRoom, division_of, is_offered
 from trunkline_kernels.gpu.product_choice import LEAST_GAIN, ProductChoice, ProductTiling
-from trunkline_kernels.gpu.quantized_linear import FP8, Fp8Tiling, QuantizedWeight, fp8_tiling, quantize
+from trunkline_kernels.gpu.quantized_linear import Fp8Tiling, fp8_tiling
 from trunkline_kernels.gpu.tuned_tilings import GATED, LINEAR, ProductKey, name_of
+from trunkline_kernels.quantized_weight import QuantizedWeight, quantize
 from trunkline_worker.model.architectures.config_json import read_spec
 from trunkline_worker.model.gpu_decoder import FP8_CAPABILITY, Chip
 from trunkline_worker.model.gpu_weight import GpuWeight, timed_products
 
-Weight = Tensor | QuantizedWeight
-
-# All compile for sm_90 without spills (tiling_resources), also with Triton 3.6. Few rows need tiles of few rows.
+# All compile for sm_90 without spills (tiling_resources), also with Triton 3.6.
 GATED_CANDIDATES = (
-    GatedTiling(16, 32, 128, 4, 5), GatedTiling(16, 64, 64, 4, 6), GatedTiling(64, 64, 64, 4, 4),
-    GatedTiling(64, 128, 64, 8, 4), GatedTiling(128, 64, 64, 8, 4), GatedTiling(128, 128, 64, 8, 4),
-    GatedTiling(256, 64, 64, 8, 3),
-)  # fmt: skip
-PERSISTENT_GATED_CANDIDATES = (
-    PersistentTiling(64, 64, 128, 4, 4, 1), PersistentTiling(64, 64, 64, 4, 4, 2),
-    PersistentTiling(64, 128, 64, 4, 5, 1), PersistentTiling(128, 64, 64, 8, 4, 1),
-    PersistentTiling(128, 128, 64, 8, 4, 1), PersistentTiling(256, 64, 64, 8, 4, 1),
-)  # fmt: skip
-PERSISTENT_CANDIDATES = (
-    PersistentTiling(64, 64, 128, 4, 3, 2), PersistentTiling(64, 128, 64, 4, 4, 2),
-    PersistentTiling(64, 128, 128, 4, 4, 1), PersistentTiling(128, 64, 64, 8, 4, 2),
-    PersistentTiling(128, 128, 64, 8, 4, 1), PersistentTiling(128, 256, 64, 8, 4, 1),
-    PersistentTiling(256, 64, 64, 8, 4, 1),
-)  # fmt: skip
-# Candidates for 8-bit floats; fp8_tiling() adds the one that is chosen without measurements.
-FP8_PERSISTENT_GATED_CANDIDATES = (
     PersistentTiling(64, 64, 128, 4, 4, 2), PersistentTiling(64, 64, 256, 4, 4, 1),
     PersistentTiling(64, 128, 128, 4, 5, 1), PersistentTiling(128, 64, 128, 8, 4, 1),
     PersistentTiling(128, 128, 128, 8, 4, 1), PersistentTiling(256, 32, 128, 8, 4, 1),
 )  # fmt: skip
-FP8_PERSISTENT_CANDIDATES = (
+CANDIDATES = (
     PersistentTiling(64, 64, 256, 4, 3, 2), PersistentTiling(64, 128, 128, 4, 4, 2),
     PersistentTiling(64, 128, 256, 4, 4, 1), PersistentTiling(128, 64, 128, 8, 6, 1),
     PersistentTiling(128, 128, 128, 8, 4, 1), PersistentTiling(256, 64, 128, 8, 4, 1),
 )  # fmt: skip
-TINY, TINY_FP8 = GatedTiling(16, 64, 64, 4, 1), Fp8Tiling(16, 128, 64, 4, 1)
+TINY = Fp8Tiling(16, 128, 64, 4, 1)
 TINY_PERSISTENT = PersistentTiling(16, 64, 64, 4, 1, 1)
 MOST_DIFFERENCE = 0.02  # of the largest value: sums are rounded to 16 bits, and added in another order
 FEWEST_TILE_ROWS = 64  # of a tile on tensor cores of capability 9.0
@@ -63,43 +44,27 @@ FEWEST_TILE_ROWS = 64  # of a tile on tensor cores of capability 9.0
 
 def measure(shapes: Shapes) -> Rows:
     """Rows for the library, each candidate and the choice, by product and number of rows. Writes the winners to the
-    table."""
-    yield from _measure(shapes, lambda weight: weight)
-
-
-def measure_fp8(shapes: Shapes) -> Rows:
-    """The same for 8-bit floats. The times include rounding the activations row by row."""
+    table. The times include rounding the activations row by row."""
     if not shapes.tiny and Chip.of(shapes.device).capability < FP8_CAPABILITY:
         yield {"what": "fp8 products", "offered": False}
         return
-    yield from _measure(shapes, lambda weight: quantize(weight, "fp8"))
-
-
-def _measure(shapes: Shapes, stored: Callable[[Tensor], Weight]) -> Rows:
     layer = read_spec(shapes.model).layers[0]
     qkv, output, gate_up, down = zip(timed_products(layer), layer.products, strict=True)
     # Gate and up first: they take most of a step's product time.
     products = {"gate and up": gate_up, "down": down, "qkv": qkv, "output": output}
     for name, ((kernel, _, inner), linear) in products.items():
-        weight = stored(torch.randn(linear.columns, inner, device=shapes.device).to(shapes.dtype))
+        weight = quantize(torch.randn(linear.columns, inner, device=shapes.device), "fp8")
         for rows in shapes.product_rows:
             x = torch.randn(rows, inner, device=shapes.device).to(shapes.dtype)
             yield from _compared(name, kernel, shapes, x, weight)
 
 
-def candidates(kernel: str, dtype: torch.dtype, rows: int, *, persistent: bool) -> list[ProductTiling]:
+def candidates(kernel: str, rows: int, *, persistent: bool) -> list[ProductTiling]:
     """Tilings that may be the fastest for this number of rows. `persistent`: include those of persistent kernels."""
-    found: list[ProductTiling] = []
-    some: Sequence[PersistentTiling]
-    if dtype == FP8:
-        found.append(fp8_tiling(rows))
-        some = FP8_PERSISTENT_GATED_CANDIDATES if kernel == GATED else FP8_PERSISTENT_CANDIDATES
-    else:
-        found += GATED_CANDIDATES if kernel == GATED else ()
-        some = PERSISTENT_GATED_CANDIDATES if kernel == GATED else PERSISTENT_CANDIDATES
-    found += some if persistent else ()
+    some = (GATED_CANDIDATES if kernel == GATED else CANDIDATES) if persistent else ()
     # A tile with at least twice as many rows as the product wastes half of its results.
-    return [tiling for tiling in found if tiling.rows <= FEWEST_TILE_ROWS or tiling.rows < 2 * rows]
+    kept = [tiling for tiling in some if tiling.rows <= FEWEST_TILE_ROWS or tiling.rows < 2 * rows]
+    return [fp8_tiling(rows), *kept]
 
 
 def ways(tiling: ProductTiling, rows: int, columns: int, inner: int, chip: Chip) -> list[ProductTiling]:
@@ -117,16 +82,15 @@ def ways(tiling: ProductTiling, rows: int, columns: int, inner: int, chip: Chip)
     return [tiling] if divisions[0] == divisions[1] else [tiling, whole]
 
 
-def _compared(name: str, kernel: str, shapes: Shapes, x: Tensor, weight: Weight) -> Rows:
+def _compared(name: str, kernel: str, shapes: Shapes, x: Tensor, weight: QuantizedWeight) -> Rows:
     """Compares candidates with the library (the gate is a separate kernel there). Writes the winner to the table."""
-    chip, matrix = Chip.of(shapes.device), weight if isinstance(weight, Tensor) else weight.data
+    chip, matrix = Chip.of(shapes.device), weight.data
     columns, inner = len(matrix) // 2 if kernel == GATED else len(matrix), matrix.shape[1]
     offered = is_offered(chip.capability, is_nvidia=torch.version.hip is None)
-    tilings = candidates(kernel, matrix.dtype, len(x), persistent=offered)
+    tilings = candidates(kernel, len(x), persistent=offered)
     tilings = [each for tiling in tilings for each in ways(tiling, len(x), columns, inner, chip)]
     if shapes.tiny:
-        own = [TINY_FP8] if matrix.dtype == FP8 else [TINY] if kernel == GATED else []
-        tilings = [*own, TINY_PERSISTENT]
+        tilings = [TINY, TINY_PERSISTENT]
     room = ProductRoom.allocate(
         [tiling for tiling in tilings if isinstance(tiling, PersistentTiling)],
         multiprocessors=chip.num_multiprocessors, device=shapes.device,
@@ -165,7 +129,7 @@ def _compared(name: str, kernel: str, shapes: Shapes, x: Tensor, weight: Weight)
 
 
 def product(
-    kernel: str, tiling: ProductTiling | None, x: Tensor, weight: Weight, room: ProductRoom, *, dependent: bool
+    kernel: str, tiling: ProductTiling | None, x: Tensor, weight: QuantizedWeight, room: ProductRoom, *, dependent: bool
 ) -> Callable[[], Tensor]:
     """A product as an engine launches it; without a tiling, through the library.
 
@@ -177,7 +141,7 @@ def product(
         return partial(launched.multiply_gated, x)
     if kernel == LINEAR:
         return partial(launched.multiply, x)
-    residual = x.new_zeros(len(x), len(weight if isinstance(weight, Tensor) else weight.data))
+    residual = x.new_zeros(len(x), len(weight.data))
 
     def add() -> Tensor:
         left = launched.add_to(residual, x)

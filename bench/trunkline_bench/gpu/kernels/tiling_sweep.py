@@ -10,6 +10,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from typing import TypeVar
 
+import torch
 from triton.runtime.errors import OutOfResources
 
 from trunkline_bench.gpu.ceilings import Rows
@@ -21,7 +22,8 @@ from trunkline_kernels.gpu.decode_tiling import DecodeTiling
 from trunkline_kernels.gpu.prompt_attention import OWN, library_takes
 from trunkline_kernels.gpu.ragged_attention import RaggedTiling
 from trunkline_kernels.gpu.tuned_tilings import Key, TilingKey
-from trunkline_worker.model.gpu_decoder import Chip
+from trunkline_kernels.quantized_weight import FP8
+from trunkline_worker.model.gpu_decoder import FP8_CAPABILITY, Chip
 
 FILE = "tuned.json"
 # For 16-bit keys and a head dimension of 128. tiling_resources shows that each compiles for sm_90 without spills, and
@@ -31,11 +33,14 @@ DECODE_CANDIDATES = (
     DecodeTiling(32, 4, 4, 3), DecodeTiling(32, 4, 6, 2), DecodeTiling(128, 4, 2, 2), DecodeTiling(64, 8, 3, 2),
     DecodeTiling(64, 4, 3, 3, shortest=64), DecodeTiling(64, 4, 3, 3, shortest=256), DecodeTiling(64, 4, 3, 6),
 )  # fmt: skip
+# For 8-bit keys, likewise: larger tiles than the one of 32 keys that is chosen without measurements, or more in flight.
+NARROW_CANDIDATES = (
+    DecodeTiling(32, 4, 3, 3), DecodeTiling(32, 4, 5, 3), DecodeTiling(64, 4, 3, 2), DecodeTiling(64, 4, 4, 2),
+    DecodeTiling(64, 8, 3, 1), DecodeTiling(64, 8, 5, 1), DecodeTiling(128, 8, 3, 1), DecodeTiling(128, 8, 4, 1),
+)  # fmt: skip
 RAGGED_CANDIDATES = (
     RaggedTiling(128, 64, 8, 3), RaggedTiling(128, 64, 8, 2), RaggedTiling(128, 32, 8, 4),
     RaggedTiling(64, 64, 4, 3), RaggedTiling(64, 64, 4, 2), RaggedTiling(64, 128, 4, 2),
-    RaggedTiling(128, 64, 8, 3, 2), RaggedTiling(128, 64, 8, 2, 2), RaggedTiling(128, 32, 8, 4, 2),
-    RaggedTiling(64, 32, 4, 3, 2),
 )  # fmt: skip
 
 
@@ -48,15 +53,20 @@ def measure(shapes: Shapes) -> Rows:
     chip = Chip.of(shapes.device)
     group = shapes.num_heads // shapes.num_kv_heads
     best: dict[Key, tuple[dict[str, int], dict[str, object]]] = {}
-    sweeps = (("decode_attention", _decodes(shapes)), ("ragged_attention", _prompts(shapes)))
-    for kernel, candidates in sweeps:
+    sweeps = [
+        ("decode_attention", shapes.dtype, _decodes(shapes, shapes.dtype, DECODE_CANDIDATES)),
+        ("ragged_attention", shapes.dtype, _prompts(shapes)),
+    ]
+    if shapes.tiny or chip.capability >= FP8_CAPABILITY:
+        sweeps.insert(0, ("decode_attention", FP8, _decodes(shapes, FP8, NARROW_CANDIDATES)))
+    for kernel, kv_dtype, candidates in sweeps:
         key = TilingKey.of(
-            kernel, device=chip.name, head_dim=shapes.head_dim, group=group, dtype=shapes.dtype, kv_dtype=shapes.dtype
+            kernel, device=chip.name, head_dim=shapes.head_dim, group=group, dtype=shapes.dtype, kv_dtype=kv_dtype
         )
         least = math.inf
         for tiling, times_s, rates in candidates:
             if not times_s:
-                yield {"what": kernel, **asdict(tiling), **rates}
+                yield {"what": kernel, "kv_dtype": key.kv_dtype, **asdict(tiling), **rates}
                 continue
             measured = {"us": [round(time_s * 1e6, 1) for time_s in times_s], **rates}
             better = math.prod(times_s) < least
@@ -65,17 +75,17 @@ def measure(shapes: Shapes) -> Rows:
                 versions = {name: version(name) for name in ("torch", "triton")}
                 best[key] = asdict(tiling), {**measured, **versions}
                 tuned_tilings.write(shapes.output / FILE, best)
-            yield {"what": kernel, **asdict(tiling), **measured, "best_so_far": better}
+            yield {"what": kernel, "kv_dtype": key.kv_dtype, **asdict(tiling), **measured, "best_so_far": better}
     yield from _own_or_library(shapes, best, least)
 
 
 Measured = tuple[Tiling, list[float], dict[str, object]]  # without times if the tiling does not fit the device
 
 
-def _decodes(shapes: Shapes) -> Iterator[Measured]:
+def _decodes(shapes: Shapes, kv_dtype: torch.dtype, others: Sequence[DecodeTiling]) -> Iterator[Measured]:
     """Decode cases: many sequences, some long ones, and a single one."""
-    cases = [Paged.make(shapes, [context] * batch) for batch, context in shapes.sweep_decodes]
-    for tiling in _candidates(shapes, Decode(shapes, cases[-1]).tiling, DECODE_CANDIDATES):
+    cases = [Paged.make(shapes, [context] * batch, kv_dtype) for batch, context in shapes.sweep_decodes]
+    for tiling in _candidates(shapes, Decode(shapes, cases[-1]).tiling, others):
         try:
             times_s = [median_s(Decode(shapes, paged, tiling=tiling), shapes.device) for paged in cases]
         except OutOfResources as error:

@@ -12,7 +12,6 @@ from trunkline_kernels.gpu import sampling
 from trunkline_kernels.gpu import silu_and_mul as gpu_silu_and_mul
 from trunkline_kernels.gpu.device_rows import DeviceRows, gather_rows
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear
-from trunkline_kernels.gpu.gated_linear import GatedTiling, gated_linear
 from trunkline_kernels.gpu.logprobs import logprobs
 from trunkline_kernels.gpu.persistent_linear import (
     PersistentTiling,
@@ -22,14 +21,9 @@ from trunkline_kernels.gpu.persistent_linear import (
     persistent_gated_linear,
     persistent_linear,
 )
-from trunkline_kernels.gpu.quantized_linear import (
-    dequantize,
-    library_fp8_linear,
-    quantize,
-    quantize_rows,
-    quantized_linear,
-)
+from trunkline_kernels.gpu.quantized_linear import library_fp8_linear, quantize_rows, quantized_linear
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
+from trunkline_kernels.quantized_weight import QuantizedWeight, dequantize, quantize
 from trunkline_kernels.ragged_batch import KVLayer
 from trunkline_worker.model.gpu_decoder import FP8_CAPABILITY, Chip
 from trunkline_worker.runner.batch_rows import Row
@@ -117,10 +111,6 @@ def _products(shapes: Shapes) -> Rows:
     yield _compared("fixed_linear", fixed_linear(x, weight), truth, shapes)
     one = fixed_linear(x[:1].contiguous(), weight)
     assert torch.equal(one, fixed_linear(x, weight)[:1]), "fixed_linear: a row's bits depend on the batch"
-    tiling = GatedTiling(16, 16, 16, 4, 1) if shapes.tiny else GatedTiling(64, 64, 64, 4, 4)
-    gated = gated_linear(x, weight, tiling, dependent=Chip.of(shapes.device).dependent_launches)
-    yield _compared("gated_linear", gated, silu_and_mul.silu_and_mul(linear(x, weight)), shapes)
-    yield from _persistent_products(shapes, x, weight)
     for kind in ("int8", "int4"):
         narrow = quantize(weight, kind)
         expected = linear(x.float(), dequantize(narrow).float())
@@ -131,27 +121,28 @@ def _products(shapes: Shapes) -> Rows:
         expected = linear(rows8.float() * scale[:, None], dequantize(narrow).float())
         yield _compared("fp8 product", quantized_linear(x, narrow), expected, shapes)
         yield _compared("fp8 product, library", library_fp8_linear(x, narrow), expected, shapes)
+        yield from _persistent_products(shapes, x, narrow, expected)
 
 
-def _persistent_products(shapes: Shapes, x: Tensor, weight: Tensor) -> Rows:
+def _persistent_products(shapes: Shapes, x: Tensor, weight: QuantizedWeight, expected: Tensor) -> Rows:
     """Persistent products with tiles that several programs share."""
     chip = Chip.of(shapes.device)
     if not shapes.tiny and not is_offered(chip.capability, is_nvidia=torch.version.hip is None):
         return
-    tiling = PersistentTiling(16, 16, 16, 4, 1, 1) if shapes.tiny else PersistentTiling(128, 128, 64, 8, 4, 1)
+    tiling = PersistentTiling(16, 16, 16, 4, 1, 1) if shapes.tiny else PersistentTiling(128, 128, 128, 8, 4, 1)
     room = ProductRoom.allocate([tiling], multiprocessors=chip.num_multiprocessors, device=shapes.device)
     dependent = chip.dependent_launches
     found = persistent_linear(x, weight, tiling, room, dependent=dependent)
-    yield _compared("persistent_linear", found, linear(x.float(), weight.float()), shapes)
+    yield _compared("persistent_linear", found, expected, shapes)
     assert torch.equal(found, persistent_linear(x, weight, tiling, room)), (
         "persistent_linear: bits depend on which program is last"
     )
     residual = _random(shapes, *found.shape)
-    expected = residual.float() + linear(x.float(), weight.float())
-    add_persistent_linear(x, weight, residual, tiling, room, dependent=dependent)
-    yield _compared("add_persistent_linear", residual, expected, shapes)
+    sums = residual.float() + expected
+    add_persistent_linear(x, weight, tiling, room, out=residual, dependent=dependent)
+    yield _compared("add_persistent_linear", residual, sums, shapes)
     found = persistent_gated_linear(x, weight, tiling, room, dependent=dependent)
-    yield _compared("persistent_gated_linear", found, silu_and_mul.silu_and_mul(linear(x, weight)), shapes)
+    yield _compared("persistent_gated_linear", found, silu_and_mul.silu_and_mul(expected), shapes)
 
 
 def _sampling(shapes: Shapes) -> Rows:

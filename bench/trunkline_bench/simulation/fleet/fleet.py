@@ -29,7 +29,7 @@ from trunkline_router.routing.prefix_index import keys_of
 from trunkline_router.routing.route_request import RouteRequest
 from trunkline_worker.engine.messages import Prompt
 from trunkline_worker.front.cache_mirror import LOAD_INTERVAL_S
-from trunkline_worker.lanes.lanes import Lane
+from trunkline_worker.step.lanes import Lane
 
 CHECK_EVERY_S = 5.0  # of virtual time, between checks whether the goal is out of reach
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from trunkline_bench.reports.statistics import percentile
 from trunkline_bench.simulation.fleet.fleet import FleetOutcome, FleetRun
-from trunkline_worker.lanes.lanes import Lane
 from trunkline_worker.scheduler.stats import Histogram
+from trunkline_worker.step.lanes import Lane
 
 BIN_S = 10.0  # of figures over time
 COLUMNS = (

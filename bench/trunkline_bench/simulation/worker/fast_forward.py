@@ -9,11 +9,11 @@ from collections.abc import Callable
 from trunkline_bench.simulation.worker.simulated_executor import RepeatedPlan, RepeatedResult, SimulatedExecutor
 from trunkline_worker.cache.sequence import StepMark
 from trunkline_worker.engine.engine import Engine, ModelLimits
-from trunkline_worker.lanes.lanes import LANES
 from trunkline_worker.scheduler.scheduler import Scheduler
 from trunkline_worker.scheduler.sequence_table import StepOutputs
 from trunkline_worker.scheduler.stats import StepCounts
 from trunkline_worker.scheduler.step_cost import StepLoad
+from trunkline_worker.step.lanes import LANES
 from trunkline_worker.step.plan import SequenceStep, StepPlan
 
 
@@ -179,7 +179,7 @@ class FastForwardEngine(Engine):
         result = self.executor.collect()
         assert isinstance(result, RepeatedResult)
         self._in_flight[0], outputs = self.scheduler.commit_repeats(plan, result)
-        self._time_next_plan()
+        self._time_next_plan(self._clock_s())
         num_steps, host_s = len(plan.steps), self._host_s[0]
         for time_s, done_s in zip(result.times_s, result.done_s, strict=True):
             counts = StepCounts(decode_tokens=num_steps, sequences=num_steps, host_time_s=host_s, device_time_s=time_s)

@@ -1,6 +1,7 @@
 """Tenants that share one simulated worker: the real engine in virtual time, with clients that react to its answers."""
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -16,10 +17,12 @@ from trunkline_bench.simulation.worker.simulated_executor import (
 from trunkline_bench.simulation.worker.simulated_worker import FINGERPRINT, StatsOfAllTime, WorkerSpec
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.prefix_tree import PrefixTree
+from trunkline_worker.cache.sequence import Sequence
 from trunkline_worker.engine.engine import Engine, ModelLimits
 from trunkline_worker.engine.messages import Prompt
-from trunkline_worker.lanes.lanes import Lane, lane_number
 from trunkline_worker.scheduler.scheduler import Scheduler
+from trunkline_worker.step.lanes import Lane, lane_number
+from trunkline_worker.step.plan import Run
 
 REFUSED_S = 0.1  # pause of a client after a refusal
 
@@ -39,6 +42,7 @@ class Tenant:
     weight: float = 1.0
     lane: Lane = Lane.STANDARD
     shares_prefix: bool = False  # its prompts differ only in the last token
+    forced_tokens: int = 0  # that a grammar forces after each token that is sampled
 
 
 @dataclass(slots=True)
@@ -69,6 +73,23 @@ class Observed:
     preempted_tokens: int
 
 
+class Forcing:
+    """A proposer: grammars force tokens of some tenants."""
+
+    def __init__(self, tenants: Mapping[str, Tenant]) -> None:
+        self._tenants = tenants
+
+    def follows(self, sequence: Sequence) -> bool:
+        return self._tenants[sequence.account.tenant].forced_tokens > 0
+
+    def holds(self, sequence: Sequence) -> bool:
+        return sequence.num_pending > 0 and self.follows(sequence)
+
+    def propose(self, sequence: Sequence, most: int) -> Run | None:
+        count = min(most, self._tenants[sequence.account.tenant].forced_tokens)
+        return Run.of([FIRST_TOKEN] * count, count)
+
+
 class Neighbours:
     """Runs an engine and its tenants in virtual time."""
 
@@ -85,6 +106,8 @@ class Neighbours:
         limits = ModelLimits(spec.max_total_tokens, frozenset([END_TOKEN]))
         self.engine = Engine(self.scheduler, self._executor, limits, self.clock)
         self._tenants = {tenant.name: tenant for tenant in tenants}
+        if any(tenant.forced_tokens for tenant in tenants):
+            self.scheduler.runs.proposer = Forcing(self._tenants)
         self._of: dict[int, Tenant] = {}  # tenants of the requests in flight, by handle
         self._handles = itertools.count(1)
         self._order = itertools.count()

@@ -21,10 +21,10 @@ from trunkline_worker.cache.prefix_tree import PrefixTree
 from trunkline_worker.engine.engine import Engine, ModelLimits
 from trunkline_worker.engine.messages import Prompt
 from trunkline_worker.front.cache_mirror import LOAD_INTERVAL_S
-from trunkline_worker.lanes.lanes import Lane, lane_number
 from trunkline_worker.scheduler.limits import SchedulerLimits
 from trunkline_worker.scheduler.scheduler import Scheduler
 from trunkline_worker.scheduler.stats import EngineStats
+from trunkline_worker.step.lanes import Lane, lane_number
 
 FINGERPRINT = "simulated"  # of the model, for block hashes
 NEVER_S = float("inf")

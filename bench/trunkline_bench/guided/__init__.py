@@ -1,0 +1,1 @@
+"""What grammars cost an engine, on a simulated device."""
