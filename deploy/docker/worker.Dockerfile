@@ -15,7 +15,7 @@ COPY deploy/trunkline_cli deploy/trunkline_cli
 # --constraint does not apply to build dependencies. The first variable does before pip 25.3, the second from then on.
 ENV PIP_CONSTRAINT=/src/constraints.txt PIP_BUILD_CONSTRAINT=/src/constraints.txt
 # The cli extra has hf, which downloads models. PyPI's torch for Linux includes CUDA's libraries; the node has the driver.
-RUN /opt/trunkline/bin/pip install '.[worker,cli]'
+RUN /opt/trunkline/bin/pip install '.[worker,grammar,cli]'
 
 FROM ${BASE}
 # gcc: Triton's launchers and the kernels for CPUs are compiled at run time.

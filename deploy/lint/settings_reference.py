@@ -49,6 +49,8 @@ def _default(item: Field[Any]) -> str:
         return "required"
     if item.default in (None, "", ()):
         return ""
+    if isinstance(item.default, tuple):
+        return f"`{','.join(item.default)}`"
     return f"`{str(item.default).lower() if isinstance(item.default, bool) else item.default}`"
 
 

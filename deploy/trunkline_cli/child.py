@@ -84,7 +84,7 @@ class Child:
     async def end(self, grace_s: float) -> int:
         """Asks the process to stop, and kills its group after `grace_s`; returns the exit status.
 
-        An engine has its own group, and ends with its front (die_with_front in the worker's engine_process.py).
+        An engine has its own group, and ends with its front (the worker's link/lifeline.py).
         """
         self.ask_to_stop()
         stopped = asyncio.create_task(self.process.wait())

@@ -220,22 +220,23 @@ async def wait_until_serving(address: str) -> None:
 
 
 def find_model(name: str) -> Path:
-    """The model's directory; a hub id is downloaded first (safetensors, JSON and chat templates).
+    """The model's directory or GGUF file; a hub id is downloaded first (safetensors, JSON and chat templates).
 
     Raises LaunchError if there is no such directory or model, or if it cannot be read or downloaded.
     """
     path = Path(name)
     shown = name if name and name.isprintable() else repr(name)
     try:
-        if name and path.is_dir():
-            return path.resolve()
         is_file = path.is_file()
+        if name and (path.is_dir() or (is_file and path.suffix.lower() == ".gguf")):
+            # A file of the hub's cache is a link to one without a suffix.
+            return path.absolute() if is_file else path.resolve()
     except OSError as error:
         raise LaunchError(f"the model directory {shown} cannot be read: {error.strerror}") from None
     if is_file:
         raise LaunchError(
-            f"{shown} is a file: a model is a directory with config.json, tokenizer.json and safetensors; GGUF is not "
-            "supported"
+            f"{shown} is a file: a model is a GGUF file, or a directory with config.json, tokenizer.json and "
+            "safetensors"
         )
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise LaunchError(f"there is no model directory {shown}")

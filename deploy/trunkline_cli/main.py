@@ -76,8 +76,12 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--allow-plaintext and --allow-anonymous, to all. On another address than a loopback one, both are needed. "
         "The router stores responses, as with --max-stored-responses 1000."
     )
-    parser.add_argument("--model", required=True, metavar="DIR|ID", help="directory in Hugging Face layout, or hub id")
-    parser.add_argument("--name", type=text, default="", help="served model name; default: the directory's base name")
+    parser.add_argument(
+        "--model", required=True, metavar="PATH|ID", help="directory in Hugging Face layout, GGUF file, or hub id"
+    )
+    parser.add_argument(
+        "--name", type=text, default="", help="served model name; default: the base name of directory or file"
+    )
     parser.add_argument(
         "--workers", type=whole(1, MOST_PORT), default=2, metavar="N", help="how many workers (default: %(default)s)"
     )
@@ -147,8 +151,8 @@ def metrics_port(given: int | None, host: str, worker_arguments: tuple[str, ...]
 
 
 def served_name(name: str, model: str) -> str:
-    """The name, or the name of the model's directory if it is empty. Raises LaunchError if that is not UTF-8."""
-    name = name or os.path.basename(os.path.abspath(model))
+    """The name, or that of the model's directory or file if it is empty. Raises LaunchError if that is not UTF-8."""
+    name = name or os.path.basename(os.path.abspath(model)).removesuffix(".gguf")
     try:
         return text(name)
     except argparse.ArgumentTypeError:

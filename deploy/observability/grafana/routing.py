@@ -130,6 +130,13 @@ CACHES = Row(
             most=1,
         ),
         Panel(
+            "Requests that missed the cache / s",
+            "Why less was found than earlier prompts could have left; new: a first turn; changed: a later one.",
+            [Query(rate("trunkline_router_cache_misses_total", MODEL, by="reason"), "{{reason}}")],
+            "reqps",
+            stacked=True,
+        ),
+        Panel(
             "KV blocks of the fleet",
             "live: of running choices; cached: only reusable prefixes; free: empty.",
             [Query(f"sum by (state) (trunkline_worker_kv_blocks{{{MODEL}}})", "{{state}}")],

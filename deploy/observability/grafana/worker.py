@@ -122,6 +122,14 @@ STEPS = Row(
             ],
             "percentunit",
         ),
+        Panel(
+            "Grammars / s",
+            "Compiled or refused, by outcome. Lost: processes that compile or match, and broke off or took too long.",
+            [
+                Query(rate("trunkline_worker_grammar_compile_seconds_count", *BOTH, by="outcome"), "{{outcome}}"),
+                Query(rate("trunkline_worker_lost_grammar_processes_total", *BOTH, by="worker"), "{{worker}} lost"),
+            ],
+        ),
     ],
 )
 
