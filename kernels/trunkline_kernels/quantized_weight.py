@@ -1,10 +1,12 @@
 """Quantised weights, as kernels take them.
 
-An int8 or fp8 weight is the stored value times a scale, one per column of the product. An int4 weight is the stored
-value from 0 to 15, minus a zero point, times a scale; zero point and scale are per column and group of the inner
+An int8 or fp8 weight is the stored value times a scale, one per column of the product. An fp8 weight may instead have a
+scale per block of 128 columns and 128 inner elements, as in the checkpoints of DeepSeek and Qwen. An int4 weight is the
+stored value from 0 to 15, minus a zero point, times a scale; zero point and scale are per column and group of the inner
 dimension. quantize() uses the zero point 8; checkpoints quantised elsewhere may have others.
 
-Sources: scales per column: Dettmers et al. (2022); groups of 128 for 4 bits: Frantar et al. (2023).
+Sources: scales per column: Dettmers et al. (2022); groups of 128 for 4 bits: Frantar et al. (2023); fp8 in blocks:
+DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 3.3.2.
 """
 
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from torch import Tensor
 GROUP = 128  # inner elements that share a scale in the int4 weights of quantize(), or half of it
 ZERO = 8  # the zero point of these weights
 HALF = 32  # 64 inner elements take 32 bytes: byte i has element i in its low and element 32 + i in its high four bits
+BLOCK = 128  # columns and inner elements of a block of an fp8 weight that share a scale
 FP8 = torch.float8_e4m3fn
 FP8_LARGEST = 448.0
 KINDS = ("int8", "int4", "fp8")
@@ -26,10 +29,17 @@ class QuantizedWeight:
 
     kind: str  # one of KINDS
     data: Tensor  # int8 or fp8 [num_columns, inner]; for int4, uint8 [num_columns, inner / 2]
-    scale: Tensor  # float32 [num_columns]; for int4, [num_columns, inner / group]
+    # float32 [num_columns]; int4: [num_columns, inner / group]; fp8 in blocks: [num_columns / BLOCK, inner / BLOCK],
+    # rounded up
+    scale: Tensor
     inner: int
     group: int = GROUP  # inner elements that share a scale; int4 only
     zero: Tensor | None = None  # uint8 [num_columns, inner / group], int4 only; None: ZERO everywhere
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether this is an fp8 weight with a scale per block."""
+        return self.kind == "fp8" and self.scale.dim() == 2
 
 
 def quantize(weight: Tensor, kind: str) -> QuantizedWeight:
@@ -54,6 +64,16 @@ def quantize(weight: Tensor, kind: str) -> QuantizedWeight:
     scale = (groups.abs().amax(dim=2) / 7).clamp_(min=1e-12)
     values = ((groups / scale[..., None]).round_().clamp_(-ZERO, 15 - ZERO) + ZERO).to(torch.uint8)
     return packed_int4(values.view(columns, inner), scale)
+
+
+def quantize_blocks(weight: Tensor) -> QuantizedWeight:
+    """Returns the weight [num_columns, inner] as fp8 with a scale per block. Blocks at the ends may be smaller."""
+    columns, inner = weight.shape
+    padded = torch.nn.functional.pad(weight.float(), (0, -inner % BLOCK, 0, -columns % BLOCK))
+    blocks = padded.view(len(padded) // BLOCK, BLOCK, -1, BLOCK)
+    scale = (blocks.abs().amax(dim=(1, 3)) / FP8_LARGEST).clamp_(min=1e-12)
+    data = (blocks / scale[:, None, :, None]).view_as(padded)[:columns, :inner].to(FP8).contiguous()
+    return QuantizedWeight("fp8", data, scale, inner)
 
 
 def packed_int4(values: Tensor, scale: Tensor, zero: Tensor | None = None) -> QuantizedWeight:
@@ -83,6 +103,9 @@ def unpacked_int4(weight: QuantizedWeight) -> Tensor:
 
 def dequantize(weight: QuantizedWeight) -> Tensor:
     """Returns the values of a quantised weight: [num_columns, inner] float32."""
+    if weight.in_blocks:
+        of_columns = weight.scale.repeat_interleave(BLOCK, dim=0)[: len(weight.data)]
+        return weight.data.float() * of_columns.repeat_interleave(BLOCK, dim=1)[:, : weight.inner]
     if weight.kind != "int4":
         return weight.data.float() * weight.scale[:, None]
     columns = len(weight.data)

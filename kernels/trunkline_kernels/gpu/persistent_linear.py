@@ -24,11 +24,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trunkline_kernels.gpu.dependent_launch import ask_for, launch_options, wait_for_inputs
 from trunkline_kernels.gpu.matmul_tiling import MatmulTiling
-from trunkline_kernels.gpu.quantized_linear import quantize_rows
+from trunkline_kernels.gpu.quantized_linear import quantize_groups, quantize_rows
 from trunkline_kernels.gpu.tile_order import GROUP_ROWS, tile_at
 from trunkline_kernels.quantized_weight import QuantizedWeight
 
 OLDEST_CAPABILITY = (9, 0)
+ROW_ALIGNMENT = 16  # bytes: a descriptor's rows are a multiple of it
 AHEAD = 4  # cache lines of each row of the weight that are prefetched before the activations are ready
 LINE = 128  # bytes, and elements
 # Tiles are split only if that saves this many steps of the inner loop: adding up costs some microseconds, a step 0.5.
@@ -104,14 +105,15 @@ class ProductRoom:
 @triton.jit
 def _finish(
     acc, up, out, row_factors, column_factors, row, column, num_rows, num_columns, GATED: tl.constexpr,
-    ADDED: tl.constexpr,
+    ADDED: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Stores a part of the result. acc, up: [rows, columns] float32; up is not read unless GATED"""
-    of_rows = tl.load(row_factors + row, mask=row < num_rows, other=0.0)[:, None]
-    acc = acc * of_rows * tl.load(column_factors + column, mask=column < num_columns, other=0.0)[None, :]
-    if GATED:
-        of_columns = tl.load(column_factors + num_columns + column, mask=column < num_columns, other=0.0)
-        up = up * of_rows * of_columns[None, :]
+    if not BLOCKS:
+        of_rows = tl.load(row_factors + row, mask=row < num_rows, other=0.0)[:, None]
+        acc = acc * of_rows * tl.load(column_factors + column, mask=column < num_columns, other=0.0)[None, :]
+        if GATED:
+            of_columns = tl.load(column_factors + num_columns + column, mask=column < num_columns, other=0.0)
+            up = up * of_rows * of_columns[None, :]
     dtype: tl.constexpr = out.dtype.element_ty
     place = out + row.to(tl.int64)[:, None] * num_columns + column[None, :]
     inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
@@ -142,7 +144,9 @@ def _persistent_matmul(
     x,  # descriptor of [num_rows, inner] fp8, by [TILE_ROWS, TILE_INNER]
     weight,  # descriptor of [num_columns, inner] fp8, twice as many columns if GATED, by [TILE_COLUMNS, TILE_INNER]
     weight_rows,  # the same weight as a pointer
-    row_factors, column_factors,  # [num_rows], [num_columns] float32: the scales of x and weight
+    # The scales of x and weight: [num_rows], [num_columns] float32. BLOCKS: [inner / TILE_INNER, num_rows] and
+    # [num_columns / TILE_INNER, inner / TILE_INNER]
+    row_factors, column_factors,
     out,  # [num_rows, num_columns] ←; the product is added to it if ADDED
     shares, arrivals,  # of ProductRoom
     num_rows,
@@ -151,6 +155,7 @@ def _persistent_matmul(
     waves, sharing,  # of Division
     GATED: tl.constexpr,
     ADDED: tl.constexpr,
+    BLOCKS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
     TILE_INNER: tl.constexpr,
@@ -160,7 +165,11 @@ def _persistent_matmul(
     LINE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Grid: (programs of Division). Tiles are numbered in the order of tile_at()."""
+    """Grid: (programs of Division). Tiles are numbered in the order of tile_at().
+
+    BLOCKS: the weight has a scale per block of TILE_INNER x TILE_INNER. TILE_COLUMNS divides TILE_INNER, and if GATED,
+    TILE_INNER divides num_columns.
+    """
     program, programs = tl.program_id(0), tl.num_programs(0)
     row_tiles, column_tiles = tl.cdiv(num_rows, TILE_ROWS), tl.cdiv(num_columns, TILE_COLUMNS)
     steps = tl.cdiv(inner, TILE_INNER)
@@ -190,20 +199,29 @@ def _persistent_matmul(
         last = tl.where(item < waves, steps, tl.minimum(end - at + first, steps))
         row_tile, column_tile = tile_at(tile, row_tiles, column_tiles, GROUP_ROWS)
         first_row, first_column = row_tile * TILE_ROWS, column_tile * TILE_COLUMNS
+        row = first_row + row_of_tile
         acc = tl.zeros([TILE_ROWS, TILE_COLUMNS], tl.float32)
         up = acc
         for step in tl.range(first, last):
             left = x.load([first_row, step * TILE_INNER])
             right = weight.load([first_column, step * TILE_INNER])
-            # Hopper's 8-bit products keep 14 bits of their sums, so each tile's sum is added in full precision.
-            acc = tl.dot(left, right.T, acc, max_num_imprecise_acc=TILE_INNER)
-            if GATED:
-                right = weight.load([num_columns + first_column, step * TILE_INNER])
-                up = tl.dot(left, right.T, up, max_num_imprecise_acc=TILE_INNER)
-        row = first_row + row_of_tile
+            if BLOCKS:
+                of_rows = tl.load(row_factors + step * num_rows + row, mask=row < num_rows, other=0.0)
+                block = column_factors + first_column // TILE_INNER * steps + step
+                acc += tl.dot(left, right.T) * (of_rows * tl.load(block))[:, None]
+                if GATED:
+                    right = weight.load([num_columns + first_column, step * TILE_INNER])
+                    block += num_columns // TILE_INNER * steps
+                    up += tl.dot(left, right.T) * (of_rows * tl.load(block))[:, None]
+            else:
+                # Hopper's 8-bit products keep 14 bits of their sums, so each tile's sum is added in full precision.
+                acc = tl.dot(left, right.T, acc, max_num_imprecise_acc=TILE_INNER)
+                if GATED:
+                    right = weight.load([num_columns + first_column, step * TILE_INNER])
+                    up = tl.dot(left, right.T, up, max_num_imprecise_acc=TILE_INNER)
         if last - first == steps:
             column = first_column + column_of_tile
-            _finish(acc, up, out, row_factors, column_factors, row, column, num_rows, num_columns, GATED, ADDED)
+            _finish(acc, up, out, row_factors, column_factors, row, column, num_rows, num_columns, GATED, ADDED, BLOCKS)
         else:
             SLOT: tl.constexpr = TILE_ROWS * TILE_COLUMNS * (2 if GATED else 1)
             UP: tl.constexpr = TILE_ROWS * TILE_COLUMNS
@@ -232,7 +250,7 @@ def _persistent_matmul(
                             total_up += tl.load(slot + UP + in_tile + in_columns[None, :], mask=some_rows, other=0.0)
                     _finish(
                         total, total_up, out, row_factors, column_factors, row, first_column + in_columns, num_rows,
-                        num_columns, GATED, ADDED,
+                        num_columns, GATED, ADDED, BLOCKS,
                     )  # fmt: skip
 
 
@@ -241,7 +259,8 @@ def persistent_linear(
 ) -> Tensor:
     """Computes x @ dequantize(weight).T. Rounds x to 8 bits as quantized_linear does; sums are kept in full precision.
 
-    x: [num_rows, inner] contiguous; weight: of kind fp8, inner a multiple of 16
+    x: [num_rows, inner] contiguous; weight: of kind fp8, inner a multiple of ROW_ALIGNMENT
+    tiling: if the weight is in blocks, as for quantized_linear
     dependent: see dependent_launch
     → [num_rows, num_columns] in x's dtype
     """
@@ -266,7 +285,8 @@ def persistent_gated_linear(
 ) -> Tensor:
     """Computes silu(x @ gate.T) * (x @ up.T) of the dequantised halves of the weight.
 
-    weight: of shape [2 * num_columns, inner], gate first; for the others see persistent_linear
+    weight: of shape [2 * num_columns, inner], gate first; if it is in blocks, BLOCK divides num_columns
+    for the others see persistent_linear
     → [num_rows, num_columns] in x's dtype
     """
     out = x.new_empty(len(x), len(weight.data) // 2)
@@ -294,12 +314,12 @@ def _launch(
         programs=room.multiprocessors * tiling.programs,
         least_saved=tiling.least_saved,
     )
-    narrow, row_factors = quantize_rows(x, dependent=dependent)
+    narrow, row_factors = (quantize_groups if weight.in_blocks else quantize_rows)(x, dependent=dependent)
     _persistent_matmul[(division.programs,)](
         TensorDescriptor.from_tensor(narrow, [tiling.rows, tiling.inner]),
         TensorDescriptor.from_tensor(weight.data, [tiling.columns, tiling.inner]),
         weight.data, row_factors, weight.scale, out, room.shares, room.arrivals, rows, columns, weight.inner,
-        division.waves, division.sharing, gated, added, tiling.rows, tiling.columns, tiling.inner,
+        division.waves, division.sharing, gated, added, weight.in_blocks, tiling.rows, tiling.columns, tiling.inner,
         min(MERGED_COLUMNS, tiling.columns), GROUP_ROWS, AHEAD, LINE, dependent, num_warps=tiling.warps,
         num_stages=tiling.stages, **launch_options(dependent),
     )  # fmt: skip

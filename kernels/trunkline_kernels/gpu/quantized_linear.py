@@ -16,7 +16,7 @@ from torch import Tensor
 from trunkline_kernels.gpu.dependent_launch import launch_options, wait_for_inputs
 from trunkline_kernels.gpu.matmul_tiling import MatmulTiling
 from trunkline_kernels.gpu.tile_order import GROUP_ROWS, tile_at
-from trunkline_kernels.quantized_weight import FP8, HALF, ZERO, QuantizedWeight
+from trunkline_kernels.quantized_weight import BLOCK, FP8, HALF, ZERO, QuantizedWeight
 
 _ZERO = tl.constexpr(ZERO)
 TILE_COLUMNS = 64
@@ -105,41 +105,48 @@ def _weight_only(
     tl.store(place, acc.to(out.dtype.element_ty), mask=some_rows[:, None] & some_columns[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _quantize_rows(
     x,  # [num_rows, INNER]
     out,  # [num_rows, INNER] fp8 ←
-    scale,  # [num_rows] float32 ←
+    scale,  # [groups of INNER, num_rows] float32 ←
+    num_rows,
     INNER: tl.constexpr,
-    PADDED: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Rounds each row to fp8 with a scale of its own. Grid: (num_rows)."""
+    """Rounds each row to fp8 with a scale for each GROUP elements. Grid: (num_rows)."""
     wait_for_inputs(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, PADDED)
+    group = tl.arange(0, GROUPS)
+    at = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     values = tl.load(x + row * INNER + at, mask=at < INNER, other=0.0).to(tl.float32)
-    factor = tl.maximum(tl.max(tl.abs(values)) / 448.0, 1e-12)
-    tl.store(scale + row, factor)
-    tl.store(out + row * INNER + at, (values / factor).to(out.dtype.element_ty), mask=at < INNER)
+    factor = tl.maximum(tl.max(tl.abs(values), axis=1) / 448.0, 1e-12)
+    tl.store(scale + group * num_rows + row, factor, mask=group * GROUP < INNER)
+    tl.store(out + row * INNER + at, (values / factor[:, None]).to(out.dtype.element_ty), mask=at < INNER)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _fp8_product(
-    x, x_scale,  # [num_rows, INNER] fp8, [num_rows] float32
-    weight, scale,  # [num_columns, INNER] fp8, [num_columns] float32
+    x, x_scale,  # [num_rows, INNER] fp8; [num_rows] float32, or [INNER / BLOCK, num_rows] if BLOCK
+    weight, scale,  # [num_columns, INNER] fp8; [num_columns] float32, or [num_columns / BLOCK, INNER / BLOCK] if BLOCK
     bias,  # [num_columns]; not read unless BIAS
     out,  # [num_rows, num_columns]
     num_rows,
     num_columns,
     INNER: tl.constexpr,
     BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,  # 0: one scale per row and per column
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
     TILE_INNER: tl.constexpr,
     GROUP_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Multiplies fp8 rows by an fp8 weight. Grid: (row tiles * column tiles), in the order of tile_at()."""
+    """Multiplies fp8 rows by an fp8 weight. Grid: (row tiles * column tiles), in the order of tile_at().
+
+    If BLOCK, TILE_INNER is BLOCK, and TILE_COLUMNS divides it.
+    """
     row_tiles, column_tiles = tl.cdiv(num_rows, TILE_ROWS), tl.cdiv(num_columns, TILE_COLUMNS)
     row_tile, column_tile = tile_at(tl.program_id(0), row_tiles, column_tiles, GROUP_ROWS)
     row = (row_tile * TILE_ROWS + tl.arange(0, TILE_ROWS)).to(tl.int64)
@@ -157,10 +164,16 @@ def _fp8_product(
             mask=some_columns[None, :] & known[:, None],
             other=0.0,
         )
-        # Hopper's 8-bit products keep 14 bits of their sums, so each tile's sum is added in full precision.
-        acc = tl.dot(left, right, acc, max_num_imprecise_acc=TILE_INNER)
-    acc *= tl.load(x_scale + row, mask=some_rows, other=0.0)[:, None]
-    acc *= tl.load(scale + column, mask=some_columns, other=0.0)[None, :]
+        if BLOCK:
+            factor = tl.load(x_scale + start // BLOCK * num_rows + row, mask=some_rows, other=0.0)
+            of_block = column_tile * TILE_COLUMNS // BLOCK * tl.cdiv(INNER, BLOCK) + start // BLOCK
+            acc += tl.dot(left, right) * (factor * tl.load(scale + of_block))[:, None]
+        else:
+            # Hopper's 8-bit products keep 14 bits of their sums, so each tile's sum is added in full precision.
+            acc = tl.dot(left, right, acc, max_num_imprecise_acc=TILE_INNER)
+    if not BLOCK:
+        acc *= tl.load(x_scale + row, mask=some_rows, other=0.0)[:, None]
+        acc *= tl.load(scale + column, mask=some_columns, other=0.0)[None, :]
     if BIAS:
         acc += tl.load(bias + column, mask=some_columns, other=0.0).to(tl.float32)[None, :]
     place = out + row[:, None] * num_columns + column[None, :]
@@ -172,12 +185,30 @@ def quantize_rows(x: Tensor, *, dependent: bool = False) -> tuple[Tensor, Tensor
 
     x: [num_rows, inner] contiguous; dependent: see dependent_launch
     """
+    narrow, scale = _rounded(x, triton.next_power_of_2(x.shape[1]), dependent)
+    return narrow, scale[0]
+
+
+def quantize_groups(x: Tensor, *, dependent: bool = False) -> tuple[Tensor, Tensor]:
+    """Returns x rounded to fp8 [num_rows, inner], and a scale for each BLOCK elements of a row, float32 [inner / BLOCK,
+    num_rows], rounded up. The scales that one step of a product needs are then contiguous.
+
+    Source: DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 3.3.2.
+
+    x: [num_rows, inner] contiguous; dependent: see dependent_launch
+    """
+    return _rounded(x, BLOCK, dependent)
+
+
+def _rounded(x: Tensor, group: int, dependent: bool) -> tuple[Tensor, Tensor]:
     rows, inner = x.shape
-    out, scale = torch.empty_like(x, dtype=FP8), torch.empty(rows, dtype=torch.float32, device=x.device)
+    groups = triton.cdiv(inner, group)
+    out, scale = torch.empty_like(x, dtype=FP8), torch.empty(groups, rows, dtype=torch.float32, device=x.device)
     if rows:
         _quantize_rows[(rows,)](
-            x, out, scale, inner, triton.next_power_of_2(inner), dependent, num_warps=8, **launch_options(dependent)
-        )
+            x, out, scale, rows, inner, group, triton.next_power_of_2(groups), dependent, num_warps=8,
+            **launch_options(dependent),
+        )  # fmt: skip
     return out, scale
 
 
@@ -209,7 +240,9 @@ def library_fp8_linear(x: Tensor, weight: QuantizedWeight, *, dependent: bool = 
 def library_takes(weight: QuantizedWeight) -> bool:
     """Whether library_fp8_linear supports this weight."""
     columns, inner = weight.data.shape
-    return weight.kind == "fp8" and columns % LIBRARY_ALIGNMENT == inner % LIBRARY_ALIGNMENT == 0
+    return (
+        weight.kind == "fp8" and not weight.in_blocks and columns % LIBRARY_ALIGNMENT == inner % LIBRARY_ALIGNMENT == 0
+    )
 
 
 def quantized_linear(
@@ -220,10 +253,11 @@ def quantized_linear(
     *,
     dependent: bool = False,
 ) -> Tensor:
-    """Computes x @ dequantize(weight).T + bias. With an fp8 weight, rounds each row of x to 8 bits first.
+    """Computes x @ dequantize(weight).T + bias. With an fp8 weight, rounds x to 8 bits first, with a scale per row, or
+    per BLOCK elements of a row if the weight is in blocks.
 
     x: [num_rows, inner] contiguous; weight: [num_columns, inner]; bias: [num_columns]
-    tiling: for fp8; None: chosen by the number of rows
+    tiling: for fp8; None: chosen by the number of rows. For blocks, `inner` is BLOCK, and `columns` divides it
     dependent: of the kernel that rounds x, see dependent_launch
     → [num_rows, num_columns] in x's dtype
     """
@@ -235,11 +269,11 @@ def quantized_linear(
     biased = bias is not None
     if weight.kind == "fp8":
         tiling = tiling or fp8_tiling(rows)
-        narrow, x_scale = quantize_rows(x, dependent=dependent)
+        narrow, x_scale = (quantize_groups if weight.in_blocks else quantize_rows)(x, dependent=dependent)
         _fp8_product[(triton.cdiv(columns, tiling.columns) * triton.cdiv(rows, tiling.rows),)](
             narrow, x_scale, weight.data, weight.scale, bias if biased else x, out, rows, columns, weight.inner,
-            biased, tiling.rows, tiling.columns, tiling.inner, GROUP_ROWS, num_warps=tiling.warps,
-            num_stages=tiling.stages,
+            biased, BLOCK if weight.in_blocks else 0, tiling.rows, tiling.columns, tiling.inner, GROUP_ROWS,
+            num_warps=tiling.warps, num_stages=tiling.stages,
         )  # fmt: skip
     else:
         tile_rows = _tile_rows(rows)

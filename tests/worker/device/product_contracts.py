@@ -3,6 +3,7 @@
 import torch
 
 from tests.worker.device.launches import FLOAT32, INT32, WIDE, Launch
+from trunkline_kernels.quantized_weight import BLOCK
 
 
 def _persistent_matmul(at: Launch) -> None:
@@ -10,8 +11,14 @@ def _persistent_matmul(at: Launch) -> None:
     tile_rows, tile_columns, tile_inner = (at.number(f"TILE_{name}") for name in ("ROWS", "COLUMNS", "INNER"))
     matrices = 2 if at["GATED"] else 1
     dtype = torch.float8_e4m3fn
-    at.holds("row_factors", FLOAT32, rows)
-    at.holds("column_factors", FLOAT32, matrices * columns)
+    if at["BLOCKS"]:
+        at.holds("row_factors", FLOAT32, rows * -(-inner // tile_inner))
+        at.holds("column_factors", FLOAT32, -(-matrices * columns // tile_inner) * -(-inner // tile_inner))
+        _in_blocks(at, tile_columns, tile_inner)
+        at.require(not at["GATED"] or columns % tile_inner == 0, f"gate and up share a block of {tile_inner}")
+    else:
+        at.holds("row_factors", FLOAT32, rows)
+        at.holds("column_factors", FLOAT32, matrices * columns)
     at.describes("x", (dtype,), (rows, inner), (tile_rows, tile_inner))
     at.describes("weight", (dtype,), (matrices * columns, inner), (tile_columns, tile_inner))
     at.require(inner % 16 == 0, f"rows of {inner} bytes")
@@ -26,6 +33,10 @@ def _persistent_matmul(at: Launch) -> None:
     at.require(sharing <= cut * steps, f"{sharing} programs share {cut * steps} steps")
     at.holds("shares", FLOAT32, 2 * sharing * matrices * tile_rows * tile_columns if sharing > cut else 0)
     at.holds("arrivals", INT32, cut if sharing > cut else 0)
+
+
+def _in_blocks(at: Launch, tile_columns: int, tile_inner: int) -> None:
+    at.require(tile_inner == BLOCK and BLOCK % tile_columns == 0, f"tiles of {tile_columns} x {tile_inner} in blocks")
 
 
 def _product(at: Launch, kind: torch.dtype) -> None:
@@ -69,21 +80,27 @@ def _tiled(at: Launch) -> None:
 
 
 def _quantize_rows(at: Launch) -> None:
-    rows, inner = at.grid[0], at.number("INNER")
+    rows, inner = at.number("num_rows"), at.number("INNER")
+    at.require(at.grid == (rows,), f"{rows} rows")
     at.holds("x", WIDE, rows * inner)
     at.holds("out", (torch.float8_e4m3fn,), rows * inner)
-    at.holds("scale", FLOAT32, rows)
-    at.require(at.number("PADDED") >= inner, "PADDED")
-    at.powers_of_two("PADDED")
+    at.holds("scale", FLOAT32, rows * -(-inner // at.number("GROUP")))
+    at.require(at.number("GROUP") * at.number("GROUPS") >= inner, "GROUPS")
+    at.powers_of_two("GROUP", "GROUPS")
 
 
 def _fp8_product(at: Launch) -> None:
-    rows, columns = at.number("num_rows"), at.number("num_columns")
+    rows, columns, inner = at.number("num_rows"), at.number("num_columns"), at.number("INNER")
     _product(at, torch.float8_e4m3fn)
     at.holds("x", (torch.float8_e4m3fn,), 0)
-    at.holds("x_scale", FLOAT32, rows)
-    at.holds("weight", (torch.float8_e4m3fn,), columns * at.number("INNER"))
-    at.holds("scale", FLOAT32, columns)
+    at.holds("weight", (torch.float8_e4m3fn,), columns * inner)
+    if block := at.number("BLOCK"):
+        at.holds("x_scale", FLOAT32, rows * -(-inner // block))
+        at.holds("scale", FLOAT32, -(-columns // block) * -(-inner // block))
+        _in_blocks(at, at.number("TILE_COLUMNS"), at.number("TILE_INNER"))
+    else:
+        at.holds("x_scale", FLOAT32, rows)
+        at.holds("scale", FLOAT32, columns)
     at.powers_of_two("TILE_INNER")
     _tiled(at)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import linear
 
-from trunkline_kernels.gpu import dependent_launch
+from trunkline_kernels.gpu import dependent_launch, persistent_linear
 from trunkline_kernels.gpu import ragged_attention as ragged
 from trunkline_kernels.gpu.decode_attention import decode_attention
 from trunkline_kernels.gpu.decode_tiling import DecodeTiling, decode_tiling_for
@@ -133,6 +133,7 @@ class GpuDecoder:
         self._layers = gpu_layers(
             spec.layers, weights.layers, name=self.chip.name, multiprocessors=self.chip.num_multiprocessors,
             device=self._device, deterministic=deterministic, dependent=self._dependent,
+            persistent=persistent_linear.is_offered(self.chip.capability, is_nvidia=torch.version.hip is None),
         )  # fmt: skip
         self._tables = layer_tables(spec, context_length, self._device)
         self._windows = spec.windows

@@ -15,7 +15,7 @@ from trunkline_kernels.gpu.persistent_linear import (
     persistent_gated_linear,
     persistent_linear,
 )
-from trunkline_kernels.gpu.product_choice import ProductChoice, product_choice
+from trunkline_kernels.gpu.product_choice import ProductChoice, product_choice, untimed_block_choice
 from trunkline_kernels.gpu.quantized_linear import Fp8Tiling, library_fp8_linear, library_takes, quantized_linear
 from trunkline_kernels.gpu.silu_and_mul import silu_and_mul
 from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR
@@ -103,24 +103,28 @@ def gpu_layers(
     device: torch.device,
     deterministic: bool,
     dependent: bool,
+    persistent: bool,
 ) -> list[LayerWeights[GpuWeight]]:
     """Looks up the timed choices of the layers' products. Raises ModelError if an entry of the table of tilings is
     invalid.
 
-    name: of the device, as torch reports it
+    name: of the device, as torch reports it; persistent: it has persistent kernels
     """
-    found: dict[tuple[str, int, int], ProductChoice] = {}
+    found: dict[tuple[tuple[str, int, int], bool], ProductChoice] = {}
 
     def choice(timed: tuple[str, int, int], product: StoredLinear) -> ProductChoice:
         if isinstance(product, Linear) or product.weight.kind != "fp8" or product.bias is not None:
             return ProductChoice()
-        kind, columns, inner = timed
-        if timed not in found:
+        (kind, columns, inner), in_blocks = timed, product.weight.in_blocks
+        if (timed, in_blocks) not in found:
             try:
-                found[timed] = product_choice(kind, device=name, columns=columns, inner=inner)
+                known = product_choice(kind, device=name, columns=columns, inner=inner, in_blocks=in_blocks)
             except ValueError as error:
                 raise ModelError(f"the table of tilings: {error}") from None
-        return found[timed]
+            if in_blocks and persistent and not known.rows:
+                known = untimed_block_choice(kind, columns=columns, inner=inner)
+            found[timed, in_blocks] = known
+        return found[timed, in_blocks]
 
     choices = [
         list(map(choice, timed_products(spec), layer.products)) for spec, layer in zip(specs, layers, strict=True)
