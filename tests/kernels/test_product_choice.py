@@ -7,7 +7,13 @@ import pytest
 from trunkline_bench.gpu.kernels.product_sweep import winner
 from trunkline_kernels.gpu import tuned_tilings
 from trunkline_kernels.gpu.persistent_linear import PersistentTiling
-from trunkline_kernels.gpu.product_choice import LEAST_GAIN, ProductChoice, ProductTiling, product_choice
+from trunkline_kernels.gpu.product_choice import (
+    LEAST_GAIN,
+    ProductChoice,
+    ProductTiling,
+    product_choice,
+    untimed_block_choice,
+)
 from trunkline_kernels.gpu.quantized_linear import Fp8Tiling
 from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, ProductKey, TilingKey
 
@@ -80,6 +86,41 @@ def test_an_entry_with_other_fields_is_named(kernel: str, fields: dict[str, int]
     tuned_tilings.write(timed, {key_of(kernel, 32): (fields, {})})
     with pytest.raises(ValueError, match=f"a tiling of {kernel} has other fields than"):
         choice(kernel)
+
+
+BLOCKS = {**LARGE, "columns": 64, "inner": 128}
+
+
+def test_weights_in_blocks_have_entries_of_their_own(timed: Path) -> None:
+    tuned_tilings.write(timed, {key_of(GATED, 8, "float8_e4m3fn in blocks"): (BLOCKS, {})})
+    found = product_choice(GATED, device="NVIDIA H200", columns=12_288, inner=4096, in_blocks=True)
+    assert found == ProductChoice((8,), (PersistentTiling(**BLOCKS),))
+    assert choice().tiling(8) == Fp8Tiling(**SMALL)
+
+
+@pytest.mark.parametrize("change", [{"inner": 64}, {"columns": 256}, {"columns": 48}])
+def test_a_tile_that_does_not_fit_the_blocks_is_named(change: dict[str, int], timed: Path) -> None:
+    """It would be multiplied by the scales of other blocks."""
+    tuned_tilings.write(timed, {key_of(GATED, 8, "float8_e4m3fn in blocks"): ({**BLOCKS, **change}, {})})
+    with pytest.raises(ValueError, match="a tiling of gated_linear with a weight in blocks of 128 is Persistent"):
+        product_choice(GATED, device="NVIDIA H200", columns=12_288, inner=4096, in_blocks=True)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "columns", "inner", "has_one"),
+    [
+        (GATED, 12_288, 4096, True),
+        (GATED, 12_352, 4096, False),  # gate and up share a block
+        (LINEAR, 12_352, 4096, True),
+        (ADDED, 4096, 4104, False),  # rows that a descriptor cannot describe
+    ],
+)
+def test_weights_in_blocks_that_were_not_timed(kernel: str, columns: int, inner: int, has_one: bool) -> None:
+    found = untimed_block_choice(kernel, columns=columns, inner=inner)
+    for rows in (1, 64, 65, 8192):
+        tiling = found.tiling(rows)
+        assert (tiling is not None) == has_one
+        assert tiling is None or (tiling.inner == 128 and 128 % tiling.columns == 0)
 
 
 def test_a_sweep_adds_to_the_table_and_replaces_what_it_has_timed_again(timed: Path) -> None:
