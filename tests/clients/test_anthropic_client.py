@@ -68,8 +68,7 @@ async def test_a_stream_gives_its_events_in_order(
     for event in events:
         assert_as_declared(event)
     types = [event.type for event in events]
-    deltas = types.count("content_block_delta")
-    assert deltas > 3
+    deltas = types.count("content_block_delta")  # a busy router puts several tokens into one
     assert types == [
         "message_start",
         "content_block_start",

@@ -12,6 +12,7 @@ from tests.playing.families import FAMILIES
 from trunkline import SyncClient
 
 MAX_TOKENS = 400
+SEED = 1  # other outputs may end, or begin a call, at random
 THINKS = "<|im_start|>assistant\n<think>\n"
 LIMITS = (0, 1, 7, 60)
 
@@ -51,7 +52,7 @@ def test_a_limit_holds_to_the_token(thinker: Edge, end_of_thought: int, limit: i
             assert thoughts(done.token_ids, end_of_thought) == limit
             streamed = client.generate(ASKED, max_reasoning_tokens=limit, seed=seed, **asked)
             assert [token for piece in streamed for token in piece.token_ids] == done.token_ids
-        unlimited = client.complete(ASKED, **asked).choices[0]
+        unlimited = client.complete(ASKED, seed=SEED, **asked).choices[0]
         assert (unlimited.text, end_of_thought in unlimited.token_ids) == ("", False)
 
 
@@ -61,6 +62,7 @@ def test_what_is_required_follows_the_reasoning(thinker: Edge, end_of_thought: i
     with SyncClient(thinker.cluster.address) as client:
         bias = {end_of_thought: -100.0}  # so that it must be forced
         asked: dict[str, Any] = {"max_reasoning_tokens": limit, "max_tokens": MAX_TOKENS, "logit_bias": bias}
+        asked["seed"] = SEED
         called = client.complete(ASKED, tools=TOOLS, tool_choice=choice, **asked).choices[0]
         assert thoughts(called.token_ids, end_of_thought) == limit
         check([(call.name, call.arguments) for call in called.tool_calls], named=True)
@@ -75,13 +77,18 @@ def test_each_protocol_has_a_field_for_it(thinker: Edge) -> None:
     from anthropic import Anthropic
     from openai import OpenAI
 
+    seeded = {"seed": SEED}
     with OpenAI(base_url=thinker.url, api_key=ANY_KEY, max_retries=0, timeout=60) as client:
         asked: dict[str, Any] = {"model": thinker.model, "max_tokens": 60, "messages": ASKED}
-        [chat] = client.chat.completions.create(**asked, extra_body={"thinking_token_budget": 7}).choices
+        [chat] = client.chat.completions.create(**asked, extra_body={"thinking_token_budget": 7, **seeded}).choices
         assert chat.message.content
         limit: Any = {"max_tokens": 7}
-        response = client.responses.create(model=thinker.model, input="Hello", max_output_tokens=60, reasoning=limit)
+        response = client.responses.create(
+            model=thinker.model, input="Hello", max_output_tokens=60, reasoning=limit, extra_body=seeded
+        )
         assert response.output_text
     with Anthropic(base_url=thinker.root, api_key=ANY_KEY, max_retries=0, timeout=60) as anthropic:
-        message = anthropic.messages.create(**asked, thinking={"type": "enabled", "budget_tokens": 7})
+        message = anthropic.messages.create(
+            **asked, thinking={"type": "enabled", "budget_tokens": 7}, extra_body=seeded
+        )
     assert [block.type for block in message.content] == ["thinking", "text"]

@@ -15,7 +15,8 @@ from trunkline_bench.servers.ports import free_port
 from trunkline_bench.servers.redis_server import RedisServer
 
 STREAMS, MANY, FEWEST = 32, 16, 8
-TOKENS, LONG = (40, 80), (60, 120)
+# An accident that strikes a tenth of the way must find streams that run, however late their client reads.
+TOKENS, LONG = (80, 160), (100, 200)
 INTER_TOKEN_TIMEOUT = "--inter-token-timeout-s=3"  # a worker that waits for a core must not be taken for hung
 DRAIN_S = 0.2  # of workers that are told to stop: shorter than streams are
 SILENCE_S = 1.0  # of a worker, to a direct client

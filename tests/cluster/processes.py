@@ -24,7 +24,7 @@ from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 from trunkline_bench.servers.ports import free_port
 
-START_S = 60.0  # to start, and for all else that only a failing test waits for
+START_S = 120.0  # to start, and for all else that only a failing test waits for
 STOP_S = 10.0  # after SIGTERM; then a process is killed
 # open() of a file in /proc fails with FileNotFoundError once the process has ended. If the process ends between open()
 # and read(), read() fails with ESRCH, which is ProcessLookupError.
@@ -269,3 +269,17 @@ def alive(pids: set[int]) -> set[int]:
             return False
 
     return {pid for pid in pids if runs(pid)}
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory of a process; 0 if it has ended."""
+    try:
+        return 1024 * int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0])
+    except (*ENDED, IndexError):
+        return 0
+
+
+def stop_still(pid: int) -> None:
+    """Sends SIGSTOP. Returns when the process stands still: until then it may take what is sent to it."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T", "it stands still")

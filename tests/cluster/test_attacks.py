@@ -20,8 +20,8 @@ from trunkline_bench.attacks.window import fixed
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 SECONDS = 1.0
-# An attacker whose messages come to 400 MiB makes them first, and has a low priority.
-PREPARED_S, PREPARED_ON_A_BUSY_MACHINE_S = 4.0, 30.0
+PREPARED_S = 4.0  # of an attacker whose messages come to 400 MiB, and that makes them first
+LONGER = (1, 4, 16)  # times as long: attackers have a low priority, and get to nothing for a while on a busy machine
 STARVED_S = 3.0  # of a noisy tenant: longer than its neighbour may wait on the busiest machine
 
 
@@ -45,15 +45,22 @@ async def nobody_notices(victims: AttackedCluster, attack: str, seconds: float =
     return result.outcomes
 
 
+async def has_effect(victims: AttackedCluster, attack: str, what: str = "", seconds: float = SECONDS) -> None:
+    """As nobody_notices(). Fails unless the attacker has done something, and the outcome has this text."""
+    outcomes = ""
+    for times in LONGER:
+        outcomes = await nobody_notices(victims, attack, times * seconds)
+        if outcomes and what in outcomes:
+            return
+    raise AssertionError(f"the attacker did nothing, or not {what!r}: {outcomes}")
+
+
 def one_worker(victims: AttackedCluster, section: Section) -> AttackedCluster:
     return replace(victims, section=section, workers=victims.workers[:1])
 
 
 async def test_a_client_neither_stops_a_router_nor_fills_its_memory(victims: AttackedCluster) -> None:
-    attacked = one_worker(victims, Section.CLIENT)
-    assert await nobody_notices(attacked, ALL_OF_1_TO_5, PREPARED_S) or await nobody_notices(
-        attacked, ALL_OF_1_TO_5, PREPARED_ON_A_BUSY_MACHINE_S
-    ), "the attacker did nothing"
+    await has_effect(one_worker(victims, Section.CLIENT), ALL_OF_1_TO_5, seconds=PREPARED_S)
 
 
 @pytest.mark.parametrize("attack", ["3 million empty stop strings", "rapid reset"])
@@ -61,15 +68,12 @@ async def test_neither_of_these_attacks_stops_a_router_or_fills_its_memory(
     victims: AttackedCluster, attack: str
 ) -> None:
     """They have done harm once, and their messages are soon made; the test above has all attacks at the same time."""
-    attacked = one_worker(victims, Section.CLIENT)
-    assert await nobody_notices(attacked, attack) or await nobody_notices(attacked, attack, STARVED_S), (
-        "the attacker did nothing"
-    )
+    await has_effect(one_worker(victims, Section.CLIENT), attack)
 
 
 @pytest.mark.parametrize("attack", ["cancelled requests over HTTP", "bodies of 6 MiB over HTTP"])
 async def test_a_client_over_http_disturbs_no_client_over_grpc(victims: AttackedCluster, attack: str) -> None:
-    assert await nobody_notices(one_worker(victims, Section.HTTP), attack)
+    await has_effect(one_worker(victims, Section.HTTP), attack)
 
 
 @pytest.mark.parametrize("attack", ["64 requests of 16 choices of 900 tokens", "600 chats of 1 MiB at once"])
@@ -80,7 +84,7 @@ async def test_a_noisy_tenant_does_not_starve_another_one(victims: AttackedClust
 async def test_a_worker_with_another_tokenizer_is_set_aside_and_costs_its_pool_nothing(
     victims: AttackedCluster,
 ) -> None:
-    assert "set aside" in await nobody_notices(victims, "another tokenizer under the same weights")
+    await has_effect(victims, "another tokenizer under the same weights", "set aside")
 
 
 async def test_false_entries_in_redis_cost_no_request_anything(victims: AttackedCluster) -> None:

@@ -410,7 +410,7 @@ async def a_lost_worker(rig: Rig) -> None:
     async with Client(address, api_key=key, model=MODEL, retries=0, timeout_s=5.0) as client:
 
         async def lose() -> None:
-            async for _ in client.generate(prompt, max_tokens=400, ignore_eos=True):
+            async for _ in client.generate(prompt, max_tokens=900, ignore_eos=True):
                 worker.popen.kill()
 
         with pytest.raises(TrunklineError):

@@ -97,14 +97,20 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 def test_prometheus_may_read_both_and_sees_when_certificates_expire(guarded: Guarded) -> None:
     prometheus = guarded.prometheus
-    wait_until(lambda: len(prometheus.samples("up == 1")) == 2, "both are scraped")
-    wait_until(lambda: prometheus.has("trunkline_certificate_expires_in_seconds"), "a certificate is known")
-    left = prometheus.samples("min by (job) (trunkline_certificate_expires_in_seconds)")
-    assert {labels["job"] for labels, _ in left} == set(guarded.urls)
-    assert all((DAYS - 1) * DAY_S < seconds <= DAYS * DAY_S for _, seconds in left)
-    lives = prometheus.samples('trunkline_certificate_lifetime_seconds{file="certificate"}')
-    assert {labels["job"] for labels, _ in lives} == set(guarded.urls)
-    assert all((DAYS - 1) * DAY_S < seconds <= (DAYS + 1) * DAY_S for _, seconds in lives)
+
+    def of_both(query: str) -> list[float]:
+        """The values of a query, once both jobs have been scraped."""
+
+        def values() -> dict[str, float]:
+            return {labels["job"]: value for labels, value in prometheus.samples(query)}
+
+        wait_until(lambda: values().keys() == guarded.urls.keys(), f"both have {query}")
+        return [*values().values()]
+
+    left = of_both("min by (job) (trunkline_certificate_expires_in_seconds)")
+    assert all((DAYS - 1) * DAY_S < seconds <= DAYS * DAY_S for seconds in left)
+    lives = of_both('trunkline_certificate_lifetime_seconds{file="certificate"}')
+    assert all((DAYS - 1) * DAY_S < seconds <= (DAYS + 1) * DAY_S for seconds in lives)
 
 
 def test_a_worker_with_a_wrong_certificate_raises_an_alert_and_certificates_that_are_fresh_raise_none(

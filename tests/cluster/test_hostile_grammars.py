@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from threading import Event
 from typing import Any
@@ -15,7 +14,7 @@ import httpx
 import pytest
 from llguidance import LLTokenizer
 
-from tests.cluster.processes import Process, Worker, alive, children, descendants, script
+from tests.cluster.processes import Process, Worker, alive, children, descendants, resident_bytes, script
 from tests.worker.engine_rig import DEMO_MODEL, make_submit
 from tests.worker.grammar.byte_matcher import accepts, matcher_of
 from tests.worker.guided.guided_rig import PERSON, guided
@@ -61,13 +60,6 @@ class Edge:
                     made["finish_reason"] = choice["finish_reason"]
         assert (len(made["token_ids"]), made["finish_reason"]) == (200, "length")
         return made
-
-
-def resident_bytes(pid: int) -> int:
-    try:
-        return 1024 * int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0])
-    except (FileNotFoundError, ProcessLookupError, IndexError):  # it has ended
-        return 0
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
-from tests.cluster.processes import Cluster, running_cluster
+from tests.cluster.processes import Cluster, running_cluster, wait_until
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline.sampling_params import NUMBERS, TABLE
 from trunkline.v1.generation_pb2 import SamplingParams
@@ -97,4 +97,4 @@ def check_serving(cluster: Cluster) -> None:
     cluster.wait_ready(len(cluster.workers))
     assert all(worker.health("readiness") == 1 for worker in cluster.workers)
     for worker in cluster.workers:
-        assert worker.load().kv_live_blocks == 0
+        wait_until(lambda worker=worker: worker.load().kv_live_blocks == 0, "no live blocks")  # type: ignore[misc]

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.broken_logs import BROKEN_LOGS, STALLED, start
-from tests.cluster.processes import START_S, STOP_S, script, wait_until
+from tests.cluster.processes import START_S, script, wait_until
 from tests.worker.engine_rig import DEMO_MODEL
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest
@@ -59,7 +59,7 @@ def test_requests_are_answered_and_lost_lines_counted(kind: str, tmp_path: Path)
             assert dropped(metrics_port, "trunkline_worker") > 0
         for process in (router, worker):
             process.send_signal(signal.SIGTERM)
-            assert process.wait(STOP_S) == 0
+            assert process.wait(START_S) == 0
 
 
 def posted(port: int, *, stream: bool = False) -> str:

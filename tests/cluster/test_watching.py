@@ -20,7 +20,7 @@ from trunkline_bench.servers.ports import free_port
 pytestmark = pytest.mark.slow
 
 STORY = "Once upon a time, in a house at the edge of a wood, there lived a fox and a hare. "
-WATCH_S = 60.0
+WATCH_S = 240.0  # for failures only
 
 
 @pytest.fixture(scope="module")

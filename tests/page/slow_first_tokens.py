@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tests.cluster.processes import descendants
+from tests.cluster.processes import descendants, stop_still
 from tests.page.cluster import MODEL, PageCluster
 
 STORY = "Once upon a time there was a fox who lived in the big forest with her friends, the bear and the owl. "
@@ -66,7 +66,7 @@ def busy(
 def stopped(*pids: int) -> Iterator[None]:
     """Processes that stand still during the block."""
     for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+        stop_still(pid)
     try:
         yield
     finally:
@@ -122,7 +122,7 @@ def unread_answer(cluster: PageCluster, request_id: str) -> Iterator[socket.sock
     the way to the client."""
     body = {
         **{"model": MODEL, "prompt": STORY, "stream": True, "n": 8, "logprobs": 5},
-        **{"max_tokens": 700, "ignore_eos": True},
+        **{"max_tokens": 900, "ignore_eos": True},
     }
     raw = json.dumps(body).encode()
     head = (

@@ -169,8 +169,8 @@ def test_a_turn_whose_system_prompt_changed_says_from_which_token_on(page: Brows
 
 def test_a_running_request_is_listed_and_followed_to_its_end(page: Browser, cluster: PageCluster) -> None:
     opened(page, cluster)
+    page.choose("#request-filter", "running")
     with unread_answer(cluster, "unread"):
-        page.choose("#request-filter", "running")
         page.click('#request-rows button[title="unread"]')
         page.wait("#timeline .timeline-head", "running")
         page.wait("#timeline .waterfall", "the request still runs there")
@@ -179,6 +179,7 @@ def test_a_running_request_is_listed_and_followed_to_its_end(page: Browser, clus
 
 def test_the_playground_streams_and_stops(page: Browser, cluster: PageCluster) -> None:
     opened(page, cluster)
+    page.wait("#play-model", MODEL)
     page.fill("#play-prompt", "Tell me a story about a fox.")
     page.fill("#play-max-tokens", "24")
     page.click("#play-send")
@@ -209,7 +210,8 @@ def test_plots_and_prefixes_show_what_the_fleet_did(page: Browser, cluster: Page
     page.click(".plot summary")
     page.wait(".plot table", "prefill")
     assert page.count(".plot") == 3
-    assert page.value("return document.querySelector('.plot .area.decode').getAttribute('d').startsWith('M')")
+    drawn = "return document.querySelector('.plot .area.decode').getAttribute('d').startsWith('M')"
+    wait_until(lambda: bool(page.value(drawn)), "two points are there, and the area between them")
     page.choose("#plot-worker", cluster.workers[0].address)
     page.wait(".plot .legend", r"decode \d")
 
@@ -260,7 +262,7 @@ def test_a_worker_is_drained_and_undrained_after_questions_and_its_tile_follows_
     cluster.complete_many("zeta", [f"{number} {STORY}" for number in range(8)])
     worker.process.popen.kill()
     page.wait(tile(worker.address), "Connecting")
-    assert page.is_visible(f"{tile(worker.address)} .reason")
+    page.wait(f"{tile(worker.address)} .reason")  # of the first attempt to connect again
     page.wait("#summary-title ~ dl", "1 of 2 ready")
     cluster.restart(worker)
     # A worker that was lost soon after it had connected must answer a trial request first.

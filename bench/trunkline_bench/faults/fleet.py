@@ -21,7 +21,7 @@ from trunkline.v1.worker_pb2_grpc import WorkerServiceStub
 from trunkline_bench.faults.proxy import Proxy
 from trunkline_bench.servers.ports import free_port
 
-START_S = 60.0
+START_S = 120.0  # for failures only
 STOP_S = 10.0
 LOG_LINES = 400  # kept per process for error messages
 
@@ -231,6 +231,9 @@ class Fleet:
     routers: list[Process]
     clients: list[Client]
     addresses: list[str]
+
+    def worker(self, worker_id: str) -> Worker:
+        return next(worker for worker in self.workers if worker.worker_id == worker_id)
 
     async def all_ready(self) -> None:
         """Returns when every router reports all workers as ready."""

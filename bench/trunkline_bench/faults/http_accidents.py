@@ -9,7 +9,7 @@ from pathlib import Path
 from trunkline_bench.faults.fleet import Fleet, running_fleet
 from trunkline_bench.faults.http_streams import HttpOrder, HttpStreams
 from trunkline_bench.faults.scenarios import STRIKE_SHARE, Accident, Outcome, compare, recover
-from trunkline_bench.faults.streams import Record
+from trunkline_bench.faults.streams import Record, busiest_worker
 from trunkline_bench.servers.ports import free_port
 
 
@@ -38,10 +38,10 @@ async def struck_over_http(
         if total >= enough:
             strike.set()
 
-    running = asyncio.create_task(HttpStreams(port, on_text).run(wanted))
+    streams = HttpStreams(port, on_text)
+    running = asyncio.create_task(streams.run(wanted))
     await strike.wait()
-    loads = [load.running for load in await asyncio.gather(*(worker.load() for worker in fleet.workers))]
-    victim = fleet.workers[loads.index(max(loads))]
+    victim = fleet.worker(busiest_worker(streams.unfinished))  # to ask the workers would take as long as some streams
     struck_s = time.monotonic()
     await accident(fleet, victim)
     records = await running

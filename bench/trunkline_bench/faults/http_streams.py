@@ -57,12 +57,15 @@ def _order(draw: random.Random, number: int, tokens: int) -> HttpOrder:
 
 
 class HttpStreams:
-    """Runs requests concurrently. `on_text` is called with the number of characters so far in all streams."""
+    """Runs requests concurrently. `on_text` is called with the number of characters so far in all streams.
+
+    unfinished: the streams that run now"""
 
     def __init__(self, port: int, on_text: Callable[[int], None] = lambda total: None) -> None:
         self._port = port
         self._on_text = on_text
         self._total = 0
+        self.unfinished: list[Record] = []
 
     async def run(self, wanted: Sequence[HttpOrder]) -> list[Record]:
         """Returns one record per order, in their order."""
@@ -70,6 +73,7 @@ class HttpStreams:
 
     async def _stream(self, order: HttpOrder) -> Record:
         record = Record(started_s=time.monotonic())
+        self.unfinished.append(record)
         try:
             async with asyncio.timeout(TIMEOUT_S), _answer(self._port, order) as (status, headers, lines):
                 record.worker_id = headers.get("x-trunkline-worker", "")
@@ -84,6 +88,8 @@ class HttpStreams:
                     record.error = "cut"
         except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             record.error = type(error).__name__
+        finally:
+            self.unfinished = [one for one in self.unfinished if one is not record]
         return record
 
     def _take(self, record: Record, data: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from trunkline.errors import NoWorker
 from trunkline_bench.faults.fleet import Fleet, Worker
-from trunkline_bench.faults.streams import Order, Record, Streams
+from trunkline_bench.faults.streams import Order, Record, Streams, busiest_worker
 
 STRIKE_SHARE = 0.1  # share of all tokens that have arrived when the accident happens
 UNAVAILABLE = NoWorker.__name__  # the client's exception for it
@@ -203,8 +203,7 @@ async def struck(fleet: Fleet, wanted: Sequence[Order], expected: Sequence[Recor
     streams = Streams(on_token)
     running = asyncio.create_task(streams.run(fleet.clients, wanted))
     await strike.wait()
-    loads = [load.running for load in await asyncio.gather(*(worker.load() for worker in fleet.workers))]
-    victim = fleet.workers[loads.index(max(loads))]
+    victim = fleet.worker(busiest_worker(streams.unfinished))  # to ask the workers would take as long as some streams
     struck_s = time.monotonic()
     happening = asyncio.create_task(accident(fleet, victim))
     records, rounds = await running, 1

@@ -3,7 +3,8 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,12 +96,21 @@ def orders(count: int, *, tokens: tuple[int, int], seed: int = 7) -> list[Order]
     return made
 
 
+def busiest_worker(unfinished: Iterable[Record]) -> str:
+    """Id of the worker with the most of these streams, of which at least one has begun."""
+    ((worker_id, _),) = Counter(record.worker_id for record in unfinished if record.worker_id).most_common(1)
+    return worker_id
+
+
 class Streams:
-    """Runs requests concurrently. `on_token` is called with the number of tokens so far in all streams."""
+    """Runs requests concurrently. `on_token` is called with the number of tokens so far in all streams.
+
+    unfinished: the streams that run now"""
 
     def __init__(self, on_token: Callable[[int], None] = lambda total: None) -> None:
         self._on_token = on_token
         self.total_tokens = 0
+        self.unfinished: list[Record] = []
 
     async def run(self, clients: Sequence[Client], wanted: Sequence[Order], *, retries: int = 0) -> list[Record]:
         """Spreads the orders over the clients. `retries`: how often a failed stream is retried at the next client.
@@ -120,6 +130,7 @@ class Streams:
 
     async def _stream(self, client: Client, order: Order) -> Record:
         record = Record(started_s=time.monotonic())
+        self.unfinished.append(record)
         text_bytes: dict[int, int] = {}
         try:
             async for piece in client.generate(order.prompt, timeout_s=120.0, **order.options):
@@ -150,4 +161,5 @@ class Streams:
                 self._on_token(self.total_tokens)
         except TrunklineError as error:
             record.error = type(error).__name__
+        self.unfinished = [one for one in self.unfinished if one is not record]
         return record

@@ -1,6 +1,7 @@
 """Free ports for servers that measurements and tests start."""
 
 import contextlib
+import os
 import socket
 from collections.abc import Iterator
 from itertools import repeat
@@ -10,6 +11,7 @@ from random import Random
 LOWEST = 10_000  # above well-known ports
 OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 OUTGOING_FROM = 32_768  # the kernel's default
+NUM_PARTS = 32  # of the range: processes that start servers at the same time mostly have different ones
 
 
 def lowest_outgoing() -> int:
@@ -22,7 +24,8 @@ def lowest_outgoing() -> int:
 
 
 def _candidates() -> Iterator[int]:
-    ports, order = range(LOWEST, lowest_outgoing()), Random()  # a random order per process
+    own, order = os.getpid() % NUM_PARTS, Random()  # a random order per process
+    ports = [port for port in range(LOWEST, lowest_outgoing()) if port // 2 % NUM_PARTS == own]
     for _ in repeat(None):
         yield from order.sample(ports, len(ports))
 
@@ -47,6 +50,8 @@ def two_free_ports() -> int:
     """The first of two ports as free_port() has them, one after the other."""
     while True:
         port = free_port()
+        if port % 2:
+            continue  # the next one may be another process's
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port + 1))
             return port

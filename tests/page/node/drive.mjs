@@ -8,7 +8,7 @@ const require = createRequire(`${installed}/package.json`);
 const { chromium } = require("playwright-core");
 const axe = require("axe-core");
 
-const WAIT_MS = 20_000; // for failures only
+const WAIT_MS = 120_000; // for failures only: a page that has lost its router tries again after up to 19 s
 let browser, context, page;
 let problems = []; // what no page of ours may do
 let foreign = [];

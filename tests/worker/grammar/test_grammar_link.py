@@ -8,10 +8,10 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from tests.cluster.processes import children, stop_still
 from tests.worker.grammar.byte_matcher import TOKENIZER
 from tests.worker.grammar.grammar_rig import GrammarRig, bits_of
 from trunkline.engine.v1.grammar_pb2 import CompileAnswer, CompileRequest
@@ -42,10 +42,6 @@ def own_rig() -> Iterator[GrammarRig]:
     """One whose processes a test ends."""
     with GrammarRig() as rig:
         yield rig
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def grammar_process(rig: GrammarRig) -> int:
@@ -90,7 +86,7 @@ def test_only_the_latest_output_is_answered(own_rig: GrammarRig) -> None:
     allowed = rig.begin(1, rig.regex("[0-9]{9}"))
     assert allowed.mask is not None
     digit = bits_of(allowed.mask)[:1]
-    os.kill(matching_process(rig), signal.SIGSTOP)
+    stop_still(matching_process(rig))
     for _ in range(3):
         rig.link.advance(1, digit)
         rig.link.flush()
@@ -263,9 +259,10 @@ def test_a_process_that_was_stopped_when_it_had_nothing_to_do_is_replaced(
     digest = rig.regex("1[0-9]{4}")
     one = rig.begin(1, digest).forced
     expected = flat(rig.begin(2, digest, one))
-    os.kill(grammar_process(rig) if which == "grammar process" else matching_process(rig), signal.SIGSTOP)
-    monkeypatch.setattr(grammar_link, "ANSWER_TIMEOUT_S", 0.5)
-    assert flat(rig.advance(1, one)) == expected
+    stop_still(grammar_process(rig) if which == "grammar process" else matching_process(rig))
+    with monkeypatch.context() as impatient:
+        impatient.setattr(grammar_link, "ANSWER_TIMEOUT_S", 0.5)
+        assert flat(rig.advance(1, one)) == expected
     assert rig.text(rig.generate(3, rig.regex("abc"), 1)) == "abc"
     assert flat(rig.advance(2, [])) == expected
 
@@ -277,7 +274,7 @@ def test_a_grammar_is_compiled_again_if_the_grammar_process_ends_meanwhile_but_n
     for attempt in range(5):
         if attempt:
             rig.regex(f"the process starts and answers {attempt}")
-            os.kill(grammar_process(rig), signal.SIGSTOP)
+            stop_still(grammar_process(rig))
         rig.link.compile(digest, GrammarKind.GRAMMAR_KIND_REGEX, "abc")
         rig.link.flush()
         os.kill(grammar_process(rig), signal.SIGKILL)
@@ -337,7 +334,7 @@ def test_what_begins_before_a_late_kill_is_not_blamed(own_rig: GrammarRig) -> No
     rig = own_rig
     before = [flat(rig.begin(0, rig.regex("[0-9]{4}"))), flat(rig.begin(1, rig.regex("[a-z]{4}")))]
     hang(rig, 0)
-    os.kill(grammar_process(rig), signal.SIGSTOP)
+    stop_still(grammar_process(rig))
     rig.link.tick()
     slot, process = place(rig, 1)
     rig.link._memory.begin_work(process, slot, time.monotonic())
@@ -366,7 +363,7 @@ def test_a_sequence_that_breaks_its_matching_process_ends_alone(own_rig: Grammar
 def hang(rig: GrammarRig, sequence: int) -> None:
     """Stops the matching process of a sequence as if it had been working on it for a minute."""
     slot, process = place(rig, sequence)
-    os.kill(matching_process(rig), signal.SIGSTOP)
+    stop_still(matching_process(rig))
     rig.link._memory.begin_work(process, slot, time.monotonic() - 60.0)
 
 
@@ -378,7 +375,7 @@ def place(rig: GrammarRig, sequence: int) -> tuple[int, int]:
 
 def matching_process(rig: GrammarRig) -> int:
     """The only one that has started."""
-    (pid,) = children_of(grammar_process(rig))
+    (pid,) = children(grammar_process(rig))
     return pid
 
 

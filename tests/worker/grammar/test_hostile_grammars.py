@@ -1,26 +1,22 @@
 """Grammars that are made to do harm get an answer, in time, and harm nothing else."""
 
 import time
-from pathlib import Path
 from random import Random
 
 import pytest
 
+from tests.cluster.processes import descendants, resident_bytes
 from tests.worker.grammar.grammar_rig import GrammarRig, bits_of
 from trunkline_bench.attacks.vectors.hostile_grammars import CLASSES
 from trunkline_worker.grammar.grammar_link import Allowed, Compiled
 
-ANSWER_S = 2.0
+ANSWER_S = 20.0  # ten times what an answer takes where nothing else runs
 MOST_GROWTH_BYTES = 1 << 30  # of all processes together
 
 
 @pytest.mark.parametrize("make", CLASSES, ids=lambda make: make.__name__)
-@pytest.mark.parametrize(
-    ("num", "within_s"),
-    [(3, 10 * ANSWER_S), pytest.param(100, ANSWER_S, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])],
-    ids=["few", "many"],  # few are tried on busy machines too
-)
-def test_hostile_grammars_are_answered_and_neighbours_go_on(make: object, num: int, within_s: float) -> None:
+@pytest.mark.parametrize("num", [3, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
+def test_hostile_grammars_are_answered_and_neighbours_go_on(make: object, num: int) -> None:
     assert callable(make)
     with GrammarRig() as rig:
         neighbour = rig.regex("[0-9]{1000}")
@@ -33,7 +29,7 @@ def test_hostile_grammars_are_answered_and_neighbours_go_on(make: object, num: i
             rig.link.flush()
             start_s = time.monotonic()
             digest, answer = rig.compile(kind, text)
-            assert time.monotonic() - start_s < within_s
+            assert time.monotonic() - start_s < ANSWER_S
             if isinstance(answer, Compiled):
                 rig.link.begin(2, digest)
                 rig.link.flush()
@@ -56,10 +52,4 @@ def digits(allowed: Allowed) -> list[int]:
 def memory_bytes(rig: GrammarRig) -> int:
     """What the grammar process and those that it has forked take."""
     assert rig.link._process is not None
-    pid = rig.link._process.pid
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return sum(1024 * int(_rss_kb(Path(f"/proc/{one}/status").read_text())) for one in [str(pid), *children])
-
-
-def _rss_kb(status: str) -> str:
-    return status.partition("VmRSS:")[2].split()[0]
+    return sum(map(resident_bytes, descendants(rig.link._process.pid)))
