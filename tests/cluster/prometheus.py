@@ -18,9 +18,9 @@ from tests.cluster.processes import Process, wait_until
 from tests.deploy.observability import OBSERVABILITY, RULES
 from trunkline_bench.servers.ports import free_port
 
-QUERY_TIMEOUT_S = 10.0
+QUERY_TIMEOUT_S = 60.0  # for failures only
 Access = Mapping[str, Any]
-RATE = "2m"  # in place of the interval and the range of Grafana: all that a test has loaded a cluster with
+RATE = "10m"  # in place of the interval and the range of Grafana: all that a test has loaded a cluster with
 
 
 class Prometheus:
