@@ -75,28 +75,6 @@ def test_what_the_decoder_cannot_do_is_named(checkpoint: Path, changes: dict[str
     assert named in problem(checkpoint)
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"quantization_config": {"quant_method": method, "bits": 4, "group_size": 128}}, f'quantised by "{method}"')
-        for method in ("awq", "gptq", "fp8", "compressed-tensors", "bitsandbytes", "mxfp4")
-    ]
-    + [
-        ({"quantization_config": {"quant_algo": "FP8", "kv_cache_quant_algo": None}}, 'quantised by "FP8"'),
-        ({"compression_config": {"format": "pack-quantized", "quant_method": 3}}, 'quantised by "pack-quantized"'),
-        ({"quantization": {"bits": 4, "group_size": 64}}, "the weights are quantised, which is not supported"),
-        # Its other keys are not what hinders it.
-        ({"quantization_config": {"quant_method": "awq"}, "some_key": 1}, 'quantised by "awq"'),
-    ],
-)
-def test_a_quantised_checkpoint_is_refused_with_its_method_and_a_way_out(
-    checkpoint: Path, changes: dict[str, object], named: str
-) -> None:
-    change_config(checkpoint, **changes)
-    assert named in problem(checkpoint)
-    assert "serve the unquantised checkpoint; --quantization int8" in problem(checkpoint)
-
-
 def test_a_directory_of_gguf_files_is_refused_with_a_way_out(checkpoint: Path, tmp_path: Path) -> None:
     folder = tmp_path / "gguf"
     folder.mkdir()

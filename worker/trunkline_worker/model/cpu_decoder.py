@@ -21,7 +21,15 @@ from trunkline_kernels.token_masks import RowMasks
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.rotary_tables import layer_tables
-from trunkline_worker.model.weights import DecoderWeights, LayerWeights, QuantizedLinear, StoredLinear, Weight
+from trunkline_worker.model.weights import (
+    DecoderWeights,
+    LayerWeights,
+    QuantizedLinear,
+    SplitLinear,
+    StoredLinear,
+    Weight,
+    parts_of,
+)
 
 MAX_HEAD_DIM, MAX_GROUP = 256, 16  # sizes of the C kernels' buffers
 MAX_HIDDEN = 1 << 16  # values of the row that the C kernels keep on a thread's stack
@@ -35,29 +43,30 @@ def cpu_decoder(
     *,
     context_length: int,
     deterministic: bool,
-    quantization: str = "none",
 ) -> "CpuDecoder | None":
     """Returns the decoder for these weights, or None if the kernels do not support them. Empties weights.layers. Raises
-    ModelError if TRUNKLINE_MARCH names a build that this CPU cannot run.
-
-    quantization: of the layers' products, one of QUANTIZED_BITS or "none"
-    """
+    ModelError if TRUNKLINE_MARCH names a build that this CPU cannot run."""
     dtype = weights.embedding.dtype
     fits = spec.head_dim <= MAX_HEAD_DIM and spec.num_heads // spec.num_kv_heads <= MAX_GROUP
     fits = fits and spec.hidden_size <= MAX_HIDDEN
     if weights.embedding.device.type != "cpu" or not fits:
         return None
+    parts = [part for layer in weights.layers for product in layer.products for part in parts_of(product)]
+    kinds = {part.weight.kind for part in parts if isinstance(part, QuantizedLinear)}
     try:
         kernels = library(dtype)
-        quantized_kernels = library(dtype, bits=QUANTIZED_BITS.get(quantization, 0))
+        found = {kind: library(dtype, bits=QUANTIZED_BITS[kind]) for kind in kinds}
     except ValueError as error:
         raise ModelError(str(error)) from None
-    if kernels is None or quantized_kernels is None:
+    quantized_kernels = {kind: built for kind, built in found.items() if built is not None}
+    if kernels is None or len(quantized_kernels) < len(kinds):
         return None
 
     def pack(product: StoredLinear) -> Weight:
+        if isinstance(product, SplitLinear):
+            return SplitLinear(tuple(map(pack, product.parts)))
         if isinstance(product, QuantizedLinear):
-            return PackedLinear(quantized_kernels, product.weight, product.bias, dtype)
+            return PackedLinear(quantized_kernels[product.weight.kind], product.weight, product.bias, dtype)
         if deterministic:
             return PackedLinear(kernels, product.weight, product.bias, dtype)
         return pack_linear(kernels, product.weight, product.bias)

@@ -17,7 +17,7 @@ from trunkline_kernels.silu_and_mul import silu_and_mul
 from trunkline_kernels.tiled_attention import tiled_attention
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.rotary_tables import layer_tables
-from trunkline_worker.model.weights import AttentionWeights, DecoderWeights, LayerWeights, StoredLinear
+from trunkline_worker.model.weights import AttentionWeights, DecoderWeights, LayerWeights, StoredLinear, parts_of
 
 
 class Decoder:
@@ -109,4 +109,5 @@ def _products(spec: DecoderSpec, weights: DecoderWeights[StoredLinear]) -> Itera
     """Yields the weight and bias of every matrix product, once for layers that are alike."""
     alike = dict(zip(spec.layers[::-1], weights.layers[::-1], strict=True))  # the first of each
     for product in (*(each for layer in alike.values() for each in layer.products), weights.head):
-        yield product.matrix(weights.embedding.dtype), product.bias
+        for part in parts_of(product):
+            yield part.matrix(weights.embedding.dtype), part.bias

@@ -34,12 +34,13 @@ from trunkline_kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.gpu.shared_prefix import shared_prefix
 from trunkline_kernels.gpu.tuned_tilings import chosen_table
+from trunkline_kernels.quantized_weight import KINDS
 from trunkline_kernels.ragged_batch import KVLayer
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.gpu_weight import gpu_layers
 from trunkline_worker.model.rotary_tables import layer_tables
-from trunkline_worker.model.weights import DecoderWeights, StoredLinear
+from trunkline_worker.model.weights import DecoderWeights, StoredLinear, whole_product
 
 MAX_HEAD_DIM = 256
 OLDEST_CAPABILITY = (8, 0)
@@ -103,6 +104,14 @@ def check_options(
             raise ModelError("kv_dtype=fp8 needs compute capability 8.9 (L4, H100 or newer): leave it out")
 
 
+def kept_kinds(device: torch.device, *, deterministic: bool) -> frozenset[str]:
+    """Returns the kinds of quantised weights that the kernels multiply by on this device."""
+    if deterministic:
+        return frozenset()  # their tiles depend on the batch
+    has_fp8 = Chip.of(device).capability >= FP8_CAPABILITY
+    return frozenset(KINDS if has_fp8 else {"int8", "int4"})
+
+
 class GpuDecoder:
     """Computes hidden states of new tokens, reading and writing the KV pool, and logits of hidden states.
 
@@ -130,8 +139,9 @@ class GpuDecoder:
         self._widens = self._device.type != "cpu" and torch.version.hip is None
         self._embedding, self._final_norm, self._head = weights.embedding, weights.final_norm, weights.head.weight
         dtype = self._embedding.dtype
+        whole = [layer.with_products(whole_product(each, dtype) for each in layer.products) for layer in weights.layers]
         self._layers = gpu_layers(
-            spec.layers, weights.layers, name=self.chip.name, multiprocessors=self.chip.num_multiprocessors,
+            spec.layers, whole, name=self.chip.name, multiprocessors=self.chip.num_multiprocessors,
             device=self._device, deterministic=deterministic, dependent=self._dependent,
             persistent=persistent_linear.is_offered(self.chip.capability, is_nvidia=torch.version.hip is None),
         )  # fmt: skip

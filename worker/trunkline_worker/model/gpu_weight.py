@@ -22,7 +22,7 @@ from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR
 from trunkline_kernels.quantized_weight import QuantizedWeight
 from trunkline_worker.model.architectures.decoder_spec import LayerSpec
 from trunkline_worker.model.checkpoint.refusals import ModelError
-from trunkline_worker.model.weights import LayerWeights, Linear, StoredLinear
+from trunkline_worker.model.weights import LayerWeights, Linear, StoredPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def timed_products(layer: LayerSpec) -> list[tuple[str, int, int]]:
 
 def gpu_layers(
     specs: Sequence[LayerSpec],
-    layers: Sequence[LayerWeights[StoredLinear]],
+    layers: Sequence[LayerWeights[StoredPart]],
     *,
     name: str,
     multiprocessors: int,
@@ -112,7 +112,7 @@ def gpu_layers(
     """
     found: dict[tuple[tuple[str, int, int], bool], ProductChoice] = {}
 
-    def choice(timed: tuple[str, int, int], product: StoredLinear) -> ProductChoice:
+    def choice(timed: tuple[str, int, int], product: StoredPart) -> ProductChoice:
         if isinstance(product, Linear) or product.weight.kind != "fp8" or product.bias is not None:
             return ProductChoice()
         (kind, columns, inner), in_blocks = timed, product.weight.in_blocks

@@ -1,6 +1,6 @@
 """Loads a Hugging Face model directory into a decoder that is ready to run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline_kernels.cpu.packed_linear import QUANTIZED_BITS, QUANTIZED_BYTES
+from trunkline_kernels.cpu.packed_linear import QUANTIZED_BITS
 from trunkline_kernels.ragged_batch import KVPool, allocate_kv
 from trunkline_worker.model.architectures.config_json import read_spec
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
@@ -22,8 +22,10 @@ from trunkline_worker.model.checkpoint.weight_digest import WeightDigests
 from trunkline_worker.model.checkpoint.weight_stream import WeightStream
 from trunkline_worker.model.cpu_decoder import CpuDecoder, cpu_decoder
 from trunkline_worker.model.decoder import Decoder
+from trunkline_worker.model.quantized.part_reading import PartReader
+from trunkline_worker.model.quantized.quantization_config import StoredSchemes, read_schemes
 from trunkline_worker.model.rotary_tables import check_rotary
-from trunkline_worker.model.weight_reading import DUMMY_SEED, read_weights
+from trunkline_worker.model.weight_reading import DUMMY_SEED, never_quantized, read_weights
 from trunkline_worker.model.weights import WeightBytes, stored, weight_bytes
 
 if TYPE_CHECKING:
@@ -101,6 +103,8 @@ def load_model(
     context = context_length or spec.context_length
     check_rotary(spec, context)
     eos, defaults = read_generation_defaults(directory, spec.vocab_size, ignore_config_keys)
+    schemes = _stored_schemes(directory, ignore_config_keys, quantization)
+    kept: Set[str] = QUANTIZED_BITS.keys()
     if kernels == "auto":
         kernels = "triton" if device.type == "cuda" else "c"
     if kernels != "triton":
@@ -115,6 +119,7 @@ def load_model(
         gpu_decoder.check_options(
             spec, device, deterministic=deterministic, quantization=quantization, kv_dtype=kv_dtype
         )
+        kept = gpu_decoder.kept_kinds(device, deterministic=deterministic)
     with ExitStack() as stack:
         checkpoint: Checkpoint | None = None
         digests: WeightDigests | None = None
@@ -125,9 +130,10 @@ def load_model(
         kind = _dtype(dtype, spec, checkpoint)
         decoder: Decoder | CpuDecoder | GpuDecoder | None = None
         # Weights are quantised one by one, so that the unquantised model need not fit into memory.
+        kept = kept if quantization == "none" else frozenset()
         weights = read_weights(
             spec, kind, device, checkpoint, partial(stored, quantization=quantization), context=context,
-            product_bytes=QUANTIZED_BYTES.get(quantization),
+            read_part=PartReader(checkpoint, schemes, kept=kept, dtype=kind) if checkpoint else never_quantized,
         )  # fmt: skip
         read_bytes = weight_bytes(weights)
         if kernels == "triton":
@@ -136,9 +142,7 @@ def load_model(
                 kv_dtype=KV_DTYPES.get(kv_dtype, kind),
             )  # fmt: skip
         elif kernels == "c":
-            decoder = cpu_decoder(
-                spec, weights, context_length=context, deterministic=deterministic, quantization=quantization
-            )
+            decoder = cpu_decoder(spec, weights, context_length=context, deterministic=deterministic)
         if decoder is None:
             if kernels == "c" and quantization != "none":
                 raise ModelError(
@@ -166,6 +170,17 @@ def load_model(
         weight_bytes=read_bytes,
         notes=(*_context_note(spec, context), *_sampling_note(defaults), *_tile_note(decoder)),
     )
+
+
+def _stored_schemes(directory: Path, ignored_keys: tuple[str, ...], quantization: str) -> StoredSchemes | None:
+    """Returns how the checkpoint's weights are quantised; None: they are not. Raises ModelError if they would be
+    quantised again."""
+    schemes = read_schemes(directory, ignored_keys)
+    if schemes is not None and quantization != "none":
+        raise ModelError(
+            f"quantization={quantization}: the weights are quantised already, by {schemes.method}: leave it out"
+        )
+    return schemes
 
 
 def _context_note(spec: DecoderSpec, context: int) -> Iterator[str]:

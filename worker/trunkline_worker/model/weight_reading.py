@@ -5,12 +5,25 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from trunkline_kernels.quantized_weight import QuantizedWeight
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec, LayerSpec, LinearSpec
 from trunkline_worker.model.checkpoint.checkpoint import EMBEDDING, HEAD, Checkpoint
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.kv_budget import GIB, free_bytes
 from trunkline_worker.model.rotary_tables import table_bytes
-from trunkline_worker.model.weights import AttentionWeights, DecoderWeights, GatedWeights, LayerWeights, Linear, W
+from trunkline_worker.model.weights import (
+    AttentionWeights,
+    DecoderWeights,
+    GatedWeights,
+    LayerWeights,
+    Linear,
+    QuantizedLinear,
+    StoredLinear,
+    StoredPart,
+    W,
+    joined,
+    weight_bytes,
+)
 
 DUMMY_SEED = 0
 DUMMY_STD = 0.02
@@ -18,7 +31,14 @@ DUMMY_STD = 0.02
 IGNORED_TENSORS = ("rotary_emb.inv_freq",)
 
 Fill = Callable[[Tensor, str], None]  # fills a tensor of the given Hugging Face name in place
-Form = Callable[[Linear], W]  # turns a filled weight into the form that is kept
+Form = Callable[[StoredLinear], W]  # turns a weight that was read into the form that is kept
+# What is stored of a part of a product, by its name, rows, inner size and device: a weight that stays quantised, or
+# values; None: the part is a tensor like others, for Fill. On the meta device, only headers are read.
+ReadPart = Callable[[str, int, int, torch.device], QuantizedWeight | Tensor | None]
+
+
+def never_quantized(name: str, rows: int, inner: int, device: torch.device) -> None:
+    """The ReadPart of weights that are all stored like other tensors."""
 
 
 def read_weights(
@@ -29,40 +49,31 @@ def read_weights(
     form: Form[W],
     *,
     context: int,
-    product_bytes: float | None = None,
+    read_part: ReadPart = never_quantized,
 ) -> DecoderWeights[W]:
     """Returns the weights of the checkpoint, or dummy weights without one. Before it allocates anything, it checks the
-    files' headers against the config, and the free memory. Raises ModelError if a check fails.
-
-    product_bytes: of a value of the layers' products in the form that is kept; None: those of the dtype
-    """
+    files' headers against the config, and the free memory. Raises ModelError if a check fails."""
     names: tuple[str, str | None] = EMBEDDING, None if spec.tie_word_embeddings else HEAD
     if checkpoint is not None:
         names = checkpoint.embedding_and_head(spec.tie_word_embeddings)
-    num_values = 0
 
     def look_at(target: Tensor, name: str) -> None:
-        nonlocal num_values
-        num_values += target.numel()
         if checkpoint is not None:
             checkpoint.check_header(target, name)
 
-    planned = build_weights(spec, dtype, torch.device("meta"), look_at, as_it_is, names=names)
-    num_bytes: float = num_values * dtype.itemsize
-    if product_bytes is not None:
-        of_products = sum(each.weight.numel() for layer in planned.layers for each in layer.products)
-        num_bytes += of_products * (product_bytes - dtype.itemsize)
+    planned = build_weights(spec, dtype, torch.device("meta"), look_at, form, names=names, read_part=read_part)
     if device.type == "cpu":  # a GPU's allocator raises; on a host, the kernel kills the process
+        num_bytes = sum(weight_bytes(planned)) + (0 if names[1] is None else planned.embedding.nbytes)
         _check_memory(num_bytes, table_bytes(spec, context), device, dtype)
     if checkpoint is None:
         return build_weights(spec, dtype, device, _dummy_fill(device), form, names=names)
-    checkpoint_weights = build_weights(spec, dtype, device, checkpoint.read_into, form, names=names)
+    weights = build_weights(spec, dtype, device, checkpoint.read_into, form, names=names, read_part=read_part)
     checkpoint.check_all_read(IGNORED_TENSORS)
     checkpoint.check_finite(dtype)
-    return checkpoint_weights
+    return weights
 
 
-def _check_memory(weight_bytes: float, table_bytes: int, device: torch.device, dtype: torch.dtype) -> None:
+def _check_memory(weight_bytes: int, table_bytes: int, device: torch.device, dtype: torch.dtype) -> None:
     """Raises ModelError if weights and rotary tables do not fit into the free memory."""
     free = free_bytes(device)
     if weight_bytes + table_bytes > free:
@@ -81,6 +92,7 @@ def build_weights(
     form: Form[W],
     *,
     names: tuple[str, str | None],
+    read_part: ReadPart = never_quantized,
 ) -> DecoderWeights[W]:
     """Allocates every tensor once, on its device, and calls `fill` on it; on each part of a fused tensor.
 
@@ -93,10 +105,19 @@ def build_weights(
         fill(target, name)
         return target
 
-    def fused(names: list[str], rows: list[int], *inner: int) -> Tensor:
-        target = torch.empty(sum(rows), *inner, dtype=dtype, device=device)
+    def fused(names: list[str], rows: list[int]) -> Tensor:
+        target = torch.empty(sum(rows), dtype=dtype, device=device)
         for part, name in zip(torch.split(target, rows), names, strict=True):
             fill(part, name)
+        return target
+
+    def dense(names: list[str], rows: list[int], inner: int, stored: list[Tensor | None]) -> Tensor:
+        target = torch.empty(sum(rows), inner, dtype=dtype, device=device)
+        for part, name, values in zip(torch.split(target, rows), names, stored, strict=True):
+            if values is None:
+                fill(part, name)
+            else:
+                part.copy_(values)
         return target
 
     def layer(at: str, spec: LayerSpec) -> LayerWeights[W]:
@@ -104,10 +125,20 @@ def build_weights(
             return None if name is None else tensor(f"{at}{name}.weight", size)
 
         def product(linear: LinearSpec) -> W:
-            names = [f"{at}{name}" for name, _ in linear.parts]
-            weight = fused([name + ".weight" for name in names], linear.rows, linear.inner)
-            bias = fused([name + ".bias" for name in names], linear.rows) if linear.bias else None
-            return form(Linear(weight, bias))
+            names, rows, inner = [f"{at}{name}" for name, _ in linear.parts], linear.rows, linear.inner
+            bias = fused([name + ".bias" for name in names], rows) if linear.bias else None
+            stored = [read_part(name, count, inner, device) for name, count in zip(names, rows, strict=True)]
+            plain = [each for each in stored if not isinstance(each, QuantizedWeight)]
+            if len(plain) == len(stored):
+                return form(Linear(dense([name + ".weight" for name in names], rows, inner, plain), bias))
+            biases = [None] * len(rows) if bias is None else torch.split(bias, rows)
+            parts: list[StoredPart] = [
+                QuantizedLinear(each, of_part)
+                if isinstance(each, QuantizedWeight)
+                else Linear(dense([name + ".weight"], [count], inner, [each]), of_part)
+                for name, count, each, of_part in zip(names, rows, stored, biases, strict=True)
+            ]
+            return form(joined(parts))
 
         attention, feed_forward = spec.attention, spec.feed_forward
         return LayerWeights(
@@ -135,10 +166,6 @@ def build_weights(
         final_norm=tensor("model.norm.weight", hidden),
         head=Linear(embedding if head_name is None else tensor(head_name, spec.vocab_size, hidden), None),
     )
-
-
-def as_it_is(product: Linear) -> Linear:
-    return product
 
 
 def _dummy_fill(device: torch.device) -> Fill:

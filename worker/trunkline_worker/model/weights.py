@@ -1,7 +1,8 @@
 """The weights of a decoder. They have the structure of its spec."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import groupby
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -13,14 +14,15 @@ from trunkline_worker.model.checkpoint.refusals import ModelError
 
 W = TypeVar("W")
 V = TypeVar("V")
+P = TypeVar("P", bound="Weight", covariant=True)
 
 
 class Weight(Protocol):
     """The matrix of a product, with its bias, in the form in which a backend multiplies by it.
 
     Linear and QuantizedLinear are the references, PackedLinear and OneDnnLinear are those of a CPU, GpuWeight is that
-    of a GPU. What is special about a weight stays behind `multiply`: that it is quantised or a slice, or that adapters
-    are added to it. Decoders only say where products are.
+    of a GPU, and SplitLinear is made of others. What is special about a weight stays behind `multiply`: that it is
+    quantised or a slice, or that adapters are added to it. Decoders only say where products are.
     """
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -57,12 +59,68 @@ class QuantizedLinear:
         return linear(x, self.matrix(x.dtype), self.bias)
 
 
-StoredLinear = Linear | QuantizedLinear
+@dataclass(frozen=True, slots=True)
+class SplitLinear(Generic[P]):
+    """A product whose parts a checkpoint stores in different forms: it multiplies by each of them."""
+
+    parts: tuple[P, ...]  # one below the other
+
+    def multiply(self, x: Tensor) -> Tensor:
+        return torch.cat([part.multiply(x) for part in self.parts], dim=1)
 
 
-def stored(product: Linear, quantization: str) -> StoredLinear:
+StoredPart = Linear | QuantizedLinear
+StoredLinear = StoredPart | SplitLinear[StoredPart]
+
+
+def parts_of(product: StoredLinear) -> tuple[StoredPart, ...]:
+    """Returns the parts that are held apart; the product itself if it is whole."""
+    return product.parts if isinstance(product, SplitLinear) else (product,)
+
+
+def whole_product(product: StoredLinear, dtype: torch.dtype) -> StoredPart:
+    """Returns the product as one weight, in this dtype if its parts are held apart."""
+    if not isinstance(product, SplitLinear):
+        return product
+    return _one_weight([Linear(part.matrix(dtype), part.bias) for part in product.parts])
+
+
+def joined(parts: Iterable[StoredPart]) -> StoredLinear:
+    """Returns the product of parts one below the other. Neighbours of one form become one weight."""
+    apart = tuple(_one_weight(list(alike)) for _, alike in groupby(parts, _form))
+    return apart[0] if len(apart) == 1 else SplitLinear(apart)
+
+
+def _form(part: StoredPart) -> tuple[object, ...]:
+    """What is equal for parts that can be one weight."""
+    if isinstance(part, Linear):
+        return ("plain",)
+    weight = part.weight
+    return weight.kind, weight.group, weight.scale.shape[1:], weight.zero is None
+
+
+def _one_weight(parts: Sequence[StoredPart]) -> StoredPart:
+    if len(parts) == 1:
+        return parts[0]
+    weights = [part.weight for part in parts]
+    biases = [part.bias for part in parts if part.bias is not None]
+    bias = torch.cat(biases) if biases else None
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    if not quantized:
+        return Linear(torch.cat([weight for weight in weights if isinstance(weight, Tensor)]), bias)
+    zeros = [weight.zero for weight in quantized if weight.zero is not None]
+    whole = replace(
+        quantized[0],
+        data=torch.cat([weight.data for weight in quantized]),
+        scale=torch.cat([weight.scale for weight in quantized]),
+        zero=torch.cat(zeros) if zeros else None,
+    )
+    return QuantizedLinear(whole, bias)
+
+
+def stored(product: StoredLinear, quantization: str) -> StoredLinear:
     """Returns a weight as it is kept. Raises ModelError if its shape does not allow the quantisation."""
-    if quantization == "none":
+    if quantization == "none" or not isinstance(product, Linear):
         return product
     try:
         return QuantizedLinear(quantize(product.weight, quantization), product.bias)
@@ -137,9 +195,11 @@ def weight_bytes(weights: DecoderWeights[Any]) -> WeightBytes:
 
 
 def _bytes(part: object) -> int:
-    """Bytes of a tensor, or of all tensors in a dataclass and those within it."""
+    """Bytes of a tensor, or of all tensors in a tuple or a dataclass and those within it."""
     if isinstance(part, Tensor):
         return part.nbytes
+    if isinstance(part, tuple):
+        return sum(map(_bytes, part))
     if is_dataclass(part):
         return sum(_bytes(getattr(part, field.name)) for field in fields(part))
     return 0

@@ -22,12 +22,13 @@ def _words(*texts: str) -> frozenset[str]:
     return frozenset(word for text in texts for word in text.split())
 
 
-# Read in config_json.py, architecture.py, rope_scaling.py and generation_defaults.py.
+# Read in config_json.py, architecture.py, rope_scaling.py, generation_defaults.py and quantization_config.py.
 READ = _words(
     """
     architectures model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
     num_key_value_heads head_dim hidden_act max_position_embeddings original_max_position_embeddings rms_norm_eps
     rope_theta rope_parameters rope_scaling layer_types tie_word_embeddings eos_token_id dtype torch_dtype
+    quantization_config compression_config quantization
     """
 )
 WITHOUT_EFFECT = _words(
@@ -107,10 +108,8 @@ MOST_NAMED = 20  # unknown keys in one error
 NONE: tuple[Any, ...] = (None,)
 OFF: tuple[Any, ...] = (None, False)
 _ONE: tuple[Any, ...] = (None, 1)
-_QUANTISED = ("quantization_config", "quantization", "compression_config")
 # Features of other decoders and formats, with the values that disable them.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(_QUANTISED, (None, {})),
     "activation": (None, "silu", "swiglu"),
     "partial_rotary_factor": _ONE,
     "rope_interleaved": OFF,
@@ -158,11 +157,6 @@ def check_keys(config: Mapping[str, Any], architecture: str, keys: ConfigKeys) -
     for key in sorted(config.keys() & neutral.keys() - harmless):
         value = config[key]
         if not any(_is_same(value, choice) for choice in neutral[key]):
-            if key in _QUANTISED:
-                raise ModelError(
-                    f"{key}: the weights are quantised{_by(value)}, which is not supported: serve the unquantised "
-                    "checkpoint; --quantization int8, int4 or, on a GPU, fp8 quantises it while it is loaded"
-                )
             raise ModelError(
                 f"{key} {shown(value)} is not supported for {architecture}; "
                 f"supported: {', '.join(map(json.dumps, neutral[key]))}"
@@ -178,13 +172,6 @@ def check_keys(config: Mapping[str, Any], architecture: str, keys: ConfigKeys) -
     for key, kind in {**KINDS, **keys.kinds}.items():
         if key in config and not kind.allows(config[key]):
             raise ModelError(f"{key} {shown(config[key])} is not supported; supported: {kind.name}")
-
-
-def _by(quantisation: Any) -> str:
-    """Returns ' by "awq"', for example, or nothing if no method is named."""
-    given = quantisation if isinstance(quantisation, dict) else {"quant_method": quantisation}
-    named = [given[key] for key in ("quant_method", "quant_algo", "format") if isinstance(given.get(key), str)]
-    return f" by {shown(named[0])}" if named else ""
 
 
 def _named(key: str) -> str:

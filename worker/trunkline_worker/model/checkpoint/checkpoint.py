@@ -12,6 +12,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from trunkline_kernels.quantized_weight import QuantizedWeight
 from trunkline_worker.model.checkpoint.gguf_file import GgufFile, is_gguf
 from trunkline_worker.model.checkpoint.gguf_tensors import GgufTensors, stored_name
 from trunkline_worker.model.checkpoint.model_file import read_json
@@ -22,8 +23,17 @@ from trunkline_worker.model.checkpoint.weight_stream import WeightStream
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-# By safetensors' names. Integers and 8-bit floats are left out: a quantised checkpoint needs its scales too.
+# By safetensors' names. Integers and 8-bit floats are left out: without the scales of a quantised weight, they have no
+# meaning.
 STORED_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+SAFETENSORS_DTYPES = STORED_DTYPES | {
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -77,17 +87,54 @@ class Checkpoint:
     def check_header(self, target: Tensor, name: str) -> None:
         """Raises ModelError if the tensor is missing, or if its shape or dtype is wrong. Reads only the file's header
         and the shape of `target`, which may be on the meta device."""
+        self._check_header(name, [list(target.shape)], tuple(STORED_DTYPES))
+
+    def _check_header(self, name: str, shapes: Sequence[list[int]], dtypes: Sequence[str]) -> None:
         if name not in self._handles:
             raise ModelError(f"{self._directory} lacks the tensor {self._own(name)}")
         piece = self._handles[name].get_slice(name)
         shape, stored = piece.get_shape(), piece.get_dtype()
-        if shape != list(target.shape):
+        if shape not in shapes:
             config = "its metadata" if is_gguf(self._directory) else "config.json"
-            raise ModelError(f"{self._at(name)} has shape {shape}, {config} says {list(target.shape)}")
-        if stored not in STORED_DTYPES:
+            raise ModelError(f"{self._at(name)} has shape {shape}, {config} says {' or '.join(map(str, shapes))}")
+        if stored not in dtypes:
             raise ModelError(
-                f"{self._at(name)} is stored as {stored}, which is not supported; supported: {', '.join(STORED_DTYPES)}"
+                f"{self._at(name)} is stored as {stored}, which is not supported; supported: {', '.join(dtypes)}"
             )
+
+    def tensor(self, name: str, shapes: Sequence[list[int]], dtypes: Sequence[str], device: torch.device) -> Tensor:
+        """Returns a tensor as it is stored. Raises ModelError if it is missing, or has none of the shapes and dtypes.
+
+        dtypes: by safetensors' names; device: on the meta device, only the header is read
+        """
+        self._check_header(name, shapes, dtypes)
+        if device.type == "meta":
+            piece = self._handles[name].get_slice(name)
+            return torch.empty(piece.get_shape(), dtype=SAFETENSORS_DTYPES[piece.get_dtype()], device=device)
+        self._unread.discard(name)
+        tensor = self._read(name)
+        self._check.see(tensor, name)
+        return tensor.to(device)
+
+    def see(self, values: Tensor, name: str) -> None:
+        """Lets check_finite() know of values that were made of the tensor of this name."""
+        self._check.see(values, name)
+
+    def skip(self, name: str) -> None:
+        """Counts a tensor, which may be missing, as read."""
+        self._unread.discard(name)
+
+    def refused(self, name: str, why: str) -> ModelError:
+        """Returns the error for a tensor whose values are not allowed."""
+        return ModelError(f"{self._at(name)} {why}")
+
+    def quantized(self, name: str, rows: int, inner: int, device: torch.device) -> QuantizedWeight | None:
+        """Returns a part of a product that the file's own format keeps quantised, or None. Raises ModelError as
+        check_header() does.
+
+        name: without ".weight"; device: on the meta device, only the header is read
+        """
+        return None
 
     def stored_dtype(self, name: str) -> torch.dtype:
         """Returns the dtype in which a tensor is stored; float32 if it is missing or its dtype is not supported."""
@@ -115,12 +162,15 @@ class Checkpoint:
         name = self._check.broken()
         if name is None:
             return
-        least, greatest = torch.aminmax(self._read(name))
-        if torch.isfinite(least) and torch.isfinite(greatest):
-            kind = str(dtype).removeprefix("torch.")
-            reason = f"has values from {least:g} to {greatest:g}, past those of {kind}: use --dtype bfloat16"
-        else:
+        stored, kind = self._read(name), str(dtype).removeprefix("torch.")
+        quantized = stored.itemsize == 1 or not stored.is_floating_point()
+        least, greatest = torch.aminmax(stored.float() if quantized else stored)
+        if not torch.isfinite(least) or not torch.isfinite(greatest):
             reason = "has NaN or infinite values: the file is damaged"
+        elif quantized:
+            reason = f"stands for values past those of {kind}: use --dtype bfloat16, or the file is damaged"
+        else:
+            reason = f"has values from {least:g} to {greatest:g}, past those of {kind}: use --dtype bfloat16"
         raise ModelError(f"{self._at(name)} {reason}")
 
     def embedding_and_head(self, tied: bool) -> tuple[str, str | None]:

@@ -103,5 +103,10 @@ def listed(choices: Iterable[Any]) -> str:
 
 
 def without(config: dict[str, Any], ignored: tuple[str, ...]) -> dict[str, Any]:
-    """Returns config.json without the keys that the operator has declared harmless."""
-    return {key: value for key, value in config.items() if key not in ignored}
+    """Returns config.json without the keys that the operator has declared harmless. "a.b" is the key b of the object
+    a."""
+    kept = {key: value for key, value in config.items() if key not in ignored}
+    for outer, _, inner in (key.partition(".") for key in ignored):
+        if isinstance(kept.get(outer), dict):
+            kept[outer] = {key: value for key, value in kept[outer].items() if key != inner}
+    return kept

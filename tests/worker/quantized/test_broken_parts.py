@@ -1,0 +1,128 @@
+"""Quantised files that are damaged or contradict config.json: one line names the tensor, and nothing is served."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.worker.model.oracle import checked
+from tests.worker.quantized.stored_formats import FORMATS, change_tensors, write_checkpoint
+from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.loading import load_model
+
+Q_PROJ = "model.layers.1.self_attn.q_proj"
+
+
+def problem(path: Path, **options: Any) -> str:
+    with pytest.raises(ModelError) as caught:
+        load_model(path, **{"dtype": "float32", "device": torch.device("cpu"), **options})
+    return checked(caught.value)
+
+
+def without(tensor: str) -> Callable[[dict[str, Tensor]], Any]:
+    return lambda tensors: tensors.pop(f"{Q_PROJ}.{tensor}")
+
+
+def instead(tensor: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], Any]:
+    name = f"{Q_PROJ}.{tensor}"
+    return lambda tensors: tensors.update({name: change(tensors[name]).contiguous()})
+
+
+def one(value: float) -> Callable[[Tensor], Tensor]:
+    """Changes one value."""
+
+    def change(tensor: Tensor) -> Tensor:
+        changed = tensor.float().reshape(-1)
+        changed[3] = value
+        return changed.view(tensor.shape).to(tensor.dtype)
+
+    return change
+
+
+NAN = "has NaN or infinite values: the file is damaged"
+BROKEN: list[tuple[str, Callable[[dict[str, Tensor]], Any], str]] = [
+    ("fp8-blocks", without("weight"), f"lacks the tensor {Q_PROJ}.weight"),
+    ("fp8-blocks", without("weight_scale_inv"), f"lacks the tensor {Q_PROJ}.weight_scale_inv"),
+    ("fp8-blocks", instead("weight_scale_inv", lambda t: t[1:]), f"{Q_PROJ}.weight_scale_inv has shape [3, 2], config"),
+    ("fp8-blocks", instead("weight_scale_inv", one(float("nan"))), f"{Q_PROJ}.weight_scale_inv {NAN}"),
+    ("fp8-blocks", instead("weight", lambda t: t.bfloat16()), f"{Q_PROJ}.weight is stored as BF16, which is not"),
+    ("fp8-blocks", instead("weight", one(float("nan"))), f"{Q_PROJ}.weight {NAN}"),
+    ("fp8-tensor", instead("weight_scale", lambda t: t.int()), f"{Q_PROJ}.weight_scale is stored as I32"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "told"), BROKEN)
+def test_a_tensor_that_is_broken_is_named(
+    name: str, change: Callable[[dict[str, Tensor]], Any], told: str, tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path, FORMATS[name])
+    change_tensors(tmp_path, change)
+    assert told in problem(tmp_path)
+
+
+def test_values_past_the_dtype_are_refused_with_the_tensor(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, FORMATS["fp8-blocks"])
+    change_tensors(tmp_path, instead("weight_scale_inv", one(1e6)))
+    assert f"{Q_PROJ}.weight stands for values past those of float16: use --dtype bfloat16" in problem(
+        tmp_path, dtype="float16"
+    )
+
+
+def test_a_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, FORMATS["fp8-blocks"])
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert "model.safetensors is damaged or cut short" in problem(tmp_path)
+
+
+def test_weights_are_not_quantised_twice(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, FORMATS["fp8-blocks"])
+    told = problem(tmp_path, quantization="int8")
+    assert told == "quantization=int8: the weights are quantised already, by fp8: leave it out"
+
+
+FP8 = {"quant_method": "fp8"}
+BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (
+            {"quantization_config": BITSANDBYTES},
+            'quantised by "bitsandbytes"',
+        ),
+        ({"quantization_config": {"quant_algo": "NVFP4"}}, 'quantised by "NVFP4", which is not supported'),
+        ({"quantization_config": {"bits": 4}}, "quantised by null"),
+        ({"quantization": {"bits": 4}, "quantization_config": {"bits": 4}}, 'quantised by "MLX"'),
+        ({"quantization_config": FP8, "compression_config": FP8}, "both quantization_config, compression_config are"),
+        ({"quantization_config": 4}, "quantization_config 4 is not supported; supported: an object"),
+        ({"quantization_config": {"quant_method": [1]}}, "quantised by a list of 1"),
+        ({"quantization_config": FP8 | {"weight_block_size": [0, 1]}}, "quantization_config.weight_block_size a list"),
+        ({"quantization_config": FP8 | {"fmt": "e5m2"}}, 'quantization_config.fmt "e5m2" is not supported'),
+        ({"quantization_config": FP8 | {"ignored_layers": ["("]}}, "is no regular expression"),
+        ({"quantization_config": FP8 | {"ignored_layers": "lm_head"}}, "supported: a list of names"),
+        ({"quantization_config": FP8 | {"rotation": "hadamard"}}, "quantization_config.rotation"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(config: dict[str, Any], told: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, FORMATS["fp8-tensor"])
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    found = problem(tmp_path)
+    assert told in found
+    assert "config.json" in found
+    if "quantised by" in told:
+        assert "serve the unquantised checkpoint; --quantization int8" in found
+
+
+def test_a_key_that_the_operator_ignores_counts_as_absent(tmp_path: Path) -> None:
+    form = FORMATS["fp8-tensor"]
+    write_checkpoint(tmp_path, replace(form, config=form.config | {"rotation": "none"}))
+    assert "--ignore-config-keys" in problem(tmp_path)
+    load_model(tmp_path, device=torch.device("cpu"), ignore_config_keys=("quantization_config.rotation",))

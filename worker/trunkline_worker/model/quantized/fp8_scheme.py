@@ -1,0 +1,37 @@
+"""Weights as 8-bit floats with one scale, or a scale per row or block.
+
+Written by DeepSeek and Qwen (blocks, "weight_scale_inv"), transformers, AutoFP8, FBGEMM and compressed-tensors. Despite
+its name, weight_scale_inv is what stored values are multiplied by.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from trunkline_kernels.quantized_weight import QuantizedWeight
+from trunkline_worker.model.quantized.stored_part import BYTES_OF_EXPONENTS, FLOATS, StoredPart, powers_of_two, spread
+
+SCALES = ("weight_scale_inv", "weight_scale")
+# Scales of activations, which are rounded with scales of their own on a GPU, and not at all on a CPU.
+OF_ACTIVATIONS = ("input_scale", "activation_scale", "input_scale_ub")
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Scheme:
+    """block: rows and inner elements that share a scale; None: a row or the whole weight does"""
+
+    block: tuple[int, int] | None
+    main: str = "weight"
+
+    def read(self, part: StoredPart) -> QuantizedWeight | Tensor:
+        part.skip(OF_ACTIVATIONS)
+        rows, inner = part.rows, part.inner
+        values = part.tensor(self.main, [rows, inner], dtypes=["F8_E4M3"])
+        scale_name = next(filter(part.has, SCALES), SCALES[0])
+        if self.block is None:
+            scale = part.tensor(scale_name, [], [1], [rows], [rows, 1], dtypes=FLOATS).float()
+            return QuantizedWeight("fp8", values, scale.reshape(-1).expand(rows).contiguous(), inner)
+        grid = [-(-size // block) for size, block in zip((rows, inner), self.block, strict=True)]
+        scale = part.tensor(scale_name, grid, dtypes=(*FLOATS, *BYTES_OF_EXPONENTS))
+        scale = scale.float() if scale.itemsize > 1 else powers_of_two(scale)
+        return values.float() * spread(scale, self.block, rows, inner)

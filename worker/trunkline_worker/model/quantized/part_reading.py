@@ -1,0 +1,40 @@
+"""Reads the parts of products from a checkpoint whose config.json says how they are quantised."""
+
+from collections.abc import Set
+
+import torch
+from torch import Tensor
+
+from trunkline_kernels.quantized_weight import QuantizedWeight, dequantize
+from trunkline_worker.model.checkpoint.checkpoint import Checkpoint
+from trunkline_worker.model.quantized.quantization_config import StoredSchemes
+from trunkline_worker.model.quantized.stored_part import StoredPart
+
+
+class PartReader:
+    """Reads parts as weight_reading.ReadPart.
+
+    kept: kinds of QuantizedWeight that the device multiplies by; others are dequantised
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, schemes: StoredSchemes | None, *, kept: Set[str], dtype: torch.dtype
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._schemes = schemes
+        self._kept = kept
+        self._dtype = dtype
+
+    def __call__(self, name: str, rows: int, inner: int, device: torch.device) -> QuantizedWeight | Tensor | None:
+        scheme = None if self._schemes is None else self._schemes.scheme_of(name)
+        stored: QuantizedWeight | Tensor | None
+        if scheme is None:
+            stored = self._checkpoint.quantized(name, rows, inner, device)
+        else:
+            stored = scheme.read(StoredPart(self._checkpoint, name, rows, inner, device))
+        if stored is None or (isinstance(stored, QuantizedWeight) and stored.kind in self._kept):
+            return stored
+        values = (dequantize(stored) if isinstance(stored, QuantizedWeight) else stored).to(self._dtype)
+        if not values.is_meta:
+            self._checkpoint.see(values, f"{name}.{'weight' if scheme is None else scheme.main}")
+        return values
