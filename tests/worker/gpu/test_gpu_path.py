@@ -22,7 +22,7 @@ from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.gpu_decoder import Chip, GpuDecoder
 from trunkline_worker.model.gpu_weight import timed_products
 from trunkline_worker.model.loading import load_model
-from trunkline_worker.model.weights import Linear, StoredLinear
+from trunkline_worker.model.weights import Linear, StoredLinear, whole_product
 from trunkline_worker.settings import EngineSettings
 
 DRAW = random.Random(3)
@@ -154,7 +154,8 @@ def test_quantised_weights_are_what_they_stand_for(kind: str, shallow_model: Pat
             for product in narrow.products
             if isinstance(product.weight, QuantizedWeight)
         ]
-        assert not torch.equal(*(one.matrix(torch.float32) for one in (wide[0], layer.attention.qkv)))
+        unquantized, first = (whole_product(one, torch.float32) for one in (layer.attention.qkv, wide[0]))
+        assert not torch.equal(unquantized.matrix(torch.float32), first.matrix(torch.float32))
         layers.append(layer.with_products(wide))
     reference = Decoder(plain.spec, replace(weights, layers=layers), context_length=1024, deterministic=False)
     submits = [make_submit(n, prompt, max_tokens=4, ignore_eos=True) for n, prompt in enumerate(PROMPTS[1:2])]

@@ -78,16 +78,12 @@ def random_fp8(rows: int, inner: int, draw: torch.Generator) -> Tensor:
 
 
 def _by_transformers(stored: Stored) -> Tensor:
-    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+    from transformers.integrations import finegrained_fp8
 
+    operation: Any = finegrained_fp8.Fp8Dequantize
     scale = next(tensor for name, tensor in stored.items() if name.startswith("weight_scale"))
-    given: dict[str, Any] = {
-        "weight": stored["weight"],
-        "weight_scale_inv": scale.view(-1, 1) if scale.ndim == 1 else scale,
-    }
-    made: Tensor = Fp8Dequantize(None).convert(given)["weight"]
-    values: Tensor = made.float()
-    return values
+    values: Tensor = operation(None).convert({"weight": stored["weight"], "weight_scale_inv": scale})["weight"]
+    return values.float()
 
 
 def fp8(shape: Callable[[int, int], tuple[int, ...]], scale_name: str, **config: Any) -> StoredFormat:
