@@ -10,6 +10,8 @@ import torch
 
 from tests.worker.engine_rig import drive, make_engine, make_submit
 from tests.worker.model.oracle import weights_of
+from tests.worker.quantized.checkpoints import write_checkpoint
+from tests.worker.quantized.stored_formats import FORMATS
 from trunkline.engine.v1.engine_pb2 import EngineOutput
 from trunkline_kernels.gpu import ragged_attention, tuned_tilings
 from trunkline_kernels.gpu.tuned_tilings import ProductKey
@@ -164,6 +166,21 @@ def test_quantised_weights_are_what_they_stand_for(kind: str, shallow_model: Pat
         for model in (quantised, replace(plain, decoder=reference))
     )
     assert found == expected
+
+
+@pytest.mark.parametrize("name", ["packed4-zeros", pytest.param("int8-channel", marks=pytest.mark.slow)])
+def test_a_quantised_checkpoint_stays_quantised_but_where_parts_differ(name: str, tmp_path: Path) -> None:
+    form = FORMATS[name]
+    form = replace(form, config=form.config | {"ignore": ["lm_head", "re:.*up_proj"]})
+    write_checkpoint(tmp_path, form, plain=("up_proj",), num_hidden_layers=1)
+    decoder = load_model(tmp_path, dtype="float32", device=torch.device("cpu"), kernels="triton").decoder
+    assert isinstance(decoder, GpuDecoder)
+    held = [isinstance(product.weight, QuantizedWeight) for product in decoder._layers[0].products]
+    assert held == [True, True, False, True]
+    prompts = [[5, 9, 3, 60, 41], [7]]
+    assert tokens(prompts, model=tmp_path, kernels="triton", kv_blocks=64) == tokens(
+        prompts, model=tmp_path, kernels="torch", kv_blocks=64
+    )
 
 
 EIGHT_BITS = [pytest.param({"quantization": "fp8"}, marks=pytest.mark.slow), {"kv_dtype": "fp8"}]

@@ -14,6 +14,7 @@ from trunkline_worker.model.architectures.registry import ARCHITECTURES
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.loading import LoadedModel
+from trunkline_worker.model.quantized.quantization_config import parse_schemes
 from trunkline_worker.model.weights import DecoderWeights, StoredLinear
 
 VOCAB = 61
@@ -51,9 +52,10 @@ def base_config(architecture: str) -> dict[str, Any]:
 
 
 def parse_problem(config: dict[str, Any]) -> str | None:
-    """Why parse_spec() refuses; None: it does not. No other exception may come out of it."""
+    """Why parse_spec() or parse_schemes() refuses; None: neither does. No other exception may come out of them."""
     try:
         parse_spec(config)
+        parse_schemes(config)
     except ModelError as error:
         return checked(error)
     return None

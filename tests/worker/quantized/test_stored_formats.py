@@ -1,5 +1,6 @@
 """Checkpoints that are stored quantised: the logits are transformers' with the values that outside code finds."""
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,31 +8,120 @@ from typing import Any
 import pytest
 import torch
 
+from tests.worker.engine_rig import Collected, drive, make_engine, make_submit
 from tests.worker.model.forward import ragged_logits
 from tests.worker.model.oracle import their_logits
-from tests.worker.quantized.stored_formats import FORMATS, write_checkpoint
+from tests.worker.quantized.checkpoints import write_checkpoint
+from tests.worker.quantized.stored_formats import FORMATS
+from trunkline.v1.worker_pb2 import Submit
 from trunkline_worker.model.loading import LoadedModel, load_model
 
 PROMPT = [5, 9, 3, 60, 41, 7, 7, 12, 30, 1, 2, 19]
+KEPT = ["int8-tensor", "int8-channel", "packed4-groups", "packed4-zeros", "packed8-channel", "awq", "gptq"]
 
 
 def load(path: Path, **options: Any) -> LoadedModel:
     return load_model(path, **{"dtype": "float32", "device": torch.device("cpu"), **options})
 
 
-@pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("name", FORMATS)
-def test_logits_equal_transformers(name: str, kernels: str, tmp_path: Path) -> None:
-    theirs = write_checkpoint(tmp_path, FORMATS[name], tie_word_embeddings=name == "fp8-tensor")
-    (logits,) = ragged_logits(load(tmp_path, kernels=kernels), [PROMPT])
+def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+    theirs = write_checkpoint(tmp_path, FORMATS[name])
     expected = their_logits(theirs, PROMPT)
     assert expected.abs().max() > 0.5
-    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+    for kernels in ("auto", "torch"):
+        (logits,) = ragged_logits(load(tmp_path, kernels=kernels), [PROMPT])
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
-def test_parts_that_the_config_names_are_not_quantised(tmp_path: Path) -> None:
-    form, skipped = FORMATS["fp8-blocks"], ["lm_head", "model.layers.0.self_attn.k_proj", "mlp.down_proj"]
-    form = replace(form, config=form.config | {"modules_to_not_convert": skipped})
-    theirs = write_checkpoint(tmp_path, form, plain=("0.self_attn.k_proj", "mlp.down_proj"))
-    (logits,) = ragged_logits(load(tmp_path), [PROMPT])
-    torch.testing.assert_close(logits, their_logits(theirs, PROMPT), atol=1e-4, rtol=0)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORMATS)
+def test_logits_equal_transformers_in_100_configurations(name: str, tmp_path: Path) -> None:
+    for seed in range(100):
+        draw = random.Random(f"{name} {seed}")
+        heads = draw.choice([1, 2, 4])
+        sizes = {
+            "hidden_size": 192 * draw.choice([1, 2]),
+            "intermediate_size": 192 * draw.choice([1, 2, 3]),
+            "num_hidden_layers": draw.choice([1, 2]),
+            "head_dim": draw.choice([64, 96, 192]) if heads > 1 else 192,
+            "num_attention_heads": heads * 2,
+            "num_key_value_heads": heads,
+            "tie_word_embeddings": draw.random() < 0.3,
+            "attention_bias": draw.random() < 0.5,
+        }
+        architecture = draw.choice(["LlamaForCausalLM", "Qwen3ForCausalLM"])
+        path = tmp_path / str(seed)
+        theirs = write_checkpoint(path, FORMATS[name], architecture=architecture, seed=seed, **sizes)
+        prompt = [draw.randrange(61) for _ in range(draw.randrange(1, 30))]
+        (logits,) = ragged_logits(load(path), [prompt])
+        torch.testing.assert_close(logits, their_logits(theirs, prompt), atol=1e-4, rtol=0)
+        (path / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_integers_stay_quantised(name: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, FORMATS[name])
+    stored = load(tmp_path).weight_bytes.layers
+    write_checkpoint(tmp_path, FORMATS["fp8-tensor"])
+    assert stored < load(tmp_path).weight_bytes.layers / (3.5 if "8" in name else 4.5)
+
+
+def test_parts_that_are_not_quantised_are_held_apart(tmp_path: Path) -> None:
+    form = FORMATS["packed4-groups"]
+    ignore = ["lm_head", "re:.*0.self_attn.k_proj$", "model.layers.1.mlp.up_proj"]
+    form = replace(form, config=form.config | {"ignore": ignore})
+    theirs = write_checkpoint(tmp_path, form, plain=("0.self_attn.k_proj", "1.mlp.up_proj"), attention_bias=True)
+    for kernels in ("auto", "torch"):
+        (logits,) = ragged_logits(load(tmp_path, kernels=kernels), [PROMPT])
+        torch.testing.assert_close(logits, their_logits(theirs, PROMPT), atol=1e-4, rtol=0)
+
+
+def test_parts_of_different_schemes_are_held_apart(tmp_path: Path) -> None:
+    form, other, third = FORMATS["packed4-groups"], FORMATS["packed8-channel"], FORMATS["float-channel"]
+    groups = {
+        "a": form.config["config_groups"]["group_0"],
+        "b": other.config["config_groups"]["group_0"] | {"targets": ["re:.*v_proj$"]},
+        "c": third.config["config_groups"]["group_0"] | {"targets": ["re:.*up_proj$"], "format": "float-quantized"},
+    }
+    mixed = replace(form, config=form.config | {"config_groups": groups})
+    others = {"v_proj": other, "up_proj": third}
+    theirs = write_checkpoint(tmp_path, mixed, others=others, architecture="LlamaForCausalLM")
+    for kernels in ("auto", "torch"):
+        (logits,) = ragged_logits(load(tmp_path, kernels=kernels), [PROMPT])
+        torch.testing.assert_close(logits, their_logits(theirs, PROMPT), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["fp8-blocks", "awq", "packed4-zeros", "int8-channel"])
+def test_deterministic_tokens_do_not_depend_on_chunks_others_or_preemption(name: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, FORMATS[name])
+    draw = random.Random(3)
+    prompts = [[draw.randrange(61) for _ in range(length)] for length in (14, 15, 30, 31, 40)]
+
+    def submit(index: int) -> Submit:
+        return make_submit(
+            index + 1, prompts[index], max_tokens=12, ignore_eos=True, logprobs=1, temperature=0.9, seed=11
+        )
+
+    def bits(collected: Collected, index: int) -> list[tuple[int, float]]:
+        outputs = collected.outputs[index + 1]
+        return [(entry.chosen.token_id, entry.chosen.logprob) for output in outputs for entry in output.logprobs]
+
+    options: dict[str, Any] = {"deterministic": True}
+    alone = {}
+    for index in range(len(prompts)):
+        alone[index] = bits(drive(make_engine(tmp_path, kv_blocks=64, **options), [submit(index)]), index)
+        assert len(alone[index]) == 12
+    for blocks, chunk in ((64, 7), (5, 64)):
+        engine = make_engine(
+            tmp_path, kv_blocks=blocks, max_step_tokens=chunk, admission="optimistic", itl_target_ms=0.0, **options
+        )
+        together = drive(engine, list(map(submit, alone)))
+        assert {index: bits(together, index) for index in alone} == alone
+    assert engine.scheduler.stats.preemptions > 0
+
+
+def test_what_the_kernels_do_not_take_is_served_by_the_reference(tmp_path: Path) -> None:
+    theirs = write_checkpoint(tmp_path, FORMATS["awq"])
+    (logits,) = ragged_logits(load(tmp_path, dtype="float16"), [PROMPT])
+    torch.testing.assert_close(logits.float(), their_logits(theirs, PROMPT), atol=0.05, rtol=0.02)

@@ -23,7 +23,8 @@ from trunkline_worker.model.checkpoint.weight_stream import WeightStream
 from trunkline_worker.model.cpu_decoder import CpuDecoder, cpu_decoder
 from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.quantized.part_reading import PartReader
-from trunkline_worker.model.quantized.quantization_config import StoredSchemes, read_schemes
+from trunkline_worker.model.quantized.quantization_config import read_schemes
+from trunkline_worker.model.quantized.stored_part import StoredSchemes
 from trunkline_worker.model.rotary_tables import check_rotary
 from trunkline_worker.model.weight_reading import DUMMY_SEED, never_quantized, read_weights
 from trunkline_worker.model.weights import WeightBytes, stored, weight_bytes
@@ -168,7 +169,7 @@ def load_model(
         default_sampling=defaults,
         deterministic=deterministic,
         weight_bytes=read_bytes,
-        notes=(*_context_note(spec, context), *_sampling_note(defaults), *_tile_note(decoder)),
+        notes=(*_context_note(spec, context), *_sampling_note(defaults), *_tile_note(decoder), *_stored_note(schemes)),
     )
 
 
@@ -201,6 +202,13 @@ def _sampling_note(defaults: SamplingParams) -> Iterator[str]:
 def _tile_note(decoder: object) -> Iterator[str]:
     if isinstance(decoder, Decoder) and decoder.tile_rows == 1:
         yield "--deterministic computes one token at a time: here, products of several rows depend on the rows' order"
+
+
+def _stored_note(schemes: StoredSchemes | None) -> Iterator[str]:
+    if schemes is not None and schemes.quantizes_activations:
+        yield f"{schemes.method}: the checkpoint's scales of activations have no effect"
+    if schemes is not None and schemes.quantizes_kv:
+        yield f"{schemes.method}: the checkpoint's scheme of the KV cache has no effect: --kv-dtype says its dtype"
 
 
 def _dtype(asked: str, spec: DecoderSpec, checkpoint: Checkpoint | None) -> torch.dtype:

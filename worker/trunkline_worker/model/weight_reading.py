@@ -17,11 +17,10 @@ from trunkline_worker.model.weights import (
     GatedWeights,
     LayerWeights,
     Linear,
-    QuantizedLinear,
     StoredLinear,
-    StoredPart,
     W,
     joined,
+    stored_part,
     weight_bytes,
 )
 
@@ -105,17 +104,17 @@ def build_weights(
         fill(target, name)
         return target
 
-    def fused(names: list[str], rows: list[int]) -> Tensor:
+    def bias(names: list[str], rows: list[int]) -> Tensor:
         target = torch.empty(sum(rows), dtype=dtype, device=device)
         for part, name in zip(torch.split(target, rows), names, strict=True):
-            fill(part, name)
+            fill(part, name + ".bias")
         return target
 
     def dense(names: list[str], rows: list[int], inner: int, stored: list[Tensor | None]) -> Tensor:
         target = torch.empty(sum(rows), inner, dtype=dtype, device=device)
         for part, name, values in zip(torch.split(target, rows), names, stored, strict=True):
             if values is None:
-                fill(part, name)
+                fill(part, name + ".weight")
             else:
                 part.copy_(values)
         return target
@@ -126,19 +125,17 @@ def build_weights(
 
         def product(linear: LinearSpec) -> W:
             names, rows, inner = [f"{at}{name}" for name, _ in linear.parts], linear.rows, linear.inner
-            bias = fused([name + ".bias" for name in names], rows) if linear.bias else None
             stored = [read_part(name, count, inner, device) for name, count in zip(names, rows, strict=True)]
             plain = [each for each in stored if not isinstance(each, QuantizedWeight)]
             if len(plain) == len(stored):
-                return form(Linear(dense([name + ".weight" for name in names], rows, inner, plain), bias))
-            biases = [None] * len(rows) if bias is None else torch.split(bias, rows)
-            parts: list[StoredPart] = [
-                QuantizedLinear(each, of_part)
-                if isinstance(each, QuantizedWeight)
-                else Linear(dense([name + ".weight"], [count], inner, [each]), of_part)
-                for name, count, each, of_part in zip(names, rows, stored, biases, strict=True)
+                weight = dense(names, rows, inner, plain)
+                return form(Linear(weight, bias(names, rows) if linear.bias else None))
+            weights = [
+                each if isinstance(each, QuantizedWeight) else dense([name], [count], inner, [each])
+                for name, count, each in zip(names, rows, stored, strict=True)
             ]
-            return form(joined(parts))
+            biases = torch.split(bias(names, rows), rows) if linear.bias else [None] * len(rows)
+            return form(joined(map(stored_part, weights, biases)))
 
         attention, feed_forward = spec.attention, spec.feed_forward
         return LayerWeights(

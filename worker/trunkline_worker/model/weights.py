@@ -73,6 +73,10 @@ StoredPart = Linear | QuantizedLinear
 StoredLinear = StoredPart | SplitLinear[StoredPart]
 
 
+def stored_part(weight: Tensor | QuantizedWeight, bias: Tensor | None) -> StoredPart:
+    return QuantizedLinear(weight, bias) if isinstance(weight, QuantizedWeight) else Linear(weight, bias)
+
+
 def parts_of(product: StoredLinear) -> tuple[StoredPart, ...]:
     """Returns the parts that are held apart; the product itself if it is whole."""
     return product.parts if isinstance(product, SplitLinear) else (product,)

@@ -53,6 +53,7 @@ class Checkpoint:
         self._handles: dict[str, Any] = {}
         self._file_of: dict[str, Path] = {}
         self._unread: set[str] = set()
+        self._zeros: set[str] = set()  # of skip_zeros()
         try:
             for file in self.files:
                 self._open(file)
@@ -124,6 +125,14 @@ class Checkpoint:
         """Counts a tensor, which may be missing, as read."""
         self._unread.discard(name)
 
+    def skip_all(self, endings: tuple[str, ...]) -> None:
+        """Counts the tensors whose names end so as read."""
+        self._unread = {name for name in self._unread if not name.endswith(endings)}
+
+    def skip_zeros(self, name: str) -> None:
+        """Counts a tensor, which may be missing, as read if all its values are zero."""
+        self._zeros.add(name)
+
     def refused(self, name: str, why: str) -> ModelError:
         """Returns the error for a tensor whose values are not allowed."""
         return ModelError(f"{self._at(name)} {why}")
@@ -167,8 +176,10 @@ class Checkpoint:
         least, greatest = torch.aminmax(stored.float() if quantized else stored)
         if not torch.isfinite(least) or not torch.isfinite(greatest):
             reason = "has NaN or infinite values: the file is damaged"
+        elif quantized and dtype != torch.float16:
+            reason = "stands for values that are not finite: the file is damaged"
         elif quantized:
-            reason = f"stands for values past those of {kind}: use --dtype bfloat16, or the file is damaged"
+            reason = f"stands for values past those of {kind}: use --dtype bfloat16"
         else:
             reason = f"has values from {least:g} to {greatest:g}, past those of {kind}: use --dtype bfloat16"
         raise ModelError(f"{self._at(name)} {reason}")
@@ -193,12 +204,15 @@ class Checkpoint:
     def check_all_read(self, ignore: tuple[str, ...]) -> None:
         """Raises ModelError if a tensor was never read, except names that end with one of `ignore`: the files then
         belong to a model that config.json does not describe."""
-        left = sorted(name for name in self._unread if not name.endswith(ignore))
+        left = sorted(name for name in self._unread if not name.endswith(ignore) and not self._is_skipped(name))
         if left:
             raise ModelError(
                 f"{self._file_of[left[0]]}: unexpected tensor {_named(left[0])} ({len(left)} in all): "
                 "not this architecture"
             )
+
+    def _is_skipped(self, name: str) -> bool:
+        return name in self._zeros and not self._read(name).any()
 
     def _read(self, name: str) -> Tensor:
         try:

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from trunkline_kernels.quantized_weight import QuantizedWeight, dequantize
 from trunkline_worker.model.checkpoint.checkpoint import Checkpoint
-from trunkline_worker.model.quantized.quantization_config import StoredSchemes
-from trunkline_worker.model.quantized.stored_part import StoredPart
+from trunkline_worker.model.quantized.stored_part import StoredPart, StoredSchemes
+
+OF_KV = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".k_zero_point", ".v_zero_point")
 
 
 class PartReader:
@@ -24,6 +25,8 @@ class PartReader:
         self._schemes = schemes
         self._kept = kept
         self._dtype = dtype
+        if schemes is not None and schemes.quantizes_kv:
+            checkpoint.skip_all(OF_KV)
 
     def __call__(self, name: str, rows: int, inner: int, device: torch.device) -> QuantizedWeight | Tensor | None:
         scheme = None if self._schemes is None else self._schemes.scheme_of(name)

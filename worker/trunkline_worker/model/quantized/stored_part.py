@@ -1,6 +1,6 @@
 """The stored tensors of one part of a product, such as q_proj."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,6 +43,10 @@ class StoredPart:
         for own_name in own_names:
             self.checkpoint.skip(f"{self.name}.{own_name}")
 
+    def skip_zeros(self, own_name: str) -> None:
+        """Counts a tensor, which may be missing, as read if all its values are zero."""
+        self.checkpoint.skip_zeros(f"{self.name}.{own_name}")
+
     def refused(self, own_name: str, why: str) -> ModelError:
         return self.checkpoint.refused(f"{self.name}.{own_name}", why)
 
@@ -56,6 +60,19 @@ class Scheme(Protocol):
 
     def read(self, part: StoredPart) -> QuantizedWeight | Tensor:
         """Returns the weight, or its values as float32 if no QuantizedWeight can hold them: [rows, inner]."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSchemes:
+    """How each part of a model's products is stored.
+
+    quantizes_activations, quantizes_kv: what the checkpoint was made for, too
+    """
+
+    method: str
+    scheme_of: Callable[[str], Scheme | None]  # of a part's name; None: not quantised
+    quantizes_activations: bool = False
+    quantizes_kv: bool = False
 
 
 def spread(of_blocks: Tensor, block: tuple[int, int], rows: int, inner: int) -> Tensor:

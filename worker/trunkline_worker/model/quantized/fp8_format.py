@@ -9,11 +9,22 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from trunkline_kernels.quantized_weight import QuantizedWeight
-from trunkline_worker.model.quantized.stored_part import BYTES_OF_EXPONENTS, FLOATS, StoredPart, powers_of_two, spread
+from trunkline_worker.model.checkpoint.entries import Entries
+from trunkline_worker.model.quantized.module_names import skipped
+from trunkline_worker.model.quantized.scheme_entries import check_known, names, read_block
+from trunkline_worker.model.quantized.stored_part import (
+    BYTES_OF_EXPONENTS,
+    FLOATS,
+    StoredPart,
+    StoredSchemes,
+    powers_of_two,
+    spread,
+)
 
 SCALES = ("weight_scale_inv", "weight_scale")
-# Scales of activations, which are rounded with scales of their own on a GPU, and not at all on a CPU.
 OF_ACTIVATIONS = ("input_scale", "activation_scale", "input_scale_ub")
+KEYS = ("quant_method", "activation_scheme", "fmt", "weight_block_size", "modules_to_not_convert", "ignored_layers",
+        "scale_fmt", "dequantize", "expert_dtype", "activation_scale_ub", "kv_cache_scheme")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +46,18 @@ class Fp8Scheme:
         scale = part.tensor(scale_name, grid, dtypes=(*FLOATS, *BYTES_OF_EXPONENTS))
         scale = scale.float() if scale.itemsize > 1 else powers_of_two(scale)
         return values.float() * spread(scale, self.block, rows, inner)
+
+
+def fp8(config: Entries) -> StoredSchemes:
+    """The methods "fp8", of DeepSeek, Qwen, transformers and AutoFP8, and "fbgemm_fp8"."""
+    check_known(config, KEYS)
+    if config.has("fmt"):
+        config.one_of("fmt", config.text("fmt"), ("e4m3", "float8_e4m3fn"))
+    block = read_block(config, "weight_block_size") if config.has("weight_block_size") else None
+    is_skipped, scheme = skipped(names(config, "modules_to_not_convert", "ignored_layers")), Fp8Scheme(block)
+    return StoredSchemes(
+        config.text("quant_method"),
+        lambda name: None if is_skipped(name) else scheme,
+        quantizes_activations=True,
+        quantizes_kv=config.has("kv_cache_scheme"),
+    )
