@@ -86,7 +86,7 @@ def compressed(form: str, **weights: Any) -> StoredFormat:
             scale = scale.log2().floor().exp2()
         tensors = {"weight": torch.randn(rows, inner, generator=draw) * SCALE * 3, "weight_scale": scale}
         if not weights["symmetric"]:
-            tensors["weight_zero_point"] = torch.randint(-most, most, shape, generator=draw, dtype=torch.int8)
+            tensors["weight_zero_point"] = torch.randint(-most // 4, most // 4, shape, generator=draw, dtype=torch.int8)
         return call("compress", tensors)
 
     def values(stored: Stored) -> Tensor:
@@ -182,6 +182,7 @@ FORMATS: dict[str, StoredFormat] = {
     "float-tensor": compressed("float-quantized", type="float", strategy="tensor"),
     "float-channel": compressed("float-quantized", type="float", strategy="channel"),
     "float-blocks": compressed("naive-quantized", type="float", strategy="block", block_structure=[48, 80]),
+    "float-blocks-128": compressed("float-quantized", type="float", strategy="block", block_structure=[128, 128]),
     "int8-tensor": compressed("int-quantized", strategy="tensor"),
     "int8-channel": compressed("int-quantized", strategy="channel"),
     "int8-channel-zeros": compressed("int-quantized", strategy="channel", symmetric=False),

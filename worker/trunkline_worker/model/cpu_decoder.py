@@ -28,7 +28,7 @@ from trunkline_worker.model.weights import (
     SplitLinear,
     StoredLinear,
     Weight,
-    parts_of,
+    quantized_kinds,
 )
 
 MAX_HEAD_DIM, MAX_GROUP = 256, 16  # sizes of the C kernels' buffers
@@ -51,8 +51,7 @@ def cpu_decoder(
     fits = fits and spec.hidden_size <= MAX_HIDDEN
     if weights.embedding.device.type != "cpu" or not fits:
         return None
-    parts = [part for layer in weights.layers for product in layer.products for part in parts_of(product)]
-    kinds = {part.weight.kind for part in parts if isinstance(part, QuantizedLinear)}
+    kinds = quantized_kinds(weights)
     try:
         kernels = library(dtype)
         found = {kind: library(dtype, bits=QUANTIZED_BITS[kind]) for kind in kinds}

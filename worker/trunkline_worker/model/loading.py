@@ -27,7 +27,7 @@ from trunkline_worker.model.quantized.quantization_config import read_schemes
 from trunkline_worker.model.quantized.stored_part import StoredSchemes
 from trunkline_worker.model.rotary_tables import check_rotary
 from trunkline_worker.model.weight_reading import DUMMY_SEED, never_quantized, read_weights
-from trunkline_worker.model.weights import WeightBytes, stored, weight_bytes
+from trunkline_worker.model.weights import WeightBytes, quantized_kinds, stored, weight_bytes
 
 if TYPE_CHECKING:
     from trunkline_worker.model.gpu_decoder import GpuDecoder
@@ -53,6 +53,7 @@ class LoadedModel:
     default_sampling: SamplingParams
     deterministic: bool
     weight_bytes: WeightBytes
+    quantized_kinds: frozenset[str] = frozenset()  # of the layers' products, see QuantizedWeight
     notes: tuple[str, ...] = ()  # lines for the operator, logged at start-up
 
     def block_format(self, block_size: int) -> BlockFormat:
@@ -136,7 +137,7 @@ def load_model(
             spec, kind, device, checkpoint, partial(stored, quantization=quantization), context=context,
             read_part=PartReader(checkpoint, schemes, kept=kept, dtype=kind) if checkpoint else never_quantized,
         )  # fmt: skip
-        read_bytes = weight_bytes(weights)
+        read_bytes, kinds = weight_bytes(weights), quantized_kinds(weights)
         if kernels == "triton":
             decoder = gpu_decoder.GpuDecoder(
                 spec, weights, context_length=context, deterministic=deterministic,
@@ -169,6 +170,7 @@ def load_model(
         default_sampling=defaults,
         deterministic=deterministic,
         weight_bytes=read_bytes,
+        quantized_kinds=kinds,
         notes=(*_context_note(spec, context), *_sampling_note(defaults), *_tile_note(decoder), *_stored_note(schemes)),
     )
 

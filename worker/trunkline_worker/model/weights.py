@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from trunkline_kernels.quantized_weight import QuantizedWeight, dequantize, quantize
+from trunkline_kernels.quantized_weight import BLOCK, QuantizedWeight, dequantize, quantize
 from trunkline_worker.model.checkpoint.refusals import ModelError
 
 W = TypeVar("W")
@@ -100,6 +100,8 @@ def _form(part: StoredPart) -> tuple[object, ...]:
     if isinstance(part, Linear):
         return ("plain",)
     weight = part.weight
+    if weight.in_blocks and len(weight.data) % BLOCK:
+        return (id(weight),)  # the blocks of another one below it would begin within its last blocks
     return weight.kind, weight.group, weight.scale.shape[1:], weight.zero is None
 
 
@@ -184,6 +186,12 @@ class DecoderWeights(Generic[W]):
     layers: list[LayerWeights[W]]
     final_norm: Tensor  # [hidden]
     head: Linear  # [vocab, hidden]; the embedding itself if the two are tied
+
+
+def quantized_kinds(weights: DecoderWeights[StoredLinear]) -> frozenset[str]:
+    """Returns the kinds of the quantised weights among a model's products."""
+    parts = [part for layer in weights.layers for product in layer.products for part in parts_of(product)]
+    return frozenset(part.weight.kind for part in parts if isinstance(part, QuantizedLinear))
 
 
 class WeightBytes(NamedTuple):

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
@@ -10,7 +9,6 @@ from trunkline_kernels.quantized_weight import QuantizedWeight
 from trunkline_worker.model.quantized.integers import integer_weight, num_words, unpacked, unsigned
 from trunkline_worker.model.quantized.stored_part import FLOATS, StoredPart
 
-Strategy = Literal["tensor", "channel", "group"]
 OF_ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
 
 
@@ -18,10 +16,10 @@ OF_ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "output_zer
 class IntScheme:
     """Values of at most 8 bits, each in a byte.
 
-    strategy: what has a scale: the tensor, each row, or each group of a row
+    strategy: what has a scale: the "tensor", each "channel", which is a row, or each "group" of a row
     """
 
-    strategy: Strategy
+    strategy: str
     group: int  # only of the strategy "group"
     symmetric: bool
     main: str = "weight"
@@ -40,7 +38,7 @@ class PackedScheme:
     """Values of 4 or 8 bits plus 8 or 128, in words of 32 bits. Zero points are packed along the rows."""
 
     bits: int
-    strategy: Strategy
+    strategy: str
     group: int
     symmetric: bool
     main: str = "weight_packed"
@@ -61,7 +59,7 @@ class PackedScheme:
         return integer_weight(unpacked(words, bits)[:, :inner], scale, zero, bits=bits, group=group)
 
 
-def _groups(part: StoredPart, strategy: Strategy, group: int) -> tuple[int, list[list[int]]]:
+def _groups(part: StoredPart, strategy: str, group: int) -> tuple[int, list[list[int]]]:
     """Returns the inner elements that share a scale, and the shapes that the scales may have."""
     if strategy == "group":
         return group, [[part.rows, -(-part.inner // group)]]

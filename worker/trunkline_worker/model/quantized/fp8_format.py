@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from trunkline_kernels.quantized_weight import QuantizedWeight
+from trunkline_kernels.quantized_weight import BLOCK, QuantizedWeight
 from trunkline_worker.model.checkpoint.entries import Entries
 from trunkline_worker.model.quantized.module_names import skipped
 from trunkline_worker.model.quantized.scheme_entries import check_known, names, read_block
@@ -45,6 +45,8 @@ class Fp8Scheme:
         grid = [-(-size // block) for size, block in zip((rows, inner), self.block, strict=True)]
         scale = part.tensor(scale_name, grid, dtypes=(*FLOATS, *BYTES_OF_EXPONENTS))
         scale = scale.float() if scale.itemsize > 1 else powers_of_two(scale)
+        if self.block == (BLOCK, BLOCK):
+            return QuantizedWeight("fp8", values, scale, inner)
         return values.float() * spread(scale, self.block, rows, inner)
 
 

@@ -48,7 +48,7 @@ def read_group(config: Entries) -> int | None:
 
 def read_block(config: Entries, key: str) -> tuple[int, int]:
     """Returns the rows and the inner elements of a block."""
-    value = config.values.get(key)
+    value: Any = config.values.get(key)
     whole = isinstance(value, list) and len(value) == 2 and all(type(size) is int for size in value)
     if not whole or not all(1 <= size <= MOST_BLOCK for size in value):
         raise config.refused(key, value, f"a list of 2 integers in [1, {MOST_BLOCK}]")
