@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.chat_model import CHAT_MODEL
 from tests.clients.edge import ANY_KEY, Edge, running_edge
+from tests.clients.forced_calls import chat_model, forced_calls, random_weights
 from tests.clients.weather_tools import ASKED, CHECKS, FUNCTIONS, QUESTION, SCHEMAS, TOOLS, Calls, check
-from tests.playing.families import FAMILIES, TEMPLATES
+from tests.playing.families import FAMILIES
 from tests.playing.worker import COMMAND
-from tests.worker.grammar.call_measure import invalid_calls, tool_lists
+from tests.worker.grammar.call_measure import tool_lists
 from trunkline import SyncClient
 
 if TYPE_CHECKING:
@@ -24,11 +25,7 @@ MAX_TOKENS = 300  # more than one of these calls can have
 
 @pytest.fixture(scope="module", params=["hermes", "mistral"])
 def weights(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
-    """A router before a worker with random weights. Its template knows no reasoning, which would not end."""
-    model = FAMILIES[request.param].write(tmp_path_factory.mktemp("random") / request.param, {})
-    template = model / "chat_template.jinja"
-    template.write_text(template.read_text().replace("</think>", "").replace("[/THINK]", ""))
-    with running_edge(model) as running:
+    with random_weights(request.param, tmp_path_factory.mktemp("random")) as running:
         yield running
 
 
@@ -119,36 +116,21 @@ def test_calls_of_random_weights_over_grpc(weights: Edge, named: bool) -> None:
 
 @pytest.mark.slow
 def test_forced_calls_of_real_tools_are_valid(weights: Edge) -> None:
-    check_real_tools(weights.cluster.address, 12)
+    check_real_tools(weights, 12)
 
 
 @pytest.mark.slow
 def test_forced_calls_of_a_real_chat_model_are_valid(tmp_path: Path) -> None:
-    template = tmp_path / "chat_template.jinja"
-    template.write_text((TEMPLATES / "hermes.jinja").read_text().replace("</think>", ""))
-    with running_edge(CHAT_MODEL, f"--chat-template={template}") as edge:
-        check_real_tools(edge.cluster.address, 3)
+    with chat_model(tmp_path) as edge:
+        check_real_tools(edge, 3)
 
 
-def check_real_tools(address: str, number: int) -> None:
+def check_real_tools(edge: Edge, number: int) -> None:
     """Asserts that forced calls of so many lists of bfcl-eval's tools are valid."""
-    lists, num_calls = tool_lists(), 0
-    with SyncClient(address) as client:
-        [quote] = client.tokenize('"', special_tokens=False)
-        for index, tools in enumerate(lists[:: len(lists) // number]):
-            called = tools[-1].name if index % 2 else ""
-            choice: Any = {"type": "function", "function": {"name": called}} if called else "required"
-            asked: dict[str, Any] = {
-                "max_tokens": 600,
-                "seed": index,
-                "logit_bias": {quote: 5.0},
-            }  # so that strings end
-            done = client.complete(ASKED, tools=tools, tool_choice=choice, **asked).choices[0]
-            assert not done.text
-            calls = [(call.name, call.arguments) for call in done.tool_calls]
-            assert [*invalid_calls(tools, calls, called)] == []
-            num_calls += len(calls)
-    assert num_calls > number / 2
+    lists = tool_lists()
+    counts, wrong = asyncio.run(forced_calls(edge.cluster.address, lists[:: len(lists) // number]))
+    assert wrong == []
+    assert counts["calls"] > number / 2
 
 
 @pytest.mark.slow
