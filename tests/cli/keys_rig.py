@@ -36,10 +36,16 @@ def created(*arguments: str, **environment: str) -> ApiKey:
 async def answers(settings: RouterSettings, *made: ApiKey) -> list[str]:
     """What a router that starts with these settings answers to the keys."""
     authenticator = authenticator_of(settings)
+    sources = []
+    for source in authenticator._key_sources:
+        assert isinstance(source, RedisKeys)
+        sources.append(source)
     await authenticator.start()
     try:
+        for source in sources:
+            while not source.has_loaded:  # Redis answers late on a busy machine
+                await source.poll()
         return [answer(authenticator, key.credential) for key in made]
     finally:
-        for source in authenticator._key_sources:
-            assert isinstance(source, RedisKeys)
+        for source in sources:
             await source.close()
