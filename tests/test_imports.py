@@ -43,6 +43,7 @@ MAY: dict[str, set[str]] = {
         "torch",
         "triton",
         "numpy",
+        "gguf",
         "matplotlib",
         "transformers",
         "safetensors",
