@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import cache, cached_property, partial
 from itertools import takewhile
 from math import isinf
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, get_args
 
 import orjson
 from pydantic import (
@@ -114,9 +114,9 @@ class Fields(BaseModel):
                     raise invalid(prefix + name, self.unserved[name])
                 continue
             found.append(prefix + name)
-        for name, value in self.__dict__.items():  # the fields: a third of the time of getattr() for each
-            if value is None:
-                continue
+        values = self.__dict__  # the fields: a third of the time of getattr() for each
+        for name in _nested(type(self)):
+            value = values[name]
             if isinstance(value, Fields):
                 found += value.unknown(f"{prefix}{name}.")
             elif isinstance(value, list) and value and isinstance(value[0], Fields):
@@ -137,6 +137,18 @@ class Fields(BaseModel):
             known.setdefault(name, {"description": f"Refused: {reason}.", "enum": [None, False, []]})
         schema["additionalProperties"] = False
         return made
+
+
+@cache
+def _nested(kind: type[Fields]) -> tuple[str, ...]:
+    """The names of the fields that may have nested objects."""
+    return tuple(name for name, field in kind.model_fields.items() if _has_fields(field.annotation))
+
+
+def _has_fields(annotation: Any) -> bool:
+    """Whether a type is one of Fields, or made of one."""
+    is_fields = isinstance(annotation, type) and issubclass(annotation, Fields)
+    return is_fields or any(map(_has_fields, get_args(annotation)))
 
 
 Body = TypeVar("Body", bound=Fields)
