@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from trunkline.v1.generation_pb2 import ToolCall
 from trunkline.v1.inference_pb2 import ChatMessage, ChatPart
-from trunkline_router.edge.chat_messages import Piece, Turn, chat_message, merged, pieces
+from trunkline_router.edge.chat_messages import Piece, Turn, call_part, chat_message, merged, pieces
 
-CALL = ChatPart(tool_call=ToolCall(id="1", name="f", arguments="{}"))
+CALL = call_part("1", "f", "{}")
+CALLED = ChatPart(tool_call=ToolCall(id="1", name="f", arguments="{}"))
 
 
 @dataclass
@@ -39,7 +40,7 @@ def test_texts_are_a_short_message_whatever_form_they_have() -> None:
 
 def test_another_part_keeps_its_place_among_the_texts() -> None:
     message = chat_message("assistant", pieces([Part("a"), Part(None), Part("b")], "content"))
-    assert message == ChatMessage(role="assistant", parts=[ChatPart(text="a"), CALL, ChatPart(text="b")])
+    assert message == ChatMessage(role="assistant", parts=[ChatPart(text="a"), CALLED, ChatPart(text="b")])
 
 
 def test_messages_of_one_role_in_a_row_become_one_of_all_their_parts() -> None:
@@ -51,10 +52,10 @@ def test_messages_of_one_role_in_a_row_become_one_of_all_their_parts() -> None:
         ("user", [CALL]),
         ("user", ""),
     ]
-    assert merged(turns) == [
+    assert [ChatMessage(**fields) for fields in merged(turns)] == [
         ChatMessage(role="user", content="a"),
-        ChatMessage(role="assistant", parts=[ChatPart(text="b"), CALL]),
-        ChatMessage(role="user", parts=[CALL]),
+        ChatMessage(role="assistant", parts=[ChatPart(text="b"), CALLED]),
+        ChatMessage(role="user", parts=[CALLED]),
     ]
 
 
@@ -63,7 +64,7 @@ CONTENTS: st.SearchStrategy[str | Sequence[Piece]] = st.text(max_size=3) | st.li
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), CONTENTS)))
 def test_merging_keeps_every_text_and_no_two_neighbours_of_one_role(turns: list[Turn]) -> None:
-    messages = merged(turns)
+    messages = [ChatMessage(**fields) for fields in merged(turns)]
     assert all(one.role != other.role for one, other in pairwise(messages))
     texts = [str(piece) for _, content in turns for piece in content]
     assert "".join(texts).replace("\n", "") == "".join(message.content for message in messages).replace("\n", "")

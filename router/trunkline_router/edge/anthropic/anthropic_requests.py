@@ -160,7 +160,7 @@ class ConversationFields(Fields):
         choice = self.tool_choice
         tools = [tool.proto(f"tools[{index}]") for index, tool in self._shown_tools()]
         return ChatMessages(
-            messages=merged(turns),
+            messages=merged(turns),  # type: ignore[arg-type]  # the stubs leave out that fields do
             continue_final_message=self.messages[-1].role == ASSISTANT,
             template_variables=template_variables(self._variables()),
             **chosen_tools(choice.openai if choice else None, tools),

@@ -6,9 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Tag
 
 from trunkline.status import invalid
-from trunkline.v1.generation_pb2 import ToolCall
-from trunkline.v1.inference_pb2 import ChatPart
-from trunkline_router.edge.chat_messages import Piece, TextOrList, result_part
+from trunkline_router.edge.chat_messages import Piece, TextOrList, call_part, reasoning_part, result_part
 from trunkline_router.edge.request_fields import Fields, json_text
 from trunkline_router.edge.tool_fields import ToolName
 from trunkline_router.prompts.conversation import ASSISTANT, TEXT_ALONE
@@ -64,8 +62,7 @@ class ToolUseBlock(Block):
     role: ClassVar[str | None] = ASSISTANT
 
     def piece(self, where: str) -> Piece | None:
-        arguments = json_text(self.input, f"{where}.input")
-        return ChatPart(tool_call=ToolCall(id=self.id, name=self.name, arguments=arguments))
+        return call_part(self.id, self.name, json_text(self.input, f"{where}.input"))
 
 
 class ToolReferenceBlock(Block):
@@ -88,7 +85,7 @@ class ThinkingBlock(Block):
     role: ClassVar[str | None] = ASSISTANT
 
     def piece(self, where: str) -> Piece | None:
-        return ChatPart(reasoning=self.thinking) if self.thinking else None
+        return reasoning_part(self.thinking) if self.thinking else None
 
 
 class RedactedThinkingBlock(Block):

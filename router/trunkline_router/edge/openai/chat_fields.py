@@ -7,9 +7,18 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from trunkline.status import invalid
-from trunkline.v1.generation_pb2 import ToolCall
-from trunkline.v1.inference_pb2 import ChatMessage, ChatMessages, ChatPart, Tool
-from trunkline_router.edge.chat_messages import Piece, TextOrList, chat_message, pieces, result_part
+from trunkline.v1.inference_pb2 import ChatMessages, Tool
+from trunkline_router.edge.chat_messages import (
+    MessageFields,
+    PartFields,
+    Piece,
+    TextOrList,
+    call_part,
+    message_fields,
+    pieces,
+    reasoning_part,
+    result_part,
+)
 from trunkline_router.edge.request_fields import (
     Count,
     FieldNames,
@@ -55,7 +64,7 @@ class Part(Fields):
 
 
 class FunctionCall(Fields):
-    """What a call calls.  arguments: a JSON object, which is parsed where conversations are rendered"""
+    """What a call calls."""
 
     name: ToolName
     arguments: str
@@ -76,10 +85,9 @@ class Call(Fields):
         check_function(self, prefix)
         return super().unknown(prefix)
 
-    def part(self) -> ChatPart:
+    def part(self) -> PartFields:
         assert self.function is not None
-        called = self.function
-        return ChatPart(tool_call=ToolCall(id=self.id or "", name=called.name, arguments=called.arguments))
+        return call_part(self.id, self.function.name, self.function.arguments)
 
 
 class Function(Fields):
@@ -135,7 +143,7 @@ class Message(Fields):
     ignored: ClassVar[frozenset[str]] = frozenset({"refusal", "annotations", "name", "provider_specific_fields"})
     unserved: ClassVar[Mapping[str, str]] = {"function_call": OLD_CALLS, "audio": NO_AUDIO}
 
-    def proto(self, where: str) -> ChatMessage:
+    def message(self, where: str) -> MessageFields:
         """Returns the message for the chat template. Raises RequestRefused (INVALID_REQUEST)."""
         if self.role == "function":
             raise invalid(f"{where}.role", f"'function' {OLD_CALLS}")
@@ -146,14 +154,14 @@ class Message(Fields):
             raise invalid(f"{where}.tool_call_id", f"is only allowed in messages of {TOOL!r}")
         thought = self.reasoning or self.reasoning_content
         if not (self.tool_calls or thought):
-            return chat_message(self.role, content)
+            return message_fields(self.role, content)
         if self.role != ASSISTANT:
             field = "tool_calls" if self.tool_calls else "reasoning" if self.reasoning else "reasoning_content"
             raise invalid(f"{where}.{field}", f"is only allowed in messages of {ASSISTANT!r}")
         parts = [call.part() for call in self.tool_calls or ()]  # first, so that chat_named() finds them
         if thought:
-            parts.append(ChatPart(reasoning=thought))
-        return chat_message(self.role, [*parts, *([content] if content and isinstance(content, str) else content)])
+            parts.append(reasoning_part(thought))
+        return message_fields(self.role, [*parts, *([content] if content and isinstance(content, str) else content)])
 
 
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
@@ -177,8 +185,9 @@ class ChatFields(Fields):
         """Returns the conversation for the chat template. Raises RequestRefused (INVALID_REQUEST)."""
         adds_prompt = self.add_generation_prompt
         tools = [tool.proto(f"tools[{index}]") for index, tool in enumerate(self.tools or ())]
+        messages = [message.message(f"messages[{index}]") for index, message in enumerate(self.messages or ())]
         return ChatMessages(
-            messages=[message.proto(f"messages[{index}]") for index, message in enumerate(self.messages or ())],
+            messages=messages,  # type: ignore[arg-type]  # the stubs leave out that fields do
             add_generation_prompt=False if adds_prompt is None and self.continue_final_message else adds_prompt,
             continue_final_message=bool(self.continue_final_message),
             template_variables=template_variables(self.chat_template_kwargs),

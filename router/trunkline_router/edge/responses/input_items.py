@@ -8,9 +8,17 @@ from pydantic import Discriminator, Field, GetJsonSchemaHandler, Tag, TypeAdapte
 from pydantic.json_schema import JsonSchemaValue
 
 from trunkline.status import invalid
-from trunkline.v1.generation_pb2 import ToolCall
-from trunkline.v1.inference_pb2 import ChatMessage, ChatPart
-from trunkline_router.edge.chat_messages import Piece, TextOrList, Turn, chat_message, pieces, result_part
+from trunkline.v1.inference_pb2 import ChatMessage
+from trunkline_router.edge.chat_messages import (
+    Piece,
+    TextOrList,
+    Turn,
+    call_part,
+    chat_message,
+    pieces,
+    reasoning_part,
+    result_part,
+)
 from trunkline_router.edge.openai.chat_fields import Part
 from trunkline_router.edge.request_fields import NOT_YET, Fields, json_text
 from trunkline_router.edge.tool_fields import INPUT, ONLY_FUNCTIONS, ToolName
@@ -42,10 +50,7 @@ class MessageItem(Fields):
 
 
 class CallItem(Fields):
-    """A call of a function in an earlier answer.
-
-    arguments: a JSON object, which is parsed where conversations are rendered
-    """
+    """A call of a function in an earlier answer."""
 
     type: Literal["function_call"]
     call_id: str
@@ -55,8 +60,7 @@ class CallItem(Fields):
     ignored: ClassVar[frozenset[str]] = AS_ANSWERED | {"parsed_arguments"}  # the latter is of openai's parse()
 
     def turn(self, where: str) -> Turn:
-        call = ToolCall(id=self.call_id, name=self.name, arguments=self.arguments)
-        return ASSISTANT, [ChatPart(tool_call=call)]
+        return ASSISTANT, [call_part(self.call_id, self.name, self.arguments)]
 
 
 class CustomCallItem(Fields):
@@ -70,8 +74,7 @@ class CustomCallItem(Fields):
     ignored: ClassVar[frozenset[str]] = AS_ANSWERED
 
     def turn(self, where: str) -> Turn:
-        arguments = json_text({INPUT: self.input}, f"{where}.input")
-        return ASSISTANT, [ChatPart(tool_call=ToolCall(id=self.call_id, name=self.name, arguments=arguments))]
+        return ASSISTANT, [call_part(self.call_id, self.name, json_text({INPUT: self.input}, f"{where}.input"))]
 
 
 class ResultItem(Fields):
@@ -106,7 +109,7 @@ class ReasoningItem(Fields):
 
     def turn(self, where: str) -> Turn:
         text = JOINT.join(part.text for part in self.content or self.summary or ())
-        return ASSISTANT, [ChatPart(reasoning=text)] if text else []
+        return ASSISTANT, [reasoning_part(text)] if text else []
 
 
 class ReferenceItem(Fields):

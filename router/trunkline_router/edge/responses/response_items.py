@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 
 from trunkline.answer.answer_items import REASONING, TEXT, TOOL_CALL, AnswerItem, AnswerItems
-from trunkline.v1.generation_pb2 import FinishReason, TokenLogprobs, ToolCall
-from trunkline.v1.inference_pb2 import ChatMessage, ChatPart, GenerateResponse, Usage
-from trunkline_router.edge.chat_messages import Piece, chat_message
+from trunkline.v1.generation_pb2 import FinishReason, TokenLogprobs
+from trunkline.v1.inference_pb2 import ChatMessage, GenerateResponse, Usage
+from trunkline_router.edge.chat_messages import Piece, call_part, chat_message, reasoning_part
 from trunkline_router.edge.openai.openai_answer import Json
 from trunkline_router.edge.responses.input_items import INCOMPLETE
 from trunkline_router.edge.tool_fields import custom_input
@@ -108,8 +108,8 @@ class OutputItem:
         if self.kind == TEXT:
             return answer.text
         if self.kind == REASONING:
-            return ChatPart(reasoning=answer.text)
-        return ChatPart(tool_call=ToolCall(id=answer.call_id, name=answer.name, arguments=answer.text))
+            return reasoning_part(answer.text)
+        return call_part(answer.call_id, answer.name, answer.text)
 
     def _json(self, status: str, text: str, content: list[Json]) -> Json:
         answer = self.answer
