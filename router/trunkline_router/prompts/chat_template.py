@@ -141,8 +141,21 @@ def _variables(chat: ChatMessages) -> Values:
     return effort_variables(chat.reasoning_effort) | variables
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """A sandbox that finds the values of messages, tools and arguments at once, instead of looking for an attribute of
+    the dictionary first. That took an eighth of the time of rendering."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute in obj and attribute not in _DICT_NAMES:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
+_DICT_NAMES = frozenset(dir(dict))
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=TAGS)
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=TAGS)
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)

@@ -83,7 +83,9 @@ def template_messages(messages: Iterable[ChatMessage], style: ToolStyle = PLAIN)
         if not message.parts:  # the usual message
             made.append({"role": message.role, CONTENT: message.content})
             continue
-        num_parts += len(message.parts) + sum(len(part.tool_result.parts) for part in message.parts)
+        num_parts += len(message.parts) + sum(
+            len(part.tool_result.parts) for part in message.parts if part.HasField("tool_result")
+        )
         if num_parts > MAX_PARTS:
             raise invalid(f"{FIELD}.messages", f"the messages have more than {MAX_PARTS} parts")
         made += _messages_of_parts(message, f"{FIELD}.messages[{index}]", style)
@@ -119,13 +121,16 @@ def _loaded(text: str, field: str) -> Any:
     if without_halves(text) != text:
         raise invalid(field, "has the escape of half a surrogate pair")
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return _DECODER.decode(text)
     except (ValueError, RecursionError):
         return None
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)  # once: to make one takes as long as a call's arguments
 
 
 def _messages_of_parts(message: ChatMessage, where: str, style: ToolStyle) -> Iterator[Values]:

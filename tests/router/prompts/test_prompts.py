@@ -1,10 +1,13 @@
 """Prompts: tokenizers as Hugging Face reads them, chat templates in a sandbox."""
 
 import json
+import re
 from array import array
 from pathlib import Path
 
 import pytest
+from jinja2.exceptions import SecurityError, UndefinedError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tests.router.tokenizer_files import DEMO_MODEL
 from trunkline.status import RequestRefused
@@ -93,6 +96,18 @@ def test_a_template_that_refuses_is_the_requests_fault(source: str) -> None:
 def test_a_template_cannot_reach_out_of_its_sandbox(source: str) -> None:
     with pytest.raises(RequestRefused):
         ChatTemplate(source, {}).render(chat(("user", "x")))
+
+
+@pytest.mark.parametrize("name", ["x", "items()", "_x", "__class__", "missing", "missing.x", "clear()"])
+def test_a_name_of_a_dictionary_means_what_it_means_in_the_sandbox_of_jinja(name: str) -> None:
+    source = "{% set d = {'x': 1, 'items': 2, '_x': 3, '__class__': 4, 'clear': 5} %}{{ d." + name + " }}"
+    try:
+        theirs = ImmutableSandboxedEnvironment().from_string(source).render()
+    except (UndefinedError, SecurityError) as error:
+        with pytest.raises(RequestRefused, match=re.escape(str(error))):
+            ChatTemplate(source, {}).render(chat(("user", "x")))
+    else:
+        assert ChatTemplate(source, {}).render(chat(("user", "x"))) == theirs
 
 
 def test_what_a_template_writes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
