@@ -77,18 +77,26 @@ def check_limits(raw: bytes) -> None:
     before its first error is within the limits."""
     if len(raw) <= ALWAYS_WITHIN_BYTES:
         return
+    if raw.count(b'"') <= 2 * MAX_STRINGS and _excess(raw) is None:  # even with what strings hold: a fifth of the time
+        return
     if b"\\" in raw:  # without escaped quotes, every quote begins or ends a string
         raw = raw.replace(b"\\\\", b"..").replace(b'\\"', b"..")
     if raw.count(b'"') > 2 * MAX_STRINGS:
         raise _too_many("strings", MAX_STRINGS)
-    outside = b"".join(raw.split(b'"')[::2])
+    if excess := _excess(b"".join(raw.split(b'"')[::2])):
+        raise excess
+
+
+def _excess(outside: bytes) -> RequestRefused | None:
+    """Returns the refusal of what JSON has too many of outside of its strings, if anything."""
     containers = outside.count(b"[") + outside.count(b"{")
     if containers > MAX_CONTAINERS:
-        raise _too_many("lists and objects", MAX_CONTAINERS)
+        return _too_many("lists and objects", MAX_CONTAINERS)
     if outside.count(b",") + containers > MAX_VALUES:
-        raise _too_many("values", MAX_VALUES)
+        return _too_many("values", MAX_VALUES)
     if len(outside) > MAX_DIGITS and len(outside) - len(outside.translate(None, b"0123456789")) > MAX_DIGITS:
-        raise _too_many("digits of numbers", MAX_DIGITS)
+        return _too_many("digits of numbers", MAX_DIGITS)
+    return None
 
 
 def _too_many(what: str, most: int) -> RequestRefused:
