@@ -3,8 +3,8 @@
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -160,6 +160,15 @@ class HttpCall:
                 raise
         finally:
             self.passage.parsed(cpu_s)
+
+    @contextmanager
+    def converting(self) -> Iterator[None]:
+        """Counts the time for which the event loop makes a request of the body, like the time of parsing it."""
+        begun_s = time.thread_time()
+        try:
+            yield
+        finally:
+            self.passage.parsed(time.thread_time() - begun_s)
 
     def check_unknown(self, unknown: list[str]) -> None:
         """Raises RequestRefused (INVALID_REQUEST) for unknown fields, unless the router ignores them."""

@@ -12,6 +12,7 @@ from tests.router.cluster import PATIENCE_S
 from tests.router.fake_worker import FakeWorker
 from tests.router.loop_work import watched_loop
 from tests.router.openai.openai_rig import client
+from trunkline_router.access.gate.http_passage import HttpPassage
 from trunkline_router.edge import http_call
 from trunkline_router.edge.request_fields import Fields, validated
 
@@ -151,7 +152,7 @@ LISTS: dict[str, tuple[str, Callable[[], bytes], str, str]] = {
 
 
 async def post(port: int, path: str, body: bytes) -> tuple[int, dict[str, str]]:
-    """The status and the error. A plain connection: a client's own work in this process would count."""
+    """The status and the error, if any. A plain connection: a client's own work in this process would count."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = (
         f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
@@ -164,7 +165,7 @@ async def post(port: int, path: str, body: bytes) -> tuple[int, dict[str, str]]:
         answer = await reader.read()
     writer.close()
     told, _, content = answer.partition(b"\r\n\r\n")
-    return int(told.split()[1]), json.loads(content)["error"]
+    return int(told.split()[1]), json.loads(content).get("error", {})
 
 
 @pytest.mark.parametrize("name", one_in(3, LISTS))
@@ -205,3 +206,29 @@ async def test_a_client_that_hangs_up_keeps_its_turn_until_its_body_is_checked(
         may_end.set()
         assert (await second).json()["error"]["code"] == "context_length_exceeded"
         assert len(checking) == 2
+
+
+MESSAGES = [{"role": "user", "content": "x"}] * 4000
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/responses", {"input": MESSAGES}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}),
+        ("/v1/messages/count_tokens", {"messages": MESSAGES}),
+        ("/tokenize", {"messages": MESSAGES}),
+    ],
+)
+async def test_the_time_in_which_a_conversation_becomes_a_request_counts_against_its_tenant(
+    path: str, body: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = list[float]()
+    monkeypatch.setattr(HttpPassage, "parsed", lambda _, cpu_s: counted.append(cpu_s))
+    async with client(FakeWorker("w", context_length=CONTEXT, kv_token_capacity=CONTEXT)) as asks:
+        await asks.complete()
+        counted.clear()
+        await post(asks.router.http_port, path, json.dumps({"model": "tiny", **body}).encode())
+    parsing, checking, converting = counted
+    assert min(parsing, checking, converting) > 0

@@ -44,7 +44,8 @@ async def chat_completions(call: HttpCall) -> None:
     """POST /v1/chat/completions."""
     request = await call.body(ChatRequest)
     call.edge.inference.preparer.check_choices(request.n or 1)
-    generate = request.generate_request(call.request_id)
+    with call.converting():
+        generate = request.generate_request(call.request_id)
     details = request.details()
     extras = NO_EXTRAS if details is None else Extras(on_admission=partial(details.find, call))
     responses = answer_of(call, generate, request.field_names, extras)

@@ -108,7 +108,8 @@ class DetokenizeBody(Fields):
 async def tokenize(call: HttpCall) -> None:
     """POST /tokenize."""
     body = await call.body(TokenizeBody)
-    request = body.tokenize_request()
+    with call.converting():
+        request = body.tokenize_request()
     inference = call.edge.inference
     with refusals_named(body.field_names):
         ids = await inference.tokenize(request, call.caller, None)

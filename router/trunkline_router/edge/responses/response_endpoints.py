@@ -44,9 +44,10 @@ class Responses:
         if request.store and self._store is None:
             raise invalid("store", f"must not be true: {NO_STORE}")
         earlier = self._earlier(call, request)
-        turns = request.turns(earlier.cut_off)
-        conversation = (*earlier.conversation, *(turn.message() for turn in turns))
-        generate = request.generate_request(call.request_id, conversation)
+        with call.converting():
+            turns = request.turns(earlier.cut_off)
+            conversation = (*earlier.conversation, *(turn.message() for turn in turns))
+            generate = request.generate_request(call.request_id, conversation)
         answer = ResponseAnswer(call, request, conversation, None if request.store is False else self._store)
         names = request.field_names(len(earlier.conversation), turns)
         responses = answer_of(call, generate, names, Extras(on_admission=answer.admitted))
