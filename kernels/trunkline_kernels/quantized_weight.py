@@ -1,9 +1,10 @@
 """Quantised weights, as kernels take them.
 
-An int8 or fp8 weight is the stored value times a scale, one per column of the product. An fp8 weight may instead have a
-scale per block of 128 columns and 128 inner elements, as in the checkpoints of DeepSeek and Qwen. An int4 weight is the
-stored value from 0 to 15, minus a zero point, times a scale; zero point and scale are per column and group of the inner
-dimension. quantize() uses the zero point 8; checkpoints quantised elsewhere may have others.
+An int8 or fp8 weight is the stored value times a scale, one per column of the product. Those of int8 may be per column
+and group of the inner dimension; those of fp8 per block of 128 columns and 128 inner elements, as in the checkpoints of
+DeepSeek and Qwen. An int4 weight is the stored value from 0 to 15, minus a zero point, times a scale; or the value
+times the scale, plus an offset. All of them are per column and group. quantize() uses the zero point 8; checkpoints
+quantised elsewhere may have others.
 
 Sources: scales per column: Dettmers et al. (2022); groups of 128 for 4 bits: Frantar et al. (2023); fp8 in blocks:
 DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 3.3.2.
@@ -29,17 +30,23 @@ class QuantizedWeight:
 
     kind: str  # one of KINDS
     data: Tensor  # int8 or fp8 [num_columns, inner]; for int4, uint8 [num_columns, inner / 2]
-    # float32 [num_columns]; int4: [num_columns, inner / group]; fp8 in blocks: [num_columns / BLOCK, inner / BLOCK],
-    # rounded up
+    # float32 [num_columns]; int4, and int8 in groups: [num_columns, inner / group]; fp8 in blocks:
+    # [num_columns / BLOCK, inner / BLOCK], rounded up
     scale: Tensor
     inner: int
-    group: int = GROUP  # inner elements that share a scale; int4 only
+    group: int = GROUP  # inner elements that share a scale of int4, or of int8 in groups
     zero: Tensor | None = None  # uint8 [num_columns, inner / group], int4 only; None: ZERO everywhere
+    offset: Tensor | None = None  # float32 [num_columns, inner / group], int4 only; instead of a zero point
 
     @property
     def in_blocks(self) -> bool:
         """Whether this is an fp8 weight with a scale per block."""
         return self.kind == "fp8" and self.scale.dim() == 2
+
+    @property
+    def for_cpus(self) -> bool:
+        """Whether kernels for this form exist on CPUs alone: int8 in groups, and offsets."""
+        return self.offset is not None or (self.kind == "int8" and self.scale.dim() == 2)
 
 
 def quantize(weight: Tensor, kind: str) -> QuantizedWeight:
@@ -76,11 +83,14 @@ def quantize_blocks(weight: Tensor) -> QuantizedWeight:
     return QuantizedWeight("fp8", data, scale, inner)
 
 
-def packed_int4(values: Tensor, scale: Tensor, zero: Tensor | None = None) -> QuantizedWeight:
+def packed_int4(
+    values: Tensor, scale: Tensor, zero: Tensor | None = None, *, offset: Tensor | None = None
+) -> QuantizedWeight:
     """Returns an int4 weight of unpacked 4-bit values, as a checkpoint may have them.
 
     values: uint8 [num_columns, inner], 0 to 15; scale: float32 [num_columns, num_groups], groups of at least 32
-    zero: uint8 [num_columns, num_groups]; None: 8 everywhere
+    zero: uint8 [num_columns, num_groups]; None: 8 everywhere, unless there is an offset
+    offset: float32 [num_columns, num_groups]
     Raises ValueError if the kernel does not support the shapes.
     """
     columns, inner = values.shape
@@ -92,7 +102,7 @@ def packed_int4(values: Tensor, scale: Tensor, zero: Tensor | None = None) -> Qu
         )
     low, high = values.view(columns, inner // (2 * HALF), 2, HALF).unbind(dim=2)
     data = (low | (high << 4)).reshape(columns, inner // 2).contiguous()
-    return QuantizedWeight("int4", data, scale, inner, group, zero)
+    return QuantizedWeight("int4", data, scale, inner, group, zero, offset)
 
 
 def unpacked_int4(weight: QuantizedWeight) -> Tensor:
@@ -106,9 +116,12 @@ def dequantize(weight: QuantizedWeight) -> Tensor:
     if weight.in_blocks:
         of_columns = weight.scale.repeat_interleave(BLOCK, dim=0)[: len(weight.data)]
         return weight.data.float() * of_columns.repeat_interleave(BLOCK, dim=1)[:, : weight.inner]
-    if weight.kind != "int4":
-        return weight.data.float() * weight.scale[:, None]
     columns = len(weight.data)
-    values = unpacked_int4(weight).view(columns, -1, weight.group).float()
-    values -= ZERO if weight.zero is None else weight.zero[..., None].float()
-    return (values * weight.scale[..., None]).view(columns, weight.inner)
+    values = unpacked_int4(weight) if weight.kind == "int4" else weight.data
+    grouped = values.float().view(columns, weight.scale.view(columns, -1).shape[1], -1)
+    if weight.kind == "int4" and weight.offset is None:
+        grouped -= ZERO if weight.zero is None else weight.zero[..., None].float()
+    grouped *= weight.scale.view(columns, -1, 1)
+    if weight.offset is not None:
+        grouped += weight.offset[..., None]
+    return grouped.view(columns, weight.inner)

@@ -6,8 +6,9 @@
  * bits, so that shifts and masks widen them to float32.
  *
  * A build is for weights of its element type or, with -DWEIGHT_BITS=8 or 4, for quantised ones, which stand for
- * (stored - zero) * scale. Inputs share scale and zero point in groups, and a group's sum is multiplied by the scale.
- * 8 bits have no zero point.
+ * stored * scale + offset. Inputs share scale and offset in groups: the group's sum of stored values times inputs is
+ * multiplied by the scale, and its sum of inputs by the offset. 8 bits have no offset. One tile of rows widens words in
+ * registers; several tiles share a span of inputs that the first of them widened into memory.
  *
  * The additions of each element of the result have one order, whatever the numbers of rows and threads are. They run in
  * chains of some hundred inputs, whose sums are added: one long chain would round more.
@@ -20,12 +21,15 @@
 #if defined(LANES)
 #elif defined(__AVX512F__)
 #define LANES 16
+#define REGISTER "+v" /* a constraint of inline assembly */
 #define TILE 12 /* rows: 24 sums, and what feeds them, fit 32 registers */
 #elif defined(__AVX__)
 #define LANES 8
+#define REGISTER "+x"
 #define TILE 6 /* rows: 12 sums in 16 registers */
 #elif defined(__aarch64__)
 #define LANES 4
+#define REGISTER "+w"
 #define TILE 12
 #else
 #define LANES 4
@@ -48,8 +52,10 @@ typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4), may_alia
 #else
 #define STEP 1
 #endif
-#define STEPS_AT_ONCE (WEIGHT_BITS ? 512 / STEP : 256) /* steps of a chain of additions */
-#define ZERO 8.0f /* zero point of 4-bit weights that have none of their own */
+#define SPAN (4096 / PANEL)                           /* inputs of a panel that widen to 16 KB: half of an L1 */
+#define CHAIN_STEPS (WEIGHT_BITS ? SPAN / STEP : 256) /* most steps of a chain of additions */
+#define HAS_OFFSETS (WEIGHT_BITS == 4)
+#define ZERO 8.0f /* 4-bit weights without offsets stand for (stored - ZERO) * scale */
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -63,9 +69,10 @@ int panel_outputs(void) { return PANEL; }
 typedef struct {
     const uint32_t *panels; /* [panel][step][output] */
     const float *scales;    /* of quantised weights: [panel][group][output] */
-    const float *zeros;     /* the same; null: ZERO everywhere */
+    const float *offsets;   /* the same; may be null */
     int64_t steps;          /* of a panel */
     int64_t group;          /* steps that share a scale */
+    int64_t groups;         /* of an output; 0 if not quantised */
 } weights;
 
 /* Bytes of the panels of a weight [out, in]. */
@@ -87,74 +94,108 @@ void pack(const uint8_t *weight, uint32_t *packed, int64_t out, int64_t width) {
         }
 }
 
-/* The float32 values of LANES outputs for one of a word's inputs. */
-INLINE floats widened(const uint32_t *from, int part, floats zero) {
+/* One of two bfloat16 values of each word, as float32. */
+INLINE floats half_of(words both, int part) {
+    return part == 0 ? (floats)(both << 16) : (floats)(both & 0xFFFF0000u);
+}
+
+/* LANES outputs of one of a word's inputs, as float32; of 4 bits, times 16^part but for the last, so that masks do
+ * without shifts: arrange() divides the input by that. */
+INLINE floats widened(const uint32_t *from, int part) {
 #if WEIGHT_BITS == 8
     return __builtin_convertvector(*(const ints *)from << (24 - 8 * part) >> 24, floats);
 #elif WEIGHT_BITS == 4
-    return __builtin_convertvector((ints)(*(const words *)from >> (4 * part) & 15), floats) - zero;
+    words word = *(const words *)from;
+    if (part == 7) return __builtin_convertvector((ints)(word >> 28), floats);
+    return __builtin_convertvector((ints)(word & 15u << (4 * part)), floats);
 #elif defined(BF16)
-    words both = *(const words *)from;
-    return part == 0 ? (floats)(both << 16) : (floats)(both & 0xFFFF0000u);
+    return half_of(*(const words *)from, part);
 #else
     return *(const floats *)from;
 #endif
 }
 
-/* Multiplies a tile of `rows` rows by `width` panels from `panel` on.  x: [steps][STEP][rows];
- * sums: [rows][width * PANEL] */
-INLINE void multiply_tile(const float *restrict x, const weights *w, int64_t panel, float *restrict sums,
-                          const int rows, const int width) {
-    int64_t steps = w->steps, groups = WEIGHT_BITS ? (steps + w->group - 1) / w->group : 0, end;
-    memset(sums, 0, (size_t)rows * width * PANEL * sizeof(float));
-    for (int64_t begin = 0; begin < steps; begin = end) {
-        end = begin + STEPS_AT_ONCE < steps ? begin + STEPS_AT_ONCE : steps;
-        floats acc[TILE][8], scale[8] = {{0}}, zero[8] = {{0}};
-        if (WEIGHT_BITS) {
-            int64_t group = begin / w->group;
-            if ((group + 1) * w->group < end) end = (group + 1) * w->group;
-            for (int v = 0; v < 2 * width; v++) {
-                int64_t at = ((panel + v / 2) * groups + group) * PANEL + v % 2 * LANES;
-                scale[v] = *(const floats *)(w->scales + at);
-                zero[v] += ZERO;
-                if (w->zeros) zero[v] = *(const floats *)(w->zeros + at);
-            }
-        }
+enum use { NOTHING, WRITE, READ }; /* what a tile does with the memory for widened weights */
+
+/* Adds the products of a tile of `rows` rows and `width` panels from `panel` on, over steps from `begin` (a multiple
+ * of CHAIN_STEPS) to `last`.  x: [steps][STEP][rows]; x_sums: [groups][rows]; wide: the widened weights of a panel,
+ * [input][output]; sums: [rows][width * PANEL] */
+INLINE void multiply_tile(const float *restrict x, const float *restrict x_sums, const weights *w, int64_t panel,
+                          int64_t begin, int64_t last, float *restrict wide, float *restrict sums, const int rows,
+                          const int width, const enum use use) {
+    for (int64_t first = begin, end; begin < last; begin = end) {
+        int64_t group = WEIGHT_BITS ? begin / w->group : 0, group_end = WEIGHT_BITS ? (group + 1) * w->group : last;
+        end = (begin / CHAIN_STEPS + 1) * CHAIN_STEPS;
+        if (group_end < end) end = group_end;
+        if (last < end) end = last;
+        floats acc[TILE][8];
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < 2 * width; v++) acc[r][v] = (floats){0};
         for (int64_t s = begin; s < end; s++)
 #pragma GCC unroll 8
             for (int part = 0; part < STEP; part++) {
-                floats wide[8];
+                floats weight[8];
 #pragma GCC unroll 8
-                for (int v = 0; v < 2 * width; v++)
-                    wide[v] = widened(w->panels + ((panel + v / 2) * steps + s) * PANEL + v % 2 * LANES, part, zero[v]);
+                for (int v = 0; v < 2 * width; v++) {
+                    const uint32_t *from = w->panels + ((panel + v / 2) * w->steps + s) * PANEL + v % 2 * LANES;
+                    floats *at = (floats *)(wide + ((s - first) * STEP + part) * PANEL + v * LANES);
+                    weight[v] = use == READ ? *at : widened(from, part);
+#ifdef REGISTER
+                    if (use == READ) __asm__("" : REGISTER(weight[v])); /* else GCC reads it once for each row */
+#endif
+                    if (use == WRITE) *at = weight[v];
+                }
 #pragma GCC unroll 12
                 for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
-                    for (int v = 0; v < 2 * width; v++) acc[r][v] += wide[v] * x[(s * STEP + part) * rows + r];
+                    for (int v = 0; v < 2 * width; v++) acc[r][v] += weight[v] * x[(s * STEP + part) * rows + r];
             }
-        for (int r = 0; r < rows; r++)
-            for (int v = 0; v < 2 * width; v++) {
-                if (WEIGHT_BITS) acc[r][v] *= scale[v];
-                *(floats *)(sums + (r * 2 * width + v) * LANES) += acc[r][v];
+        for (int v = 0; v < 2 * width; v++) {
+            floats scale = {0}, offset = {0};
+            int64_t at = ((panel + v / 2) * w->groups + group) * PANEL + v % 2 * LANES;
+            if (WEIGHT_BITS) scale = *(const floats *)(w->scales + at);
+            if (HAS_OFFSETS) offset = scale * -ZERO;
+            if (HAS_OFFSETS && w->offsets) offset = *(const floats *)(w->offsets + at);
+            for (int r = 0; r < rows; r++) {
+                floats *sum = (floats *)(sums + (r * 2 * width + v) * LANES);
+                if (WEIGHT_BITS) acc[r][v] *= scale;
+                *sum += acc[r][v];
+                if (HAS_OFFSETS && end == group_end) *sum += offset * x_sums[group * rows + r];
             }
+        }
     }
 }
 
-/* Calls multiply_tile with constants, so that the compiler keeps all sums in registers. Few rows take several panels at
- * once: one panel would be too few chains of additions to keep the machine busy. */
-static void tile(const float *x, const weights *w, int64_t panel, float *sums, int rows, int width) {
-#define CASE(R, W) \
-    case (R) * 8 + (W): multiply_tile(x, w, panel, sums, R, W); return;
-    switch (rows * 8 + width) {
-        CASE(1, 4) CASE(2, 2) CASE(3, 2)
-        CASE(1, 1) CASE(2, 1) CASE(3, 1) CASE(4, 1) CASE(5, 1) CASE(6, 1)
-#if TILE == 12
-        CASE(4, 2) CASE(5, 2) CASE(6, 2) CASE(7, 1) CASE(8, 1) CASE(9, 1) CASE(10, 1) CASE(11, 1) CASE(12, 1)
+/* Tiles for which multiply_tile is compiled, with constants, so that all sums stay in registers. Few rows take several
+ * panels at once: one panel would be too few chains of additions to keep the machine busy. */
+#if WEIGHT_BITS
+#define HIGH(X, R) X(R, 1, WRITE) X(R, 1, READ)
+#else
+#define HIGH(X, R) X(R, 1, NOTHING)
 #endif
-    }
-#undef CASE
+#if TILE == 12
+#define TILES(X) \
+    X(1, 4, NOTHING) X(2, 2, NOTHING) X(3, 2, NOTHING) X(4, 2, NOTHING) X(5, 2, NOTHING) X(6, 2, NOTHING) \
+    X(1, 1, NOTHING) X(2, 1, NOTHING) X(3, 1, NOTHING) X(4, 1, NOTHING) X(5, 1, NOTHING) \
+    HIGH(X, 6) HIGH(X, 7) HIGH(X, 8) HIGH(X, 9) HIGH(X, 10) HIGH(X, 11) HIGH(X, 12)
+#else
+#define TILES(X) \
+    X(1, 4, NOTHING) X(2, 2, NOTHING) X(3, 2, NOTHING) X(1, 1, NOTHING) X(2, 1, NOTHING) \
+    HIGH(X, 3) HIGH(X, 4) HIGH(X, 5) HIGH(X, 6)
+#endif
+
+/* A function for each: in one, GCC runs out of registers. */
+#define FUNCTION(R, W, USE) \
+    static __attribute__((noinline)) void tile_##R##_##W##_##USE( \
+        const float *x, const float *x_sums, const weights *w, int64_t panel, int64_t begin, int64_t last, \
+        float *wide, float *sums) { multiply_tile(x, x_sums, w, panel, begin, last, wide, sums, R, W, USE); }
+TILES(FUNCTION)
+
+static void tile(const float *x, const float *x_sums, const weights *w, int64_t panel, int64_t begin, int64_t last,
+                 float *wide, float *sums, int rows, int width, enum use use) {
+#define CASE(R, W, USE) \
+    case ((USE) * 16 + (R)) * 8 + (W): tile_##R##_##W##_##USE(x, x_sums, w, panel, begin, last, wide, sums); return;
+    switch ((use * 16 + rows) * 8 + width) { TILES(CASE) }
 }
 
 /* Panels that a tile of so many rows takes at once. */
@@ -166,28 +207,65 @@ static inline int width_of(int rows) {
 #endif
 }
 
-/* Widens rows of x to float32, in the order of multiply_tile: [steps][STEP][rows]. */
-static void arrange(const elem *x, float *arranged, int rows, int64_t in) {
-    int64_t padded = steps_of(in) * STEP;
+/* By which inputs of a 4-bit word are multiplied, for widened(). */
+static const float UNDO[] = {1.0f, 0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f, 0x1p-20f, 0x1p-24f, 1.0f};
+
+/* Widens rows of x to float32, in the order of multiply_tile: [steps][STEP][rows]. x_sums: [groups][rows] */
+static void arrange(const elem *x, const weights *w, float *arranged, float *x_sums, int rows, int64_t in) {
     for (int r = 0; r < rows; r++) {
         const elem *row = x + r * in;
-        for (int64_t i = 0; i < in; i++) arranged[i * rows + r] = load(row[i]);
-        for (int64_t i = in; i < padded; i++) arranged[i * rows + r] = 0.0f;
+        for (int64_t i = 0; i < in; i++)
+            arranged[i * rows + r] = load(row[i]) * (WEIGHT_BITS == 4 ? UNDO[i % 8] : 1.0f);
+        for (int64_t i = in; i < w->steps * STEP; i++) arranged[i * rows + r] = 0.0f;
+        for (int64_t group = 0; HAS_OFFSETS && group < w->groups; group++) {
+            float sums[8] = {0}; /* in several chains, which the compiler turns into vectors */
+            for (int64_t i = group * w->group * STEP; i < (group + 1) * w->group * STEP; i += 8)
+                for (int j = 0; j < 8; j++) sums[j] += load(row[i + j]);
+            x_sums[group * rows + r] =
+                ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+        }
     }
 }
 
-/* The outputs of one tile of rows and up to four panels. bias may be null. */
-static void compute(const float *arranged, const weights *w, int64_t panel, const elem *bias, elem *result, int rows,
-                    int width, int64_t out) {
-    float sums[TILE * 8 * LANES];
+/* A call of multiply(). */
+typedef struct {
+    const weights *w;
+    float *arranged; /* of each tile, what arrange() makes */
+    const elem *bias;
+    elem *result;
+    int64_t rows, tiles, out;
+} product;
+
+/* Tiles have about equal heights. */
+static inline int64_t first_row(const product *p, int64_t tile) { return tile * p->rows / p->tiles; }
+static inline float *arranged_rows(const product *p, int64_t row) {
+    return p->arranged + row * (p->w->steps * STEP + p->w->groups);
+}
+
+/* The outputs of one tile and up to four panels, or of up to TILES_PER_ITEM tiles and one panel. */
+static void compute(const product *p, int64_t first_tile, int64_t last_tile, int64_t panel, int width) {
+    float sums[TILES_PER_ITEM * TILE * PANEL];
+    float wide[SPAN * PANEL];
+    const weights *w = p->w;
+    int64_t row = first_row(p, first_tile), rows = first_row(p, last_tile) - row;
+    int is_shared = WEIGHT_BITS && width == 1 && rows >= TILE / 2; /* as where there are several tiles */
+    int64_t span = is_shared ? CHAIN_STEPS : w->steps;
+    memset(sums, 0, (size_t)rows * width * PANEL * sizeof(float));
+    for (int64_t begin = 0; begin < w->steps; begin += span)
+        for (int64_t t = first_tile; t < last_tile; t++) {
+            int64_t at = first_row(p, t), height = first_row(p, t + 1) - at;
+            const float *x = arranged_rows(p, at);
+            enum use use = !is_shared ? NOTHING : t == first_tile ? WRITE : READ;
+            tile(x, x + height * w->steps * STEP, w, panel, begin, begin + span < w->steps ? begin + span : w->steps,
+                 wide, sums + (at - row) * PANEL, (int)height, width, use);
+        }
     int64_t first = panel * PANEL;
-    tile(arranged, w, panel, sums, rows, width);
-    int count = out - first < width * PANEL ? (int)(out - first) : width * PANEL;
-    for (int r = 0; r < rows; r++) {
+    int count = p->out - first < width * PANEL ? (int)(p->out - first) : width * PANEL;
+    for (int64_t r = 0; r < rows; r++) {
         const float *sum = sums + r * width * PANEL;
-        elem *to = result + r * out + first;
-        if (bias)
-            for (int j = 0; j < count; j++) to[j] = store(sum[j] + load(bias[first + j]));
+        elem *to = p->result + (row + r) * p->out + first;
+        if (p->bias)
+            for (int j = 0; j < count; j++) to[j] = store(sum[j] + load(p->bias[first + j]));
         else
             for (int j = 0; j < count; j++) to[j] = store(sum[j]);
     }
@@ -204,40 +282,37 @@ int has_bfloat16_products(void) {
 #endif
 }
 
-/* result = x @ weight.T + bias.  x: [rows, in]; packed: of pack(); scales, zeros: of quantised weights, else null;
- * bias: [out] or null; result: [rows, out]; arranged: space for rows * in floats, in rounded up to a multiple of 8;
- * group: inputs that share a scale, a multiple of 8. The reference is torch's linear(). */
-void multiply(const elem *x, const uint32_t *packed, const float *scales, const float *zeros, const elem *bias,
+/* result = x @ weight.T + bias.  x: [rows, in]; packed: of pack(); scales, offsets: of quantised weights, else null;
+ * bias: [out] or null; result: [rows, out]; arranged: space for rows * (in + groups of an output) floats, in rounded up
+ * to a multiple of 8; group: inputs that share a scale, a multiple of 8. The reference is torch's linear(). */
+void multiply(const elem *x, const uint32_t *packed, const float *scales, const float *offsets, const elem *bias,
               elem *result, float *arranged, int64_t rows, int64_t in, int64_t out, int64_t group) {
     if (rows == 0) return;
-    const weights w = {packed, scales, zeros, steps_of(in), group / STEP};
-    int64_t padded = w.steps * STEP, panels = panels_of(out);
-    int64_t tiles = (rows + TILE - 1) / TILE, groups = (panels + GROUP - 1) / GROUP;
-    int64_t blocks = (tiles + TILES_PER_ITEM - 1) / TILES_PER_ITEM;
-    int widest = width_of((int)((rows + tiles - 1) / tiles));
-#define FIRST_ROW(T) ((T) * rows / tiles) /* tiles of about equal height */
+    const weights w = {packed, scales, offsets, steps_of(in), group / STEP, WEIGHT_BITS ? (in + group - 1) / group : 0};
+    const product p = {&w, arranged, bias, result, rows, (rows + TILE - 1) / TILE, out};
+    int64_t panels = panels_of(out), items = (panels + GROUP - 1) / GROUP;
+    int64_t blocks = (p.tiles + TILES_PER_ITEM - 1) / TILES_PER_ITEM;
+    int widest = width_of((int)((rows + p.tiles - 1) / p.tiles));
 #pragma omp parallel
     {
 #pragma omp for schedule(static)
-        for (int64_t t = 0; t < tiles; t++) {
-            int64_t row = FIRST_ROW(t);
-            arrange(x + row * in, arranged + row * padded, (int)(FIRST_ROW(t + 1) - row), in);
+        for (int64_t t = 0; t < p.tiles; t++) {
+            int64_t row = first_row(&p, t), height = first_row(&p, t + 1) - row;
+            float *to = arranged_rows(&p, row);
+            arrange(x + row * in, &w, to, to + height * w.steps * STEP, (int)height, in);
         }
 #pragma omp for collapse(2) schedule(dynamic)
-        for (int64_t group = 0; group < groups; group++)
+        for (int64_t item = 0; item < items; item++)
             for (int64_t block = 0; block < blocks; block++) {
-                int64_t end = (group + 1) * GROUP < panels ? (group + 1) * GROUP : panels;
-                int64_t last = (block + 1) * TILES_PER_ITEM < tiles ? (block + 1) * TILES_PER_ITEM : tiles;
+                int64_t end = (item + 1) * GROUP < panels ? (item + 1) * GROUP : panels;
+                int64_t first = block * TILES_PER_ITEM;
+                int64_t last = first + TILES_PER_ITEM < p.tiles ? first + TILES_PER_ITEM : p.tiles;
+                int64_t at_once = WEIGHT_BITS ? last - first : 1; /* tiles */
                 int width;
-                for (int64_t panel = group * GROUP; panel < end; panel += width) {
-                    width = panel + widest > end ? 1 : widest;
-                    for (int64_t t = block * TILES_PER_ITEM; t < last; t++) {
-                        int64_t row = FIRST_ROW(t);
-                        compute(arranged + row * padded, &w, panel, bias, result + row * out,
-                                (int)(FIRST_ROW(t + 1) - row), width, out);
-                    }
+                for (int64_t panel = item * GROUP; panel < end; panel += width) {
+                    width = at_once > 1 || panel + widest > end ? 1 : widest;
+                    for (int64_t t = first; t < last; t += at_once) compute(&p, t, t + at_once, panel, width);
                 }
             }
     }
-#undef FIRST_ROW
 }

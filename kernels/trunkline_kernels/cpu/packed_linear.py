@@ -25,7 +25,7 @@ class PackedLinear:
     A row's result is the same to the bit whatever the other rows are. Reference: torch.nn.functional.linear.
     """
 
-    __slots__ = ("_bias", "_dtype", "_group", "_in", "_kernels", "_out", "_packed", "_scales", "_zeros")
+    __slots__ = ("_bias", "_dtype", "_group", "_in", "_kernels", "_offsets", "_out", "_packed", "_room", "_scales")
 
     def __init__(
         self, kernels: ctypes.CDLL, weight: Tensor | QuantizedWeight, bias: Tensor | None, dtype: torch.dtype
@@ -34,16 +34,22 @@ class PackedLinear:
         quantised weight"""
         self._kernels, self._bias = kernels, None if bias is None else bias.contiguous()
         self._scales: Tensor | None = None
-        self._zeros: Tensor | None = None
+        self._offsets: Tensor | None = None
         self._dtype = dtype
         if isinstance(weight, Tensor):
-            stored, self._group = weight, 0
+            stored, self._group, num_groups = weight, 0, 0
             self._out, self._in = weight.shape
         else:
             stored, self._in, self._out = _stored(weight), weight.inner, len(weight.data)
-            self._group = weight.group if weight.kind == "int4" else _up(self._in, SHARED)
-            self._scales = self._in_panels(weight.scale.view(self._out, -1))
-            self._zeros = None if weight.zero is None else self._in_panels(weight.zero.float())
+            scale = weight.scale.view(self._out, -1)
+            num_groups = scale.shape[1]
+            self._group = weight.group if num_groups > 1 else _up(self._in, SHARED)
+            self._scales = self._in_panels(scale)
+            if weight.offset is not None:
+                self._offsets = self._in_panels(weight.offset)
+            elif weight.zero is not None:
+                self._offsets = self._in_panels(-scale * weight.zero.float())
+        self._room = _up(self._in, SHARED) + num_groups
         num_bytes = kernels.packed_bytes(self._out, self._in)
         self._packed = torch.empty(num_bytes, dtype=torch.uint8)
         stored = stored.contiguous()
@@ -62,9 +68,9 @@ class PackedLinear:
         assert (x.dtype, x.shape[1]) == (self._dtype, self._in), "the kernel reads other rows"
         num_rows = len(x)
         result = x.new_empty(num_rows, self._out)
-        arranged = torch.empty(num_rows * _up(self._in, SHARED), dtype=torch.float32)
+        arranged = torch.empty(num_rows * self._room, dtype=torch.float32)
         self._kernels.multiply(
-            x.data_ptr(), self._packed.data_ptr(), _pointer(self._scales), _pointer(self._zeros),
+            x.data_ptr(), self._packed.data_ptr(), _pointer(self._scales), _pointer(self._offsets),
             _pointer(self._bias), result.data_ptr(), arranged.data_ptr(), num_rows, self._in, self._out, self._group,
         )  # fmt: skip
         return result
