@@ -11,6 +11,7 @@ import pytest
 
 from trunkline_bench.kernels import step_table
 from trunkline_bench.kernels.device import H200, RANGES, programs_per_multiprocessor
+from trunkline_bench.kernels.step_table import Job
 from trunkline_bench.kernels.work import Work, product
 from trunkline_worker.engine.step_floor import model_work
 from trunkline_worker.model.architectures.config_json import read_spec
@@ -95,6 +96,28 @@ def test_the_table_has_each_kind_of_launch_and_the_sum() -> None:
     assert "**3.00**" in lines[-1]
 
 
+def test_the_parts_of_an_output_token_add_up_to_the_jobs_rate() -> None:
+    decode = [Work("read", 10, 10, 1e9), Work("norm", 10, 10, 1e6), Work("read", 10, 10, 2e9)]
+    prompts = [Work("product", 10, 10, 1.0, flops=1e12, flops_per_s=1e14), Work("norm", 10, 10, 1e6)]
+    job, device = Job(requests=8, prompt=300, output=200), replace(DEVICE, node_s=1e-5, step_s=1e-4)
+    predicted = step_table.job_prediction(
+        job,
+        decode_step_s=step_table.step_s(decode, device),
+        prompt_step_s=step_table.step_s(prompts, device),
+        prompt_step_tokens=600,
+    )
+    lines = step_table.by_output_token(decode, prompts, job, 600, device).splitlines()
+    assert lines[2].startswith("| decode, `read` | 375.00 | 78.12 |")  # 3 GB for 8 tokens
+    assert float(lines[-1].split(" | ")[1]) == pytest.approx(1e6 / predicted.tokens_per_s, abs=0.01)
+
+
+def test_the_roofline_of_8_bit_products_is_that_of_their_type() -> None:
+    wide, narrow = (product("product", 8192, 4096, 4096, size, 2, H200) for size in (2, 1))
+    assert wide.flops == narrow.flops
+    assert wide.roofline_s(H200) / narrow.roofline_s(H200) == pytest.approx(H200.peak_fp8_flops / H200.peak_flops)
+    assert narrow.seconds(H200) < wide.seconds(H200)
+
+
 def test_the_ranges_go_from_worse_to_better() -> None:
     works = [Work("read", 1, 1, 1e9), Work("product", 1, 1, 1.0, flops=1e12, flops_per_s=1e14)]
     for name, (worst, best) in RANGES.items():
@@ -140,11 +163,30 @@ def test_a_step_is_recorded_as_the_decoder_launches_it() -> None:
     assert done.stdout.splitlines() == [f"28 28 0 0 {decode}", f"28 0 28 0 {prompt}"]
 
 
+@pytest.mark.parametrize(
+    ("options", "product"),
+    [
+        ([], "product 16 x 4096 x 1024"),
+        (["--weights", "fp8", "--kv-dtype", "fp8"], "quantize_rows"),
+        (["--weights", "fp8-blocks"], "persistent_matmul 16 x 4096 x 1024"),
+    ],
+    ids=" ".join,
+)
 @pytest.mark.slow
-def test_the_page_of_a_step() -> None:
+def test_the_page_of_a_step(options: list[str], product: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "trunkline_bench.kernels.resources", "--step", "qwen3-0.6b", "--batch", "16"]
+    command = [
+        sys.executable,
+        "-m",
+        "trunkline_bench.kernels.resources",
+        "--step",
+        "qwen3-0.6b",
+        "--batch",
+        "16",
+        *options,
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "output tok/s" in done.stdout
     assert "| `attend_ranges` | 28 |" in done.stdout
+    assert f"| `{product}` | " in done.stdout

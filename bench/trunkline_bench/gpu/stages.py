@@ -35,6 +35,7 @@ STAGES = (
     Stage("engine equality", "trunkline_bench.gpu.engine.equality:check", 1, 35, 80),
     Stage("options", "trunkline_bench.gpu.engine.costs:measure", 2, 70, 130),
     Stage("weight-only options", "trunkline_bench.gpu.engine.costs:weight_only", 2, 60, 120),
+    Stage("block product sweep", "trunkline_bench.gpu.kernels.product_sweep:measure_blocks", 2, 45, 100),
     Stage("decode attention", "trunkline_bench.gpu.kernels.attention:decode_speed", 2, 15, 40),
     Stage("attention correctness", "trunkline_bench.gpu.kernels.attention:check", 2, 40, 80),
     Stage("idle share", "trunkline_bench.gpu.engine.decode_steps:idle_share", 2, 30, 60),

@@ -13,12 +13,12 @@ from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.decode_tiling import DecodeTiling, decode_tiling_for
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear
 from trunkline_kernels.gpu.persistent_linear import PersistentTiling, ProductRoom, is_offered
-from trunkline_kernels.gpu.product_choice import ProductChoice
+from trunkline_kernels.gpu.product_choice import BLOCK_CHOICE, GATED_BLOCK_CHOICE, ProductChoice
 from trunkline_kernels.gpu.quantized_linear import quantized_linear
 from trunkline_kernels.gpu.ragged_attention import SPLIT, Pieces, RaggedTiling, ragged_attention, tiling_for
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes, shared_prefix
-from trunkline_kernels.quantized_weight import FP8, QuantizedWeight
+from trunkline_kernels.quantized_weight import FP8, QuantizedWeight, quantize_blocks
 from trunkline_kernels.ragged_batch import KVLayer
 from trunkline_kernels.token_masks import RowMasks
 from trunkline_worker.model.gpu_weight import GpuWeight
@@ -152,6 +152,22 @@ def sampled(chip: Chip) -> None:
     logprobs.logprobs(logits, ints(64, dtype=torch.int64), 20)
 
 
+def in_blocks(chip: Chip) -> None:
+    """An fp8 weight with a scale per block, in the kernels that multiply by it without a tuned table."""
+    weight = quantize_blocks(empty(2 * INTERMEDIATE, HIDDEN))
+    offered = is_offered(chip.capability, is_nvidia=chip.target.backend == "cuda")
+    for rows in (1, 2048):
+        quantized_linear(empty(rows, HIDDEN), weight, dependent=chip.dependent)
+        for tilings in (BLOCK_CHOICE, GATED_BLOCK_CHOICE) if offered else ():
+            room = ProductRoom.allocate([], multiprocessors=H200.multiprocessors, device=META)
+            launched = GpuWeight(weight, None, tilings, room, False, chip.dependent)
+            if tilings == GATED_BLOCK_CHOICE:
+                launched.multiply_gated(empty(rows, HIDDEN))
+            else:
+                launched.multiply(empty(rows, HIDDEN))
+                launched.add_to(empty(rows, 2 * INTERMEDIATE), empty(rows, HIDDEN))
+
+
 def persistent(chip: Chip, columns: int, inner: int) -> GpuWeight | None:
     """An fp8 weight that the persistent kernel multiplies by, or None if the chip does not offer it."""
     if not is_offered(chip.capability, is_nvidia=chip.target.backend == "cuda"):
@@ -207,6 +223,7 @@ CASES = (
     Case("int8 weights", lambda chip: quantized("int8"), products=True),
     Case("int4 weights", lambda chip: quantized("int4"), products=True),
     Case("fp8 product", lambda chip: quantized("fp8", dependent=chip.dependent), products=True, fp8=True),
+    Case("fp8 product, in blocks", in_blocks, products=True, fp8=True),
     Case("sampling", sampled),
     Case(
         "SwiGLU gate",

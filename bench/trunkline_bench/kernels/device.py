@@ -26,8 +26,12 @@ class Device:
     peak_bytes_per_s: float  # data sheet
     bytes_per_s: float  # rate of long copies
     paged_share: float  # share of that rate in reads through a block table
+    narrow_paged_bytes_per_s: float  # rate of such reads of 8-bit keys and values
     peak_flops: float  # bfloat16 on tensor cores, dense; data sheet
     product_share: float  # share of the peak in one tile of a library's product
+    peak_fp8_flops: float  # 8-bit floats on tensor cores, dense; data sheet
+    fp8_share: float  # share of that peak in a library's product, scales of rows and columns
+    block_share: float  # share of that peak in one large tile of our product with weights in blocks
     attention_share: float  # share of the peak in prefill attention
     node_s: float  # from the end of a kernel in a graph to the start of the next
     dependent_s: float  # the same if the next kernel's programs have started before the kernel ends
@@ -47,8 +51,16 @@ H200 = Device(
     peak_bytes_per_s=_SHEET.bytes_per_s,
     bytes_per_s=4.32e12,  # 0.90 of the peak, measured
     paged_share=0.945,  # measured, 256 contexts of 1,536
+    narrow_paged_bytes_per_s=1.55e12,  # measured on an H100, bound by instructions: an H200 has the same processors
     peak_flops=_SHEET.flops,
     product_share=0.70,  # measured: 0.79 in one product alone, 0.67 fits the time of steps of 8,192 prompt tokens
+    peak_fp8_flops=1979e12,
+    # Measured: 880 TFLOP/s for 512 rows, with rounding. From 4,096 rows on others report 1,080 to 1,190 on H100s (pull
+    # requests pytorch/FBGEMM 2546 and meta-pytorch/tritonbench 1149).
+    fp8_share=0.55,
+    # A guess: Triton kernels of this kind reach 828 to 870 TFLOP/s (pytorch/FBGEMM 2546) and 406 (vllm-project/vllm
+    # 23280) on H100s, and DeepGEMM up to 1,470 on an H800 (deepseek-ai/DeepGEMM 73).
+    block_share=0.40,
     attention_share=0.26,  # measured, 8 prompts of 1,024 tokens; 0.39 for one of 8,192
     node_s=1.25e-6,  # 1 to 1.5 µs are reported for graphs without branches
     dependent_s=0.75e-6,  # a guess: only the launch is saved, since the kernel waits for the end of the one before.
@@ -65,7 +77,10 @@ H200 = Device(
 RANGES: dict[str, tuple[float, float]] = {
     "bytes_per_s": (4.15e12, 4.4e12),
     "paged_share": (0.92, 0.97),
+    "narrow_paged_bytes_per_s": (1.4e12, 2.25e12),  # best: item 3 of what the H100's report says to try
     "product_share": (0.66, 0.79),
+    "fp8_share": (0.44, 0.60),
+    "block_share": (0.20, 0.55),
     "attention_share": (0.22, 0.39),
     "node_s": (1.5e-6, 0.8e-6),
     "dependent_s": (1.25e-6, 0.4e-6),

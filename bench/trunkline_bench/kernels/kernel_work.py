@@ -11,7 +11,7 @@ from torch import Tensor
 from trunkline_bench.kernels.device import Device, programs_per_multiprocessor
 from trunkline_bench.kernels.launches import CHIPS, Launch, Resources, resources
 from trunkline_bench.kernels.recorded_step import Operation, RecordedStep
-from trunkline_bench.kernels.work import Work, product
+from trunkline_bench.kernels.work import PRODUCT_TILES, Work, product
 from trunkline_kernels.gpu.decode_tiling import SHORTEST_PIECE
 from trunkline_worker.step.model_work import kv_token_bytes, num_pairs, pair_flops
 
@@ -81,7 +81,14 @@ def _of_triton(launch: Launch, step: RecordedStep, device: Device, needs: Resour
     }
     if name in SPECIAL:
         fields |= SPECIAL[name](launch, step, device, slots)
-    return Work(name.removeprefix("_"), slots=slots, **fields)  # type: ignore[arg-type]
+    return Work(_title(launch), slots=slots, **fields)  # type: ignore[arg-type]
+
+
+def _title(launch: Launch) -> str:
+    name, arguments = launch.kernel.__name__.removeprefix("_"), launch.arguments
+    if name != "persistent_matmul":
+        return name
+    return f"{name} {arguments['num_rows']} x {len(arguments['weight_rows'])} x {arguments['inner']}"
 
 
 def _size(value: object) -> int:
@@ -112,7 +119,7 @@ def _prompts(launch: Launch, step: RecordedStep, device: Device, slots: int) -> 
     kv = sum(step.context_lens) * _token_bytes(launch, step)
     return {
         "bytes": 2 * _size(launch.arguments["q"]) + kv,
-        "bytes_share": device.paged_share,
+        "bytes_share": _paged_share(launch, device),
         "flops": pair_flops(spec.num_heads, spec.head_dim) * pairs,
         "flops_per_s": device.peak_flops * device.attention_share,
     }
@@ -130,12 +137,17 @@ def _decodes(launch: Launch, step: RecordedStep, device: Device, slots: int) -> 
         "bytes": sum(step.context_lens) * _token_bytes(launch, step)
         + 2 * _size(arguments["q"])
         + _cut_bytes(step, ranges),
-        "bytes_share": device.paged_share,
+        "bytes_share": _paged_share(launch, device),
         "flops": pair_flops(spec.num_heads, spec.head_dim) * sum(step.context_lens),
         "flops_per_s": device.peak_flops * device.attention_share,
         "least_s": begun * device.least_s + math.ceil(tiles / ranges) * device.attention_tile_s,
         "tail_s": device.meet_s if ranges > 1 else 0.0,
     }
+
+
+def _paged_share(attention: Launch, device: Device) -> float:
+    is_narrow = attention.arguments["keys"].dtype.itemsize == 1
+    return device.narrow_paged_bytes_per_s / device.bytes_per_s if is_narrow else device.paged_share
 
 
 def _ranges(attention: Launch, step: RecordedStep) -> tuple[int, int]:
@@ -156,6 +168,34 @@ def _token_bytes(launch: Launch, step: RecordedStep) -> int:
     return kv_token_bytes(step.spec.num_kv_heads, step.spec.head_dim, keys.dtype.itemsize)
 
 
+def _persistent(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
+    """A product of the persistent kernel with a weight in blocks."""
+    arguments = launch.arguments
+    rows, columns, inner = (arguments[name] for name in ("num_rows", "num_columns", "inner"))
+    tile_rows, tile_columns = arguments["TILE_ROWS"], arguments["TILE_COLUMNS"] * (2 if arguments["GATED"] else 1)
+    tiles = -(-rows // tile_rows) * -(-columns // arguments["TILE_COLUMNS"])
+    steps = -(-inner // arguments["TILE_INNER"])
+    waves, sharing = arguments["waves"], arguments["sharing"]
+    cut = tiles - waves * launch.programs
+    # Steps of the program with the most work, while all others on its multiprocessor compute too.
+    most_steps = waves * steps + (-(-cut * steps // sharing) if cut else 0)
+    at_once = min(slots, launch.programs) / device.multiprocessors
+    nearness = PRODUCT_TILES[tile_rows, tile_columns] / PRODUCT_TILES[128, 128]
+    of_program = device.peak_fp8_flops / device.multiprocessors * device.block_share * nearness / max(1.0, at_once)
+    # Results of tiles that several programs share are written and read again in float32.
+    shares = 8.0 * (sharing + cut - 1) * min(rows, tile_rows) * tile_columns if sharing > cut else 0.0
+    weight = arguments["weight_rows"]
+    out_bytes = _size(arguments["out"]) * (2 if arguments["ADDED"] else 1)
+    return {
+        "bytes": rows * inner + _size(weight) + _size(arguments["column_factors"]) + out_bytes + shares,
+        "flops": 2.0 * rows * weight.numel(),
+        "flops_per_s": device.peak_fp8_flops,
+        "least_s": most_steps * 2.0 * tile_rows * tile_columns * arguments["TILE_INNER"] / of_program,
+        "tail_s": device.meet_s if sharing > cut else 0.0,
+        "is_fp8": True,
+    }
+
+
 def _peaks(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
     arguments = launch.arguments
     return {"bytes": _size(arguments["logits"]) + _size(arguments["peaks"]) + _size(arguments["masses"])}
@@ -173,6 +213,7 @@ SPECIAL: dict[str, Special] = {
     "_step_inputs": _inputs,
     "_rotary_kv": _rotary,
     "_rms_norm": _norm,
+    "_persistent_matmul": _persistent,
     "_ragged_attention": _prompts,
     "_attend_ranges": _decodes,
     "_tile_peaks": _peaks,

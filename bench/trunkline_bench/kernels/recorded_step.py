@@ -1,9 +1,11 @@
 """The launches of one engine step, recorded from the real decoder and sampling on meta tensors."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -11,15 +13,19 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trunkline_bench.gpu.kernels.tuned_table import using_table
 from trunkline_bench.kernels.launches import META, Launch, recorded
-from trunkline_kernels.gpu import sampling
+from trunkline_kernels.gpu import sampling, tuned_tilings
 from trunkline_kernels.gpu.device_batch import DeviceBatch
+from trunkline_kernels.gpu.tuned_tilings import LARGEST, ProductKey, name_of
+from trunkline_kernels.quantized_weight import FP8, quantize_blocks
 from trunkline_kernels.ragged_batch import allocate_kv
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.checkpoint.checkpoint import EMBEDDING
 from trunkline_worker.model.gpu_decoder import Chip, GpuDecoder
+from trunkline_worker.model.gpu_weight import timed_products
 from trunkline_worker.model.weight_reading import build_weights
-from trunkline_worker.model.weights import stored
+from trunkline_worker.model.weights import Linear, QuantizedLinear, StoredLinear, stored
 from trunkline_worker.runner.gpu.row_table import RowTable
 from trunkline_worker.runner.gpu.step_inputs import StepInputs, StepShape
 
@@ -27,6 +33,19 @@ BLOCK_SIZE = 16
 POOL_BLOCKS = 64  # of the recorded pool; reads of it are counted by contexts, not by its size
 # Operations of torch that launch no kernel.
 WITHOUT_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+
+
+DTYPE = torch.bfloat16
+
+
+def _in_blocks(product: Linear) -> StoredLinear:
+    return QuantizedLinear(quantize_blocks(product.weight), product.bias)
+
+
+PLAIN = "bfloat16"
+FORMS: dict[str, Callable[[Linear], StoredLinear]] = {
+    PLAIN: partial(stored, quantization="none"), "fp8": partial(stored, quantization="fp8"), "fp8-blocks": _in_blocks,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +85,8 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             in_place = any(out is tensor for tensor in tensors)
             moved = sum(tensor.nbytes for tensor in tensors if name != "zero_") + out.nbytes
             moved -= out.nbytes if in_place and name != "zero_" else 0
-            factors = tensors[-2:] if name in ("mm", "addmm", "addmm_") else None
+            is_product = name in ("mm", "addmm", "addmm_")
+            factors = tensors[-2:] if is_product else tensors[:2] if name == "_scaled_mm" else None
             shape = (factors[0].shape[0], factors[1].shape[1], factors[1].shape[0]) if factors else None
             if name.startswith("new_"):
                 moved = out.nbytes
@@ -85,23 +105,31 @@ def _recording() -> Iterator[list[Any]]:
         yield launches
 
 
-def decode_step(spec: DecoderSpec, chip: Chip, *, batch: int, context: int) -> RecordedStep:
-    """A step in which `batch` sequences with contexts of this length decode, with greedy sampling."""
-    decoder = _decoder(spec, chip)
-    return _recorded(decoder, StepShape(batch, batch, batch, 0, 0, 0), [1] * batch, [context] * batch)
+def decode_step(
+    spec: DecoderSpec, chip: Chip, *, batch: int, context: int, weights: str = PLAIN, kv_dtype: torch.dtype = DTYPE
+) -> RecordedStep:
+    """A step in which `batch` sequences with contexts of this length decode, with greedy sampling.
+
+    weights: one of FORMS
+    """
+    decoder = _decoder(spec, chip, weights, kv_dtype)
+    return _recorded(decoder, kv_dtype, StepShape(batch, batch, batch, 0, 0, 0), [1] * batch, [context] * batch)
 
 
-def prompt_step(spec: DecoderSpec, chip: Chip, *, tokens: int, prompt: int) -> RecordedStep:
+def prompt_step(
+    spec: DecoderSpec, chip: Chip, *, tokens: int, prompt: int, weights: str = PLAIN, kv_dtype: torch.dtype = DTYPE
+) -> RecordedStep:
     """A step that computes whole prompts of `prompt` tokens, `tokens` in total."""
-    decoder = _decoder(spec, chip)
+    decoder = _decoder(spec, chip, weights, kv_dtype)
     lens = np.full(tokens // prompt, prompt, np.int32)
     tiles = decoder.tiles(lens, lens).tiles
-    return _recorded(
-        decoder, StepShape(int(lens.sum()), len(lens), 0, len(tiles), 0, 0), lens.tolist(), lens.tolist()
-    )  # fmt: skip
+    shape = StepShape(int(lens.sum()), len(lens), 0, len(tiles), 0, 0)
+    return _recorded(decoder, kv_dtype, shape, lens.tolist(), lens.tolist())
 
 
-def _recorded(decoder: GpuDecoder, shape: StepShape, query_lens: list[int], context_lens: list[int]) -> RecordedStep:
+def _recorded(
+    decoder: GpuDecoder, kv_dtype: torch.dtype, shape: StepShape, query_lens: list[int], context_lens: list[int]
+) -> RecordedStep:
     spec = decoder.spec
     table = RowTable(num_rows=shape.num_seqs, max_tokens=4096, max_blocks=4096 // BLOCK_SIZE, device=META)
     inputs = StepInputs(
@@ -112,7 +140,7 @@ def _recorded(decoder: GpuDecoder, shape: StepShape, query_lens: list[int], cont
     batch: DeviceBatch = inputs.batch(shape)
     kv = allocate_kv(
         num_layers=spec.num_layers, num_blocks=POOL_BLOCKS, block_size=BLOCK_SIZE, num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim, dtype=torch.bfloat16, device=META,
+        head_dim=spec.head_dim, dtype=kv_dtype, device=META,
     ).layers  # fmt: skip
     last = torch.empty(shape.num_seqs, dtype=torch.int32, device=META)
     samples = torch.empty(shape.num_seqs, 2, dtype=torch.int32, device=META)
@@ -126,13 +154,11 @@ def _recorded(decoder: GpuDecoder, shape: StepShape, query_lens: list[int], cont
     return RecordedStep(launches, graphed, spec, query_lens, context_lens)
 
 
-def _decoder(spec: DecoderSpec, chip: Chip) -> GpuDecoder:
-    weights = build_weights(
-        spec,
-        torch.bfloat16,
-        META,
-        lambda target, name: None,
-        partial(stored, quantization="none"),
-        names=(EMBEDDING, None),
-    )
-    return GpuDecoder(spec, weights, context_length=4096, deterministic=False, chip=chip)
+def _decoder(spec: DecoderSpec, chip: Chip, weights: str, kv_dtype: torch.dtype) -> GpuDecoder:
+    built = build_weights(spec, DTYPE, META, lambda target, name: None, FORMS[weights], names=(EMBEDDING, None))
+    with TemporaryDirectory() as folder, using_table(Path(folder) / "tuned.json"):
+        for kernel, columns, inner in timed_products(spec.layers[0]):
+            # From 512 rows on, the library's products with scales of rows and columns were the fastest on an H100.
+            key = ProductKey(kernel, chip.name, LARGEST, columns, inner, name_of(FP8))
+            tuned_tilings.write(Path(folder) / "tuned.json", {key: ({}, {})})
+        return GpuDecoder(spec, built, context_length=4096, deterministic=False, kv_dtype=kv_dtype, chip=chip)

@@ -57,11 +57,17 @@ def main() -> None:
     parser.add_argument("--step", metavar="MODEL", help="predict a decode step of this model of bench/configs")
     parser.add_argument("--batch", type=int, default=256, help="sequences of the step")
     parser.add_argument("--context", type=int, default=1536, help="context of each sequence, in tokens")
+    parser.add_argument("--weights", default="bfloat16", choices=("bfloat16", "fp8", "fp8-blocks"), help="of the step")
+    parser.add_argument("--kv-dtype", default="bfloat16", choices=("bfloat16", "fp8"), help="of the step")
     arguments = parser.parse_args()
     if arguments.step:
         from trunkline_bench.kernels.step_prediction import page
 
-        _write(page(arguments.step, batch=arguments.batch, context=arguments.context), arguments.output, "step.md")
+        text = page(
+            arguments.step, batch=arguments.batch, context=arguments.context, weights=arguments.weights,
+            kv_dtype=arguments.kv_dtype,
+        )  # fmt: skip
+        _write(text, arguments.output, "step.md")
         return
     rows: dict[str, list[str]] = {}
     bad: list[str] = []

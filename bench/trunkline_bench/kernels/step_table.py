@@ -10,6 +10,7 @@ from trunkline_bench.reports import markdown
 COLUMNS = (
     "launches", "programs", "at once", "waves", "MB", "GFLOP", "µs each", "ms a step", "of the roofline",
 )  # fmt: skip
+LEAST_SHOWN_US = 0.1  # of an output token
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,33 @@ def table(works: Sequence[Work], device: Device) -> str:
     bound = sum(work.roofline_s(device) for work in works)
     rows["**one step**"] = [str(len(works)), *blank, "", f"**{total * 1e3:.2f}**", f"{bound / total:.0%}"]
     return markdown.table(rows, COLUMNS)
+
+
+def by_output_token(
+    decode: Sequence[Work], prompts: Sequence[Work], job: Job, prompt_tokens: int, device: Device
+) -> str:
+    """A row per kind of launch with its part of the time of an output token, those that lose most first.
+
+    decode, prompts: of a step of all requests, and of one with `prompt_tokens`
+    """
+    steps = {"decode": (decode, 1 / job.requests), "prompts": (prompts, job.prompt / job.output / prompt_tokens)}
+    times_us: dict[str, tuple[float, float]] = {}  # predicted, least
+    for step, (works, share) in steps.items():
+        for work in works:
+            name = f"{step}, `{work.name}`"
+            found, least = times_us.get(name, (0.0, 0.0))
+            times_us[name] = found + work.seconds(device) * share * 1e6, least + work.roofline_s(device) * share * 1e6
+        gaps = sum(work.gap_s(device) for work in works) + device.step_s
+        times_us[f"{step}, gaps"] = gaps * share * 1e6, 0.0
+    rows = sorted(times_us.items(), key=lambda item: item[1][1] - item[1][0])
+    small = [times for _, times in rows if times[0] < LEAST_SHOWN_US]
+    shown = [(name, times) for name, times in rows if times[0] >= LEAST_SHOWN_US]
+    for name, of in (("others", small), ("**all**", list(times_us.values()))):
+        shown.append((name, (sum(each[0] for each in of), sum(each[1] for each in of))))
+    return markdown.table(
+        {name: [f"{found:.2f}", f"{least:.2f}", f"{found - least:.2f}"] for name, (found, least) in shown},
+        ("µs", "least by the data sheet", "lost"),
+    )
 
 
 def sensitivity(rates: dict[str, tuple[float, float]], ranges: dict[str, tuple[float, float]], device: Device) -> str:

@@ -21,7 +21,7 @@ from trunkline_kernels.gpu.decode_attention import decode_attention
 from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.decode_tiling import DecodeTiling
 from trunkline_kernels.gpu.persistent_linear import PersistentTiling, ProductRoom
-from trunkline_kernels.gpu.product_choice import ProductTiling, product_tiling
+from trunkline_kernels.gpu.product_choice import WEIGHT_TYPES, ProductTiling, product_tiling
 from trunkline_kernels.gpu.prompt_attention import KERNEL as PROMPT_CHOICE
 from trunkline_kernels.gpu.ragged_attention import RaggedTiling, ragged_attention
 from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes
@@ -36,7 +36,7 @@ from trunkline_kernels.gpu.tuned_tilings import (
     name_of,
     table,
 )
-from trunkline_kernels.quantized_weight import FP8, QuantizedWeight
+from trunkline_kernels.quantized_weight import FP8, quantize, quantize_blocks
 from trunkline_kernels.ragged_batch import KVLayer
 
 CHIP = CHIPS["sm_90"]
@@ -60,9 +60,10 @@ def tilings(file: Path) -> Iterator[tuple[Key, Tiling]]:
     for candidate in NARROW_CANDIDATES:
         yield TilingKey("decode_attention", "", 128, 4, "bfloat16", name_of(FP8)), candidate
     for kernel, columns in ((GATED, 12_288), (LINEAR, 6144), (ADDED, 4096)):
-        key = ProductKey(kernel, "", 256, columns, 4096, name_of(FP8))
-        for product_candidate in candidates(kernel, key.rows, persistent=True):
-            yield key, product_candidate
+        for in_blocks, dtype in WEIGHT_TYPES.items():
+            key = ProductKey(kernel, "", 256, columns, 4096, dtype)
+            for product_candidate in candidates(kernel, key.rows, persistent=True, in_blocks=in_blocks):
+                yield key, product_candidate
 
 
 def launch(key: Key, tiling: Tiling) -> Launch:
@@ -79,8 +80,8 @@ def launch(key: Key, tiling: Tiling) -> Launch:
 
 def _multiply(key: ProductKey, tiling: ProductTiling) -> None:
     matrices = 2 if key.kernel == GATED else 1
-    data = torch.empty(matrices * key.columns, key.inner, dtype=FP8, device=META)
-    weight = QuantizedWeight("fp8", data, torch.empty(len(data), device=META), key.inner)
+    matrix = torch.empty(matrices * key.columns, key.inner, device=META)
+    weight = quantize_blocks(matrix) if key.dtype == WEIGHT_TYPES[True] else quantize(matrix, "fp8")
     x = torch.empty(key.rows, key.inner, dtype=torch.bfloat16, device=META)
     persistent = [tiling] if isinstance(tiling, PersistentTiling) else []
     room = ProductRoom.allocate(persistent, multiprocessors=H200.multiprocessors, device=META)

@@ -30,6 +30,7 @@ class Work:
     idle_programs: int = 0  # programs without work
     bytes_share: float = 1.0  # share of the device's bytes per second
     early: bool = False  # its programs start before the previous launch ends
+    is_fp8: bool = False  # its operations are products of 8-bit floats
 
     @property
     def waves(self) -> float:
@@ -51,7 +52,8 @@ class Work:
 
     def roofline_s(self, device: Device) -> float:
         """The least time that the device's data sheet allows."""
-        return max(self.bytes / device.peak_bytes_per_s, self.flops / device.peak_flops)
+        peak_flops = device.peak_fp8_flops if self.is_fp8 else device.peak_flops
+        return max(self.bytes / device.peak_bytes_per_s, self.flops / peak_flops)
 
     def _wave_s(self, running: int, device: Device) -> float:
         share = running / self.programs
@@ -63,19 +65,21 @@ def product(name: str, rows: int, columns: int, inner: int, itemsize: int, out_i
     """A matrix product as a library computes it, with the fastest tile and split."""
     moved = itemsize * (rows * inner + columns * inner) + out_itemsize * rows * columns
     flops = 2.0 * rows * columns * inner
-    base = Work(name, 1, device.multiprocessors, moved)
+    is_fp8 = itemsize == 1
+    peak, share = (device.peak_fp8_flops, device.fp8_share) if is_fp8 else (device.peak_flops, device.product_share)
+    base = Work(name, 1, device.multiprocessors, moved, is_fp8=is_fp8)
     found: list[Work] = []
     for (tile_rows, tile_columns), nearness in PRODUCT_TILES.items():
         tiles = -(-rows // tile_rows) * -(-columns // tile_columns)
         # Only products with few tiles are split: others have enough programs for all multiprocessors.
         for split in PRODUCT_SPLITS if tiles < device.multiprocessors else (1,):
-            of_multiprocessor = device.peak_flops / device.multiprocessors * device.product_share * nearness
+            of_multiprocessor = peak / device.multiprocessors * share * nearness
             tile_s = 2.0 * tile_rows * tile_columns * inner / split / of_multiprocessor
             # Parts are written and read again in float32.
             parts = 0 if split == 1 else 8.0 * split * rows * columns
             found.append(
                 replace(
-                    base, programs=tiles * split, bytes=moved + parts, flops=flops, flops_per_s=device.peak_flops,
+                    base, programs=tiles * split, bytes=moved + parts, flops=flops, flops_per_s=peak,
                     least_s=tile_s,
                 )
             )  # fmt: skip

@@ -3,7 +3,7 @@ writes the faster way into the table that engines read (product_choice).
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
@@ -17,10 +17,10 @@ from trunkline_bench.gpu.kernels.tiling_sweep import FILE
 from trunkline_bench.gpu.shapes import Shapes, median_s
 from trunkline_kernels.gpu import tuned_tilings
 from trunkline_kernels.gpu.persistent_linear import NEVER, PersistentTiling, ProductRoom, division_of, is_offered
-from trunkline_kernels.gpu.product_choice import LEAST_GAIN, ProductChoice, ProductTiling
+from trunkline_kernels.gpu.product_choice import LEAST_GAIN, WEIGHT_TYPES, ProductChoice, ProductTiling
 from trunkline_kernels.gpu.quantized_linear import Fp8Tiling, fp8_tiling
-from trunkline_kernels.gpu.tuned_tilings import GATED, LINEAR, ProductKey, name_of
-from trunkline_kernels.quantized_weight import QuantizedWeight, quantize
+from trunkline_kernels.gpu.tuned_tilings import GATED, LINEAR, ProductKey
+from trunkline_kernels.quantized_weight import BLOCK, QuantizedWeight, dequantize, quantize, quantize_blocks
 from trunkline_worker.model.architectures.config_json import read_spec
 from trunkline_worker.model.gpu_decoder import FP8_CAPABILITY, Chip
 from trunkline_worker.model.gpu_weight import GpuWeight, timed_products
@@ -36,6 +36,17 @@ CANDIDATES = (
     PersistentTiling(64, 128, 256, 4, 4, 1), PersistentTiling(128, 64, 128, 8, 6, 1),
     PersistentTiling(128, 128, 128, 8, 4, 1), PersistentTiling(256, 64, 128, 8, 4, 1),
 )  # fmt: skip
+# Of weights in blocks: a tile is at most as wide as a block.
+GATED_BLOCK_CANDIDATES = (
+    PersistentTiling(64, 32, BLOCK, 4, 4, 2), PersistentTiling(64, 64, BLOCK, 4, 4, 2),
+    PersistentTiling(64, 128, BLOCK, 4, 4, 1), PersistentTiling(128, 64, BLOCK, 8, 4, 1),
+    PersistentTiling(128, 128, BLOCK, 8, 3, 1), PersistentTiling(256, 64, BLOCK, 8, 3, 1),
+)  # fmt: skip
+BLOCK_CANDIDATES = (
+    PersistentTiling(64, 32, BLOCK, 4, 6, 2), PersistentTiling(64, 64, BLOCK, 4, 4, 3),
+    PersistentTiling(64, 128, BLOCK, 4, 4, 2), PersistentTiling(128, 64, BLOCK, 4, 4, 2),
+    PersistentTiling(128, 128, BLOCK, 8, 4, 1),
+)  # fmt: skip
 TINY = Fp8Tiling(16, 128, 64, 4, 1)
 TINY_PERSISTENT = PersistentTiling(16, 64, 64, 4, 1, 1)
 MOST_DIFFERENCE = 0.02  # of the largest value: sums are rounded to 16 bits, and added in another order
@@ -44,7 +55,17 @@ FEWEST_TILE_ROWS = 64  # of a tile on tensor cores of capability 9.0
 
 def measure(shapes: Shapes) -> Rows:
     """Rows for the library, each candidate and the choice, by product and number of rows. Writes the winners to the
-    table. The times include rounding the activations row by row."""
+    table. The times include rounding the activations."""
+    yield from _swept(shapes, partial(quantize, kind="fp8"), shapes.product_rows)
+
+
+def measure_blocks(shapes: Shapes) -> Rows:
+    """The same with weights in blocks. The library's time is that of a weight with a scale per column, so that
+    `of_library` is what blocks cost; the fastest candidate is written even if it is slower."""
+    yield from _swept(shapes, quantize_blocks, shapes.block_product_rows)
+
+
+def _swept(shapes: Shapes, form: Callable[[Tensor], QuantizedWeight], numbers_of_rows: Iterable[int]) -> Rows:
     if not shapes.tiny and Chip.of(shapes.device).capability < FP8_CAPABILITY:
         yield {"what": "fp8 products", "offered": False}
         return
@@ -53,15 +74,19 @@ def measure(shapes: Shapes) -> Rows:
     # Gate and up first: they take most of a step's product time.
     products = {"gate and up": gate_up, "down": down, "qkv": qkv, "output": output}
     for name, ((kernel, _, inner), linear) in products.items():
-        weight = quantize(torch.randn(linear.columns, inner, device=shapes.device), "fp8")
-        for rows in shapes.product_rows:
+        weight = form(torch.randn(linear.columns, inner, device=shapes.device))
+        for rows in numbers_of_rows:
             x = torch.randn(rows, inner, device=shapes.device).to(shapes.dtype)
             yield from _compared(name, kernel, shapes, x, weight)
 
 
-def candidates(kernel: str, rows: int, *, persistent: bool) -> list[ProductTiling]:
+def candidates(kernel: str, rows: int, *, persistent: bool, in_blocks: bool = False) -> list[ProductTiling]:
     """Tilings that may be the fastest for this number of rows. `persistent`: include those of persistent kernels."""
-    some = (GATED_CANDIDATES if kernel == GATED else CANDIDATES) if persistent else ()
+    some: tuple[PersistentTiling, ...] = ()
+    if persistent and kernel == GATED:
+        some = GATED_BLOCK_CANDIDATES if in_blocks else GATED_CANDIDATES
+    elif persistent:
+        some = BLOCK_CANDIDATES if in_blocks else CANDIDATES
     # A tile with at least twice as many rows as the product wastes half of its results.
     kept = [tiling for tiling in some if tiling.rows <= FEWEST_TILE_ROWS or tiling.rows < 2 * rows]
     return [fp8_tiling(rows), *kept]
@@ -87,25 +112,30 @@ def _compared(name: str, kernel: str, shapes: Shapes, x: Tensor, weight: Quantiz
     chip, matrix = Chip.of(shapes.device), weight.data
     columns, inner = len(matrix) // 2 if kernel == GATED else len(matrix), matrix.shape[1]
     offered = is_offered(chip.capability, is_nvidia=torch.version.hip is None)
-    tilings = candidates(kernel, len(x), persistent=offered)
+    dtype = WEIGHT_TYPES[weight.in_blocks]
+    tilings = candidates(kernel, len(x), persistent=offered, in_blocks=weight.in_blocks)
     tilings = [each for tiling in tilings for each in ways(tiling, len(x), columns, inner, chip)]
     if shapes.tiny:
         tilings = [TINY, TINY_PERSISTENT]
+        if weight.in_blocks:
+            tilings = [replace(tiling, inner=BLOCK) for tiling in tilings]
     room = ProductRoom.allocate(
         [tiling for tiling in tilings if isinstance(tiling, PersistentTiling)],
         multiprocessors=chip.num_multiprocessors, device=shapes.device,
     )  # fmt: skip
-    library = product(kernel, None, x, weight, room, dependent=chip.dependent_launches)
-    expected = library().clone()
+    of_library = quantize(dequantize(weight), "fp8") if weight.in_blocks else weight
+    library = product(kernel, None, x, of_library, room, dependent=chip.dependent_launches)
+    # Without a table, a product with a weight in blocks is quantized_linear's.
+    expected = product(kernel, None, x, weight, room, dependent=chip.dependent_launches)().clone()
     library_s = median_s(library, shapes.device)
     yield {
-        "what": f"{name}, library", "dtype": name_of(matrix.dtype), "rows": len(x), "us": library_s * 1e6,
+        "what": f"{name}, library", "dtype": dtype, "rows": len(x), "us": library_s * 1e6,
         "tflop_per_s": 2 * len(x) * matrix.numel() / library_s / 1e12,
         "gb_per_s": (matrix.nbytes + x.nbytes + expected.nbytes) / library_s / 1e9,
     }  # fmt: skip
     times_s: dict[ProductTiling, float] = {}
     for tiling in tilings:
-        shown = {"what": f"{name}, {_kind(tiling)}", "dtype": name_of(matrix.dtype), "rows": len(x), **_named(tiling)}
+        shown = {"what": f"{name}, {_kind(tiling)}", "dtype": dtype, "rows": len(x), **_named(tiling)}
         try:
             run = product(kernel, tiling, x, weight, room, dependent=chip.dependent_launches)
             difference = float((run() - expected).abs().max() / expected.abs().max())
@@ -117,15 +147,15 @@ def _compared(name: str, kernel: str, shapes: Shapes, x: Tensor, weight: Quantiz
             yield {**shown, "failed": str(error)}
             continue
         yield {**shown, "us": times_s[tiling] * 1e6, "of_library": library_s / times_s[tiling]}
-    best = winner(library_s, times_s)
-    key = ProductKey(kernel, chip.name, len(x), columns, inner, name_of(matrix.dtype))
+    best = winner(math.inf if weight.in_blocks else library_s, times_s)
+    key = ProductKey(kernel, chip.name, len(x), columns, inner, dtype)
     own_s = min(times_s.values(), default=math.inf)
     measured = {"library_us": round(library_s * 1e6, 1), "own_us": round(own_s * 1e6, 1)}
     versions = {name: version(name) for name in ("torch", "triton")}
     fields = {} if best is None else asdict(best)
     tuned_tilings.write(shapes.output / FILE, {key: (fields, {**measured, **versions})})
     kind = "library" if best is None else _kind(best)
-    yield {"what": f"{name}, chosen", "dtype": name_of(matrix.dtype), "rows": len(x), "kernel": kind}
+    yield {"what": f"{name}, chosen", "dtype": dtype, "rows": len(x), "kernel": kind}
 
 
 def product(
