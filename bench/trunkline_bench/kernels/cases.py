@@ -136,7 +136,7 @@ def quantized(kind: str, *, dependent: bool = False) -> None:
         "int4": ints(6144, HIDDEN // 2, dtype=torch.uint8),
         "fp8": empty(6144, HIDDEN, dtype=torch.float8_e4m3fn),
     }[kind]
-    scale = empty(6144, HIDDEN // 128 if kind == "int4" else 1, dtype=torch.float32)
+    scale = empty(6144, *([HIDDEN // 128] if kind == "int4" else []), dtype=torch.float32)
     for rows in (1, 64, 2048):
         quantized_linear(empty(rows, HIDDEN), QuantizedWeight(kind, data, scale, HIDDEN), dependent=dependent)
 
