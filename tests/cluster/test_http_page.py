@@ -58,7 +58,7 @@ def test_a_program_of_the_first_page_runs(number: int, served: Served) -> None:
     assert len(programs) == 2
     done = run(sys.executable, "-c", served.at_its_ports(programs[number]))
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(done.stdout.split()) > 10
+    assert done.stdout.split()
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:

@@ -21,7 +21,7 @@ from trunkline_bench.servers.ports import free_port, lowest_outgoing
 from trunkline_bench.servers.redis_server import RedisServer
 from trunkline_router.quotas.admission import RequestUse
 from trunkline_router.quotas.quota import Quotas
-from trunkline_router.quotas.redis_connection import RedisConnection, Script
+from trunkline_router.quotas.redis_connection import CONNECT_TIMEOUT_S, RedisConnection, Script
 from trunkline_router.quotas.redis_url import place_of, redis_url_problem
 from trunkline_router.quotas.store import Answer, Lease, WorkerKey
 from trunkline_router.quotas.store_link import Breaker
@@ -112,7 +112,7 @@ async def test_a_hung_redis_costs_a_request_five_milliseconds_and_soon_nothing(r
                 began_s = time.perf_counter()
                 assert await router.admits(quotas)
                 waits[-1].append(time.perf_counter() - began_s)
-        assert PATIENCE_S <= min(waits[0]) < 4 * PATIENCE_S
+        assert PATIENCE_S <= min(waits[0]) < 20 * PATIENCE_S < CONNECT_TIMEOUT_S
         assert not any(router.is_reachable for router in routers)
         assert min(min(waits[3:])) < PATIENCE_S
         late = sum(router.link.late_answers for router in routers)
