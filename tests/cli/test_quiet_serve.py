@@ -34,6 +34,8 @@ fcntl.ioctl(0, {termios.TIOCSCTTY}, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
 
+STOP_S = 60.0  # for failures only
+
 
 class Terminal:
     """A command on a pseudo-terminal of its own, and what it shows there."""
@@ -65,11 +67,11 @@ class Terminal:
 
     def end(self) -> int:
         try:
-            status = self.popen.wait(15)
+            status = self.popen.wait(STOP_S)
         except subprocess.TimeoutExpired:
             self.popen.kill()
             raise
-        self._reader.join(5)
+        self._reader.join(STOP_S)
         os.close(self._ours)
         return status
 

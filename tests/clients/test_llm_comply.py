@@ -27,7 +27,6 @@ FULL_CONTEXT = "expected 'end_turn', got 'model_context_window_exceeded'"
 ASKED = {"openai-chat": 9, "open-responses": 13, "anthropic": 9}
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("suite", MISSES)
 def test_a_suite_passes_but_for_what_is_explained(edge: Edge, suite: str) -> None:
     done = subprocess.run(

@@ -68,7 +68,6 @@ def run(edge: Edge, *arguments: str, examples: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_server_answers_as_its_published_page_says(edge: Edge) -> None:
     page = f"{edge.root}/openapi.json"
     run(edge, page, f"--checks={AS_PUBLISHED}", "--phases=examples,fuzzing", examples=3)
