@@ -27,12 +27,13 @@ from tests.worker.model.forward import ragged_logits
 from tests.worker.model.oracle import checked, their_logits
 from trunkline.v1.worker_pb2 import Capability, GetModelResponse
 from trunkline_cli.launcher import find_model
+from trunkline_kernels.quantized_weight import dequantize
 from trunkline_worker.engine.assembly import take_grammars
 from trunkline_worker.front.text.tokenizer_files import read_tokenizer_files
 from trunkline_worker.front_settings import WorkerSettings
 from trunkline_worker.model.architectures.config_json import read_spec
 from trunkline_worker.model.checkpoint.checkpoint import Checkpoint
-from trunkline_worker.model.checkpoint.dequantization import values_of
+from trunkline_worker.model.checkpoint.dequantization import quantized, values_of
 from trunkline_worker.model.checkpoint.gguf_config import ROPE_FACTORS
 from trunkline_worker.model.checkpoint.gguf_file import FORMATS, OTHER_FORMATS
 from trunkline_worker.model.checkpoint.refusals import ModelError
@@ -78,17 +79,48 @@ def test_formats_are_those_of_the_package() -> None:
 @pytest.mark.parametrize("kind", SCALES)
 def test_any_bytes_have_the_values_that_the_package_gives_them(kind: str) -> None:
     form = next(form for form in FORMATS.values() if form.name == kind)
-    rows = np.random.default_rng(1).integers(0, 256, (200, 3 * form.num_bytes), np.uint8)
+    rows = np.random.default_rng(1).integers(0, 256, (200, 4 * form.num_bytes), np.uint8)
     with np.errstate(invalid="ignore"):
         theirs = gguf.dequantize(rows, gguf.GGMLQuantizationType[kind])
     np.testing.assert_array_equal(values_of(torch.from_numpy(rows), form).numpy(), theirs)
+    kept = quantized(torch.from_numpy(rows), form)
+    assert kept is not None
+    np.testing.assert_array_equal(dequantize(kept).numpy(), theirs)
 
 
 def test_a_long_tensor_is_dequantised_in_pieces_with_the_same_values(monkeypatch: pytest.MonkeyPatch) -> None:
     form, rows = FORMATS[3], torch.from_numpy(random_rows("Q4_1", 50, 64, np.random.default_rng(2)))
-    whole = values_of(rows, form)
+    whole, kept = values_of(rows, form), quantized(rows, form)
+    assert kept is not None
     monkeypatch.setattr("trunkline_worker.model.checkpoint.dequantization.PIECE_BYTES", 300)
     assert torch.equal(values_of(rows, form), whole)
+    in_pieces = quantized(rows, form)
+    assert in_pieces is not None
+    assert torch.equal(dequantize(in_pieces), dequantize(kept))
+
+
+# Bytes of a value: 4 or 8 bits, and its share of the scales and offsets, which are float32.
+BYTES = {"F16": 4.0, "Q8_0": 1 + 4 / 32, "Q4_0": 0.5 + 4 / 32, "Q4_1": 0.5 + 8 / 32, "Q4_K": 0.5 + 8 / 32}
+
+
+@pytest.mark.parametrize(("kind", "num_bytes"), [*BYTES.items(), ("Q6_K", 1 + 4 / 16)])
+def test_blocks_stay_quantised(kind: str, num_bytes: float, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_model(path, "llama", [kind], config_for("llama", num_hidden_layers=1, attention_bias=False, mlp_bias=False))
+    model, again = load(path), load(path, quantization="int8")
+    norms = 2 * model.spec.hidden_size * 4
+    assert model.weight_bytes.layers == model.spec.layer_params * num_bytes + norms
+    assert again.weight_bytes.layers < model.spec.layer_params * 1.1 + norms  # quantised again, with a scale per row
+
+
+def test_rows_that_4_bits_cannot_hold_are_dequantised(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    config = config_for("llama", hidden_size=96, intermediate_size=96, num_hidden_layers=1)
+    theirs = write_model(path, "llama", ["Q4_0"], config)
+    model = load(path)
+    assert model.weight_bytes.layers > model.spec.layer_params
+    (logits,) = ragged_logits(model, [PROMPT])
+    torch.testing.assert_close(logits, their_logits(theirs, PROMPT), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])

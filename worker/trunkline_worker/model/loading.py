@@ -133,9 +133,12 @@ def load_model(
         decoder: Decoder | CpuDecoder | GpuDecoder | None = None
         # Weights are quantised one by one, so that the unquantised model need not fit into memory.
         kept = kept if quantization == "none" else frozenset()
+        keeps_blocks = kernels != "triton" and quantization == "none" and kind is not torch.float16
         weights = read_weights(
             spec, kind, device, checkpoint, partial(stored, quantization=quantization), context=context,
-            read_part=PartReader(checkpoint, schemes, kept=kept, dtype=kind) if checkpoint else never_quantized,
+            read_part=PartReader(checkpoint, schemes, kept=kept, keeps_blocks=keeps_blocks, dtype=kind)
+            if checkpoint
+            else never_quantized,
         )  # fmt: skip
         read_bytes, kinds = weight_bytes(weights), quantized_kinds(weights)
         if kernels == "triton":

@@ -102,7 +102,7 @@ def _form(part: StoredPart) -> tuple[object, ...]:
     weight = part.weight
     if weight.in_blocks and len(weight.data) % BLOCK:
         return (id(weight),)  # the blocks of another one below it would begin within its last blocks
-    return weight.kind, weight.group, weight.scale.shape[1:], weight.zero is None
+    return weight.kind, weight.group, weight.scale.shape[1:], weight.zero is None, weight.offset is None
 
 
 def _one_weight(parts: Sequence[StoredPart]) -> StoredPart:
@@ -115,11 +115,13 @@ def _one_weight(parts: Sequence[StoredPart]) -> StoredPart:
     if not quantized:
         return Linear(torch.cat([weight for weight in weights if isinstance(weight, Tensor)]), bias)
     zeros = [weight.zero for weight in quantized if weight.zero is not None]
+    offsets = [weight.offset for weight in quantized if weight.offset is not None]
     whole = replace(
         quantized[0],
         data=torch.cat([weight.data for weight in quantized]),
         scale=torch.cat([weight.scale for weight in quantized]),
         zero=torch.cat(zeros) if zeros else None,
+        offset=torch.cat(offsets) if offsets else None,
     )
     return QuantizedLinear(whole, bias)
 

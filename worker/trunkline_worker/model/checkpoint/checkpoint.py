@@ -143,7 +143,17 @@ class Checkpoint:
 
         name: without ".weight"; device: on the meta device, only the header is read
         """
-        return None
+        name = f"{name}.weight"
+        if not is_gguf(self._directory):
+            return None
+        self._check_header(name, [[rows, inner]], tuple(STORED_DTYPES))
+        weight: QuantizedWeight | None = self._handles[name].quantized(name, device)
+        if weight is not None and device.type != "meta":
+            self._unread.discard(name)
+            for numbers in (weight.scale, weight.offset):
+                if numbers is not None:
+                    self._check.see(numbers, name)
+        return weight
 
     def stored_dtype(self, name: str) -> torch.dtype:
         """Returns the dtype in which a tensor is stored; float32 if it is missing or its dtype is not supported."""

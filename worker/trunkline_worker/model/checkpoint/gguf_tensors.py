@@ -3,9 +3,11 @@
 import re
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from trunkline_worker.model.checkpoint.dequantization import PLAIN, values_of
+from trunkline_kernels.quantized_weight import QuantizedWeight
+from trunkline_worker.model.checkpoint.dequantization import PLAIN, quantized, values_of
 from trunkline_worker.model.checkpoint.gguf_config import EMBEDDING, HEAD, ROPE_FACTORS
 from trunkline_worker.model.checkpoint.gguf_file import GgufFile
 
@@ -63,14 +65,25 @@ class GgufTensors:
         """Returns the values, dequantised to float32 if they are quantised."""
         stored = self._stored[name]
         tensor = self._file.tensors[stored]
-        values = values_of(self._file.rows(stored), tensor.format).view(tensor.shape)
+        return self._in_order(values_of(self._file.rows(stored), tensor.format).view(tensor.shape), stored)
+
+    def quantized(self, name: str, device: torch.device) -> QuantizedWeight | None:
+        """Returns a matrix as it is stored; None: it is not quantised, or cannot be kept in this form.
+
+        device: on the meta device, only its shapes are known
+        """
+        stored = self._stored[name]
+        return quantized(self._in_order(self._file.rows(stored).to(device), stored), self._file.tensors[stored].format)
+
+    def _in_order(self, rows: Tensor, stored: str) -> Tensor:
+        """Returns the rows of a tensor in transformers' order."""
         metadata = self._file.metadata
         keys = HEADS.get(stored.split(".")[-2], ()) if metadata["general.architecture"] == "llama" else ()
         heads = [metadata[key] for key in keys if key in metadata]
         if not heads:
-            return values
+            return rows
         # llama.cpp's Llama rotates neighbours, transformers' the two halves of a head.
-        return values.view(heads[0], -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+        return rows.view(heads[0], -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
 def stored_name(name: str) -> str:

@@ -16,28 +16,34 @@ class PartReader:
     """Reads parts as weight_reading.ReadPart.
 
     kept: kinds of QuantizedWeight that the device multiplies by; others are dequantised
+    keeps_blocks: whether it multiplies by the blocks of GGUF files, too
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, schemes: StoredSchemes | None, *, kept: Set[str], dtype: torch.dtype
+        self,
+        checkpoint: Checkpoint,
+        schemes: StoredSchemes | None,
+        *,
+        kept: Set[str],
+        keeps_blocks: bool,
+        dtype: torch.dtype,
     ) -> None:
         self._checkpoint = checkpoint
         self._schemes = schemes
         self._kept = kept
+        self._keeps_blocks = keeps_blocks
         self._dtype = dtype
         if schemes is not None and schemes.quantizes_kv:
             checkpoint.skip_all(OF_KV)
 
     def __call__(self, name: str, rows: int, inner: int, device: torch.device) -> QuantizedWeight | Tensor | None:
         scheme = None if self._schemes is None else self._schemes.scheme_of(name)
-        stored: QuantizedWeight | Tensor | None
         if scheme is None:
-            stored = self._checkpoint.quantized(name, rows, inner, device)
-        else:
-            stored = scheme.read(StoredPart(self._checkpoint, name, rows, inner, device))
-        if stored is None or (isinstance(stored, QuantizedWeight) and stored.kind in self._kept):
+            return self._checkpoint.quantized(name, rows, inner, device) if self._keeps_blocks else None
+        stored = scheme.read(StoredPart(self._checkpoint, name, rows, inner, device))
+        if isinstance(stored, QuantizedWeight) and stored.kind in self._kept:
             return stored
         values = (dequantize(stored) if isinstance(stored, QuantizedWeight) else stored).to(self._dtype)
         if not values.is_meta:
-            self._checkpoint.see(values, f"{name}.{'weight' if scheme is None else scheme.main}")
+            self._checkpoint.see(values, f"{name}.{scheme.main}")
         return values
