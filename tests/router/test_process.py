@@ -19,10 +19,11 @@ from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 from trunkline_bench.servers.ports import free_port
 from trunkline_router.main import router_settings
 from trunkline_router.process import tell_listening
+from trunkline_router.router import SWITCH_S
 from trunkline_router.settings import address_problem
 from trunkline_runtime.channel import open_channel
 
-FREEZE_COUNT = """
+WHEN_IT_LISTENS = """
 import asyncio, gc, os, signal, sys
 from pathlib import Path
 from trunkline_router.main import router_settings
@@ -33,7 +34,7 @@ from trunkline_router.router import serve
 from trunkline_runtime.tracing import open_tracing
 
 def on_listening():
-    print("frozen:", gc.get_freeze_count())
+    print("found:", gc.get_freeze_count(), sys.getswitchinterval())
     os.kill(os.getpid(), signal.SIGTERM)
 
 shared_port = SharedPort(on_listening, once_useful=False, directory=Path("absent"), number=0, restarts=0)
@@ -42,19 +43,20 @@ asyncio.run(serve(router_settings(sys.argv[1:]), Access(), Authenticator(), trac
 """
 
 
-async def test_what_is_there_when_it_listens_is_not_collected_again() -> None:
+async def test_what_is_there_when_it_listens_is_not_collected_again_and_threads_take_short_turns() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
-        FREEZE_COUNT,
+        WHEN_IT_LISTENS,
         *("--port", str(free_port()), "--workers", "127.0.0.1:1"),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
     said, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
-    frozen = [int(line.removeprefix("frozen: ")) for line in said.decode().splitlines() if line.startswith("frozen: ")]
-    assert (len(frozen), process.returncode) == (1, 0)
-    assert frozen[0] > 10_000, "the modules alone are more objects"
+    frozen, switch_s = said.decode().partition("found: ")[2].split()[:2]
+    assert process.returncode == 0
+    assert int(frozen) > 10_000, "the modules alone are more objects"
+    assert float(switch_s) == pytest.approx(SWITCH_S)
 
 
 @pytest.mark.parametrize(
