@@ -118,7 +118,10 @@ def _compiler() -> str:
 
 def _end_of(error: OSError | subprocess.SubprocessError) -> str:
     """The end of what a compiler says, in one line."""
-    return " ".join((getattr(error, "stderr", None) or str(error)).split())[-300:]
+    said = getattr(error, "stderr", None) or str(error)
+    if isinstance(said, bytes):  # of a compiler that ran out of time
+        said = said.decode(errors="replace")
+    return " ".join(said.split())[-300:]
 
 
 def _share_openmp() -> None:
