@@ -14,7 +14,10 @@ from tests.worker.model.oracle import their_logits
 from tests.worker.quantized.checkpoints import write_checkpoint
 from tests.worker.quantized.stored_formats import FORMATS
 from trunkline.v1.worker_pb2 import Submit
+from trunkline_worker.model.architectures.config_json import read_spec
+from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.loading import LoadedModel, load_model
+from trunkline_worker.model.rotary_tables import table_bytes
 
 PROMPT = [5, 9, 3, 60, 41, 7, 7, 12, 30, 1, 2, 19]
 KEPT = {"int8-tensor": "int8", "int8-channel": "int8", "packed8-channel": "int8", "packed4-groups": "int4"}
@@ -69,6 +72,17 @@ def test_integers_stay_quantised(name: str, tmp_path: Path) -> None:
     dense = load(tmp_path)
     assert not dense.quantized_kinds
     assert model.weight_bytes.layers < dense.weight_bytes.layers / (3.5 if KEPT[name] == "int8" else 4.5)
+
+
+def test_a_checkpoint_need_only_fit_into_memory_as_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_checkpoint(tmp_path, FORMATS["packed4-groups"])
+    kept = load(tmp_path).weight_bytes
+    needed = kept.layers + 2 * kept.head + table_bytes(read_spec(tmp_path), 64)  # the embedding is as large as the head
+    monkeypatch.setattr("trunkline_worker.model.weight_reading.free_bytes", lambda device: needed)
+    load(tmp_path)
+    monkeypatch.setattr("trunkline_worker.model.weight_reading.free_bytes", lambda device: needed - 1000)
+    with pytest.raises(ModelError, match="the weights take"):
+        load(tmp_path)
 
 
 def test_parts_that_are_not_quantised_are_held_apart(tmp_path: Path) -> None:
