@@ -37,6 +37,9 @@ def write_checkpoint(
     theirs = their_model(directory, config)
     draw = torch.Generator().manual_seed(seed)
     tensors = load_file(directory / "model.safetensors")
+    with torch.no_grad():
+        theirs.model.norm.weight *= 0.1  # so that logits are about 1, as those of real models
+    tensors["model.norm.weight"] = theirs.model.norm.weight.detach().clone()
     for name, parameter in theirs.named_parameters():
         part = name.removesuffix(".weight")
         if name == part or not part.endswith(PRODUCTS) or part.endswith(plain):

@@ -128,11 +128,19 @@ def gptq(group: int, bits: int = 4, **config: Any) -> StoredFormat:
     settings = {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": False, "sym": False, **config}
     ones = 0x11111111 if bits == 4 else 0x01010101
 
+    def zeros_of(groups: int, words: int, draw: torch.Generator) -> Tensor:
+        middle = ones * ((1 << (bits - 1)) - 1)
+        return (
+            torch.full((groups, words), middle, dtype=torch.int32)
+            if config.get("sym")
+            else random_bits((groups, words), draw)
+        )
+
     def store(rows: int, inner: int, draw: torch.Generator) -> Stored:
         groups = 1 if group == -1 else -(-inner // group)
         return {
             "qweight": random_bits((inner * bits // 32, rows), draw),
-            "qzeros": random_bits((groups, rows * bits // 32), draw),
+            "qzeros": zeros_of(groups, rows * bits // 32, draw),
             "scales": random_scales((groups, rows), draw, 1 << (bits - 1)),
             "g_idx": torch.arange(inner, dtype=torch.int32) // (inner if group == -1 else group),
             "bias": torch.zeros(rows),
@@ -200,6 +208,8 @@ FORMATS: dict[str, StoredFormat] = {
     "gptq-rows": gptq(-1),
     "gptq-odd-groups": gptq(48),
     "gptq-v2": gptq(64, checkpoint_format="gptq_v2"),
+    "gptq-symmetric": gptq(64, sym=True),
     "gptq-8": gptq(64, bits=8),
+    "gptq-8-symmetric": gptq(64, bits=8, sym=True),
     "mxfp4": mxfp4(),
 }

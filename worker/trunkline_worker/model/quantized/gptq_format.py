@@ -31,11 +31,15 @@ WITHOUT_EFFECT = ("damp_percent", "damp_auto_increment", "static_groups", "true_
 
 @dataclass(frozen=True, slots=True)
 class GptqScheme:
-    """group: inner elements that share a scale; None: all of a row; less_one: zero points are stored minus one"""
+    """group: inner elements that share a scale; None: all of a row
+
+    less_one: zero points are stored minus one; symmetric: they are in the middle
+    """
 
     bits: int
     group: int | None
     less_one: bool
+    symmetric: bool = False
     main: str = "qweight"
 
     def read(self, part: StoredPart) -> QuantizedWeight | Tensor:
@@ -45,10 +49,13 @@ class GptqScheme:
         words = part.tensor(self.main, [num_words(inner, bits), rows], dtypes=["I32"])
         scale = part.tensor("scales", [groups, rows], dtypes=FLOATS).t()
         packed = part.tensor("qzeros", [groups, num_words(rows, bits)], dtypes=["I32"])
-        zero = unpacked(packed + ONES[bits] if self.less_one else packed, bits)[:, :rows].t()
+        stored = unpacked(packed + ONES[bits] if self.less_one else packed, bits)[:, :rows].t()
+        in_middle = self.symmetric and (packed.is_meta or bool((stored == 1 << (bits - 1)).all()))
         self._check_order(part, group)
         part.skip_zeros("bias")  # AutoGPTQ stores one for every product
-        return integer_weight(unpacked(words.t(), bits)[:, :inner], scale, zero, bits=bits, group=group)
+        return integer_weight(
+            unpacked(words.t(), bits)[:, :inner], scale, None if in_middle else stored, bits=bits, group=group
+        )
 
     def _check_order(self, part: StoredPart, group: int) -> None:
         """Raises ModelError if the groups are not made of neighbours."""
@@ -71,7 +78,7 @@ def gptq(config: Entries) -> StoredSchemes:
         config.one_of("pack_dtype", config.text("pack_dtype"), ("int32",))
     key = "checkpoint_format" if config.has("checkpoint_format") else "format"
     form = config.one_of(key, config.text(key).lower(), ("gptq", "gptq_v2")) if config.has(key) else "gptq"
-    scheme = GptqScheme(bits, read_group(config), less_one=form == "gptq")
+    scheme = GptqScheme(bits, read_group(config), form == "gptq", config.flag("sym", True))
     plain = [compiled(rule) for rule in _rules(config)]
     only = _only(config)
 

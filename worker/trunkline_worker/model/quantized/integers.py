@@ -8,6 +8,7 @@ from trunkline_worker.model.quantized.stored_part import spread
 
 WORD_BITS = 32
 SIGN = 0x80
+INT8_GROUPS = 8  # the sizes of groups of 8 bits that the kernels take are multiples of it
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
@@ -45,9 +46,9 @@ def integer_weight(
         except ValueError:
             pass  # sizes that the kernels do not take
     if bits == 8 and zero is None and scale.shape[1] == 1:
-        return QuantizedWeight(
-            "int8", unsigned(values.view(torch.int8)).view(torch.int8), scale[:, 0].contiguous(), inner
-        )
+        return QuantizedWeight("int8", (values ^ SIGN).view(torch.int8), scale[:, 0].contiguous(), inner)
+    if bits == 8 and zero is None and group * scale.shape[1] == inner and group % INT8_GROUPS == 0:
+        return QuantizedWeight("int8", (values ^ SIGN).view(torch.int8), scale, inner, group)
     middle = 1 << (bits - 1)
     centred = values.float() - (middle if zero is None else spread(zero.float(), (1, group), rows, inner))
     return centred * spread(scale, (1, group), rows, inner)

@@ -16,7 +16,7 @@ class PartReader:
     """Reads parts as weight_reading.ReadPart.
 
     kept: kinds of QuantizedWeight that the device multiplies by; others are dequantised
-    keeps_blocks: whether it multiplies by the blocks of GGUF files, too
+    keeps_blocks: whether it multiplies by the forms that only CPUs have kernels for, such as blocks of GGUF files
     """
 
     def __init__(
@@ -41,9 +41,12 @@ class PartReader:
         if scheme is None:
             return self._checkpoint.quantized(name, rows, inner, device) if self._keeps_blocks else None
         stored = scheme.read(StoredPart(self._checkpoint, name, rows, inner, device))
-        if isinstance(stored, QuantizedWeight) and stored.kind in self._kept:
+        if isinstance(stored, QuantizedWeight) and self._is_kept(stored):
             return stored
         values = (dequantize(stored) if isinstance(stored, QuantizedWeight) else stored).to(self._dtype)
         if not values.is_meta:
             self._checkpoint.see(values, f"{name}.{scheme.main}")
         return values
+
+    def _is_kept(self, weight: QuantizedWeight) -> bool:
+        return weight.kind in self._kept and (self._keeps_blocks or not weight.for_cpus)
