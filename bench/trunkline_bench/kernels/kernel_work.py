@@ -85,7 +85,8 @@ def _of_triton(launch: Launch, step: RecordedStep, device: Device, needs: Resour
 
 
 def _title(launch: Launch) -> str:
-    name, arguments = launch.kernel.__name__.removeprefix("_"), launch.arguments
+    arguments = launch.arguments
+    name: str = launch.kernel.__name__.removeprefix("_")
     if name != "persistent_matmul":
         return name
     return f"{name} {arguments['num_rows']} x {len(arguments['weight_rows'])} x {arguments['inner']}"
