@@ -88,20 +88,24 @@ def the_sweeps_wrote_a_table_that_the_kernels_take(stages: dict[str, Any], writt
     (choice,) = (row for row in rows if row["what"] == KERNEL)
     assert tilings.pop((KERNEL, "float32")) == ({} if choice["library"] else OWN)
     assert all(fields.items() <= best[key].items() for key, fields in tilings.items())
-    timed = stages["product sweep"]["rows"]
-    kinds = {True: "persistent", False: "own"}
-    products = {
-        (key.kernel, key.rows): kinds["programs" in fields] if fields else "library"
-        for key, fields in found.items()
-        if isinstance(key, ProductKey)
-    }
-    names = {GATED: "gate and up", LINEAR: "qkv"}
-    chosen = {(row["what"], row["rows"]): row["kernel"] for row in timed if "kernel" in row}
-    for (kernel, rows_of), kind in products.items():
-        assert kernel == ADDED or chosen[f"{names[kernel]}, chosen", rows_of] == kind
-    assert products.keys() == {(kernel, rows_of) for kernel in (GATED, LINEAR, ADDED) for rows_of in (1, 20)}
-    ways = {f"{name}, {way}" for name in ("gate and up", "down", "qkv", "output") for way in ("own", "persistent")}
-    assert {row["what"] for row in timed if "of_library" in row} == ways
+    for stage, dtype, numbers in (
+        ("product sweep", "float8_e4m3fn", (1, 20)),
+        ("block product sweep", "float8_e4m3fn in blocks", (20,)),
+    ):
+        timed = stages[stage]["rows"]
+        kinds = {True: "persistent", False: "own"}
+        products = {
+            (key.kernel, key.rows): kinds["programs" in fields] if fields else "library"
+            for key, fields in found.items()
+            if isinstance(key, ProductKey) and key.dtype == dtype
+        }
+        names = {GATED: "gate and up", LINEAR: "qkv"}
+        chosen = {(row["what"], row["rows"]): row["kernel"] for row in timed if "kernel" in row}
+        for (kernel, rows_of), kind in products.items():
+            assert kernel == ADDED or chosen[f"{names[kernel]}, chosen", rows_of] == kind
+        assert products.keys() == {(kernel, rows_of) for kernel in (GATED, LINEAR, ADDED) for rows_of in numbers}
+        ways = {f"{name}, {way}" for name in ("gate and up", "down", "qkv", "output") for way in ("own", "persistent")}
+        assert {row["what"] for row in timed if "of_library" in row} == ways
 
 
 def test_a_run_with_a_tuned_table_needs_one(tmp_path: Path) -> None:
