@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trunkline.v1.generation_pb2 import SamplingParams
+from trunkline_kernels.quantized_weight import quantize_blocks
 from trunkline_worker.model import gpu_decoder
 from trunkline_worker.model.architectures.config_json import read_spec
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
@@ -17,10 +18,11 @@ from trunkline_worker.model.checkpoint.checkpoint import EMBEDDING, HEAD
 from trunkline_worker.model.gpu_decoder import GpuDecoder
 from trunkline_worker.model.loading import KV_DTYPES, LoadedModel
 from trunkline_worker.model.weight_reading import build_weights
-from trunkline_worker.model.weights import stored, weight_bytes
+from trunkline_worker.model.weights import Linear, QuantizedLinear, StoredLinear, stored, weight_bytes
 
 CONFIGS = Path(__file__).parents[3] / "bench" / "configs"
 NAMES = ("qwen3-8b", "llama-3.1-8b", "qwen3-0.6b")
+IN_BLOCKS = "fp8 in blocks"
 WRONG_SHARE = 0.02  # of samples whose logits are not finite
 
 
@@ -33,6 +35,11 @@ def spec_of(name: str, *, layers: int | None = None, window: int | None = None) 
     return replace(spec, layers=tuple(windowed if at % 2 else full for at in range(count)))
 
 
+def in_blocks(product: StoredLinear) -> StoredLinear:
+    assert isinstance(product, Linear)
+    return QuantizedLinear(quantize_blocks(product.weight), product.bias)
+
+
 @torch.inference_mode()
 def model_of(
     spec: DecoderSpec,
@@ -42,12 +49,15 @@ def model_of(
     kv_dtype: str = "auto",
     context_length: int | None = None,
 ) -> LoadedModel:
-    """A model on the device that is running, loaded as load_model() loads one."""
+    """A model on the device that is running, loaded as load_model() loads one.
+
+    quantization: IN_BLOCKS: as of a checkpoint that is stored so
+    """
     device, dtype = torch.device("cuda"), torch.bfloat16
     gpu_decoder.check_options(spec, device, deterministic=deterministic, quantization=quantization, kv_dtype=kv_dtype)
     weights = build_weights(
         spec, dtype, device, lambda target, name: None,
-        partial(stored, quantization=quantization),
+        in_blocks if quantization == IN_BLOCKS else partial(stored, quantization=quantization),
         names=(EMBEDDING, None if spec.tie_word_embeddings else HEAD),
     )  # fmt: skip
     context, kv = context_length or spec.context_length, KV_DTYPES.get(kv_dtype, dtype)

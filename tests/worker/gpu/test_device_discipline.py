@@ -17,7 +17,7 @@ import trunkline_kernels.gpu
 from tests.worker.device import contracts
 from tests.worker.device.cards import A100, H200, L4, RTX_4090, Card
 from tests.worker.device.faults import LaunchFault
-from tests.worker.device.models import NAMES, spec_of
+from tests.worker.device.models import IN_BLOCKS, NAMES, spec_of
 from tests.worker.device.session import Session, drive, plans_for, session
 from trunkline_kernels.gpu import tuned_tilings
 from trunkline_kernels.gpu.persistent_linear import ProductRoom
@@ -165,6 +165,12 @@ def test_fp8_products_of_the_library_keep_the_rules(tmp_path: Path, monkeypatch:
     monkeypatch.setenv(tuned_tilings.VARIABLE, str(tmp_path / "tuned.json"))
     launches = run("qwen3-0.6b", {**SMALL, "quantization": "fp8"}, count=30, seed=2).device.launches
     assert launches["_fp8_product"] < launches["_quantize_rows"], "the library multiplied nothing"
+
+
+@pytest.mark.parametrize(("card", "kernel"), [(H200, "_persistent_matmul"), (L4, "_fp8_product")], ids=str)
+def test_weights_in_blocks_keep_the_rules(card: Card, kernel: str) -> None:
+    launches = run("qwen3-0.6b", {**SMALL, "quantization": IN_BLOCKS}, count=30, seed=2, card=card).device.launches
+    assert {"_persistent_matmul", "_fp8_product"} & launches.keys() == {kernel}
 
 
 @pytest.mark.slow

@@ -108,7 +108,7 @@ def kept_kinds(device: torch.device, *, deterministic: bool) -> frozenset[str]:
     """Returns the kinds of quantised weights that the kernels multiply by on this device."""
     if deterministic:
         return frozenset()  # their tiles depend on the batch
-    has_fp8 = Chip.of(device).capability >= FP8_CAPABILITY
+    has_fp8 = device.type != "cuda" or Chip.of(device).capability >= FP8_CAPABILITY
     return frozenset(KINDS if has_fp8 else {"int8", "int4"})
 
 

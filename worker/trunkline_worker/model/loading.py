@@ -160,6 +160,7 @@ def load_model(
         _name(kind), KERNEL_BUILD, device.type, kernels, quantization, kv_dtype,
         "deterministic" if deterministic else "", load_format, str(DUMMY_SEED) if load_format == "dummy" else "",
         *(rope.depends_on(context) for rope in spec.ropes), *sorted(set(ignore_config_keys)),
+        *sorted(kept if schemes is not None else ()),  # of 8-bit floats, activations are rounded too
     )  # fmt: skip
     return LoadedModel(
         decoder=decoder,
