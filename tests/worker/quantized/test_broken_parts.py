@@ -13,9 +13,11 @@ from torch import Tensor
 from tests.worker.model.oracle import checked
 from tests.worker.quantized.checkpoints import change_tensors, write_checkpoint
 from tests.worker.quantized.stored_formats import FORMATS
+from trunkline_worker.model.checkpoint.entries import without as leave_out
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.loading import load_model
 from trunkline_worker.model.quantized.quantization_config import parse_schemes
+from trunkline_worker.model.quantized.stored_part import spread
 
 Q_PROJ = "model.layers.1.self_attn.q_proj"
 
@@ -203,3 +205,46 @@ def test_any_value_of_any_key_is_taken_or_refused_in_one_line(name: str) -> None
             checked(error)
             refused += 1
     assert refused > 30
+
+
+def test_a_block_that_is_far_larger_than_the_weight_takes_no_memory() -> None:
+    scales = spread(torch.ones(64, 1), (1, 1 << 40), 64, 32)
+    assert scales.shape == (64, 32)
+
+
+def test_a_scale_past_float32_is_named(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, FORMATS["int8-channel"])
+    change_tensors(tmp_path, instead("weight_scale", lambda scale: scale.double() * 1e300))
+    assert f"{Q_PROJ}.weight stands for values that are not finite" in problem(tmp_path)
+
+
+@pytest.mark.parametrize("change", [without("g_idx"), instead("g_idx", torch.zeros_like)])
+def test_inputs_that_are_ordered_need_their_order(change: Callable[[dict[str, Tensor]], Any], tmp_path: Path) -> None:
+    form = FORMATS["gptq"]
+    write_checkpoint(tmp_path, replace(form, config=form.config | {"desc_act": True}))
+    change_tensors(tmp_path, change)
+    assert f"{Q_PROJ}.g_idx" in problem(tmp_path)
+
+
+def test_a_key_within_keys_can_be_declared_harmless() -> None:
+    config = {"a": {"b": {"c": 1, "d": 2}}, "e.f": 3, "g": {"h": 4}}
+    assert leave_out(config, ("a.b.c", "e.f", "g.x")) == {"a": {"b": {"d": 2}}, "g": {"h": 4}}
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4"),
+        ({"config_groups": {"group_0": {"targets": ["Linear"], "weights": {}}}, "format": "nvfp4-pack-quantized"},
+         "nvfp4-pack-quantized"),
+    ],
+)  # fmt: skip
+def test_a_format_that_is_refused_is_named_with_a_way_out(config: dict[str, Any], name: str) -> None:
+    with pytest.raises(ModelError, match=f"(?s){name}.*serve the unquantised checkpoint"):
+        parse_schemes({"quantization_config": config})
+
+
+def test_an_awq_checkpoint_in_float16_is_dequantised_once(tmp_path: Path) -> None:
+    """There are no kernels for it on a CPU, and the reference would dequantise in each step."""
+    write_checkpoint(tmp_path, FORMATS["awq"])
+    assert load_model(tmp_path, dtype="float16", device=torch.device("cpu")).quantized_kinds == frozenset()

@@ -27,7 +27,14 @@ from trunkline_worker.model.quantized.quantization_config import read_schemes
 from trunkline_worker.model.quantized.stored_part import StoredSchemes
 from trunkline_worker.model.rotary_tables import check_rotary
 from trunkline_worker.model.weight_reading import DUMMY_SEED, never_quantized, read_weights
-from trunkline_worker.model.weights import WeightBytes, quantized_kinds, stored, weight_bytes
+from trunkline_worker.model.weights import (
+    StoredLinear,
+    WeightBytes,
+    quantized_kinds,
+    stored,
+    weight_bytes,
+    whole_product,
+)
 
 if TYPE_CHECKING:
     from trunkline_worker.model.gpu_decoder import GpuDecoder
@@ -106,7 +113,6 @@ def load_model(
     check_rotary(spec, context)
     eos, defaults = read_generation_defaults(directory, spec.vocab_size, ignore_config_keys)
     schemes = _stored_schemes(directory, ignore_config_keys, quantization)
-    kept: Set[str] = QUANTIZED_BITS.keys()
     if kernels == "auto":
         kernels = "triton" if device.type == "cuda" else "c"
     if kernels != "triton":
@@ -121,7 +127,6 @@ def load_model(
         gpu_decoder.check_options(
             spec, device, deterministic=deterministic, quantization=quantization, kv_dtype=kv_dtype
         )
-        kept = gpu_decoder.kept_kinds(device, deterministic=deterministic)
     with ExitStack() as stack:
         checkpoint: Checkpoint | None = None
         digests: WeightDigests | None = None
@@ -132,10 +137,11 @@ def load_model(
         kind = _dtype(dtype, spec, checkpoint)
         decoder: Decoder | CpuDecoder | GpuDecoder | None = None
         # Weights are quantised one by one, so that the unquantised model need not fit into memory.
-        kept = kept if quantization == "none" else frozenset()
+        kept = _kept_kinds(kernels, device, kind, schemes, quantization=quantization, deterministic=deterministic)
+        form = partial(_form, quantization=quantization, whole_in=kind if kernels == "triton" else None)
         keeps_blocks = kernels != "triton" and quantization == "none" and kind is not torch.float16
         weights = read_weights(
-            spec, kind, device, checkpoint, partial(stored, quantization=quantization), context=context,
+            spec, kind, device, checkpoint, form, context=context,
             read_part=PartReader(checkpoint, schemes, kept=kept, keeps_blocks=keeps_blocks, dtype=kind)
             if checkpoint
             else never_quantized,
@@ -188,6 +194,33 @@ def _stored_schemes(directory: Path, ignored_keys: tuple[str, ...], quantization
             f"quantization={quantization}: the weights are quantised already, by {schemes.method}: leave it out"
         )
     return schemes
+
+
+def _kept_kinds(
+    kernels: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    schemes: StoredSchemes | None,
+    *,
+    quantization: str,
+    deterministic: bool,
+) -> Set[str]:
+    """Returns the kinds of weights that stay quantised as the checkpoint stores them."""
+    if quantization != "none":
+        return frozenset()
+    if kernels != "triton":
+        return frozenset() if dtype is torch.float16 else QUANTIZED_BITS.keys()  # float16 has no C kernels
+    from trunkline_worker.model import gpu_decoder
+
+    kept = gpu_decoder.kept_kinds(device, deterministic=deterministic)
+    # Products of 8-bit floats round activations too.
+    return kept if schemes is None or schemes.quantizes_activations else kept - {"fp8"}
+
+
+def _form(product: StoredLinear, *, quantization: str, whole_in: torch.dtype | None) -> StoredLinear:
+    """Returns a weight as it is kept.  whole_in: the dtype of one whose parts are held apart; None: they may be"""
+    kept = stored(product, quantization)
+    return kept if whole_in is None else whole_product(kept, whole_in)
 
 
 def _context_note(spec: DecoderSpec, context: int) -> Iterator[str]:

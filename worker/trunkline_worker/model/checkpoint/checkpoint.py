@@ -113,9 +113,9 @@ class Checkpoint:
             piece = self._handles[name].get_slice(name)
             return torch.empty(piece.get_shape(), dtype=SAFETENSORS_DTYPES[piece.get_dtype()], device=device)
         self._unread.discard(name)
-        tensor = self._read(name)
+        tensor = self._read(name).to(device)
         self._check.see(tensor, name)
-        return tensor.to(device)
+        return tensor
 
     def see(self, values: Tensor, name: str) -> None:
         """Lets check_finite() know of values that were made of the tensor of this name."""

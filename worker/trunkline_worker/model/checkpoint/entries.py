@@ -105,8 +105,9 @@ def listed(choices: Iterable[Any]) -> str:
 def without(config: dict[str, Any], ignored: tuple[str, ...]) -> dict[str, Any]:
     """Returns config.json without the keys that the operator has declared harmless. "a.b" is the key b of the object
     a."""
-    kept = {key: value for key, value in config.items() if key not in ignored}
-    for outer, _, inner in (key.partition(".") for key in ignored):
-        if isinstance(kept.get(outer), dict):
-            kept[outer] = {key: value for key, value in kept[outer].items() if key != inner}
+    kept = {}
+    for key, value in config.items():
+        if key not in ignored:
+            within = tuple(name.removeprefix(f"{key}.") for name in ignored if name.startswith(f"{key}."))
+            kept[key] = without(value, within) if within and isinstance(value, dict) else value
     return kept

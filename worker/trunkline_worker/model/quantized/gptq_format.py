@@ -33,13 +33,15 @@ WITHOUT_EFFECT = ("damp_percent", "damp_auto_increment", "static_groups", "true_
 class GptqScheme:
     """group: inner elements that share a scale; None: all of a row
 
-    less_one: zero points are stored minus one; symmetric: they are in the middle
+    less_one: zero points are stored minus one; symmetric: they are in the middle; ordered: g_idx says the group of each
+    inner element
     """
 
     bits: int
     group: int | None
     less_one: bool
     symmetric: bool = False
+    ordered: bool = False
     main: str = "qweight"
 
     def read(self, part: StoredPart) -> QuantizedWeight | Tensor:
@@ -59,10 +61,11 @@ class GptqScheme:
 
     def _check_order(self, part: StoredPart, group: int) -> None:
         """Raises ModelError if the groups are not made of neighbours."""
-        if not part.has("g_idx"):
+        is_needed = self.ordered and group < part.inner
+        if not is_needed and not part.has("g_idx"):
             return
         order = part.tensor("g_idx", [part.inner], dtypes=["I32", "I64"])
-        if order.is_meta or not order.any():
+        if order.is_meta or not (is_needed or order.any()):
             return
         if not torch.equal(order.long(), torch.arange(part.inner, device=order.device) // group):
             raise part.refused("g_idx", "orders inputs by activation (desc_act), which is not supported: use a "
@@ -72,13 +75,14 @@ class GptqScheme:
 def gptq(config: Entries) -> StoredSchemes:
     check_known(config, (*KEYS, *WITHOUT_EFFECT))
     bits = config.one_of("bits", config.integer("bits", 1, 16), tuple(ONES))
-    config.flag("desc_act", False)  # g_idx says it of each weight
     config.one_of("lm_head", config.flag("lm_head", False), (False,))
     if config.has("pack_dtype"):
         config.one_of("pack_dtype", config.text("pack_dtype"), ("int32",))
     key = "checkpoint_format" if config.has("checkpoint_format") else "format"
     form = config.one_of(key, config.text(key).lower(), ("gptq", "gptq_v2")) if config.has(key) else "gptq"
-    scheme = GptqScheme(bits, read_group(config), form == "gptq", config.flag("sym", True))
+    scheme = GptqScheme(
+        bits, read_group(config), form == "gptq", config.flag("sym", True), config.flag("desc_act", False)
+    )
     plain = [compiled(rule) for rule in _rules(config)]
     only = _only(config)
 

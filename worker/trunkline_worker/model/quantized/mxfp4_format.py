@@ -34,7 +34,7 @@ class Mxfp4Scheme:
         rows, inner = part.rows, part.inner
         groups = -(-inner // GROUP)
         half = GROUP // 2
-        packed = part.tensor(self.main, [rows, inner // 2], [rows, groups, half], dtypes=["U8"]).reshape(rows, -1)
+        packed = part.tensor(self.main, [rows, -(-inner // 2)], [rows, groups, half], dtypes=["U8"]).reshape(rows, -1)
         exponents = part.tensor(self.scale, [rows, groups], dtypes=BYTES_OF_EXPONENTS)
         places = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1).int()
         values = torch.tensor((*VALUES, *(-value for value in VALUES)), device=part.device)[places]

@@ -42,6 +42,8 @@ class PartReader:
             return self._checkpoint.quantized(name, rows, inner, device) if self._keeps_blocks else None
         stored = scheme.read(StoredPart(self._checkpoint, name, rows, inner, device))
         if isinstance(stored, QuantizedWeight) and self._is_kept(stored):
+            if not stored.scale.is_meta:  # exponents are integers, and float64 may be past float32
+                self._checkpoint.see(stored.scale, f"{name}.{scheme.main}")
             return stored
         values = (dequantize(stored) if isinstance(stored, QuantizedWeight) else stored).to(self._dtype)
         if not values.is_meta:

@@ -49,12 +49,17 @@ def parse_schemes(config: Mapping[str, Any]) -> StoredSchemes | None:
     if len(given) > 1:
         raise ModelError(f"both {listed(given)} are given")
     entries = Entries({given[0]: config[given[0]]}).object(given[0])
-    method = entries.values.get("quant_method", entries.values.get("quant_algo"))
+    method = entries.values.get("quant_method")
+    if method in (None, "modelopt"):
+        method = entries.values.get("quant_algo", method)
     if method is None and "config_groups" in entries.values:
         method = "compressed-tensors"  # older versions of it name no method
     if not isinstance(method, str) or method not in METHODS:
         raise _unsupported(given[0], method)
-    return METHODS[method](entries)
+    try:
+        return METHODS[method](entries)
+    except ModelError as error:
+        raise ModelError(f"{error}; or {WAY_OUT}") from None
 
 
 def _unsupported(key: str, method: Any) -> ModelError:

@@ -6,7 +6,7 @@ from typing import Any
 from trunkline_worker.model.checkpoint.entries import Entries
 from trunkline_worker.model.checkpoint.refusals import ModelError, shown
 
-# Bounds far above any model, so that a mistaken number never allocates memory.
+# Bounds far above any model.
 MOST_BLOCK = 1 << 16
 MOST_GROUP = 1 << 20
 DEFAULT_GROUP = 128  # of AWQ and GPTQ

@@ -77,7 +77,8 @@ class StoredSchemes:
 
 def spread(of_blocks: Tensor, block: tuple[int, int], rows: int, inner: int) -> Tensor:
     """Repeats the values of blocks: [ceil(rows / block[0]), ceil(inner / block[1])] → [rows, inner]."""
-    return of_blocks.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :inner]
+    high, wide = min(block[0], rows), min(block[1], inner)  # config.json may name blocks far larger than the weight
+    return of_blocks.repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)[:, :inner]
 
 
 def powers_of_two(exponents: Tensor) -> Tensor:
