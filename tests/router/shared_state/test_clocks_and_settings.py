@@ -66,7 +66,7 @@ class Fleet:
 @asynccontextmanager
 async def fleet(redis: RedisServer) -> AsyncIterator[Fleet]:
     clock, store_clock = Clock(), Clock()
-    async with Redis.from_url(redis.url, decode_responses=True) as client:
+    async with Redis.from_url(redis.url, decode_responses=True, socket_connect_timeout=60) as client:
         await client.flushall()
         routers = []
         for name in "ab":

@@ -13,7 +13,7 @@ import pytest
 from tests.cluster.processes import Worker, children, descendants
 from tests.worker.engine_rig import DEMO_MODEL
 from tests.worker.guided.guided_rig import CODE, FIXED, OBJECT, PERSON, REGEX, TOKENIZER, WORDS, grammar, is_valid
-from trunkline.status import DEADLINE_EXCEEDED, INVALID_REQUEST
+from trunkline.status import DEADLINE_EXCEEDED, INVALID_REQUEST, OVERLOADED
 from trunkline.v1.generation_pb2 import FinishReason, SamplingParams
 from trunkline.v1.worker_pb2 import (
     Capability,
@@ -145,7 +145,9 @@ def test_no_request_waits_longer_than_its_deadline_for_processes_that_are_stoppe
     found = run(worker, submits)
     for pid in stopped:
         os.kill(pid, signal.SIGCONT)
-    assert [end[0] for _, end in found.values()] == [DEADLINE_EXCEEDED] * 2
+    # OVERLOADED: shortly before its deadline, a request that cannot meet it any more is refused.
+    assert len(found) == 2
+    assert {end[0] for _, end in found.values()} <= {DEADLINE_EXCEEDED, OVERLOADED}
     check(run(worker, [by_digest(1)]))
 
 
