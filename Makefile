@@ -22,6 +22,7 @@ ARGS ?=
 CASES ?= 20000
 EXAMPLES ?= 3000
 OUTPUTS ?= 100000
+CONFIGURATIONS ?= 100
 SEED ?= 0
 # A folder with vllm/bin/python, for bench-peer.
 PEERS ?= peers
@@ -63,7 +64,8 @@ help:
 	@echo '                  ARGS="flags", such as --verbose, or flags of the router and the workers'
 	@echo 'make serve-chat   serves a real chat model, SmolLM2-135M-Instruct, which it downloads (93 MB); options as above'
 	@echo 'make test         runs the quick tests (test-slow: the others)'
-	@echo 'make fuzz         damaged and extreme requests over gRPC and HTTP, and random outputs; CASES=20000 EXAMPLES=3000 OUTPUTS=100000 SEED=0'
+	@echo 'make fuzz         damaged and extreme requests over gRPC and HTTP, random outputs, random quantised models;'
+	@echo '                  CASES=20000 EXAMPLES=3000 OUTPUTS=100000 CONFIGURATIONS=100 SEED=0'
 	@echo 'make tool-calls   counts the fixtures of tool calls that are parsed as they should be (docs/tool-calls.md)'
 	@echo 'make assistants   runs coding assistants of npm against a router and two workers (docs/assistants.md)'
 	@echo 'make clients      installs the clients that the tests run besides, of Python and of Node where there is one'
@@ -120,7 +122,8 @@ test-slow: $(DEV_STAMP) $(CLIENTS_STAMP) $(TESTS_STAMP) $(CHAT_MODEL)
 
 fuzz: $(DEV_STAMP)
 	@TRUNKLINE_FUZZ_CASES=$(CASES) TRUNKLINE_FUZZ_EXAMPLES=$(EXAMPLES) TRUNKLINE_FUZZ_SEED=$(SEED) TRUNKLINE_FUZZ_OUTPUTS=$(OUTPUTS) \
-	  $(BIN)/python -m pytest -m slow tests/fuzz tests/contract/test_tool_calls.py --timeout 3600
+	  TRUNKLINE_FUZZ_CONFIGURATIONS=$(CONFIGURATIONS) \
+	  $(BIN)/python -m pytest -m slow tests/fuzz tests/contract/test_tool_calls.py tests/worker/quantized/test_stored_formats.py --timeout 3600
 
 tool-calls: $(DEV_STAMP)
 	@$(BIN)/python -m tests.contract.tool_calls
