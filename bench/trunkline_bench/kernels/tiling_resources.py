@@ -1,6 +1,6 @@
 """Compiles every tiling of the shipped table and of the sweeps of `make bench-gpu`, and reports its resources.
 
-usage: python -m trunkline_bench.kernels.tiling_resources [--file tuned.json]
+usage: python -m trunkline_bench.kernels.tiling_resources [--file tuned.json] [--every 1]
 
 Compiles for sm_90, without a GPU. Exits with status 1 if a kernel spills registers, does not use tensor cores, or needs
 more shared memory than the chip has.
@@ -9,6 +9,7 @@ more shared memory than the chip has.
 import argparse
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -119,8 +120,9 @@ def _ints(*shape: int) -> torch.Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--file", type=Path, default=SHIPPED)
-    bad = False
-    for key, tiling in tilings(parser.parse_args().file):
+    parser.add_argument("--every", type=int, default=1, help="compile one of so many")
+    arguments, bad = parser.parse_args(), False
+    for key, tiling in islice(tilings(arguments.file), 0, None, arguments.every):
         found = resources(launch(key, tiling), CHIP)
         fit = programs_per_multiprocessor(H200, warps=tiling.warps, registers=found.registers, shared=found.shared)
         wrong = [
