@@ -51,6 +51,14 @@ def generate(engine: Engine, num_prompts: int, max_tokens: int) -> tuple[dict[in
     return {n: bits(collected, n) for n in range(num_prompts)}, longest
 
 
+def tokens(found: dict[int, list[Any]]) -> list[int]:
+    return [token for handle in sorted(found) for token, _ in found[handle]]
+
+
+def logprobs(found: dict[int, list[Any]]) -> list[float]:
+    return [logprob for handle in sorted(found) for _, told in found[handle] for _, logprob in told]
+
+
 def check(
     *, model: Path | None = None, late: float | None = None, num_prompts: int = 8, max_tokens: int = 20, **options: Any
 ) -> None:
@@ -71,7 +79,11 @@ def check(
 
     made[1].scheduler.runs.proposer = proposer = RandomProposer(continuation, VOCAB, seed=3)
     found, longest = generate(made[1], num_prompts, max_tokens)
-    assert found == one_by_one
+    if options.get("kernels") == "triton":  # the interpreter multiplies with NumPy, whose last bits depend on addresses
+        assert tokens(found) == tokens(one_by_one)
+        assert logprobs(found) == pytest.approx(logprobs(one_by_one), abs=1e-4)
+    else:
+        assert found == one_by_one
     assert longest > 3
     assert min(proposer.proposed.values()) > 3
 
