@@ -15,7 +15,6 @@ from trunkline_kernels.quantized_weight import QuantizedWeight, unpacked_int4
 # oneDNN's rearrangement takes a number of rows. 64 was the fastest for products of every number of rows that was tried.
 TYPICAL_ROWS = 64
 QUANTIZED_BITS = {"int8": 8, "int4": 4}  # kinds of weights that have kernels, and library()'s argument for them
-QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.5 + 4 / 64}  # of a value, with its share of the scales
 SHARED = 8  # the kernel's groups of inputs are multiples of it
 
 
