@@ -29,6 +29,7 @@ from trunkline.v1.inference_pb2 import AnswerPart, ChatMessages, Tool, ToolCallE
 
 MEGABYTE = 1 << 20
 QUARTER = MEGABYTE // 4
+LONGEST_S = 3.0  # of a megabyte: 0.25 s on a fast processor, 1.2 s on a slow and busy one
 TRIES = 3  # of a comparison of times, which another process may disturb
 MANY = int(os.environ.get("TRUNKLINE_FUZZ_OUTPUTS", "20000"))  # random outputs of a format
 STOP, LENGTH = FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH
@@ -302,18 +303,18 @@ def test_granite_reasons_under_headings_too(output: str) -> None:
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_a_megabyte_of_beginnings_takes_less_than_a_second(name: str) -> None:
+def test_a_megabyte_of_beginnings_takes_seconds_at_most(name: str) -> None:
     mark = [*kind_of(name).calls, "<|channel|>"][0]
     for beginning in (mark[:-1], f"{mark}[\\'"):  # each of the latter may begin a list of calls, which none ends
-        assert sum(seconds_of_halves(name, beginning, MEGABYTE)) < 1
+        assert sum(seconds_of_halves(name, beginning, MEGABYTE)) < LONGEST_S
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARSERS)
-def test_a_megabyte_of_any_mark_or_its_half_takes_less_than_a_second(name: str) -> None:
+def test_a_megabyte_of_any_mark_or_its_half_takes_seconds_at_most(name: str) -> None:
     for mark in PARSERS[name].marks():
         for beginning in {mark, mark[:-1], mark[: len(mark) // 2]} - {""}:
-            assert any(sum(seconds_of_halves(name, beginning, MEGABYTE)) < 1 for _ in range(TRIES)), beginning
+            assert sum(seconds_of_halves(name, beginning, MEGABYTE)) < LONGEST_S, beginning
 
 
 @pytest.mark.slow

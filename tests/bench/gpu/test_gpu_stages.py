@@ -124,7 +124,7 @@ def test_pools_of_one_layer_and_of_many_are_measured(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_failing_stage_does_not_affect_the_rows_of_other_stages(tmp_path: Path) -> None:
     stages = misbehaving("works", "raises", "is_killed", "loses_the_device")
-    hanging = misbehaving("hangs", limit_s=8.0)
+    hanging = misbehaving("hangs", limit_s=40.0)  # it starts in 15 s on a busy machine
     again = Stage("works again", "tests.bench.gpu.misbehaving_stages:works", 1, 1, 60.0)
     instead = Stage("instead", "tests.bench.gpu.misbehaving_stages:works", 1, 1, 60.0, instead_of="raises")
     never = Stage("never", "tests.bench.gpu.misbehaving_stages:works", 1, 1, 60.0, instead_of="works")
@@ -144,7 +144,7 @@ def test_a_failing_stage_does_not_affect_the_rows_of_other_stages(tmp_path: Path
     assert ended["works"] == ended["works again"] == ended["instead"] == "done"
     assert ended["raises"] == "ValueError: the kernels disagree"
     assert ended["is_killed"] == "ended by SIGSEGV"
-    assert ended["hangs"] == "not done after its limit of 8 s"
+    assert ended["hangs"] == "not done after its limit of 40 s"
     assert "misbehaving_stages.py" in (tmp_path / "hangs.log").read_text(), "its log has the stacks"
 
 
