@@ -66,6 +66,7 @@ MUST_NOT_REACH: dict[str, set[str]] = {
     "trunkline.block_hash": {"grpc", "google", "torch"},
     "trunkline.validation": {"grpc", "torch"},
     "trunkline.client.sync_client": {"torch", "trunkline_runtime", "structlog", "redis", "uvloop"},
+    "trunkline_worker.main": {"torch", "triton", "safetensors"},  # torch takes seconds and 300 MB; the engine has it
     "trunkline_worker.step.plan": PURE,
     "trunkline_worker.engine.engine": PURE,
     "trunkline_worker.engine.engine_process": ENGINE | {"llguidance"},  # hostile grammars break it

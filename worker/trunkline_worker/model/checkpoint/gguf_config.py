@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import torch
-
 from trunkline_worker.model.checkpoint.entries import Entries, listed
 from trunkline_worker.model.checkpoint.gguf_file import GgufFile, Texts
 from trunkline_worker.model.checkpoint.refusals import ModelError, shown
@@ -100,7 +98,7 @@ def _rope_scaling(file: GgufFile, own: Entries) -> dict[str, Any] | None:
             raise ModelError(
                 f"tensor {ROPE_FACTORS} is not supported beside RoPE scaling {shown(kind)}, or not as {form}"
             )
-        factors = file.rows(ROPE_FACTORS).view(torch.float32).flatten().tolist()
+        factors = file.stored(ROPE_FACTORS).cast("f").tolist()
         # longrope divides each frequency by a factor of its own. Here they are the same at every length.
         return {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
     if kind == "none":

@@ -5,15 +5,12 @@ The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 import mmap
 import struct
-import warnings
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from trunkline_worker.model.checkpoint.refusals import ModelError, shown
 
@@ -192,14 +189,10 @@ class GgufFile:
             )
         return StoredTensor(form, shape, start, num_bytes)
 
-    def rows(self, name: str) -> Tensor:
-        """Returns a tensor as it is stored: [num_rows, bytes of a row], uint8. Its memory is the file's."""
+    def stored(self, name: str) -> memoryview:
+        """Returns the bytes of a tensor as they are stored. Their memory is the file's."""
         tensor = self.tensors[name]
-        num_rows = prod(tensor.shape[:-1])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the memory is read-only, and nothing writes to it
-            flat = torch.frombuffer(self._data, dtype=torch.uint8, count=tensor.num_bytes, offset=tensor.start)
-        return flat.view(num_rows, -1)
+        return memoryview(self._data)[tensor.start : tensor.start + tensor.num_bytes]
 
     def text(self, key: str) -> str | None:
         """Returns a string of the metadata; None if there is none. Raises ModelError for another value."""

@@ -1,6 +1,8 @@
 """The tensors of a GGUF file, under the names that transformers gives them and with its order of rows."""
 
 import re
+import warnings
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -65,7 +67,7 @@ class GgufTensors:
         """Returns the values, dequantised to float32 if they are quantised."""
         stored = self._stored[name]
         tensor = self._file.tensors[stored]
-        return self._in_order(values_of(self._file.rows(stored), tensor.format).view(tensor.shape), stored)
+        return self._in_order(values_of(self._rows(stored), tensor.format).view(tensor.shape), stored)
 
     def quantized(self, name: str, device: torch.device) -> QuantizedWeight | None:
         """Returns a matrix as it is stored; None: it is not quantised, or cannot be kept in this form.
@@ -73,7 +75,14 @@ class GgufTensors:
         device: on the meta device, only its shapes are known
         """
         stored = self._stored[name]
-        return quantized(self._in_order(self._file.rows(stored).to(device), stored), self._file.tensors[stored].format)
+        return quantized(self._in_order(self._rows(stored).to(device), stored), self._file.tensors[stored].format)
+
+    def _rows(self, stored: str) -> Tensor:
+        """Returns a tensor as it is stored: [num_rows, bytes of a row], uint8. Its memory is the file's."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the memory is read-only, and nothing writes to it
+            flat = torch.frombuffer(self._file.stored(stored), dtype=torch.uint8)
+        return flat.view(prod(self._file.tensors[stored].shape[:-1]), -1)
 
     def _in_order(self, rows: Tensor, stored: str) -> Tensor:
         """Returns the rows of a tensor in transformers' order."""
