@@ -170,21 +170,13 @@ def test_a_step_is_recorded_as_the_decoder_launches_it() -> None:
         (["--weights", "fp8", "--kv-dtype", "fp8"], "quantize_rows"),
         (["--weights", "fp8-blocks"], "persistent_matmul 16 x 4096 x 1024"),
     ],
-    ids=" ".join,
+    ids=["bfloat16", "fp8", "fp8 in blocks"],
 )
 @pytest.mark.slow
 def test_the_page_of_a_step(options: list[str], product: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [
-        sys.executable,
-        "-m",
-        "trunkline_bench.kernels.resources",
-        "--step",
-        "qwen3-0.6b",
-        "--batch",
-        "16",
-        *options,
-    ]
+    module = "trunkline_bench.kernels.resources"
+    command = [sys.executable, "-m", module, "--step", "qwen3-0.6b", "--batch", "16", *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "output tok/s" in done.stdout

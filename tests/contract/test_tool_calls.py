@@ -31,7 +31,7 @@ MEGABYTE = 1 << 20
 QUARTER = MEGABYTE // 4
 LONGEST_S = 3.0  # of a megabyte: 0.25 s on a fast processor, 1.2 s on a slow and busy one
 TRIES = 3  # of a comparison of times, which another process may disturb
-MANY = int(os.environ.get("TRUNKLINE_FUZZ_OUTPUTS", "20000"))  # random outputs of a format
+MANY = int(os.environ.get("TRUNKLINE_FUZZ_OUTPUTS", "5000"))  # random outputs of a format
 STOP, LENGTH = FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH
 FAMILIES = load_families()
 # It wants white space before a call left out; gemma4/sglang-text-before-call wants it kept.

@@ -33,7 +33,7 @@ TYPES = {
 }  # fmt: skip
 
 # Instructions for matrix products on tensor cores, by backend.
-TENSOR_CORE = {"cuda": re.compile(r"\b(HMMA|HGMMA|QGMMA|IMMA|IGMMA|UTC\w*MMA)"), "hip": re.compile(r"v_mfma_")}
+TENSOR_CORE = {"cuda": re.compile(r"\b(mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b"), "hip": re.compile(r"\bv_mfma_")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +138,10 @@ def resources(launch: Launch, chip: Chip) -> Resources:
             file.write(built.asm["cubin"])
             file.flush()
             usage = _cuobjdump("-res-usage", file.name)
-            text = _cuobjdump("-sass", file.name)
-        registers, stack = (int(re.search(rf"{word}:(\d+)", usage)[1]) for word in ("REG", "STACK"))  # type: ignore[index]
-        spills = stack if re.search(r"\b(STL|LDL)\b", text) else 0
+            registers, stack = (int(re.search(rf"{word}:(\d+)", usage)[1]) for word in ("REG", "STACK"))  # type: ignore[index]
+            # Disassembling takes as long as compiling.
+            spills = stack if stack and re.search(r"\b(STL|LDL)\b", _cuobjdump("-sass", file.name)) else 0
+        text = built.asm["ptx"]
     found = bool(TENSOR_CORE[chip.target.backend].search(text))
     late = bool(launch.options.get("launch_pdl")) and _waits_late(built.asm["ptx"])
     return Resources(name, registers, spills, built.metadata.shared, found, late)
