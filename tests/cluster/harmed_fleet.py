@@ -14,7 +14,7 @@ from trunkline_bench.faults.streams import Order, Record, orders
 from trunkline_bench.servers.ports import free_port
 from trunkline_bench.servers.redis_server import RedisServer
 
-STREAMS, MANY, FEWEST = 32, 16, 8
+STREAMS, MANY, FEWEST = 20, 16, 8
 # An accident that strikes a tenth of the way must find streams that run, however late their client reads.
 TOKENS, LONG = (80, 160), (100, 200)
 INTER_TOKEN_TIMEOUT = "--inter-token-timeout-s=3"  # a worker that waits for a core must not be taken for hung

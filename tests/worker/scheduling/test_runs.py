@@ -171,9 +171,8 @@ def test_hundreds_of_lives() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("thousand", range(1, 4))
-def test_thousands_of_lives(thousand: int) -> None:
-    assert lives(range(1000 * thousand, 1000 * (thousand + 1)))["lives"] == 1000
+def test_a_thousand_lives() -> None:
+    assert lives(range(1000, 2000))["lives"] == 1000
 
 
 class Scripted:
