@@ -1,30 +1,35 @@
 """`make bench-gguf PEERS=DIR`: our router and worker against llama.cpp's server, over HTTP, with the same GGUF files.
 
-DIR/llama is a virtual environment with xllamacpp, which has llama.cpp's server, and aiohttp. The files are SmolLM2's
-own, in 4 bits, and what `gguf` makes of it in bfloat16 and in 8 bits. For each file both servers run throughout, and
+DIR/llama is a virtual environment with xllamacpp, which has llama.cpp's server. The files are SmolLM2's own, in 4
+bits, and what `gguf` makes of it in bfloat16 and in 8 bits. For each file both servers run throughout, and
 the same client loads them in turns. While one is loaded, the other is idle.
 """
 
 import argparse
+import asyncio
+import random
 import statistics
 import subprocess
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import gguf
+from openai import AsyncOpenAI
 
-from trunkline_bench.engine.against_smg import CLIENT, LINE, REPOSITORY
+from trunkline_bench.engine.against_smg import REPOSITORY
 from trunkline_bench.reports.markdown import listed, table
 from trunkline_bench.reports.provenance import facts, make_command
 from trunkline_bench.servers.http_stack import http_stack, log_ends, process, wait_for_completion
 from trunkline_bench.servers.ports import free_port
 
-# Requests at once, and requests in all. Each has a prompt of six lines, about 80 tokens, and OUTPUT_TOKENS of output.
-WORKLOAD = ((1, 6), (8, 32), (16, 48), (64, 128))
+# Requests at once, and requests in all. Each has a prompt of two lines, about 50 tokens, and OUTPUT_TOKENS of output.
+WORKLOAD = ((1, 4), (8, 24), (16, 32), (64, 64))
 OUTPUT_TOKENS = 64
+TEXT, SHORTEST_LINE = REPOSITORY / "docs" / "operations.md", 60  # bytes
 CONTEXT = 512  # of each of llama.cpp's places for a request
 NAME = "model"
 SERVER = """
@@ -73,14 +78,33 @@ def llama_server(python: Path, model: Path, threads: int, logs: Path) -> Iterato
         yield f"http://127.0.0.1:{port}"
 
 
-def load(python: Path, url: str, at_once: int, requests: int) -> tuple[float, float]:
-    """Returns output tokens per second, and TTFT p50 in ms."""
-    command = [str(python), str(CLIENT), url, NAME, *map(str, (at_once, requests, OUTPUT_TOKENS))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = LINE.search(done.stdout)
-    if done.returncode or found is None:
-        raise SystemExit(f"bench-gguf: the client failed at {url}:\n{done.stderr[-2000:]}")
-    return float(found[1]), float(found[2])
+async def load(url: str, at_once: int, requests: int, seed: int) -> tuple[float, float]:
+    """Streams so many completions, `at_once` at a time. Returns output tokens per second, and TTFT p50 in ms.
+
+    seed: of the prompts: no cached prefix is of use where it differs
+    """
+    draw = random.Random(seed)
+    lines = [line for line in TEXT.read_text().splitlines() if len(line) > SHORTEST_LINE]
+    prompts = [" ".join(draw.sample(lines, 2)) for _ in range(requests)]
+    room = asyncio.Semaphore(at_once)
+
+    async def first_token_s(client: AsyncOpenAI, prompt: str) -> float:
+        async with room:
+            started_s, first_s = time.perf_counter(), 0.0
+            stream = await client.completions.create(
+                model=NAME, prompt=prompt, max_tokens=OUTPUT_TOKENS, temperature=0, stream=True,
+                extra_body={"ignore_eos": True},
+                extra_headers={"connection": "close"},  # llama.cpp's server closes connections that were to be kept
+            )  # fmt: skip
+            async for _ in stream:
+                first_s = first_s or time.perf_counter() - started_s
+            return first_s
+
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=600.0, max_retries=0) as client:
+        started_s = time.perf_counter()
+        ttfts_s = await asyncio.gather(*(first_token_s(client, prompt) for prompt in prompts))
+        seconds = time.perf_counter() - started_s
+    return requests * OUTPUT_TOKENS / seconds, 1e3 * statistics.median(ttfts_s)
 
 
 def measure(python: Path, model: Path, threads: int, repeats: int, logs: Path) -> Figures:
@@ -96,11 +120,11 @@ def measure(python: Path, model: Path, threads: int, repeats: int, logs: Path) -
                 wait_for_completion(url, NAME)
             except TimeoutError as error:
                 raise SystemExit(f"bench-gguf: {error}\n{log_ends(logs)}") from error
-            load(python, url, *WORKLOAD[-2])  # our scheduler learns what steps cost, and does not count
-        for _ in range(repeats):
+            asyncio.run(load(url, *WORKLOAD[-2], seed=0))  # our scheduler learns what steps cost, and does not count
+        for turn in range(1, repeats + 1):
             for at_once, requests in WORKLOAD:
                 for name, url in stacks:
-                    figures[name, at_once].append(load(python, url, at_once, requests))
+                    figures[name, at_once].append(asyncio.run(load(url, at_once, requests, seed=1000 * turn + at_once)))
                     print(f"  {model.name}, {name}, {at_once} at once: {figures[name, at_once][-1]}", flush=True)
             stacks.reverse()
     return figures
@@ -127,7 +151,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=REPOSITORY / "bench" / "results")
     arguments = parser.parse_args()
     python = arguments.peers.absolute() / "llama/bin/python"
-    for needed in (python, CLIENT, arguments.model):
+    for needed in (python, arguments.model):
         if not needed.exists():
             raise SystemExit(f"bench-gguf: {needed} does not exist")
     asked = ["-c", "import importlib.metadata as m; print(m.version('xllamacpp'))"]
@@ -149,7 +173,8 @@ def main() -> None:
         f"- model: {arguments.model.stem.split('.')[0]}; greedy, end of sequence ignored\n"
         f"- medians of {arguments.repeats} repetitions in alternating order; both servers run throughout, "
         "and are loaded once before\n"
-        f"- each request: a prompt of six lines of text, {OUTPUT_TOKENS} output tokens, streamed\n\n"
+        "- each request: a prompt of two lines of text, which differ between runs, and "
+        f"{OUTPUT_TOKENS} output tokens, streamed\n\n"
         + table(measured, HEAD, "weights, requests at once")
     )
     arguments.output.mkdir(parents=True, exist_ok=True)
