@@ -81,7 +81,7 @@ def test_what_does_not_parse_is_text(output: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [TaggedParser, *PARSERS.values()])
-@settings(max_examples=1000)
+@settings(max_examples=300)
 @given(output=OUTPUTS, places=st.lists(st.integers(0, 10_000), max_size=20))
 def test_the_parts_do_not_depend_on_where_the_output_was_cut(
     output: str, places: list[int], kind: Callable[[AnswerContext], AnswerParser]
