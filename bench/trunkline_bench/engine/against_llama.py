@@ -174,8 +174,7 @@ def main() -> None:
         f"- medians of {arguments.repeats} repetitions in alternating order; both servers run throughout, "
         "and are loaded once before\n"
         "- each request: a prompt of two lines of text, which differ between runs, and "
-        f"{OUTPUT_TOKENS} output tokens, streamed\n\n"
-        + table(measured, HEAD, "weights, requests at once")
+        f"{OUTPUT_TOKENS} output tokens, streamed\n\n" + table(measured, HEAD, "weights, requests at once")
     )
     arguments.output.mkdir(parents=True, exist_ok=True)
     (arguments.output / f"http-vs-llama-{found['date']}.md").write_text(text)
