@@ -68,9 +68,11 @@ def quantize(weight: Tensor, kind: str) -> QuantizedWeight:
         raise ValueError(f"int4 weights need an inner dimension that {2 * HALF} divides, not {inner}")
     group = GROUP if inner % GROUP == 0 else GROUP // 2
     groups = wide.view(columns, inner // group, group)
-    scale = (groups.abs().amax(dim=2) / 7).clamp_(min=1e-12)
-    values = ((groups / scale[..., None]).round_().clamp_(-ZERO, 15 - ZERO) + ZERO).to(torch.uint8)
-    return packed_int4(values.view(columns, inner), scale)
+    # The largest value of a group, whatever its sign, becomes -8, so that all 16 numbers are in use.
+    scale = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True)) / -ZERO
+    scale = torch.where(scale.abs() < 1e-12, 1e-12, scale)
+    values = ((groups / scale).round_().clamp_(-ZERO, 15 - ZERO) + ZERO).to(torch.uint8)
+    return packed_int4(values.view(columns, inner), scale[..., 0])
 
 
 def quantize_blocks(weight: Tensor) -> QuantizedWeight:
