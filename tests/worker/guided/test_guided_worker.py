@@ -128,7 +128,7 @@ def test_outputs_continue_unchanged_if_these_processes_are_killed(worker: Worker
     check(expected)
     changed = [end for handle, (_, end) in found.items() if (found[handle] != expected[handle])]
     if victim == "matching process" and changed:  # just then, it worked on one sequence alone: that one is blamed
-        assert changed == [("INVALID_REQUEST", "", "grammar: matching the output broke off")]
+        assert changed == [("INVALID_REQUEST", "grammar", "grammar: matching the output broke off")]
     else:
         assert not changed
 
