@@ -303,10 +303,10 @@ def test_granite_reasons_under_headings_too(output: str) -> None:
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_a_megabyte_of_beginnings_takes_seconds_at_most(name: str) -> None:
+def test_a_megabyte_of_beginnings_takes_less_than_a_second(name: str) -> None:
     mark = [*kind_of(name).calls, "<|channel|>"][0]
     for beginning in (mark[:-1], f"{mark}[\\'"):  # each of the latter may begin a list of calls, which none ends
-        assert sum(seconds_of_halves(name, beginning, MEGABYTE)) < LONGEST_S
+        assert any(sum(seconds_of_halves(name, beginning, MEGABYTE)) < 1 for _ in range(TRIES))
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from trunkline_bench.servers.ports import free_port
 # Requests at once, and requests in all. Each has a prompt of two lines, about 50 tokens, and OUTPUT_TOKENS of output.
 WORKLOAD = ((1, 4), (8, 24), (16, 32), (64, 64))
 OUTPUT_TOKENS = 64
-TEXT, SHORTEST_LINE = REPOSITORY / "docs" / "operations.md", 60  # bytes
+TEXT, SHORTEST_LINE = REPOSITORY / "docs" / "operations.md", 60  # characters
 CONTEXT = 512  # of each of llama.cpp's places for a request
 NAME = "model"
 SERVER = """
