@@ -5,10 +5,14 @@ scaling the scores and changing the base are one multiplication. Until a row has
 is 0.
 """
 
+import os
+
+import torch
 import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+_HAS_PTX = tl.constexpr(torch.version.hip is None and os.environ.get("TRITON_INTERPRET") != "1")
 
 
 @triton.jit
@@ -19,7 +23,7 @@ def blocks_at(table, start, end, BLOCK_SIZE: tl.constexpr, TILE_KEYS: tl.constex
     on another load cannot be issued ahead.
     """
     position = start + tl.arange(0, TILE_KEYS)
-    return tl.load(table + position // BLOCK_SIZE, mask=position < end, other=0)
+    return tl.load(table + position.to(tl.uint32, bitcast=True) // BLOCK_SIZE, mask=position < end, other=0.0)
 
 
 @triton.jit
@@ -35,6 +39,51 @@ def weighed(scores, scale, peak, total):
     weights = tl.exp2(scores * scale - anchor[:, None])
     decay = tl.exp2(peak - anchor)
     return weights, decay, raised, total * decay + tl.sum(weights, axis=1)
+
+
+@triton.jit
+def _tile(
+    pool,  # keys or values, at this KV head
+    place,  # [TILE_KEYS] int64: of each position in the pool
+    exists,  # [TILE_KEYS]; not read unless MASKED
+    DTYPE: tl.constexpr,
+    MASKED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
+):  # fmt: skip
+    """→ [TILE_KEYS, PADDED_DIM] of DTYPE"""
+    paired: tl.constexpr = _HAS_PTX and pool.dtype.element_ty.primitive_bitwidth == 8
+    # Two 8-bit floats are loaded and converted as one number of 16 bits. Matrix products need pairs of adjacent keys,
+    # and 8-bit numbers are put together one by one for that; 16-bit ones by the load from shared memory.
+    source = pool.to(tl.pointer_type(tl.int16)) if paired else pool
+    width: tl.constexpr = 2 if paired else 1
+    dim = tl.arange(0, PADDED_DIM // width)
+    at = source + place[:, None] // width + dim[None, :]
+    inside = (dim < HEAD_DIM // width)[None, :]
+    if MASKED:
+        x = tl.load(at, mask=exists[:, None] & inside, other=0.0)
+    elif HEAD_DIM != PADDED_DIM:
+        x = tl.load(at, mask=inside, other=0.0)
+    else:
+        x = tl.load(at)
+    if paired:
+        first, second = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 both;
+            cvt.rn.f16x2.e4m3x2 both, $2;
+            mov.b32 {$0, $1}, both;
+            }
+            """,
+            "=h,=h,h",
+            [x],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=1,
+        )
+        x = tl.join(first, second).reshape(TILE_KEYS, PADDED_DIM)
+    return x.to(DTYPE)
 
 
 @triton.jit
@@ -60,31 +109,23 @@ def attend_tile(
 ):  # fmt: skip
     """→ acc [ROWS, PADDED_DIM], peak [ROWS], total [ROWS], including these keys"""
     position = start + tl.arange(0, TILE_KEYS)
-    dim = tl.arange(0, PADDED_DIM)
     exists = position < end
-    place = blocks.to(tl.int64) * block_stride + position % BLOCK_SIZE * slot_stride
-    if MASKED:
-        known = exists[None, :] & (dim < HEAD_DIM)[:, None]
-        k = tl.load(keys + place[None, :] + dim[:, None], mask=known, other=0.0)
-    elif HEAD_DIM != PADDED_DIM:
-        k = tl.load(keys + place[None, :] + dim[:, None], mask=(dim < HEAD_DIM)[:, None], other=0.0)
-    else:
-        k = tl.load(keys + place[None, :] + dim[:, None])
-    scores = tl.dot(q, k.to(q.dtype), input_precision="ieee")
+    # Unsigned numbers are divided by a shift.
+    slot = position.to(tl.uint32, bitcast=True) % BLOCK_SIZE
+    place = blocks.to(tl.int64) * block_stride + (slot * slot_stride).to(tl.int32, bitcast=True)
+    # 8-bit floats become float16 rather than bfloat16, which devices convert them to in more and slower steps.
+    narrow: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth == 8 and q.dtype.primitive_bitwidth == 16
+    dtype: tl.constexpr = tl.float16 if narrow else q.dtype
+    k = _tile(keys, place, exists, dtype, MASKED, HEAD_DIM, PADDED_DIM, TILE_KEYS)
+    scores = tl.dot(q.to(dtype), tl.trans(k), input_precision="ieee")
     if MASKED:
         visible = exists[None, :] & (position[None, :] <= query_positions[:, None])
         if WINDOW:
             visible &= position[None, :] > query_positions[:, None] - window
         scores = tl.where(visible, scores, float("-inf"))
     weights, decay, raised, total = weighed(scores, scale, peak, total)
-    if MASKED:
-        known = exists[:, None] & (dim < HEAD_DIM)[None, :]
-        v = tl.load(values + place[:, None] + dim[None, :], mask=known, other=0.0)
-    elif HEAD_DIM != PADDED_DIM:
-        v = tl.load(values + place[:, None] + dim[None, :], mask=(dim < HEAD_DIM)[None, :], other=0.0)
-    else:
-        v = tl.load(values + place[:, None] + dim[None, :])
-    acc = tl.dot(weights.to(q.dtype), v.to(q.dtype), acc * decay[:, None], input_precision="ieee")
+    v = _tile(values, place, exists, dtype, MASKED, HEAD_DIM, PADDED_DIM, TILE_KEYS)
+    acc = tl.dot(weights.to(dtype), v, acc * decay[:, None], input_precision="ieee")
     return acc, raised, total
 
 

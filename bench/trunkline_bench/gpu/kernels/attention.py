@@ -17,7 +17,8 @@ from trunkline_bench.gpu.kernels.paged import Decode, FreshPrefill, Paged, Prefi
 from trunkline_bench.gpu.shapes import Shapes, median_s
 from trunkline_kernels.gpu.prompt_attention import key_of, library_takes
 from trunkline_kernels.gpu.tuned_tilings import TilingKey
-from trunkline_worker.model.gpu_decoder import Chip
+from trunkline_kernels.quantized_weight import FP8
+from trunkline_worker.model.gpu_decoder import FP8_CAPABILITY, Chip
 
 RELATIVE = {torch.float32: 1e-4, torch.bfloat16: 1.5e-2}
 
@@ -44,11 +45,14 @@ def check(shapes: Shapes) -> Rows:
 
 
 def smoke(shapes: Shapes, contexts: Sequence[int]) -> Rows:
-    """Compares decode and ragged attention with the reference. Raises AssertionError."""
-    paged = Paged.make(shapes, list(contexts))
-    decode, prefill = Decode(shapes, paged), Prefill(shapes, paged, 1)
-    yield _compared("decode", decode(), _truths(decode.q, paged, 1), shapes)
-    yield _compared("ragged", prefill(), _truths(prefill.q, paged, 1), shapes)
+    """Compares decode and ragged attention with the reference, also for 8-bit keys. Raises AssertionError."""
+    has_fp8 = shapes.tiny or Chip.of(shapes.device).capability >= FP8_CAPABILITY
+    for kv_dtype in (shapes.dtype, FP8) if has_fp8 else (shapes.dtype,):
+        of = ", fp8 KV" if kv_dtype == FP8 else ""
+        paged = Paged.make(shapes, list(contexts), kv_dtype)
+        decode, prefill = Decode(shapes, paged), Prefill(shapes, paged, 1)
+        yield _compared(f"decode{of}", decode(), _truths(decode.q, paged, 1), shapes)
+        yield _compared(f"ragged{of}", prefill(), _truths(prefill.q, paged, 1), shapes)
 
 
 def _check(shapes: Shapes) -> Rows:

@@ -33,14 +33,14 @@ DECODE_CANDIDATES = (
     DecodeTiling(32, 4, 4, 3), DecodeTiling(32, 4, 6, 2), DecodeTiling(128, 4, 2, 2), DecodeTiling(64, 8, 3, 2),
     DecodeTiling(64, 4, 3, 3, shortest=64), DecodeTiling(64, 4, 3, 3, shortest=256), DecodeTiling(64, 4, 3, 6),
 )  # fmt: skip
-# For 8-bit keys, likewise: larger tiles than the one of 32 keys that is chosen without measurements, or more in flight.
+# For 8-bit keys, likewise.
 NARROW_CANDIDATES = (
-    DecodeTiling(32, 4, 3, 3), DecodeTiling(32, 4, 5, 3), DecodeTiling(64, 4, 3, 2), DecodeTiling(64, 4, 4, 2),
-    DecodeTiling(64, 8, 3, 1), DecodeTiling(64, 8, 5, 1), DecodeTiling(128, 8, 3, 1), DecodeTiling(128, 8, 4, 1),
+    DecodeTiling(64, 4, 2, 3), DecodeTiling(64, 4, 3, 2), DecodeTiling(64, 4, 4, 2), DecodeTiling(32, 4, 3, 3),
+    DecodeTiling(32, 4, 4, 3), DecodeTiling(32, 4, 5, 3), DecodeTiling(64, 8, 3, 2), DecodeTiling(128, 8, 3, 1),
 )  # fmt: skip
 RAGGED_CANDIDATES = (
     RaggedTiling(128, 64, 8, 3), RaggedTiling(128, 64, 8, 2), RaggedTiling(128, 32, 8, 4),
-    RaggedTiling(64, 64, 4, 3), RaggedTiling(64, 64, 4, 2), RaggedTiling(64, 128, 4, 2),
+    RaggedTiling(64, 64, 4, 3), RaggedTiling(64, 64, 4, 2),
 )  # fmt: skip
 
 
