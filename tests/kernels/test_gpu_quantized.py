@@ -13,6 +13,7 @@ from trunkline_kernels.gpu.quantized_linear import (
     quantize_rows,
     quantized_linear,
 )
+from trunkline_kernels.gpu.widening import widened
 from trunkline_kernels.quantized_weight import dequantize, packed_int4, quantize, unpacked_int4
 
 
@@ -93,6 +94,20 @@ def test_int4_products_of_any_group_and_zero_point(inner: int, group: int, zeros
     weight, x = packed_int4(values, scale, zero), random(3, inner)
     torch.testing.assert_close(dequantize(weight), stands_for, rtol=0, atol=0)
     torch.testing.assert_close(quantized_linear(x, weight), linear(x, stands_for), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("kind", "inner"), [("int8", 100), ("int8", 2304), ("int4", 192), ("int4", 2304)])
+def test_a_widened_weight_has_the_values_that_it_stands_for(kind: str, inner: int) -> None:
+    weight = quantize(random(5, inner), kind)
+    assert torch.equal(widened(weight, torch.float32), dequantize(weight))
+
+
+def test_a_widened_weight_has_zero_points() -> None:
+    draw = torch.Generator().manual_seed(0)
+    values = torch.randint(0, 16, (3, 192), generator=draw, dtype=torch.uint8)
+    zero = torch.randint(0, 16, (3, 6), generator=draw, dtype=torch.uint8)
+    weight = packed_int4(values, torch.rand(3, 6, generator=draw), zero)
+    assert torch.equal(widened(weight, torch.float32), dequantize(weight))
 
 
 @pytest.mark.parametrize("kind", one_in(3, ["int4", "int8", "fp8"]))

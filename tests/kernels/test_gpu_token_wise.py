@@ -11,7 +11,8 @@ from tests.parameters import one_in
 from trunkline_kernels import kv_write, rms_norm, rotary, silu_and_mul
 from trunkline_kernels.gpu import rms_norm as gpu_rms_norm
 from trunkline_kernels.gpu import silu_and_mul as gpu_silu_and_mul
-from trunkline_kernels.gpu.fixed_matmul import fixed_linear
+from trunkline_kernels.gpu.fixed_matmul import TILING, TILINGS, fixed_linear, fixed_tilings, tiling_of
+from trunkline_kernels.gpu.matmul_tiling import MatmulTiling
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.ragged_batch import KVLayer
 
@@ -38,6 +39,30 @@ def test_silu_and_mul(rows: int, dim: int) -> None:
 def test_fixed_linear(rows: int, columns: int, inner: int, biased: bool) -> None:
     x, weight, bias = random(rows, inner), random(columns, inner), random(columns) if biased else None
     torch.testing.assert_close(fixed_linear(x, weight, bias), linear(x, weight, bias), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("tiling", TILINGS)
+def test_fixed_linear_with_each_tiling(tiling: MatmulTiling) -> None:
+    x, weight = random(65, 100), random(130, 100)
+    torch.testing.assert_close(fixed_linear(x, weight, tilings=[tiling]), linear(x, weight), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "tile"),
+    [
+        (1, 4096, (64, 16)), (64, 24_576, (64, 64)), (128, 6144, (64, 32)), (255, 151_936, (64, 128)),
+        (256, 24_576, (128, 128)), (512, 4096, (64, 128)), (2048, 4096, (128, 256)), (8192, 24_576, (128, 256)),
+        (1, 64, (64, 16)),
+    ],
+)  # fmt: skip
+def test_products_under_deterministic_have_enough_tiles(rows: int, columns: int, tile: tuple[int, int]) -> None:
+    found = tiling_of(fixed_tilings((9, 0), is_nvidia=True), rows, columns)
+    assert (found.rows, found.columns) == tile
+
+
+@pytest.mark.parametrize(("capability", "is_nvidia"), [((8, 0), True), ((10, 0), True), ((9, 0), False)])
+def test_other_devices_have_one_tiling(capability: tuple[int, int], is_nvidia: bool) -> None:
+    assert fixed_tilings(capability, is_nvidia=is_nvidia) == (TILING,)
 
 
 @pytest.mark.parametrize("normed", [False, True])

@@ -12,10 +12,10 @@ from trunkline_kernels.gpu.product_choice import (
     ProductChoice,
     ProductTiling,
     product_choice,
-    untimed_block_choice,
+    untimed_choice,
 )
 from trunkline_kernels.gpu.quantized_linear import Fp8Tiling
-from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, ProductKey, TilingKey
+from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR, PRODUCTS, ProductKey, TilingKey
 
 SMALL = {"rows": 16, "columns": 32, "inner": 64, "warps": 4, "stages": 3}
 LARGE = {**SMALL, "rows": 128, "programs": 1}
@@ -106,21 +106,39 @@ def test_a_tile_that_does_not_fit_the_blocks_is_named(change: dict[str, int], ti
         product_choice(GATED, device="NVIDIA H200", columns=12_288, inner=4096, in_blocks=True)
 
 
+@pytest.mark.parametrize("in_blocks", [False, True])
+@pytest.mark.parametrize("kernel", PRODUCTS)
+def test_products_that_were_not_timed(kernel: str, in_blocks: bool) -> None:
+    with_library, without = (
+        untimed_choice(kernel, columns=12_288, inner=4096, in_blocks=in_blocks, library=library)
+        for library in (True, False)
+    )
+    for rows in (1, 64, 128):
+        tiling = with_library.tiling(rows)
+        assert isinstance(tiling, PersistentTiling)
+        assert tiling == without.tiling(rows)
+    for rows in (129, 8192):
+        assert with_library.library_won(rows)
+        assert isinstance(without.tiling(rows), PersistentTiling)
+    fitting = [tiling for tiling in (*with_library.tilings, *without.tilings) if tiling]
+    assert not in_blocks or all(tiling.inner == 128 and 128 % tiling.columns == 0 for tiling in fitting)
+
+
 @pytest.mark.parametrize(
-    ("kernel", "columns", "inner", "has_one"),
+    ("kernel", "columns", "inner", "in_blocks", "has_one"),
     [
-        (GATED, 12_288, 4096, True),
-        (GATED, 12_352, 4096, False),  # gate and up share a block
-        (LINEAR, 12_352, 4096, True),
-        (ADDED, 4096, 4104, False),  # rows that a descriptor cannot describe
+        (GATED, 12_352, 4096, True, False),  # gate and up share a block
+        (GATED, 12_352, 4096, False, True),
+        (LINEAR, 12_352, 4096, True, True),
+        (ADDED, 4096, 4104, True, False),  # rows that a descriptor cannot describe
+        (ADDED, 4096, 4104, False, False),
     ],
 )
-def test_weights_in_blocks_that_were_not_timed(kernel: str, columns: int, inner: int, has_one: bool) -> None:
-    found = untimed_block_choice(kernel, columns=columns, inner=inner)
-    for rows in (1, 64, 65, 8192):
-        tiling = found.tiling(rows)
-        assert (tiling is not None) == has_one
-        assert tiling is None or (tiling.inner == 128 and 128 % tiling.columns == 0)
+def test_shapes_that_persistent_kernels_do_not_take(
+    kernel: str, columns: int, inner: int, in_blocks: bool, has_one: bool
+) -> None:
+    found = untimed_choice(kernel, columns=columns, inner=inner, in_blocks=in_blocks, library=False)
+    assert (found != ProductChoice()) == has_one
 
 
 def test_a_sweep_adds_to_the_table_and_replaces_what_it_has_timed_again(timed: Path) -> None:

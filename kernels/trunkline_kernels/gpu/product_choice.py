@@ -1,8 +1,8 @@
 """Chooses the kernel of a layer's product of 8-bit floats: the library's, or one of this package with a tiling.
 
 The product sweeps of `make bench-gpu` time them on a device by the number of rows, and record the fastest: see
-tuned_tilings. A product that was not timed uses quantized_linear, or the persistent kernel if its weight is in blocks:
-the library has no such product.
+tuned_tilings. Where a device has persistent kernels, a product that was not timed uses them for few rows, and the
+library for many; elsewhere quantized_linear.
 """
 
 from bisect import bisect_left
@@ -39,14 +39,15 @@ class ProductChoice:
         return rows <= max(self.rows, default=-1) and self.tiling(rows) is None
 
 
-# Of weights in blocks that were not timed. Gate and up are two accumulators, so their tiles have half the columns. All
-# compile for sm_90 and sm_100 without spills; which is the fastest has not been measured.
-BLOCK_CHOICE = ProductChoice(
-    (64, LARGEST), (PersistentTiling(64, 128, BLOCK, 4, 4, 2), PersistentTiling(128, 128, BLOCK, 8, 4, 1))
-)
-GATED_BLOCK_CHOICE = ProductChoice(
-    (64, LARGEST), (PersistentTiling(64, 64, BLOCK, 4, 4, 2), PersistentTiling(128, 64, BLOCK, 8, 4, 1))
-)
+FEW_ROWS = 128  # up to so many, a persistent kernel was faster than the library on an H100 and an H200
+# Tilings for few and for many rows, by whether a product is gated and whether its weight is in blocks: the fastest, or
+# nearly, for most shapes on an H200. All compile for sm_90 and sm_100 without spills.
+UNTIMED = {
+    (False, False): (PersistentTiling(64, 128, 256, 4, 4, 1), PersistentTiling(128, 128, 128, 8, 4, 1)),
+    (False, True): (PersistentTiling(64, 64, BLOCK, 4, 4, 3), PersistentTiling(128, 128, BLOCK, 8, 4, 1)),
+    (True, False): (PersistentTiling(64, 64, 128, 4, 4, 2), PersistentTiling(128, 128, 128, 8, 4, 1)),
+    (True, True): (PersistentTiling(64, 64, BLOCK, 4, 4, 2), PersistentTiling(128, 64, BLOCK, 8, 4, 1)),
+}
 
 
 def product_choice(kernel: str, *, device: str, columns: int, inner: int, in_blocks: bool = False) -> ProductChoice:
@@ -65,11 +66,15 @@ def product_choice(kernel: str, *, device: str, columns: int, inner: int, in_blo
     return ProductChoice(timed, tuple(found[rows] for rows in timed))
 
 
-def untimed_block_choice(kernel: str, *, columns: int, inner: int) -> ProductChoice:
-    """Returns the choices for a weight in blocks that was not timed, on a device that has persistent kernels."""
-    if inner % ROW_ALIGNMENT or (kernel == GATED and columns % BLOCK):
+def untimed_choice(kernel: str, *, columns: int, inner: int, in_blocks: bool, library: bool) -> ProductChoice:
+    """Returns the choices for a product that was not timed, on a device that has persistent kernels.
+
+    library: the library has this product
+    """
+    if inner % ROW_ALIGNMENT or (in_blocks and kernel == GATED and columns % BLOCK):
         return ProductChoice()
-    return GATED_BLOCK_CHOICE if kernel == GATED else BLOCK_CHOICE
+    few, many = UNTIMED[kernel == GATED, in_blocks]
+    return ProductChoice((FEW_ROWS, LARGEST), (few, None if library else many))
 
 
 def _fits_blocks(tiling: ProductTiling) -> bool:

@@ -89,6 +89,24 @@ def _quantize_rows(at: Launch) -> None:
     at.powers_of_two("GROUP", "GROUPS")
 
 
+def _widen(at: Launch) -> None:
+    columns, inner, half = at.grid[0], at.number("INNER"), at.number("HALF")
+    if at["FOUR_BITS"]:
+        groups = columns * inner // at.number("GROUP")
+        at.require(inner % at.number("GROUP") == 0, f"groups of {at.number('GROUP')} in {inner}")
+        at.require(at.number("GROUP") % half == 0 and inner % (2 * half) == 0, "HALF")
+        at.holds("weight", (torch.uint8,), columns * inner // 2)
+        at.holds("scale", FLOAT32, groups)
+        if at["ZEROS"]:
+            at.holds("zero", (torch.uint8,), groups)
+    else:
+        at.holds("weight", (torch.int8,), columns * inner)
+        at.holds("scale", FLOAT32, columns)
+    at.holds("out", WIDE, columns * inner)
+    at.require(at.grid[1] * at.number("PIECES") * 2 * half >= inner, "pieces")
+    at.powers_of_two("HALF", "PIECES")
+
+
 def _fp8_product(at: Launch) -> None:
     rows, columns, inner = at.number("num_rows"), at.number("num_columns"), at.number("INNER")
     _product(at, torch.float8_e4m3fn)
@@ -110,5 +128,6 @@ CONTRACTS = (
     _fixed_matmul,
     _weight_only,
     _quantize_rows,
+    _widen,
     _fp8_product,
 )

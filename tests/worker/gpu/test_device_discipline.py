@@ -128,7 +128,7 @@ def test_other_cards_get_tilings_of_their_own(card: Card, options: dict[str, Any
     [
         ({"quantization": "fp8"}, "float8_e4m3fn", {"_fp8_product", "_persistent_matmul"}),
         pytest.param({}, "bfloat16", set(), marks=pytest.mark.slow),
-        pytest.param({"quantization": "fp8"}, "bfloat16", {"_fp8_product"}, marks=pytest.mark.slow),
+        pytest.param({"quantization": "fp8"}, "bfloat16", {"_persistent_matmul"}, marks=pytest.mark.slow),
         pytest.param({"quantization": "int8"}, "bfloat16", set(), marks=pytest.mark.slow),
     ],
     ids=lambda value: "-".join(sorted(value)) if isinstance(value, set) else str(value),

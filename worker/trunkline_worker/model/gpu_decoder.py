@@ -19,7 +19,7 @@ from trunkline_kernels.gpu.decode_attention import decode_attention
 from trunkline_kernels.gpu.decode_tiling import DecodeTiling, decode_tiling_for
 from trunkline_kernels.gpu.device_batch import DeviceBatch
 from trunkline_kernels.gpu.device_rows import gather_rows
-from trunkline_kernels.gpu.fixed_matmul import fixed_linear
+from trunkline_kernels.gpu.fixed_matmul import fixed_linear, fixed_tilings
 from trunkline_kernels.gpu.prompt_attention import FreshPrompts, library_is_chosen, prompt_attention
 from trunkline_kernels.gpu.prompt_attention import key_of as prompt_attention_key
 from trunkline_kernels.gpu.ragged_attention import (
@@ -130,20 +130,21 @@ class GpuDecoder:
     ) -> None:
         """chip: the device that kernels are chosen for; None: the device of the weights"""
         self.spec = spec
-        self._deterministic = deterministic
         self._scale = 1 / math.sqrt(spec.head_dim)
         self._device = weights.embedding.device
         self.chip = chip or Chip.of(self._device)
         self._dependent = self.chip.dependent_launches
         # NVIDIA's library can write a product in float32, which avoids rounding it to 16 bits first.
-        self._widens = self._device.type != "cpu" and torch.version.hip is None
+        is_nvidia = torch.version.hip is None
+        self._widens = self._device.type != "cpu" and is_nvidia
         self._embedding, self._final_norm, self._head = weights.embedding, weights.final_norm, weights.head.weight
         dtype = self._embedding.dtype
         whole = [layer.with_products(whole_product(each, dtype) for each in layer.products) for layer in weights.layers]
+        self._fixed = fixed_tilings(self.chip.capability, is_nvidia=is_nvidia) if deterministic else ()
         self._layers = gpu_layers(
             spec.layers, whole, name=self.chip.name, multiprocessors=self.chip.num_multiprocessors,
-            device=self._device, deterministic=deterministic, dependent=self._dependent,
-            persistent=persistent_linear.is_offered(self.chip.capability, is_nvidia=torch.version.hip is None),
+            device=self._device, fixed=self._fixed, dependent=self._dependent,
+            persistent=persistent_linear.is_offered(self.chip.capability, is_nvidia=is_nvidia),
         )  # fmt: skip
         self._tables = layer_tables(spec, context_length, self._device)
         self._windows = spec.windows
@@ -225,8 +226,8 @@ class GpuDecoder:
         """Returns logits [num_rows, vocab] float32. hidden: [num_rows, hidden] as forward() returns it"""
         x = rms_norm(hidden.contiguous(), self._final_norm, self.spec.rms_norm_eps)
         head = self._head
-        if self._deterministic:
-            return fixed_linear(x, head, dtype=torch.float32)
+        if self._fixed:
+            return fixed_linear(x, head, dtype=torch.float32, tilings=self._fixed)
         if self._widens and x.dtype != torch.float32:
             return torch.mm(x, head.t(), out_dtype=torch.float32)
         return linear(x, head).float()

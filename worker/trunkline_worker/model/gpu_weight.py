@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear
+from trunkline_kernels.gpu.matmul_tiling import MatmulTiling
 from trunkline_kernels.gpu.persistent_linear import (
     PersistentTiling,
     ProductRoom,
@@ -15,14 +16,19 @@ from trunkline_kernels.gpu.persistent_linear import (
     persistent_gated_linear,
     persistent_linear,
 )
-from trunkline_kernels.gpu.product_choice import ProductChoice, product_choice, untimed_block_choice
+from trunkline_kernels.gpu.product_choice import ProductChoice, product_choice, untimed_choice
 from trunkline_kernels.gpu.quantized_linear import Fp8Tiling, library_fp8_linear, library_takes, quantized_linear
 from trunkline_kernels.gpu.silu_and_mul import silu_and_mul
 from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR
+from trunkline_kernels.gpu.widening import widened
 from trunkline_kernels.quantized_weight import QuantizedWeight
 from trunkline_worker.model.architectures.decoder_spec import LayerSpec
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.weights import LayerWeights, Linear, StoredPart
+
+# From so many rows on, int8 and int4 weights are written as 16 bits and multiplied by the library: the tensor cores
+# take longer than that, and our own kernel converts a weight again for each tile of rows.
+WIDENED_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +39,7 @@ class GpuWeight:
     bias: Tensor | None
     choice: ProductChoice  # empty unless the weight is fp8 and has no bias
     room: ProductRoom
-    deterministic: bool
+    fixed: tuple[MatmulTiling, ...]  # of fixed_tilings(); empty: sums may be added in any order
     dependent: bool  # kernels use dependent launches, see dependent_launch
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -56,7 +62,7 @@ class GpuWeight:
         if (persistent := self._persistent(x)) is not None:
             add_persistent_linear(x, *persistent, self.room, out=residual, dependent=self.dependent)
             return None
-        if self.deterministic or self.bias is not None or isinstance(self.weight, QuantizedWeight):
+        if self.fixed or self.bias is not None or isinstance(self.weight, QuantizedWeight):
             return self._linear(x)
         residual.addmm_(x, self.weight.t())
         return None
@@ -64,7 +70,9 @@ class GpuWeight:
     def _linear(self, x: Tensor) -> Tensor:
         weight, bias = self.weight, self.bias
         if isinstance(weight, Tensor):
-            return fixed_linear(x, weight, bias) if self.deterministic else linear(x, weight, bias)
+            return fixed_linear(x, weight, bias, tilings=self.fixed) if self.fixed else linear(x, weight, bias)
+        if weight.kind != "fp8" and len(x) >= WIDENED_ROWS:
+            return linear(x, widened(weight, x.dtype), bias)
         if self.choice.library_won(len(x)) and library_takes(weight):
             return library_fp8_linear(x, weight, dependent=self.dependent)
         tiling = self.choice.tiling(len(x))
@@ -101,14 +109,14 @@ def gpu_layers(
     name: str,
     multiprocessors: int,
     device: torch.device,
-    deterministic: bool,
+    fixed: tuple[MatmulTiling, ...],
     dependent: bool,
     persistent: bool,
 ) -> list[LayerWeights[GpuWeight]]:
     """Looks up the timed choices of the layers' products. Raises ModelError if an entry of the table of tilings is
     invalid.
 
-    name: of the device, as torch reports it; persistent: it has persistent kernels
+    name: of the device, as torch reports it; fixed: as GpuWeight has them; persistent: it has persistent kernels
     """
     found: dict[tuple[tuple[str, int, int], bool], ProductChoice] = {}
 
@@ -121,8 +129,10 @@ def gpu_layers(
                 known = product_choice(kind, device=name, columns=columns, inner=inner, in_blocks=in_blocks)
             except ValueError as error:
                 raise ModelError(f"the table of tilings: {error}") from None
-            if in_blocks and persistent and not known.rows:
-                known = untimed_block_choice(kind, columns=columns, inner=inner)
+            if persistent and not known.rows:
+                known = untimed_choice(
+                    kind, columns=columns, inner=inner, in_blocks=in_blocks, library=library_takes(product.weight)
+                )
             found[timed, in_blocks] = known
         return found[timed, in_blocks]
 
@@ -133,7 +143,7 @@ def gpu_layers(
     room = ProductRoom.allocate(tilings, multiprocessors=multiprocessors, device=device)
     return [
         layer.with_products(
-            GpuWeight(product.weight, product.bias, chosen, room, deterministic, dependent)
+            GpuWeight(product.weight, product.bias, chosen, room, fixed, dependent)
             for product, chosen in zip(layer.products, of_layer, strict=True)
         )
         for layer, of_layer in zip(layers, choices, strict=True)

@@ -12,16 +12,11 @@ from torch.nn.functional import linear
 
 from trunkline_bench.gpu.ceilings import Rows
 from trunkline_bench.gpu.shapes import Shapes, median_s
-from trunkline_kernels.gpu.fixed_matmul import TILING, fixed_linear
+from trunkline_kernels.gpu.fixed_matmul import TILINGS, fixed_linear
 from trunkline_kernels.gpu.matmul_tiling import MatmulTiling
 from trunkline_worker.model.architectures.config_json import read_spec
 
-# Few columns for few rows, which are many programs; large tiles for many rows, which read each operand less often. All
-# compile for sm_90 without spills, and keep the 64 rows from which its asynchronous products are used.
-CANDIDATES = (
-    TILING, MatmulTiling(64, 16, 64, 4, 6), MatmulTiling(64, 32, 64, 4, 6), MatmulTiling(64, 64, 64, 4, 4),
-    MatmulTiling(128, 128, 64, 8, 4), MatmulTiling(128, 256, 64, 8, 3), MatmulTiling(256, 128, 64, 8, 3),
-)  # fmt: skip
+CANDIDATES = (*TILINGS, MatmulTiling(256, 128, 64, 8, 3))
 
 
 def measure(shapes: Shapes) -> Rows:
@@ -31,9 +26,9 @@ def measure(shapes: Shapes) -> Rows:
         for rows in shapes.product_rows:
             x = torch.randn(rows, product.inner, device=shapes.device).to(shapes.dtype)
             library_s = median_s(partial(linear, x, weight), shapes.device)
-            expected = fixed_linear(x, weight)
+            expected = fixed_linear(x, weight)  # with the tiling of all devices
             for tiling in CANDIDATES[: 2 if shapes.tiny else None]:
-                run = partial(fixed_linear, x, weight, tiling=tiling)
+                run = partial(fixed_linear, x, weight, tilings=[tiling])
                 time_s = median_s(run, shapes.device)
                 yield {
                     "what": f"{product.columns} x {product.inner}", "rows": rows,

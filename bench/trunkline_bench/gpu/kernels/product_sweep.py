@@ -166,7 +166,7 @@ def product(
     The callable returns the result; for ADDED, the residual after all calls so far, or this call's product if it is not
     added yet.
     """
-    launched = GpuWeight(weight, None, ProductChoice((len(x),), (tiling,)), room, False, dependent)
+    launched = GpuWeight(weight, None, ProductChoice((len(x),), (tiling,)), room, (), dependent)
     if kernel == GATED:
         return partial(launched.multiply_gated, x)
     if kernel == LINEAR:

@@ -6,9 +6,9 @@ from torch.nn.functional import linear
 
 from trunkline_bench.gpu.ceilings import Rows
 from trunkline_bench.gpu.shapes import Shapes, median_s
-from trunkline_kernels import kv_write, rms_norm, rotary, silu_and_mul
+from trunkline_kernels import kv_write, rms_norm, rotary, silu_and_mul, token_masks
+from trunkline_kernels.gpu import logit_changes, sampling
 from trunkline_kernels.gpu import rms_norm as gpu_rms_norm
-from trunkline_kernels.gpu import sampling
 from trunkline_kernels.gpu import silu_and_mul as gpu_silu_and_mul
 from trunkline_kernels.gpu.device_rows import DeviceRows, gather_rows
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear
@@ -21,8 +21,13 @@ from trunkline_kernels.gpu.persistent_linear import (
     persistent_gated_linear,
     persistent_linear,
 )
-from trunkline_kernels.gpu.quantized_linear import library_fp8_linear, quantize_rows, quantized_linear
+from trunkline_kernels.gpu.quantized_linear import (
+    library_fp8_linear,
+    quantize_rows,
+    quantized_linear,
+)
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
+from trunkline_kernels.gpu.widening import widened
 from trunkline_kernels.quantized_weight import QuantizedWeight, dequantize, quantize
 from trunkline_kernels.ragged_batch import KVLayer
 from trunkline_worker.model.gpu_decoder import FP8_CAPABILITY, Chip
@@ -38,7 +43,7 @@ TOLERANCE = {torch.float32: 2e-4, torch.bfloat16: 2e-2}  # relative to the large
 def check(shapes: Shapes) -> Rows:
     """Largest differences, relative to the largest value. Raises AssertionError if one is too large."""
     torch.manual_seed(0)
-    for kernels in (_norms, _rotary, _products, _sampling, _logprobs):
+    for kernels in (_norms, _rotary, _products, _masks, _sampling, _logprobs):
         yield from kernels(shapes)
 
 
@@ -115,6 +120,7 @@ def _products(shapes: Shapes) -> Rows:
         narrow = quantize(weight, kind)
         expected = linear(x.float(), dequantize(narrow).float())
         yield _compared(f"{kind} weights", quantized_linear(x, narrow), expected, shapes)
+        yield _compared(f"{kind} weights, widened", linear(x, widened(narrow, x.dtype)), expected, shapes)
     if shapes.tiny or Chip.of(shapes.device).capability >= FP8_CAPABILITY:
         narrow = quantize(weight, "fp8")
         rows8, scale = quantize_rows(x)
@@ -143,6 +149,22 @@ def _persistent_products(shapes: Shapes, x: Tensor, weight: QuantizedWeight, exp
     yield _compared("add_persistent_linear", residual, sums, shapes)
     found = persistent_gated_linear(x, weight, tiling, room, dependent=dependent)
     yield _compared("persistent_gated_linear", found, silu_and_mul.silu_and_mul(expected), shapes)
+
+
+def _masks(shapes: Shapes) -> Rows:
+    """Excludes tokens by masks, and takes the time of it."""
+    vocab, count = (300, 3) if shapes.tiny else (151_936, 64)
+    logits = torch.randn(2 * count, vocab, device=shapes.device)
+    words = torch.randint(-(1 << 31), 1 << 31, (count, -(-vocab // 32)), device=shapes.device).to(torch.int32)
+    masks = token_masks.RowMasks(torch.randperm(2 * count, device=shapes.device)[:count], words)
+    found, expected = logits.clone(), logits.clone()
+    logit_changes.exclude(found, masks)
+    token_masks.exclude(expected, masks)
+    assert torch.equal(found, expected), "masks: logits differ"
+    yield {
+        "what": f"masks of {count} rows",
+        "us": median_s(lambda: logit_changes.exclude(found, masks), shapes.device) * 1e6,
+    }
 
 
 def _sampling(shapes: Shapes) -> Rows:

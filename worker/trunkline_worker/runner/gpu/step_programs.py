@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trunkline_kernels.gpu.device_batch import DeviceBatch
 from trunkline_kernels.gpu.device_rows import gather_rows
 from trunkline_kernels.ragged_batch import KVLayer
 from trunkline_worker.model.gpu_decoder import GpuDecoder
@@ -63,6 +64,9 @@ class StepPrograms:
         self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._decode_sizes = decode_sizes(max_seqs)
         self._mixed_sizes = mixed_sizes(max_tokens, capture=capture)
+        # Steps without a graph whose products may have other tiles, see fixed_matmul.tiling_of.
+        largest = self._mixed_sizes[-1]
+        self._larger_sizes = [1 << bit for bit in range(largest.bit_length(), max_tokens.bit_length())]
         self._max_seqs, self._max_pieces, self._prefix_tiles = max_seqs, max_pieces, prefix_tiles
         self._fewest_sharing = fewest_sharing
         self.shapes = self._ladder()
@@ -111,13 +115,12 @@ class StepPrograms:
         count = len(self.shapes)
         gc.collect()
         gc.freeze()  # the garbage collector need not scan the model again
+        for size in reversed(self._larger_sizes):
+            self._compute_nothing(self._mixed_shape(size, merges=False))
         for done, shape in enumerate(reversed(self.shapes), start=1):
             if done * 10 // count > (done - 1) * 10 // count:  # ten reports in all
                 report(f"warming up, {done} of {count} step shapes")
-            self._inputs.send(_nothing(shape), shape)
-            batch = self._inputs.batch(shape)
-            self._inputs.build(batch, shape.num_tokens)
-            hidden = self._decoder.forward(batch, self._kv)
+            batch, hidden = self._compute_nothing(shape)
             if shape.num_seqs == shape.num_tokens:  # as many samples as one of its steps may have
                 self._decoder.logits(hidden)
             if not self._capture:
@@ -138,6 +141,13 @@ class StepPrograms:
             batch = self._inputs.batch(shape, fresh=layout.fresh)
             self._inputs.build(batch, tokens)
             self._decoder.forward(batch, self._kv)
+
+    def _compute_nothing(self, shape: StepShape) -> tuple[DeviceBatch, Tensor]:
+        """Runs the model over padding alone. Returns the batch and its hidden states."""
+        self._inputs.send(_nothing(shape), shape)
+        batch = self._inputs.batch(shape)
+        self._inputs.build(batch, shape.num_tokens)
+        return batch, self._decoder.forward(batch, self._kv)
 
     def _ladder(self) -> list[StepShape]:
         """Returns the shapes that have a program. If contexts can be computed in several parts, each size also has a
