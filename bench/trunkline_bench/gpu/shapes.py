@@ -34,6 +34,7 @@ class Shapes:
     sweep_decodes: tuple[tuple[int, int], ...] = ((256, 1536), (32, 8192), (1, 4096))  # (sequences, context)
     sweep_prompts: tuple[tuple[int, int], ...] = ((8, 1024), (1, 8192))  # (sequences, tokens)
     product_rows: tuple[int, ...] = (1, 8, 32, 64, 128, 256, 512, 2048, 8192)
+    weight_only_rows: tuple[int, ...] = (1, 16, 64, 128, 256, 384, 512, 1024, 8192)
     block_product_rows: tuple[int, ...] = (1, 64, 256, 1024, 8192)
     most_kv_bytes: int = 40 << 30
     # (sequences, tokens of each)
@@ -64,10 +65,10 @@ class Shapes:
         return cls(
             device, torch.float32, True, num_heads=4, num_kv_heads=2, head_dim=16, num_layers=3, copy_bytes=1 << 16,
             short_copies=(), matmul=64, decode_batches=(1, 3), decode_contexts=(20, 70), sweep_decodes=((2, 70),),
-            sweep_prompts=((1, 33),), product_rows=(1, 20), block_product_rows=(20,), prefill=((2, 33),),
-            model=tiny_model, requests=2, prompt_tokens=9, output_tokens=3, engine_window_s=30.0, step_batches=(1, 2),
-            users=2, user_prompt_tokens=6, user_output_tokens=3, closed_loop_s=0.0, cost_prompt_tokens=3,
-            cost_output_tokens=2, peer=(2, 5, 2), shared_prefix=(5, 64, 9), output=output,
+            sweep_prompts=((1, 33),), product_rows=(1, 20), block_product_rows=(20,), weight_only_rows=(3,),
+            prefill=((2, 33),), model=tiny_model, requests=2, prompt_tokens=9, output_tokens=3, engine_window_s=30.0,
+            step_batches=(1, 2), users=2, user_prompt_tokens=6, user_output_tokens=3, closed_loop_s=0.0,
+            cost_prompt_tokens=3, cost_output_tokens=2, peer=(2, 5, 2), shared_prefix=(5, 64, 9), output=output,
         )  # fmt: skip
 
 

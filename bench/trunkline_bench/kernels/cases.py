@@ -11,14 +11,16 @@ from trunkline_kernels.gpu import device_rows, logit_changes, logprobs, rms_norm
 from trunkline_kernels.gpu.decode_attention import decode_attention
 from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.decode_tiling import DecodeTiling, decode_tiling_for
-from trunkline_kernels.gpu.fixed_matmul import fixed_linear
+from trunkline_kernels.gpu.fixed_matmul import fixed_linear, fixed_tilings
 from trunkline_kernels.gpu.persistent_linear import PersistentTiling, ProductRoom, is_offered
-from trunkline_kernels.gpu.product_choice import BLOCK_CHOICE, GATED_BLOCK_CHOICE, ProductChoice
+from trunkline_kernels.gpu.product_choice import ProductChoice, untimed_choice
 from trunkline_kernels.gpu.quantized_linear import quantized_linear
 from trunkline_kernels.gpu.ragged_attention import SPLIT, Pieces, RaggedTiling, ragged_attention, tiling_for
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes, shared_prefix
-from trunkline_kernels.quantized_weight import FP8, QuantizedWeight, quantize_blocks
+from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, PRODUCTS
+from trunkline_kernels.gpu.widening import widened
+from trunkline_kernels.quantized_weight import FP8, QuantizedWeight, quantize, quantize_blocks
 from trunkline_kernels.ragged_batch import KVLayer
 from trunkline_kernels.token_masks import RowMasks
 from trunkline_worker.model.gpu_weight import GpuWeight
@@ -130,6 +132,12 @@ def rotary(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16) -> None:
     )  # fmt: skip
 
 
+def fixed(chip: Chip) -> None:
+    tilings = fixed_tilings(chip.capability, is_nvidia=chip.target.backend == "cuda")
+    for tiling in tilings:
+        fixed_linear(empty(64, HIDDEN), empty(6144, HIDDEN), tilings=[tiling])
+
+
 def quantized(kind: str, *, dependent: bool = False) -> None:
     data = {
         "int8": ints(6144, HIDDEN, dtype=torch.int8),
@@ -137,8 +145,11 @@ def quantized(kind: str, *, dependent: bool = False) -> None:
         "fp8": empty(6144, HIDDEN, dtype=torch.float8_e4m3fn),
     }[kind]
     scale = empty(6144, *([HIDDEN // 128] if kind == "int4" else []), dtype=torch.float32)
+    weight = QuantizedWeight(kind, data, scale, HIDDEN)
     for rows in (1, 64, 2048):
-        quantized_linear(empty(rows, HIDDEN), QuantizedWeight(kind, data, scale, HIDDEN), dependent=dependent)
+        quantized_linear(empty(rows, HIDDEN), weight, dependent=dependent)
+    if kind != "fp8":
+        widened(weight, torch.bfloat16)
 
 
 def sampled(chip: Chip) -> None:
@@ -152,20 +163,23 @@ def sampled(chip: Chip) -> None:
     logprobs.logprobs(logits, ints(64, dtype=torch.int64), 20)
 
 
-def in_blocks(chip: Chip) -> None:
-    """An fp8 weight with a scale per block, in the kernels that multiply by it without a tuned table."""
-    weight = quantize_blocks(empty(2 * INTERMEDIATE, HIDDEN))
+def untimed(chip: Chip, *, in_blocks: bool) -> None:
+    """An fp8 weight in the kernels that multiply by it without a tuned table."""
+    values = empty(2 * INTERMEDIATE, HIDDEN)
+    weight = quantize_blocks(values) if in_blocks else quantize(values, "fp8")
     offered = is_offered(chip.capability, is_nvidia=chip.target.backend == "cuda")
+    room = ProductRoom.allocate([], multiprocessors=H200.multiprocessors, device=META)
     for rows in (1, 2048):
         quantized_linear(empty(rows, HIDDEN), weight, dependent=chip.dependent)
-        for tilings in (BLOCK_CHOICE, GATED_BLOCK_CHOICE) if offered else ():
-            room = ProductRoom.allocate([], multiprocessors=H200.multiprocessors, device=META)
-            launched = GpuWeight(weight, None, tilings, room, False, chip.dependent)
-            if tilings == GATED_BLOCK_CHOICE:
+        for kernel in PRODUCTS if offered else ():
+            tilings = untimed_choice(kernel, columns=INTERMEDIATE, inner=HIDDEN, in_blocks=in_blocks, library=False)
+            launched = GpuWeight(weight, None, tilings, room, (), chip.dependent)
+            if kernel == GATED:
                 launched.multiply_gated(empty(rows, HIDDEN))
+            elif kernel == ADDED:
+                launched.add_to(empty(rows, 2 * INTERMEDIATE), empty(rows, HIDDEN))
             else:
                 launched.multiply(empty(rows, HIDDEN))
-                launched.add_to(empty(rows, 2 * INTERMEDIATE), empty(rows, HIDDEN))
 
 
 def persistent(chip: Chip, columns: int, inner: int) -> GpuWeight | None:
@@ -176,7 +190,7 @@ def persistent(chip: Chip, columns: int, inner: int) -> GpuWeight | None:
     room = ProductRoom.allocate([tiling], multiprocessors=H200.multiprocessors, device=META)
     data, scale = empty(columns, inner, dtype=FP8), empty(columns, dtype=torch.float32)
     weight = QuantizedWeight("fp8", data, scale, inner)
-    return GpuWeight(weight, None, ProductChoice((256,), (tiling,)), room, False, chip.dependent)
+    return GpuWeight(weight, None, ProductChoice((256,), (tiling,)), room, (), chip.dependent)
 
 
 def persistent_plain(chip: Chip) -> None:
@@ -214,7 +228,7 @@ CASES = (
     ),
     Case(
         "matrix product, deterministic",
-        lambda chip: fixed_linear(empty(64, HIDDEN), empty(6144, HIDDEN)),
+        fixed,
         products=True,
     ),
     Case("persistent fp8 product", persistent_plain, products=True, fp8=True),
@@ -223,7 +237,8 @@ CASES = (
     Case("int8 weights", lambda chip: quantized("int8"), products=True),
     Case("int4 weights", lambda chip: quantized("int4"), products=True),
     Case("fp8 product", lambda chip: quantized("fp8", dependent=chip.dependent), products=True, fp8=True),
-    Case("fp8 product, in blocks", in_blocks, products=True, fp8=True),
+    Case("fp8 product, untimed", lambda chip: untimed(chip, in_blocks=False), products=True, fp8=True),
+    Case("fp8 product, in blocks", lambda chip: untimed(chip, in_blocks=True), products=True, fp8=True),
     Case("sampling", sampled),
     Case(
         "SwiGLU gate",

@@ -1,6 +1,6 @@
 """The prediction's assumptions about a device. Each number names its source.
 
-"Measured" means on an H100 (bench/results/gpu/h100-2026-11-27.md), as a share of its peak; no H200 has been measured.
+"Measured" means on an H200 (bench/results/gpu/h200-2026-11-27.md).
 """
 
 from dataclasses import dataclass
@@ -49,19 +49,17 @@ H200 = Device(
     multiprocessors=132,
     shared_memory=228 << 10,
     peak_bytes_per_s=_SHEET.bytes_per_s,
-    bytes_per_s=4.32e12,  # 0.90 of the peak, measured
-    paged_share=0.945,  # measured, 256 contexts of 1,536
-    narrow_paged_bytes_per_s=1.55e12,  # measured on an H100, bound by instructions: an H200 has the same processors
+    bytes_per_s=4.28e12,  # 0.89 of the peak, measured
+    paged_share=0.97,  # measured, 256 contexts of 1,536
+    narrow_paged_bytes_per_s=2.3e12,  # measured, likewise
     peak_flops=_SHEET.flops,
     product_share=0.70,  # measured: 0.79 in one product alone, 0.67 fits the time of steps of 8,192 prompt tokens
     peak_fp8_flops=1979e12,
-    # Measured: 880 TFLOP/s for 512 rows, with rounding. From 4,096 rows on others report 1,080 to 1,190 on H100s (pull
-    # requests pytorch/FBGEMM 2546 and meta-pytorch/tritonbench 1149).
-    fp8_share=0.55,
-    # A guess: Triton kernels of this kind reach 828 to 870 TFLOP/s (pytorch/FBGEMM 2546) and 406 (vllm-project/vllm
-    # 23280) on H100s, and DeepGEMM up to 1,470 on an H800 (deepseek-ai/DeepGEMM 73).
-    block_share=0.40,
-    attention_share=0.26,  # measured, 8 prompts of 1,024 tokens; 0.39 for one of 8,192
+    fp8_share=0.62,  # measured with rounding: 1,170 to 1,250 TFLOP/s for 8,192 rows, 1,040 for 512
+    # Measured with rounding: 760 to 910 TFLOP/s for 8,192 rows. DeepGEMM reports up to 1,470 on an H800
+    # (deepseek-ai/DeepGEMM 73).
+    block_share=0.44,
+    attention_share=0.29,  # measured, 8 prompts of 1,024 tokens; 0.45 for one of 8,192
     node_s=1.25e-6,  # 1 to 1.5 µs are reported for graphs without branches
     dependent_s=0.75e-6,  # a guess: only the launch is saved, since the kernel waits for the end of the one before.
     # With it, llama.cpp's pull request 22522 takes 2.7 instead of 3.0 ms per token of gpt-oss 20B.
@@ -76,12 +74,12 @@ H200 = Device(
 # The least certain assumptions, with their plausible bounds (worst, best).
 RANGES: dict[str, tuple[float, float]] = {
     "bytes_per_s": (4.15e12, 4.4e12),
-    "paged_share": (0.92, 0.97),
-    "narrow_paged_bytes_per_s": (1.4e12, 2.25e12),  # best: item 3 of what the H100's report says to try
+    "paged_share": (0.94, 0.98),
+    "narrow_paged_bytes_per_s": (2.2e12, 2.4e12),
     "product_share": (0.66, 0.79),
-    "fp8_share": (0.44, 0.60),
-    "block_share": (0.20, 0.55),
-    "attention_share": (0.22, 0.39),
+    "fp8_share": (0.53, 0.64),
+    "block_share": (0.38, 0.47),
+    "attention_share": (0.25, 0.45),
     "node_s": (1.5e-6, 0.8e-6),
     "dependent_s": (1.25e-6, 0.4e-6),
     "fill_s": (3.0e-6, 1.0e-6),

@@ -4,7 +4,7 @@ import time
 
 from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline_bench.gpu.ceilings import Rows
-from trunkline_bench.gpu.engine.engine_run import running
+from trunkline_bench.gpu.engine.engine_run import EngineUnderTest, running
 from trunkline_bench.gpu.kernels.tiling_sweep import FILE
 from trunkline_bench.gpu.kernels.tuned_table import using_table
 from trunkline_bench.gpu.shapes import Shapes
@@ -62,22 +62,26 @@ def _against_plain(shapes: Shapes, ways: Options) -> Rows:
 
 
 def _rates(shapes: Shapes, options: dict[str, object]) -> tuple[float, float]:
-    """Returns prompt tokens per second until every prompt is done, and output tokens per second from then on."""
     with running(shapes, **options) as run:
-        begun: list[tuple[float, int]] = []
+        return rates(shapes, run)
 
-        def count() -> int:
-            return sum(len(stream.tokens) for stream in run.streams.values())
 
-        def watch(step: EngineStep) -> None:
-            if not begun and all(stream.tokens for stream in run.streams.values()):
-                begun.append((time.perf_counter(), count()))
+def rates(shapes: Shapes, run: EngineUnderTest) -> tuple[float, float]:
+    """Returns prompt tokens per second until every prompt is done, and output tokens per second from then on."""
+    begun: list[tuple[float, int]] = []
 
-        for handle in range(shapes.requests):
-            run.submit(handle, run.prompt(handle, shapes.cost_prompt_tokens), shapes.cost_output_tokens)
-        started_s = time.perf_counter()
-        run.run(each_step=watch)
-        ended_s = time.perf_counter()
-        began_s, tokens = begun[0]
-        prompts = shapes.requests * shapes.cost_prompt_tokens / (began_s - started_s)
-        return prompts, (count() - tokens) / (ended_s - began_s)
+    def count() -> int:
+        return sum(len(stream.tokens) for stream in run.streams.values())
+
+    def watch(step: EngineStep) -> None:
+        if not begun and all(stream.tokens for stream in run.streams.values()):
+            begun.append((time.perf_counter(), count()))
+
+    for handle in range(shapes.requests):
+        run.submit(handle, run.prompt(handle, shapes.cost_prompt_tokens), shapes.cost_output_tokens)
+    started_s = time.perf_counter()
+    run.run(each_step=watch)
+    ended_s = time.perf_counter()
+    began_s, tokens = begun[0]
+    prompts = shapes.requests * shapes.cost_prompt_tokens / (began_s - started_s)
+    return prompts, (count() - tokens) / (ended_s - began_s)

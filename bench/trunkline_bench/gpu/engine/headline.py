@@ -1,11 +1,12 @@
 """The whole engine on real shapes with random weights: output tokens per second of many concurrent requests."""
 
 import time
+from dataclasses import replace
 
 from trunkline.engine.v1.engine_pb2 import EngineStep
 from trunkline_bench.gpu.ceilings import Rows
 from trunkline_bench.gpu.engine.engine_run import EngineUnderTest, running
-from trunkline_bench.gpu.shapes import Shapes
+from trunkline_bench.gpu.shapes import CONFIGS, Shapes
 from trunkline_bench.simulation.costs.fitted_cost import fit
 
 FITTED = "8b-fitted.json"  # for `trunkline bench simulate --profile`
@@ -19,6 +20,14 @@ def measure(shapes: Shapes) -> Rows:
 def without_graphs(shapes: Shapes) -> Rows:
     """The same without captured graphs: every kernel is launched separately."""
     yield from _measure(shapes, graphs="off")
+
+
+def llama_fp8(shapes: Shapes) -> Rows:
+    """Llama-3.1-8B with fp8 weights, as TensorRT-LLM publishes it: 1,000 tokens in and 1,000 out."""
+    if not shapes.tiny:
+        shapes = replace(shapes, model=CONFIGS / "llama-3.1-8b", requests=512, prompt_tokens=1000, output_tokens=1000)
+    with running(shapes, quantization="fp8") as run:
+        yield from saturated(shapes, run)
 
 
 def _measure(shapes: Shapes, *, graphs: str) -> Rows:
