@@ -5,11 +5,13 @@ python -m tests.clients.forced_calls > bench/results/structured-output/forced-ca
 
 import argparse
 import asyncio
+import shlex
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +22,32 @@ from tests.playing.families import FAMILIES, TEMPLATES
 from tests.worker.grammar.call_measure import invalid_calls, tool_lists
 from trunkline import Client
 from trunkline.v1.inference_pb2 import Tool
+from trunkline_bench.reports.markdown import listed
+from trunkline_bench.reports.provenance import facts
 
 MAX_TOKENS = 400
+CONTEXT_LENGTH = 16_384  # of random weights, whose tokenizer makes 13,588 tokens of the longest list
 AT_ONCE = 16
+MARK = "<tool_call>"  # of hermes. It is five tokens of SmolLM2, so a limit may cut it off, and what is left is text
 HEAD = """# Forced calls through a router and a worker
 
-`python -m tests.clients.forced_calls`. {lists:,} different lists of tools (bfcl-eval 2026.3.23), each asked for once
-with `tool_choice`, half of them with a tool that is named, {at_once} at once, temperature 1, at most {most} tokens. A
-quotation mark has a bias of 5, so that strings end. The arguments of calls are validated by jsonschema-rs against the
-schema of the tool as it was sent. Calls that the limit of tokens cut off are not validated.
+{facts}
+Different lists of tools (bfcl-eval 2026.3.23) are each asked for once with `tool_choice`, half of them with a tool
+that is named, {at_once} at once, temperature 1, at most {most} tokens. A quotation mark has a bias of 5, so that
+strings end. The arguments of calls are validated by jsonschema-rs against the schema of the tool as it was sent. A call
+that the limit of tokens cut off is not counted.
 
-| model | format | lists | calls | invalid | cut off |
+| model | format | lists | calls | invalid | answers cut off |
 |---|---|---:|---:|---:|---:|"""
 
 
 @contextmanager
 def random_weights(answer_format: str, directory: Path) -> Iterator[Edge]:
     """A router before a worker with random weights. Its template knows no reasoning, which would not end."""
-    model = FAMILIES[answer_format].write(directory / answer_format, {})
+    model = FAMILIES[answer_format].write(directory / answer_format, {}, context_length=CONTEXT_LENGTH)
     template = model / "chat_template.jinja"
     template.write_text(template.read_text().replace("</think>", "").replace("[/THINK]", ""))
-    with running_edge(model) as running:
+    with running_edge(model, f"--kv-blocks={CONTEXT_LENGTH // 8}") as running:
         yield running
 
 
@@ -51,6 +58,14 @@ def chat_model(directory: Path) -> Iterator[Edge]:
     template.write_text((TEMPLATES / "hermes.jinja").read_text().replace("</think>", ""))
     with running_edge(CHAT_MODEL, f"--chat-template={template}", "--dtype=bfloat16") as running:
         yield running
+
+
+# What the report calls a model, its answer format, and what serves it.
+MODELS: dict[str, tuple[str, str, Callable[[Path], AbstractContextManager[Edge]]]] = {
+    "hermes": ("random weights", "hermes", partial(random_weights, "hermes")),
+    "mistral": ("random weights", "mistral", partial(random_weights, "mistral")),
+    "smollm2": ("SmolLM2-135M-Instruct (Q4_1)", "hermes", chat_model),
+}
 
 
 async def forced_calls(address: str, lists: Sequence[Sequence[Tool]]) -> tuple[Counter[str], list[str]]:
@@ -70,7 +85,8 @@ async def forced_calls(address: str, lists: Sequence[Sequence[Tool]]) -> tuple[C
             calls = [(call.name, call.arguments) for call in answer.tool_calls]
             was_cut = answer.finish_reason == "length"
             faults = [*invalid_calls(tools, calls, called)] if calls or was_cut else ["no call"]
-            faults += [f"text: {answer.text}"] if answer.text else []
+            is_text_right = MARK.startswith(answer.text) if was_cut else not answer.text
+            faults += [] if is_text_right else [f"text, {answer.finish_reason}: {answer.text}"]
             counts["calls"] += len(calls)
             counts["cut off"] += was_cut
             counts["invalid"] += len(faults)
@@ -82,15 +98,17 @@ async def forced_calls(address: str, lists: Sequence[Sequence[Tool]]) -> tuple[C
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", help=f"of {', '.join(MODELS)}; all if left out")
     parser.add_argument("--lists", type=int, help="of tools, evenly chosen; all if left out")
-    number = parser.parse_args().lists
-    lists = tool_lists()[:: len(tool_lists()) // number if number else 1]
-    print(HEAD.format(lists=len(lists), most=MAX_TOKENS, at_once=AT_ONCE), flush=True)
+    given = parser.parse_args()
+    lists = tool_lists()[:: len(tool_lists()) // given.lists if given.lists else 1]
+    command = shlex.join(["python", "-m", "tests.clients.forced_calls", *sys.argv[1:]])
+    found = facts(command, "shared by client, router and worker", ("trunkline", "torch", "llguidance"))
+    print(HEAD.format(facts=listed(found), most=MAX_TOKENS, at_once=AT_ONCE), flush=True)
     with tempfile.TemporaryDirectory() as directory:
         at = Path(directory)
-        served = [("random weights", name, random_weights(name, at)) for name in ("hermes", "mistral")]
-        for name, answer_format, running in [*served, ("SmolLM2-135M-Instruct (Q4_1)", "hermes", chat_model(at))]:
-            with running as edge:
+        for name, answer_format, running in (MODELS[each] for each in given.models or MODELS):
+            with running(at) as edge:
                 counts, wrong = asyncio.run(forced_calls(edge.cluster.address, lists))
             cells = [len(lists), *(counts[kind] for kind in ("calls", "invalid", "cut off"))]
             print(f"| {name} | `{answer_format}` | {' | '.join(f'{cell:,}' for cell in cells)} |", flush=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.clients.edge import ANY_KEY, Edge, running_edge
-from tests.clients.forced_calls import chat_model, forced_calls, random_weights
+from tests.clients.forced_calls import MARK, chat_model, forced_calls, random_weights
 from tests.clients.weather_tools import ASKED, CHECKS, FUNCTIONS, QUESTION, SCHEMAS, TOOLS, Calls, check
 from tests.playing.families import FAMILIES
 from tests.playing.worker import COMMAND
@@ -19,6 +19,8 @@ from trunkline import SyncClient
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from trunkline.v1.inference_pb2 import Tool
 
 MAX_TOKENS = 300  # more than one of these calls can have
 
@@ -116,21 +118,45 @@ def test_calls_of_random_weights_over_grpc(weights: Edge, named: bool) -> None:
 
 @pytest.mark.slow
 def test_forced_calls_of_real_tools_are_valid(weights: Edge) -> None:
-    check_real_tools(weights, 12)
+    longest = max(tool_lists(), key=lambda tools: sum(len(tool.parameters) for tool in tools))
+    check_real_tools(weights, [*some_lists(12), longest])
+
+
+@pytest.fixture(scope="module")
+def chatting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edge]:
+    with chat_model(tmp_path_factory.mktemp("chat")) as running:
+        yield running
 
 
 @pytest.mark.slow
-def test_forced_calls_of_a_real_chat_model_are_valid(tmp_path: Path) -> None:
-    with chat_model(tmp_path) as edge:
-        check_real_tools(edge, 3)
+def test_forced_calls_of_a_real_chat_model_are_valid(chatting: Edge) -> None:
+    check_real_tools(chatting, some_lists(3))
 
 
-def check_real_tools(edge: Edge, number: int) -> None:
-    """Asserts that forced calls of so many lists of bfcl-eval's tools are valid."""
+@pytest.mark.slow
+def test_a_mark_that_the_limit_cuts_off_is_text(chatting: Edge) -> None:
+    with SyncClient(chatting.cluster.address) as client:
+        length = len(client.tokenize(MARK, special_tokens=False))
+        assert length > 1
+        for limit in range(1, length + 1):
+            asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": limit}
+            [cut] = client.complete(ASKED, **asked).choices
+            assert (cut.finish_reason, cut.tool_calls) == ("length", [])
+            assert MARK.startswith(cut.text)
+            assert (cut.text == "") == (limit == length)
+
+
+def some_lists(number: int) -> list[list[Tool]]:
+    """So many lists of bfcl-eval's tools, evenly chosen."""
     lists = tool_lists()
-    counts, wrong = asyncio.run(forced_calls(edge.cluster.address, lists[:: len(lists) // number]))
+    return lists[:: len(lists) // number]
+
+
+def check_real_tools(edge: Edge, lists: list[list[Tool]]) -> None:
+    """Asserts that forced calls of lists of tools are valid."""
+    counts, wrong = asyncio.run(forced_calls(edge.cluster.address, lists))
     assert wrong == []
-    assert counts["calls"] > number / 2
+    assert counts["calls"] > len(lists) / 2
 
 
 @pytest.mark.slow
