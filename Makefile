@@ -311,8 +311,10 @@ $(CLIENTS_STAMP): constraints-clients.txt pyproject.toml $(wildcard $(addsuffix 
 # platforms, which `npm ci` would insist on.
 $(ASSISTANTS_STAMP): $(ASSISTANTS)/package-lock.json
 	@if command -v npm > /dev/null; then \
+	  echo 'make: installing coding assistants for the tests (1.3 GB; the first time this takes minutes)'; \
 	  mkdir -p $(CLIENTS_VENV)/assistants && cp $(ASSISTANTS)/package*.json $(CLIENTS_VENV)/assistants/ && \
-	  npm install --prefix $(CLIENTS_VENV)/assistants --no-audit --no-fund --silent && touch $@; fi
+	  npm install --prefix $(CLIENTS_VENV)/assistants --no-audit --no-fund --loglevel=error > /dev/null && touch $@ \
+	  || { echo 'make: the assistants could not be installed: see the errors above (network? disk space?)' >&2; exit 1; }; fi
 
 $(AIPERF_STAMP): constraints-aiperf.txt
 	@echo 'make: installing aiperf (the first time this takes minutes)'
