@@ -56,13 +56,24 @@ def test_fixed_linear_with_each_tiling(tiling: MatmulTiling) -> None:
     ],
 )  # fmt: skip
 def test_products_under_deterministic_have_enough_tiles(rows: int, columns: int, tile: tuple[int, int]) -> None:
-    found = tiling_of(fixed_tilings((9, 0), is_nvidia=True), rows, columns)
+    found = tiling_of(fixed_tilings((9, 0), is_nvidia=True, dtype=torch.bfloat16), rows, columns)
     assert (found.rows, found.columns) == tile
 
 
-@pytest.mark.parametrize(("capability", "is_nvidia"), [((8, 0), True), ((10, 0), True), ((9, 0), False)])
-def test_other_devices_have_one_tiling(capability: tuple[int, int], is_nvidia: bool) -> None:
-    assert fixed_tilings(capability, is_nvidia=is_nvidia) == (TILING,)
+@pytest.mark.parametrize(
+    ("capability", "is_nvidia", "dtype"),
+    [
+        ((8, 0), True, torch.bfloat16),
+        ((10, 0), True, torch.bfloat16),
+        ((9, 0), False, torch.bfloat16),
+        ((9, 0), True, torch.float16),
+        ((9, 0), True, torch.float32),
+    ],
+)
+def test_other_devices_and_types_have_one_tiling(
+    capability: tuple[int, int], is_nvidia: bool, dtype: torch.dtype
+) -> None:
+    assert fixed_tilings(capability, is_nvidia=is_nvidia, dtype=dtype) == (TILING,)
 
 
 @pytest.mark.parametrize("normed", [False, True])

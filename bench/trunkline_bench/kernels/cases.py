@@ -133,7 +133,7 @@ def rotary(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16) -> None:
 
 
 def fixed(chip: Chip) -> None:
-    tilings = fixed_tilings(chip.capability, is_nvidia=chip.target.backend == "cuda")
+    tilings = fixed_tilings(chip.capability, is_nvidia=chip.target.backend == "cuda", dtype=torch.bfloat16)
     for tiling in tilings:
         fixed_linear(empty(64, HIDDEN), empty(6144, HIDDEN), tilings=[tiling])
 

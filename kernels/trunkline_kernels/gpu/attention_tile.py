@@ -23,7 +23,7 @@ def blocks_at(table, start, end, BLOCK_SIZE: tl.constexpr, TILE_KEYS: tl.constex
     on another load cannot be issued ahead.
     """
     position = start + tl.arange(0, TILE_KEYS)
-    return tl.load(table + position.to(tl.uint32, bitcast=True) // BLOCK_SIZE, mask=position < end, other=0.0)
+    return tl.load(table + position.to(tl.uint32, bitcast=True) // BLOCK_SIZE, mask=position < end, other=0)
 
 
 @triton.jit
@@ -68,6 +68,7 @@ def _tile(
     else:
         x = tl.load(at)
     if paired:
+        tl.static_assert(pool.dtype.element_ty == tl.float8e4nv)
         first, second = tl.inline_asm_elementwise(
             """
             {

@@ -16,8 +16,8 @@ from trunkline_kernels.gpu.matmul_tiling import MatmulTiling
 from trunkline_kernels.gpu.tile_order import GROUP_ROWS, tile_at
 
 TILING = MatmulTiling(64, 128, 64, 4, 3)
-# From large to small. All of them give a row the same bits on compute capability 9.0, as the stage "fixed products" of
-# `make bench-gpu` shows; on other devices that has not been compared.
+# From large to small. All of them give a row the same bits in bfloat16 on compute capability 9.0, as the stage "fixed
+# products" of `make bench-gpu` shows; on other devices and in other types that has not been compared.
 TILINGS = (
     MatmulTiling(128, 256, 64, 8, 3), MatmulTiling(128, 128, 64, 8, 4), TILING, MatmulTiling(64, 64, 64, 4, 4),
     MatmulTiling(64, 32, 64, 4, 6), MatmulTiling(64, 16, 64, 4, 6),
@@ -27,9 +27,13 @@ ENOUGH_TILES = 256  # about two for each multiprocessor of an H100 or H200
 FEWEST_LARGE_ROWS = 256  # of a product whose tiles may have more than 64 rows
 
 
-def fixed_tilings(capability: tuple[int, int], *, is_nvidia: bool) -> tuple[MatmulTiling, ...]:
-    """Returns the tilings that give a row the same bits on a device, from large to small."""
-    return TILINGS if is_nvidia and capability == COMPARED_CAPABILITY else (TILING,)
+def fixed_tilings(capability: tuple[int, int], *, is_nvidia: bool, dtype: torch.dtype) -> tuple[MatmulTiling, ...]:
+    """Returns the tilings that give a row the same bits on a device, from large to small.
+
+    dtype: of activations and weights
+    """
+    compared = is_nvidia and capability == COMPARED_CAPABILITY and dtype == torch.bfloat16
+    return TILINGS if compared else (TILING,)
 
 
 def tiling_of(tilings: Sequence[MatmulTiling], rows: int, columns: int) -> MatmulTiling:

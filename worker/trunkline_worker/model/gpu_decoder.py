@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 from trunkline_kernels.gpu import dependent_launch, persistent_linear
 from trunkline_kernels.gpu import ragged_attention as ragged
 from trunkline_kernels.gpu.decode_attention import decode_attention
-from trunkline_kernels.gpu.decode_tiling import DecodeTiling, decode_tiling_for
+from trunkline_kernels.gpu.decode_tiling import HOPPER_SHARED_MEMORY, DecodeTiling, decode_tiling_for
 from trunkline_kernels.gpu.device_batch import DeviceBatch
 from trunkline_kernels.gpu.device_rows import gather_rows
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear, fixed_tilings
@@ -140,12 +140,18 @@ class GpuDecoder:
         self._embedding, self._final_norm, self._head = weights.embedding, weights.final_norm, weights.head.weight
         dtype = self._embedding.dtype
         whole = [layer.with_products(whole_product(each, dtype) for each in layer.products) for layer in weights.layers]
-        self._fixed = fixed_tilings(self.chip.capability, is_nvidia=is_nvidia) if deterministic else ()
+        self._fixed = fixed_tilings(self.chip.capability, is_nvidia=is_nvidia, dtype=dtype) if deterministic else ()
         self._layers = gpu_layers(
             spec.layers, whole, name=self.chip.name, multiprocessors=self.chip.num_multiprocessors,
             device=self._device, fixed=self._fixed, dependent=self._dependent,
-            persistent=persistent_linear.is_offered(self.chip.capability, is_nvidia=is_nvidia),
+            persistent=persistent_linear.is_offered(self.chip.capability, is_nvidia=is_nvidia)
+            and self.chip.shared_memory >= HOPPER_SHARED_MEMORY,
         )  # fmt: skip
+        # The largest weight that is written as a whole for products of many rows.
+        self.widened_bytes = max(
+            (product.widened_elements * dtype.itemsize for layer in self._layers for product in layer.products),
+            default=0,
+        )
         self._tables = layer_tables(spec, context_length, self._device)
         self._windows = spec.windows
         self._group = spec.num_heads // spec.num_kv_heads

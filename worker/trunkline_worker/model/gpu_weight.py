@@ -26,8 +26,8 @@ from trunkline_worker.model.architectures.decoder_spec import LayerSpec
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.weights import LayerWeights, Linear, StoredPart
 
-# From so many rows on, int8 and int4 weights are written as 16 bits and multiplied by the library: the tensor cores
-# take longer than that, and our own kernel converts a weight again for each tile of rows.
+# From so many rows on, int8 and int4 weights are written in the dtype of activations and multiplied by the library: the
+# tensor cores take longer than that, and our own kernel converts a weight again for each tile of rows.
 WIDENED_ROWS = 256
 
 
@@ -67,11 +67,17 @@ class GpuWeight:
         residual.addmm_(x, self.weight.t())
         return None
 
+    @property
+    def widened_elements(self) -> int:
+        """Elements of the weight if products of many rows write it in the dtype of activations, else 0."""
+        weight = self.weight
+        return 0 if isinstance(weight, Tensor) or weight.kind == "fp8" else len(weight.data) * weight.inner
+
     def _linear(self, x: Tensor) -> Tensor:
         weight, bias = self.weight, self.bias
         if isinstance(weight, Tensor):
             return fixed_linear(x, weight, bias, tilings=self.fixed) if self.fixed else linear(x, weight, bias)
-        if weight.kind != "fp8" and len(x) >= WIDENED_ROWS:
+        if self.widened_elements and len(x) >= WIDENED_ROWS:
             return linear(x, widened(weight, x.dtype), bias)
         if self.choice.library_won(len(x)) and library_takes(weight):
             return library_fp8_linear(x, weight, dependent=self.dependent)

@@ -26,7 +26,7 @@ def measure(shapes: Shapes) -> Rows:
         for rows in shapes.product_rows:
             x = torch.randn(rows, product.inner, device=shapes.device).to(shapes.dtype)
             library_s = median_s(partial(linear, x, weight), shapes.device)
-            expected = fixed_linear(x, weight)  # with the tiling of all devices
+            expected = fixed_linear(x, weight)  # with the tiling that every device has
             for tiling in CANDIDATES[: 2 if shapes.tiny else None]:
                 run = partial(fixed_linear, x, weight, tilings=[tiling])
                 time_s = median_s(run, shapes.device)

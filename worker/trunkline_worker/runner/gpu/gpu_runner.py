@@ -54,7 +54,7 @@ class GpuRunner:
     def __init__(self, model: LoadedModel, settings: EngineSettings, *, num_blocks: int) -> None:
         decoder = model.decoder
         assert isinstance(decoder, GpuDecoder), "this runner is for the Triton kernels"
-        self._decoder, self._device = decoder, model.device
+        self._decoder, self._device, self._dtype = decoder, model.device, model.dtype
         spec, size = model.spec, settings.block_size
         max_seqs = min(settings.max_running_requests, settings.max_step_tokens)
         max_tokens = min(model.context_length, num_blocks * size)
@@ -85,7 +85,7 @@ class GpuRunner:
         self._programs = StepPrograms(
             decoder, self._pool.layers, inputs, max_seqs=max_seqs, max_tokens=settings.max_step_tokens,
             max_pieces=max_pieces, prefix_tiles=prefix_tiles if self._layouts.shares else 0,
-            fewest_sharing=FEWEST_SEQUENCES, capture=captures,
+            fewest_sharing=FEWEST_SEQUENCES, capture=captures, compiles=model.device.type == "cuda",
         )  # fmt: skip
         self._from_device = FromDevice(model.device)
         self._forwarded: Forwarded | None = None
@@ -93,13 +93,16 @@ class GpuRunner:
         # A step with more pieces than max_pieces gets additional room of its own.
         self.later_bytes = 2 * Pieces.num_bytes(most_pieces, spec.num_heads, spec.head_dim)
         if captures:
-            self.later_bytes += len(self._programs.shapes) * GRAPH_BYTES + GRAPH_POOL_BYTES
+            self.later_bytes += len(self._programs.shapes) * GRAPH_BYTES + GRAPH_POOL_BYTES + decoder.widened_bytes
 
     @torch.inference_mode()
     def warm_up(self, report: Callable[[str], None]) -> None:
         """Compiles kernels and captures graphs. Call it once before the first step; without it the first steps are
         slow."""
         self._programs.warm_up(report)
+        for bit in range(LOGPROB_ROWS.bit_length()):  # a product's tiles may depend on the power of two
+            size = 1 << bit, self._decoder.spec.hidden_size
+            self._decoder.logits(torch.zeros(size, dtype=self._dtype, device=self._device))
         report("warming up sampling")
         self._rehearse()
 

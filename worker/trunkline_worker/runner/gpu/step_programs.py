@@ -43,6 +43,7 @@ class StepPrograms:
     """Chooses the shape of a step, and runs the model over it.
 
     capture: whether graphs are captured; without them, steps are still padded, and their kernels are launched singly
+    compiles: whether kernels are compiled with their first use, as on a GPU
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class StepPrograms:
         prefix_tiles: int,
         fewest_sharing: int,
         capture: bool,
+        compiles: bool,
     ) -> None:
         self._decoder, self._kv, self._inputs = decoder, kv, inputs
         self._capture = capture
@@ -65,8 +67,8 @@ class StepPrograms:
         self._decode_sizes = decode_sizes(max_seqs)
         self._mixed_sizes = mixed_sizes(max_tokens, capture=capture)
         # Steps without a graph whose products may have other tiles, see fixed_matmul.tiling_of.
-        largest = self._mixed_sizes[-1]
-        self._larger_sizes = [1 << bit for bit in range(largest.bit_length(), max_tokens.bit_length())]
+        doubled = [1 << bit for bit in range(self._mixed_sizes[-1].bit_length(), max_tokens.bit_length())]
+        self._larger_sizes = sorted({*doubled, max_tokens}) if compiles else []
         self._max_seqs, self._max_pieces, self._prefix_tiles = max_seqs, max_pieces, prefix_tiles
         self._fewest_sharing = fewest_sharing
         self.shapes = self._ladder()
