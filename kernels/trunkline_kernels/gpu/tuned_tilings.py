@@ -91,7 +91,7 @@ def write(path: Path, tilings: Mapping[Key, tuple[Mapping[str, int], Mapping[str
         {"for": asdict(key), "tiling": dict(tiling), "measured": dict(measured)}
         for key, (tiling, measured) in tilings.items()
     ]
-    path.write_text(json.dumps(entries, indent=1) + "\n")
+    path.write_text("[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n")  # a line for each
     table.cache_clear()
 
 
