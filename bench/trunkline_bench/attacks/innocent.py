@@ -23,9 +23,10 @@ SEVERAL = 16
 
 @dataclass(slots=True)
 class Record:
-    """Outcomes of the innocent's requests. Times in ms, from sending to the end of the answer."""
+    """Outcomes of the innocent's requests, in ms."""
 
-    times_ms: list[float] = field(default_factory=list)
+    times_ms: list[float] = field(default_factory=list)  # from sending to the first token, or to an error
+    later_ms: list[float] = field(default_factory=list)  # for each later token of an answer, a mean
     errors: list[str] = field(default_factory=list)  # one line per failed request
 
     @property
@@ -35,6 +36,10 @@ class Record:
     @property
     def p99_ms(self) -> float:
         return percentile(self.times_ms, 0.99)
+
+    @property
+    def later_p99_ms(self) -> float:
+        return percentile(self.later_ms, 0.99)
 
 
 class Innocent:
@@ -52,9 +57,7 @@ class Innocent:
         Raises TrunklineError."""
         times_ms = []
         for _ in range(WARM):
-            started_s = time.monotonic()
-            await self._ask()
-            times_ms.append((time.monotonic() - started_s) * 1e3)
+            times_ms.append((await self._ask())[0])
         return max(times_ms[WARM // 2 :])
 
     async def ask_for(self, window: Window, record: Record) -> None:
@@ -67,27 +70,38 @@ class Innocent:
         while goes_on() or not record.times_ms:
             started_s = time.monotonic()
             try:
-                await self._ask()
+                first_ms, later_ms = await self._ask()
             except (TrunklineError, AssertionError) as error:
                 record.errors.append(f"{type(error).__name__}: {error}")
-            record.times_ms.append((time.monotonic() - started_s) * 1e3)
+                first_ms, later_ms = (time.monotonic() - started_s) * 1e3, None
+            record.times_ms.append(first_ms)
+            if later_ms is not None:
+                record.later_ms.append(later_ms)
             await asyncio.sleep(PACE_S)
 
-    async def _ask(self) -> None:
-        """Raises TrunklineError, and AssertionError if the number of prompt tokens has changed."""
-        answer = await self._client.complete(
+    async def _ask(self) -> tuple[float, float | None]:
+        """Returns the times to the first token and per later token in ms; None if there is no later one.
+
+        Raises TrunklineError, and AssertionError if the number of prompt tokens has changed."""
+        started_s, first_s, num_tokens, tokens = time.monotonic(), 0.0, 0, 0
+        async for piece in self._client.generate(
             self._prompt(),
             model=self.model,
             max_tokens=SEVERAL if self._kind in (SEVERAL_TOKENS, NEW_SCHEMAS) else 1,
             request_id=self._request_id,
             timeout_s=REQUEST_TIMEOUT_S,
             grammar=_new_schema() if self._kind == NEW_SCHEMAS else None,
-        )
-        tokens = answer.usage.prompt_tokens
+        ):
+            first_s = first_s or time.monotonic()
+            num_tokens += len(piece.token_ids)
+            tokens = piece.response.usage.prompt_tokens
+        ended_s = time.monotonic()
         assert tokens == self._prompt_tokens or not self._prompt_tokens, (
             f"{tokens} prompt tokens, not {self._prompt_tokens}"
         )
         self._prompt_tokens = tokens
+        later_ms = (ended_s - first_s) / (num_tokens - 1) * 1e3 if num_tokens > 1 else None
+        return (first_s - started_s) * 1e3, later_ms
 
     def _prompt(self) -> Prompt:
         number = next(self._numbers) % 100
