@@ -1,6 +1,6 @@
 """Runs our engine over the workload of the comparison with a peer, and prints one JSON line per row.
 
-usage: python -m trunkline_bench.engine.peer_engine MODEL_DIR DTYPE
+usage: python -m trunkline_bench.engine.peer_engine MODEL_DIR DTYPE AT_ONCE     (rows of at most so many requests)
 """
 
 import gc
@@ -70,7 +70,7 @@ def gemm_floor(decoder: CpuDecoder, count: int, prompt: int, output: int) -> flo
 
 
 def main() -> None:
-    model_dir, dtype = sys.argv[1:3]
+    model_dir, dtype, at_once = sys.argv[1:4]
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     device = torch.device("cpu")
     model = load_model(Path(model_dir), dtype=dtype, device=device, context_length=2048)
@@ -82,7 +82,7 @@ def main() -> None:
     engine, _ = build_engine(settings, model, device)
     gc.freeze()
     output_rate(engine, 4, 16, 8)  # so that lazy initialisation is not measured
-    for count, prompt, output in WORKLOAD:
+    for count, prompt, output in (row for row in WORKLOAD if row[0] <= int(at_once)):
         row = {"at_once": count, "tok_s": output_rate(engine, count, prompt, output)}
         if isinstance(model.decoder, CpuDecoder):
             with torch.inference_mode():
