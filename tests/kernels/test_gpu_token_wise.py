@@ -28,6 +28,16 @@ def test_rms_norm(shape: tuple[int, int]) -> None:
     assert torch.equal(residual, summed)
 
 
+@pytest.mark.parametrize("dim", [64, 1000])
+def test_rms_norm_of_some_columns_in_place(dim: int) -> None:
+    whole, weight = random(3, dim + 40), random(dim)
+    before = whole.clone()
+    gpu_rms_norm.rms_norm_in_place(whole[:, 8 : 8 + dim], weight, EPS)
+    torch.testing.assert_close(whole[:, 8 : 8 + dim], rms_norm.rms_norm(before[:, 8 : 8 + dim], weight, EPS))
+    assert torch.equal(whole[:, :8], before[:, :8])
+    assert torch.equal(whole[:, 8 + dim :], before[:, 8 + dim :])
+
+
 @pytest.mark.parametrize(("rows", "dim"), [(1, 64), (3, 24), (5, 1500), (0, 64)])
 def test_silu_and_mul(rows: int, dim: int) -> None:
     gate_up = random(rows, 2 * dim)

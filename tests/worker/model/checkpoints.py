@@ -47,6 +47,7 @@ VARIANTS = {
     "llama-linear-rope": Variant("Llama", {"rope_parameters": LINEAR_ROPE}),
     "mistral-window": Variant("Mistral", {"sliding_window": 9, "head_dim": 16}),
     "mistral-no-window": Variant("Mistral", {"sliding_window": None}),
+    "olmo2": Variant("Olmo2", {}),
     "qwen2": Variant("Qwen2", {}),
     "qwen2-window": Variant("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
     "qwen3": Variant("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),

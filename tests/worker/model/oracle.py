@@ -23,6 +23,7 @@ WINDOWS = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers":
 OWN_KEYS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"attention_bias": True, "mlp_bias": True},
     "MistralForCausalLM": {"sliding_window": 7},
+    "Olmo2ForCausalLM": {"attention_bias": True},
     "Qwen2ForCausalLM": WINDOWS,
     "Qwen3ForCausalLM": WINDOWS | {"attention_bias": True},
 }
@@ -47,6 +48,7 @@ def base_config(architecture: str) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "dtype": "float32",
         "eos_token_id": 0,
+        "pad_token_id": None,  # in some families, transformers' default is past this vocabulary
         **OWN_KEYS[architecture],
     }
 

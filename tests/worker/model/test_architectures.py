@@ -15,6 +15,7 @@ from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.loading import load_model
 
 GREEDY_STEPS = 64
+INTERPRETED = ("olmo2",)  # what they compute differs from the others in more than places and sizes
 
 
 def prompts() -> list[list[int]]:
@@ -77,6 +78,25 @@ def test_greedy_tokens_equal_transformers_for_64_steps(name: str, tmp_path: Path
         # Each is the likeliest after those before it: what generate() would choose, in one pass instead of 64.
         logits = truth(torch.tensor([tokens + found[:-1]])).logits[0, len(tokens) - 1 :]
         assert found == logits.argmax(-1).tolist(), f"prompt of {len(tokens)} tokens"
+
+
+@pytest.mark.parametrize("name", INTERPRETED)
+def test_triton_kernels_give_what_the_reference_does(name: str, tmp_path: Path) -> None:
+    write_checkpoint(name, tmp_path)
+
+    def found(kernels: str) -> tuple[list[float], dict[int, list[int]]]:
+        # The second prompt's last layer computes only the token to sample from.
+        submits = [
+            make_submit(1, prompts()[3], max_tokens=2, ignore_eos=True, prompt_logprobs=0),
+            make_submit(2, prompts()[2], max_tokens=2, ignore_eos=True),
+        ]
+        done = [drive(make_engine(tmp_path, kernels=kernels, kv_blocks=16), [submit]) for submit in submits]
+        logprobs = [entry.chosen.logprob for entry in done[0].outputs[1][0].prompt.logprobs[1:]]
+        return logprobs, done[0].tokens | done[1].tokens
+
+    (expected, tokens), (logprobs, same) = found("torch"), found("triton")
+    assert logprobs == pytest.approx(expected, abs=1e-4)
+    assert same == tokens
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

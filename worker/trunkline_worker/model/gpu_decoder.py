@@ -30,7 +30,7 @@ from trunkline_kernels.gpu.ragged_attention import (
     tiles_of,
     tiling_for,
 )
-from trunkline_kernels.gpu.rms_norm import add_rms_norm, rms_norm
+from trunkline_kernels.gpu.rms_norm import add_rms_norm, rms_norm, rms_norm_in_place
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.gpu.shared_prefix import shared_prefix
 from trunkline_kernels.gpu.tuned_tilings import chosen_table
@@ -205,9 +205,13 @@ class GpuDecoder:
         for number, (pool, layer, window, (cos, sin)) in enumerate(layers, start=1):
             attention, feed_forward = layer.attention, layer.feed_forward
             qkv = attention.qkv.multiply(self._norm(delta, residual, attention.norm))
+            across = attention.across_heads(qkv, spec.head_dim)
+            for part, weight in across:
+                rms_norm_in_place(part, weight, spec.rms_norm_eps, dependent=self._dependent)
             q = rotary_kv(
                 qkv, pool, batch.positions, batch.slots, cos, sin, num_heads=spec.num_heads,
-                query_norm=attention.query_norm, key_norm=attention.key_norm, eps=spec.rms_norm_eps,
+                query_norm=None if across else attention.query_norm,
+                key_norm=None if across else attention.key_norm, eps=spec.rms_norm_eps,
                 keep_keys=batch.fresh is not None, dependent=self._dependent,
             )  # fmt: skip
             self._attend(q, pool, batch, attended, window)

@@ -138,12 +138,13 @@ def build_weights(
             return form(joined(map(stored_part, weights, biases)))
 
         attention, feed_forward = spec.attention, spec.feed_forward
+        normed_heads = (1, 1) if attention.qk_norm_span == "head" else (num_heads, num_kv_heads)
         return LayerWeights(
             AttentionWeights(
                 norm=norm(attention.norm),
                 qkv=product(attention.qkv),
-                query_norm=norm(attention.query_norm, head_dim),
-                key_norm=norm(attention.key_norm, head_dim),
+                query_norm=norm(attention.query_norm, normed_heads[0] * head_dim),
+                key_norm=norm(attention.key_norm, normed_heads[1] * head_dim),
                 output=product(attention.output),
                 post_norm=norm(attention.post_norm),
             ),
@@ -156,6 +157,7 @@ def build_weights(
         )
 
     hidden, head_dim = spec.hidden_size, spec.head_dim
+    num_heads, num_kv_heads = spec.num_heads, spec.num_kv_heads
     embedding = tensor(embedding_name, spec.vocab_size, hidden)
     return DecoderWeights(
         embedding=embedding,
