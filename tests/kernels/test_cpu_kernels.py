@@ -142,7 +142,8 @@ def test_masks_leave_what_the_reference_leaves(dtype: torch.dtype, num_words: in
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("with_norm", [False, True])
-def test_rotation_and_writing_equal_their_twins(dtype: torch.dtype, with_norm: bool, build: str) -> None:
+@pytest.mark.parametrize("pairs", [8, 3, 0])
+def test_rotation_and_writing_equal_their_twins(dtype: torch.dtype, with_norm: bool, pairs: int, build: str) -> None:
     kernels = kernels_of(dtype, build)
     torch.manual_seed(1)
     heads, kv_heads, dim, block = 4, 2, 16, 4
@@ -155,13 +156,14 @@ def test_rotation_and_writing_equal_their_twins(dtype: torch.dtype, with_norm: b
     blocks = torch.full((9, 3, 2, block, kv_heads, dim), math.nan).to(dtype)  # of three layers
     keys, values = blocks[:, 1, 0], blocks[:, 1, 1]
     q = torch.full((rows, heads, dim), math.nan).to(dtype)
-    angles = torch.outer(torch.arange(16).float(), torch.rand(dim // 2))
+    angles = torch.outer(torch.arange(16).float(), torch.rand(pairs))
     cos, sin = angles.cos(), angles.sin()
     query_norm, key_norm = ((torch.rand(dim) + 0.5).to(dtype) for _ in range(2))
     kernels.rotate_and_write(
         qkv.data_ptr(), q.data_ptr(), keys.data_ptr(), values.data_ptr(), addresses.ctypes.data, starts.ctypes.data,
         contexts.ctypes.data, cos.data_ptr(), sin.data_ptr(), query_norm.data_ptr() if with_norm else None,
-        key_norm.data_ptr() if with_norm else None, keys.stride(0), len(shapes), heads, kv_heads, dim, block, 1e-6,
+        key_norm.data_ptr() if with_norm else None, keys.stride(0), len(shapes), heads, kv_heads, dim, pairs, block,
+        1e-6,
     )  # fmt: skip
     positions = torch.cat([torch.arange(context - n, context) for n, context in shapes])
     expected_q, expected_k, expected_v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)

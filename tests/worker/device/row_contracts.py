@@ -95,7 +95,8 @@ def _rotary_kv(at: Launch) -> None:
     at.holds("positions", INT64, tokens)
     at.holds("slots", INT64, tokens)
     for name in ("cos", "sin"):
-        at.holds(name, FLOAT32, half)
+        at.holds(name, FLOAT32, at.number("PAIRS"))
+    at.require(0 <= at.number("PAIRS") <= half, "PAIRS")
     if at["NORM"]:
         at.holds("query_norm", kind, dim)
         at.holds("key_norm", kind, dim)

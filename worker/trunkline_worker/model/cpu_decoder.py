@@ -128,7 +128,7 @@ class CpuDecoder:
             kernels.rotate_and_write(
                 qkv.data_ptr(), q.data_ptr(), keys, values, *where, cos.data_ptr(), sin.data_ptr(),
                 _pointer(query_norm), _pointer(key_norm), pool.block_stride, num_seqs, heads,
-                kv_heads, dim, batch.block_size, eps,
+                kv_heads, dim, cos.shape[1], batch.block_size, eps,
             )  # fmt: skip
             kernels.attention(
                 q.data_ptr(), keys, values, *where, attended.data_ptr(), pool.block_stride, num_seqs, heads, kv_heads,

@@ -10,11 +10,12 @@ from typing import Literal
 
 from trunkline_worker.model.architectures.config_keys import ConfigKeys
 from trunkline_worker.model.architectures.decoder_spec import AttentionSpec, GatedSpec, LayerSpec, LinearSpec
-from trunkline_worker.model.architectures.rope_scaling import RopeSpec
+from trunkline_worker.model.architectures.rope_scaling import USUAL_ROPE, RopeRules, RopeSpec
 from trunkline_worker.model.checkpoint.entries import Entries
 from trunkline_worker.model.checkpoint.refusals import ModelError
 
 # Bounds far above any model, so that a mistaken number never allocates memory or reaches a kernel.
+MOST_LAYERS = 1 << 12
 MOST_HEADS = 1 << 12
 MOST_HEAD_DIM = 1 << 12
 MOST_WINDOW = (1 << 31) - 1
@@ -48,6 +49,8 @@ class Architecture:
     head_dim: Callable[[Entries, int, int], int]  # takes hidden size and number of heads
     num_kv_heads: Callable[[Entries, int], int]  # takes the number of heads
     layers: Callable[[Entries, LayerSizes], Iterable[LayerSpec]]
+    rope: RopeRules = USUAL_ROPE
+    is_tied: bool = False  # if tie_word_embeddings is absent
 
 
 def read_head_dim(config: Entries, default: int, *, null_is_absent: bool = False) -> int:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from trunkline_worker.model.architectures.architecture import MOST_HEADS, Architecture, LayerSizes
+from trunkline_worker.model.architectures.architecture import MOST_HEADS, MOST_LAYERS, Architecture, LayerSizes
 from trunkline_worker.model.architectures.config_keys import check_keys
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.architectures.registry import ARCHITECTURES
@@ -21,7 +21,6 @@ ACTIVATIONS = ("silu", "swish")  # two names of one function
 MOST_VOCAB = 1 << 24
 MOST_HIDDEN = 1 << 17
 MOST_INTERMEDIATE = 1 << 20
-MOST_LAYERS = 1 << 12
 
 
 def read_spec(directory: Path, ignored_keys: tuple[str, ...] = ()) -> DecoderSpec:
@@ -60,7 +59,7 @@ def parse_spec(config: dict[str, Any]) -> DecoderSpec:
     if head_dim < 2 or head_dim % 2:
         raise ModelError(f"head_dim {head_dim} is not supported: rotary embedding turns pairs, so it must be even")
     num_layers = entries.integer("num_hidden_layers", 1, MOST_LAYERS)
-    rope, context = parse_rope(entries, head_dim)
+    rope, context = parse_rope(entries, head_dim, architecture.rope)
     vocab_size = entries.integer("vocab_size", 1, MOST_VOCAB)
     intermediate = entries.integer("intermediate_size", 1, MOST_INTERMEDIATE)
     num_kv_heads = architecture.num_kv_heads(entries, num_heads)
@@ -78,7 +77,7 @@ def parse_spec(config: dict[str, Any]) -> DecoderSpec:
         layers=tuple(architecture.layers(entries, sizes)),
         context_length=context.served,
         most_context=context.most,
-        tie_word_embeddings=entries.flag("tie_word_embeddings", False),  # absent: untied in all architectures
+        tie_word_embeddings=entries.flag("tie_word_embeddings", architecture.is_tied),
         dtype=_dtype(entries),
     )
 

@@ -46,7 +46,7 @@ class AttentionSpec:
     qkv: LinearSpec  # queries, keys, values
     query_norm: str | None
     key_norm: str | None
-    rope: RopeSpec
+    rope: RopeSpec | None  # None: nothing is rotated
     window: int | None  # positions that a query sees, including its own; None: all
     output: LinearSpec
     post_norm: str | None  # of its result, before that is added to the residual stream
@@ -113,7 +113,7 @@ class DecoderSpec:
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:
         """The different rotary embeddings of the layers."""
-        return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers))
+        return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers if layer.attention.rope is not None))
 
     @property
     def layer_params(self) -> int:
