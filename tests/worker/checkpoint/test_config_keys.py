@@ -72,6 +72,16 @@ VALUES: dict[str, list[Any]] = {
     ],
     "original_max_position_embeddings": [8, 64],
     "partial_rotary_factor": [0.5],
+    "no_rope_layers": [[0, 0], [1, 1], [0, 1, 2], [0], [True, False], [1, "0"]],
+    "no_rope_layer_interval": [4],
+}  # fmt: skip
+
+# What random configurations of an architecture may hold in addition to those of all.
+OWN_CHOICES: dict[str, dict[str, list[Any]]] = {
+    "SmolLM3ForCausalLM": {
+        "no_rope_layers": [ABSENT, None, [0, 1, 1, 0, 1], [1] * 5],
+        "no_rope_layer_interval": [ABSENT, 1, 2, 3],
+    },
 }  # fmt: skip
 
 
@@ -153,6 +163,7 @@ def test_random_configs_give_the_logits_of_transformers_or_are_refused(
         "rope_theta": [ABSENT, 10000.0, 5e5],
         "max_position_embeddings": [64, 300],
     }
+    choices |= OWN_CHOICES.get(architecture, {})
     results = []
     for _ in range(count):
         config = base_config(architecture)

@@ -19,6 +19,7 @@ SIZES: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "bos_token_id": 1,
     "eos_token_id": 2,
+    "pad_token_id": None,
     "tie_word_embeddings": False,
 }
 
@@ -51,6 +52,10 @@ VARIANTS = {
     "qwen2": Variant("Qwen2", {}),
     "qwen2-window": Variant("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
     "qwen3": Variant("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "smollm3": Variant("SmolLM3", {"no_rope_layer_interval": 2}),
+    "smollm3-window": Variant(
+        "SmolLM3", {"use_sliding_window": True, "sliding_window": 7, "no_rope_layers": [0, 1, 0]}
+    ),
     "qwen3-biases": Variant("Qwen3", {"head_dim": 16, "attention_bias": True}),
 }
 

@@ -26,6 +26,7 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
     "Olmo2ForCausalLM": {"attention_bias": True},
     "Qwen2ForCausalLM": WINDOWS,
     "Qwen3ForCausalLM": WINDOWS | {"attention_bias": True},
+    "SmolLM3ForCausalLM": {"use_sliding_window": True, "sliding_window": 7, "no_rope_layers": [1, 0]},
 }
 
 
