@@ -40,6 +40,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 4.0, 5.0]}
+PARTIAL_LONG = LONG | {"short_factor": [1.0, 1.5, 2.0], "long_factor": [2.0, 3.0, 4.0]}
 # What a key may sensibly hold, and near misses.
 VALUES: dict[str, list[Any]] = {
     "architectures": [["LlamaForCausalLM"], ["GPT2LMHeadModel"], ["LlamaForCausalLM", "Other"], "LlamaForCausalLM"],
@@ -78,6 +79,13 @@ VALUES: dict[str, list[Any]] = {
 
 # What random configurations of an architecture may hold in addition to those of all.
 OWN_CHOICES: dict[str, dict[str, list[Any]]] = {
+    "Phi3ForCausalLM": {
+        "hidden_size": [16, 32, 40],
+        "head_dim": [ABSENT],
+        "partial_rotary_factor": [ABSENT, 0.25, 0.5, 0.75, 1.0],
+        "rope_scaling": [ABSENT, None, {}, LONG, PARTIAL_LONG, {"rope_type": "default", "partial_rotary_factor": 0.5}],
+        "rope_parameters": [ABSENT, None, PARTIAL_LONG],
+    },
     "SmolLM3ForCausalLM": {
         "no_rope_layers": [ABSENT, None, [0, 1, 1, 0, 1], [1] * 5],
         "no_rope_layer_interval": [ABSENT, 1, 2, 3],

@@ -33,6 +33,11 @@ LLAMA3_ROPE = {
 }
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
+PARTIAL_LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5], "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0],
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -49,6 +54,10 @@ VARIANTS = {
     "mistral-window": Variant("Mistral", {"sliding_window": 9, "head_dim": 16}),
     "mistral-no-window": Variant("Mistral", {"sliding_window": None}),
     "olmo2": Variant("Olmo2", {}),
+    "phi3-window": Variant("Phi3", {"sliding_window": 7}),
+    "phi4-mini": Variant(
+        "Phi3", {"hidden_size": 96, "rope_parameters": PARTIAL_LONGROPE, "original_max_position_embeddings": 128}
+    ),
     "qwen2": Variant("Qwen2", {}),
     "qwen2-window": Variant("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
     "qwen3": Variant("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),

@@ -24,6 +24,7 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"attention_bias": True, "mlp_bias": True},
     "MistralForCausalLM": {"sliding_window": 7},
     "Olmo2ForCausalLM": {"attention_bias": True},
+    "Phi3ForCausalLM": {"hidden_size": 32, "sliding_window": 7, "partial_rotary_factor": 0.75},
     "Qwen2ForCausalLM": WINDOWS,
     "Qwen3ForCausalLM": WINDOWS | {"attention_bias": True},
     "SmolLM3ForCausalLM": {"use_sliding_window": True, "sliding_window": 7, "no_rope_layers": [1, 0]},

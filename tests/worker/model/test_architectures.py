@@ -15,7 +15,11 @@ from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.loading import load_model
 
 GREEDY_STEPS = 64
-INTERPRETED = ("olmo2", "smollm3-window")  # what they compute differs from the others in more than places and sizes
+INTERPRETED = (
+    "olmo2",
+    "phi4-mini",
+    "smollm3-window",
+)  # what they compute differs from the others in more than places and sizes
 
 
 def prompts() -> list[list[int]]:

@@ -124,7 +124,8 @@ def build_weights(
             return None if name is None else tensor(f"{at}{name}.weight", size)
 
         def product(linear: LinearSpec) -> W:
-            names, rows, inner = [f"{at}{name}" for name, _ in linear.parts], linear.rows, linear.inner
+            names, rows = [f"{at}{name}" for name, _ in linear.tensors], [rows for _, rows in linear.tensors]
+            inner = linear.inner
             stored = [read_part(name, count, inner, device) for name, count in zip(names, rows, strict=True)]
             plain = [each for each in stored if not isinstance(each, QuantizedWeight)]
             if len(plain) == len(stored):

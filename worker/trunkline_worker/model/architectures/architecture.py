@@ -89,6 +89,7 @@ def layer_windows(config: Entries, num_layers: int, window: int | None) -> list[
 def self_attention(
     sizes: LayerSizes,
     *,
+    qkv_names: tuple[str, str, str] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     norm: str | None = "input_layernorm",
     post_norm: str | None = None,
     qkv_bias: bool = False,
@@ -97,7 +98,7 @@ def self_attention(
     window: int | None,
 ) -> AttentionSpec:
     heads, kv_heads = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
-    qkv = ("self_attn.q_proj", heads), ("self_attn.k_proj", kv_heads), ("self_attn.v_proj", kv_heads)
+    qkv = tuple(zip(qkv_names, (heads, kv_heads, kv_heads), strict=True))
     return AttentionSpec(
         norm=norm,
         qkv=LinearSpec(qkv, sizes.hidden, qkv_bias, "out"),
@@ -114,11 +115,12 @@ def self_attention(
 def gated_mlp(
     sizes: LayerSizes,
     *,
+    gate_up_names: tuple[str, str] = ("mlp.gate_proj", "mlp.up_proj"),
     norm: str | None = "post_attention_layernorm",
     post_norm: str | None = None,
     bias: bool = False,
 ) -> GatedSpec:
-    gate_up = ("mlp.gate_proj", sizes.intermediate), ("mlp.up_proj", sizes.intermediate)
+    gate_up = tuple((name, sizes.intermediate) for name in gate_up_names)
     return GatedSpec(
         norm=norm,
         gate_up=LinearSpec(gate_up, sizes.hidden, bias, "out"),

@@ -5,6 +5,8 @@ tensors are relative to their layer. Layers that are alike have equal specs.
 """
 
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Literal
 
 from trunkline_worker.model.architectures.rope_scaling import RopeSpec
@@ -12,7 +14,8 @@ from trunkline_worker.model.architectures.rope_scaling import RopeSpec
 
 @dataclass(frozen=True, slots=True)
 class LinearSpec:
-    """A matrix product. Its weight [out, in] has parts, one below the other, each of which is a tensor of a checkpoint.
+    """A matrix product. Its weight [out, in] has parts, one below the other. Each is a tensor of a checkpoint; parts of
+    one name are ranges of a tensor's rows.
 
     shard: the axis along which tensor parallelism divides each part's weight. A slice of "out" gives some columns of
     the result, a slice of "in" a summand of it.
@@ -27,6 +30,11 @@ class LinearSpec:
     def rows(self) -> list[int]:
         """Rows of each part."""
         return [rows for _, rows in self.parts]
+
+    @property
+    def tensors(self) -> list[tuple[str, int]]:
+        """Name and rows of each tensor."""
+        return [(name, sum(rows for _, rows in parts)) for name, parts in groupby(self.parts, key=itemgetter(0))]
 
     @property
     def columns(self) -> int:

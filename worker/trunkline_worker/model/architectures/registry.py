@@ -4,8 +4,11 @@ from trunkline_worker.model.architectures.architecture import Architecture
 from trunkline_worker.model.architectures.llama import LLAMA
 from trunkline_worker.model.architectures.mistral import MISTRAL
 from trunkline_worker.model.architectures.olmo2 import OLMO2
+from trunkline_worker.model.architectures.phi3 import PHI3
 from trunkline_worker.model.architectures.qwen2 import QWEN2
 from trunkline_worker.model.architectures.qwen3 import QWEN3
 from trunkline_worker.model.architectures.smollm3 import SMOLLM3
 
-ARCHITECTURES: dict[str, Architecture] = {each.name: each for each in (LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3, SMOLLM3)}
+ARCHITECTURES: dict[str, Architecture] = {
+    each.name: each for each in (LLAMA, MISTRAL, OLMO2, PHI3, QWEN2, QWEN3, SMOLLM3)
+}
