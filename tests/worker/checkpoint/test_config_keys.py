@@ -79,6 +79,12 @@ VALUES: dict[str, list[Any]] = {
 
 # What random configurations of an architecture may hold in addition to those of all.
 OWN_CHOICES: dict[str, dict[str, list[Any]]] = {
+    "GraniteForCausalLM": {
+        "embedding_multiplier": [ABSENT, 1, 12.0],
+        "attention_multiplier": [ABSENT, 0.0625, 0.5],
+        "residual_multiplier": [ABSENT, 1.0, 0.22],
+        "logits_scaling": [ABSENT, 8.0, 0.7],
+    },
     "Phi3ForCausalLM": {
         "hidden_size": [16, 32, 40],
         "head_dim": [ABSENT],

@@ -38,6 +38,10 @@ PARTIAL_LONGROPE = {
     "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5], "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0],
 }  # fmt: skip
 
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.6, "logits_scaling": 1.7,
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -58,6 +62,8 @@ VARIANTS = {
     "phi4-mini": Variant(
         "Phi3", {"hidden_size": 96, "rope_parameters": PARTIAL_LONGROPE, "original_max_position_embeddings": 128}
     ),
+    "granite": Variant("Granite", {**MULTIPLIERS, "tie_word_embeddings": True}),
+    "granite-biases": Variant("Granite", {**MULTIPLIERS, "attention_bias": True, "mlp_bias": True}),
     "qwen2": Variant("Qwen2", {}),
     "qwen2-window": Variant("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
     "qwen3": Variant("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),

@@ -21,6 +21,14 @@ VOCAB = 61
 WINDOWS = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
 # architecture → what its config.json says in addition to that of all
 OWN_KEYS: dict[str, dict[str, Any]] = {
+    "GraniteForCausalLM": {
+        "attention_bias": True,
+        "mlp_bias": True,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 1.7,
+    },
     "LlamaForCausalLM": {"attention_bias": True, "mlp_bias": True},
     "MistralForCausalLM": {"sliding_window": 7},
     "Olmo2ForCausalLM": {"attention_bias": True},

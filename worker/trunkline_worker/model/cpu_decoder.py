@@ -8,7 +8,6 @@ So --deterministic uses the packed products everywhere.
 """
 
 import ctypes
-import math
 from collections.abc import Callable
 
 import torch
@@ -96,7 +95,7 @@ class CpuDecoder:
         self._tables = layer_tables(spec, context_length, self._embedding.device)
         self._windows = spec.windows
         self._intermediate = spec.intermediate_size
-        self._scale = 1 / math.sqrt(spec.head_dim)
+        self._scale = spec.attention_scale
 
     def forward(self, batch: PagedBatch, kv: list[KVLayer], *, num_padding: int = 0) -> Tensor:
         """Returns hidden states before the final norm: [num_tokens, hidden]. Writes the tokens' keys and values to
@@ -109,6 +108,8 @@ class CpuDecoder:
         heads, kv_heads, dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
         token_ids = torch.nn.functional.pad(batch.token_ids, (0, num_padding)) if num_padding else batch.token_ids
         residual = self._embedding.index_select(0, token_ids)
+        if spec.multipliers.embedding != 1:
+            residual.mul_(spec.multipliers.embedding)
         normed = torch.empty_like(residual)
         q = residual.new_empty(num_rows, heads * dim)
         attended = residual.new_zeros(num_rows, heads * dim) if num_padding else torch.empty_like(q)
@@ -134,15 +135,11 @@ class CpuDecoder:
                 q.data_ptr(), keys, values, *where, attended.data_ptr(), pool.block_stride, num_seqs, heads, kv_heads,
                 dim, batch.block_size, window or 0, self._scale,
             )  # fmt: skip
-            added = attention.output.multiply(attended)
-            if attention.post_norm is not None:
-                added = self._add_norm(None, added, attention.post_norm, torch.empty_like(added))
+            added = self._scaled(attention.output.multiply(attended), attention.post_norm)
             x = self._add_norm(added, residual, feed_forward.norm, normed)
             gate_up = feed_forward.gate_up.multiply(x)  # its memory must live until the kernel has finished
             kernels.silu_and_mul(gate_up.data_ptr(), gated.data_ptr(), num_rows, self._intermediate)
-            added = feed_forward.down.multiply(gated)
-            if feed_forward.post_norm is not None:
-                added = self._add_norm(None, added, feed_forward.post_norm, torch.empty_like(added))
+            added = self._scaled(feed_forward.down.multiply(gated), feed_forward.post_norm)
         return residual.add_(added)[:count] if added is not None else residual
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -185,6 +182,13 @@ class CpuDecoder:
         self._kernels.exclude(
             logits.data_ptr(), masks.rows.data_ptr(), masks.words.data_ptr(), *masks.words.shape, logits.shape[1]
         )
+
+    def _scaled(self, x: Tensor, post_norm: Tensor | None) -> Tensor:
+        """Returns what is to be added to the residual stream for the result of a layer's part."""
+        if post_norm is not None:
+            x = self._add_norm(None, x, post_norm, torch.empty_like(x))
+        multiplier = self.spec.multipliers.residual
+        return x if multiplier == 1 else x.mul_(multiplier)
 
     def _add_norm(self, added: Tensor | None, residual: Tensor, weight: Tensor | None, out: Tensor) -> Tensor:
         """Adds to the residual stream, and returns its norm, in `out`; without a norm, the residual stream itself."""

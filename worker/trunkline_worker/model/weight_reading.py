@@ -163,7 +163,7 @@ def build_weights(
     return DecoderWeights(
         embedding=embedding,
         layers=[layer(f"model.layers.{index}.", each) for index, each in enumerate(spec.layers)],
-        final_norm=tensor("model.norm.weight", hidden),
+        final_norm=tensor("model.norm.weight", hidden).div_(spec.multipliers.logits),
         head=Linear(embedding if head_name is None else tensor(head_name, spec.vocab_size, hidden), None),
     )
 

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trunkline_worker.model.architectures.config_keys import ConfigKeys
-from trunkline_worker.model.architectures.decoder_spec import AttentionSpec, GatedSpec, LayerSpec, LinearSpec
+from trunkline_worker.model.architectures.decoder_spec import (
+    AttentionSpec,
+    GatedSpec,
+    LayerSpec,
+    LinearSpec,
+    Multipliers,
+)
 from trunkline_worker.model.architectures.rope_scaling import USUAL_ROPE, RopeRules, RopeSpec
 from trunkline_worker.model.checkpoint.entries import Entries
 from trunkline_worker.model.checkpoint.refusals import ModelError
@@ -50,6 +56,7 @@ class Architecture:
     num_kv_heads: Callable[[Entries, int], int]  # takes the number of heads
     layers: Callable[[Entries, LayerSizes], Iterable[LayerSpec]]
     rope: RopeRules = USUAL_ROPE
+    multipliers: Callable[[Entries], Multipliers] = lambda _: Multipliers()
     is_tied: bool = False  # if tie_word_embeddings is absent
 
 

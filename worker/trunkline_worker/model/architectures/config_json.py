@@ -79,6 +79,7 @@ def parse_spec(config: dict[str, Any]) -> DecoderSpec:
         most_context=context.most,
         tie_word_embeddings=entries.flag("tie_word_embeddings", architecture.is_tied),
         dtype=_dtype(entries),
+        multipliers=architecture.multipliers(entries),
     )
 
 

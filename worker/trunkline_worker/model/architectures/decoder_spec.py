@@ -4,6 +4,7 @@ Loading, the decoders, the memory budget, the floor of a step and the simulation
 tensors are relative to their layer. Layers that are alike have equal specs.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -87,6 +88,20 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Multipliers:
+    """Factors by which a decoder scales what it computes.
+
+    The scale of attention is an argument of the kernels, and reading divides the final norm by that of the logits. The
+    others are applied to rows: a rounded weight times 0.22 is not what was trained, and the embedding may be the head.
+    """
+
+    embedding: float = 1.0
+    attention: float | None = None  # of the products of queries and keys; None: 1 / sqrt(head_dim)
+    residual: float = 1.0  # of the result of a layer's part, before that is added to the residual stream
+    logits: float = 1.0  # what logits are divided by
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """A decoder: an embedding, layers, a norm, and a head. All layers have the same heads, because blocks of the KV
     cache do."""
@@ -103,6 +118,13 @@ class DecoderSpec:
     most_context: int  # maximum of --context-length
     tie_word_embeddings: bool
     dtype: str | None  # as the config names it; None: the config has none
+    multipliers: Multipliers = Multipliers()
+
+    @property
+    def attention_scale(self) -> float:
+        """Of the products of queries and keys."""
+        scale = self.multipliers.attention
+        return 1 / math.sqrt(self.head_dim) if scale is None else scale
 
     @property
     def num_layers(self) -> int:
