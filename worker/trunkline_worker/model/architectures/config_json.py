@@ -8,6 +8,7 @@ from trunkline_worker.model.architectures.config_keys import check_keys
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.architectures.registry import ARCHITECTURES
 from trunkline_worker.model.architectures.rope_scaling import parse_rope
+from trunkline_worker.model.architectures.unsupported import feature_of
 from trunkline_worker.model.checkpoint.entries import Entries, listed, without
 from trunkline_worker.model.checkpoint.gguf_file import is_gguf
 from trunkline_worker.model.checkpoint.model_file import exists, read_json
@@ -100,7 +101,9 @@ def _architecture(config: Entries) -> Architecture:
         named = name if isinstance(name, str) and name.isidentifier() else shown(name)
         if name is None:
             named = f"of model_type {shown(model_type)}"
-        raise ModelError(f"architecture {named} is not supported; supported: {listed(ARCHITECTURES)}")
+        feature = feature_of(name) if isinstance(name, str) else None
+        why = "" if feature is None else f" for its {feature}"
+        raise ModelError(f"architecture {named} is not supported{why}; supported: {listed(ARCHITECTURES)}")
     architecture = ARCHITECTURES[name]
     if config.text("model_type") != architecture.model_type:
         raise ModelError(f"model_type {shown(model_type)} contradicts architectures {name}")
