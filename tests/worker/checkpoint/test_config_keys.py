@@ -79,6 +79,7 @@ VALUES: dict[str, list[Any]] = {
 
 # What random configurations of an architecture may hold in addition to those of all.
 OWN_CHOICES: dict[str, dict[str, list[Any]]] = {
+    "Exaone4ForCausalLM": {"layer_types": ["random"]},
     "GraniteForCausalLM": {
         "embedding_multiplier": [ABSENT, 1, 12.0],
         "attention_multiplier": [ABSENT, 0.0625, 0.5],
@@ -92,6 +93,7 @@ OWN_CHOICES: dict[str, dict[str, list[Any]]] = {
         "rope_scaling": [ABSENT, None, {}, LONG, PARTIAL_LONG, {"rope_type": "default", "partial_rotary_factor": 0.5}],
         "rope_parameters": [ABSENT, None, PARTIAL_LONG],
     },
+    "SeedOssForCausalLM": {"attention_out_bias": [ABSENT, True, False]},
     "SmolLM3ForCausalLM": {
         "no_rope_layers": [ABSENT, None, [0, 1, 1, 0, 1], [1] * 5],
         "no_rope_layer_interval": [ABSENT, 1, 2, 3],

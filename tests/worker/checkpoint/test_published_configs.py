@@ -176,6 +176,29 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         },
         4096,
     ),
+    "exaone-4.0-32b": (
+        {
+            "architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "attention_dropout": 0.0,
+            "bos_token_id": 1, "eos_token_id": 361, "head_dim": 128, "hidden_act": "silu", "initializer_range": 0.02,
+            "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 16, "pad_token_id": 0,
+            "rms_norm_eps": 1e-5, "rope_scaling": {**LLAMA31_ROPE, "factor": 16.0}, "rope_theta": 1000000,
+            "sliding_window": 4096, "sliding_window_pattern": "LLLG", "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16", "transformers_version": "4.54.0.dev0", "use_cache": True,
+            **sizes(5120, 27392, 64, 40, 8, 131072, 102400),
+        },
+        131072,
+    ),
+    "seed-oss-36b": (
+        {
+            "architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "attention_bias": True,
+            "attention_dropout": 0.1, "attention_out_bias": False, "bos_token_id": 0, "eos_token_id": 2,
+            "head_dim": 128, "hidden_act": "silu", "initializer_range": 0.02, "mlp_bias": False, "pad_token_id": 1,
+            "residual_dropout": 0.1, "rms_norm_eps": 1e-6, "rope_scaling": {"rope_type": "default"},
+            "rope_theta": 10000000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+            "transformers_version": "4.55.0", "use_cache": True, **sizes(5120, 27648, 64, 80, 8, 524288, 155136),
+        },
+        524288,
+    ),
     "phi-3-mini-128k": (
         {
             **PHI_KEYS, **sizes(3072, 8192, 32, 32, 32, 131072, 32064), "bos_token_id": 1, "eos_token_id": 32000,

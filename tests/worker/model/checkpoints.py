@@ -62,11 +62,15 @@ VARIANTS = {
     "phi4-mini": Variant(
         "Phi3", {"hidden_size": 96, "rope_parameters": PARTIAL_LONGROPE, "original_max_position_embeddings": 128}
     ),
+    "exaone4": Variant(
+        "Exaone4", {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    ),
     "granite": Variant("Granite", {**MULTIPLIERS, "tie_word_embeddings": True}),
     "granite-biases": Variant("Granite", {**MULTIPLIERS, "attention_bias": True, "mlp_bias": True}),
     "qwen2": Variant("Qwen2", {}),
     "qwen2-window": Variant("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
     "qwen3": Variant("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "seed-oss": Variant("SeedOss", {"head_dim": 16}),
     "smollm3": Variant("SmolLM3", {"no_rope_layer_interval": 2}),
     "smollm3-window": Variant(
         "SmolLM3", {"use_sliding_window": True, "sliding_window": 7, "no_rope_layers": [0, 1, 0]}

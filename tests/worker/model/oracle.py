@@ -21,6 +21,7 @@ VOCAB = 61
 WINDOWS = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
 # architecture → what its config.json says in addition to that of all
 OWN_KEYS: dict[str, dict[str, Any]] = {
+    "Exaone4ForCausalLM": {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]},
     "GraniteForCausalLM": {
         "attention_bias": True,
         "mlp_bias": True,
@@ -35,6 +36,7 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
     "Phi3ForCausalLM": {"hidden_size": 32, "sliding_window": 7, "partial_rotary_factor": 0.75},
     "Qwen2ForCausalLM": WINDOWS,
     "Qwen3ForCausalLM": WINDOWS | {"attention_bias": True},
+    "SeedOssForCausalLM": {"attention_out_bias": True, "mlp_bias": True},
     "SmolLM3ForCausalLM": {"use_sliding_window": True, "sliding_window": 7, "no_rope_layers": [1, 0]},
 }
 

@@ -91,10 +91,11 @@ class Kind:
         return type(value) in self.types
 
 
+SHARE = Kind((float, int), "a number in [0, 1]")
 INTEGER_OR_NULL = Kind((int, NoneType), "an integer or null")
 # Keys whose values are never read here, or are not read beside other files or keys.
 KINDS: dict[str, Kind] = {
-    "attention_dropout": Kind((float, int), "a number in [0, 1]"),
+    "attention_dropout": SHARE,
     "initializer_range": Kind((float,), "a number in [0, 1] with a decimal point"),
     "rms_norm_eps": Kind((float,), "a number in [0, 1] with a decimal point"),
     "use_cache": Kind((bool,), "true or false"),

@@ -12,14 +12,13 @@ from trunkline_worker.model.architectures.architecture import (
     read_window,
     self_attention,
 )
-from trunkline_worker.model.architectures.config_keys import INTEGER_OR_NULL, OFF, ONE, ConfigKeys, Kind
+from trunkline_worker.model.architectures.config_keys import INTEGER_OR_NULL, OFF, ONE, SHARE, ConfigKeys, Kind
 from trunkline_worker.model.architectures.decoder_spec import LayerSpec
 from trunkline_worker.model.architectures.rope_scaling import RopeRules
 from trunkline_worker.model.checkpoint.entries import Entries
 
 QKV, GATE_UP = "self_attn.qkv_proj", "mlp.gate_up_proj"
 TRAINED_CONTEXT = 4096
-SHARE = Kind((float, int), "a number in [0, 1]")
 
 
 def _head_dim(config: Entries, hidden: int, num_heads: int) -> int:

@@ -1,6 +1,7 @@
 """All architectures, by the name that config.json's `architectures` gives them."""
 
 from trunkline_worker.model.architectures.architecture import Architecture
+from trunkline_worker.model.architectures.exaone4 import EXAONE4
 from trunkline_worker.model.architectures.granite import GRANITE
 from trunkline_worker.model.architectures.llama import LLAMA
 from trunkline_worker.model.architectures.mistral import MISTRAL
@@ -8,8 +9,9 @@ from trunkline_worker.model.architectures.olmo2 import OLMO2
 from trunkline_worker.model.architectures.phi3 import PHI3
 from trunkline_worker.model.architectures.qwen2 import QWEN2
 from trunkline_worker.model.architectures.qwen3 import QWEN3
+from trunkline_worker.model.architectures.seed_oss import SEED_OSS
 from trunkline_worker.model.architectures.smollm3 import SMOLLM3
 
 ARCHITECTURES: dict[str, Architecture] = {
-    each.name: each for each in (GRANITE, LLAMA, MISTRAL, OLMO2, PHI3, QWEN2, QWEN3, SMOLLM3)
+    each.name: each for each in (EXAONE4, GRANITE, LLAMA, MISTRAL, OLMO2, PHI3, QWEN2, QWEN3, SEED_OSS, SMOLLM3)
 }
