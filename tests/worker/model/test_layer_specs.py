@@ -1,4 +1,4 @@
-"""What no model here says yet by layer specs and weights: norms in other places, and slices of weights."""
+"""What no model here says by layer specs and weights: norms in other places, and slices of weights."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -42,9 +42,6 @@ class Places(NamedTuple):
 
 
 PLACES = {
-    "after, as in OLMo 2": Places(
-        after_attention="post_attention_layernorm", after_feed_forward="post_feedforward_layernorm"
-    ),
     "before and after, as in Gemma 2": Places(
         "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
     ),
