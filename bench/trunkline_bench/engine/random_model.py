@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from trunkline_worker.model.architectures.config_json import parse_spec
+from trunkline_worker.model.config_json import parse_spec
 
 RANDOM_22M = {
     "architectures": ["LlamaForCausalLM"],

@@ -20,12 +20,12 @@ from tests.worker.model.oracle import (
     their_model,
     write_config,
 )
-from trunkline_worker.model.architectures.config_json import parse_spec
 from trunkline_worker.model.architectures.config_keys import KINDS, NEUTRAL, READ, WITHOUT_EFFECT
-from trunkline_worker.model.architectures.registry import ARCHITECTURES
 from trunkline_worker.model.checkpoint.entries import without
 from trunkline_worker.model.checkpoint.generation_defaults import read_generation_defaults
 from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.config_json import parse_spec
+from trunkline_worker.model.families.registry import ARCHITECTURES
 from trunkline_worker.model.loading import load_model
 
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trunkline_worker.model.architectures.config_json import parse_spec
+from trunkline_worker.model.config_json import parse_spec
 
 LLAMA_KEYS = {
     "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1, "hidden_act": "silu",

@@ -19,9 +19,9 @@ from tests.worker.model.oracle import (
     their_model,
     write_config,
 )
-from trunkline_worker.model.architectures.config_json import parse_spec
 from trunkline_worker.model.architectures.rope_scaling import ROPE_KINDS
 from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.config_json import parse_spec
 from trunkline_worker.model.loading import load_model
 from trunkline_worker.model.rotary_tables import rotary_tables
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from trunkline_worker.model.architectures.config_json import parse_spec
-from trunkline_worker.model.architectures.registry import ARCHITECTURES
 from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.config_json import parse_spec
 from trunkline_worker.model.decoder import Decoder
+from trunkline_worker.model.families.registry import ARCHITECTURES
 from trunkline_worker.model.loading import LoadedModel
 from trunkline_worker.model.quantized.quantization_config import parse_schemes
 from trunkline_worker.model.weights import DecoderWeights, StoredLinear

@@ -19,11 +19,11 @@ from tests.worker.model.forward import ragged_logits
 from tests.worker.model.oracle import base_config, their_logits, their_model, weights_of, write_config
 from trunkline_worker.model.architectures.architecture import LayerSizes
 from trunkline_worker.model.architectures.decoder_spec import LayerSpec, LinearSpec
-from trunkline_worker.model.architectures.llama import LLAMA
-from trunkline_worker.model.architectures.registry import ARCHITECTURES
 from trunkline_worker.model.checkpoint.entries import Entries
 from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.decoder import Decoder
+from trunkline_worker.model.families.llama import LLAMA
+from trunkline_worker.model.families.registry import ARCHITECTURES
 from trunkline_worker.model.loading import load_model
 from trunkline_worker.model.weights import Linear, StoredLinear
 

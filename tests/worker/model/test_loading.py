@@ -15,13 +15,13 @@ from tests.worker.model.oracle import weights_of
 from trunkline.sampling_params import BY_MODEL, TABLE
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_worker.model import loading
-from trunkline_worker.model.architectures.config_json import parse_spec
-from trunkline_worker.model.architectures.registry import ARCHITECTURES
 from trunkline_worker.model.architectures.unsupported import feature_of
 from trunkline_worker.model.block_format import BlockFormat
 from trunkline_worker.model.checkpoint.checkpoint import Checkpoint
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.checkpoint.weight_stream import WeightStream
+from trunkline_worker.model.config_json import parse_spec
+from trunkline_worker.model.families.registry import ARCHITECTURES
 from trunkline_worker.model.loading import LoadedModel, load_model
 from trunkline_worker.model.weights import whole_product
 

@@ -16,8 +16,8 @@ from tests.worker.model.oracle import their_logits
 from tests.worker.quantized.checkpoints import write_checkpoint
 from tests.worker.quantized.stored_formats import FORMATS
 from trunkline.v1.worker_pb2 import Submit
-from trunkline_worker.model.architectures.config_json import read_spec
 from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.config_json import read_spec
 from trunkline_worker.model.loading import LoadedModel, load_model
 from trunkline_worker.model.rotary_tables import table_bytes
 

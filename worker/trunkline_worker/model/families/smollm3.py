@@ -16,9 +16,9 @@ from trunkline_worker.model.architectures.architecture import (
 )
 from trunkline_worker.model.architectures.config_keys import ConfigKeys, Kind
 from trunkline_worker.model.architectures.decoder_spec import LayerSpec
-from trunkline_worker.model.architectures.qwen2 import WINDOW_KINDS
 from trunkline_worker.model.architectures.rope_scaling import RopeRules
 from trunkline_worker.model.checkpoint.entries import Entries
+from trunkline_worker.model.families.qwen2 import WINDOW_KINDS
 
 DEFAULT_THETA = 2_000_000.0
 DEFAULT_KV_HEADS = 4

@@ -3,8 +3,8 @@
 from trunkline_worker.model.architectures.architecture import Architecture, read_head_dim, read_kv_heads
 from trunkline_worker.model.architectures.config_keys import ConfigKeys
 from trunkline_worker.model.architectures.decoder_spec import Multipliers
-from trunkline_worker.model.architectures.llama import LLAMA
 from trunkline_worker.model.checkpoint.entries import Entries
+from trunkline_worker.model.families.llama import LLAMA
 
 MOST_MULTIPLIER = 1e6
 

@@ -6,7 +6,6 @@ from typing import Any
 from trunkline_worker.model.architectures.architecture import MOST_HEADS, MOST_LAYERS, Architecture, LayerSizes
 from trunkline_worker.model.architectures.config_keys import check_keys
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
-from trunkline_worker.model.architectures.registry import ARCHITECTURES
 from trunkline_worker.model.architectures.rope_scaling import parse_rope
 from trunkline_worker.model.architectures.unsupported import feature_of
 from trunkline_worker.model.checkpoint.entries import Entries, listed, without
@@ -14,6 +13,7 @@ from trunkline_worker.model.checkpoint.gguf_file import is_gguf
 from trunkline_worker.model.checkpoint.model_file import exists, read_json
 from trunkline_worker.model.checkpoint.other_formats import check_format
 from trunkline_worker.model.checkpoint.refusals import ModelError, shown
+from trunkline_worker.model.families.registry import ARCHITECTURES
 
 DTYPES = ("float32", "bfloat16", "float16")
 ACTIVATIONS = ("silu", "swish")  # two names of one function
