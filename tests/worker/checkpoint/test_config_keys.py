@@ -77,14 +77,26 @@ VALUES: dict[str, list[Any]] = {
     "no_rope_layer_interval": [4],
 }  # fmt: skip
 
+# A norm of the result of one intermediate value divides by almost nothing if that is almost 0.
+WELL_CONDITIONED = [13, 40]
 # What random configurations of an architecture may hold in addition to those of all.
 OWN_CHOICES: dict[str, dict[str, list[Any]]] = {
-    "Exaone4ForCausalLM": {"layer_types": ["random"]},
+    "Exaone4ForCausalLM": {"layer_types": ["random"], "intermediate_size": WELL_CONDITIONED},
     "GraniteForCausalLM": {
         "embedding_multiplier": [ABSENT, 1, 12.0],
         "attention_multiplier": [ABSENT, 0.0625, 0.5],
         "residual_multiplier": [ABSENT, 1.0, 0.22],
         "logits_scaling": [ABSENT, 8.0, 0.7],
+    },
+    "Olmo2ForCausalLM": {"intermediate_size": WELL_CONDITIONED},
+    "Olmo3ForCausalLM": {
+        "intermediate_size": WELL_CONDITIONED,
+        "rope_theta": [ABSENT, 5e5],
+        "rope_scaling": [ABSENT, None, {}, YARN, LLAMA3, {"rope_type": "linear", "factor": 2.0}],
+        "rope_parameters": [
+            ABSENT, None, {}, {FULL: YARN | {"rope_theta": 1e4}, SLIDING: {"rope_type": "default", "rope_theta": 1e4}},
+            {FULL: LLAMA3}, {SLIDING: {"rope_theta": 1e4, "rope_type": "default"}},
+        ],
     },
     "Phi3ForCausalLM": {
         "hidden_size": [16, 32, 40],

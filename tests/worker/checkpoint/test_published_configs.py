@@ -176,6 +176,21 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         },
         4096,
     ),
+    "olmo-3-7b": (
+        {
+            "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "attention_bias": False,
+            "attention_dropout": 0.0, "eos_token_id": 100257, "hidden_act": "silu", "initializer_range": 0.02,
+            "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8, "pad_token_id": 100277,
+            "rms_norm_eps": 1e-6, "rope_theta": 500000, "sliding_window": 4096, "tie_word_embeddings": False,
+            "rope_scaling": {
+                "attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0,
+                "original_max_position_embeddings": 8192, "rope_type": "yarn",
+            },
+            "torch_dtype": "bfloat16", "transformers_version": "4.57.0", "use_cache": False,
+            **sizes(4096, 11008, 32, 32, 32, 65536, 100278),
+        },
+        65536,
+    ),
     "exaone-4.0-32b": (
         {
             "architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "attention_dropout": 0.0,

@@ -38,6 +38,12 @@ PARTIAL_LONGROPE = {
     "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5], "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0],
 }  # fmt: skip
 
+ROPE_BY_TYPE = {
+    "full_attention": {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+}  # fmt: skip
 MULTIPLIERS = {
     "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.6, "logits_scaling": 1.7,
 }  # fmt: skip
@@ -58,6 +64,7 @@ VARIANTS = {
     "mistral-window": Variant("Mistral", {"sliding_window": 9, "head_dim": 16}),
     "mistral-no-window": Variant("Mistral", {"sliding_window": None}),
     "olmo2": Variant("Olmo2", {}),
+    "olmo3": Variant("Olmo3", {"sliding_window": 7, "num_hidden_layers": 4, "rope_parameters": ROPE_BY_TYPE}),
     "phi3-window": Variant("Phi3", {"sliding_window": 7}),
     "phi4-mini": Variant(
         "Phi3", {"hidden_size": 96, "rope_parameters": PARTIAL_LONGROPE, "original_max_position_embeddings": 128}

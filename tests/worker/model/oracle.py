@@ -33,6 +33,12 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"attention_bias": True, "mlp_bias": True},
     "MistralForCausalLM": {"sliding_window": 7},
     "Olmo2ForCausalLM": {"attention_bias": True},
+    "Olmo3ForCausalLM": {
+        "attention_bias": True,
+        "sliding_window": 7,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_theta": 500000.0,
+    },
     "Phi3ForCausalLM": {"hidden_size": 32, "sliding_window": 7, "partial_rotary_factor": 0.75},
     "Qwen2ForCausalLM": WINDOWS,
     "Qwen3ForCausalLM": WINDOWS | {"attention_bias": True},
@@ -98,6 +104,7 @@ def their_model(directory: Path, config: dict[str, Any]) -> Any:
 
     write_config(directory, config)
     with silence():
+        torch.manual_seed(3)
         make: Any = AutoModelForCausalLM.from_config
         model = make(AutoConfig.from_pretrained(directory)).float().train(False)
     draw = torch.Generator().manual_seed(3)

@@ -60,7 +60,7 @@ def parse_spec(config: dict[str, Any]) -> DecoderSpec:
     if head_dim < 2 or head_dim % 2:
         raise ModelError(f"head_dim {head_dim} is not supported: rotary embedding turns pairs, so it must be even")
     num_layers = entries.integer("num_hidden_layers", 1, MOST_LAYERS)
-    rope, context = parse_rope(entries, head_dim, architecture.rope)
+    rope, context = parse_rope(architecture.rope_config(entries), head_dim, architecture.rope)
     vocab_size = entries.integer("vocab_size", 1, MOST_VOCAB)
     intermediate = entries.integer("intermediate_size", 1, MOST_INTERMEDIATE)
     num_kv_heads = architecture.num_kv_heads(entries, num_heads)

@@ -56,6 +56,7 @@ class Architecture:
     num_kv_heads: Callable[[Entries, int], int]  # takes the number of heads
     layers: Callable[[Entries, LayerSizes], Iterable[LayerSpec]]
     rope: RopeRules = USUAL_ROPE
+    rope_config: Callable[[Entries], Entries] = lambda config: config  # with the keys where RopeRules expect them
     multipliers: Callable[[Entries], Multipliers] = lambda _: Multipliers()
     is_tied: bool = False  # if tie_word_embeddings is absent
 
