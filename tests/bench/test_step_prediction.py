@@ -14,7 +14,7 @@ from trunkline_bench.kernels.device import H200, RANGES, programs_per_multiproce
 from trunkline_bench.kernels.step_table import Job
 from trunkline_bench.kernels.work import Work, product
 from trunkline_worker.engine.step_floor import model_work
-from trunkline_worker.model.architectures.config_json import read_spec
+from trunkline_worker.model.config_json import read_spec
 from trunkline_worker.step.model_work import Attended
 
 REPOSITORY = Path(__file__).parents[2]
@@ -131,7 +131,7 @@ RECORD = """
 from pathlib import Path
 from trunkline_bench.kernels.recorded_step import decode_step, prompt_step, Operation
 from trunkline_worker.model.gpu_decoder import Chip
-from trunkline_worker.model.architectures.config_json import read_spec
+from trunkline_worker.model.config_json import read_spec
 spec, chip = read_spec(Path("bench/configs/qwen3-0.6b")), Chip(132, 227 << 10, (9, 0))
 for step in (decode_step(spec, chip, batch=8, context=100), prompt_step(spec, chip, tokens=64, prompt=32)):
     names = [item.name if isinstance(item, Operation) else item.kernel.__name__ for item in step.launches]

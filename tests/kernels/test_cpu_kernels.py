@@ -86,12 +86,18 @@ def test_norm_gate_and_argmax_equal_their_twins(dtype: torch.dtype, rows: int, d
     expected, expected_residual = add_rms_norm(x, residual, weight, 1e-6)
     plain = rms_norm(residual, weight, 1e-6)
     out, plain_out = torch.full_like(x, math.nan), torch.full_like(x, math.nan)
-    kernels.add_rms_norm(None, residual.data_ptr(), weight.data_ptr(), plain_out.data_ptr(), rows, dim, 1e-6)
-    kernels.add_rms_norm(x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, dim, 1e-6)
+    kernels.add_rms_norm(None, residual.data_ptr(), weight.data_ptr(), plain_out.data_ptr(), rows, dim, dim, 1e-6)
+    kernels.add_rms_norm(x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, dim, dim, 1e-6)
     tolerance = TOLERANCE[dtype]
     torch.testing.assert_close(plain_out, plain, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(residual, expected_residual, atol=tolerance, rtol=tolerance)
+
+    wide = torch.randn(rows, dim + 5).to(dtype)
+    some, normed = wide[:, 2 : 2 + dim], wide.clone()
+    normed[:, 2 : 2 + dim] = rms_norm(some, weight, 1e-6)
+    kernels.add_rms_norm(None, some.data_ptr(), weight.data_ptr(), some.data_ptr(), rows, dim + 5, dim, 1e-6)
+    torch.testing.assert_close(wide, normed, atol=tolerance, rtol=tolerance)
 
     gate_up = torch.randn(rows, 2 * dim).to(dtype) * 20
     gated = torch.full_like(x, math.nan)
@@ -136,7 +142,8 @@ def test_masks_leave_what_the_reference_leaves(dtype: torch.dtype, num_words: in
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("with_norm", [False, True])
-def test_rotation_and_writing_equal_their_twins(dtype: torch.dtype, with_norm: bool, build: str) -> None:
+@pytest.mark.parametrize("pairs", [8, 3, 0])
+def test_rotation_and_writing_equal_their_twins(dtype: torch.dtype, with_norm: bool, pairs: int, build: str) -> None:
     kernels = kernels_of(dtype, build)
     torch.manual_seed(1)
     heads, kv_heads, dim, block = 4, 2, 16, 4
@@ -149,13 +156,14 @@ def test_rotation_and_writing_equal_their_twins(dtype: torch.dtype, with_norm: b
     blocks = torch.full((9, 3, 2, block, kv_heads, dim), math.nan).to(dtype)  # of three layers
     keys, values = blocks[:, 1, 0], blocks[:, 1, 1]
     q = torch.full((rows, heads, dim), math.nan).to(dtype)
-    angles = torch.outer(torch.arange(16).float(), torch.rand(dim // 2))
+    angles = torch.outer(torch.arange(16).float(), torch.rand(pairs))
     cos, sin = angles.cos(), angles.sin()
     query_norm, key_norm = ((torch.rand(dim) + 0.5).to(dtype) for _ in range(2))
     kernels.rotate_and_write(
         qkv.data_ptr(), q.data_ptr(), keys.data_ptr(), values.data_ptr(), addresses.ctypes.data, starts.ctypes.data,
         contexts.ctypes.data, cos.data_ptr(), sin.data_ptr(), query_norm.data_ptr() if with_norm else None,
-        key_norm.data_ptr() if with_norm else None, keys.stride(0), len(shapes), heads, kv_heads, dim, block, 1e-6,
+        key_norm.data_ptr() if with_norm else None, keys.stride(0), len(shapes), heads, kv_heads, dim, pairs, block,
+        1e-6,
     )  # fmt: skip
     positions = torch.cat([torch.arange(context - n, context) for n, context in shapes])
     expected_q, expected_k, expected_v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)

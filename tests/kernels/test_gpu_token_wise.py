@@ -28,6 +28,16 @@ def test_rms_norm(shape: tuple[int, int]) -> None:
     assert torch.equal(residual, summed)
 
 
+@pytest.mark.parametrize("dim", [64, 1000])
+def test_rms_norm_of_some_columns_in_place(dim: int) -> None:
+    whole, weight = random(3, dim + 40), random(dim)
+    before = whole.clone()
+    gpu_rms_norm.rms_norm_in_place(whole[:, 8 : 8 + dim], weight, EPS)
+    torch.testing.assert_close(whole[:, 8 : 8 + dim], rms_norm.rms_norm(before[:, 8 : 8 + dim], weight, EPS))
+    assert torch.equal(whole[:, :8], before[:, :8])
+    assert torch.equal(whole[:, 8 + dim :], before[:, 8 + dim :])
+
+
 @pytest.mark.parametrize(("rows", "dim"), [(1, 64), (3, 24), (5, 1500), (0, 64)])
 def test_silu_and_mul(rows: int, dim: int) -> None:
     gate_up = random(rows, 2 * dim)
@@ -80,11 +90,12 @@ def test_other_devices_and_types_have_one_tiling(
 @pytest.mark.parametrize(
     ("heads", "kv_heads"), [(1, 1), (14, 2), *(pytest.param(n, n, marks=pytest.mark.slow) for n in (4, 9))]
 )
-@pytest.mark.parametrize("head_dim", one_in(2, [16, 64, 24, 80]))
-def test_rotary_and_kv_write(heads: int, kv_heads: int, head_dim: int, normed: bool) -> None:
+@pytest.mark.parametrize("sizes", [*one_in(2, [(16, 8), (64, 32), (24, 12), (80, 40)]), (24, 9), (16, 0)])
+def test_rotary_and_kv_write(heads: int, kv_heads: int, sizes: tuple[int, int], normed: bool) -> None:
+    head_dim, pairs = sizes
     num_tokens, blocks, block_size = 7, 3, 5
     qkv = random(num_tokens, (heads + 2 * kv_heads) * head_dim)
-    angles = torch.outer(torch.arange(50.0), random(head_dim // 2))
+    angles = torch.outer(torch.arange(50.0), random(pairs))
     cos, sin = angles.cos(), angles.sin()
     positions = torch.randint(50, (num_tokens,), generator=torch.Generator().manual_seed(0))
     slots = torch.randperm(blocks * block_size, generator=torch.Generator().manual_seed(0))[:num_tokens]

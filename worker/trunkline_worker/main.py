@@ -38,8 +38,8 @@ from trunkline_worker.front.text.tokenizer_files import TokenizerFiles, read_tok
 from trunkline_worker.front_settings import WorkerSettings
 from trunkline_worker.link.engine_link import EngineLink, EngineStartError
 from trunkline_worker.link.silence import Silence
-from trunkline_worker.model.architectures.config_json import read_spec
 from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.config_json import read_spec
 
 STOP_GRACE_S = 1.0  # after draining, for the last messages to be sent
 

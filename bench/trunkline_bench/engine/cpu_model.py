@@ -23,7 +23,7 @@ from trunkline_bench.engine.measured_run import Job, Measured
 from trunkline_bench.engine.workload import BenchRequest
 from trunkline_bench.reports.markdown import listed
 from trunkline_bench.reports.provenance import commit, facts, make_command
-from trunkline_worker.model.architectures.config_json import read_spec
+from trunkline_worker.model.config_json import read_spec
 
 QUANTIZED_BYTES = {"int8": 1.0, "int4": 0.5 + 4 / 64}  # of a value, with its share of the scales
 REPOSITORY = Path(__file__).parents[3]

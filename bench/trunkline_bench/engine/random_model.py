@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from trunkline_worker.model.architectures.config_json import parse_spec
+from trunkline_worker.model.config_json import parse_spec
 
 RANDOM_22M = {
     "architectures": ["LlamaForCausalLM"],
@@ -47,7 +47,7 @@ def write_random_llama(directory: Path, config: dict[str, Any] = RANDOM_22M, see
         for norm in (layer.attention.norm, layer.feed_forward.norm):
             weights[f"{at}{norm}.weight"] = torch.ones(spec.hidden_size)
         for product in layer.products:
-            weights |= {f"{at}{name}.weight": matrix(rows, product.inner) for name, rows in product.parts}
+            weights |= {f"{at}{name}.weight": matrix(rows, product.inner) for name, rows in product.tensors}
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=1))
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})

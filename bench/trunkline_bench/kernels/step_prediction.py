@@ -20,7 +20,7 @@ from trunkline_bench.kernels.step_table import (
     step_s,
     table,
 )
-from trunkline_worker.model.architectures.config_json import read_spec
+from trunkline_worker.model.config_json import read_spec
 from trunkline_worker.model.gpu_decoder import Chip
 from trunkline_worker.model.loading import KV_DTYPES
 

@@ -230,14 +230,16 @@ static inline float inverse_rms(const float *x, int dim, float eps) {
 }
 
 /* residual += x unless x is null; out = rms_norm(residual) * weight. The reference is rms_norm.py.
- * x, residual, out: [num_rows, dim]; weight: [dim] */
-void add_rms_norm(const elem *x, elem *residual, const elem *weight, elem *out, int64_t num_rows, int dim, float eps) {
+ * x, residual, out: [num_rows, dim], where a row begins `stride` elements after the one before; weight: [dim]. out may be
+ * residual. */
+void add_rms_norm(const elem *x, elem *residual, const elem *weight, elem *out, int64_t num_rows, int64_t stride, int dim,
+                  float eps) {
 #pragma omp parallel for schedule(static) if (num_rows > 8)
     for (int64_t row = 0; row < num_rows; row++) {
         float wide[dim];
-        elem *r = residual + row * dim, *o = out + row * dim;
+        elem *r = residual + row * stride, *o = out + row * stride;
         if (x) {
-            const elem *added = x + row * dim;
+            const elem *added = x + row * stride;
 #pragma omp simd
             for (int i = 0; i < dim; i++) {
                 r[i] = store(load(r[i]) + load(added[i]));
@@ -253,9 +255,9 @@ void add_rms_norm(const elem *x, elem *residual, const elem *weight, elem *out, 
     }
 }
 
-/* Normalises one head unless `norm` is null, then rotates it (half-split layout). */
+/* Normalises one head unless `norm` is null, then rotates its first pairs (half-split layout). */
 static inline void rotate(const elem *restrict x, const elem *norm, const float *cos, const float *sin,
-                          elem *restrict out, int dim, float eps) {
+                          elem *restrict out, int dim, int pairs, float eps) {
     float wide[MAX_HEAD_DIM];
 #pragma omp simd
     for (int i = 0; i < dim; i++) wide[i] = load(x[i]);
@@ -264,36 +266,36 @@ static inline void rotate(const elem *restrict x, const elem *norm, const float 
 #pragma omp simd
         for (int i = 0; i < dim; i++) wide[i] = load(store(load(store(wide[i] * scale)) * load(norm[i])));
     }
-    int half = dim / 2;
 #pragma omp simd
-    for (int i = 0; i < half; i++) {
-        float a = wide[i], b = wide[i + half];
+    for (int i = 0; i < pairs; i++) {
+        float a = wide[i], b = wide[i + pairs];
         out[i] = store(a * cos[i] - b * sin[i]);
-        out[i + half] = store(b * cos[i] + a * sin[i]);
+        out[i + pairs] = store(b * cos[i] + a * sin[i]);
     }
+#pragma omp simd
+    for (int i = 2 * pairs; i < dim; i++) out[i] = store(wide[i]);
 }
 
 /* Writes rotated queries to q, and rotated keys, and values, to the pool, in the slots of the block tables. The references
  * are rms_norm.py, rotary.py and kv_write.py. keys, values, block_stride: as in attention();
- * qkv: [num_tokens, num_heads + 2 * num_kv_heads, dim]; q: [num_tokens, num_heads, dim]; cos, sin: [positions, dim / 2];
+ * qkv: [num_tokens, num_heads + 2 * num_kv_heads, dim]; q: [num_tokens, num_heads, dim]; cos, sin: [positions, pairs];
  * query_norm, key_norm: [dim] or null */
 void rotate_and_write(const elem *qkv, elem *q, elem *keys, elem *values, const int64_t *const *tables,
                       const int64_t *starts, const int64_t *contexts, const float *cos, const float *sin,
                       const elem *query_norm, const elem *key_norm, int64_t block_stride, int64_t num_seqs,
-                      int num_heads, int num_kv_heads, int dim, int block_size, float eps) {
+                      int num_heads, int num_kv_heads, int dim, int pairs, int block_size, float eps) {
     int64_t width = (int64_t)(num_heads + 2 * num_kv_heads) * dim, token_stride = (int64_t)num_kv_heads * dim;
-    int half = dim / 2;
 #pragma omp parallel for schedule(dynamic, 4) if (num_seqs > 4 || starts[num_seqs] > 16)
     for (int64_t s = 0; s < num_seqs; s++)
         for (int64_t row = starts[s]; row < starts[s + 1]; row++) {
             int64_t position = contexts[s] - (starts[s + 1] - row);
             int64_t place = tables[s][position / block_size] * block_stride + position % block_size * token_stride;
-            const float *c = cos + position * half, *sn = sin + position * half;
+            const float *c = cos + position * pairs, *sn = sin + position * pairs;
             const elem *from = qkv + row * width;
             for (int h = 0; h < num_heads; h++, from += dim)
-                rotate(from, query_norm, c, sn, q + (row * num_heads + h) * dim, dim, eps);
+                rotate(from, query_norm, c, sn, q + (row * num_heads + h) * dim, dim, pairs, eps);
             for (int h = 0; h < num_kv_heads; h++, from += dim)
-                rotate(from, key_norm, c, sn, keys + place + h * dim, dim, eps);
+                rotate(from, key_norm, c, sn, keys + place + h * dim, dim, pairs, eps);
             memcpy(values + place, from, (size_t)token_stride * sizeof(elem));
         }
 }

@@ -13,11 +13,12 @@ from trunkline_kernels.gpu.dependent_launch import launch_options, wait_for_inpu
 
 @triton.jit
 def _rms_norm(
-    x,  # [num_rows, dim]
+    x,  # [num_rows, dim]; like residual and out, it has STRIDE elements from one row to the next
     residual,  # [num_rows, dim], overwritten with residual + x; not read unless ADD
     weight,  # [dim]
-    out,  # [num_rows, dim]
+    out,  # [num_rows, dim]; may be x
     eps,
+    STRIDE: tl.constexpr,
     DIM: tl.constexpr,
     PADDED: tl.constexpr,  # DIM, padded to a power of two
     ADD: tl.constexpr,
@@ -25,7 +26,7 @@ def _rms_norm(
 ):  # fmt: skip
     """Grid: (num_rows)."""
     wait_for_inputs(DEPENDENT)
-    row = tl.program_id(0).to(tl.int64) * DIM
+    row = tl.program_id(0).to(tl.int64) * STRIDE
     at = tl.arange(0, PADDED)
     inside = at < DIM
     values = tl.load(x + row + at, mask=inside, other=0.0)
@@ -52,6 +53,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, dependent: bool = False) 
     return out
 
 
+def rms_norm_in_place(x: Tensor, weight: Tensor, eps: float, *, dependent: bool = False) -> None:
+    """Normalises x in place, as rms_norm() does.
+
+    x: [num_rows, dim], whose rows need not lie one after another, weight: [dim]
+    dependent: see dependent_launch
+    """
+    _launch(x, x, weight, x, eps, add=False, dependent=dependent)
+
+
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, dependent: bool = False) -> Tensor:
     """Adds x to the residual stream in place, and returns the normalised sum.
 
@@ -70,7 +80,7 @@ def _launch(
     padded = triton.next_power_of_2(dim)
     if rows:
         _rms_norm[(rows,)](
-            x, residual, weight, out, eps, dim, padded, add, dependent, num_warps=warps_for(padded),
+            x, residual, weight, out, eps, x.stride(0), dim, padded, add, dependent, num_warps=warps_for(padded),
             **launch_options(dependent),
         )  # fmt: skip
 

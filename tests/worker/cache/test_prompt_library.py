@@ -20,8 +20,8 @@ from trunkline_kernels.gpu import prompt_attention, tuned_tilings
 from trunkline_kernels.gpu.prompt_attention import FreshPrompts
 from trunkline_kernels.gpu.ragged_attention import tiles_of
 from trunkline_worker.model import gpu_decoder
-from trunkline_worker.model.architectures.config_json import read_spec
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
+from trunkline_worker.model.config_json import read_spec
 from trunkline_worker.runner.gpu.gpu_runner import GpuRunner
 from trunkline_worker.runner.gpu.prefix_groups import PrefixGroups
 from trunkline_worker.runner.gpu.row_table import TableRow

@@ -20,12 +20,12 @@ from tests.worker.model.oracle import (
     their_model,
     write_config,
 )
-from trunkline_worker.model.architectures.config_json import parse_spec
 from trunkline_worker.model.architectures.config_keys import KINDS, NEUTRAL, READ, WITHOUT_EFFECT
-from trunkline_worker.model.architectures.registry import ARCHITECTURES
 from trunkline_worker.model.checkpoint.entries import without
 from trunkline_worker.model.checkpoint.generation_defaults import read_generation_defaults
 from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.config_json import parse_spec
+from trunkline_worker.model.families.registry import ARCHITECTURES
 from trunkline_worker.model.loading import load_model
 
 CPU = torch.device("cpu")
@@ -40,6 +40,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0, 3.0, 4.0, 5.0]}
+PARTIAL_LONG = LONG | {"short_factor": [1.0, 1.5, 2.0], "long_factor": [2.0, 3.0, 4.0]}
 # What a key may sensibly hold, and near misses.
 VALUES: dict[str, list[Any]] = {
     "architectures": [["LlamaForCausalLM"], ["GPT2LMHeadModel"], ["LlamaForCausalLM", "Other"], "LlamaForCausalLM"],
@@ -72,6 +73,43 @@ VALUES: dict[str, list[Any]] = {
     ],
     "original_max_position_embeddings": [8, 64],
     "partial_rotary_factor": [0.5],
+    "no_rope_layers": [[0, 0], [1, 1], [0, 1, 2], [0], [True, False], [1, "0"]],
+    "no_rope_layer_interval": [4],
+}  # fmt: skip
+
+# A norm of the result of one intermediate value divides by almost nothing if that is almost 0.
+WELL_CONDITIONED = [13, 40]
+# What random configurations of an architecture may hold in addition to those of all.
+OWN_CHOICES: dict[str, dict[str, list[Any]]] = {
+    "Exaone4ForCausalLM": {"layer_types": ["random"], "intermediate_size": WELL_CONDITIONED},
+    "GraniteForCausalLM": {
+        "embedding_multiplier": [ABSENT, 1, 12.0],
+        "attention_multiplier": [ABSENT, 0.0625, 0.5],
+        "residual_multiplier": [ABSENT, 1.0, 0.22],
+        "logits_scaling": [ABSENT, 8.0, 0.7],
+    },
+    "Olmo2ForCausalLM": {"intermediate_size": WELL_CONDITIONED},
+    "Olmo3ForCausalLM": {
+        "intermediate_size": WELL_CONDITIONED,
+        "rope_theta": [ABSENT, 5e5],
+        "rope_scaling": [ABSENT, None, {}, YARN, LLAMA3, {"rope_type": "linear", "factor": 2.0}],
+        "rope_parameters": [
+            ABSENT, None, {}, {FULL: YARN | {"rope_theta": 1e4}, SLIDING: {"rope_type": "default", "rope_theta": 1e4}},
+            {FULL: LLAMA3}, {SLIDING: {"rope_theta": 1e4, "rope_type": "default"}},
+        ],
+    },
+    "Phi3ForCausalLM": {
+        "hidden_size": [16, 32, 40],
+        "head_dim": [ABSENT],
+        "partial_rotary_factor": [ABSENT, 0.25, 0.5, 0.75, 1.0],
+        "rope_scaling": [ABSENT, None, {}, LONG, PARTIAL_LONG, {"rope_type": "default", "partial_rotary_factor": 0.5}],
+        "rope_parameters": [ABSENT, None, PARTIAL_LONG],
+    },
+    "SeedOssForCausalLM": {"attention_out_bias": [ABSENT, True, False]},
+    "SmolLM3ForCausalLM": {
+        "no_rope_layers": [ABSENT, None, [0, 1, 1, 0, 1], [1] * 5],
+        "no_rope_layer_interval": [ABSENT, 1, 2, 3],
+    },
 }  # fmt: skip
 
 
@@ -153,6 +191,7 @@ def test_random_configs_give_the_logits_of_transformers_or_are_refused(
         "rope_theta": [ABSENT, 10000.0, 5e5],
         "max_position_embeddings": [64, 300],
     }
+    choices |= OWN_CHOICES.get(architecture, {})
     results = []
     for _ in range(count):
         config = base_config(architecture)

@@ -31,12 +31,12 @@ from trunkline_kernels.quantized_weight import dequantize
 from trunkline_worker.engine.assembly import take_grammars
 from trunkline_worker.front.text.tokenizer_files import read_tokenizer_files
 from trunkline_worker.front_settings import WorkerSettings
-from trunkline_worker.model.architectures.config_json import read_spec
 from trunkline_worker.model.checkpoint.checkpoint import Checkpoint
 from trunkline_worker.model.checkpoint.dequantization import quantized, values_of
 from trunkline_worker.model.checkpoint.gguf_config import ROPE_FACTORS
 from trunkline_worker.model.checkpoint.gguf_file import FORMATS, OTHER_FORMATS
 from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.config_json import read_spec
 from trunkline_worker.model.loading import LoadedModel, load_model
 from trunkline_worker.settings import EngineSettings
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trunkline_worker.model.architectures.config_json import parse_spec
+from trunkline_worker.model.config_json import parse_spec
 
 LLAMA_KEYS = {
     "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1, "hidden_act": "silu",
@@ -21,6 +21,12 @@ QWEN_KEYS = {
     "initializer_range": 0.02, "max_window_layers": 28, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
     "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.43.1", "use_cache": True,
     "use_sliding_window": False, "vocab_size": 152064,
+}  # fmt: skip
+PHI_KEYS = {
+    "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "attention_bias": False, "attention_dropout": 0.0,
+    "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"}, "embd_pdrop": 0.0, "hidden_act": "silu",
+    "initializer_range": 0.02, "resid_pdrop": 0.0, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16",
+    "transformers_version": "4.47.0", "use_cache": True,
 }  # fmt: skip
 
 
@@ -159,6 +165,104 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
             **sizes(3072, 23040, 28, 12, 4, 32768, 131072),
         },
         32768,
+    ),
+    "olmo-2-7b": (
+        {
+            "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "attention_bias": False,
+            "attention_dropout": 0.0, "eos_token_id": 100257, "hidden_act": "silu", "initializer_range": 0.02,
+            "pad_token_id": 100277, "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 500000,
+            "tie_word_embeddings": False, "torch_dtype": "float32", "transformers_version": "4.47.0.dev0",
+            "use_cache": True, **sizes(4096, 11008, 32, 32, 32, 4096, 100352),
+        },
+        4096,
+    ),
+    "olmo-3-7b": (
+        {
+            "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "attention_bias": False,
+            "attention_dropout": 0.0, "eos_token_id": 100257, "hidden_act": "silu", "initializer_range": 0.02,
+            "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8, "pad_token_id": 100277,
+            "rms_norm_eps": 1e-6, "rope_theta": 500000, "sliding_window": 4096, "tie_word_embeddings": False,
+            "rope_scaling": {
+                "attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0,
+                "original_max_position_embeddings": 8192, "rope_type": "yarn",
+            },
+            "torch_dtype": "bfloat16", "transformers_version": "4.57.0", "use_cache": False,
+            **sizes(4096, 11008, 32, 32, 32, 65536, 100278),
+        },
+        65536,
+    ),
+    "exaone-4.0-32b": (
+        {
+            "architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "attention_dropout": 0.0,
+            "bos_token_id": 1, "eos_token_id": 361, "head_dim": 128, "hidden_act": "silu", "initializer_range": 0.02,
+            "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 16, "pad_token_id": 0,
+            "rms_norm_eps": 1e-5, "rope_scaling": {**LLAMA31_ROPE, "factor": 16.0}, "rope_theta": 1000000,
+            "sliding_window": 4096, "sliding_window_pattern": "LLLG", "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16", "transformers_version": "4.54.0.dev0", "use_cache": True,
+            **sizes(5120, 27392, 64, 40, 8, 131072, 102400),
+        },
+        131072,
+    ),
+    "seed-oss-36b": (
+        {
+            "architectures": ["SeedOssForCausalLM"], "model_type": "seed_oss", "attention_bias": True,
+            "attention_dropout": 0.1, "attention_out_bias": False, "bos_token_id": 0, "eos_token_id": 2,
+            "head_dim": 128, "hidden_act": "silu", "initializer_range": 0.02, "mlp_bias": False, "pad_token_id": 1,
+            "residual_dropout": 0.1, "rms_norm_eps": 1e-6, "rope_scaling": {"rope_type": "default"},
+            "rope_theta": 10000000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+            "transformers_version": "4.55.0", "use_cache": True, **sizes(5120, 27648, 64, 80, 8, 524288, 155136),
+        },
+        524288,
+    ),
+    "phi-3-mini-128k": (
+        {
+            **PHI_KEYS, **sizes(3072, 8192, 32, 32, 32, 131072, 32064), "bos_token_id": 1, "eos_token_id": 32000,
+            "original_max_position_embeddings": 4096, "pad_token_id": 32000, "rope_theta": 10000.0,
+            "rope_scaling": {"long_factor": [1.5] * 48, "short_factor": [1.1] * 48, "type": "longrope"},
+            "sliding_window": 262144, "tie_word_embeddings": False,
+        },
+        4096,
+    ),
+    "phi-4": (
+        {
+            **PHI_KEYS, **sizes(5120, 17920, 40, 40, 10, 16384, 100352), "bos_token_id": 100257, "eos_token_id": 100265,
+            "original_max_position_embeddings": 16384, "pad_token_id": 100349, "rope_scaling": None,
+            "rope_theta": 250000, "sliding_window": None, "tie_word_embeddings": False,
+        },
+        16384,
+    ),
+    "phi-4-mini": (
+        {
+            **PHI_KEYS, **sizes(3072, 8192, 32, 24, 8, 131072, 200064), "bos_token_id": 199999, "eos_token_id": 199999,
+            "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False,
+            "original_max_position_embeddings": 4096, "pad_token_id": 199999, "partial_rotary_factor": 0.75,
+            "rope_scaling": {"long_factor": [1.5] * 48, "short_factor": [1.0] * 48, "type": "longrope"},
+            "rope_theta": 10000.0, "sliding_window": 262144, "tie_word_embeddings": True,
+        },
+        4096,
+    ),
+    "smollm3-3b": (
+        {
+            **LLAMA_KEYS, "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "bos_token_id": 128000,
+            "eos_token_id": 128012, "layer_types": ["full_attention"] * 36, "max_window_layers": 28,
+            "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9, "pad_token_id": 128004,
+            "pretraining_tp": 2, "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 5000000.0,
+            "sliding_window": None, "tie_word_embeddings": True, "use_cache": False, "use_sliding_window": False,
+            **sizes(2048, 11008, 36, 16, 4, 65536, 128256),
+        },
+        65536,
+    ),
+    "granite-3.3-8b": (
+        {
+            "architectures": ["GraniteForCausalLM"], "model_type": "granite", "attention_bias": False,
+            "attention_dropout": 0.0, "attention_multiplier": 0.0078125, "bos_token_id": 0,
+            "embedding_multiplier": 12.0, "eos_token_id": 0, "hidden_act": "silu", "initializer_range": 0.02,
+            "logits_scaling": 16.0, "mlp_bias": False, "pad_token_id": 0, "residual_multiplier": 0.22,
+            "rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 10000000.0, "tie_word_embeddings": True,
+            "torch_dtype": "bfloat16", "transformers_version": "4.49.0", "use_cache": True,
+            **sizes(4096, 12800, 40, 32, 8, 131072, 49159),
+        },
+        131072,
     ),
     "qwen3-as-transformers-5-writes-it": (
         {

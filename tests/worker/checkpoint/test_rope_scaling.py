@@ -19,9 +19,9 @@ from tests.worker.model.oracle import (
     their_model,
     write_config,
 )
-from trunkline_worker.model.architectures.config_json import parse_spec
 from trunkline_worker.model.architectures.rope_scaling import ROPE_KINDS
 from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.config_json import parse_spec
 from trunkline_worker.model.loading import load_model
 from trunkline_worker.model.rotary_tables import rotary_tables
 
@@ -130,7 +130,7 @@ def test_tables_are_those_of_transformers_for_a_sequence_of_the_served_context(k
                 # transformers chooses by the sequence's length: one that fills the context has what all have here.
                 cos, sin = theirs(torch.zeros(1), torch.arange(context)[None])
             half = spec.head_dim // 2
-            ours = rotary_tables(spec.ropes[0], spec.head_dim, context)
+            ours = rotary_tables(spec.ropes[0], context)
             torch.testing.assert_close(
                 ours[0], cos[0, :, :half], atol=1e-5, rtol=0, msg=partial("{}: {}".format, config)
             )

@@ -12,9 +12,9 @@ from torch import Tensor
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_kernels.quantized_weight import quantize_blocks
 from trunkline_worker.model import gpu_decoder
-from trunkline_worker.model.architectures.config_json import read_spec
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.checkpoint.checkpoint import EMBEDDING, HEAD
+from trunkline_worker.model.config_json import read_spec
 from trunkline_worker.model.gpu_decoder import GpuDecoder
 from trunkline_worker.model.loading import KV_DTYPES, LoadedModel
 from trunkline_worker.model.weight_reading import build_weights

@@ -63,9 +63,14 @@ def _gather_rows(at: Launch) -> None:
 def _rms_norm(at: Launch) -> None:
     rows, dim = at.grid[0], at.number("DIM")
     kind = (at["x"].dtype,)
-    at.holds("x", WIDE, rows * dim)
+    if at["out"] is at["x"]:  # some columns of a tensor
+        at.require(at["x"].dtype in WIDE and tuple(at["x"].shape) == (rows, dim), "rows of x")
+        at.require(at["x"].stride() == (at.number("STRIDE"), 1), "STRIDE")
+    else:
+        at.require(at.number("STRIDE") == dim, f"x is not contiguous: STRIDE is {at.number('STRIDE')}")
+        at.holds("x", WIDE, rows * dim)
+        at.holds("out", kind, rows * dim)
     at.holds("weight", kind, dim)
-    at.holds("out", kind, rows * dim)
     if at["ADD"]:
         at.holds("residual", kind, rows * dim)
     at.powers_of_two("PADDED")
@@ -90,7 +95,8 @@ def _rotary_kv(at: Launch) -> None:
     at.holds("positions", INT64, tokens)
     at.holds("slots", INT64, tokens)
     for name in ("cos", "sin"):
-        at.holds(name, FLOAT32, half)
+        at.holds(name, FLOAT32, at.number("PAIRS"))
+    at.require(0 <= at.number("PAIRS") <= half, "PAIRS")
     if at["NORM"]:
         at.holds("query_norm", kind, dim)
         at.holds("key_norm", kind, dim)

@@ -22,6 +22,7 @@ from tests.worker.device.session import Session, drive, plans_for, session
 from trunkline_kernels.gpu import tuned_tilings
 from trunkline_kernels.gpu.persistent_linear import ProductRoom
 from trunkline_kernels.gpu.tuned_tilings import GATED, ProductKey
+from trunkline_worker.model.architectures.decoder_spec import Multipliers
 from trunkline_worker.model.gpu_weight import timed_products
 from trunkline_worker.settings import EngineSettings
 from trunkline_worker.step.plan import BlockCopy, BlockPlace, CopyEnd, StepPlan, Tier
@@ -91,6 +92,27 @@ def test_random_steps_keep_the_rules(name: str, options: dict[str, Any]) -> None
         "_add_bias",
         "_exclude",
     } <= found.device.launches.keys()
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({"deterministic": True}, marks=pytest.mark.slow)], ids=str)
+def test_what_few_families_compute_keeps_the_rules(options: dict[str, Any]) -> None:
+    plain = spec_of("qwen3-0.6b", layers=3)
+    attention = plain.layers[0].attention
+    assert attention.rope is not None
+    kinds = (
+        replace(attention, qk_norm_span="all heads", norm=None, post_norm="post_attention_layernorm"),
+        replace(attention, rope=replace(attention.rope, width=96)),
+        replace(attention, rope=None),
+    )
+    spec = replace(
+        plain,
+        layers=tuple(replace(layer, attention=kind) for layer, kind in zip(plain.layers, kinds, strict=True)),
+        multipliers=Multipliers(embedding=12.0, attention=0.0078125, residual=0.22, logits=8.0),
+    )
+    settings = EngineSettings("model", **SMALL, **options)
+    with session(spec, num_blocks=NUM_BLOCKS, context_length=CONTEXT, seed=6, **SMALL, **options) as found:
+        drive(found, plans_for(found, settings, NUM_BLOCKS, CONTEXT, 6), 40)
+    assert found.replays > 20
 
 
 OPTIONS: list[dict[str, Any]] = [

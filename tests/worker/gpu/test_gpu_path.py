@@ -18,8 +18,8 @@ from trunkline_kernels.gpu.tuned_tilings import ProductKey
 from trunkline_kernels.quantized_weight import QuantizedWeight, dequantize
 from trunkline_worker.engine.assembly import build_engine
 from trunkline_worker.model import gpu_weight
-from trunkline_worker.model.architectures.config_json import read_spec
 from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.config_json import read_spec
 from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.gpu_decoder import Chip, GpuDecoder
 from trunkline_worker.model.gpu_weight import timed_products

@@ -19,6 +19,7 @@ SIZES: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "bos_token_id": 1,
     "eos_token_id": 2,
+    "pad_token_id": None,
     "tie_word_embeddings": False,
 }
 
@@ -31,6 +32,21 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+
+PARTIAL_LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5], "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0],
+}  # fmt: skip
+
+ROPE_BY_TYPE = {
+    "full_attention": {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+}  # fmt: skip
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.6, "logits_scaling": 1.7,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,9 +63,25 @@ VARIANTS = {
     "llama-linear-rope": Variant("Llama", {"rope_parameters": LINEAR_ROPE}),
     "mistral-window": Variant("Mistral", {"sliding_window": 9, "head_dim": 16}),
     "mistral-no-window": Variant("Mistral", {"sliding_window": None}),
+    "olmo2": Variant("Olmo2", {}),
+    "olmo3": Variant("Olmo3", {"sliding_window": 7, "num_hidden_layers": 4, "rope_parameters": ROPE_BY_TYPE}),
+    "phi3-window": Variant("Phi3", {"sliding_window": 7}),
+    "phi4-mini": Variant(
+        "Phi3", {"hidden_size": 96, "rope_parameters": PARTIAL_LONGROPE, "original_max_position_embeddings": 128}
+    ),
+    "exaone4": Variant(
+        "Exaone4", {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    ),
+    "granite": Variant("Granite", {**MULTIPLIERS, "tie_word_embeddings": True}),
+    "granite-biases": Variant("Granite", {**MULTIPLIERS, "attention_bias": True, "mlp_bias": True}),
     "qwen2": Variant("Qwen2", {}),
     "qwen2-window": Variant("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
     "qwen3": Variant("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "seed-oss": Variant("SeedOss", {"head_dim": 16}),
+    "smollm3": Variant("SmolLM3", {"no_rope_layer_interval": 2}),
+    "smollm3-window": Variant(
+        "SmolLM3", {"use_sliding_window": True, "sliding_window": 7, "no_rope_layers": [0, 1, 0]}
+    ),
     "qwen3-biases": Variant("Qwen3", {"head_dim": 16, "attention_bias": True}),
 }
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from trunkline_worker.model.architectures.config_json import parse_spec
-from trunkline_worker.model.architectures.registry import ARCHITECTURES
 from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.config_json import parse_spec
 from trunkline_worker.model.decoder import Decoder
+from trunkline_worker.model.families.registry import ARCHITECTURES
 from trunkline_worker.model.loading import LoadedModel
 from trunkline_worker.model.quantized.quantization_config import parse_schemes
 from trunkline_worker.model.weights import DecoderWeights, StoredLinear
@@ -21,10 +21,29 @@ VOCAB = 61
 WINDOWS = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
 # architecture → what its config.json says in addition to that of all
 OWN_KEYS: dict[str, dict[str, Any]] = {
+    "Exaone4ForCausalLM": {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]},
+    "GraniteForCausalLM": {
+        "attention_bias": True,
+        "mlp_bias": True,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 1.7,
+    },
     "LlamaForCausalLM": {"attention_bias": True, "mlp_bias": True},
     "MistralForCausalLM": {"sliding_window": 7},
+    "Olmo2ForCausalLM": {"attention_bias": True},
+    "Olmo3ForCausalLM": {
+        "attention_bias": True,
+        "sliding_window": 7,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_theta": 500000.0,
+    },
+    "Phi3ForCausalLM": {"hidden_size": 32, "sliding_window": 7, "partial_rotary_factor": 0.75},
     "Qwen2ForCausalLM": WINDOWS,
     "Qwen3ForCausalLM": WINDOWS | {"attention_bias": True},
+    "SeedOssForCausalLM": {"attention_out_bias": True, "mlp_bias": True},
+    "SmolLM3ForCausalLM": {"use_sliding_window": True, "sliding_window": 7, "no_rope_layers": [1, 0]},
 }
 
 
@@ -47,6 +66,7 @@ def base_config(architecture: str) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "dtype": "float32",
         "eos_token_id": 0,
+        "pad_token_id": None,  # in some families, transformers' default is past this vocabulary
         **OWN_KEYS[architecture],
     }
 
@@ -84,6 +104,7 @@ def their_model(directory: Path, config: dict[str, Any]) -> Any:
 
     write_config(directory, config)
     with silence():
+        torch.manual_seed(3)
         make: Any = AutoModelForCausalLM.from_config
         model = make(AutoConfig.from_pretrained(directory)).float().train(False)
     draw = torch.Generator().manual_seed(3)

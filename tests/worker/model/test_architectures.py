@@ -15,6 +15,8 @@ from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.loading import load_model
 
 GREEDY_STEPS = 64
+# What these compute is particular.
+PARTICULAR = ("granite", "granite-biases", "olmo2", "phi4-mini", "smollm3-window")
 
 
 def prompts() -> list[list[int]]:
@@ -77,6 +79,69 @@ def test_greedy_tokens_equal_transformers_for_64_steps(name: str, tmp_path: Path
         # Each is the likeliest after those before it: what generate() would choose, in one pass instead of 64.
         logits = truth(torch.tensor([tokens + found[:-1]])).logits[0, len(tokens) - 1 :]
         assert found == logits.argmax(-1).tolist(), f"prompt of {len(tokens)} tokens"
+
+
+@pytest.mark.parametrize("name", PARTICULAR)
+@torch.inference_mode()
+def test_preempted_requests_and_cached_prefixes_get_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
+    truth = write_checkpoint(name, tmp_path)
+    engine = make_engine(
+        tmp_path, kv_blocks=20, block_size=8, max_step_tokens=32, admission="optimistic", itl_target_ms=0.0
+    )
+    longest = prompts()[-1]
+    asked = [longest, longest[:40], longest[:33] + prompts()[0], prompts()[3], prompts()[2]]
+    submits = [make_submit(i, tokens, max_tokens=24, ignore_eos=True) for i, tokens in enumerate(asked, start=1)]
+    cached = 0
+    for _ in range(2):
+        done = drive(engine, submits)
+        cached += sum(done.cached.values())
+        for i, tokens in enumerate(asked, start=1):
+            found = done.tokens[i]
+            logits = truth(torch.tensor([tokens + found[:-1]])).logits[0, len(tokens) - 1 :]
+            assert found == logits.argmax(-1).tolist(), f"prompt of {len(tokens)} tokens"
+    assert engine.scheduler.stats.preemptions > 0
+    assert cached > 0
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize("name", PARTICULAR)
+def test_deterministic_bits_of_each_family_depend_on_no_other_row(name: str, kernels: str, tmp_path: Path) -> None:
+    write_checkpoint(name, tmp_path)
+    model = load_model(tmp_path, device=torch.device("cpu"), dtype="bfloat16", kernels=kernels, deterministic=True)
+    assert isinstance(model.decoder, CpuDecoder) == (kernels == "auto")
+    for tokens, logits in zip(prompts()[2:5], ragged_logits(model, prompts()[2:5]), strict=True):
+        for chunk in (7, len(tokens)):
+            assert torch.equal(ragged_logits(model, [tokens], chunks=(chunk,))[0], logits)
+
+
+@pytest.mark.parametrize("name", PARTICULAR)
+def test_c_kernels_in_bfloat16_stay_close_to_the_reference(name: str, tmp_path: Path) -> None:
+    write_checkpoint(name, tmp_path)
+    cpu = torch.device("cpu")
+    c, plain = (load_model(tmp_path, device=cpu, dtype="bfloat16", kernels=kernels) for kernels in ("auto", "torch"))
+    assert isinstance(c.decoder, CpuDecoder)
+    for one, other in zip(ragged_logits(c, prompts()), ragged_logits(plain, prompts()), strict=True):
+        scale = other.float().abs().max().item()
+        torch.testing.assert_close(one.float(), other.float(), atol=0.05 * scale, rtol=0)
+
+
+@pytest.mark.parametrize("name", PARTICULAR)
+def test_triton_kernels_give_what_the_reference_does(name: str, tmp_path: Path) -> None:
+    write_checkpoint(name, tmp_path)
+
+    def found(kernels: str) -> tuple[list[float], dict[int, list[int]]]:
+        # The second prompt's last layer computes only the token to sample from.
+        submits = [
+            make_submit(1, prompts()[3], max_tokens=2, ignore_eos=True, prompt_logprobs=0),
+            make_submit(2, prompts()[2], max_tokens=2, ignore_eos=True),
+        ]
+        done = [drive(make_engine(tmp_path, kernels=kernels, kv_blocks=16), [submit]) for submit in submits]
+        logprobs = [entry.chosen.logprob for entry in done[0].outputs[1][0].prompt.logprobs[1:]]
+        return logprobs, done[0].tokens | done[1].tokens
+
+    (expected, tokens), (logprobs, same) = found("torch"), found("triton")
+    assert logprobs == pytest.approx(expected, abs=1e-4)
+    assert same == tokens
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -1,4 +1,4 @@
-"""What no model here says yet by layer specs and weights: norms in other places, and slices of weights."""
+"""What no model here says by layer specs and weights: norms in other places, and slices of weights."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +19,11 @@ from tests.worker.model.forward import ragged_logits
 from tests.worker.model.oracle import base_config, their_logits, their_model, weights_of, write_config
 from trunkline_worker.model.architectures.architecture import LayerSizes
 from trunkline_worker.model.architectures.decoder_spec import LayerSpec, LinearSpec
-from trunkline_worker.model.architectures.llama import LLAMA
-from trunkline_worker.model.architectures.registry import ARCHITECTURES
 from trunkline_worker.model.checkpoint.entries import Entries
 from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.decoder import Decoder
+from trunkline_worker.model.families.llama import LLAMA
+from trunkline_worker.model.families.registry import ARCHITECTURES
 from trunkline_worker.model.loading import load_model
 from trunkline_worker.model.weights import Linear, StoredLinear
 
@@ -42,9 +42,6 @@ class Places(NamedTuple):
 
 
 PLACES = {
-    "after, as in OLMo 2": Places(
-        after_attention="post_attention_layernorm", after_feed_forward="post_feedforward_layernorm"
-    ),
     "before and after, as in Gemma 2": Places(
         "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
     ),
@@ -181,6 +178,16 @@ def test_two_devices_with_slices_along_the_axes_of_the_specs_compute_the_whole(
     weights, spec, exchange = weights_of(model), model.spec, Exchange()
 
     def device(rank: int) -> list[Tensor]:
+        class Device(Decoder):
+            """Norms of all heads see the heads of both devices."""
+
+            def _norm_heads(self, x: Tensor, weight: Tensor | None) -> Tensor:
+                if weight is None or len(weight) == spec.head_dim:
+                    return super()._norm_heads(x, weight)
+                squares = exchange.sum(rank, x.square().sum((1, 2)))
+                scale = torch.rsqrt(squares / len(weight) + spec.rms_norm_eps)
+                return x * scale[:, None, None] * weight.chunk(2)[rank].view(x.shape[1:])
+
         layers = [
             layer.with_products(
                 slice_of(product, linear_spec, exchange, rank)
@@ -189,7 +196,7 @@ def test_two_devices_with_slices_along_the_axes_of_the_specs_compute_the_whole(
             for layer, layer_spec in zip(weights.layers, spec.layers, strict=True)
         ]
         half = replace(spec, num_heads=spec.num_heads // 2, num_kv_heads=spec.num_kv_heads // 2)
-        decoder = Decoder(half, replace(weights, layers=layers), context_length=64, deterministic=False)
+        decoder = Device(half, replace(weights, layers=layers), context_length=64, deterministic=False)
         return ragged_logits(replace(model, spec=half, decoder=decoder), SEQUENCES)
 
     with ThreadPoolExecutor(2) as pool:

@@ -1,6 +1,7 @@
 """Model directories: what loads, and the one clear line for what does not."""
 
 import json
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,11 +15,13 @@ from tests.worker.model.oracle import weights_of
 from trunkline.sampling_params import BY_MODEL, TABLE
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_worker.model import loading
-from trunkline_worker.model.architectures.config_json import parse_spec
+from trunkline_worker.model.architectures.unsupported import feature_of
 from trunkline_worker.model.block_format import BlockFormat
 from trunkline_worker.model.checkpoint.checkpoint import Checkpoint
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.checkpoint.weight_stream import WeightStream
+from trunkline_worker.model.config_json import parse_spec
+from trunkline_worker.model.families.registry import ARCHITECTURES
 from trunkline_worker.model.loading import LoadedModel, load_model
 from trunkline_worker.model.weights import whole_product
 
@@ -60,8 +63,30 @@ def test_shards_make_the_same_model_as_one_file(tmp_path: Path) -> None:
 
 
 def test_an_unsupported_architecture_is_named(checkpoint: Path) -> None:
-    change_config(checkpoint, architectures=["GPT2LMHeadModel"])
-    assert "GPT2LMHeadModel is not supported; supported: LlamaForCausalLM" in problem(checkpoint)
+    change_config(checkpoint, architectures=["BertModel"])
+    assert "BertModel is not supported; supported: Exaone4ForCausalLM, GraniteForCausalLM" in problem(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("name", "feature"),
+    [
+        ("DeepseekV3ForCausalLM", "multi-head latent attention"),
+        ("Qwen3NextForCausalLM", "recurrent"),
+        ("GraniteMoeHybridForCausalLM", "recurrent"),
+        ("Gemma3ForCausalLM", "of Gemma"),
+        ("GPT2LMHeadModel", "norms that subtract a mean"),
+        ("Qwen2_5_VLForConditionalGeneration", "other than text"),
+    ],
+)
+def test_a_well_known_architecture_is_refused_with_what_it_would_need(
+    name: str, feature: str, checkpoint: Path
+) -> None:
+    change_config(checkpoint, architectures=[name])
+    assert re.search(f"{name} is not supported for its .*{feature}.*; supported: ", problem(checkpoint))
+
+
+def test_no_architecture_is_both_served_and_refused() -> None:
+    assert not [name for name in ARCHITECTURES if feature_of(name)]
 
 
 @pytest.mark.parametrize(

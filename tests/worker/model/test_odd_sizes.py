@@ -9,8 +9,8 @@ import torch
 
 from tests.worker.model.forward import ragged_logits
 from tests.worker.model.oracle import base_config, their_logits, their_model
-from trunkline_worker.model.architectures.config_json import parse_spec
 from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.config_json import parse_spec
 from trunkline_worker.model.cpu_decoder import MAX_GROUP, MAX_HEAD_DIM, MAX_HIDDEN, CpuDecoder
 from trunkline_worker.model.loading import load_model
 

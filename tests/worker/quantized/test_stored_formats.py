@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from tests.parameters import one_in
 from tests.worker.engine_rig import Collected, drive, make_engine, make_submit
 from tests.worker.model.forward import ragged_logits
 from tests.worker.model.oracle import their_logits
 from tests.worker.quantized.checkpoints import write_checkpoint
 from tests.worker.quantized.stored_formats import FORMATS
 from trunkline.v1.worker_pb2 import Submit
-from trunkline_worker.model.architectures.config_json import read_spec
 from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.config_json import read_spec
 from trunkline_worker.model.loading import LoadedModel, load_model
 from trunkline_worker.model.rotary_tables import table_bytes
 
@@ -42,6 +43,14 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     for kernels in ("auto", "torch"):
         (logits,) = ragged_logits(load(tmp_path, kernels=kernels), [PROMPT])
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", one_in(4, FORMATS))
+def test_fused_parts_are_read_as_one(name: str, tmp_path: Path) -> None:
+    """Queries, keys and values in one tensor, as in Phi-3."""
+    theirs = write_checkpoint(tmp_path, FORMATS[name], architecture="Phi3ForCausalLM")
+    (logits,) = ragged_logits(load(tmp_path), [PROMPT])
+    torch.testing.assert_close(logits, their_logits(theirs, PROMPT), atol=1e-4, rtol=0)
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ So --deterministic uses the packed products everywhere.
 """
 
 import ctypes
-import math
 from collections.abc import Callable
 
 import torch
@@ -32,7 +31,7 @@ from trunkline_worker.model.weights import (
 )
 
 MAX_HEAD_DIM, MAX_GROUP = 256, 16  # sizes of the C kernels' buffers
-MAX_HIDDEN = 1 << 16  # values of the row that the C kernels keep on a thread's stack
+MAX_HIDDEN = 1 << 16  # values of the row that the C kernels keep on a thread's stack: a hidden state, or all queries
 
 Pack = Callable[[StoredLinear], Weight]
 
@@ -48,7 +47,7 @@ def cpu_decoder(
     ModelError if TRUNKLINE_MARCH names a build that this CPU cannot run."""
     dtype = weights.embedding.dtype
     fits = spec.head_dim <= MAX_HEAD_DIM and spec.num_heads // spec.num_kv_heads <= MAX_GROUP
-    fits = fits and spec.hidden_size <= MAX_HIDDEN
+    fits = fits and max(spec.hidden_size, spec.num_heads * spec.head_dim) <= MAX_HIDDEN
     if weights.embedding.device.type != "cpu" or not fits:
         return None
     kinds = quantized_kinds(weights)
@@ -96,7 +95,7 @@ class CpuDecoder:
         self._tables = layer_tables(spec, context_length, self._embedding.device)
         self._windows = spec.windows
         self._intermediate = spec.intermediate_size
-        self._scale = 1 / math.sqrt(spec.head_dim)
+        self._scale = spec.attention_scale
 
     def forward(self, batch: PagedBatch, kv: list[KVLayer], *, num_padding: int = 0) -> Tensor:
         """Returns hidden states before the final norm: [num_tokens, hidden]. Writes the tokens' keys and values to
@@ -109,6 +108,8 @@ class CpuDecoder:
         heads, kv_heads, dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
         token_ids = torch.nn.functional.pad(batch.token_ids, (0, num_padding)) if num_padding else batch.token_ids
         residual = self._embedding.index_select(0, token_ids)
+        if spec.multipliers.embedding != 1:
+            residual.mul_(spec.multipliers.embedding)
         normed = torch.empty_like(residual)
         q = residual.new_empty(num_rows, heads * dim)
         attended = residual.new_zeros(num_rows, heads * dim) if num_padding else torch.empty_like(q)
@@ -120,25 +121,25 @@ class CpuDecoder:
         for layer, pool, window, (cos, sin) in layers:
             attention, feed_forward = layer.attention, layer.feed_forward
             qkv = attention.qkv.multiply(self._add_norm(added, residual, attention.norm, normed))
+            across = attention.across_heads(qkv, dim)
+            for part, weight in across:
+                self._add_norm(None, part, weight, part)
+            query_norm, key_norm = (None, None) if across else (attention.query_norm, attention.key_norm)
             keys, values = pool.keys.data_ptr(), pool.values.data_ptr()
             kernels.rotate_and_write(
                 qkv.data_ptr(), q.data_ptr(), keys, values, *where, cos.data_ptr(), sin.data_ptr(),
-                _pointer(attention.query_norm), _pointer(attention.key_norm), pool.block_stride, num_seqs, heads,
-                kv_heads, dim, batch.block_size, eps,
+                _pointer(query_norm), _pointer(key_norm), pool.block_stride, num_seqs, heads,
+                kv_heads, dim, cos.shape[1], batch.block_size, eps,
             )  # fmt: skip
             kernels.attention(
                 q.data_ptr(), keys, values, *where, attended.data_ptr(), pool.block_stride, num_seqs, heads, kv_heads,
                 dim, batch.block_size, window or 0, self._scale,
             )  # fmt: skip
-            added = attention.output.multiply(attended)
-            if attention.post_norm is not None:
-                added = self._add_norm(None, added, attention.post_norm, torch.empty_like(added))
+            added = self._scaled(attention.output.multiply(attended), attention.post_norm)
             x = self._add_norm(added, residual, feed_forward.norm, normed)
             gate_up = feed_forward.gate_up.multiply(x)  # its memory must live until the kernel has finished
             kernels.silu_and_mul(gate_up.data_ptr(), gated.data_ptr(), num_rows, self._intermediate)
-            added = feed_forward.down.multiply(gated)
-            if feed_forward.post_norm is not None:
-                added = self._add_norm(None, added, feed_forward.post_norm, torch.empty_like(added))
+            added = self._scaled(feed_forward.down.multiply(gated), feed_forward.post_norm)
         return residual.add_(added)[:count] if added is not None else residual
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -182,14 +183,22 @@ class CpuDecoder:
             logits.data_ptr(), masks.rows.data_ptr(), masks.words.data_ptr(), *masks.words.shape, logits.shape[1]
         )
 
+    def _scaled(self, x: Tensor, post_norm: Tensor | None) -> Tensor:
+        """Returns what is to be added to the residual stream for the result of a layer's part."""
+        if post_norm is not None:
+            x = self._add_norm(None, x, post_norm, torch.empty_like(x))
+        multiplier = self.spec.multipliers.residual
+        return x if multiplier == 1 else x.mul_(multiplier)
+
     def _add_norm(self, added: Tensor | None, residual: Tensor, weight: Tensor | None, out: Tensor) -> Tensor:
         """Adds to the residual stream, and returns its norm, in `out`; without a norm, the residual stream itself."""
         if weight is None:
             return residual if added is None else residual.add_(added)
         rows, dim = residual.shape
         self._kernels.add_rms_norm(
-            _pointer(added), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, dim, self.spec.rms_norm_eps
-        )
+            _pointer(added), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, residual.stride(0), dim,
+            self.spec.rms_norm_eps,
+        )  # fmt: skip
         return out
 
 

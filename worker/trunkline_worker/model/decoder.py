@@ -1,6 +1,5 @@
 """The reference decoder of all architectures: embedding, layers of attention and feed-forward, final norm, logits."""
 
-import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -37,7 +36,7 @@ class Decoder:
         self.spec = spec
         self._weights = weights
         self.tile_rows = tile_rows(_products(spec, weights)) if deterministic else None
-        self._scale = 1 / math.sqrt(spec.head_dim)
+        self._scale = spec.attention_scale
         self._windows = spec.windows
         self._tables = layer_tables(spec, context_length, weights.embedding.device)
 
@@ -50,7 +49,7 @@ class Decoder:
         """
         count = len(token_ids)
         positions = pad(batch.positions, (0, num_padding))
-        residual = self._weights.embedding[pad(token_ids, (0, num_padding))]
+        residual = self._weights.embedding[pad(token_ids, (0, num_padding))] * self.spec.multipliers.embedding
         angles: dict[Tensor, tuple[Tensor, Tensor]] = {}  # of the new tokens, by the table of cosines
         plans: dict[int | None, AttentionPlan] = {}
         layers = zip(kv, self._weights.layers, self._windows, self._tables, strict=True)
@@ -87,18 +86,26 @@ class Decoder:
         spec = self.spec
         heads = w.qkv.multiply(self._norm(residual, w.norm)).view(len(residual), -1, spec.head_dim)
         q, k, v = torch.split(heads, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
-        q, k = self._norm(q, w.query_norm), self._norm(k, w.key_norm)
+        q, k = self._norm_heads(q, w.query_norm), self._norm_heads(k, w.key_norm)
         return apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v
 
     def _after_attention(self, w: LayerWeights[StoredLinear], attended: Tensor, residual: Tensor) -> tuple[Tensor]:
         """[n, num_heads, head_dim], [n, hidden] → the residual stream after the layer [n, hidden]"""
         attention, feed_forward = w.attention, w.feed_forward
-        residual = residual + self._norm(attention.output.multiply(attended.flatten(1)), attention.post_norm)
+        residual = residual + self._scaled(attention.output.multiply(attended.flatten(1)), attention.post_norm)
         gate_up = feed_forward.gate_up.multiply(self._norm(residual, feed_forward.norm))
-        return (residual + self._norm(feed_forward.down.multiply(silu_and_mul(gate_up)), feed_forward.post_norm),)
+        return (residual + self._scaled(feed_forward.down.multiply(silu_and_mul(gate_up)), feed_forward.post_norm),)
+
+    def _scaled(self, x: Tensor, post_norm: Tensor | None) -> Tensor:
+        """Returns what is added to the residual stream for the result of a layer's part."""
+        return self._norm(x, post_norm) * self.spec.multipliers.residual
 
     def _head(self, hidden: Tensor) -> tuple[Tensor]:
         return (self._weights.head.multiply(self._norm(hidden, self._weights.final_norm)).float(),)
+
+    def _norm_heads(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """Normalises each head or all of them together, whichever the weight is for. x: [n, heads, head_dim]"""
+        return x if weight is None else self._norm(x.reshape(len(x), -1, len(weight)), weight).view_as(x)
 
     def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """Normalises x; if there is no such norm, returns it."""

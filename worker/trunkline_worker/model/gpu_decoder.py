@@ -3,7 +3,6 @@
 With TRITON_INTERPRET=1 the kernels also run on a CPU, slowly. Tests use this where there is no GPU.
 """
 
-import math
 import os
 from dataclasses import dataclass
 
@@ -30,7 +29,7 @@ from trunkline_kernels.gpu.ragged_attention import (
     tiles_of,
     tiling_for,
 )
-from trunkline_kernels.gpu.rms_norm import add_rms_norm, rms_norm
+from trunkline_kernels.gpu.rms_norm import add_rms_norm, rms_norm, rms_norm_in_place
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.gpu.shared_prefix import shared_prefix
 from trunkline_kernels.gpu.tuned_tilings import chosen_table
@@ -38,7 +37,7 @@ from trunkline_kernels.quantized_weight import KINDS
 from trunkline_kernels.ragged_batch import KVLayer
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.checkpoint.refusals import ModelError
-from trunkline_worker.model.gpu_weight import gpu_layers
+from trunkline_worker.model.gpu_weight import GpuWeight, gpu_layers
 from trunkline_worker.model.rotary_tables import layer_tables
 from trunkline_worker.model.weights import DecoderWeights, StoredLinear, whole_product
 
@@ -130,7 +129,7 @@ class GpuDecoder:
     ) -> None:
         """chip: the device that kernels are chosen for; None: the device of the weights"""
         self.spec = spec
-        self._scale = 1 / math.sqrt(spec.head_dim)
+        self._scale = spec.attention_scale
         self._device = weights.embedding.device
         self.chip = chip or Chip.of(self._device)
         self._dependent = self.chip.dependent_launches
@@ -200,14 +199,20 @@ class GpuDecoder:
         # The zeros come before the embedding: the first norm is a dependent launch and needs a kernel just before it.
         attended = self._embedding.new_zeros(len(batch.token_ids), spec.num_heads, spec.head_dim)
         residual = gather_rows(self._embedding, batch.token_ids)
+        if spec.multipliers.embedding != 1:
+            residual.mul_(spec.multipliers.embedding)
         delta: Tensor | None = None  # still to be added to the residual stream
         layers = zip(kv, self._layers, self._windows, self._tables, strict=True)
         for number, (pool, layer, window, (cos, sin)) in enumerate(layers, start=1):
             attention, feed_forward = layer.attention, layer.feed_forward
             qkv = attention.qkv.multiply(self._norm(delta, residual, attention.norm))
+            across = attention.across_heads(qkv, spec.head_dim)
+            for part, weight in across:
+                rms_norm_in_place(part, weight, spec.rms_norm_eps, dependent=self._dependent)
             q = rotary_kv(
                 qkv, pool, batch.positions, batch.slots, cos, sin, num_heads=spec.num_heads,
-                query_norm=attention.query_norm, key_norm=attention.key_norm, eps=spec.rms_norm_eps,
+                query_norm=None if across else attention.query_norm,
+                key_norm=None if across else attention.key_norm, eps=spec.rms_norm_eps,
                 keep_keys=batch.fresh is not None, dependent=self._dependent,
             )  # fmt: skip
             self._attend(q, pool, batch, attended, window)
@@ -217,15 +222,9 @@ class GpuDecoder:
             if rows is not None and number == len(kv):
                 # No later layer reads the other tokens' states.
                 x, residual = gather_rows(x, rows), gather_rows(residual, rows)
-            if attention.post_norm is None:
-                delta = attention.output.add_to(residual, x)
-            else:
-                delta = self._norm(None, attention.output.multiply(x), attention.post_norm)
+            delta = self._add(attention.output, x, residual, attention.post_norm)
             x = feed_forward.gate_up.multiply_gated(self._norm(delta, residual, feed_forward.norm))
-            if feed_forward.post_norm is None:
-                delta = feed_forward.down.add_to(residual, x)
-            else:
-                delta = self._norm(None, feed_forward.down.multiply(x), feed_forward.post_norm)
+            delta = self._add(feed_forward.down, x, residual, feed_forward.post_norm)
         return residual if delta is None else residual + delta
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -237,6 +236,14 @@ class GpuDecoder:
         if self._widens and x.dtype != torch.float32:
             return torch.mm(x, head.t(), out_dtype=torch.float32)
         return linear(x, head).float()
+
+    def _add(self, product: GpuWeight, x: Tensor, residual: Tensor, post_norm: Tensor | None) -> Tensor | None:
+        """Adds the result of a layer's part to the residual stream and returns None, or returns what is to be added."""
+        multiplier = self.spec.multipliers.residual
+        if post_norm is None:
+            return product.add_to(residual, x, multiplier)
+        normed = self._norm(None, product.multiply(x), post_norm)
+        return normed if multiplier == 1 else normed.mul_(multiplier)
 
     def _norm(self, delta: Tensor | None, residual: Tensor, weight: Tensor | None) -> Tensor:
         """Adds to the residual stream, and returns its norm; without a norm, the residual stream itself."""

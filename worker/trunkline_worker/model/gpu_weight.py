@@ -54,17 +54,18 @@ class GpuWeight:
             return persistent_gated_linear(x, *persistent, self.room, dependent=self.dependent)
         return silu_and_mul(self._linear(x), dependent=self.dependent)
 
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor | None:
-        """Adds the product to `residual` in place and returns None, or returns the product for the caller to add.
+    def add_to(self, residual: Tensor, x: Tensor, multiplier: float = 1.0) -> Tensor | None:
+        """Adds the product times the multiplier to `residual` and returns None, or returns it for the caller to add.
 
         The caller has to add it where the chosen kernel cannot. residual: [num_rows, out]
         """
-        if (persistent := self._persistent(x)) is not None:
+        if multiplier == 1 and (persistent := self._persistent(x)) is not None:
             add_persistent_linear(x, *persistent, self.room, out=residual, dependent=self.dependent)
             return None
         if self.fixed or self.bias is not None or isinstance(self.weight, QuantizedWeight):
-            return self._linear(x)
-        residual.addmm_(x, self.weight.t())
+            added = self._linear(x)
+            return added if multiplier == 1 else added.mul_(multiplier)
+        residual.addmm_(x, self.weight.t(), alpha=multiplier)
         return None
 
     @property

@@ -12,7 +12,6 @@ import torch
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline_kernels.cpu.packed_linear import QUANTIZED_BITS
 from trunkline_kernels.ragged_batch import KVPool, allocate_kv
-from trunkline_worker.model.architectures.config_json import read_spec
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.block_format import BlockFormat
 from trunkline_worker.model.checkpoint.checkpoint import EMBEDDING, Checkpoint, digest_of, fingerprint
@@ -20,6 +19,7 @@ from trunkline_worker.model.checkpoint.generation_defaults import read_generatio
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.checkpoint.weight_digest import WeightDigests
 from trunkline_worker.model.checkpoint.weight_stream import WeightStream
+from trunkline_worker.model.config_json import read_spec
 from trunkline_worker.model.cpu_decoder import CpuDecoder, cpu_decoder
 from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.quantized.part_reading import PartReader

@@ -124,7 +124,8 @@ def build_weights(
             return None if name is None else tensor(f"{at}{name}.weight", size)
 
         def product(linear: LinearSpec) -> W:
-            names, rows, inner = [f"{at}{name}" for name, _ in linear.parts], linear.rows, linear.inner
+            names, rows = [f"{at}{name}" for name, _ in linear.tensors], [rows for _, rows in linear.tensors]
+            inner = linear.inner
             stored = [read_part(name, count, inner, device) for name, count in zip(names, rows, strict=True)]
             plain = [each for each in stored if not isinstance(each, QuantizedWeight)]
             if len(plain) == len(stored):
@@ -138,12 +139,13 @@ def build_weights(
             return form(joined(map(stored_part, weights, biases)))
 
         attention, feed_forward = spec.attention, spec.feed_forward
+        normed_heads = (1, 1) if attention.qk_norm_span == "head" else (num_heads, num_kv_heads)
         return LayerWeights(
             AttentionWeights(
                 norm=norm(attention.norm),
                 qkv=product(attention.qkv),
-                query_norm=norm(attention.query_norm, head_dim),
-                key_norm=norm(attention.key_norm, head_dim),
+                query_norm=norm(attention.query_norm, normed_heads[0] * head_dim),
+                key_norm=norm(attention.key_norm, normed_heads[1] * head_dim),
                 output=product(attention.output),
                 post_norm=norm(attention.post_norm),
             ),
@@ -156,11 +158,12 @@ def build_weights(
         )
 
     hidden, head_dim = spec.hidden_size, spec.head_dim
+    num_heads, num_kv_heads = spec.num_heads, spec.num_kv_heads
     embedding = tensor(embedding_name, spec.vocab_size, hidden)
     return DecoderWeights(
         embedding=embedding,
         layers=[layer(f"model.layers.{index}.", each) for index, each in enumerate(spec.layers)],
-        final_norm=tensor("model.norm.weight", hidden),
+        final_norm=tensor("model.norm.weight", hidden).div_(spec.multipliers.logits),
         head=Linear(embedding if head_name is None else tensor(head_name, spec.vocab_size, hidden), None),
     )
 

@@ -14,8 +14,8 @@ from trunkline_bench.gpu.engine.costs import rates
 from trunkline_bench.gpu.engine.engine_run import running
 from trunkline_bench.gpu.shapes import Shapes
 from trunkline_kernels.quantized_weight import BLOCK, quantize_blocks
-from trunkline_worker.model.architectures.config_json import read_spec
 from trunkline_worker.model.checkpoint.checkpoint import EMBEDDING, HEAD
+from trunkline_worker.model.config_json import read_spec
 from trunkline_worker.model.weight_reading import DUMMY_STD, build_weights
 
 CONFIG = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [BLOCK, BLOCK]}

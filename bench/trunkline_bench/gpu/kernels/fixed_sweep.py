@@ -14,7 +14,7 @@ from trunkline_bench.gpu.ceilings import Rows
 from trunkline_bench.gpu.shapes import Shapes, median_s
 from trunkline_kernels.gpu.fixed_matmul import TILINGS, fixed_linear
 from trunkline_kernels.gpu.matmul_tiling import MatmulTiling
-from trunkline_worker.model.architectures.config_json import read_spec
+from trunkline_worker.model.config_json import read_spec
 
 CANDIDATES = (*TILINGS, MatmulTiling(256, 128, 64, 8, 3))
 

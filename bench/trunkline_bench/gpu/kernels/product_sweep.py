@@ -21,7 +21,7 @@ from trunkline_kernels.gpu.product_choice import LEAST_GAIN, WEIGHT_TYPES, Produ
 from trunkline_kernels.gpu.quantized_linear import Fp8Tiling, fp8_tiling
 from trunkline_kernels.gpu.tuned_tilings import GATED, LINEAR, ProductKey
 from trunkline_kernels.quantized_weight import BLOCK, QuantizedWeight, dequantize, quantize, quantize_blocks
-from trunkline_worker.model.architectures.config_json import read_spec
+from trunkline_worker.model.config_json import read_spec
 from trunkline_worker.model.gpu_decoder import FP8_CAPABILITY, Chip
 from trunkline_worker.model.gpu_weight import GpuWeight, timed_products
 

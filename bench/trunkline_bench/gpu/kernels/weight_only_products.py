@@ -11,7 +11,7 @@ from trunkline_bench.gpu.shapes import Shapes, median_s
 from trunkline_kernels.gpu.quantized_linear import quantized_linear
 from trunkline_kernels.gpu.widening import widened
 from trunkline_kernels.quantized_weight import QuantizedWeight, quantize
-from trunkline_worker.model.architectures.config_json import read_spec
+from trunkline_worker.model.config_json import read_spec
 
 
 def measure(shapes: Shapes) -> Rows:

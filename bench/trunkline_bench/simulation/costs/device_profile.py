@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from trunkline_bench.simulation.costs.step_work import StepWork
 from trunkline_worker.engine.step_floor import model_work
-from trunkline_worker.model.architectures.config_json import parse_spec
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
+from trunkline_worker.model.config_json import parse_spec
 from trunkline_worker.step.model_work import DATA_SHEETS, ModelWork
 
 GB = 1e9

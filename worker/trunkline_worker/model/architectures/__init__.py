@@ -1,1 +1,1 @@
-"""What a model computes, read from its config.json: one module for each architecture."""
+"""What a model computes, as data, and how its config.json says so: what all families have in common."""

@@ -6,14 +6,22 @@ that transformers gives to their tensors.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from trunkline_worker.model.architectures.config_keys import ConfigKeys
-from trunkline_worker.model.architectures.decoder_spec import AttentionSpec, GatedSpec, LayerSpec, LinearSpec
-from trunkline_worker.model.architectures.rope_scaling import RopeSpec
+from trunkline_worker.model.architectures.decoder_spec import (
+    AttentionSpec,
+    GatedSpec,
+    LayerSpec,
+    LinearSpec,
+    Multipliers,
+)
+from trunkline_worker.model.architectures.rope_scaling import USUAL_ROPE, RopeRules, RopeSpec
 from trunkline_worker.model.checkpoint.entries import Entries
 from trunkline_worker.model.checkpoint.refusals import ModelError
 
 # Bounds far above any model, so that a mistaken number never allocates memory or reaches a kernel.
+MOST_LAYERS = 1 << 12
 MOST_HEADS = 1 << 12
 MOST_HEAD_DIM = 1 << 12
 MOST_WINDOW = (1 << 31) - 1
@@ -47,6 +55,10 @@ class Architecture:
     head_dim: Callable[[Entries, int, int], int]  # takes hidden size and number of heads
     num_kv_heads: Callable[[Entries, int], int]  # takes the number of heads
     layers: Callable[[Entries, LayerSizes], Iterable[LayerSpec]]
+    rope: RopeRules = USUAL_ROPE
+    rope_config: Callable[[Entries], Entries] = lambda config: config  # with the keys where RopeRules expect them
+    multipliers: Callable[[Entries], Multipliers] = lambda _: Multipliers()
+    is_tied: bool = False  # if tie_word_embeddings is absent
 
 
 def read_head_dim(config: Entries, default: int, *, null_is_absent: bool = False) -> int:
@@ -85,15 +97,16 @@ def layer_windows(config: Entries, num_layers: int, window: int | None) -> list[
 def self_attention(
     sizes: LayerSizes,
     *,
+    qkv_names: tuple[str, str, str] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     norm: str | None = "input_layernorm",
     post_norm: str | None = None,
     qkv_bias: bool = False,
     output_bias: bool = False,
-    qk_norm: bool = False,
+    qk_norm: Literal["head", "all heads"] | None = None,
     window: int | None,
 ) -> AttentionSpec:
     heads, kv_heads = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
-    qkv = ("self_attn.q_proj", heads), ("self_attn.k_proj", kv_heads), ("self_attn.v_proj", kv_heads)
+    qkv = tuple(zip(qkv_names, (heads, kv_heads, kv_heads), strict=True))
     return AttentionSpec(
         norm=norm,
         qkv=LinearSpec(qkv, sizes.hidden, qkv_bias, "out"),
@@ -103,17 +116,19 @@ def self_attention(
         window=window,
         output=LinearSpec((("self_attn.o_proj", sizes.hidden),), heads, output_bias, "in"),
         post_norm=post_norm,
+        qk_norm_span=qk_norm or "head",
     )
 
 
 def gated_mlp(
     sizes: LayerSizes,
     *,
+    gate_up_names: tuple[str, str] = ("mlp.gate_proj", "mlp.up_proj"),
     norm: str | None = "post_attention_layernorm",
     post_norm: str | None = None,
     bias: bool = False,
 ) -> GatedSpec:
-    gate_up = ("mlp.gate_proj", sizes.intermediate), ("mlp.up_proj", sizes.intermediate)
+    gate_up = tuple((name, sizes.intermediate) for name in gate_up_names)
     return GatedSpec(
         norm=norm,
         gate_up=LinearSpec(gate_up, sizes.hidden, bias, "out"),

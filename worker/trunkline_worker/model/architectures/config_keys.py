@@ -91,10 +91,11 @@ class Kind:
         return type(value) in self.types
 
 
+SHARE = Kind((float, int), "a number in [0, 1]")
 INTEGER_OR_NULL = Kind((int, NoneType), "an integer or null")
 # Keys whose values are never read here, or are not read beside other files or keys.
 KINDS: dict[str, Kind] = {
-    "attention_dropout": Kind((float, int), "a number in [0, 1]"),
+    "attention_dropout": SHARE,
     "initializer_range": Kind((float,), "a number in [0, 1] with a decimal point"),
     "rms_norm_eps": Kind((float,), "a number in [0, 1] with a decimal point"),
     "use_cache": Kind((bool,), "true or false"),
@@ -107,11 +108,11 @@ MOST_NAMED = 20  # unknown keys in one error
 
 NONE: tuple[Any, ...] = (None,)
 OFF: tuple[Any, ...] = (None, False)
-_ONE: tuple[Any, ...] = (None, 1)
+ONE: tuple[Any, ...] = (None, 1)
 # Features of other decoders and formats, with the values that disable them.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "activation": (None, "silu", "swiglu"),
-    "partial_rotary_factor": _ONE,
+    "partial_rotary_factor": ONE,
     "rope_interleaved": OFF,
     "use_mrope": OFF,
     "no_rope_layers": (None, []),
@@ -120,11 +121,11 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "clip_qkv": NONE,
     "attn_logit_softcapping": NONE,
     "final_logit_softcapping": NONE,
-    "embedding_multiplier": _ONE,
-    "residual_multiplier": _ONE,
+    "embedding_multiplier": ONE,
+    "residual_multiplier": ONE,
     "attention_multiplier": NONE,
-    "logits_scaling": _ONE,
-    "logit_scale": _ONE,
+    "logits_scaling": ONE,
+    "logit_scale": ONE,
     "use_qk_norm": OFF,
     "num_nextn_predict_layers": (None, 0),
     "per_layer_config": (None, {}),

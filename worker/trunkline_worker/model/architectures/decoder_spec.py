@@ -4,7 +4,10 @@ Loading, the decoders, the memory budget, the floor of a step and the simulation
 tensors are relative to their layer. Layers that are alike have equal specs.
 """
 
+import math
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Literal
 
 from trunkline_worker.model.architectures.rope_scaling import RopeSpec
@@ -12,7 +15,8 @@ from trunkline_worker.model.architectures.rope_scaling import RopeSpec
 
 @dataclass(frozen=True, slots=True)
 class LinearSpec:
-    """A matrix product. Its weight [out, in] has parts, one below the other, each of which is a tensor of a checkpoint.
+    """A matrix product. Its weight [out, in] has parts, one below the other. Each is a tensor of a checkpoint; parts of
+    one name are ranges of a tensor's rows.
 
     shard: the axis along which tensor parallelism divides each part's weight. A slice of "out" gives some columns of
     the result, a slice of "in" a summand of it.
@@ -27,6 +31,11 @@ class LinearSpec:
     def rows(self) -> list[int]:
         """Rows of each part."""
         return [rows for _, rows in self.parts]
+
+    @property
+    def tensors(self) -> list[tuple[str, int]]:
+        """Name and rows of each tensor."""
+        return [(name, sum(rows for _, rows in parts)) for name, parts in groupby(self.parts, key=itemgetter(0))]
 
     @property
     def columns(self) -> int:
@@ -44,12 +53,15 @@ class AttentionSpec:
 
     norm: str | None  # of its input; None: none
     qkv: LinearSpec  # queries, keys, values
-    query_norm: str | None  # of each head
+    query_norm: str | None
     key_norm: str | None
-    rope: RopeSpec
+    rope: RopeSpec | None  # None: nothing is rotated
     window: int | None  # positions that a query sees, including its own; None: all
     output: LinearSpec
     post_norm: str | None  # of its result, before that is added to the residual stream
+    # Over what query_norm and key_norm take the root mean square. Under tensor parallelism, that of all heads needs a
+    # sum over devices.
+    qk_norm_span: Literal["head", "all heads"] = "head"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +88,20 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Multipliers:
+    """Factors by which a decoder scales what it computes.
+
+    The scale of attention is an argument of the kernels, and reading divides the final norm by that of the logits. The
+    others are applied to rows: a rounded weight times 0.22 is not what was trained, and the embedding may be the head.
+    """
+
+    embedding: float = 1.0
+    attention: float | None = None  # of the products of queries and keys; None: 1 / sqrt(head_dim)
+    residual: float = 1.0  # of the result of a layer's part, before that is added to the residual stream
+    logits: float = 1.0  # what logits are divided by
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """A decoder: an embedding, layers, a norm, and a head. All layers have the same heads, because blocks of the KV
     cache do."""
@@ -92,6 +118,13 @@ class DecoderSpec:
     most_context: int  # maximum of --context-length
     tie_word_embeddings: bool
     dtype: str | None  # as the config names it; None: the config has none
+    multipliers: Multipliers = Multipliers()
+
+    @property
+    def attention_scale(self) -> float:
+        """Of the products of queries and keys."""
+        scale = self.multipliers.attention
+        return 1 / math.sqrt(self.head_dim) if scale is None else scale
 
     @property
     def num_layers(self) -> int:
@@ -110,7 +143,7 @@ class DecoderSpec:
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:
         """The different rotary embeddings of the layers."""
-        return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers))
+        return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers if layer.attention.rope is not None))
 
     @property
     def layer_params(self) -> int:

@@ -3,16 +3,17 @@
 from pathlib import Path
 from typing import Any
 
-from trunkline_worker.model.architectures.architecture import MOST_HEADS, Architecture, LayerSizes
+from trunkline_worker.model.architectures.architecture import MOST_HEADS, MOST_LAYERS, Architecture, LayerSizes
 from trunkline_worker.model.architectures.config_keys import check_keys
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
-from trunkline_worker.model.architectures.registry import ARCHITECTURES
 from trunkline_worker.model.architectures.rope_scaling import parse_rope
+from trunkline_worker.model.architectures.unsupported import feature_of
 from trunkline_worker.model.checkpoint.entries import Entries, listed, without
 from trunkline_worker.model.checkpoint.gguf_file import is_gguf
 from trunkline_worker.model.checkpoint.model_file import exists, read_json
 from trunkline_worker.model.checkpoint.other_formats import check_format
 from trunkline_worker.model.checkpoint.refusals import ModelError, shown
+from trunkline_worker.model.families.registry import ARCHITECTURES
 
 DTYPES = ("float32", "bfloat16", "float16")
 ACTIVATIONS = ("silu", "swish")  # two names of one function
@@ -21,7 +22,6 @@ ACTIVATIONS = ("silu", "swish")  # two names of one function
 MOST_VOCAB = 1 << 24
 MOST_HIDDEN = 1 << 17
 MOST_INTERMEDIATE = 1 << 20
-MOST_LAYERS = 1 << 12
 
 
 def read_spec(directory: Path, ignored_keys: tuple[str, ...] = ()) -> DecoderSpec:
@@ -60,7 +60,7 @@ def parse_spec(config: dict[str, Any]) -> DecoderSpec:
     if head_dim < 2 or head_dim % 2:
         raise ModelError(f"head_dim {head_dim} is not supported: rotary embedding turns pairs, so it must be even")
     num_layers = entries.integer("num_hidden_layers", 1, MOST_LAYERS)
-    rope, context = parse_rope(entries, head_dim)
+    rope, context = parse_rope(architecture.rope_config(entries), head_dim, architecture.rope)
     vocab_size = entries.integer("vocab_size", 1, MOST_VOCAB)
     intermediate = entries.integer("intermediate_size", 1, MOST_INTERMEDIATE)
     num_kv_heads = architecture.num_kv_heads(entries, num_heads)
@@ -78,8 +78,9 @@ def parse_spec(config: dict[str, Any]) -> DecoderSpec:
         layers=tuple(architecture.layers(entries, sizes)),
         context_length=context.served,
         most_context=context.most,
-        tie_word_embeddings=entries.flag("tie_word_embeddings", False),  # absent: untied in all architectures
+        tie_word_embeddings=entries.flag("tie_word_embeddings", architecture.is_tied),
         dtype=_dtype(entries),
+        multipliers=architecture.multipliers(entries),
     )
 
 
@@ -100,7 +101,9 @@ def _architecture(config: Entries) -> Architecture:
         named = name if isinstance(name, str) and name.isidentifier() else shown(name)
         if name is None:
             named = f"of model_type {shown(model_type)}"
-        raise ModelError(f"architecture {named} is not supported; supported: {listed(ARCHITECTURES)}")
+        feature = feature_of(name) if isinstance(name, str) else None
+        why = "" if feature is None else f" for its {feature}"
+        raise ModelError(f"architecture {named} is not supported{why}; supported: {listed(ARCHITECTURES)}")
     architecture = ARCHITECTURES[name]
     if config.text("model_type") != architecture.model_type:
         raise ModelError(f"model_type {shown(model_type)} contradicts architectures {name}")

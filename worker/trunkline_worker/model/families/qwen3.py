@@ -12,8 +12,8 @@ from trunkline_worker.model.architectures.architecture import (
 )
 from trunkline_worker.model.architectures.config_keys import OFF, ConfigKeys
 from trunkline_worker.model.architectures.decoder_spec import LayerSpec
-from trunkline_worker.model.architectures.qwen2 import WINDOW_KINDS, windows
 from trunkline_worker.model.checkpoint.entries import Entries
+from trunkline_worker.model.families.qwen2 import WINDOW_KINDS, windows
 
 DEFAULT_HEAD_DIM = 128
 DEFAULT_KV_HEADS = 32
@@ -23,7 +23,7 @@ def _layers(config: Entries, sizes: LayerSizes) -> Iterator[LayerSpec]:
     bias = config.flag("attention_bias", False)
     for window in windows(config, sizes.num_layers):
         yield LayerSpec(
-            self_attention(sizes, qkv_bias=bias, output_bias=bias, qk_norm=True, window=window), gated_mlp(sizes)
+            self_attention(sizes, qkv_bias=bias, output_bias=bias, qk_norm="head", window=window), gated_mlp(sizes)
         )
 
 

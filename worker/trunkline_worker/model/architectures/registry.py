@@ -1,9 +1,0 @@
-"""All architectures, by the name that config.json's `architectures` gives them."""
-
-from trunkline_worker.model.architectures.architecture import Architecture
-from trunkline_worker.model.architectures.llama import LLAMA
-from trunkline_worker.model.architectures.mistral import MISTRAL
-from trunkline_worker.model.architectures.qwen2 import QWEN2
-from trunkline_worker.model.architectures.qwen3 import QWEN3
-
-ARCHITECTURES: dict[str, Architecture] = {each.name: each for each in (LLAMA, MISTRAL, QWEN2, QWEN3)}
