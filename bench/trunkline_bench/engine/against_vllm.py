@@ -21,7 +21,7 @@ from trunkline_bench.engine.peer_engine import WORKLOAD
 from trunkline_bench.engine.random_model import write_random_llama
 from trunkline_bench.reports.markdown import listed
 from trunkline_bench.reports.provenance import facts
-from trunkline_worker.model.architectures.config_json import read_spec
+from trunkline_worker.model.config_json import read_spec
 
 REPOSITORY = Path(__file__).parents[3]
 VLLM_SCRIPT = REPOSITORY.parent / "shared" / "peers" / "vllm_offline.py"
