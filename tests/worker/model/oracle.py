@@ -25,6 +25,15 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
     "MistralForCausalLM": {"sliding_window": 7},
     "Qwen2ForCausalLM": WINDOWS,
     "Qwen3ForCausalLM": WINDOWS | {"attention_bias": True},
+    "Qwen3MoeForCausalLM": {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 20,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "attention_bias": True,
+    },
 }
 
 
@@ -85,18 +94,27 @@ def their_model(directory: Path, config: dict[str, Any]) -> Any:
     write_config(directory, config)
     with silence():
         make: Any = AutoModelForCausalLM.from_config
-        model = make(AutoConfig.from_pretrained(directory)).float().train(False)
+        # Its grouped products take no sizes that are not multiples of 16 bytes.
+        model = make(AutoConfig.from_pretrained(directory), experts_implementation="eager").float().train(False)
     draw = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Large enough that every position, bias and norm shows in the logits.
             scale = 0.2 if "layernorm" in name or "norm" in name else 0.5
             parameter.add_(torch.randn(parameter.shape, generator=draw) * scale)
-    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    tensors = {name: tensor.contiguous() for name, tensor in published_tensors(model).items()}
     if model.config.tie_word_embeddings:
         del tensors["lm_head.weight"]
     save_file(tensors, directory / "model.safetensors")
     return model
+
+
+def published_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a model by the names of checkpoints, in which each expert has its own."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    tensors: dict[str, torch.Tensor] = revert_weight_conversion(model, model.state_dict())
+    return tensors
 
 
 @torch.inference_mode()

@@ -18,7 +18,7 @@ from trunkline_kernels.cpu.library import library
 from trunkline_kernels.cpu.packed_linear import QUANTIZED_BITS, PackedLinear, pack_linear
 from trunkline_kernels.ragged_batch import KVLayer, PagedBatch
 from trunkline_kernels.token_masks import RowMasks
-from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
+from trunkline_worker.model.architectures.decoder_spec import DecoderSpec, ExpertsSpec
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.rotary_tables import layer_tables
 from trunkline_worker.model.weights import (
@@ -49,6 +49,7 @@ def cpu_decoder(
     dtype = weights.embedding.dtype
     fits = spec.head_dim <= MAX_HEAD_DIM and spec.num_heads // spec.num_kv_heads <= MAX_GROUP
     fits = fits and spec.hidden_size <= MAX_HIDDEN
+    fits = fits and not any(isinstance(layer.feed_forward, ExpertsSpec) for layer in spec.layers)
     if weights.embedding.device.type != "cpu" or not fits:
         return None
     kinds = quantized_kinds(weights)

@@ -7,6 +7,7 @@ tensors are relative to their layer. Layers that are alike have equal specs.
 from dataclasses import dataclass
 from typing import Literal
 
+from trunkline_kernels.routing_rule import RoutingRule
 from trunkline_worker.model.architectures.rope_scaling import RopeSpec
 
 
@@ -63,15 +64,31 @@ class GatedSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """A feed-forward part of several experts, each of which is like a GatedSpec. A router chooses some for each token.
+
+    A product has the parts of all experts, one expert below the other: gate and up of the first one, then those of the
+    second one. So weights of experts are stored, read and quantised like others.
+    """
+
+    norm: str | None  # of its input
+    router: LinearSpec  # a column for each expert; never quantised
+    rule: RoutingRule
+    gate_up: LinearSpec
+    down: LinearSpec
+    post_norm: str | None  # of its result
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """A layer: two parts, each of which adds its result to the residual stream."""
 
     attention: AttentionSpec
-    feed_forward: GatedSpec
+    feed_forward: GatedSpec | ExpertsSpec
 
     @property
     def products(self) -> tuple[LinearSpec, LinearSpec, LinearSpec, LinearSpec]:
-        """In the order in which a token goes through them."""
+        """In the order in which a token goes through them, without a router."""
         return self.attention.qkv, self.attention.output, self.feed_forward.gate_up, self.feed_forward.down
 
 
