@@ -115,11 +115,6 @@ class DecoderSpec:
         return len(self.layers)
 
     @property
-    def intermediate_size(self) -> int:
-        """Of the feed-forward part, the same in all layers."""
-        return self.layers[0].feed_forward.down.inner
-
-    @property
     def windows(self) -> tuple[int | None, ...]:
         """The window of each layer."""
         return tuple(layer.attention.window for layer in self.layers)
