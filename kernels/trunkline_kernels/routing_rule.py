@@ -18,3 +18,8 @@ class RoutingRule:
     scale: float = 1.0  # of the shares
     num_groups: int = 1  # of neighbouring experts; the chosen ones are from `top_groups` of them
     top_groups: int = 1
+
+    def used_share(self, num_tokens: float) -> float:
+        """Returns the share of the experts that so many tokens use, on average, if each of them chooses evenly."""
+        left: float = (1.0 - self.top_k / self.num_experts) ** num_tokens
+        return 1.0 - left

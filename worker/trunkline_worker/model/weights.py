@@ -228,13 +228,17 @@ def quantized_kinds(weights: DecoderWeights[StoredLinear]) -> frozenset[str]:
 class WeightBytes(NamedTuple):
     """Bytes that a step reads of the weights."""
 
-    layers: int
+    layers: int  # without experts
     head: int  # with the final norm; only read for logits
+    experts: int  # of all layers; only those that a token chose are read
 
 
 def weight_bytes(weights: DecoderWeights[Any]) -> WeightBytes:
     """The bytes of a model's weights, without the embedding, of which a step reads few rows."""
-    return WeightBytes(sum(map(_bytes, weights.layers)), _bytes(weights.head) + _bytes(weights.final_norm))
+    parts = [layer.feed_forward for layer in weights.layers]
+    experts = sum(_bytes((part.gate_up, part.down)) for part in parts if isinstance(part, ExpertsWeights))
+    layers = sum(map(_bytes, weights.layers)) - experts
+    return WeightBytes(layers, _bytes(weights.head) + _bytes(weights.final_norm), experts)
 
 
 def _bytes(part: object) -> int:

@@ -54,7 +54,8 @@ class Model:
         """What the work of its steps depends on."""
         return model_work(
             self.spec,
-            layer_bytes=BYTES_PER_WEIGHT * self.spec.layer_params,
+            layer_bytes=BYTES_PER_WEIGHT * (self.spec.layer_params - self.spec.expert_params),
+            expert_bytes=BYTES_PER_WEIGHT * self.spec.expert_params,
             head_bytes=BYTES_PER_WEIGHT * self.spec.head_params,
             kv_itemsize=BYTES_PER_WEIGHT,
         )
@@ -62,7 +63,7 @@ class Model:
     @property
     def weight_bytes(self) -> int:
         work = self.work
-        return work.layer_bytes + work.head_bytes * (1 if self.spec.tie_word_embeddings else 2)
+        return work.layer_bytes + work.expert_bytes + work.head_bytes * (1 if self.spec.tie_word_embeddings else 2)
 
 
 def _model(name: str, architecture: str, *sizes: int) -> Model:
@@ -141,7 +142,7 @@ class Profile:
         """The time without reading the KV of decodes."""
         least, flops = self._work, self.num_devices * self.device.flops
         layers_s = max(
-            least.layer_bytes / self._bandwidth,
+            least.read_bytes(work.num_rows) / self._bandwidth,
             least.layer_flops(work.num_rows) / (flops * MATMUL_SHARE),
         )
         head_s = max(

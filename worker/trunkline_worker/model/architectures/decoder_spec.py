@@ -126,8 +126,28 @@ class DecoderSpec:
 
     @property
     def layer_params(self) -> int:
-        """Parameters of the matrices of all layers."""
+        """Parameters of the matrices of all layers, without routers."""
         return sum(product.num_params for layer in self.layers for product in layer.products)
+
+    @property
+    def expert_params(self) -> int:
+        """Those of them that experts have, of which a token uses some."""
+        parts = (layer.feed_forward for layer in self.layers)
+        return sum(part.gate_up.num_params + part.down.num_params for part in parts if isinstance(part, ExpertsSpec))
+
+    @property
+    def token_params(self) -> int:
+        """Those of them that one token is multiplied by."""
+        rule = self.routing
+        if rule is None:
+            return self.layer_params
+        return self.layer_params - self.expert_params * (rule.num_experts - rule.top_k) // rule.num_experts
+
+    @property
+    def routing(self) -> RoutingRule | None:
+        """How experts are chosen, the same in all layers that have some; None: no layer has."""
+        parts = (layer.feed_forward for layer in self.layers)
+        return next((part.rule for part in parts if isinstance(part, ExpertsSpec)), None)
 
     @property
     def head_params(self) -> int:
