@@ -117,6 +117,23 @@ def published_tensors(model: Any) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def parameter_of(model: Any, part: str) -> torch.Tensor:
+    """The weight of a part that checkpoints name so; of one of an expert, its place within the weights of all."""
+    at, _, own = part.partition(".experts.")
+    if not own:
+        found: torch.Tensor = model.get_parameter(f"{part}.weight")
+        return found
+    number, name = own.split(".")
+    experts = model.get_submodule(f"{at}.experts")
+    if name == "down_proj":
+        down: torch.Tensor = experts.down_proj[int(number)]
+        return down
+    halves: dict[str, torch.Tensor] = dict(
+        zip(("gate_proj", "up_proj"), experts.gate_up_proj[int(number)].chunk(2), strict=True)
+    )
+    return halves[name]
+
+
 @torch.inference_mode()
 def weights_of(model: LoadedModel) -> DecoderWeights[StoredLinear]:
     """Of a model that the reference computes."""

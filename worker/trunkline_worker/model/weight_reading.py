@@ -110,10 +110,9 @@ def build_weights(
                 down=form(read.product(at, spec.down)),
                 post_norm=read.norm(at, spec.post_norm, hidden),
             )
-        router = whole_product(read.product(at, spec.router), dtype)
         return ExpertsWeights(
             norm=read.norm(at, spec.norm, hidden),
-            router=Linear(router.matrix(dtype), router.bias),
+            router=read.unquantized(at, spec.router),
             rule=spec.rule,
             gate_up=form(whole_product(read.product(at, spec.gate_up), dtype)),
             down=form(whole_product(read.product(at, spec.down), dtype)),
@@ -164,7 +163,7 @@ class _Reader:
 
     def product(self, at: str, linear: LinearSpec) -> StoredLinear:
         """at: what the names of its parts are relative to"""
-        names, rows, inner = [f"{at}{name}" for name, _ in linear.parts], linear.rows, linear.inner
+        names, rows, inner = _names(at, linear), linear.rows, linear.inner
         stored = [self.read_part(name, count, inner, self.device) for name, count in zip(names, rows, strict=True)]
         plain = [each for each in stored if not isinstance(each, QuantizedWeight)]
         if len(plain) == len(stored):
@@ -176,6 +175,12 @@ class _Reader:
         ]
         biases = torch.split(self._bias(names, rows), rows) if linear.bias else [None] * len(rows)
         return joined(map(stored_part, weights, biases))
+
+    def unquantized(self, at: str, linear: LinearSpec) -> Linear:
+        """The same for a product that checkpoints store like other tensors, whatever they say of products."""
+        names, rows = _names(at, linear), linear.rows
+        weight = self._dense(names, rows, linear.inner, [None] * len(rows))
+        return Linear(weight, self._bias(names, rows) if linear.bias else None)
 
     def _bias(self, names: list[str], rows: list[int]) -> Tensor:
         target = torch.empty(sum(rows), dtype=self.dtype, device=self.device)
@@ -191,6 +196,10 @@ class _Reader:
             else:
                 part.copy_(values)
         return target
+
+
+def _names(at: str, linear: LinearSpec) -> list[str]:
+    return [f"{at}{name}" for name, _ in linear.parts]
 
 
 def _dummy_fill(device: torch.device) -> Fill:
