@@ -46,7 +46,7 @@ INSTRUCTIONS = ("SSE4_2", "AVX", "AVX2", "FMA", "BMI2", "F16C", "AVX512F", "AVX5
 P, I32, I64, F32 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 SIGNATURES: dict[str, tuple[type, ...]] = {
     "attention": (P, P, P, P, P, P, P, I64, I64, I32, I32, I32, I32, I64, F32),
-    "add_rms_norm": (P, P, P, P, I64, I32, F32),
+    "add_rms_norm": (P, P, P, P, I64, I64, I32, F32),
     "rotate_and_write": (P, P, P, P, P, P, P, P, P, P, P, I64, I64, I32, I32, I32, I32, F32),
     "silu_and_mul": (P, P, I64, I32),
     "greedy": (P, P, I64, I64),

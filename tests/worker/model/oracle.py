@@ -23,6 +23,14 @@ WINDOWS = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers":
 OWN_KEYS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"attention_bias": True, "mlp_bias": True},
     "MistralForCausalLM": {"sliding_window": 7},
+    "MixtralForCausalLM": {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 7},
+    "OlmoeForCausalLM": {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": False,
+        "attention_bias": True,
+        "head_dim": 6,
+    },
     "Qwen2ForCausalLM": WINDOWS,
     "Qwen3ForCausalLM": WINDOWS | {"attention_bias": True},
     "Qwen3MoeForCausalLM": {

@@ -38,7 +38,7 @@ from trunkline_worker.model.weights import (
 )
 
 MAX_HEAD_DIM, MAX_GROUP = 256, 16  # sizes of the C kernels' buffers
-MAX_HIDDEN = 1 << 16  # values of the row that the C kernels keep on a thread's stack
+MAX_HIDDEN = 1 << 16  # values of the row that the C kernels keep on a thread's stack: a hidden state, or all queries
 
 
 def cpu_decoder(
@@ -52,7 +52,7 @@ def cpu_decoder(
     ModelError if TRUNKLINE_MARCH names a build that this CPU cannot run."""
     dtype = weights.embedding.dtype
     fits = spec.head_dim <= MAX_HEAD_DIM and spec.num_heads // spec.num_kv_heads <= MAX_GROUP
-    fits = fits and spec.hidden_size <= MAX_HIDDEN
+    fits = fits and max(spec.hidden_size, spec.num_heads * spec.head_dim) <= MAX_HIDDEN
     if weights.embedding.device.type != "cpu" or not fits:
         return None
     kinds = quantized_kinds(weights)
@@ -162,10 +162,14 @@ class CpuDecoder:
         layers = zip(self._layers, kv, self._windows, self._tables, strict=True)
         for (attention, feed_forward), pool, window, (cos, sin) in layers:
             qkv = attention.qkv.multiply(self._add_norm(added, residual, attention.norm, normed))
+            across = attention.across_heads(qkv, dim)
+            for part, weight in across:
+                self._add_norm(None, part, weight, part)
+            query_norm, key_norm = (None, None) if across else (attention.query_norm, attention.key_norm)
             keys, values = pool.keys.data_ptr(), pool.values.data_ptr()
             kernels.rotate_and_write(
                 qkv.data_ptr(), q.data_ptr(), keys, values, *where, cos.data_ptr(), sin.data_ptr(),
-                _pointer(attention.query_norm), _pointer(attention.key_norm), pool.block_stride, num_seqs, heads,
+                _pointer(query_norm), _pointer(key_norm), pool.block_stride, num_seqs, heads,
                 kv_heads, dim, batch.block_size, eps,
             )  # fmt: skip
             kernels.attention(
@@ -241,8 +245,9 @@ class CpuDecoder:
             return residual if added is None else residual.add_(added)
         rows, dim = residual.shape
         self._kernels.add_rms_norm(
-            _pointer(added), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, dim, self.spec.rms_norm_eps
-        )
+            _pointer(added), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, residual.stride(0), dim,
+            self.spec.rms_norm_eps,
+        )  # fmt: skip
         return out
 
 

@@ -98,7 +98,7 @@ class Decoder:
         spec = self.spec
         heads = w.qkv.multiply(self._norm(residual, w.norm)).view(len(residual), -1, spec.head_dim)
         q, k, v = torch.split(heads, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
-        q, k = self._norm(q, w.query_norm), self._norm(k, w.key_norm)
+        q, k = self._norm_heads(q, w.query_norm), self._norm_heads(k, w.key_norm)
         return apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v
 
     def _after_attention(self, w: LayerWeights[StoredLinear], attended: Tensor, residual: Tensor) -> tuple[Tensor]:
@@ -121,6 +121,10 @@ class Decoder:
 
     def _head(self, hidden: Tensor) -> tuple[Tensor]:
         return (self._weights.head.multiply(self._norm(hidden, self._weights.final_norm)).float(),)
+
+    def _norm_heads(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """Normalises each head or all of them together, whichever the weight is for. x: [n, heads, head_dim]"""
+        return x if weight is None else self._norm(x.reshape(len(x), -1, len(weight)), weight).view_as(x)
 
     def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """Normalises x; if there is no such norm, returns it."""

@@ -121,12 +121,13 @@ def build_weights(
 
     def layer(at: str, spec: LayerSpec) -> LayerWeights[W]:
         attention = spec.attention
+        normed_heads = (1, 1) if attention.qk_norm_span == "head" else (num_heads, num_kv_heads)
         return LayerWeights(
             AttentionWeights(
                 norm=read.norm(at, attention.norm, hidden),
                 qkv=form(read.product(at, attention.qkv)),
-                query_norm=read.norm(at, attention.query_norm, head_dim),
-                key_norm=read.norm(at, attention.key_norm, head_dim),
+                query_norm=read.norm(at, attention.query_norm, normed_heads[0] * head_dim),
+                key_norm=read.norm(at, attention.key_norm, normed_heads[1] * head_dim),
                 output=form(read.product(at, attention.output)),
                 post_norm=read.norm(at, attention.post_norm, hidden),
             ),
@@ -134,6 +135,7 @@ def build_weights(
         )
 
     hidden, head_dim = spec.hidden_size, spec.head_dim
+    num_heads, num_kv_heads = spec.num_heads, spec.num_kv_heads
     embedding_name, head_name = names
     embedding = read.tensor(embedding_name, spec.vocab_size, hidden)
     return DecoderWeights(

@@ -154,10 +154,21 @@ class AttentionWeights(Generic[W]):
 
     norm: Tensor | None  # [hidden]
     qkv: W  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden]: queries, keys, values
-    query_norm: Tensor | None  # [head_dim]
-    key_norm: Tensor | None  # [head_dim]
+    query_norm: Tensor | None  # [head_dim], or [num_heads * head_dim]: of all heads together
+    key_norm: Tensor | None  # [head_dim], or [num_kv_heads * head_dim]
     output: W  # [hidden, num_heads * head_dim]
     post_norm: Tensor | None  # [hidden]
+
+    def across_heads(self, qkv: Tensor, head_dim: int) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Returns the queries and the keys, each with its norm, if these are norms of all heads together; else nothing.
+
+        qkv: [num_rows, (num_heads + 2 * num_kv_heads) * head_dim] → [num_rows, size of the norm]
+        """
+        norms = self.query_norm, self.key_norm
+        if norms[0] is None or norms[1] is None or len(norms[0]) == head_dim:
+            return ()
+        queries, keys = len(norms[0]), len(norms[1])
+        return (qkv[:, :queries], norms[0]), (qkv[:, queries : queries + keys], norms[1])
 
     def with_products(self, qkv: V, output: V) -> "AttentionWeights[V]":
         return AttentionWeights(self.norm, qkv, self.query_norm, self.key_norm, output, self.post_norm)

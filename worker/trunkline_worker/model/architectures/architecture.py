@@ -6,6 +6,7 @@ that transformers gives to their tensors.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from trunkline_kernels.routing_rule import RoutingRule
 from trunkline_worker.model.architectures.config_keys import ConfigKeys
@@ -107,7 +108,7 @@ def self_attention(
     post_norm: str | None = None,
     qkv_bias: bool = False,
     output_bias: bool = False,
-    qk_norm: bool = False,
+    qk_norm: Literal["head", "all heads"] | None = None,
     window: int | None,
 ) -> AttentionSpec:
     heads, kv_heads = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
@@ -121,6 +122,7 @@ def self_attention(
         window=window,
         output=LinearSpec((("self_attn.o_proj", sizes.hidden),), heads, output_bias, "in"),
         post_norm=post_norm,
+        qk_norm_span=qk_norm or "head",
     )
 
 

@@ -45,12 +45,15 @@ class AttentionSpec:
 
     norm: str | None  # of its input; None: none
     qkv: LinearSpec  # queries, keys, values
-    query_norm: str | None  # of each head
+    query_norm: str | None
     key_norm: str | None
     rope: RopeSpec
     window: int | None  # positions that a query sees, including its own; None: all
     output: LinearSpec
     post_norm: str | None  # of its result, before that is added to the residual stream
+    # Over what query_norm and key_norm take the root mean square. Under tensor parallelism, that of all heads needs a
+    # sum over devices.
+    qk_norm_span: Literal["head", "all heads"] = "head"
 
 
 @dataclass(frozen=True, slots=True)

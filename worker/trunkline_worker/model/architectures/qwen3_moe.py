@@ -37,7 +37,7 @@ def _layers(config: Entries, sizes: LayerSizes) -> Iterator[LayerSpec]:
     window = same_window(config, read_window(config) if config.flag("use_sliding_window", False) else None)
     rule = read_rule(config, "num_experts", renormalized=config.flag("norm_topk_prob", False))
     intermediate = config.integer("moe_intermediate_size", 1, MOST_INTERMEDIATE)
-    attention = self_attention(sizes, qkv_bias=bias, output_bias=bias, qk_norm=True, window=window)
+    attention = self_attention(sizes, qkv_bias=bias, output_bias=bias, qk_norm="head", window=window)
     dense, experts = gated_mlp(sizes), gated_experts(sizes, rule, intermediate=intermediate)
     without_experts = _dense_layers(config, sizes.num_layers)
     for layer in range(sizes.num_layers):
