@@ -19,7 +19,7 @@ from trunkline_worker.model.architectures.decoder_spec import (
 )
 from trunkline_worker.model.architectures.rope_scaling import RopeSpec
 from trunkline_worker.model.checkpoint.entries import Entries
-from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.checkpoint.refusals import ModelError, shown
 
 # Bounds far above any model, so that a mistaken number never allocates memory or reaches a kernel.
 MOST_HEADS = 1 << 12
@@ -149,8 +149,9 @@ def read_rule(config: Entries, key: str, *, renormalized: bool) -> RoutingRule:
     """
     present = [each for each in EXPERTS_KEYS if each in config.values] or [key]
     num_experts = config.integer(present[0], 1, MOST_EXPERTS)
-    for other in present[1:]:
-        config.one_of(other, config.values[other], (num_experts,))
+    if any(config.values[each] != num_experts for each in present):
+        values = [shown(config.values[each]) for each in present]
+        raise ModelError(f"num_experts {values[0]} contradicts num_local_experts {values[1]}")
     return RoutingRule(num_experts, config.integer("num_experts_per_tok", 1, num_experts), renormalized=renormalized)
 
 

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from trunkline_worker.model.architectures.architecture import (
     EXPERTS_KEYS,
+    MOST_HEADS,
     Architecture,
     LayerSizes,
     gated_experts,
     read_head_dim,
-    read_kv_heads,
     read_rule,
     read_window,
     same_window,
@@ -56,6 +56,6 @@ MIXTRAL = Architecture(
         neutral={"attention_bias": OFF, "mlp_bias": OFF, "use_sliding_window": OFF},
     ),
     head_dim=lambda config, hidden, num_heads: read_head_dim(config, hidden // num_heads, null_is_absent=True),
-    num_kv_heads=lambda config, num_heads: read_kv_heads(config, num_heads, DEFAULT_KV_HEADS),
+    num_kv_heads=lambda config, _: config.integer("num_key_value_heads", 1, MOST_HEADS, default=DEFAULT_KV_HEADS),
     layers=_layers,
 )

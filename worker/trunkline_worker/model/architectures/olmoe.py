@@ -23,8 +23,10 @@ def _head_dim(config: Entries, hidden: int, num_heads: int) -> int:
     """Raises ModelError unless the queries of all heads are as wide as a hidden state: the norm of queries is."""
     if hidden % num_heads:
         raise ModelError(f"hidden_size {hidden} is not a multiple of num_attention_heads {num_heads}")
-    own = hidden // num_heads
-    return config.one_of("head_dim", read_head_dim(config, own), (own,))
+    head_dim = read_head_dim(config, hidden // num_heads)
+    if head_dim * num_heads != hidden:
+        raise ModelError(f"head_dim {head_dim} is not hidden_size {hidden} over num_attention_heads {num_heads}")
+    return head_dim
 
 
 def _layers(config: Entries, sizes: LayerSizes) -> Iterator[LayerSpec]:
