@@ -53,6 +53,20 @@ def test_fused_parts_are_read_as_one(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits, their_logits(theirs, PROMPT), atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("name", one_in(6, FORMATS))
+def test_logits_with_experts_equal_transformers(name: str, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 192}
+    theirs = write_checkpoint(tmp_path, FORMATS[name], architecture="Qwen3MoeForCausalLM", **sizes)
+    expected = their_logits(theirs, PROMPT)
+    assert expected.abs().max() > 0.5
+    for kernels in ("auto", "torch"):
+        model = load(tmp_path, kernels=kernels)
+        (logits,) = ragged_logits(model, [PROMPT])
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+        if name in KEPT:
+            assert model.quantized_kinds == {KEPT[name]}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fp8", "compressed-tensors", "awq", "gptq", "mxfp4"])
 def test_logits_equal_transformers_in_random_configurations(method: str, tmp_path: Path) -> None:

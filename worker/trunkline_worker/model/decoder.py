@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from trunkline_kernels.expert_routing import route
+from trunkline_kernels.experts import multiply_each
 from trunkline_kernels.kv_write import write_kv
 from trunkline_kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
 from trunkline_kernels.ragged_batch import KVLayer, RaggedBatch
@@ -16,7 +18,16 @@ from trunkline_kernels.silu_and_mul import silu_and_mul
 from trunkline_kernels.tiled_attention import tiled_attention
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.rotary_tables import layer_tables
-from trunkline_worker.model.weights import AttentionWeights, DecoderWeights, LayerWeights, StoredLinear, parts_of
+from trunkline_worker.model.weights import (
+    AttentionWeights,
+    DecoderWeights,
+    ExpertsWeights,
+    GatedWeights,
+    LayerWeights,
+    StoredLinear,
+    expert_of,
+    parts_of,
+)
 
 
 class Decoder:
@@ -93,8 +104,19 @@ class Decoder:
         """[n, num_heads, head_dim], [n, hidden] → the residual stream after the layer [n, hidden]"""
         attention, feed_forward = w.attention, w.feed_forward
         residual = residual + self._scaled(attention.output.multiply(attended.flatten(1)), attention.post_norm)
-        gate_up = feed_forward.gate_up.multiply(self._norm(residual, feed_forward.norm))
-        return (residual + self._scaled(feed_forward.down.multiply(silu_and_mul(gate_up)), feed_forward.post_norm),)
+        fed = self._fed_forward(feed_forward, self._norm(residual, feed_forward.norm))
+        return (residual + self._scaled(fed, feed_forward.post_norm),)
+
+    def _fed_forward(self, w: GatedWeights[StoredLinear] | ExpertsWeights[StoredLinear], x: Tensor) -> Tensor:
+        """[n, hidden] → [n, hidden]"""
+        if isinstance(w, GatedWeights):
+            return w.down.multiply(silu_and_mul(w.gate_up.multiply(x)))
+
+        def multiply(expert: int, rows: Tensor) -> Tensor:
+            gate_up, down = (expert_of(product, expert, w.rule) for product in (w.gate_up, w.down))
+            return self._token_wise(lambda tile: (down.multiply(silu_and_mul(gate_up.multiply(tile))),), rows)[0]
+
+        return multiply_each(x, route(w.router.multiply(x).float(), w.rule), multiply)
 
     def _scaled(self, x: Tensor, post_norm: Tensor | None) -> Tensor:
         """Returns what is added to the residual stream for the result of a layer's part."""
@@ -113,8 +135,18 @@ class Decoder:
 
 
 def _products(spec: DecoderSpec, weights: DecoderWeights[StoredLinear]) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yields the weight and bias of every matrix product, once for layers that are alike."""
+    """Yields the weight and bias of every matrix product, once for layers and experts that are alike."""
     alike = dict(zip(spec.layers[::-1], weights.layers[::-1], strict=True))  # the first of each
-    for product in (*(each for layer in alike.values() for each in layer.products), weights.head):
+    for product in (*(each for layer in alike.values() for each in _different(layer)), weights.head):
         for part in parts_of(product):
             yield part.matrix(weights.embedding.dtype), part.bias
+
+
+def _different(layer: LayerWeights[StoredLinear]) -> Iterator[StoredLinear]:
+    """Yields the products of a layer, of its experts those of the first one."""
+    w = layer.feed_forward
+    if isinstance(w, GatedWeights):
+        yield from layer.products
+    else:
+        yield from (layer.attention.qkv, layer.attention.output, w.router)
+        yield from (expert_of(product, 0, w.rule) for product in (w.gate_up, w.down))

@@ -10,6 +10,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Literal
 
+from trunkline_kernels.routing_rule import RoutingRule
 from trunkline_worker.model.architectures.rope_scaling import RopeSpec
 
 
@@ -75,15 +76,31 @@ class GatedSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """A feed-forward part of several experts, each of which is like a GatedSpec. A router chooses some for each token.
+
+    A product has the parts of all experts, one expert below the other: gate and up of the first one, then those of the
+    second one. So weights of experts are stored, read and quantised like others.
+    """
+
+    norm: str | None  # of its input
+    router: LinearSpec  # a column for each expert; never quantised
+    rule: RoutingRule
+    gate_up: LinearSpec
+    down: LinearSpec
+    post_norm: str | None  # of its result
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """A layer: two parts, each of which adds its result to the residual stream."""
 
     attention: AttentionSpec
-    feed_forward: GatedSpec
+    feed_forward: GatedSpec | ExpertsSpec
 
     @property
     def products(self) -> tuple[LinearSpec, LinearSpec, LinearSpec, LinearSpec]:
-        """In the order in which a token goes through them."""
+        """In the order in which a token goes through them, without a router."""
         return self.attention.qkv, self.attention.output, self.feed_forward.gate_up, self.feed_forward.down
 
 
@@ -131,11 +148,6 @@ class DecoderSpec:
         return len(self.layers)
 
     @property
-    def intermediate_size(self) -> int:
-        """Of the feed-forward part, the same in all layers."""
-        return self.layers[0].feed_forward.down.inner
-
-    @property
     def windows(self) -> tuple[int | None, ...]:
         """The window of each layer."""
         return tuple(layer.attention.window for layer in self.layers)
@@ -147,8 +159,28 @@ class DecoderSpec:
 
     @property
     def layer_params(self) -> int:
-        """Parameters of the matrices of all layers."""
+        """Parameters of the matrices of all layers, without routers."""
         return sum(product.num_params for layer in self.layers for product in layer.products)
+
+    @property
+    def expert_params(self) -> int:
+        """Those of them that experts have, of which a token uses some."""
+        parts = (layer.feed_forward for layer in self.layers)
+        return sum(part.gate_up.num_params + part.down.num_params for part in parts if isinstance(part, ExpertsSpec))
+
+    @property
+    def token_params(self) -> int:
+        """Those of them that one token is multiplied by."""
+        rule = self.routing
+        if rule is None:
+            return self.layer_params
+        return self.layer_params - self.expert_params * (rule.num_experts - rule.top_k) // rule.num_experts
+
+    @property
+    def routing(self) -> RoutingRule | None:
+        """How experts are chosen, the same in all layers that have some; None: no layer has."""
+        parts = (layer.feed_forward for layer in self.layers)
+        return next((part.rule for part in parts if isinstance(part, ExpertsSpec)), None)
 
     @property
     def head_params(self) -> int:
