@@ -94,6 +94,13 @@ def layer_windows(config: Entries, num_layers: int, window: int | None) -> list[
     return [window if kind == SLIDING else None for kind in kinds]
 
 
+def same_window(config: Entries, window: int | None) -> int | None:
+    """Returns the window of architectures whose layers all have the same: transformers ignores their layer_types."""
+    if config.has("layer_types"):
+        raise config.refused("layer_types", config.values["layer_types"], "null")
+    return window
+
+
 def self_attention(
     sizes: LayerSizes,
     *,
