@@ -122,8 +122,8 @@ def inputs(chip: Chip) -> None:
     device_rows.gather_rows(empty(VOCAB, HIDDEN), index)
 
 
-def rotary(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16) -> None:
-    angles = empty(4096, HEAD_DIM // 2, dtype=torch.float32)
+def rotary(chip: Chip, *, kv_dtype: torch.dtype = torch.bfloat16, pairs: int = HEAD_DIM // 2) -> None:
+    angles = empty(4096, pairs, dtype=torch.float32)
     index = ints(64, dtype=torch.int64)
     norm = empty(HEAD_DIM)
     rotary_kv(
@@ -219,6 +219,8 @@ CASES = (
     Case("inputs of a step", inputs),
     Case("norms, rotary, KV write", rotary),
     Case("norms, rotary, KV write, fp8 KV", lambda chip: rotary(chip, kv_dtype=torch.float8_e4m3fn), fp8=True),
+    Case("norms, rotary of a part, KV write", lambda chip: rotary(chip, pairs=HEAD_DIM * 3 // 8)),
+    Case("norms, no rotary, KV write", lambda chip: rotary(chip, pairs=0)),
     Case("RMS norm", lambda chip: rms_norm.rms_norm(empty(64, HIDDEN), empty(HIDDEN), 1e-6, dependent=chip.dependent)),
     Case(
         "residual, RMS norm",

@@ -66,6 +66,11 @@ def _norms(shapes: Shapes) -> Rows:
     index = torch.randint(rows, (2 * rows,), device=shapes.device)
     assert torch.equal(gather_rows(x, index), x[index])
     yield _compared("rms_norm", gpu_rms_norm.rms_norm(x, weight, EPS), rms_norm.rms_norm(x, weight, EPS), shapes)
+    some = gate_up[:, dim // 2 : dim // 2 + dim]
+    expected_some = rms_norm.rms_norm(some, weight, EPS)
+    in_place = gate_up.clone()[:, dim // 2 : dim // 2 + dim]
+    gpu_rms_norm.rms_norm_in_place(in_place, weight, EPS)
+    yield _compared("rms_norm of some columns", in_place, expected_some, shapes)
     yield _compared("add_rms_norm", gpu_rms_norm.add_rms_norm(x, residual, weight, EPS), expected, shapes)
     yield _compared("silu_and_mul", gpu_silu_and_mul.silu_and_mul(gate_up), silu_and_mul.silu_and_mul(gate_up), shapes)
 
@@ -93,6 +98,11 @@ def _rotary(shapes: Shapes) -> Rows:
     yield _compared("rotary_kv, queries", rotated, q, shapes)
     yield _compared("rotary_kv, keys", found.keys, expected.keys, shapes)
     yield _compared("rotary_kv, values", found.values, expected.values, shapes)
+    for pairs in (head_dim * 3 // 8, 0):  # as in Phi-4-mini, and in layers without rotary embedding
+        cos, sin = (table[:, :pairs].contiguous() for table in (angles.cos(), angles.sin()))
+        partly = rotary_kv(qkv, found, positions, slots, cos, sin, num_heads=heads)
+        whole = rotary.apply_rotary(qkv.view(tokens, -1, head_dim)[:, :heads], cos[positions], sin[positions])
+        yield _compared(f"rotary_kv, {pairs} pairs", partly, whole, shapes)
     if not shapes.tiny and Chip.of(shapes.device).capability >= FP8_CAPABILITY:
         # Not in the interpreter, which rounds to 8 bits differently than devices.
         scale = torch.full((1,), 0.5, device=shapes.device)

@@ -1,23 +1,23 @@
-"""Well-known architectures whose layers the specs cannot describe, and what they lack for that."""
+"""Well-known architectures that the layer specs cannot describe, by what it is that they cannot."""
 
 # What an architecture has → its names, without "ForCausalLM".
 _FAMILIES = {
     "multi-head latent attention": """
-        AXK1 DeepseekV2 DeepseekV3 DeepseekV32 DeepseekV4 Glm4MoeLite GlmMoeDsa KimiK2 LongcatFlash MiniCPM3 Youtu
+        AXK1 DeepseekV2 DeepseekV3 DeepseekV32 Glm4MoeLite GlmMoeDsa LongcatFlash MiniCPM3 Youtu
     """,
+    "compressed keys and values": "DeepseekV4",
     "recurrent or convolutional layers": """
         BailingHybrid Bamba FalconH1 FalconMamba GraniteMoeHybrid Jamba KimiLinear Lfm2 Lfm2Moe Mamba Mamba2 MiniMax
         NemotronH OlmoHybrid Qwen3Next Qwen3_5 Qwen3_5Moe RecurrentGemma Rwkv Zamba Zamba2 xLSTM
     """,
-    "norms and activations of Gemma, and KV blocks of layers with a window that are freed early": """
-        Gemma Gemma2 Gemma3 Gemma3n Gemma4 VaultGemma
-    """,
+    "norms and activations": "Gemma",
+    "norms and activations, and windows that need KV blocks of their own": "Gemma2 Gemma3 Gemma3n Gemma4 VaultGemma",
     "norms that subtract a mean": """
         Bloom Cohere Cohere2 Falcon GPT2 GPTBigCode GPTJ GPTNeo GPTNeoX Mpt Nemotron OPT Olmo Persimmon Phi Phimoe
         StableLm Starcoder2
     """,
     "rotary embedding of neighbouring elements": "Ernie4_5 Glm Glm4 Helium",
-    "inputs other than text": "Llama4 Mllama Moshi Phi4Multimodal Whisper",
+    "inputs other than text": "Phi4MM Phi4Multimodal",
 }
 _FEATURES = {name: feature for feature, names in _FAMILIES.items() for name in names.split()}
 

@@ -16,14 +16,18 @@ from trunkline_worker.model.architectures.decoder_spec import LayerSpec
 from trunkline_worker.model.checkpoint.entries import Entries
 
 
-def _layers(config: Entries, sizes: LayerSizes) -> Iterator[LayerSpec]:
+def layer(config: Entries, sizes: LayerSizes, window: int | None) -> LayerSpec:
     bias = config.flag("attention_bias", False)
+    attention = self_attention(
+        sizes, norm=None, post_norm="post_attention_layernorm", qkv_bias=bias, output_bias=bias, qk_norm="all heads",
+        window=window,
+    )  # fmt: skip
+    return LayerSpec(attention, gated_mlp(sizes, norm=None, post_norm="post_feedforward_layernorm"))
+
+
+def _layers(config: Entries, sizes: LayerSizes) -> Iterator[LayerSpec]:
     for window in layer_windows(config, sizes.num_layers, None):
-        attention = self_attention(
-            sizes, norm=None, post_norm="post_attention_layernorm", qkv_bias=bias, output_bias=bias,
-            qk_norm="all heads", window=window,
-        )  # fmt: skip
-        yield LayerSpec(attention, gated_mlp(sizes, norm=None, post_norm="post_feedforward_layernorm"))
+        yield layer(config, sizes, window)
 
 
 OLMO2 = Architecture(

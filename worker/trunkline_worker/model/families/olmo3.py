@@ -17,7 +17,7 @@ from trunkline_worker.model.architectures.decoder_spec import LayerSpec
 from trunkline_worker.model.architectures.rope_scaling import MOST_THETA, RopeRules, RopeSpec
 from trunkline_worker.model.checkpoint.entries import Entries
 from trunkline_worker.model.checkpoint.refusals import ModelError, shown
-from trunkline_worker.model.families.olmo2 import OLMO2
+from trunkline_worker.model.families.olmo2 import OLMO2, layer
 
 DEFAULT_THETA = 500_000.0
 FULL_EVERY = 4  # layers, if layer_types is absent
@@ -44,28 +44,30 @@ def _rope_config(config: Entries) -> Entries:
     return Entries(kept | ({"rope_parameters": own} if own else {}))
 
 
-def _layers(config: Entries, sizes: LayerSizes) -> Iterator[LayerSpec]:
+def _unscaled_theta(config: Entries) -> float:
+    """Returns the base of the rotary embedding of layers with a window, which has no other settings."""
     sliding = _rope_of(config, SLIDING)
     for key in sorted(sliding.values.keys() - {"rope_type", "rope_theta"}):
         raise ModelError(f"{sliding.within}{shown(key)[1:-1]} is not known")
     if "rope_type" in sliding.values:
         sliding.one_of("rope_type", sliding.text("rope_type"), ("default",))
-    theta = sliding.number("rope_theta", 1.0, MOST_THETA, default=DEFAULT_THETA)
     if "rope_theta" not in sliding.values and "rope_theta" in config.values:
-        # transformers reads it for the other layers only, unlike the software that trained the model.
+        # transformers reads it for the other layers only. Any other value would be a guess.
         config.one_of("rope_theta", config.values["rope_theta"], (DEFAULT_THETA,))
-    unscaled = RopeSpec(sizes.rope.width, theta)
+    return sliding.number("rope_theta", 1.0, MOST_THETA, default=DEFAULT_THETA)
+
+
+def _windows(config: Entries, num_layers: int) -> list[int | None]:
     window = config.integer("sliding_window", 1, MOST_WINDOW, default=DEFAULT_WINDOW)
-    windows: list[int | None] = layer_windows(config, sizes.num_layers, window)
-    if not config.has("layer_types"):
-        windows = [window if layer % FULL_EVERY else None for layer in range(1, sizes.num_layers + 1)]
-    for layer, own_window in zip(OLMO2.layers(_without_windows(config), sizes), windows, strict=True):
-        rope = sizes.rope if own_window is None else unscaled
-        yield replace(layer, attention=replace(layer.attention, window=own_window, rope=rope))
+    if config.has("layer_types"):
+        return layer_windows(config, num_layers, window)
+    return [window if number % FULL_EVERY else None for number in range(1, num_layers + 1)]
 
 
-def _without_windows(config: Entries) -> Entries:
-    return Entries({key: value for key, value in config.values.items() if key != "layer_types"})
+def _layers(config: Entries, sizes: LayerSizes) -> Iterator[LayerSpec]:
+    unscaled = replace(sizes, rope=RopeSpec(sizes.rope.width, _unscaled_theta(config)))
+    for window in _windows(config, sizes.num_layers):
+        yield layer(config, sizes if window is None else unscaled, window)
 
 
 OLMO3 = Architecture(

@@ -6,10 +6,10 @@ from trunkline_worker.model.architectures.architecture import (
     Architecture,
     LayerSizes,
     gated_mlp,
-    layer_windows,
     read_head_dim,
     read_kv_heads,
     read_window,
+    same_window,
     self_attention,
 )
 from trunkline_worker.model.architectures.config_keys import INTEGER_OR_NULL, OFF, ONE, SHARE, ConfigKeys, Kind
@@ -30,10 +30,7 @@ def _head_dim(config: Entries, hidden: int, num_heads: int) -> int:
 
 
 def _layers(config: Entries, sizes: LayerSizes) -> Iterator[LayerSpec]:
-    window = read_window(config) if config.has("sliding_window") else None
-    if set(layer_windows(config, sizes.num_layers, window)) != {window}:
-        allowed = "null, or a list of one kind, which has a window if sliding_window is not null"
-        raise config.refused("layer_types", config.values["layer_types"], allowed)
+    window = same_window(config, read_window(config) if config.has("sliding_window") else None)
     layer = LayerSpec(
         self_attention(sizes, qkv_names=(QKV, QKV, QKV), window=window),
         gated_mlp(sizes, gate_up_names=(GATE_UP, GATE_UP)),
