@@ -32,6 +32,16 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
         "head_dim": 6,
     },
     "Qwen2ForCausalLM": WINDOWS,
+    "Qwen2MoeForCausalLM": {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 20,
+        "norm_topk_prob": False,
+        "shared_expert_intermediate_size": 14,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "qkv_bias": True,
+    },
     "Qwen3ForCausalLM": WINDOWS | {"attention_bias": True},
     "Qwen3MoeForCausalLM": {
         "num_experts": 6,

@@ -132,12 +132,16 @@ def gated_mlp(
     norm: str | None = "post_attention_layernorm",
     post_norm: str | None = None,
     bias: bool = False,
+    at: str = "mlp",
+    intermediate: int | None = None,
 ) -> GatedSpec:
-    gate_up = ("mlp.gate_proj", sizes.intermediate), ("mlp.up_proj", sizes.intermediate)
+    """intermediate: None: as in LayerSizes"""
+    inner = intermediate or sizes.intermediate
+    gate_up = (f"{at}.gate_proj", inner), (f"{at}.up_proj", inner)
     return GatedSpec(
         norm=norm,
         gate_up=LinearSpec(gate_up, sizes.hidden, bias, "out"),
-        down=LinearSpec((("mlp.down_proj", sizes.hidden),), sizes.intermediate, bias, "in"),
+        down=LinearSpec(((f"{at}.down_proj", sizes.hidden),), inner, bias, "in"),
         post_norm=post_norm,
     )
 
