@@ -9,7 +9,7 @@ import pytest
 from trunkline_bench.engine import same_outputs
 from trunkline_bench.engine.random_runs import MODEL_TYPES, random_run
 from trunkline_bench.engine.same_outputs import REPOSITORY, difference, record
-from trunkline_worker.model.families.registry import ARCHITECTURES
+from trunkline_worker.model.registry import ARCHITECTURES
 
 
 def test_there_are_random_checkpoints_of_every_architecture() -> None:

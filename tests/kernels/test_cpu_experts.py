@@ -128,3 +128,16 @@ def test_a_token_that_is_not_finite_spoils_no_other(value: float) -> None:
     result = experts.multiply(x, logits)
     assert result[2].isnan().all()
     assert torch.equal(result[[0, 1, 3, 4]], expected[[0, 1, 3, 4]])
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_result_of_a_shared_expert_is_added(dtype: torch.dtype, gated: bool) -> None:
+    kernels = library(dtype)
+    assert kernels is not None
+    torch.manual_seed(5)
+    x, out, gate = (torch.randn(*shape).to(dtype) for shape in ((17, 33), (17, 33), (17, 1)))
+    expected = out + (x * gate.sigmoid() if gated else x)
+    kernels.add_gated(x.data_ptr(), gate.data_ptr() if gated else None, out.data_ptr(), 17, 33)
+    tolerance = 1e-6 if dtype is torch.float32 else 2e-2
+    torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)

@@ -66,3 +66,13 @@ void sum_experts(const elem *results, const int64_t *places, const float *shares
         for (int i = 0; i < dim; i++) out[row * dim + i] = store(sum[i]);
     }
 }
+
+/* out += x, times the sigmoid of each row's gate unless `gate` is null. x, out: [rows, dim]; gate: [rows] */
+void add_gated(const elem *x, const elem *gate, elem *out, int64_t rows, int dim) {
+#pragma omp parallel for schedule(static) if (rows > 8)
+    for (int64_t row = 0; row < rows; row++) {
+        float share = gate ? load(store(1.0f / (1.0f + expf(-load(gate[row]))))) : 1.0f;
+#pragma omp simd
+        for (int64_t i = row * dim; i < (row + 1) * dim; i++) out[i] = store(load(out[i]) + load(store(share * load(x[i]))));
+    }
+}

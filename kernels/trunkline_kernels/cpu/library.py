@@ -55,6 +55,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "route": (P, P, P, I64, I32, I32, I32, F32),
     "sort_by_expert": (P, P, P, P, I64, I32, I32),
     "sum_experts": (P, P, P, P, I64, I32, I32),
+    "add_gated": (P, P, P, I64, I32),
 }
 PRODUCT_SIGNATURES: dict[str, tuple[type, ...]] = {
     "pack": (P, P, I64, I64),

@@ -25,8 +25,8 @@ from trunkline_worker.model.checkpoint.entries import without
 from trunkline_worker.model.checkpoint.generation_defaults import read_generation_defaults
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.config_json import parse_spec
-from trunkline_worker.model.families.registry import ARCHITECTURES
 from trunkline_worker.model.loading import load_model
+from trunkline_worker.model.registry import ARCHITECTURES
 
 CPU = torch.device("cpu")
 TOKENS = [random.Random(2).randrange(VOCAB) for _ in range(30)]
@@ -114,17 +114,19 @@ OWN_CHOICES: dict[str, dict[str, list[Any]]] = {
 
 # What random configurations of an architecture may hold in addition to those of all.
 EXPERTS: dict[str, list[Any]] = {"num_experts_per_tok": [1, 2, 5]}
+QWEN_EXPERTS = EXPERTS | {
+    "num_experts": [1, 2, 7, 16],
+    "norm_topk_prob": [ABSENT, True, False],
+    "moe_intermediate_size": [1, 5, 33],
+    "decoder_sparse_step": [ABSENT, 1, 2, 3],
+    "mlp_only_layers": [ABSENT, None, [], [0], [1, 7]],
+}
 OWN_CHOICES: dict[str, dict[str, list[Any]]] = {
     "MixtralForCausalLM": EXPERTS | {"num_local_experts": [1, 2, 7, 16], "sliding_window": [ABSENT, None, 1, 3, 16]},
     "OlmoeForCausalLM": EXPERTS | {"num_experts": [1, 2, 7, 16], "norm_topk_prob": [ABSENT, True, False]},
-    "Qwen3MoeForCausalLM": EXPERTS
-    | {
-        "num_experts": [1, 2, 7, 16],
-        "norm_topk_prob": [ABSENT, True, False],
-        "moe_intermediate_size": [1, 5, 33],
-        "decoder_sparse_step": [ABSENT, 1, 2, 3],
-        "mlp_only_layers": [ABSENT, None, [], [0], [1, 7]],
-    },
+    "Qwen2MoeForCausalLM": QWEN_EXPERTS
+    | {"shared_expert_intermediate_size": [1, 5, 33], "qkv_bias": [ABSENT, True, False]},
+    "Qwen3MoeForCausalLM": QWEN_EXPERTS,
 }
 
 

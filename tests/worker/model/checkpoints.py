@@ -86,6 +86,7 @@ VARIANTS = {
     "qwen3-biases": Variant("Qwen3", {"head_dim": 16, "attention_bias": True}),
     "mixtral-window": Variant("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 9}),
     "olmoe": Variant("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3, "pad_token_id": None}),
+    "qwen2-moe": Variant("Qwen2Moe", EXPERTS | {"shared_expert_intermediate_size": 36}),
     "qwen3-moe": Variant("Qwen3Moe", EXPERTS | {"norm_topk_prob": True, "num_key_value_heads": 2}),
     "qwen3-moe-some-layers": Variant("Qwen3Moe", EXPERTS | {"decoder_sparse_step": 2, "mlp_only_layers": [0]}),
 }

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.config_json import parse_spec
 from trunkline_worker.model.decoder import Decoder
-from trunkline_worker.model.families.registry import ARCHITECTURES
 from trunkline_worker.model.loading import LoadedModel
 from trunkline_worker.model.quantized.quantization_config import parse_schemes
+from trunkline_worker.model.registry import ARCHITECTURES
 from trunkline_worker.model.weights import DecoderWeights, StoredLinear
 
 VOCAB = 61
@@ -49,6 +49,16 @@ OWN_KEYS: dict[str, dict[str, Any]] = {
     },
     "Phi3ForCausalLM": {"hidden_size": 32, "sliding_window": 7, "partial_rotary_factor": 0.75},
     "Qwen2ForCausalLM": WINDOWS,
+    "Qwen2MoeForCausalLM": {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 20,
+        "norm_topk_prob": False,
+        "shared_expert_intermediate_size": 14,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "qkv_bias": True,
+    },
     "Qwen3ForCausalLM": WINDOWS | {"attention_bias": True},
     "Qwen3MoeForCausalLM": {
         "num_experts": 6,

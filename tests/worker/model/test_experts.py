@@ -19,7 +19,7 @@ from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.loading import LoadedModel, load_model
 
 CPU = torch.device("cpu")
-NAMES = ("qwen3-moe-some-layers", "mixtral-window", "olmoe")
+NAMES = ("qwen3-moe-some-layers", "mixtral-window", "olmoe", "qwen2-moe")
 PROMPTS = [[(7 * place + length) % VOCAB for place in range(length)] for length in (55, 3, 17, 40)]
 
 

@@ -23,8 +23,8 @@ from trunkline_worker.model.checkpoint.entries import Entries
 from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.families.llama import LLAMA
-from trunkline_worker.model.families.registry import ARCHITECTURES
 from trunkline_worker.model.loading import load_model
+from trunkline_worker.model.registry import ARCHITECTURES
 from trunkline_worker.model.weights import Linear, StoredLinear
 
 CPU = torch.device("cpu")

@@ -21,8 +21,8 @@ from trunkline_worker.model.checkpoint.checkpoint import Checkpoint
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.checkpoint.weight_stream import WeightStream
 from trunkline_worker.model.config_json import parse_spec
-from trunkline_worker.model.families.registry import ARCHITECTURES
 from trunkline_worker.model.loading import LoadedModel, load_model
+from trunkline_worker.model.registry import ARCHITECTURES
 from trunkline_worker.model.weights import whole_product
 
 

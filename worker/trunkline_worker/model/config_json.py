@@ -19,7 +19,7 @@ from trunkline_worker.model.checkpoint.gguf_file import is_gguf
 from trunkline_worker.model.checkpoint.model_file import exists, read_json
 from trunkline_worker.model.checkpoint.other_formats import check_format
 from trunkline_worker.model.checkpoint.refusals import ModelError, shown
-from trunkline_worker.model.families.registry import ARCHITECTURES
+from trunkline_worker.model.registry import ARCHITECTURES
 
 DTYPES = ("float32", "bfloat16", "float16")
 ACTIVATIONS = ("silu", "swish")  # two names of one function

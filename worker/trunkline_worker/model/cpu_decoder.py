@@ -76,6 +76,8 @@ class CpuExperts:
     router: Weight
     experts: PackedExperts
     post_norm: Tensor | None
+    shared: GatedWeights[Weight] | None
+    shared_gate: Weight | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,14 @@ class Packing:
             [self._packed(expert_of(product, number, w.rule)) for number in numbers] for product in (w.gate_up, w.down)
         )
         experts = PackedExperts(self.kernels, w.rule, gate_up, down)
-        return CpuExperts(w.norm, self.product(w.router), experts, w.post_norm)
+        return CpuExperts(
+            w.norm, self.product(w.router), experts, w.post_norm,
+            shared=None if w.shared is None else self.gated(w.shared),
+            shared_gate=None if w.shared_gate is None else self.product(w.shared_gate),
+        )  # fmt: skip
+
+    def gated(self, w: GatedWeights[StoredLinear]) -> GatedWeights[Weight]:
+        return w.with_products(self.product(w.gate_up), self.product(w.down))
 
     def _packed(self, product: StoredPart) -> PackedLinear:
         kernels = self.kernels
@@ -132,9 +141,7 @@ class CpuDecoder:
             self._layers.append(
                 (
                     attention.with_products(pack.product(attention.qkv), pack.product(attention.output)),
-                    fed.with_products(pack.product(fed.gate_up), pack.product(fed.down))
-                    if isinstance(fed, GatedWeights)
-                    else pack.experts(fed),
+                    pack.gated(fed) if isinstance(fed, GatedWeights) else pack.experts(fed),
                 )
             )
         self._tables = layer_tables(spec, context_length, self._embedding.device)
@@ -237,7 +244,13 @@ class CpuDecoder:
     def _fed_forward(self, w: GatedWeights[Weight] | CpuExperts, x: Tensor) -> Tensor:
         """[num_rows, hidden] → [num_rows, hidden]"""
         if isinstance(w, CpuExperts):
-            return w.experts.multiply(x, w.router.multiply(x))
+            fed = w.experts.multiply(x, w.router.multiply(x))
+            if w.shared is not None:
+                shared, gate = self._fed_forward(w.shared, x), None
+                if w.shared_gate is not None:
+                    gate = w.shared_gate.multiply(x)
+                self._kernels.add_gated(shared.data_ptr(), _pointer(gate), fed.data_ptr(), *x.shape)
+            return fed
         gate_up = w.gate_up.multiply(x)
         gated = gate_up.new_empty(len(x), gate_up.shape[1] // 2)
         self._kernels.silu_and_mul(gate_up.data_ptr(), gated.data_ptr(), *gated.shape)

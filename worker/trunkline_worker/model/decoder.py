@@ -111,6 +111,14 @@ class Decoder:
         """[n, hidden] → [n, hidden]"""
         if isinstance(w, GatedWeights):
             return w.down.multiply(silu_and_mul(w.gate_up.multiply(x)))
+        fed = self._experts(w, x)
+        if w.shared is not None:
+            shared = self._fed_forward(w.shared, x)
+            fed = fed + (shared if w.shared_gate is None else shared * w.shared_gate.multiply(x).sigmoid())
+        return fed
+
+    def _experts(self, w: ExpertsWeights[StoredLinear], x: Tensor) -> Tensor:
+        """[n, hidden] → [n, hidden], without a shared expert"""
 
         def multiply(expert: int, rows: Tensor) -> Tensor:
             gate_up, down = (expert_of(product, expert, w.rule) for product in (w.gate_up, w.down))
@@ -147,6 +155,8 @@ def _different(layer: LayerWeights[StoredLinear]) -> Iterator[StoredLinear]:
     w = layer.feed_forward
     if isinstance(w, GatedWeights):
         yield from layer.products
-    else:
-        yield from (layer.attention.qkv, layer.attention.output, w.router)
-        yield from (expert_of(product, 0, w.rule) for product in (w.gate_up, w.down))
+        return
+    qkv, output, gate_up, down, *of_shared = layer.products
+    yield from (qkv, output, w.router, expert_of(gate_up, 0, w.rule), expert_of(down, 0, w.rule), *of_shared)
+    if w.shared_gate is not None:
+        yield w.shared_gate

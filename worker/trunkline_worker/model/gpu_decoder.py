@@ -90,6 +90,8 @@ def check_options(
         )
     if any(isinstance(layer.feed_forward, ExpertsSpec) for layer in spec.layers):
         raise ModelError(f"{spec.architecture}: the Triton kernels have no mixture of experts: use a CPU")
+    if any(isinstance(layer.feed_forward, ExpertsSpec) and layer.feed_forward.shared for layer in spec.layers):
+        raise ModelError(f"{spec.architecture}: the Triton kernels have no shared experts: use a CPU")
     try:
         chosen_table()
     except ValueError as error:

@@ -102,14 +102,17 @@ def build_weights(
     """
     read = _Reader(dtype, device, fill, read_part)
 
+    def gated(at: str, spec: GatedSpec) -> GatedWeights[W]:
+        return GatedWeights(
+            norm=read.norm(at, spec.norm, hidden),
+            gate_up=form(read.product(at, spec.gate_up)),
+            down=form(read.product(at, spec.down)),
+            post_norm=read.norm(at, spec.post_norm, hidden),
+        )
+
     def fed_forward(at: str, spec: GatedSpec | ExpertsSpec) -> GatedWeights[W] | ExpertsWeights[W]:
         if isinstance(spec, GatedSpec):
-            return GatedWeights(
-                norm=read.norm(at, spec.norm, hidden),
-                gate_up=form(read.product(at, spec.gate_up)),
-                down=form(read.product(at, spec.down)),
-                post_norm=read.norm(at, spec.post_norm, hidden),
-            )
+            return gated(at, spec)
         return ExpertsWeights(
             norm=read.norm(at, spec.norm, hidden),
             router=read.unquantized(at, spec.router),
@@ -117,6 +120,8 @@ def build_weights(
             gate_up=form(whole_product(read.product(at, spec.gate_up), dtype)),
             down=form(whole_product(read.product(at, spec.down), dtype)),
             post_norm=read.norm(at, spec.post_norm, hidden),
+            shared=None if spec.shared is None else gated(at, spec.shared),
+            shared_gate=None if spec.shared_gate is None else read.unquantized(at, spec.shared_gate),
         )
 
     def layer(at: str, spec: LayerSpec) -> LayerWeights[W]:

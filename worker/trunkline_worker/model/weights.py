@@ -197,9 +197,14 @@ class ExpertsWeights(Generic[W]):
     gate_up: W  # [num_experts * 2 * intermediate, hidden]: gate and up of each expert
     down: W  # [num_experts * hidden, intermediate]
     post_norm: Tensor | None  # [hidden]
+    shared: GatedWeights[W] | None
+    shared_gate: Linear | None  # [1, hidden]
 
-    def with_products(self, gate_up: V, down: V) -> "ExpertsWeights[V]":
-        return ExpertsWeights(self.norm, self.router, self.rule, gate_up, down, self.post_norm)
+    def with_products(self, gate_up: V, down: V, *of_shared: V) -> "ExpertsWeights[V]":
+        shared = None if self.shared is None else self.shared.with_products(*of_shared)
+        return ExpertsWeights(
+            self.norm, self.router, self.rule, gate_up, down, self.post_norm, shared, self.shared_gate
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,14 +215,17 @@ class LayerWeights(Generic[W]):
     feed_forward: GatedWeights[W] | ExpertsWeights[W]
 
     @property
-    def products(self) -> tuple[W, W, W, W]:
+    def products(self) -> tuple[W, ...]:
         """In the order of LayerSpec.products."""
-        return self.attention.qkv, self.attention.output, self.feed_forward.gate_up, self.feed_forward.down
+        fed = self.feed_forward
+        shared = fed.shared if isinstance(fed, ExpertsWeights) else None
+        others = () if shared is None else (shared.gate_up, shared.down)
+        return self.attention.qkv, self.attention.output, fed.gate_up, fed.down, *others
 
     def with_products(self, products: Iterable[V]) -> "LayerWeights[V]":
         """Returns the layer with the same norms and other forms of its products, in the order of LayerSpec.products."""
-        qkv, output, gate_up, down = products
-        return LayerWeights(self.attention.with_products(qkv, output), self.feed_forward.with_products(gate_up, down))
+        qkv, output, *others = products
+        return LayerWeights(self.attention.with_products(qkv, output), self.feed_forward.with_products(*others))
 
 
 @dataclass(frozen=True, slots=True)

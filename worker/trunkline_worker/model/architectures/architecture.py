@@ -136,16 +136,20 @@ def self_attention(
 def gated_mlp(
     sizes: LayerSizes,
     *,
-    gate_up_names: tuple[str, str] = ("mlp.gate_proj", "mlp.up_proj"),
+    gate_up_names: tuple[str, str] = ("gate_proj", "up_proj"),
     norm: str | None = "post_attention_layernorm",
     post_norm: str | None = None,
     bias: bool = False,
+    at: str = "mlp",
+    intermediate: int | None = None,
 ) -> GatedSpec:
-    gate_up = tuple((name, sizes.intermediate) for name in gate_up_names)
+    """at: the part that has the products; intermediate: None: as in LayerSizes"""
+    inner = intermediate or sizes.intermediate
+    gate_up = tuple((f"{at}.{name}", inner) for name in gate_up_names)
     return GatedSpec(
         norm=norm,
         gate_up=LinearSpec(gate_up, sizes.hidden, bias, "out"),
-        down=LinearSpec((("mlp.down_proj", sizes.hidden),), sizes.intermediate, bias, "in"),
+        down=LinearSpec(((f"{at}.down_proj", sizes.hidden),), inner, bias, "in"),
         post_norm=post_norm,
     )
 

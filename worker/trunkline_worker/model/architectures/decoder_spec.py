@@ -89,6 +89,8 @@ class ExpertsSpec:
     gate_up: LinearSpec
     down: LinearSpec
     post_norm: str | None  # of its result
+    shared: GatedSpec | None = None  # an expert that every token uses; it has no norms
+    shared_gate: LinearSpec | None = None  # one column, of whose sigmoid its result is multiplied; None: it is not
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +101,13 @@ class LayerSpec:
     feed_forward: GatedSpec | ExpertsSpec
 
     @property
-    def products(self) -> tuple[LinearSpec, LinearSpec, LinearSpec, LinearSpec]:
-        """In the order in which a token goes through them, without a router."""
-        return self.attention.qkv, self.attention.output, self.feed_forward.gate_up, self.feed_forward.down
+    def products(self) -> tuple[LinearSpec, ...]:
+        """Those of attention and feed-forward part, in the order in which a token goes through them, and then those of
+        a shared expert. Routers and gates are not among them."""
+        fed = self.feed_forward
+        shared = fed.shared if isinstance(fed, ExpertsSpec) else None
+        others = () if shared is None else (shared.gate_up, shared.down)
+        return self.attention.qkv, self.attention.output, fed.gate_up, fed.down, *others
 
 
 @dataclass(frozen=True, slots=True)

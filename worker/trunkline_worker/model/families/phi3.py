@@ -17,7 +17,7 @@ from trunkline_worker.model.architectures.decoder_spec import LayerSpec
 from trunkline_worker.model.architectures.rope_scaling import RopeRules
 from trunkline_worker.model.checkpoint.entries import Entries
 
-QKV, GATE_UP = "self_attn.qkv_proj", "mlp.gate_up_proj"
+QKV, GATE_UP = "self_attn.qkv_proj", "gate_up_proj"
 TRAINED_CONTEXT = 4096
 
 

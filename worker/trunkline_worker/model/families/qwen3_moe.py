@@ -21,9 +21,11 @@ from trunkline_worker.model.architectures.decoder_spec import LayerSpec
 from trunkline_worker.model.checkpoint.entries import Entries
 
 DEFAULT_KV_HEADS = 4
+QWEN_EXPERTS_KEYS = {"norm_topk_prob", "num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step"}
+QWEN_EXPERTS_KEYS |= {"mlp_only_layers", *EXPERTS_KEYS}
 
 
-def _dense_layers(config: Entries, num_layers: int) -> set[int]:
+def dense_layers(config: Entries, num_layers: int) -> set[int]:
     """Returns the layers that have a plain feed-forward part."""
     step = config.integer("decoder_sparse_step", 1, num_layers, default=1)
     named = config.values.get("mlp_only_layers", [])
@@ -39,7 +41,7 @@ def _layers(config: Entries, sizes: LayerSizes) -> Iterator[LayerSpec]:
     intermediate = config.integer("moe_intermediate_size", 1, MOST_INTERMEDIATE)
     attention = self_attention(sizes, qkv_bias=bias, output_bias=bias, qk_norm="head", window=window)
     dense, experts = gated_mlp(sizes), gated_experts(sizes, rule, intermediate=intermediate)
-    without_experts = _dense_layers(config, sizes.num_layers)
+    without_experts = dense_layers(config, sizes.num_layers)
     for layer in range(sizes.num_layers):
         yield LayerSpec(attention, dense if layer in without_experts else experts)
 
@@ -48,8 +50,7 @@ QWEN3_MOE = Architecture(
     name="Qwen3MoeForCausalLM",
     model_type="qwen3_moe",
     keys=ConfigKeys(
-        read={"sliding_window", "use_sliding_window", "attention_bias", "norm_topk_prob", *EXPERTS_KEYS}
-        | {"num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers"},
+        read={"sliding_window", "use_sliding_window", "attention_bias", *QWEN_EXPERTS_KEYS},
         without_effect={"max_window_layers"} | OF_TRAINING_EXPERTS.keys(),
         kinds={"sliding_window": INTEGER_OR_NULL, **OF_TRAINING_EXPERTS},
         neutral={"mlp_bias": OFF, "use_qk_norm": (None, True)},

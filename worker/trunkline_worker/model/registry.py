@@ -11,6 +11,7 @@ from trunkline_worker.model.families.olmo3 import OLMO3
 from trunkline_worker.model.families.olmoe import OLMOE
 from trunkline_worker.model.families.phi3 import PHI3
 from trunkline_worker.model.families.qwen2 import QWEN2
+from trunkline_worker.model.families.qwen2_moe import QWEN2_MOE
 from trunkline_worker.model.families.qwen3 import QWEN3
 from trunkline_worker.model.families.qwen3_moe import QWEN3_MOE
 from trunkline_worker.model.families.seed_oss import SEED_OSS
@@ -29,6 +30,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         OLMOE,
         PHI3,
         QWEN2,
+        QWEN2_MOE,
         QWEN3,
         QWEN3_MOE,
         SEED_OSS,
