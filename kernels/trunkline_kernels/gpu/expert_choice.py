@@ -16,8 +16,7 @@ WARP_EXPERTS = 256  # of which one warp chooses
 @triton.jit
 def _key(score, index):
     """Returns int64 numbers above 0 that order like the scores. Of equal scores, the lower index has the larger one."""
-    wide = order_of(tl.where(score == score, score, float("inf"))).to(tl.int64)  # NaN is the best, as torch sorts it
-    return (wide << 31) | (2147483647 - index)
+    return (order_of(score).to(tl.int64) << 31) | (2147483647 - index)
 
 
 @triton.jit
@@ -57,6 +56,7 @@ def _choose_experts(
     ranked = scores
     if BIAS:
         ranked += tl.load(bias + index, mask=there, other=0.0)
+    ranked = tl.where(ranked == ranked, ranked, float("inf"))  # NaN is the best, as torch sorts it
     ranked = tl.where(there, ranked, float("-inf"))
     key = tl.where(there, _key(ranked, index), 0)
     if GROUPS > 1:

@@ -3,8 +3,8 @@
 A decode step reads the weights of nearly all experts for a few rows each, so the time is that of reading them. Tiles
 of a prompt that share an expert are computed at the same time, while its weight is in the L2 cache.
 
-Reference: trunkline_kernels.experts.multiply_experts, with dequantize() of the weights. fp8 weights multiply activations
-that are rounded to 8 bits, as in quantized_linear.
+Reference: trunkline_kernels.experts.multiply_experts, with dequantize() of the weights. If those are fp8, activations
+are rounded to 8 bits, as in quantized_linear.
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trunkline_kernels.expert_routing import Routing
+from trunkline_kernels.gpu.decode_tiling import HOPPER_SHARED_MEMORY
 from trunkline_kernels.gpu.dependent_launch import launch_options, wait_for_inputs
 from trunkline_kernels.gpu.expert_tiles import ExpertTiles
 from trunkline_kernels.gpu.matmul_tiling import MatmulTiling
@@ -37,18 +38,18 @@ class ExpertTilings:
     down: MatmulTiling
 
 
-# By the rows that an expert has on average: up to 8, 16, 32, and more. The rows are those that vLLM's tables have for 128
-# experts of 768 columns on an H200, where another kernel of this kind was timed with each.
+# By the rows that an expert has on average: up to 8, 16, 32, and more. The rows of tiles are those of vLLM's table for
+# 128 experts of 768 columns on an H200, for which a kernel of this kind was timed with many tilings.
 BY_ROWS = (
     (8, ExpertTilings(MatmulTiling(16, 32, 128, 4, 3), MatmulTiling(16, 64, 128, 4, 3))),
-    (16, ExpertTilings(MatmulTiling(32, 64, 128, 4, 3), MatmulTiling(32, 128, 128, 4, 3))),
+    (16, ExpertTilings(MatmulTiling(32, 64, 64, 4, 4), MatmulTiling(32, 128, 64, 4, 4))),
     (32, ExpertTilings(MatmulTiling(64, 64, 64, 4, 3), MatmulTiling(64, 128, 64, 4, 3))),
 )
 MANY_ROWS = ExpertTilings(MatmulTiling(128, 64, 64, 8, 3), MatmulTiling(128, 128, 64, 8, 3))
-# These read less of the L2 cache. Their registers suffice for weights that are multiplied as they are stored.
+# These read less of the L2 cache. They need a weight that is multiplied as it is stored, and tensor cores that read
+# both factors from shared memory, as Hopper's and later ones do: others need more registers.
 WIDE = ExpertTilings(MatmulTiling(128, 128, 64, 8, 3), MatmulTiling(128, 256, 64, 8, 3))
-WIDE_MEMORY = 3 * 64 * (128 + 256) * 2  # bytes of a program: stages of rows and columns
-# Under --deterministic. It takes as long as others to read a weight, so decode steps are not slower.
+# Under --deterministic. Reading the weights limits a decode step with these, too.
 FIXED = BY_ROWS[-1][1]
 
 
@@ -64,8 +65,7 @@ def expert_tilings(
     for most, tilings in BY_ROWS:
         if rows <= most:
             return tilings
-    as_stored = isinstance(weight, Tensor) or (weight.kind == "fp8" and not weight.in_blocks)
-    return WIDE if as_stored and shared_memory >= WIDE_MEMORY else MANY_ROWS
+    return WIDE if isinstance(weight, Tensor) and shared_memory >= HOPPER_SHARED_MEMORY else MANY_ROWS
 
 
 @triton.jit
@@ -97,7 +97,7 @@ def _weight_tile(
     else:
         inner = start + tl.arange(0, TILE_INNER)
         inside = some_lines[None, :] & (inner < INNER)[:, None]
-        return tl.load(weight + line[None, :] * INNER + inner[:, None], mask=inside, other=0).to(dtype)
+        return tl.load(weight + line[None, :] * INNER + inner[:, None], mask=inside, other=0.0).to(dtype)
 
 
 @triton.jit
@@ -115,9 +115,9 @@ def _added(acc, left, right, row_factors, block_scale, NARROW: tl.constexpr, BLO
 @triton.jit(do_not_specialize=["num_rows"])
 def _expert_product(
     x, x_scale,  # [num_rows, INNER]; x_scale not read unless NARROW: [num_rows] float32, or [INNER / BLOCK, num_rows]
-    weight,  # [number of experts, LINES, INNER]; int4: [..., INNER / 2] uint8
-    scale,  # [number of experts, LINES] float32 if SCALED; int4: [..., INNER / GROUP]; [..., / BLOCK, / BLOCK] if BLOCK
-    zero,  # [number of experts, LINES, INNER / GROUP] uint8; not read unless ZEROS
+    weight,  # [number of experts * LINES, INNER]; int4: [..., INNER / 2] uint8
+    scale,  # float32 [number of experts * LINES] if SCALED; int4: [..., INNER / GROUP]; both divided by BLOCK, if that
+    zero,  # [number of experts * LINES, INNER / GROUP] uint8; not read unless ZEROS
     out,  # [number of pairs, COLUMNS] ←
     tile_experts, tile_pairs, num_tiles,  # of ExpertTiles
     num_rows,
@@ -159,7 +159,6 @@ def _expert_product(
     kind: tl.constexpr = x.dtype.element_ty
     acc = tl.zeros([TILE_ROWS, TILE_COLUMNS], tl.float32)
     up = acc
-    row_factors, block, up_block = some_rows, scale, scale
     for start in tl.range(0, INNER, TILE_INNER):
         inner = start + tl.arange(0, TILE_INNER)
         left = tl.load(
@@ -170,6 +169,8 @@ def _expert_product(
             first_block = first_line // BLOCK + column_tile * TILE_COLUMNS // BLOCK
             block = scale + first_block * tl.cdiv(INNER, BLOCK) + start // BLOCK
             up_block = block + COLUMNS // BLOCK * tl.cdiv(INNER, BLOCK)
+        else:
+            row_factors, block, up_block = row, scale, scale
         right = _weight_tile(
             weight, scale, zero, line, some_columns, start, kind, INNER, FOUR_BITS, ZEROS, GROUP, HALF, TILE_INNER
         )
@@ -232,15 +233,16 @@ def multiply_experts(
     The summands are rounded to x's dtype, and added in float32 in the order of `routing`.
 
     x: [num_tokens, hidden] contiguous; routing: of expert_choice.route
-    gate_up: [num_experts, 2 * intermediate, hidden]; down: [num_experts, hidden, intermediate]; quantised weights have
-    the experts one below the other. If they are in blocks, BLOCK divides hidden and intermediate.
+    gate_up: [num_experts * 2 * intermediate, hidden], gate and up of the first expert, then of the second one
+    down: [num_experts * hidden, intermediate]; if weights are in blocks, BLOCK divides hidden and intermediate
     dependent: see dependent_launch
     """
     (num_tokens, hidden), (experts, shares) = x.shape, routing
     if isinstance(down, Tensor):
-        num_experts, intermediate = down.shape[0], down.shape[2]
+        lines, intermediate = down.shape
     else:
-        num_experts, intermediate = len(down.data) // hidden, down.inner
+        lines, intermediate = len(down.data), down.inner
+    num_experts = lines // hidden
     out = torch.empty_like(x)
     if not num_tokens:
         return out

@@ -60,7 +60,7 @@ def _arrange_tiles(
 
 @dataclass(frozen=True, slots=True)
 class ExpertTiles:
-    """The tiles of a step. A pair is a token and one of its experts; token t and its expert k make pair t * top_k + k."""
+    """The tiles of a step. A pair is a token and one of its experts: token t and its expert k are t * top_k + k."""
 
     experts: Tensor  # [most tiles] int32: of each tile
     pairs: Tensor  # [most tiles, rows] int32: of each tile; -1: the tile has fewer
