@@ -275,6 +275,28 @@ def test_quantised_experts_are_what_they_stand_for(kind: str) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=tolerance)
 
 
+def test_the_weight_of_an_expert_may_begin_further_than_32_bits_can_tell() -> None:
+    """The memory between the first expert and the last one is never touched."""
+    torch.use_deterministic_algorithms(False)  # so that no memory is filled
+    num_experts, hidden, intermediate = 257, 2048, 4096
+
+    def far(lines: int, inner: int) -> tuple[QuantizedWeight, Tensor]:
+        one = quantize(drawn(lines, inner) / inner**0.5, "int8")
+        data = torch.empty(num_experts * lines, inner, dtype=torch.int8)
+        scale = torch.empty(num_experts * lines)
+        data[:lines], data[-lines:], scale[:lines], scale[-lines:] = 0, one.data, 0.0, one.scale
+        return QuantizedWeight("int8", data, scale, inner), dequantize(one)
+
+    (gate_up, first), (down, second) = far(2 * intermediate, hidden), far(hidden, intermediate)
+    assert down.data[:-hidden].numel() == 1 << 31
+    x, logits = drawn(1, hidden), torch.zeros(1, num_experts)
+    logits[:, -1] = 1.0
+    wide = MatmulTiling(2, 512, 1024, 1, 1)
+    routing = route(logits, RoutingRule(num_experts, 1, renormalized=True))
+    found = multiply_experts(x, routing, gate_up, down, tilings=ExpertTilings(wide, wide))
+    assert_close(found, silu_and_mul(x @ first.t()) @ second.t())
+
+
 @pytest.mark.parametrize(
     ("tokens", "top_k", "num_experts", "rows"),
     [(1, 8, 128, 16), (64, 8, 128, 16), (128, 8, 128, 16), (256, 8, 128, 32), (511, 8, 128, 32), (512, 8, 128, 64),
