@@ -5,30 +5,15 @@ Experts" (2024). Sigmoid scores, groups, and a bias for the choice alone: DeepSe
 (2024), section 2.1.2.
 """
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from trunkline_kernels.routing_rule import RoutingRule
+
 GROUP_BEST = 2  # a group of experts is as good as the sum of so many of its best
 TINY = 1e-20  # keeps the sum of sigmoid scores above 0, as in transformers
-
-
-@dataclass(frozen=True, slots=True)
-class RoutingRule:
-    """How a model chooses.
-
-    gpt-oss takes the softmax of the chosen logits, which is the softmax of all logits, renormalized.
-    """
-
-    num_experts: int
-    top_k: int
-    scores: Literal["softmax", "sigmoid"] = "softmax"
-    renormalized: bool = False  # whether the scores of the chosen experts are divided by their sum
-    scale: float = 1.0  # of the shares
-    num_groups: int = 1  # of neighbouring experts; the chosen ones are from `top_groups` of them
-    top_groups: int = 1
 
 
 class Routing(NamedTuple):

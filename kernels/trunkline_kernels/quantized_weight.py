@@ -10,7 +10,7 @@ Sources: scales per column: Dettmers et al. (2022); groups of 128 for 4 bits: Fr
 DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 3.3.2.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -111,6 +111,18 @@ def unpacked_int4(weight: QuantizedWeight) -> Tensor:
     """Returns the stored values of an int4 weight: uint8 [num_columns, inner], 0 to 15."""
     packed = weight.data.view(len(weight.data), weight.inner // (2 * HALF), HALF)
     return torch.stack([packed & 15, packed >> 4], dim=2).view(-1, weight.inner)
+
+
+def columns_of(weight: QuantizedWeight, columns: slice) -> QuantizedWeight:
+    """Returns some columns of a weight, which share its memory. Its scales are not in blocks."""
+    assert not weight.in_blocks, "a block may reach beyond the columns"
+    return replace(
+        weight,
+        data=weight.data[columns],
+        scale=weight.scale[columns],
+        zero=None if weight.zero is None else weight.zero[columns],
+        offset=None if weight.offset is None else weight.offset[columns],
+    )
 
 
 def dequantize(weight: QuantizedWeight) -> Tensor:

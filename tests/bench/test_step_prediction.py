@@ -154,7 +154,7 @@ def test_a_step_is_recorded_as_the_decoder_launches_it() -> None:
     decode = 2 * 8 * (layers * layer + vocab * hidden)
     # A worker's metrics count the same operations.
     spec = read_spec(REPOSITORY / "bench/configs/qwen3-0.6b")
-    work = model_work(spec, layer_bytes=0, head_bytes=0, kv_itemsize=2)
+    work = model_work(spec, layer_bytes=0, head_bytes=0, expert_bytes=0, kv_itemsize=2)
     assert decode == work.step(8, 8, Attended(0, 0)).flops
     # After the last layer's attention, only the last token of each prompt.
     after_attention = 2048 * hidden + 3 * hidden * intermediate

@@ -86,12 +86,18 @@ def test_norm_gate_and_argmax_equal_their_twins(dtype: torch.dtype, rows: int, d
     expected, expected_residual = add_rms_norm(x, residual, weight, 1e-6)
     plain = rms_norm(residual, weight, 1e-6)
     out, plain_out = torch.full_like(x, math.nan), torch.full_like(x, math.nan)
-    kernels.add_rms_norm(None, residual.data_ptr(), weight.data_ptr(), plain_out.data_ptr(), rows, dim, 1e-6)
-    kernels.add_rms_norm(x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, dim, 1e-6)
+    kernels.add_rms_norm(None, residual.data_ptr(), weight.data_ptr(), plain_out.data_ptr(), rows, dim, dim, 1e-6)
+    kernels.add_rms_norm(x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, dim, dim, 1e-6)
     tolerance = TOLERANCE[dtype]
     torch.testing.assert_close(plain_out, plain, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(residual, expected_residual, atol=tolerance, rtol=tolerance)
+
+    wide = torch.randn(rows, dim + 5).to(dtype)
+    some, normed = wide[:, 2 : 2 + dim], wide.clone()
+    normed[:, 2 : 2 + dim] = rms_norm(some, weight, 1e-6)
+    kernels.add_rms_norm(None, some.data_ptr(), weight.data_ptr(), some.data_ptr(), rows, dim + 5, dim, 1e-6)
+    torch.testing.assert_close(wide, normed, atol=tolerance, rtol=tolerance)
 
     gate_up = torch.randn(rows, 2 * dim).to(dtype) * 20
     gated = torch.full_like(x, math.nan)

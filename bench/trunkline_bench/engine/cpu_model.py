@@ -55,11 +55,12 @@ def memory_bandwidth() -> float:
 
 
 def weight_bytes_read(model: Path, kind: str) -> float:
-    """Bytes of weights that a step reads: all but the embedding, of which it reads some rows, and the head."""
+    """Bytes of weights that a step of one token reads: those of the layers, without experts that it does not use, and
+    of the head."""
     spec = read_spec(model)
     dtype, quantization = KINDS[kind]
     itemsize: int = getattr(torch, dtype).itemsize
-    return spec.layer_params * QUANTIZED_BYTES.get(quantization, itemsize) + spec.head_params * itemsize
+    return spec.token_params * QUANTIZED_BYTES.get(quantization, itemsize) + spec.head_params * itemsize
 
 
 def requests(count: int, vocab_size: int) -> list[BenchRequest]:

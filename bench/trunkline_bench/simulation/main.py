@@ -148,7 +148,10 @@ def worker(arguments: argparse.Namespace, kind: Batching) -> WorkerSpec:
     if num_blocks is None:
         raise ArgumentError(f"--kv-blocks is needed: {arguments.profile} does not say how large its KV pool was")
     refuse_too_many_blocks(arguments, num_blocks)
-    return WorkerSpec(cost, num_blocks, arguments.block_size, limits, fast_forward=not arguments.no_fast_forward)
+    return WorkerSpec(
+        cost, num_blocks, arguments.block_size, limits, fast_forward=not arguments.no_fast_forward,
+        routing=cost.model.spec.routing if isinstance(cost, Profile) else None,
+    )  # fmt: skip
 
 
 def refuse_if_nothing_fits(arguments: argparse.Namespace, simulated: WorkerSpec, requests: list[TraceRequest]) -> None:

@@ -230,14 +230,16 @@ static inline float inverse_rms(const float *x, int dim, float eps) {
 }
 
 /* residual += x unless x is null; out = rms_norm(residual) * weight. The reference is rms_norm.py.
- * x, residual, out: [num_rows, dim]; weight: [dim] */
-void add_rms_norm(const elem *x, elem *residual, const elem *weight, elem *out, int64_t num_rows, int dim, float eps) {
+ * x, residual, out: [num_rows, dim], where a row begins `stride` elements after the one before; weight: [dim]. out may be
+ * residual. */
+void add_rms_norm(const elem *x, elem *residual, const elem *weight, elem *out, int64_t num_rows, int64_t stride, int dim,
+                  float eps) {
 #pragma omp parallel for schedule(static) if (num_rows > 8)
     for (int64_t row = 0; row < num_rows; row++) {
         float wide[dim];
-        elem *r = residual + row * dim, *o = out + row * dim;
+        elem *r = residual + row * stride, *o = out + row * stride;
         if (x) {
-            const elem *added = x + row * dim;
+            const elem *added = x + row * stride;
 #pragma omp simd
             for (int i = 0; i < dim; i++) {
                 r[i] = store(load(r[i]) + load(added[i]));

@@ -22,7 +22,7 @@ import torch
 
 FOLDER = Path(__file__).parent
 PRODUCTS = "linear.c"  # all that the builds for quantised weights have
-SOURCES = ("kernels.c", PRODUCTS)
+SOURCES = ("kernels.c", "experts.c", PRODUCTS)
 HEADERS = ("element.h",)
 # No -ffast-math, because NaN and infinity must be preserved. Pragmas allow reordering of certain sums.
 FLAGS = (
@@ -46,16 +46,21 @@ INSTRUCTIONS = ("SSE4_2", "AVX", "AVX2", "FMA", "BMI2", "F16C", "AVX512F", "AVX5
 P, I32, I64, F32 = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 SIGNATURES: dict[str, tuple[type, ...]] = {
     "attention": (P, P, P, P, P, P, P, I64, I64, I32, I32, I32, I32, I64, F32),
-    "add_rms_norm": (P, P, P, P, I64, I32, F32),
+    "add_rms_norm": (P, P, P, P, I64, I64, I32, F32),
     "rotate_and_write": (P, P, P, P, P, P, P, P, P, P, P, I64, I64, I32, I32, I32, I32, F32),
     "silu_and_mul": (P, P, I64, I32),
     "greedy": (P, P, I64, I64),
     "greedy_allowed": (P, P, P, P, I64, I64, I64),
     "exclude": (P, P, P, I64, I64, I64),
+    "route": (P, P, P, I64, I32, I32, I32, F32),
+    "sort_by_expert": (P, P, P, P, I64, I32, I32),
+    "sum_experts": (P, P, P, P, I64, I32, I32),
+    "add_gated": (P, P, P, I64, I32),
 }
 PRODUCT_SIGNATURES: dict[str, tuple[type, ...]] = {
     "pack": (P, P, I64, I64),
     "multiply": (P, P, P, P, P, P, P, I64, I64, I64, I64),
+    "multiply_grouped": (P, P, P, P, P, P, P, P, I64, I64, I64, I64),
 }
 
 

@@ -15,6 +15,7 @@
  */
 #include "element.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* Vector types of GCC and Clang: one source for SSE, AVX2, AVX-512 and NEON. Tests choose other sizes. */
@@ -210,10 +211,12 @@ static inline int width_of(int rows) {
 /* By which inputs of a 4-bit word are multiplied, for widened(). */
 static const float UNDO[] = {1.0f, 0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f, 0x1p-20f, 0x1p-24f, 1.0f};
 
-/* Widens rows of x to float32, in the order of multiply_tile: [steps][STEP][rows]. x_sums: [groups][rows] */
-static void arrange(const elem *x, const weights *w, float *arranged, float *x_sums, int rows, int64_t in) {
+/* Widens rows of x to float32, in the order of multiply_tile: [steps][STEP][rows]. x_sums: [groups][rows]; the rows are
+ * those from `first` on or, if `sources` is not null, those that it names from there on. */
+static void arrange(const elem *x, const int64_t *sources, int64_t first, const weights *w, float *arranged,
+                    float *x_sums, int rows, int64_t in) {
     for (int r = 0; r < rows; r++) {
-        const elem *row = x + r * in;
+        const elem *row = x + (sources ? sources[first + r] : first + r) * in;
         for (int64_t i = 0; i < in; i++)
             arranged[i * rows + r] = load(row[i]) * (WEIGHT_BITS == 4 ? UNDO[i % 8] : 1.0f);
         for (int64_t i = in; i < w->steps * STEP; i++) arranged[i * rows + r] = 0.0f;
@@ -227,26 +230,37 @@ static void arrange(const elem *x, const weights *w, float *arranged, float *x_s
     }
 }
 
-/* A call of multiply(). */
+/* A product with one weight. */
 typedef struct {
-    const weights *w;
-    float *arranged; /* of each tile, what arrange() makes */
+    weights w;
     const elem *bias;
-    elem *result;
-    int64_t rows, tiles, out;
+    int64_t begin, rows, tiles, out; /* the first of its rows among those of the call, and their number */
 } product;
+
+/* What the products of a call have in common. */
+typedef struct {
+    float *arranged; /* of each tile, what arrange() makes */
+    elem *result;
+} memory;
+
+/* Tiles of a product. */
+typedef struct {
+    const product *p;
+    int64_t first, last;
+} part;
 
 /* Tiles have about equal heights. */
 static inline int64_t first_row(const product *p, int64_t tile) { return tile * p->rows / p->tiles; }
-static inline float *arranged_rows(const product *p, int64_t row) {
-    return p->arranged + row * (p->w->steps * STEP + p->w->groups);
+static inline float *arranged_rows(const memory *m, const product *p, int64_t row) {
+    return m->arranged + (p->begin + row) * (p->w.steps * STEP + p->w.groups);
 }
 
 /* The outputs of one tile and up to four panels, or of up to TILES_PER_ITEM tiles and one panel. */
-static void compute(const product *p, int64_t first_tile, int64_t last_tile, int64_t panel, int width) {
+static void compute(const memory *m, const product *p, int64_t first_tile, int64_t last_tile, int64_t panel,
+                    int width) {
     float sums[TILES_PER_ITEM * TILE * PANEL];
     float wide[SPAN * PANEL];
-    const weights *w = p->w;
+    const weights *w = &p->w;
     int64_t row = first_row(p, first_tile), rows = first_row(p, last_tile) - row;
     int is_shared = WEIGHT_BITS && width == 1 && rows >= TILE / 2; /* as where there are several tiles */
     int64_t span = is_shared ? CHAIN_STEPS : w->steps;
@@ -254,7 +268,7 @@ static void compute(const product *p, int64_t first_tile, int64_t last_tile, int
     for (int64_t begin = 0; begin < w->steps; begin += span)
         for (int64_t t = first_tile; t < last_tile; t++) {
             int64_t at = first_row(p, t), height = first_row(p, t + 1) - at;
-            const float *x = arranged_rows(p, at);
+            const float *x = arranged_rows(m, p, at);
             enum use use = !is_shared ? NOTHING : t == first_tile ? WRITE : READ;
             tile(x, x + height * w->steps * STEP, w, panel, begin, begin + span < w->steps ? begin + span : w->steps,
                  wide, sums + (at - row) * PANEL, (int)height, width, use);
@@ -263,7 +277,7 @@ static void compute(const product *p, int64_t first_tile, int64_t last_tile, int
     int count = p->out - first < width * PANEL ? (int)(p->out - first) : width * PANEL;
     for (int64_t r = 0; r < rows; r++) {
         const float *sum = sums + r * width * PANEL;
-        elem *to = p->result + (row + r) * p->out + first;
+        elem *to = m->result + (p->begin + row + r) * p->out + first;
         if (p->bias)
             for (int j = 0; j < count; j++) to[j] = store(sum[j] + load(p->bias[first + j]));
         else
@@ -282,37 +296,76 @@ int has_bfloat16_products(void) {
 #endif
 }
 
+/* Computes products of one size side by side. x, in: as in multiply(); sources: as in arrange() */
+static void multiply_products(const elem *x, const int64_t *sources, const product *products, int64_t count,
+                              const memory *m, int64_t in) {
+    int64_t num_tiles = 0, num_blocks = 0;
+    for (int64_t i = 0; i < count; i++) num_tiles += products[i].tiles;
+    part *tiles = malloc((size_t)num_tiles * 2 * sizeof(part)), *blocks = tiles + num_tiles;
+    num_tiles = 0;
+    for (int64_t i = 0; i < count; i++)
+        for (int64_t t = 0; t < products[i].tiles; t++) {
+            if (t % TILES_PER_ITEM == 0) blocks[num_blocks++] = (part){products + i, t, t};
+            tiles[num_tiles++] = (part){products + i, t, t + 1};
+            blocks[num_blocks - 1].last = t + 1;
+        }
+    int64_t panels = panels_of(products->out), items = (panels + GROUP - 1) / GROUP;
+#pragma omp parallel
+    {
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < num_tiles; i++) {
+            const product *p = tiles[i].p;
+            int64_t row = first_row(p, tiles[i].first), height = first_row(p, tiles[i].last) - row;
+            float *to = arranged_rows(m, p, row);
+            arrange(x, sources, p->begin + row, &p->w, to, to + height * p->w.steps * STEP, (int)height, in);
+        }
+#pragma omp for collapse(2) schedule(dynamic)
+        for (int64_t item = 0; item < items; item++)
+            for (int64_t block = 0; block < num_blocks; block++) {
+                const product *p = blocks[block].p;
+                int64_t end = (item + 1) * GROUP < panels ? (item + 1) * GROUP : panels;
+                int64_t first = blocks[block].first, last = blocks[block].last;
+                int64_t at_once = WEIGHT_BITS ? last - first : 1; /* tiles */
+                int widest = width_of((int)((p->rows + p->tiles - 1) / p->tiles)), width;
+                for (int64_t panel = item * GROUP; panel < end; panel += width) {
+                    width = at_once > 1 || panel + widest > end ? 1 : widest;
+                    for (int64_t t = first; t < last; t += at_once) compute(m, p, t, t + at_once, panel, width);
+                }
+            }
+    }
+    free(tiles);
+}
+
+static inline weights weights_at(const uint32_t *packed, const float *scales, const float *offsets, int64_t in,
+                                 int64_t group) {
+    return (weights){packed, scales, offsets, steps_of(in), group / STEP, WEIGHT_BITS ? (in + group - 1) / group : 0};
+}
+
 /* result = x @ weight.T + bias.  x: [rows, in]; packed: of pack(); scales, offsets: of quantised weights, else null;
  * bias: [out] or null; result: [rows, out]; arranged: space for rows * (in + groups of an output) floats, in rounded up
  * to a multiple of 8; group: inputs that share a scale, a multiple of 8. The reference is torch's linear(). */
 void multiply(const elem *x, const uint32_t *packed, const float *scales, const float *offsets, const elem *bias,
               elem *result, float *arranged, int64_t rows, int64_t in, int64_t out, int64_t group) {
     if (rows == 0) return;
-    const weights w = {packed, scales, offsets, steps_of(in), group / STEP, WEIGHT_BITS ? (in + group - 1) / group : 0};
-    const product p = {&w, arranged, bias, result, rows, (rows + TILE - 1) / TILE, out};
-    int64_t panels = panels_of(out), items = (panels + GROUP - 1) / GROUP;
-    int64_t blocks = (p.tiles + TILES_PER_ITEM - 1) / TILES_PER_ITEM;
-    int widest = width_of((int)((rows + p.tiles - 1) / p.tiles));
-#pragma omp parallel
-    {
-#pragma omp for schedule(static)
-        for (int64_t t = 0; t < p.tiles; t++) {
-            int64_t row = first_row(&p, t), height = first_row(&p, t + 1) - row;
-            float *to = arranged_rows(&p, row);
-            arrange(x + row * in, &w, to, to + height * w.steps * STEP, (int)height, in);
-        }
-#pragma omp for collapse(2) schedule(dynamic)
-        for (int64_t item = 0; item < items; item++)
-            for (int64_t block = 0; block < blocks; block++) {
-                int64_t end = (item + 1) * GROUP < panels ? (item + 1) * GROUP : panels;
-                int64_t first = block * TILES_PER_ITEM;
-                int64_t last = first + TILES_PER_ITEM < p.tiles ? first + TILES_PER_ITEM : p.tiles;
-                int64_t at_once = WEIGHT_BITS ? last - first : 1; /* tiles */
-                int width;
-                for (int64_t panel = item * GROUP; panel < end; panel += width) {
-                    width = at_once > 1 || panel + widest > end ? 1 : widest;
-                    for (int64_t t = first; t < last; t += at_once) compute(&p, t, t + at_once, panel, width);
-                }
-            }
+    const product p = {weights_at(packed, scales, offsets, in, group), bias, 0, rows, (rows + TILE - 1) / TILE, out};
+    const memory m = {arranged, result};
+    multiply_products(x, NULL, &p, 1, &m, in);
+}
+
+/* The same for several weights of one size, each with rows of its own: row i of the result is row sources[i] of x times
+ * the weight w with starts[w] <= i < starts[w + 1].  sources: null: rows of x have the order of the result's; packed,
+ * scales, offsets: of each weight; scales, offsets: may be null; arranged: as in multiply(), for all rows */
+void multiply_grouped(const elem *x, const int64_t *sources, const int64_t *starts, const uint32_t *const *packed,
+                      const float *const *scales, const float *const *offsets, elem *result, float *arranged,
+                      int64_t count, int64_t in, int64_t out, int64_t group) {
+    product *products = malloc((size_t)count * sizeof(product));
+    int64_t used = 0;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t rows = starts[i + 1] - starts[i];
+        weights w = weights_at(packed[i], scales ? scales[i] : NULL, offsets ? offsets[i] : NULL, in, group);
+        if (rows > 0) products[used++] = (product){w, NULL, starts[i], rows, (rows + TILE - 1) / TILE, out};
     }
+    const memory m = {arranged, result};
+    if (used > 0) multiply_products(x, sources, products, used, &m, in);
+    free(products);
 }

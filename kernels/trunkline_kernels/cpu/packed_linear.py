@@ -6,6 +6,7 @@ instructions, products of bfloat16 go to oneDNN, whose kernels use them.
 """
 
 import ctypes
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -75,12 +76,46 @@ class PackedLinear:
         return result
 
 
+class GroupedLinear:
+    """Computes x @ weight.T with several weights of one size, each for rows of its own.
+
+    A row's result is the same to the bit whatever the other rows are, and equals PackedLinear's.
+    """
+
+    __slots__ = ("_addresses", "_weights")
+
+    def __init__(self, weights: Sequence[PackedLinear]) -> None:
+        self._weights = weights
+        parts = zip(*((each._packed, each._scales, each._offsets) for each in weights), strict=True)
+        self._addresses = [None if of_all[0] is None else _addresses(of_all) for of_all in parts]
+
+    def multiply(self, x: Tensor, starts: Tensor, sources: Tensor | None = None) -> Tensor:
+        """Returns [num_rows, out] in x's dtype.
+
+        x: [num_sources, in], contiguous; starts: [num_weights + 1] int64: rows from starts[i] to before starts[i + 1]
+        are multiplied by weight i; sources: [num_rows] int64: the row of x for each row; None: x has the same rows
+        """
+        of = self._weights[0]
+        num_rows = len(x) if sources is None else len(sources)
+        result = x.new_empty(num_rows, of._out)
+        arranged = torch.empty(num_rows * of._room, dtype=torch.float32)
+        of._kernels.multiply_grouped(
+            x.data_ptr(), _pointer(sources), starts.data_ptr(), *map(_pointer, self._addresses), result.data_ptr(),
+            arranged.data_ptr(), len(self._weights), of._in, of._out, of._group,
+        )  # fmt: skip
+        return result
+
+
 def _stored(weight: QuantizedWeight) -> Tensor:
     """The bytes of each output in the order of its inputs, the first of a byte in its low bits."""
     if weight.kind == "int8":
         return weight.data
     values = unpacked_int4(weight)
     return values[:, 0::2] | values[:, 1::2] << 4
+
+
+def _addresses(tensors: Iterable[Tensor | None]) -> Tensor:
+    return torch.tensor([_pointer(each) for each in tensors])
 
 
 def _up(size: int, step: int) -> int:

@@ -8,15 +8,17 @@ import pytest
 
 from trunkline_bench.reports.statistics import jain
 from trunkline_bench.simulation import main, report
-from trunkline_bench.simulation.costs.device_profile import PROFILES, Profile
+from trunkline_bench.simulation.costs.device_profile import BANDWIDTH_SHARE, PROFILES, STEP_OVERHEAD_S, Profile
 from trunkline_bench.simulation.costs.fitted_cost import FittedCost, fit
 from trunkline_bench.simulation.costs.step_work import StepWork
 from trunkline_bench.simulation.traces.trace_request import TraceRequest
 from trunkline_bench.simulation.traces.workload import at_once, mixed_lengths, poisson
 from trunkline_bench.simulation.worker.replay import Replayed, replay
 from trunkline_bench.simulation.worker.simulated_executor import StepCost
-from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
+from trunkline_bench.simulation.worker.simulated_worker import SimulatedWorker, WorkerSpec, submit_of
+from trunkline_worker.engine.messages import Prompt
 from trunkline_worker.scheduler.limits import AdmissionRule, Batching, SchedulerLimits
+from trunkline_worker.scheduler.step_cost import StepLoad
 
 PROFILE = PROFILES["h200-8b"]
 LIMITS = SchedulerLimits(max_step_tokens=1024, max_running_requests=24, itl_target_s=0.05, interactive_reserve=0.1)
@@ -96,6 +98,34 @@ def test_profiles_lie_on_their_rooflines() -> None:
         assert profile.kv_blocks(16) > 0
         assert profile.step_time_s(decode) > 0
     assert PROFILES["l4-8b"].step_time_s(decode) > 3 * PROFILE.step_time_s(decode)
+
+
+def test_steps_of_a_model_with_experts_read_those_that_their_rows_use() -> None:
+    profile = PROFILES["h200-30b-a3b"]
+    work = profile.model.work
+    times = [profile.step_time_s(StepWork(rows, 0, 0, rows, 0, 0, 0.0)) for rows in (1, 16, 64)]
+    least_s, more_s, most_s = (seconds - STEP_OVERHEAD_S for seconds in times)
+    whole = work.expert_bytes + work.layer_bytes
+    assert more_s / least_s == pytest.approx(work.read_bytes(16) / work.read_bytes(1))
+    assert 0.95 < most_s * BANDWIDTH_SHARE * profile.device.bandwidth_bytes_s / whole < 1
+    assert most_s > 6 * least_s
+
+
+def test_a_simulated_worker_learns_what_experts_cost() -> None:
+    profile = PROFILES["h200-30b-a3b"]
+    limits = SchedulerLimits(max_step_tokens=2048, max_running_requests=128, itl_target_s=0.03)
+    spec = WorkerSpec(profile, 20_000, 16, limits, fast_forward=False, routing=profile.model.spec.routing)
+    worker = SimulatedWorker(spec, lambda now_s, step: None)
+    requests = poisson(40, 3.0, mixed_lengths, seed=1) + poisson(10, 30.0, mixed_lengths, seed=2)
+    for handle, request in enumerate(sorted(requests, key=lambda request: request.arrival_s)):
+        prompt = Prompt(request.prompt())
+        worker.submit(request.arrival_s, submit_of(handle, request, 1.0), lambda p=prompt: p, request.output_tokens)  # type: ignore[misc]
+    worker.advance(1000.0)
+    assert not worker.has_work
+    cost = worker.engine.scheduler.cost
+    for rows in (1, 4, 16, 64, 128):
+        load, true_s = StepLoad(rows, 0, 0.0, rows), profile.step_time_s(StepWork(rows, 0, rows, rows, 0, 0, 0.0))
+        assert cost.time_s(load) == pytest.approx(true_s, rel=0.1), f"{rows} rows"
 
 
 def test_a_fit_finds_the_cost_that_made_the_samples() -> None:

@@ -74,6 +74,23 @@ VALUES: dict[str, list[Any]] = {
     "partial_rotary_factor": [0.5],
 }  # fmt: skip
 
+# What random configurations of an architecture may hold in addition to those of all.
+EXPERTS: dict[str, list[Any]] = {"num_experts_per_tok": [1, 2, 5]}
+QWEN_EXPERTS = EXPERTS | {
+    "num_experts": [1, 2, 7, 16],
+    "norm_topk_prob": [ABSENT, True, False],
+    "moe_intermediate_size": [1, 5, 33],
+    "decoder_sparse_step": [ABSENT, 1, 2, 3],
+    "mlp_only_layers": [ABSENT, None, [], [0], [1, 7]],
+}
+OWN_CHOICES: dict[str, dict[str, list[Any]]] = {
+    "MixtralForCausalLM": EXPERTS | {"num_local_experts": [1, 2, 7, 16], "sliding_window": [ABSENT, None, 1, 3, 16]},
+    "OlmoeForCausalLM": EXPERTS | {"num_experts": [1, 2, 7, 16], "norm_topk_prob": [ABSENT, True, False]},
+    "Qwen2MoeForCausalLM": QWEN_EXPERTS
+    | {"shared_expert_intermediate_size": [1, 5, 33], "qkv_bias": [ABSENT, True, False]},
+    "Qwen3MoeForCausalLM": QWEN_EXPERTS,
+}
+
 
 def mutations(architecture: str) -> list[tuple[str, Any]]:
     own = ARCHITECTURES[architecture].keys
@@ -153,6 +170,7 @@ def test_random_configs_give_the_logits_of_transformers_or_are_refused(
         "rope_theta": [ABSENT, 10000.0, 5e5],
         "max_position_embeddings": [64, 300],
     }
+    choices |= OWN_CHOICES.get(architecture, {})
     results = []
     for _ in range(count):
         config = base_config(architecture)

@@ -22,6 +22,7 @@ QWEN_KEYS = {
     "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.43.1", "use_cache": True,
     "use_sliding_window": False, "vocab_size": 152064,
 }  # fmt: skip
+OF_EXPERTS = {"output_router_logits": False, "router_aux_loss_coef": 0.001}
 
 
 def sizes(hidden: int, inter: int, layers: int, heads: int, kv_heads: int, context: int, vocab: int) -> dict[str, Any]:
@@ -151,6 +152,37 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
             "sliding_window": None,
         },
         131072,
+    ),
+    "qwen3-30b-a3b": (
+        {
+            **QWEN_KEYS, **OF_EXPERTS, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+            "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 128, "mlp_only_layers": [],
+            "moe_intermediate_size": 768, "norm_topk_prob": True, "num_experts": 128, "num_experts_per_tok": 8,
+            **sizes(2048, 6144, 48, 32, 4, 40960, 151936), "max_window_layers": 48, "rope_scaling": None,
+            "sliding_window": None,
+        },
+        40960,
+    ),
+    "mixtral-8x7b-v0.1": (
+        {
+            **OF_EXPERTS, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "attention_dropout": 0.0,
+            "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "initializer_range": 0.02,
+            "num_experts_per_tok": 2, "num_local_experts": 8, "rms_norm_eps": 1e-5, "rope_theta": 1000000.0,
+            "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+            "transformers_version": "4.36.0.dev0", "use_cache": True, **sizes(4096, 14336, 32, 32, 8, 32768, 32000),
+        },
+        32768,
+    ),
+    "olmoe-1b-7b-0924": (
+        {
+            **OF_EXPERTS, "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "attention_bias": False,
+            "attention_dropout": 0.0, "clip_qkv": None, "eos_token_id": 50279, "hidden_act": "silu",
+            "initializer_range": 0.02, "norm_topk_prob": False, "num_experts": 64, "num_experts_per_tok": 8,
+            "pad_token_id": 1, "rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 10000.0,
+            "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.45.0.dev0",
+            "use_cache": True, **sizes(2048, 1024, 16, 16, 16, 4096, 50304),
+        },
+        4096,
     ),
     "falcon3-7b": (
         {

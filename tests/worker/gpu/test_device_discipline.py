@@ -160,7 +160,7 @@ def test_an_own_product_keeps_the_rules_where_it_was_the_faster_one(
 
 def test_fp8_products_of_the_library_keep_the_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_of("qwen3-0.6b")
-    key = ProductKey(GATED, H200.name, 16, spec.intermediate_size, spec.hidden_size, "float8_e4m3fn")
+    key = ProductKey(GATED, H200.name, 16, spec.layers[0].feed_forward.down.inner, spec.hidden_size, "float8_e4m3fn")
     tuned_tilings.write(tmp_path / "tuned.json", {key: ({}, {})})
     monkeypatch.setenv(tuned_tilings.VARIABLE, str(tmp_path / "tuned.json"))
     launches = run("qwen3-0.6b", {**SMALL, "quantization": "fp8"}, count=30, seed=2).device.launches
@@ -200,7 +200,7 @@ def test_a_persistent_product_without_what_it_assumes_is_noticed(
 ) -> None:
     spec = spec_of("qwen3-0.6b")
     tiling = {"rows": 64, "columns": 64, "inner": 64, "warps": 4, "stages": 4, "programs": 1}
-    key = ProductKey(GATED, H200.name, 16, spec.intermediate_size, spec.hidden_size, "float8_e4m3fn")
+    key = ProductKey(GATED, H200.name, 16, spec.layers[0].feed_forward.down.inner, spec.hidden_size, "float8_e4m3fn")
     tuned_tilings.write(tmp_path / "tuned.json", {key: (tiling, {})})
     monkeypatch.setenv(tuned_tilings.VARIABLE, str(tmp_path / "tuned.json"))
     mutant(monkeypatch)

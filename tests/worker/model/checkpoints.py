@@ -30,6 +30,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16}
 LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
 
 
@@ -51,6 +52,11 @@ VARIANTS = {
     "qwen2-window": Variant("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
     "qwen3": Variant("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
     "qwen3-biases": Variant("Qwen3", {"head_dim": 16, "attention_bias": True}),
+    "mixtral-window": Variant("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 9}),
+    "olmoe": Variant("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3, "pad_token_id": None}),
+    "qwen2-moe": Variant("Qwen2Moe", EXPERTS | {"shared_expert_intermediate_size": 36}),
+    "qwen3-moe": Variant("Qwen3Moe", EXPERTS | {"norm_topk_prob": True, "num_key_value_heads": 2}),
+    "qwen3-moe-some-layers": Variant("Qwen3Moe", EXPERTS | {"decoder_sparse_step": 2, "mlp_only_layers": [0]}),
 }
 
 

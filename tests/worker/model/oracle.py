@@ -23,8 +23,35 @@ WINDOWS = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers":
 OWN_KEYS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"attention_bias": True, "mlp_bias": True},
     "MistralForCausalLM": {"sliding_window": 7},
+    "MixtralForCausalLM": {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 7},
+    "OlmoeForCausalLM": {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": False,
+        "attention_bias": True,
+        "head_dim": 6,
+    },
     "Qwen2ForCausalLM": WINDOWS,
+    "Qwen2MoeForCausalLM": {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 20,
+        "norm_topk_prob": False,
+        "shared_expert_intermediate_size": 14,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "qkv_bias": True,
+    },
     "Qwen3ForCausalLM": WINDOWS | {"attention_bias": True},
+    "Qwen3MoeForCausalLM": {
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 20,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "attention_bias": True,
+    },
 }
 
 
@@ -85,18 +112,44 @@ def their_model(directory: Path, config: dict[str, Any]) -> Any:
     write_config(directory, config)
     with silence():
         make: Any = AutoModelForCausalLM.from_config
-        model = make(AutoConfig.from_pretrained(directory)).float().train(False)
+        # Its grouped products take no sizes that are not multiples of 16 bytes.
+        model = make(AutoConfig.from_pretrained(directory), experts_implementation="eager").float().train(False)
     draw = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Large enough that every position, bias and norm shows in the logits.
             scale = 0.2 if "layernorm" in name or "norm" in name else 0.5
             parameter.add_(torch.randn(parameter.shape, generator=draw) * scale)
-    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    tensors = {name: tensor.contiguous() for name, tensor in published_tensors(model).items()}
     if model.config.tie_word_embeddings:
         del tensors["lm_head.weight"]
     save_file(tensors, directory / "model.safetensors")
     return model
+
+
+def published_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a model by the names of checkpoints, in which each expert has its own."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    tensors: dict[str, torch.Tensor] = revert_weight_conversion(model, model.state_dict())
+    return tensors
+
+
+def parameter_of(model: Any, part: str) -> torch.Tensor:
+    """The weight of a part that checkpoints name so; of one of an expert, its place within the weights of all."""
+    at, _, own = part.partition(".experts.")
+    if not own:
+        found: torch.Tensor = model.get_parameter(f"{part}.weight")
+        return found
+    number, name = own.split(".")
+    experts = model.get_submodule(f"{at}.experts")
+    if name == "down_proj":
+        down: torch.Tensor = experts.down_proj[int(number)]
+        return down
+    halves: dict[str, torch.Tensor] = dict(
+        zip(("gate_proj", "up_proj"), experts.gate_up_proj[int(number)].chunk(2), strict=True)
+    )
+    return halves[name]
 
 
 @torch.inference_mode()

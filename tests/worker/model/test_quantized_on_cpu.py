@@ -26,9 +26,11 @@ def load(directory: Path, **options: Any) -> LoadedModel:
     return load_model(directory, device=torch.device("cpu"), **options)
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    their_model(tmp_path, base_config("Qwen3ForCausalLM") | SIZES)
+@pytest.fixture(params=["Qwen3ForCausalLM", "Qwen3MoeForCausalLM"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    # A token uses all experts: in bfloat16, it may else choose others than in the reference.
+    experts = {"moe_intermediate_size": 64, "num_experts_per_tok": 6} if "Moe" in request.param else {}
+    their_model(tmp_path, base_config(request.param) | SIZES | experts)
     return tmp_path
 
 
@@ -41,11 +43,16 @@ def test_logits_are_those_of_the_reference(
     reference = load(checkpoint, dtype=dtype, quantization=kind, kernels="torch")
     plain = load(checkpoint, dtype=dtype)
     assert isinstance(quantized.decoder, CpuDecoder)
-    assert quantized.weight_bytes.layers < plain.weight_bytes.layers / saved
+    read, whole = (model.weight_bytes.layers + model.weight_bytes.experts for model in (quantized, plain))
+    assert read < whole / saved
     found, expected, unquantized = (
         torch.cat(ragged_logits(model, SEQUENCES)).float() for model in (quantized, reference, plain)
     )
-    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * float(expected.abs().max()))
+    if quantized.spec.routing is None:
+        torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * float(expected.abs().max()))
+    else:  # a rounding of the router's logits changes shares, and so all logits of a token
+        error = float((found - expected).square().mean() / expected.square().mean()) ** 0.5
+        assert error < 2 * tolerance
     assert not torch.equal(found, unquantized)
 
 
@@ -62,7 +69,7 @@ def test_a_model_need_only_fit_into_memory_when_it_is_quantised(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = load(checkpoint, dtype="float32").weight_bytes
-    free = whole.layers // 2 + 2 * whole.head
+    free = (whole.layers + whole.experts) // 2 + 2 * whole.head
     monkeypatch.setattr("trunkline_worker.model.weight_reading.free_bytes", lambda device: free)
     load(checkpoint, dtype="float32", quantization="int8")
     with pytest.raises(ModelError, match="the weights take"):

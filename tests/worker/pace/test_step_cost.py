@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trunkline_kernels.routing_rule import RoutingRule
+from trunkline_worker.scheduler.limits import SchedulerLimits
+from trunkline_worker.scheduler.step_budget import StepBudget
 from trunkline_worker.scheduler.step_cost import (
     DECODE_SAMPLE_EVERY,
     FIRST_STEPS,
@@ -61,8 +64,9 @@ def true_s(load: StepLoad) -> float:
     return FIXED_S + TOKEN_S * load.num_tokens + KV_TOKEN_S * load.decode_kv_tokens + PAIR_S * load.chunk_pairs
 
 
-def learned(steps: Iterable[tuple[StepLoad, float]]) -> StepCost:
+def learned(steps: Iterable[tuple[StepLoad, float]], routing: RoutingRule | None = None) -> StepCost:
     cost = StepCost()
+    cost.routing = routing
     for load, time_s in steps:
         cost.observe(load, time_s)
     assert cost.is_known
@@ -147,6 +151,56 @@ def test_a_worker_that_took_prompts_for_cheap_learns_better_from_the_first_ones(
     assert prompt_s(learned(steps), device.chunk) < 0.1 * device.time_s(prompt)
     steps += [(prompt, device.time_s(prompt)), *[(alike, device.time_s(alike))] * STEPS_PER_FIT * DECODE_SAMPLE_EVERY]
     assert prompt_s(learned(steps), device.chunk) == pytest.approx(device.time_s(prompt), rel=0.1)
+
+
+EXPERTS = RoutingRule(128, 8)
+EXPERTS_S = 30e-3  # to read all experts
+
+
+def with_experts_s(load: StepLoad) -> float:
+    """The device that reads only the experts that it needs: a token costs little more once all are in use."""
+    return FIXED_S + TOKEN_S / 10 * load.num_tokens + EXPERTS_S * EXPERTS.used_share(load.num_tokens)
+
+
+def decodes_of(counts: Iterable[int], seed: int) -> list[tuple[StepLoad, float]]:
+    rng = Random(seed)
+    loads = [StepLoad(count, 0, 0.0, count) for count in counts]
+    return [(load, with_experts_s(load) * rng.gauss(1, 0.03)) for load in loads]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_steps_that_use_few_or_most_experts_are_predicted_within_a_tenth(seed: int) -> None:
+    rng = Random(seed)
+    counts = [round(128 ** rng.random()) for _ in range(KEPT_STEPS * DECODE_SAMPLE_EVERY)]
+    cost = learned(decodes_of(counts, seed), EXPERTS)
+    for count in range(1, 129):
+        load = StepLoad(count, 0, 0.0, count)
+        assert cost.time_s(load) == pytest.approx(with_experts_s(load), rel=0.1), f"{count} rows"
+    linear = learned(decodes_of(counts, seed))
+    errors = [linear.time_s(load) / with_experts_s(load) for load in (StepLoad(n, 0, 0.0, n) for n in (1, 128))]
+    assert max(abs(error - 1) for error in errors) > 0.3, "a cost of each token alone does not explain such steps"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_few_decodes_that_each_use_other_experts_do_not_make_prompts_dear(seed: int) -> None:
+    rng = Random(seed)
+    counts = [rng.randint(1, 4) for _ in range(KEPT_STEPS * DECODE_SAMPLE_EVERY)]
+    cost = learned(decodes_of(counts, seed), EXPERTS)
+    for tokens in (64, PROMPT, 4 * PROMPT):
+        assert cost.full_fixed_s + cost.chunk_s(tokens, 0) < 2.5 * with_experts_s(chunk(tokens))
+
+
+def test_a_chunk_beside_few_decodes_leaves_time_for_the_experts_that_it_uses() -> None:
+    counts = [round(128 ** (number % 50 / 49)) for number in range(KEPT_STEPS * DECODE_SAMPLE_EVERY)]
+    steps = [(load, with_experts_s(load)) for load in map(chunk, (16, 64, 256, 1024, 2048) * 20)]
+    cost = learned([*decodes_of(counts, 0), *steps], EXPERTS)
+    target_s = 60e-3
+    budget = StepBudget(SchedulerLimits(itl_target_s=target_s), cost)
+    budget.num_decode = 2
+    budget.decodes_are_in()
+    tokens = cost.longest_chunk(budget._time_left_s or 0.0, 0)
+    step = chunk(tokens, decodes=2)
+    assert 0.75 * target_s < with_experts_s(step) < 1.05 * target_s
 
 
 def test_prompts_with_log_probabilities_have_a_cost_of_their_own() -> None:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.worker.model.oracle import base_config, their_model
+from tests.worker.model.oracle import base_config, parameter_of, published_tensors, their_model
 from tests.worker.quantized.stored_formats import StoredFormat
 
 SIZES = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -40,11 +40,12 @@ def write_checkpoint(
     with torch.no_grad():
         theirs.model.norm.weight *= 0.1  # so that logits are about 1, as those of real models
     tensors["model.norm.weight"] = theirs.model.norm.weight.detach().clone()
-    for name, parameter in theirs.named_parameters():
+    for name in list(published_tensors(theirs)):
         part = name.removesuffix(".weight")
         if name == part or not part.endswith(PRODUCTS) or part.endswith(plain):
             continue
         own = next((other for end, other in (others or {}).items() if part.endswith(end)), form)
+        parameter = parameter_of(theirs, part)
         rows, inner = parameter.shape
         stored = own.store(rows, inner, draw)
         del tensors[name]

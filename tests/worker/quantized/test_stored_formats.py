@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.parameters import one_in
 from tests.worker.engine_rig import Collected, drive, make_engine, make_submit
 from tests.worker.model.forward import ragged_logits
 from tests.worker.model.oracle import their_logits
@@ -42,6 +43,20 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     for kernels in ("auto", "torch"):
         (logits,) = ragged_logits(load(tmp_path, kernels=kernels), [PROMPT])
         torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", one_in(6, FORMATS))
+def test_logits_with_experts_equal_transformers(name: str, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 192}
+    theirs = write_checkpoint(tmp_path, FORMATS[name], architecture="Qwen3MoeForCausalLM", **sizes)
+    expected = their_logits(theirs, PROMPT)
+    assert expected.abs().max() > 0.5
+    for kernels in ("auto", "torch"):
+        model = load(tmp_path, kernels=kernels)
+        (logits,) = ragged_logits(model, [PROMPT])
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+        if name in KEPT:
+            assert model.quantized_kinds == {KEPT[name]}
 
 
 @pytest.mark.slow

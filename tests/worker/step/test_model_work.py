@@ -1,9 +1,12 @@
 """The least work of steps, and the least time that it takes at peak rates."""
 
 from itertools import product
+from pathlib import Path
 
 import pytest
 
+from trunkline_worker.engine.step_floor import model_work
+from trunkline_worker.model.architectures.config_json import read_spec
 from trunkline_worker.step.model_work import (
     Attended,
     ModelWork,
@@ -16,6 +19,7 @@ from trunkline_worker.step.model_work import (
 )
 from trunkline_worker.step.plan import SequenceStep
 
+REPOSITORY = Path(__file__).parents[3]
 # Two layers of 4 query heads and 2 KV heads of 8 elements, hidden 32, intermediate 64, vocabulary 100, in bfloat16.
 LAYER = 32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 64
 WORK = ModelWork(
@@ -46,6 +50,22 @@ def test_a_step_of_a_prompt_and_two_decodes() -> None:
         4 * 9216 + 6400 + 128 * (38 + 5), 2 * 2 * 9216 * 5 + 2 * 3200 * 3 + 256 * 51
     )
     assert WORK.step(5, 0, attended).num_bytes == 4 * 9216 + 128 * 43, "without logits the head is not read"
+
+
+def test_a_step_reads_the_experts_that_its_tokens_use_and_multiplies_each_token_by_its_own() -> None:
+    spec = read_spec(REPOSITORY / "bench/configs/qwen3-30b-a3b")
+    assert spec.layer_params + 2 * spec.head_params == pytest.approx(30.5e9, rel=2e-3), "as published, by its name"
+    assert spec.token_params + 2 * spec.head_params == pytest.approx(3.3e9, rel=0.02)
+    assert spec.routing is not None
+    assert [round(128 * spec.routing.used_share(tokens)) for tokens in (1, 16, 64)] == [8, 82, 126]
+    dense, experts = spec.layer_params - spec.expert_params, spec.expert_params
+    work = model_work(spec, layer_bytes=2 * dense, head_bytes=0, expert_bytes=2 * experts, kv_itemsize=2)
+    assert work.layer_flops(1) == 2 * spec.token_params
+    assert work.read_bytes(1) == pytest.approx(2 * spec.token_params)
+    assert work.read_bytes(64) == pytest.approx(2 * (dense + experts * 126 / 128), rel=1e-3)
+    one, many = (work.step(tokens, 0, Attended(0, 0)).num_bytes for tokens in (1, 512))
+    assert one == work.read_bytes(1) + work.kv_token_bytes
+    assert many == pytest.approx(2 * spec.layer_params + 512 * work.kv_token_bytes)
 
 
 def test_layers_with_a_window_see_no_more_than_it() -> None:

@@ -55,6 +55,7 @@ def build_engine(
     runner = step_runner(model, settings, num_blocks=num_blocks, report=report)
     executor = executor_for(runner, settings, device.type)
     scheduler = Scheduler(scheduler_limits(settings), KVBlocks(num_blocks, tree), stats)
+    scheduler.cost.routing = model.spec.routing
     if report is not None:
         report("measuring what steps cost")
         rehearse(
@@ -209,6 +210,10 @@ def step_floor(model: LoadedModel, settings: EngineSettings, gpu_name: str) -> S
     )
     weights = model.weight_bytes
     work = model_work(
-        model.spec, layer_bytes=weights.layers, head_bytes=weights.head, kv_itemsize=model.kv_dtype.itemsize
+        model.spec,
+        layer_bytes=weights.layers,
+        head_bytes=weights.head,
+        expert_bytes=weights.experts,
+        kv_itemsize=model.kv_dtype.itemsize,
     )
     return StepFloor(work, rates)

@@ -193,7 +193,7 @@ class Engine:
         if cost.num_fits != self._fits_told:
             self._fits_told = cost.num_fits
             self._cost_told = StepCostModel(
-                fixed_s=cost.fixed_s, token_s=cost.token_s, kv_token_s=cost.kv_token_s, pair_s=cost.pair_s
+                fixed_s=cost.full_fixed_s, token_s=cost.token_s, kv_token_s=cost.kv_token_s, pair_s=cost.pair_s
             )
         return self._cost_told
 

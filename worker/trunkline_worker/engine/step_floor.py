@@ -15,16 +15,23 @@ from trunkline_worker.step.model_work import (
 from trunkline_worker.step.plan import StepPlan
 
 
-def model_work(spec: DecoderSpec, *, layer_bytes: int, head_bytes: int, kv_itemsize: int) -> ModelWork:
-    """What the work of a model's steps depends on.  layer_bytes, head_bytes: of the weights as they are stored"""
+def model_work(
+    spec: DecoderSpec, *, layer_bytes: int, head_bytes: int, expert_bytes: int, kv_itemsize: int
+) -> ModelWork:
+    """What the work of a model's steps depends on.
+
+    layer_bytes, head_bytes, expert_bytes: of the weights as they are stored; layer_bytes: without experts
+    """
     return ModelWork(
-        layer_params=spec.layer_params,
+        layer_params=spec.token_params,
         head_params=spec.head_params,
         layer_bytes=layer_bytes,
         head_bytes=head_bytes,
         kv_token_bytes=spec.num_layers * kv_token_bytes(spec.num_kv_heads, spec.head_dim, kv_itemsize),
         pair_flops=spec.num_layers * pair_flops(spec.num_heads, spec.head_dim),
         windows=spec.windows,
+        expert_bytes=expert_bytes,
+        routing=spec.routing,
     )
 
 

@@ -9,12 +9,14 @@ So --deterministic uses the packed products everywhere.
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from trunkline_kernels.cpu.library import library
+from trunkline_kernels.cpu.packed_experts import PackedExperts
 from trunkline_kernels.cpu.packed_linear import QUANTIZED_BITS, PackedLinear, pack_linear
 from trunkline_kernels.ragged_batch import KVLayer, PagedBatch
 from trunkline_kernels.token_masks import RowMasks
@@ -22,19 +24,21 @@ from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.rotary_tables import layer_tables
 from trunkline_worker.model.weights import (
+    AttentionWeights,
     DecoderWeights,
-    LayerWeights,
+    ExpertsWeights,
+    GatedWeights,
     QuantizedLinear,
     SplitLinear,
     StoredLinear,
+    StoredPart,
     Weight,
+    expert_of,
     quantized_kinds,
 )
 
 MAX_HEAD_DIM, MAX_GROUP = 256, 16  # sizes of the C kernels' buffers
-MAX_HIDDEN = 1 << 16  # values of the row that the C kernels keep on a thread's stack
-
-Pack = Callable[[StoredLinear], Weight]
+MAX_HIDDEN = 1 << 16  # values of the row that the C kernels keep on a thread's stack: a hidden state, or all queries
 
 
 def cpu_decoder(
@@ -48,7 +52,7 @@ def cpu_decoder(
     ModelError if TRUNKLINE_MARCH names a build that this CPU cannot run."""
     dtype = weights.embedding.dtype
     fits = spec.head_dim <= MAX_HEAD_DIM and spec.num_heads // spec.num_kv_heads <= MAX_GROUP
-    fits = fits and spec.hidden_size <= MAX_HIDDEN
+    fits = fits and max(spec.hidden_size, spec.num_heads * spec.head_dim) <= MAX_HIDDEN
     if weights.embedding.device.type != "cpu" or not fits:
         return None
     kinds = quantized_kinds(weights)
@@ -61,16 +65,58 @@ def cpu_decoder(
     if kernels is None or len(quantized_kernels) < len(kinds):
         return None
 
-    def pack(product: StoredLinear) -> Weight:
-        if isinstance(product, SplitLinear):
-            return SplitLinear(tuple(map(pack, product.parts)))
-        if isinstance(product, QuantizedLinear):
-            return PackedLinear(quantized_kernels[product.weight.kind], product.weight, product.bias, dtype)
-        if deterministic:
-            return PackedLinear(kernels, product.weight, product.bias, dtype)
-        return pack_linear(kernels, product.weight, product.bias)
-
+    pack = Packing(kernels, quantized_kernels, dtype, deterministic)
     return CpuDecoder(spec, weights, kernels, pack, context_length)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuExperts:
+    """The weights of an ExpertsSpec. Absent norms are None."""
+
+    norm: Tensor | None
+    router: Weight
+    experts: PackedExperts
+    post_norm: Tensor | None
+    shared: GatedWeights[Weight] | None
+    shared_gate: Weight | None
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Turns weights into the forms in which a CPU multiplies by them."""
+
+    kernels: ctypes.CDLL
+    quantized_kernels: Mapping[str, ctypes.CDLL]  # by the kind of weights
+    dtype: torch.dtype
+    deterministic: bool
+
+    def product(self, product: StoredLinear) -> Weight:
+        if isinstance(product, SplitLinear):
+            return SplitLinear(tuple(map(self.product, product.parts)))
+        if isinstance(product, QuantizedLinear) or self.deterministic:
+            return self._packed(product)
+        return pack_linear(self.kernels, product.weight, product.bias)
+
+    def experts(self, w: ExpertsWeights[StoredLinear]) -> CpuExperts:
+        numbers = range(w.rule.num_experts)
+        gate_up, down = (
+            [self._packed(expert_of(product, number, w.rule)) for number in numbers] for product in (w.gate_up, w.down)
+        )
+        experts = PackedExperts(self.kernels, w.rule, gate_up, down)
+        return CpuExperts(
+            w.norm, self.product(w.router), experts, w.post_norm,
+            shared=None if w.shared is None else self.gated(w.shared),
+            shared_gate=None if w.shared_gate is None else self.product(w.shared_gate),
+        )  # fmt: skip
+
+    def gated(self, w: GatedWeights[StoredLinear]) -> GatedWeights[Weight]:
+        return w.with_products(self.product(w.gate_up), self.product(w.down))
+
+    def _packed(self, product: StoredPart) -> PackedLinear:
+        kernels = self.kernels
+        if isinstance(product, QuantizedLinear):
+            kernels = self.quantized_kernels[product.weight.kind]
+        return PackedLinear(kernels, product.weight, product.bias, self.dtype)
 
 
 class CpuDecoder:
@@ -81,21 +127,26 @@ class CpuDecoder:
         spec: DecoderSpec,
         weights: DecoderWeights[StoredLinear],
         kernels: ctypes.CDLL,
-        pack: Pack,
+        pack: Packing,
         context_length: int,
     ) -> None:
         self.spec = spec
         self._kernels = kernels
         self._embedding = weights.embedding
         self._final_norm = weights.final_norm
-        self._head = pack(weights.head)
-        self._layers: list[LayerWeights[Weight]] = []
+        self._head = pack.product(weights.head)
+        self._layers: list[tuple[AttentionWeights[Weight], GatedWeights[Weight] | CpuExperts]] = []
         while weights.layers:  # one at a time, so that at most one layer is in memory twice
             layer = weights.layers.pop(0)
-            self._layers.append(layer.with_products(map(pack, layer.products)))
+            attention, fed = layer.attention, layer.feed_forward
+            self._layers.append(
+                (
+                    attention.with_products(pack.product(attention.qkv), pack.product(attention.output)),
+                    pack.gated(fed) if isinstance(fed, GatedWeights) else pack.experts(fed),
+                )
+            )
         self._tables = layer_tables(spec, context_length, self._embedding.device)
         self._windows = spec.windows
-        self._intermediate = spec.intermediate_size
         self._scale = 1 / math.sqrt(spec.head_dim)
 
     def forward(self, batch: PagedBatch, kv: list[KVLayer], *, num_padding: int = 0) -> Tensor:
@@ -112,18 +163,20 @@ class CpuDecoder:
         normed = torch.empty_like(residual)
         q = residual.new_empty(num_rows, heads * dim)
         attended = residual.new_zeros(num_rows, heads * dim) if num_padding else torch.empty_like(q)
-        gated = residual.new_empty(num_rows, self._intermediate)
         where = (batch.tables.data_ptr(), batch.starts.data_ptr(), batch.contexts.data_ptr())
         num_seqs = len(batch.contexts)
         added: Tensor | None = None  # still to be added to the residual stream
         layers = zip(self._layers, kv, self._windows, self._tables, strict=True)
-        for layer, pool, window, (cos, sin) in layers:
-            attention, feed_forward = layer.attention, layer.feed_forward
+        for (attention, feed_forward), pool, window, (cos, sin) in layers:
             qkv = attention.qkv.multiply(self._add_norm(added, residual, attention.norm, normed))
+            across = attention.across_heads(qkv, dim)
+            for part, weight in across:
+                self._add_norm(None, part, weight, part)
+            query_norm, key_norm = (None, None) if across else (attention.query_norm, attention.key_norm)
             keys, values = pool.keys.data_ptr(), pool.values.data_ptr()
             kernels.rotate_and_write(
                 qkv.data_ptr(), q.data_ptr(), keys, values, *where, cos.data_ptr(), sin.data_ptr(),
-                _pointer(attention.query_norm), _pointer(attention.key_norm), pool.block_stride, num_seqs, heads,
+                _pointer(query_norm), _pointer(key_norm), pool.block_stride, num_seqs, heads,
                 kv_heads, dim, batch.block_size, eps,
             )  # fmt: skip
             kernels.attention(
@@ -134,9 +187,7 @@ class CpuDecoder:
             if attention.post_norm is not None:
                 added = self._add_norm(None, added, attention.post_norm, torch.empty_like(added))
             x = self._add_norm(added, residual, feed_forward.norm, normed)
-            gate_up = feed_forward.gate_up.multiply(x)  # its memory must live until the kernel has finished
-            kernels.silu_and_mul(gate_up.data_ptr(), gated.data_ptr(), num_rows, self._intermediate)
-            added = feed_forward.down.multiply(gated)
+            added = self._fed_forward(feed_forward, x)
             if feed_forward.post_norm is not None:
                 added = self._add_norm(None, added, feed_forward.post_norm, torch.empty_like(added))
         return residual.add_(added)[:count] if added is not None else residual
@@ -152,14 +203,18 @@ class CpuDecoder:
         return self._embedding.dtype
 
     def multiply_only(self, num_rows: int, num_sampled: int) -> Callable[[], None]:
-        """Returns a function that runs only the matrix products of a step: a benchmark's lower bound for its time."""
-        inputs = [torch.randn(num_rows, product.inner, dtype=self.dtype) for product in self.spec.layers[0].products]
-        hidden = torch.randn(num_sampled, self.spec.hidden_size, dtype=self.dtype)
+        """Returns a function that runs the matrix products of a step, and what lies between those of feed-forward
+        parts: a benchmark's lower bound for its time."""
+        spec = self.spec
+        x = torch.randn(num_rows, spec.hidden_size, dtype=self.dtype)
+        attended = torch.randn(num_rows, spec.num_heads * spec.head_dim, dtype=self.dtype)
+        hidden = torch.randn(num_sampled, spec.hidden_size, dtype=self.dtype)
 
         def multiply() -> None:
-            for layer in self._layers:
-                for product, x in zip(layer.products, inputs, strict=True):
-                    product.multiply(x)
+            for attention, feed_forward in self._layers:
+                attention.qkv.multiply(x)
+                attention.output.multiply(attended)
+                self._fed_forward(feed_forward, x)
             self._head.multiply(hidden)
 
         return multiply
@@ -182,14 +237,30 @@ class CpuDecoder:
             logits.data_ptr(), masks.rows.data_ptr(), masks.words.data_ptr(), *masks.words.shape, logits.shape[1]
         )
 
+    def _fed_forward(self, w: GatedWeights[Weight] | CpuExperts, x: Tensor) -> Tensor:
+        """[num_rows, hidden] → [num_rows, hidden]"""
+        if isinstance(w, CpuExperts):
+            fed = w.experts.multiply(x, w.router.multiply(x))
+            if w.shared is not None:
+                shared, gate = self._fed_forward(w.shared, x), None
+                if w.shared_gate is not None:
+                    gate = w.shared_gate.multiply(x)
+                self._kernels.add_gated(shared.data_ptr(), _pointer(gate), fed.data_ptr(), *x.shape)
+            return fed
+        gate_up = w.gate_up.multiply(x)
+        gated = gate_up.new_empty(len(x), gate_up.shape[1] // 2)
+        self._kernels.silu_and_mul(gate_up.data_ptr(), gated.data_ptr(), *gated.shape)
+        return w.down.multiply(gated)
+
     def _add_norm(self, added: Tensor | None, residual: Tensor, weight: Tensor | None, out: Tensor) -> Tensor:
         """Adds to the residual stream, and returns its norm, in `out`; without a norm, the residual stream itself."""
         if weight is None:
             return residual if added is None else residual.add_(added)
         rows, dim = residual.shape
         self._kernels.add_rms_norm(
-            _pointer(added), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, dim, self.spec.rms_norm_eps
-        )
+            _pointer(added), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, residual.stride(0), dim,
+            self.spec.rms_norm_eps,
+        )  # fmt: skip
         return out
 
 

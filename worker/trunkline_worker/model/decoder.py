@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from trunkline_kernels.expert_routing import route
+from trunkline_kernels.experts import multiply_each
 from trunkline_kernels.kv_write import write_kv
 from trunkline_kernels.paged_attention import AttentionPlan, paged_attention, plan_attention
 from trunkline_kernels.ragged_batch import KVLayer, RaggedBatch
@@ -17,7 +19,16 @@ from trunkline_kernels.silu_and_mul import silu_and_mul
 from trunkline_kernels.tiled_attention import tiled_attention
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.rotary_tables import layer_tables
-from trunkline_worker.model.weights import AttentionWeights, DecoderWeights, LayerWeights, StoredLinear, parts_of
+from trunkline_worker.model.weights import (
+    AttentionWeights,
+    DecoderWeights,
+    ExpertsWeights,
+    GatedWeights,
+    LayerWeights,
+    StoredLinear,
+    expert_of,
+    parts_of,
+)
 
 
 class Decoder:
@@ -87,18 +98,41 @@ class Decoder:
         spec = self.spec
         heads = w.qkv.multiply(self._norm(residual, w.norm)).view(len(residual), -1, spec.head_dim)
         q, k, v = torch.split(heads, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
-        q, k = self._norm(q, w.query_norm), self._norm(k, w.key_norm)
+        q, k = self._norm_heads(q, w.query_norm), self._norm_heads(k, w.key_norm)
         return apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v
 
     def _after_attention(self, w: LayerWeights[StoredLinear], attended: Tensor, residual: Tensor) -> tuple[Tensor]:
         """[n, num_heads, head_dim], [n, hidden] → the residual stream after the layer [n, hidden]"""
         attention, feed_forward = w.attention, w.feed_forward
         residual = residual + self._norm(attention.output.multiply(attended.flatten(1)), attention.post_norm)
-        gate_up = feed_forward.gate_up.multiply(self._norm(residual, feed_forward.norm))
-        return (residual + self._norm(feed_forward.down.multiply(silu_and_mul(gate_up)), feed_forward.post_norm),)
+        fed = self._fed_forward(feed_forward, self._norm(residual, feed_forward.norm))
+        return (residual + self._norm(fed, feed_forward.post_norm),)
+
+    def _fed_forward(self, w: GatedWeights[StoredLinear] | ExpertsWeights[StoredLinear], x: Tensor) -> Tensor:
+        """[n, hidden] → [n, hidden]"""
+        if isinstance(w, GatedWeights):
+            return w.down.multiply(silu_and_mul(w.gate_up.multiply(x)))
+        fed = self._experts(w, x)
+        if w.shared is not None:
+            shared = self._fed_forward(w.shared, x)
+            fed = fed + (shared if w.shared_gate is None else shared * w.shared_gate.multiply(x).sigmoid())
+        return fed
+
+    def _experts(self, w: ExpertsWeights[StoredLinear], x: Tensor) -> Tensor:
+        """[n, hidden] → [n, hidden], without a shared expert"""
+
+        def multiply(expert: int, rows: Tensor) -> Tensor:
+            gate_up, down = (expert_of(product, expert, w.rule) for product in (w.gate_up, w.down))
+            return self._token_wise(lambda tile: (down.multiply(silu_and_mul(gate_up.multiply(tile))),), rows)[0]
+
+        return multiply_each(x, route(w.router.multiply(x).float(), w.rule), multiply)
 
     def _head(self, hidden: Tensor) -> tuple[Tensor]:
         return (self._weights.head.multiply(self._norm(hidden, self._weights.final_norm)).float(),)
+
+    def _norm_heads(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """Normalises each head or all of them together, whichever the weight is for. x: [n, heads, head_dim]"""
+        return x if weight is None else self._norm(x.reshape(len(x), -1, len(weight)), weight).view_as(x)
 
     def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """Normalises x; if there is no such norm, returns it."""
@@ -106,8 +140,20 @@ class Decoder:
 
 
 def _products(spec: DecoderSpec, weights: DecoderWeights[StoredLinear]) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yields the weight and bias of every matrix product, once for layers that are alike."""
+    """Yields the weight and bias of every matrix product, once for layers and experts that are alike."""
     alike = dict(zip(spec.layers[::-1], weights.layers[::-1], strict=True))  # the first of each
-    for product in (*(each for layer in alike.values() for each in layer.products), weights.head):
+    for product in (*(each for layer in alike.values() for each in _different(layer)), weights.head):
         for part in parts_of(product):
             yield part.matrix(weights.embedding.dtype), part.bias
+
+
+def _different(layer: LayerWeights[StoredLinear]) -> Iterator[StoredLinear]:
+    """Yields the products of a layer, of its experts those of the first one."""
+    w = layer.feed_forward
+    if isinstance(w, GatedWeights):
+        yield from layer.products
+        return
+    qkv, output, gate_up, down, *of_shared = layer.products
+    yield from (qkv, output, w.router, expert_of(gate_up, 0, w.rule), expert_of(down, 0, w.rule), *of_shared)
+    if w.shared_gate is not None:
+        yield w.shared_gate

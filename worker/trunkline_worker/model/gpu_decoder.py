@@ -36,7 +36,7 @@ from trunkline_kernels.gpu.shared_prefix import shared_prefix
 from trunkline_kernels.gpu.tuned_tilings import chosen_table
 from trunkline_kernels.quantized_weight import KINDS
 from trunkline_kernels.ragged_batch import KVLayer
-from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
+from trunkline_worker.model.architectures.decoder_spec import DecoderSpec, ExpertsSpec
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.gpu_weight import gpu_layers
 from trunkline_worker.model.rotary_tables import layer_tables
@@ -89,6 +89,10 @@ def check_options(
             f"head_dim {spec.head_dim} is not supported by the Triton kernels (even, at most {MAX_HEAD_DIM}): "
             "use --kernels torch"
         )
+    if any(isinstance(layer.feed_forward, ExpertsSpec) for layer in spec.layers):
+        raise ModelError(f"{spec.architecture}: the Triton kernels have no mixture of experts: use a CPU")
+    if any(isinstance(layer.feed_forward, ExpertsSpec) and layer.feed_forward.shared for layer in spec.layers):
+        raise ModelError(f"{spec.architecture}: the Triton kernels have no shared experts: use a CPU")
     try:
         chosen_table()
     except ValueError as error:

@@ -1,12 +1,13 @@
 """Reads the tensors of a decoder's spec from a checkpoint, each into the memory where it is kept."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from trunkline_kernels.quantized_weight import QuantizedWeight
-from trunkline_worker.model.architectures.decoder_spec import DecoderSpec, LayerSpec, LinearSpec
+from trunkline_worker.model.architectures.decoder_spec import DecoderSpec, ExpertsSpec, GatedSpec, LayerSpec, LinearSpec
 from trunkline_worker.model.checkpoint.checkpoint import EMBEDDING, HEAD, Checkpoint
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.kv_budget import GIB, free_bytes
@@ -14,6 +15,7 @@ from trunkline_worker.model.rotary_tables import table_bytes
 from trunkline_worker.model.weights import (
     AttentionWeights,
     DecoderWeights,
+    ExpertsWeights,
     GatedWeights,
     LayerWeights,
     Linear,
@@ -22,6 +24,7 @@ from trunkline_worker.model.weights import (
     joined,
     stored_part,
     weight_bytes,
+    whole_product,
 )
 
 DUMMY_SEED = 0
@@ -97,72 +100,113 @@ def build_weights(
 
     names: of embedding and head; None: the head is the embedding
     """
+    read = _Reader(dtype, device, fill, read_part)
+
+    def gated(at: str, spec: GatedSpec) -> GatedWeights[W]:
+        return GatedWeights(
+            norm=read.norm(at, spec.norm, hidden),
+            gate_up=form(read.product(at, spec.gate_up)),
+            down=form(read.product(at, spec.down)),
+            post_norm=read.norm(at, spec.post_norm, hidden),
+        )
+
+    def fed_forward(at: str, spec: GatedSpec | ExpertsSpec) -> GatedWeights[W] | ExpertsWeights[W]:
+        if isinstance(spec, GatedSpec):
+            return gated(at, spec)
+        return ExpertsWeights(
+            norm=read.norm(at, spec.norm, hidden),
+            router=read.unquantized(at, spec.router),
+            rule=spec.rule,
+            gate_up=form(whole_product(read.product(at, spec.gate_up), dtype)),
+            down=form(whole_product(read.product(at, spec.down), dtype)),
+            post_norm=read.norm(at, spec.post_norm, hidden),
+            shared=None if spec.shared is None else gated(at, spec.shared),
+            shared_gate=None if spec.shared_gate is None else read.unquantized(at, spec.shared_gate),
+        )
+
+    def layer(at: str, spec: LayerSpec) -> LayerWeights[W]:
+        attention = spec.attention
+        normed_heads = (1, 1) if attention.qk_norm_span == "head" else (num_heads, num_kv_heads)
+        return LayerWeights(
+            AttentionWeights(
+                norm=read.norm(at, attention.norm, hidden),
+                qkv=form(read.product(at, attention.qkv)),
+                query_norm=read.norm(at, attention.query_norm, normed_heads[0] * head_dim),
+                key_norm=read.norm(at, attention.key_norm, normed_heads[1] * head_dim),
+                output=form(read.product(at, attention.output)),
+                post_norm=read.norm(at, attention.post_norm, hidden),
+            ),
+            fed_forward(at, spec.feed_forward),
+        )
+
+    hidden, head_dim = spec.hidden_size, spec.head_dim
+    num_heads, num_kv_heads = spec.num_heads, spec.num_kv_heads
     embedding_name, head_name = names
+    embedding = read.tensor(embedding_name, spec.vocab_size, hidden)
+    return DecoderWeights(
+        embedding=embedding,
+        layers=[layer(f"model.layers.{index}.", each) for index, each in enumerate(spec.layers)],
+        final_norm=read.tensor("model.norm.weight", hidden),
+        head=Linear(embedding if head_name is None else read.tensor(head_name, spec.vocab_size, hidden), None),
+    )
 
-    def tensor(name: str, *shape: int) -> Tensor:
-        target = torch.empty(shape, dtype=dtype, device=device)
-        fill(target, name)
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Allocates tensors and fills them, each part of a fused one."""
+
+    dtype: torch.dtype
+    device: torch.device
+    fill: Fill
+    read_part: ReadPart
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        target = torch.empty(shape, dtype=self.dtype, device=self.device)
+        self.fill(target, name)
         return target
 
-    def bias(names: list[str], rows: list[int]) -> Tensor:
-        target = torch.empty(sum(rows), dtype=dtype, device=device)
+    def norm(self, at: str, name: str | None, size: int) -> Tensor | None:
+        return None if name is None else self.tensor(f"{at}{name}.weight", size)
+
+    def product(self, at: str, linear: LinearSpec) -> StoredLinear:
+        """at: what the names of its parts are relative to"""
+        names, rows, inner = _names(at, linear), linear.rows, linear.inner
+        stored = [self.read_part(name, count, inner, self.device) for name, count in zip(names, rows, strict=True)]
+        plain = [each for each in stored if not isinstance(each, QuantizedWeight)]
+        if len(plain) == len(stored):
+            weight = self._dense(names, rows, inner, plain)
+            return Linear(weight, self._bias(names, rows) if linear.bias else None)
+        weights = [
+            each if isinstance(each, QuantizedWeight) else self._dense([name], [count], inner, [each])
+            for name, count, each in zip(names, rows, stored, strict=True)
+        ]
+        biases = torch.split(self._bias(names, rows), rows) if linear.bias else [None] * len(rows)
+        return joined(map(stored_part, weights, biases))
+
+    def unquantized(self, at: str, linear: LinearSpec) -> Linear:
+        """The same for a product that checkpoints store like other tensors, whatever they say of products."""
+        names, rows = _names(at, linear), linear.rows
+        weight = self._dense(names, rows, linear.inner, [None] * len(rows))
+        return Linear(weight, self._bias(names, rows) if linear.bias else None)
+
+    def _bias(self, names: list[str], rows: list[int]) -> Tensor:
+        target = torch.empty(sum(rows), dtype=self.dtype, device=self.device)
         for part, name in zip(torch.split(target, rows), names, strict=True):
-            fill(part, name + ".bias")
+            self.fill(part, name + ".bias")
         return target
 
-    def dense(names: list[str], rows: list[int], inner: int, stored: list[Tensor | None]) -> Tensor:
-        target = torch.empty(sum(rows), inner, dtype=dtype, device=device)
+    def _dense(self, names: list[str], rows: list[int], inner: int, stored: list[Tensor | None]) -> Tensor:
+        target = torch.empty(sum(rows), inner, dtype=self.dtype, device=self.device)
         for part, name, values in zip(torch.split(target, rows), names, stored, strict=True):
             if values is None:
-                fill(part, name + ".weight")
+                self.fill(part, name + ".weight")
             else:
                 part.copy_(values)
         return target
 
-    def layer(at: str, spec: LayerSpec) -> LayerWeights[W]:
-        def norm(name: str | None, size: int = hidden) -> Tensor | None:
-            return None if name is None else tensor(f"{at}{name}.weight", size)
 
-        def product(linear: LinearSpec) -> W:
-            names, rows, inner = [f"{at}{name}" for name, _ in linear.parts], linear.rows, linear.inner
-            stored = [read_part(name, count, inner, device) for name, count in zip(names, rows, strict=True)]
-            plain = [each for each in stored if not isinstance(each, QuantizedWeight)]
-            if len(plain) == len(stored):
-                weight = dense(names, rows, inner, plain)
-                return form(Linear(weight, bias(names, rows) if linear.bias else None))
-            weights = [
-                each if isinstance(each, QuantizedWeight) else dense([name], [count], inner, [each])
-                for name, count, each in zip(names, rows, stored, strict=True)
-            ]
-            biases = torch.split(bias(names, rows), rows) if linear.bias else [None] * len(rows)
-            return form(joined(map(stored_part, weights, biases)))
-
-        attention, feed_forward = spec.attention, spec.feed_forward
-        return LayerWeights(
-            AttentionWeights(
-                norm=norm(attention.norm),
-                qkv=product(attention.qkv),
-                query_norm=norm(attention.query_norm, head_dim),
-                key_norm=norm(attention.key_norm, head_dim),
-                output=product(attention.output),
-                post_norm=norm(attention.post_norm),
-            ),
-            GatedWeights(
-                norm=norm(feed_forward.norm),
-                gate_up=product(feed_forward.gate_up),
-                down=product(feed_forward.down),
-                post_norm=norm(feed_forward.post_norm),
-            ),
-        )
-
-    hidden, head_dim = spec.hidden_size, spec.head_dim
-    embedding = tensor(embedding_name, spec.vocab_size, hidden)
-    return DecoderWeights(
-        embedding=embedding,
-        layers=[layer(f"model.layers.{index}.", each) for index, each in enumerate(spec.layers)],
-        final_norm=tensor("model.norm.weight", hidden),
-        head=Linear(embedding if head_name is None else tensor(head_name, spec.vocab_size, hidden), None),
-    )
+def _names(at: str, linear: LinearSpec) -> list[str]:
+    return [f"{at}{name}" for name, _ in linear.parts]
 
 
 def _dummy_fill(device: torch.device) -> Fill:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from trunkline_kernels.quantized_weight import BLOCK, QuantizedWeight, dequantize, quantize
+from trunkline_kernels.quantized_weight import BLOCK, QuantizedWeight, columns_of, dequantize, quantize
+from trunkline_kernels.routing_rule import RoutingRule
 from trunkline_worker.model.checkpoint.refusals import ModelError
 
 W = TypeVar("W")
@@ -89,6 +90,17 @@ def whole_product(product: StoredLinear, dtype: torch.dtype) -> StoredPart:
     return _one_weight([Linear(part.matrix(dtype), part.bias) for part in product.parts])
 
 
+def expert_of(product: StoredLinear, number: int, rule: RoutingRule) -> StoredPart:
+    """Returns the product of one expert, which shares the memory of one that has those of all."""
+    assert not isinstance(product, SplitLinear), "weights of experts are whole"
+    count = len(product.weight.data) // rule.num_experts
+    rows = slice(number * count, (number + 1) * count)
+    bias = None if product.bias is None else product.bias[rows]
+    if isinstance(product, QuantizedLinear):
+        return replace(product, weight=columns_of(product.weight, rows), bias=bias)
+    return replace(product, weight=product.weight[rows], bias=bias)
+
+
 def joined(parts: Iterable[StoredPart]) -> StoredLinear:
     """Returns the product of parts one below the other. Neighbours of one form become one weight."""
     apart = tuple(_one_weight(list(alike)) for _, alike in groupby(parts, _form))
@@ -142,10 +154,24 @@ class AttentionWeights(Generic[W]):
 
     norm: Tensor | None  # [hidden]
     qkv: W  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden]: queries, keys, values
-    query_norm: Tensor | None  # [head_dim]
-    key_norm: Tensor | None  # [head_dim]
+    query_norm: Tensor | None  # [head_dim], or [num_heads * head_dim]: of all heads together
+    key_norm: Tensor | None  # [head_dim], or [num_kv_heads * head_dim]
     output: W  # [hidden, num_heads * head_dim]
     post_norm: Tensor | None  # [hidden]
+
+    def across_heads(self, qkv: Tensor, head_dim: int) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Returns the queries and the keys, each with its norm, if these are norms of all heads together; else nothing.
+
+        qkv: [num_rows, (num_heads + 2 * num_kv_heads) * head_dim] → [num_rows, size of the norm]
+        """
+        norms = self.query_norm, self.key_norm
+        if norms[0] is None or norms[1] is None or len(norms[0]) == head_dim:
+            return ()
+        queries, keys = len(norms[0]), len(norms[1])
+        return (qkv[:, :queries], norms[0]), (qkv[:, queries : queries + keys], norms[1])
+
+    def with_products(self, qkv: V, output: V) -> "AttentionWeights[V]":
+        return AttentionWeights(self.norm, qkv, self.query_norm, self.key_norm, output, self.post_norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,27 +183,49 @@ class GatedWeights(Generic[W]):
     down: W  # [hidden, intermediate]
     post_norm: Tensor | None  # [hidden]
 
+    def with_products(self, gate_up: V, down: V) -> "GatedWeights[V]":
+        return GatedWeights(self.norm, gate_up, down, self.post_norm)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsWeights(Generic[W]):
+    """The weights of an ExpertsSpec. Absent norms are None."""
+
+    norm: Tensor | None  # [hidden]
+    router: Linear  # [num_experts, hidden]
+    rule: RoutingRule
+    gate_up: W  # [num_experts * 2 * intermediate, hidden]: gate and up of each expert
+    down: W  # [num_experts * hidden, intermediate]
+    post_norm: Tensor | None  # [hidden]
+    shared: GatedWeights[W] | None
+    shared_gate: Linear | None  # [1, hidden]
+
+    def with_products(self, gate_up: V, down: V, *of_shared: V) -> "ExpertsWeights[V]":
+        shared = None if self.shared is None else self.shared.with_products(*of_shared)
+        return ExpertsWeights(
+            self.norm, self.router, self.rule, gate_up, down, self.post_norm, shared, self.shared_gate
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights(Generic[W]):
     """The weights of a LayerSpec."""
 
     attention: AttentionWeights[W]
-    feed_forward: GatedWeights[W]
+    feed_forward: GatedWeights[W] | ExpertsWeights[W]
 
     @property
-    def products(self) -> tuple[W, W, W, W]:
+    def products(self) -> tuple[W, ...]:
         """In the order of LayerSpec.products."""
-        return self.attention.qkv, self.attention.output, self.feed_forward.gate_up, self.feed_forward.down
+        fed = self.feed_forward
+        shared = fed.shared if isinstance(fed, ExpertsWeights) else None
+        others = () if shared is None else (shared.gate_up, shared.down)
+        return self.attention.qkv, self.attention.output, fed.gate_up, fed.down, *others
 
     def with_products(self, products: Iterable[V]) -> "LayerWeights[V]":
         """Returns the layer with the same norms and other forms of its products, in the order of LayerSpec.products."""
-        qkv, output, gate_up, down = products
-        a, f = self.attention, self.feed_forward
-        return LayerWeights(
-            AttentionWeights(a.norm, qkv, a.query_norm, a.key_norm, output, a.post_norm),
-            GatedWeights(f.norm, gate_up, down, f.post_norm),
-        )
+        qkv, output, *others = products
+        return LayerWeights(self.attention.with_products(qkv, output), self.feed_forward.with_products(*others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,13 +247,17 @@ def quantized_kinds(weights: DecoderWeights[StoredLinear]) -> frozenset[str]:
 class WeightBytes(NamedTuple):
     """Bytes that a step reads of the weights."""
 
-    layers: int
+    layers: int  # without experts
     head: int  # with the final norm; only read for logits
+    experts: int  # of all layers; only those that a token chose are read
 
 
 def weight_bytes(weights: DecoderWeights[Any]) -> WeightBytes:
     """The bytes of a model's weights, without the embedding, of which a step reads few rows."""
-    return WeightBytes(sum(map(_bytes, weights.layers)), _bytes(weights.head) + _bytes(weights.final_norm))
+    parts = [layer.feed_forward for layer in weights.layers]
+    experts = sum(_bytes((part.gate_up, part.down)) for part in parts if isinstance(part, ExpertsWeights))
+    layers = sum(map(_bytes, weights.layers)) - experts
+    return WeightBytes(layers, _bytes(weights.head) + _bytes(weights.final_norm), experts)
 
 
 def _bytes(part: object) -> int:

@@ -143,7 +143,7 @@ class Deadlines:
         cached = len(sequence.found) * self._blocks.block_size
         num_left, is_scored = len(sequence.token_ids) - cached, sequence.wants_prompt_logprobs
         chunks_s = self._cost.chunk_s(num_left, cached, is_scored=is_scored)
-        return sequence.deadline_s - self._cost.fixed_s - chunks_s
+        return sequence.deadline_s - self._cost.full_fixed_s - chunks_s
 
 
 def too_late(retry_delay_s: float | None) -> RequestRefused:

@@ -1,9 +1,10 @@
 """What a step costs, learned from past steps, and how long a prompt's chunk may be to stay under a time.
 
 time = fixed + a * tokens + b * KV tokens read by decodes + c * (query, key) pairs of chunks + d * prompt tokens with
-requested log-probabilities. The coefficients are fitted to the latest steps by least squares of the relative error;
-none is negative. A coefficient is kept only if the fit is clearly better with it than without. If the steps were all
-alike, so that they do not show what a token costs, a token is a fixed share of a step.
+requested log-probabilities + e * the share of a model's experts that the tokens use on average. The coefficients are
+fitted to the latest steps by least squares of the relative error; none is negative. A coefficient is kept only if the
+fit is clearly better with it than without. If the steps were all alike, so that they do not show what a token costs, a
+token is a fixed share of a step.
 
 A cost that is too low corrects itself, because prompts arrive and their steps are learned from; one that is too high
 sends prompts to other workers, and nothing is learned any more. So routers take what is not known to be cheap. Steps
@@ -19,6 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from trunkline_kernels.routing_rule import RoutingRule
 
 # A fit is trusted for steps up to this many times as large as the largest step that it explains.
 TRUSTED_TIMES = 2.0
@@ -50,15 +53,17 @@ WAIT_WEIGHT, MOST_WAIT_S = 0.1, 0.1  # of the latest time between two steps; a l
 LEAST_STEP_SHARE = 0.5  # of an interval, however long the engine takes between steps
 LEAST_ERROR = 0.01  # of a step's time: smaller errors are noise
 # A fit is a sum of non-negative parts. Columns: a step; a step with tokens at their assumed cost; a token; a KV token;
-# a token whose pairs cost the most they can; a scored token. Rows: fixed, token, KV token, pair, scored token.
-STEP, STEP_AS_ASSUMED, TOKEN, KV_TOKEN, TOKEN_WITH_PAIRS, SCORED_TOKEN = range(6)
+# a token whose pairs cost the most they can; a scored token; all experts. Rows: fixed, token, KV token, pair, scored
+# token, all experts.
+STEP, STEP_AS_ASSUMED, TOKEN, KV_TOKEN, TOKEN_WITH_PAIRS, SCORED_TOKEN, EXPERTS = range(7)
 PARTS = np.array(
     [
-        [1.0, 1.0, 0.0, 0.0, 0.0, 0.0],
-        [0.0, 1.0 / TOKENS_AS_FIXED, 1.0, 0.0, 1.0, 0.0],
-        [0.0, 0.0, 0.0, 1.0, 0.0, 0.0],
-        [0.0, 0.0, 0.0, 0.0, MOST_PAIR_SHARE, 0.0],
-        [0.0, 0.0, 0.0, 0.0, 0.0, 1.0],
+        [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+        [0.0, 1.0 / TOKENS_AS_FIXED, 1.0, 0.0, 1.0, 0.0, 0.0],
+        [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0],
+        [0.0, 0.0, 0.0, 0.0, MOST_PAIR_SHARE, 0.0, 0.0],
+        [0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0],
+        [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0],
     ]
 )
 
@@ -160,6 +165,7 @@ class StepCost:
     """The cost model and the steps it was fitted to."""
 
     def __init__(self) -> None:
+        self.routing: RoutingRule | None = None  # None: the model has no experts
         self._decodes: deque[tuple[StepLoad, float]] = deque(maxlen=KEPT_STEPS)
         self._chunks: deque[tuple[StepLoad, float]] = deque(maxlen=KEPT_STEPS)
         self.experience = Experience()
@@ -170,7 +176,7 @@ class StepCost:
         self.num_fits = 0
         self.between_s = 0.0  # recent mean time between two steps that follow each other
         self.late_times = 1.0  # nine of ten steps with prompts take at most this many times their fitted time
-        self.fixed_s = self.token_s = self.kv_token_s = self.pair_s = self.scored_token_s = 0.0
+        self.fixed_s = self.token_s = self.kv_token_s = self.pair_s = self.scored_token_s = self.experts_s = 0.0
 
     @property
     def is_known(self) -> bool:
@@ -216,7 +222,20 @@ class StepCost:
             + self.kv_token_s * load.decode_kv_tokens
             + self.pair_s * load.chunk_pairs
             + self.scored_token_s * load.num_scored
+            + self.experts_s * self._used_share(load.num_tokens)
         )
+
+    @property
+    def full_fixed_s(self) -> float:
+        """The seconds of a step that do not depend on its tokens once they use all experts, as those of chunks do."""
+        return self.fixed_s + self.experts_s
+
+    def other_experts_s(self, num_tokens: int) -> float:
+        """The seconds that chunks add to a step of `num_tokens` others because they use the other experts, too."""
+        return self.experts_s * (1.0 - self._used_share(num_tokens))
+
+    def _used_share(self, num_tokens: int) -> float:
+        return 0.0 if self.routing is None else self.routing.used_share(num_tokens)
 
     def cautious_s(self, num_decodes: int, kv_tokens: int) -> float:
         """The most seconds that a step of decodes takes, as far as is known."""
@@ -224,7 +243,8 @@ class StepCost:
         return max(fitted_s, self.experience.longest_s(num_decodes, num_decodes))
 
     def chunk_s(self, num_tokens: int, num_before: int, *, is_scored: bool = False) -> float:
-        """The seconds that a chunk of `num_tokens` after `num_before` computed ones adds to a step."""
+        """The seconds that a chunk of `num_tokens` after `num_before` computed ones adds to a step, beside those of
+        other experts."""
         return self._prompt_token_s(is_scored) * num_tokens + self.pair_s * chunk_pairs(num_tokens, num_before)
 
     def longest_chunk(self, time_s: float, num_before: int, *, is_scored: bool = False) -> int:
@@ -239,7 +259,14 @@ class StepCost:
         samples = [*self._decodes, *self._chunks]
         features = np.array(
             [
-                (1.0, load.num_tokens, load.decode_kv_tokens, load.chunk_pairs, float(load.num_scored))
+                (
+                    1.0,
+                    load.num_tokens,
+                    load.decode_kv_tokens,
+                    load.chunk_pairs,
+                    float(load.num_scored),
+                    self._used_share(load.num_tokens),
+                )
                 for load, _ in samples
             ]
         )
@@ -251,13 +278,13 @@ class StepCost:
         matrix = rows / scale
         weights = np.ones(len(samples))
         for _ in range(6):
-            solution = _clear_parts(matrix, weights)
+            solution = _clear_parts(matrix, weights, has_experts=self.routing is not None)
             residual = np.abs(matrix @ solution - 1)
             before, weights = weights, np.where(residual > 0.5, np.sqrt(0.5 / np.maximum(residual, 0.5)), 1.0)
             if np.array_equal(weights, before):
                 break  # converged
         costs: list[float] = (PARTS @ (solution / scale)).tolist()
-        self.fixed_s, self.token_s, self.kv_token_s, self.pair_s, self.scored_token_s = costs
+        self.fixed_s, self.token_s, self.kv_token_s, self.pair_s, self.scored_token_s, self.experts_s = costs
         fitted_s = features @ costs
         sizes = np.array([load.size for load, _ in samples], float)
         self.experience.fitted(sizes, times, fitted_s)
@@ -288,7 +315,9 @@ def chunk_pairs(num_tokens: int, num_before: int) -> float:
     return num_tokens * (num_before + num_tokens / 2)
 
 
-def _clear_parts(matrix: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+def _clear_parts(
+    matrix: NDArray[np.float64], weights: NDArray[np.float64], *, has_experts: bool
+) -> NDArray[np.float64]:
     """The amount of each part that fits the steps best; parts that do not improve the fit clearly are 0.
 
     matrix: [num_steps, num_parts], each row over its step's time
@@ -296,14 +325,18 @@ def _clear_parts(matrix: NDArray[np.float64], weights: NDArray[np.float64]) -> N
     weighted = np.column_stack([matrix, np.ones(len(weights))]) * weights[:, None]
     # The triangle has the same least-squares solution as the rows it is made of.
     triangle: NDArray[np.float64] = np.asarray(np.linalg.qr(weighted, mode="r"))
-    parts = [STEP, TOKEN, KV_TOKEN, TOKEN_WITH_PAIRS, SCORED_TOKEN]
+    parts = [STEP, TOKEN, KV_TOKEN, TOKEN_WITH_PAIRS, SCORED_TOKEN, *([EXPERTS] if has_experts else [])]
     solution, error = _least_squares(triangle, parts)
     clear = CLEARLY * max(error / max(len(weights) - len(parts), 1), LEAST_ERROR**2)
-    for part in (SCORED_TOKEN, TOKEN_WITH_PAIRS, KV_TOKEN, TOKEN):
+    # A few tokens cost by the experts that they use. Taken for a cost of each token, that would make prompts seem dear,
+    # which soon use all experts. So experts explain what they can, and come last.
+    for part in (SCORED_TOKEN, TOKEN_WITH_PAIRS, KV_TOKEN, TOKEN, EXPERTS):
+        if part not in parts:
+            continue
         fewer = [kept for kept in parts if kept != part]
         if part == TOKEN:
             if TOKEN_WITH_PAIRS in parts:
-                break
+                continue
             fewer = [STEP_AS_ASSUMED if kept == STEP else kept for kept in fewer]
         without, more_error = _least_squares(triangle, fewer)
         if more_error - error < clear:

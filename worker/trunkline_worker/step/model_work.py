@@ -1,9 +1,9 @@
-"""The least work of a step of a dense decoder, and the least time that it takes at a device's peak rates.
+"""The least work of a step of a decoder, and the least time that it takes at a device's peak rates.
 
-A step reads the layers' weights once, the head's if it computes logits, and the keys and values of each sequence's
-context; it writes those of its new tokens. Products take two operations for each parameter and row, attention four for
-each (query, key) pair and each element of a query head. Activations, norms and embedding rows are left out: they are
-small, and can stay on the chip.
+A step reads the layers' weights once, of experts those that its tokens use on average, the head's if it computes
+logits, and the keys and values of each sequence's context; it writes those of its new tokens. Products take two
+operations for each parameter and row, attention four for each (query, key) pair and each element of a query head.
+Activations, norms and embedding rows are left out: they are small, and can stay on the chip.
 
 Rates are those of data sheets: dense products on tensor cores (half of a figure that is given with sparsity).
 
@@ -18,6 +18,7 @@ Rates are those of data sheets: dense products on tensor cores (half of a figure
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from trunkline_kernels.routing_rule import RoutingRule
 from trunkline_worker.step.plan import SequenceStep
 
 FULL_RATE_DTYPES = ("bfloat16", "float16")  # data sheets give the rate of float32 in units that products may not use
@@ -50,13 +51,15 @@ class StepWork(NamedTuple):
 class ModelWork(NamedTuple):
     """What the work of a model's steps depends on."""
 
-    layer_params: int  # of the matrices of all layers
+    layer_params: int  # of the matrices of all layers; of experts, those that one token uses
     head_params: int
-    layer_bytes: int  # weights of all layers
+    layer_bytes: int  # weights of all layers, without experts
     head_bytes: int
     kv_token_bytes: int  # keys and values of one token, in all layers
     pair_flops: int  # of a (query, key) pair, in all layers
     windows: tuple[int | None, ...] = (None,)  # by layer; None: all positions
+    expert_bytes: int = 0  # of all experts of all layers
+    routing: RoutingRule | None = None  # None: no layer has experts
 
     @property
     def has_windows(self) -> bool:
@@ -65,6 +68,10 @@ class ModelWork(NamedTuple):
     def layer_flops(self, rows: float) -> float:
         """Operations of the products of all layers."""
         return 2.0 * self.layer_params * rows
+
+    def read_bytes(self, rows: float) -> float:
+        """Bytes of the layers' weights that a step of so many rows reads."""
+        return self.layer_bytes + (0.0 if self.routing is None else self.routing.used_share(rows) * self.expert_bytes)
 
     def head_flops(self, rows: float) -> float:
         """Operations of the logits of some rows."""
@@ -75,7 +82,7 @@ class ModelWork(NamedTuple):
 
     def step(self, num_tokens: int, num_logits: int, attended: Attended) -> StepWork:
         """The work of a step with new tokens, of which `num_logits` need logits."""
-        weights = self.layer_bytes + (self.head_bytes if num_logits else 0)
+        weights = self.read_bytes(num_tokens) + (self.head_bytes if num_logits else 0)
         return StepWork(
             weights + self.kv_token_bytes * (attended.kv_tokens + num_tokens),
             self.layer_flops(num_tokens) + self.head_flops(num_logits) + self.attention_flops(attended.pairs),

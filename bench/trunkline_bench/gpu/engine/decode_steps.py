@@ -107,6 +107,9 @@ def decode_bound_s(shapes: Shapes, run: EngineUnderTest, batch: int, kv_tokens: 
     """Lower bound in seconds of a decode-only step: matrices by bandwidth or arithmetic, whichever takes longer, plus
     keys and values by bandwidth."""
     bandwidth, flops = ceilings.bandwidth(shapes), ceilings.flops(shapes)
-    parameters = run.weight_bytes / shapes.dtype.itemsize
-    matrices_s = max(run.weight_bytes / bandwidth, 2 * parameters * batch / flops)
+    work = run.work
+    matrices_s = max(
+        (work.read_bytes(batch) + work.head_bytes) / bandwidth,
+        (work.layer_flops(batch) + work.head_flops(batch)) / flops,
+    )
     return matrices_s + kv_tokens * run.kv_bytes / bandwidth

@@ -20,10 +20,12 @@ from trunkline_bench.simulation.costs.recording import RecordingExecutor
 from trunkline_worker.engine.assembly import build_engine
 from trunkline_worker.engine.engine import Engine
 from trunkline_worker.engine.engine_process import idle_s
+from trunkline_worker.engine.step_floor import model_work
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.loading import LoadedModel, load_model
 from trunkline_worker.runner.step_thread import WaitingExecutor
 from trunkline_worker.settings import EngineSettings
+from trunkline_worker.step.model_work import ModelWork
 
 
 @dataclass(slots=True)
@@ -48,10 +50,10 @@ class Stream:
 class EngineUnderTest:
     """An engine and the streams of its requests. Times are of time.perf_counter()."""
 
-    def __init__(self, engine: Engine, spec: DecoderSpec, weight_bytes: int, kv_bytes: int) -> None:
+    def __init__(self, engine: Engine, spec: DecoderSpec, work: ModelWork, kv_bytes: int) -> None:
         self.engine = engine
         self.vocab_size = spec.vocab_size
-        self.weight_bytes = weight_bytes  # read by a step
+        self.work = work  # of its steps
         self.kv_bytes = kv_bytes  # per token
         self.load_s = self.warm_up_s = 0.0
         self.streams: dict[int, Stream] = {}
@@ -166,11 +168,18 @@ def _started(shapes: Shapes, settings: EngineSettings) -> EngineUnderTest:
     loaded_s = time.perf_counter()
     warm_up = (lambda stage: None) if shapes.device.type == "cuda" else None
     engine, _ = build_engine(settings, model, shapes.device, warm_up)
-    under_test = EngineUnderTest(engine, model.spec, weight_bytes(model), model.block_format(1).num_bytes)
+    under_test = EngineUnderTest(engine, model.spec, unquantized_work(model), model.block_format(1).num_bytes)
     under_test.load_s, under_test.warm_up_s = loaded_s - started_s, time.perf_counter() - loaded_s
     return under_test
 
 
-def weight_bytes(model: LoadedModel) -> int:
-    """Bytes of unquantized weights that a step reads: every matrix once, and only single rows of the embedding."""
-    return (model.spec.layer_params + model.spec.head_params) * model.dtype.itemsize
+def unquantized_work(model: LoadedModel) -> ModelWork:
+    """The work of a model's steps with unquantized weights."""
+    spec, itemsize = model.spec, model.dtype.itemsize
+    return model_work(
+        spec,
+        layer_bytes=(spec.layer_params - spec.expert_params) * itemsize,
+        head_bytes=spec.head_params * itemsize,
+        expert_bytes=spec.expert_params * itemsize,
+        kv_itemsize=model.kv_dtype.itemsize,
+    )

@@ -1,7 +1,7 @@
 """Devices, model shapes, and the time of a step by a roofline model.
 
 Device figures are from the vendor's data sheets: peak rates as in trunkline_worker.step.model_work, and memory.
-Shapes are from config.json of Llama-3.1-8B, Qwen3-32B and Llama-3.1-70B on the Hugging Face hub.
+Shapes are from config.json of Llama-3.1-8B, Qwen3-32B, Llama-3.1-70B and Qwen3-30B-A3B on the Hugging Face hub.
 
 Assumed shares of these figures: matrix products reach 0.70 of the peak and attention over prompts 0.55
 (FlashAttention-3, Shah et al., 2024, reports 0.5 to 0.75 on H100; large bfloat16 products on H100 are commonly measured
@@ -10,16 +10,18 @@ report 0.8 to 0.9). These are estimates, not measurements; calibration.py fits a
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trunkline_bench.simulation.costs.step_work import StepWork
 from trunkline_worker.engine.step_floor import model_work
-from trunkline_worker.model.architectures.config_json import parse_spec
+from trunkline_worker.model.architectures.config_json import parse_spec, read_spec
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.step.model_work import DATA_SHEETS, ModelWork
 
+CONFIGS = Path(__file__).parents[3] / "configs"
 GB = 1e9
 BYTES_PER_WEIGHT = 2  # bfloat16
 MATMUL_SHARE = 0.70
@@ -54,7 +56,8 @@ class Model:
         """What the work of its steps depends on."""
         return model_work(
             self.spec,
-            layer_bytes=BYTES_PER_WEIGHT * self.spec.layer_params,
+            layer_bytes=BYTES_PER_WEIGHT * (self.spec.layer_params - self.spec.expert_params),
+            expert_bytes=BYTES_PER_WEIGHT * self.spec.expert_params,
             head_bytes=BYTES_PER_WEIGHT * self.spec.head_params,
             kv_itemsize=BYTES_PER_WEIGHT,
         )
@@ -62,7 +65,7 @@ class Model:
     @property
     def weight_bytes(self) -> int:
         work = self.work
-        return work.layer_bytes + work.head_bytes * (1 if self.spec.tie_word_embeddings else 2)
+        return work.layer_bytes + work.expert_bytes + work.head_bytes * (1 if self.spec.tie_word_embeddings else 2)
 
 
 def _model(name: str, architecture: str, *sizes: int) -> Model:
@@ -90,6 +93,7 @@ MODELS = {
     "8b": _model("Llama-3.1-8B", "llama", 32, 4096, 32, 8, 128, 14336, 128256),
     "32b": _model("Qwen3-32B", "qwen3", 64, 5120, 64, 8, 128, 25600, 151936),
     "70b": _model("Llama-3.1-70B", "llama", 80, 8192, 64, 8, 128, 28672, 128256),
+    "30b-a3b": Model("Qwen3-30B-A3B", read_spec(CONFIGS / "qwen3-30b-a3b")),
 }
 
 
@@ -141,7 +145,7 @@ class Profile:
         """The time without reading the KV of decodes."""
         least, flops = self._work, self.num_devices * self.device.flops
         layers_s = max(
-            least.layer_bytes / self._bandwidth,
+            least.read_bytes(work.num_rows) / self._bandwidth,
             least.layer_flops(work.num_rows) / (flops * MATMUL_SHARE),
         )
         head_s = max(

@@ -117,7 +117,10 @@ def worker_of(arguments: argparse.Namespace) -> WorkerSpec:
     num_blocks = profile.kv_blocks(arguments.block_size)
     refuse_too_many_blocks(arguments, num_blocks, arguments.workers)
     fast_forward = not arguments.no_fast_forward
-    return WorkerSpec(profile, num_blocks, arguments.block_size, limits_of(arguments), fast_forward=fast_forward)
+    return WorkerSpec(
+        profile, num_blocks, arguments.block_size, limits_of(arguments), fast_forward=fast_forward,
+        routing=profile.model.spec.routing,
+    )  # fmt: skip
 
 
 def workload(arguments: argparse.Namespace, spec: WorkerSpec, trace: list[TraceRequest]) -> list[TraceRequest]:

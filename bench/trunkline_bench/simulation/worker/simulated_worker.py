@@ -16,6 +16,7 @@ from trunkline_bench.simulation.worker.simulated_executor import (
     StepCost,
     VirtualClock,
 )
+from trunkline_kernels.routing_rule import RoutingRule
 from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.prefix_tree import PrefixTree
 from trunkline_worker.engine.engine import Engine, ModelLimits
@@ -42,6 +43,7 @@ class WorkerSpec:
     run_ahead: int = 1
     host_s: float = 0.0
     fast_forward: bool = True
+    routing: RoutingRule | None = None  # of the model's experts; None: it has none
 
     @property
     def max_total_tokens(self) -> int:
@@ -92,6 +94,7 @@ class SimulatedWorker:
         self.engine = self._fast or Engine(
             Scheduler(spec.limits, blocks, self.stats), self._executor, limits, self.clock
         )
+        self.engine.scheduler.cost.routing = spec.routing
         self._on_step = on_step
         self._on_load = on_load
         # Submits in transit: (arrival time, submit, function that makes the prompt).

@@ -6,17 +6,29 @@ that transformers gives to their tensors.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal
 
+from trunkline_kernels.routing_rule import RoutingRule
 from trunkline_worker.model.architectures.config_keys import ConfigKeys
-from trunkline_worker.model.architectures.decoder_spec import AttentionSpec, GatedSpec, LayerSpec, LinearSpec
+from trunkline_worker.model.architectures.decoder_spec import (
+    AttentionSpec,
+    ExpertsSpec,
+    GatedSpec,
+    LayerSpec,
+    LinearSpec,
+)
 from trunkline_worker.model.architectures.rope_scaling import RopeSpec
 from trunkline_worker.model.checkpoint.entries import Entries
-from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.checkpoint.refusals import ModelError, shown
 
 # Bounds far above any model, so that a mistaken number never allocates memory or reaches a kernel.
 MOST_HEADS = 1 << 12
 MOST_HEAD_DIM = 1 << 12
 MOST_WINDOW = (1 << 31) - 1
+MOST_INTERMEDIATE = 1 << 20
+MOST_EXPERTS = 1 << 12
+
+EXPERTS_KEYS = "num_experts", "num_local_experts"  # two names of one number
 
 DEFAULT_WINDOW = 4096  # of transformers, if the key is absent
 
@@ -82,6 +94,13 @@ def layer_windows(config: Entries, num_layers: int, window: int | None) -> list[
     return [window if kind == SLIDING else None for kind in kinds]
 
 
+def same_window(config: Entries, window: int | None) -> int | None:
+    """Returns the window of architectures whose layers all have the same: transformers ignores their layer_types."""
+    if config.has("layer_types"):
+        raise config.refused("layer_types", config.values["layer_types"], "null")
+    return window
+
+
 def self_attention(
     sizes: LayerSizes,
     *,
@@ -89,7 +108,7 @@ def self_attention(
     post_norm: str | None = None,
     qkv_bias: bool = False,
     output_bias: bool = False,
-    qk_norm: bool = False,
+    qk_norm: Literal["head", "all heads"] | None = None,
     window: int | None,
 ) -> AttentionSpec:
     heads, kv_heads = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
@@ -103,6 +122,7 @@ def self_attention(
         window=window,
         output=LinearSpec((("self_attn.o_proj", sizes.hidden),), heads, output_bias, "in"),
         post_norm=post_norm,
+        qk_norm_span=qk_norm or "head",
     )
 
 
@@ -112,11 +132,50 @@ def gated_mlp(
     norm: str | None = "post_attention_layernorm",
     post_norm: str | None = None,
     bias: bool = False,
+    at: str = "mlp",
+    intermediate: int | None = None,
 ) -> GatedSpec:
-    gate_up = ("mlp.gate_proj", sizes.intermediate), ("mlp.up_proj", sizes.intermediate)
+    """intermediate: None: as in LayerSizes"""
+    inner = intermediate or sizes.intermediate
+    gate_up = (f"{at}.gate_proj", inner), (f"{at}.up_proj", inner)
     return GatedSpec(
         norm=norm,
         gate_up=LinearSpec(gate_up, sizes.hidden, bias, "out"),
-        down=LinearSpec((("mlp.down_proj", sizes.hidden),), sizes.intermediate, bias, "in"),
+        down=LinearSpec(((f"{at}.down_proj", sizes.hidden),), inner, bias, "in"),
         post_norm=post_norm,
+    )
+
+
+def read_rule(config: Entries, key: str, *, renormalized: bool) -> RoutingRule:
+    """Returns the rule of a router that chooses by softmax.
+
+    key: the one of EXPERTS_KEYS that published configs have
+    """
+    present = [each for each in EXPERTS_KEYS if each in config.values] or [key]
+    num_experts = config.integer(present[0], 1, MOST_EXPERTS)
+    if any(config.values[each] != num_experts for each in present):
+        values = [shown(config.values[each]) for each in present]
+        raise ModelError(f"num_experts {values[0]} contradicts num_local_experts {values[1]}")
+    return RoutingRule(num_experts, config.integer("num_experts_per_tok", 1, num_experts), renormalized=renormalized)
+
+
+def gated_experts(
+    sizes: LayerSizes,
+    rule: RoutingRule,
+    *,
+    intermediate: int,
+    at: str = "mlp",
+    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+) -> ExpertsSpec:
+    """at: the part that has router and experts; parts: names of an expert's gate, up and down"""
+    gate, up, down = parts
+    experts = [f"{at}.experts.{number}" for number in range(rule.num_experts)]
+    gate_up = tuple((f"{expert}.{part}", intermediate) for expert in experts for part in (gate, up))
+    return ExpertsSpec(
+        norm="post_attention_layernorm",
+        router=LinearSpec(((f"{at}.gate", rule.num_experts),), sizes.hidden, False, "out"),
+        rule=rule,
+        gate_up=LinearSpec(gate_up, sizes.hidden, False, "out"),
+        down=LinearSpec(tuple((f"{expert}.{down}", sizes.hidden) for expert in experts), intermediate, False, "in"),
+        post_norm=None,
     )

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from trunkline_worker.model.architectures.architecture import MOST_HEADS, Architecture, LayerSizes
+from trunkline_worker.model.architectures.architecture import MOST_HEADS, MOST_INTERMEDIATE, Architecture, LayerSizes
 from trunkline_worker.model.architectures.config_keys import check_keys
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.architectures.registry import ARCHITECTURES
@@ -20,7 +20,6 @@ ACTIVATIONS = ("silu", "swish")  # two names of one function
 # Bounds far above any model, so that a mistaken number never allocates memory or reaches a kernel.
 MOST_VOCAB = 1 << 24
 MOST_HIDDEN = 1 << 17
-MOST_INTERMEDIATE = 1 << 20
 MOST_LAYERS = 1 << 12
 
 

@@ -103,6 +103,12 @@ KINDS: dict[str, Kind] = {
     "eos_token_id": Kind((int, list, NoneType), "an integer, a list of integers or null"),
 }
 
+# Keys of mixtures of experts that only training reads.
+OF_TRAINING_EXPERTS: dict[str, Kind] = {
+    "router_aux_loss_coef": Kind((float,), "a number in [0, 1] with a decimal point"),
+    "output_router_logits": Kind((bool,), "true or false"),
+}
+
 MOST_NAMED = 20  # unknown keys in one error
 
 NONE: tuple[Any, ...] = (None,)

@@ -23,7 +23,7 @@ def _layers(config: Entries, sizes: LayerSizes) -> Iterator[LayerSpec]:
     bias = config.flag("attention_bias", False)
     for window in windows(config, sizes.num_layers):
         yield LayerSpec(
-            self_attention(sizes, qkv_bias=bias, output_bias=bias, qk_norm=True, window=window), gated_mlp(sizes)
+            self_attention(sizes, qkv_bias=bias, output_bias=bias, qk_norm="head", window=window), gated_mlp(sizes)
         )
 
 

@@ -1,0 +1,78 @@
+/* What a mixture of experts does beside its products: chooses experts, sorts tokens by expert, and adds up results.
+ *
+ * A token's result does not depend on the others: experts are chosen for each alone, and its summands are added in the
+ * order of its choice. The PyTorch references are expert_routing.py and experts.py in the parent folder.
+ */
+#include "element.h"
+
+#include <math.h>
+
+/* Chooses top_k experts of each row by the softmax of its logits, the best first, and of equals the one that comes
+ * first. A row that is not finite has experts too, and shares that are not finite.
+ * logits: [rows, num_experts]; experts, shares: [rows, top_k] */
+void route(const elem *logits, int64_t *experts, float *shares, int64_t rows, int num_experts, int top_k,
+           int renormalized, float scale) {
+#pragma omp parallel for schedule(static) if (rows > 8)
+    for (int64_t row = 0; row < rows; row++) {
+        float scores[num_experts], peak = -INFINITY, total = 0.0f, chosen = 0.0f;
+        const elem *x = logits + row * num_experts;
+        for (int e = 0; e < num_experts; e++) peak = load(x[e]) > peak ? load(x[e]) : peak;
+        for (int e = 0; e < num_experts; e++) total += scores[e] = expf(load(x[e]) - peak);
+        for (int e = 0; e < num_experts; e++) scores[e] /= total;
+        int64_t *to = experts + row * top_k;
+        float *share = shares + row * top_k;
+        for (int place = 0; place < top_k; place++) {
+            int best = -1;
+            for (int e = 0; e < num_experts; e++)
+                if (scores[e] != -INFINITY && (best < 0 || scores[e] > scores[best])) best = e;
+            to[place] = best;
+            chosen += share[place] = scores[best];
+            scores[best] = -INFINITY; /* softmax is never that */
+        }
+        for (int place = 0; place < top_k; place++) share[place] = share[place] / (renormalized ? chosen : 1.0f) * scale;
+    }
+}
+
+/* Sorts the places of all tokens by expert. Those of expert e come from starts[e] to before starts[e + 1].
+ * experts: [rows, top_k]; starts: [num_experts + 1]; sources: [rows * top_k], the row of each place in that order;
+ * places: [rows, top_k], where each went */
+void sort_by_expert(const int64_t *experts, int64_t *starts, int64_t *sources, int64_t *places, int64_t rows, int top_k,
+                    int num_experts) {
+    int64_t next[num_experts];
+    for (int e = 0; e <= num_experts; e++) starts[e] = 0;
+    for (int64_t i = 0; i < rows * top_k; i++) starts[experts[i] + 1]++;
+    for (int e = 0; e < num_experts; e++) starts[e + 1] += next[e] = starts[e];
+    for (int64_t i = 0; i < rows * top_k; i++) {
+        places[i] = next[experts[i]]++;
+        sources[places[i]] = i / top_k;
+    }
+}
+
+/* out = the sum of each row's results, times their shares.
+ * results: [rows * top_k, dim], sorted by expert; places, shares: [rows, top_k]; out: [rows, dim] */
+void sum_experts(const elem *results, const int64_t *places, const float *shares, elem *out, int64_t rows, int top_k,
+                 int dim) {
+#pragma omp parallel for schedule(static) if (rows > 8)
+    for (int64_t row = 0; row < rows; row++) {
+        float sum[dim];
+        for (int i = 0; i < dim; i++) sum[i] = 0.0f;
+        for (int64_t place = row * top_k; place < (row + 1) * top_k; place++) {
+            const elem *result = results + places[place] * dim;
+            float share = shares[place];
+#pragma omp simd
+            for (int i = 0; i < dim; i++) sum[i] += share * load(result[i]);
+        }
+#pragma omp simd
+        for (int i = 0; i < dim; i++) out[row * dim + i] = store(sum[i]);
+    }
+}
+
+/* out += x, times the sigmoid of each row's gate unless `gate` is null. x, out: [rows, dim]; gate: [rows] */
+void add_gated(const elem *x, const elem *gate, elem *out, int64_t rows, int dim) {
+#pragma omp parallel for schedule(static) if (rows > 8)
+    for (int64_t row = 0; row < rows; row++) {
+        float share = gate ? load(store(1.0f / (1.0f + expf(-load(gate[row]))))) : 1.0f;
+#pragma omp simd
+        for (int64_t i = row * dim; i < (row + 1) * dim; i++) out[i] = store(load(out[i]) + load(store(share * load(x[i]))));
+    }
+}

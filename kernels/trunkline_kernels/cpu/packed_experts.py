@@ -1,0 +1,60 @@
+"""Experts on a CPU: each expert's tokens times its rearranged weights, all experts in one call."""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trunkline_kernels.cpu.packed_linear import GroupedLinear, PackedLinear
+from trunkline_kernels.expert_routing import Routing
+from trunkline_kernels.expert_routing import route as route_any
+from trunkline_kernels.routing_rule import RoutingRule
+
+
+class PackedExperts:
+    """Computes what expert_routing.route() and experts.multiply_experts() compute, with no more rows than tokens times
+    top_k. A token's result is the same to the bit whatever the other tokens are."""
+
+    __slots__ = ("_down", "_gate_up", "_kernels", "_rule")
+
+    def __init__(
+        self, kernels: ctypes.CDLL, rule: RoutingRule, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear]
+    ) -> None:
+        """kernels: those for the dtype of x; gate_up, down: of each expert"""
+        self._kernels, self._rule = kernels, rule
+        self._gate_up, self._down = GroupedLinear(gate_up), GroupedLinear(down)
+
+    def multiply(self, x: Tensor, logits: Tensor) -> Tensor:
+        """x: [num_tokens, hidden]; logits: [num_tokens, num_experts] of the router, in x's dtype; both contiguous →
+        [num_tokens, hidden] in x's dtype"""
+        kernels, num_experts = self._kernels, self._rule.num_experts
+        experts, shares = self.route(logits)
+        num_tokens, top_k = experts.shape
+        starts, sources = experts.new_empty(num_experts + 1), experts.new_empty(experts.numel())
+        places = torch.empty_like(experts)
+        kernels.sort_by_expert(
+            experts.data_ptr(), starts.data_ptr(), sources.data_ptr(), places.data_ptr(), num_tokens, top_k, num_experts
+        )
+        gate_up = self._gate_up.multiply(x, starts, sources)
+        gated = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+        kernels.silu_and_mul(gate_up.data_ptr(), gated.data_ptr(), *gated.shape)
+        results = self._down.multiply(gated, starts)
+        out = torch.empty_like(x)
+        kernels.sum_experts(
+            results.data_ptr(), places.data_ptr(), shares.data_ptr(), out.data_ptr(), num_tokens, top_k, x.shape[1]
+        )
+        return out
+
+    def route(self, logits: Tensor) -> Routing:
+        rule = self._rule
+        if rule.scores != "softmax" or rule.num_groups > 1:
+            experts, shares = route_any(logits.float(), rule)
+            return Routing(experts.contiguous(), shares.contiguous())
+        experts = torch.empty(len(logits), rule.top_k, dtype=torch.int64)
+        shares = torch.empty(len(logits), rule.top_k, dtype=torch.float32)
+        self._kernels.route(
+            logits.data_ptr(), experts.data_ptr(), shares.data_ptr(), len(logits), rule.num_experts, rule.top_k,
+            rule.renormalized, rule.scale,
+        )  # fmt: skip
+        return Routing(experts, shares)
