@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.kernels.tensors import random as drawn
 from tests.parameters import one_in
 from trunkline_kernels import expert_routing, experts
-from trunkline_kernels.expert_routing import Routing, RoutingRule
+from trunkline_kernels.expert_routing import Routing
 from trunkline_kernels.gpu import expert_choice, expert_products, expert_tiles
 from trunkline_kernels.gpu.expert_choice import route
 from trunkline_kernels.gpu.expert_products import (
@@ -39,6 +39,7 @@ from trunkline_kernels.quantized_weight import (
     packed_int4,
     quantize,
 )
+from trunkline_kernels.routing_rule import RoutingRule
 from trunkline_kernels.silu_and_mul import silu_and_mul
 
 # Small ones, of which even few tokens need several.

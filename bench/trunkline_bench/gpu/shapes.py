@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from trunkline_kernels.expert_routing import RoutingRule
+from trunkline_kernels.routing_rule import RoutingRule
 
 # Upper bound of the device's clock; with a slower clock the sleep is longer than necessary.
 MOST_CYCLES_PER_S = 2.2e9

@@ -8,7 +8,6 @@ import torch
 
 from trunkline_bench.kernels.device import H200
 from trunkline_bench.kernels.launches import META, Chip
-from trunkline_kernels.expert_routing import RoutingRule
 from trunkline_kernels.gpu import device_rows, expert_choice, logit_changes, logprobs, rms_norm, sampling, silu_and_mul
 from trunkline_kernels.gpu.decode_attention import decode_attention
 from trunkline_kernels.gpu.decode_plan import DecodePlan
@@ -25,6 +24,7 @@ from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, PRODUCTS
 from trunkline_kernels.gpu.widening import widened
 from trunkline_kernels.quantized_weight import FP8, QuantizedWeight, quantize, quantize_blocks
 from trunkline_kernels.ragged_batch import KVLayer
+from trunkline_kernels.routing_rule import RoutingRule
 from trunkline_kernels.token_masks import RowMasks
 from trunkline_worker.model.gpu_weight import GpuWeight
 
@@ -167,11 +167,11 @@ def experts_of(lines: int, inner: int, kind: str) -> Weight:
 
 
 def experts(chip: Chip, kind: str) -> None:
-    """A feed-forward part with each tiling that a step may have."""
+    """A feed-forward part with the tilings for the fewest and the most rows, or all if weights are not quantised."""
     rule = RoutingRule(EXPERTS, TOP_EXPERTS, renormalized=True)
     gate_up = experts_of(2 * EXPERT_INTERMEDIATE, EXPERT_HIDDEN, kind)
     down = experts_of(EXPERT_HIDDEN, EXPERT_INTERMEDIATE, kind)
-    for tokens in (64, 256, 512, 4096):
+    for tokens in (64, 256, 512, 4096) if kind == "none" else (64, 4096):
         tilings = expert_tilings(
             tokens, top_k=TOP_EXPERTS, num_experts=EXPERTS, weight=down, shared_memory=chip.shared_memory
         )

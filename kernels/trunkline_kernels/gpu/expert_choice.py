@@ -5,9 +5,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trunkline_kernels.expert_routing import TINY, Routing, RoutingRule
+from trunkline_kernels.expert_routing import TINY, Routing
 from trunkline_kernels.gpu.dependent_launch import launch_options, wait_for_inputs
 from trunkline_kernels.gpu.sampling_tiles import order_of
+from trunkline_kernels.routing_rule import RoutingRule
 
 _TINY = tl.constexpr(TINY)
 WARP_EXPERTS = 256  # of which one warp chooses

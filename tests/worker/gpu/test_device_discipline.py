@@ -14,6 +14,7 @@ import pytest
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import trunkline_kernels.gpu
+from tests.parameters import one_in
 from tests.worker.device import contracts
 from tests.worker.device.cards import A100, H200, L4, RTX_4090, Card
 from tests.worker.device.faults import LaunchFault
@@ -171,6 +172,20 @@ def test_fp8_products_of_the_library_keep_the_rules(tmp_path: Path, monkeypatch:
 def test_weights_in_blocks_keep_the_rules(card: Card, kernel: str) -> None:
     launches = run("qwen3-0.6b", {**SMALL, "quantization": IN_BLOCKS}, count=30, seed=2, card=card).device.launches
     assert {"_persistent_matmul", "_fp8_product"} & launches.keys() == {kernel}
+
+
+EXPERT_KERNELS = {"_choose_experts", "_arrange_tiles", "_expert_product", "_sum_experts"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    one_in(5, [{}, {"deterministic": True}, *({"quantization": kind} for kind in ("int8", "int4", "fp8", IN_BLOCKS))]),
+    ids=str,
+)
+def test_mixtures_of_experts_keep_the_rules(options: dict[str, Any]) -> None:
+    found = run("qwen3-30b-a3b", {**SMALL, **options}, count=30, seed=6)
+    assert found.replays > 15
+    assert found.device.launches.keys() >= EXPERT_KERNELS
 
 
 @pytest.mark.slow

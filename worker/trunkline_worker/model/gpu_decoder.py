@@ -38,9 +38,10 @@ from trunkline_kernels.quantized_weight import KINDS
 from trunkline_kernels.ragged_batch import KVLayer
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec, ExpertsSpec
 from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.gpu_experts import feed_to_experts
 from trunkline_worker.model.gpu_weight import gpu_layers
 from trunkline_worker.model.rotary_tables import layer_tables
-from trunkline_worker.model.weights import DecoderWeights, StoredLinear, whole_product
+from trunkline_worker.model.weights import DecoderWeights, ExpertsWeights, StoredLinear, whole_product
 
 MAX_HEAD_DIM = 256
 OLDEST_CAPABILITY = (8, 0)
@@ -89,8 +90,6 @@ def check_options(
             f"head_dim {spec.head_dim} is not supported by the Triton kernels (even, at most {MAX_HEAD_DIM}): "
             "use --kernels torch"
         )
-    if any(isinstance(layer.feed_forward, ExpertsSpec) for layer in spec.layers):
-        raise ModelError(f"{spec.architecture}: the Triton kernels have no mixture of experts: use a CPU")
     if any(isinstance(layer.feed_forward, ExpertsSpec) and layer.feed_forward.shared for layer in spec.layers):
         raise ModelError(f"{spec.architecture}: the Triton kernels have no shared experts: use a CPU")
     try:
@@ -151,9 +150,13 @@ class GpuDecoder:
             persistent=persistent_linear.is_offered(self.chip.capability, is_nvidia=is_nvidia)
             and self.chip.shared_memory >= HOPPER_SHARED_MEMORY,
         )  # fmt: skip
-        # The largest weight that is written as a whole for products of many rows.
+        # The largest weight that is written as a whole for products of many rows. Those of experts never are.
         self.widened_bytes = max(
-            (product.widened_elements * dtype.itemsize for layer in self._layers for product in layer.products),
+            (
+                product.widened_elements * dtype.itemsize
+                for layer in self._layers
+                for product in layer.products[: 2 if isinstance(layer.feed_forward, ExpertsWeights) else None]
+            ),
             default=0,
         )
         self._tables = layer_tables(spec, context_length, self._device)
@@ -225,11 +228,16 @@ class GpuDecoder:
                 delta = attention.output.add_to(residual, x)
             else:
                 delta = self._norm(None, attention.output.multiply(x), attention.post_norm)
-            x = feed_forward.gate_up.multiply_gated(self._norm(delta, residual, feed_forward.norm))
-            if feed_forward.post_norm is None:
-                delta = feed_forward.down.add_to(residual, x)
+            x = self._norm(delta, residual, feed_forward.norm)
+            if isinstance(feed_forward, ExpertsWeights):
+                kv_slots = None if rows is not None and number == len(kv) else batch.slots
+                delta = feed_to_experts(feed_forward, x, kv_slots=kv_slots, shared_memory=self.chip.shared_memory)
+            elif feed_forward.post_norm is None:
+                delta = feed_forward.down.add_to(residual, feed_forward.gate_up.multiply_gated(x))
             else:
-                delta = self._norm(None, feed_forward.down.multiply(x), feed_forward.post_norm)
+                delta = feed_forward.down.multiply(feed_forward.gate_up.multiply_gated(x))
+            if delta is not None and feed_forward.post_norm is not None:
+                delta = self._norm(None, delta, feed_forward.post_norm)
         return residual if delta is None else residual + delta
 
     def logits(self, hidden: Tensor) -> Tensor:
