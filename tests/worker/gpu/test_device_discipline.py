@@ -4,6 +4,7 @@ their steps need, launches that are what kernels assume.
 
 import ast
 import importlib
+import itertools
 import pkgutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,16 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import trunkline_kernels.gpu
 from tests.parameters import one_in
 from tests.worker.device import contracts
 from tests.worker.device.cards import A100, H200, L4, RTX_4090, Card
-from tests.worker.device.faults import LaunchFault
+from tests.worker.device.faults import DeviceFault, GraphFault, HostSync, LaunchFault
 from tests.worker.device.models import IN_BLOCKS, NAMES, spec_of
 from tests.worker.device.session import Session, drive, plans_for, session
-from trunkline_kernels.gpu import tuned_tilings
+from trunkline_kernels.gpu import expert_tiles, tuned_tilings
+from trunkline_kernels.gpu.expert_tiles import ExpertTiles
 from trunkline_kernels.gpu.persistent_linear import ProductRoom
 from trunkline_kernels.gpu.tuned_tilings import GATED, ProductKey
 from trunkline_worker.model.gpu_weight import timed_products
@@ -186,6 +189,45 @@ def test_mixtures_of_experts_keep_the_rules(options: dict[str, Any]) -> None:
     found = run("qwen3-30b-a3b", {**SMALL, **options}, count=30, seed=6)
     assert found.replays > 15
     assert found.device.launches.keys() >= EXPERT_KERNELS
+
+
+def counts_on_the_host(real: Any, experts: Tensor, **options: Any) -> Any:
+    experts.max().item()
+    return real(experts, **options)
+
+
+def room_for_few_tiles(real: Any, num_pairs: int, *sizes: int) -> int:
+    return -(-num_pairs // 16)
+
+
+def tiles_by_the_step(real: Any, num_pairs: int, *sizes: int) -> int:
+    found: int = real(num_pairs, *sizes) + next(COUNT)
+    return found
+
+
+COUNT = itertools.count()
+
+
+@pytest.mark.parametrize(
+    ("fault", "message", "owner", "name", "mutant"),
+    [
+        (HostSync, "the host reads", ExpertTiles, "arrange", counts_on_the_host),
+        (LaunchFault, "are read or written", expert_tiles, "most_tiles", room_for_few_tiles),
+        (GraphFault, "was captured as", expert_tiles, "most_tiles", tiles_by_the_step),
+    ],
+)
+def test_a_fault_among_experts_is_noticed(
+    fault: type[DeviceFault],
+    message: str,
+    owner: Any,
+    name: str,
+    mutant: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args, **options: mutant(real, *args, **options))
+    with pytest.raises(fault, match=message):
+        run("qwen3-30b-a3b", SMALL, count=30, seed=6)
 
 
 @pytest.mark.slow
