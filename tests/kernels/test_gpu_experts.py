@@ -24,7 +24,7 @@ from trunkline_kernels.gpu.expert_products import (
     MANY_ROWS,
     WIDE,
     ExpertTilings,
-    Weight,
+    ExpertWeight,
     expert_tilings,
     multiply_experts,
 )
@@ -304,7 +304,7 @@ def test_the_weight_of_an_expert_may_begin_further_than_32_bits_can_tell() -> No
      (4096, 8, 128, 128), (8, 2, 8, 16), (64, 2, 8, 32), (4096, 1, 8, 128)],
 )  # fmt: skip
 def test_tiles_have_as_many_rows_as_experts_do(tokens: int, top_k: int, num_experts: int, rows: int) -> None:
-    weights: list[Weight] = [drawn(2, 2), quantize(drawn(2, 2), "int8")]
+    weights: list[ExpertWeight] = [drawn(2, 2), quantize(drawn(2, 2), "int8")]
     for weight, memory in itertools.product(weights, (99 << 10, 227 << 10)):
         found = expert_tilings(tokens, top_k=top_k, num_experts=num_experts, weight=weight, shared_memory=memory)
         assert found.gate_up.rows == found.down.rows == rows

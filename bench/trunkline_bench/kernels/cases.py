@@ -12,7 +12,7 @@ from trunkline_kernels.gpu import device_rows, expert_choice, logit_changes, log
 from trunkline_kernels.gpu.decode_attention import decode_attention
 from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.decode_tiling import DecodeTiling, decode_tiling_for
-from trunkline_kernels.gpu.expert_products import Weight, expert_tilings, multiply_experts
+from trunkline_kernels.gpu.expert_products import ExpertWeight, expert_tilings, multiply_experts
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear, fixed_tilings
 from trunkline_kernels.gpu.persistent_linear import PersistentTiling, ProductRoom, is_offered
 from trunkline_kernels.gpu.product_choice import ProductChoice, untimed_choice
@@ -158,7 +158,7 @@ def quantized(kind: str, *, dependent: bool = False) -> None:
         widened(weight, torch.bfloat16)
 
 
-def experts_of(lines: int, inner: int, kind: str) -> Weight:
+def experts_of(lines: int, inner: int, kind: str) -> ExpertWeight:
     """A weight of all experts, one below the other."""
     values = empty(EXPERTS * lines, inner)
     if kind == "none":

@@ -26,7 +26,7 @@ from trunkline_kernels.quantized_weight import BLOCK, HALF, ZERO, QuantizedWeigh
 _ZERO = tl.constexpr(ZERO)
 SUMMED_COLUMNS = 1024  # of a program that adds up the results of a token's experts
 
-Weight = Tensor | QuantizedWeight
+ExpertWeight = Tensor | QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ FIXED = BY_ROWS[-1][1]
 
 
 def expert_tilings(
-    num_tokens: int, *, top_k: int, num_experts: int, weight: Weight, shared_memory: int
+    num_tokens: int, *, top_k: int, num_experts: int, weight: ExpertWeight, shared_memory: int
 ) -> ExpertTilings:
     """Returns the tilings of a step, by the rows of an expert if all have equally many. They change only at numbers of
     tokens that are powers of two, so that the warm-up compiles all that are used.
@@ -116,7 +116,7 @@ def _added(acc, left, right, row_factors, block_scale, NARROW: tl.constexpr, BLO
 def _expert_product(
     x, x_scale,  # [num_rows, INNER]; x_scale not read unless NARROW: [num_rows] float32, or [INNER / BLOCK, num_rows]
     weight,  # [number of experts * LINES, INNER]; int4: [..., INNER / 2] uint8
-    scale,  # float32 [number of experts * LINES] if SCALED; int4: [..., INNER / GROUP]; both divided by BLOCK, if that
+    scale,  # float32, of the weight's lines if SCALED, of their groups if FOUR_BITS, of its blocks if BLOCK
     zero,  # [number of experts * LINES, INNER / GROUP] uint8; not read unless ZEROS
     out,  # [number of pairs, COLUMNS] ←
     tile_experts, tile_pairs, num_tiles,  # of ExpertTiles
@@ -170,7 +170,7 @@ def _expert_product(
             block = scale + first_block * tl.cdiv(INNER, BLOCK) + start // BLOCK
             up_block = block + COLUMNS // BLOCK * tl.cdiv(INNER, BLOCK)
         else:
-            row_factors, block, up_block = row, scale, scale
+            row_factors, block, up_block = row, scale, scale  # not read
         right = _weight_tile(
             weight, scale, zero, line, some_columns, start, kind, INNER, FOUR_BITS, ZEROS, GROUP, HALF, TILE_INNER
         )
@@ -226,7 +226,13 @@ def _sum_experts(
 
 
 def multiply_experts(
-    x: Tensor, routing: Routing, gate_up: Weight, down: Weight, *, tilings: ExpertTilings, dependent: bool = False
+    x: Tensor,
+    routing: Routing,
+    gate_up: ExpertWeight,
+    down: ExpertWeight,
+    *,
+    tilings: ExpertTilings,
+    dependent: bool = False,
 ) -> Tensor:
     """Returns the sum of each token's experts' results, times their shares: [num_tokens, hidden] in x's dtype.
 
@@ -260,7 +266,14 @@ def multiply_experts(
 
 
 def _multiply(
-    x: Tensor, weight: Weight, tiles: ExpertTiles, tiling: MatmulTiling, *, out: Tensor, gated: bool, dependent: bool
+    x: Tensor,
+    weight: ExpertWeight,
+    tiles: ExpertTiles,
+    tiling: MatmulTiling,
+    *,
+    out: Tensor,
+    gated: bool,
+    dependent: bool,
 ) -> None:
     """Multiplies the row of each pair by the weight of its expert.
 

@@ -232,12 +232,14 @@ class GpuDecoder:
             if isinstance(feed_forward, ExpertsWeights):
                 kv_slots = None if rows is not None and number == len(kv) else batch.slots
                 delta = feed_to_experts(feed_forward, x, kv_slots=kv_slots, shared_memory=self.chip.shared_memory)
-            elif feed_forward.post_norm is None:
-                delta = feed_forward.down.add_to(residual, feed_forward.gate_up.multiply_gated(x))
+                if feed_forward.post_norm is not None:
+                    delta = self._norm(None, delta, feed_forward.post_norm)
+                continue
+            x = feed_forward.gate_up.multiply_gated(x)
+            if feed_forward.post_norm is None:
+                delta = feed_forward.down.add_to(residual, x)
             else:
-                delta = feed_forward.down.multiply(feed_forward.gate_up.multiply_gated(x))
-            if delta is not None and feed_forward.post_norm is not None:
-                delta = self._norm(None, delta, feed_forward.post_norm)
+                delta = self._norm(None, feed_forward.down.multiply(x), feed_forward.post_norm)
         return residual if delta is None else residual + delta
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from trunkline_bench.gpu.ceilings import Rows, bandwidth, flops
 from trunkline_bench.gpu.shapes import Shapes, median_s
 from trunkline_kernels import experts as reference
 from trunkline_kernels.gpu.expert_choice import route
-from trunkline_kernels.gpu.expert_products import FIXED, Weight, expert_tilings, multiply_experts
+from trunkline_kernels.gpu.expert_products import FIXED, ExpertWeight, expert_tilings, multiply_experts
 from trunkline_kernels.quantized_weight import dequantize, quantize, quantize_blocks
 from trunkline_worker.model.gpu_decoder import FP8_CAPABILITY, Chip
 
@@ -67,15 +67,15 @@ def measure(shapes: Shapes) -> Rows:
             }  # fmt: skip
 
 
-def _quantized(weight: Tensor, kind: str) -> Weight:
+def _quantized(weight: Tensor, kind: str) -> ExpertWeight:
     if kind == "none":
         return weight
     return quantize_blocks(weight) if kind == IN_BLOCKS else quantize(weight, kind)
 
 
-def _values(weight: Weight, dtype: torch.dtype) -> Tensor:
+def _values(weight: ExpertWeight, dtype: torch.dtype) -> Tensor:
     return weight if isinstance(weight, Tensor) else dequantize(weight).to(dtype)
 
 
-def _bytes(weight: Weight) -> int:
+def _bytes(weight: ExpertWeight) -> int:
     return weight.nbytes if isinstance(weight, Tensor) else weight.data.nbytes + weight.scale.nbytes
