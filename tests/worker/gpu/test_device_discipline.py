@@ -23,9 +23,11 @@ from tests.worker.device.faults import DeviceFault, GraphFault, HostSync, Launch
 from tests.worker.device.models import IN_BLOCKS, NAMES, spec_of
 from tests.worker.device.session import Session, drive, plans_for, session
 from trunkline_kernels.gpu import expert_tiles, tuned_tilings
+from trunkline_kernels.gpu.expert_products import FIXED, ExpertTilings, multiply_experts
 from trunkline_kernels.gpu.expert_tiles import ExpertTiles
 from trunkline_kernels.gpu.persistent_linear import ProductRoom
 from trunkline_kernels.gpu.tuned_tilings import GATED, ProductKey
+from trunkline_worker.model import gpu_experts
 from trunkline_worker.model.gpu_weight import timed_products
 from trunkline_worker.settings import EngineSettings
 from trunkline_worker.step.plan import BlockCopy, BlockPlace, CopyEnd, StepPlan, Tier
@@ -189,6 +191,22 @@ def test_mixtures_of_experts_keep_the_rules(options: dict[str, Any]) -> None:
     found = run("qwen3-30b-a3b", {**SMALL, **options}, count=30, seed=6)
     assert found.replays > 15
     assert found.device.launches.keys() >= EXPERT_KERNELS
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_tiles_depend_on_the_rows_of_experts_unless_deterministic(
+    deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[ExpertTilings] = set()
+
+    def noted(*arguments: Any, tilings: ExpertTilings, **options: Any) -> Tensor:
+        seen.add(tilings)
+        return multiply_experts(*arguments, tilings=tilings, **options)
+
+    monkeypatch.setattr(gpu_experts, "multiply_experts", noted)
+    run("qwen3-30b-a3b", {**SMALL, "deterministic": deterministic}, count=5, seed=6)
+    assert (seen == {FIXED}) == deterministic
+    assert deterministic or {tilings.down.rows for tilings in seen} == {16, 32, 64, 128}
 
 
 def counts_on_the_host(real: Any, experts: Tensor, **options: Any) -> Any:

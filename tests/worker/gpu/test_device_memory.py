@@ -111,6 +111,7 @@ SMALL_CARD = [
     pytest.param("qwen3-8b", {"context_length": 32768}, marks=pytest.mark.slow),
     pytest.param("qwen3-8b", {"quantization": "int8"}, marks=pytest.mark.slow),
     pytest.param("llama-3.1-8b", {"context_length": 16384, "deterministic": True}, marks=pytest.mark.slow),
+    pytest.param("qwen3-30b-a3b", {"context_length": 8192, "quantization": "int4"}, marks=pytest.mark.slow),
     ("qwen3-0.6b", {}),
 ]
 
@@ -158,9 +159,10 @@ def test_a_context_that_does_not_fit_is_refused_in_one_line() -> None:
 
 
 @pytest.mark.slow
-def test_captured_graphs_stay_within_their_allowance() -> None:
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-30b-a3b"])
+def test_captured_graphs_stay_within_their_allowance(name: str) -> None:
     """The graphs' tensors. The rest of the allowance is for what the driver keeps of a graph's nodes."""
-    plain, warm = worker_on(H200, "llama-3.1-8b"), worker_on(H200, "llama-3.1-8b", warm=True)
+    plain, warm = worker_on(H200, name), worker_on(H200, name, warm=True)
     check_fits(warm, H200)
     assert warm.beside - plain.beside < GRAPH_POOL_BYTES
 
