@@ -9,19 +9,28 @@ from trunkline_bench.gpu.ceilings import Rows, bandwidth, flops
 from trunkline_bench.gpu.shapes import Shapes, median_s
 from trunkline_kernels import experts as reference
 from trunkline_kernels.gpu.expert_choice import route
-from trunkline_kernels.gpu.expert_products import FIXED, ExpertWeight, expert_tilings, multiply_experts
+from trunkline_kernels.gpu.expert_products import (
+    BY_ROWS,
+    FIXED,
+    MANY_ROWS,
+    WIDE,
+    ExpertWeight,
+    expert_tilings,
+    multiply_experts,
+)
 from trunkline_kernels.quantized_weight import dequantize, quantize, quantize_blocks
 from trunkline_worker.model.gpu_decoder import FP8_CAPABILITY, Chip
 
 IN_BLOCKS = "fp8 in blocks"
 # Of the largest value, by the kind of weights; activations are rounded to 8 bits, too, if those are fp8.
 TOLERANCE = {"none": 2e-2, "int4": 2e-2, IN_BLOCKS: 1e-1}
+TRIED = (FIXED, BY_ROWS[0][1], BY_ROWS[1][1], MANY_ROWS, WIDE)
 COMPARED_ROWS = 64  # at most: the reference multiplies expert by expert
 
 
 def measure(shapes: Shapes) -> Rows:
     """A row for each kind of weight and number of rows. `bound_us` is the time to read the weights of the experts that
-    the rows chose, or that of the products, whichever is longer; `fixed_us` is with the tiles of --deterministic.
+    the rows chose, or that of the products, whichever is longer; `us_by_tile` is with each tiling of the down product.
 
     Raises AssertionError if results differ from the reference, or with dependent launches."""
     rule, hidden, intermediate = shapes.experts, shapes.expert_hidden, shapes.expert_intermediate
@@ -62,7 +71,11 @@ def measure(shapes: Shapes) -> Rows:
             time_s = median_s(run, shapes.device)
             yield row | {
                 "experts": used, "us": time_s * 1e6, "bound_us": bound_s * 1e6, "of_bound": bound_s / time_s,
-                "fixed_us": median_s(partial(run, tilings=FIXED), shapes.device) * 1e6,
+                "us_by_tile": {
+                    f"{each.down.rows} x {each.down.columns}": median_s(partial(run, tilings=each), shapes.device) * 1e6
+                    for each in TRIED[: 1 if shapes.tiny else None]
+                    if each != WIDE or tilings == WIDE
+                },
                 "routing_us": median_s(partial(route, logits, rule), shapes.device) * 1e6,
             }  # fmt: skip
 
