@@ -74,7 +74,7 @@ def measure(shapes: Shapes) -> Rows:
                 "us_by_tile": {
                     f"{each.down.rows} x {each.down.columns}": median_s(partial(run, tilings=each), shapes.device) * 1e6
                     for each in TRIED[: 1 if shapes.tiny else None]
-                    if each != WIDE or tilings == WIDE
+                    if each != WIDE or tilings == WIDE  # not every device and weight takes it
                 },
                 "routing_us": median_s(partial(route, logits, rule), shapes.device) * 1e6,
             }  # fmt: skip
