@@ -290,12 +290,13 @@ def test_the_weight_of_an_expert_may_begin_further_than_32_bits_can_tell() -> No
 
     (gate_up, first), (down, second) = far(2 * intermediate, hidden), far(hidden, intermediate)
     assert down.data[:-hidden].numel() == 1 << 31
-    x, logits = drawn(1, hidden), torch.zeros(1, num_experts)
+    x, logits = drawn(1, hidden).half(), torch.zeros(1, num_experts)
     logits[:, -1] = 1.0
     wide = MatmulTiling(2, 512, 1024, 1, 1)
     routing = route(logits, RoutingRule(num_experts, 1, renormalized=True))
     found = multiply_experts(x, routing, gate_up, down, tilings=ExpertTilings(wide, wide))
-    assert_close(found, silu_and_mul(x @ first.t()) @ second.t())
+    expected = silu_and_mul(x.float() @ first.t()) @ second.t()
+    torch.testing.assert_close(found.float(), expected, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -304,12 +305,12 @@ def test_the_weight_of_an_expert_may_begin_further_than_32_bits_can_tell() -> No
      (4096, 8, 128, 128), (8, 2, 8, 16), (64, 2, 8, 32), (4096, 1, 8, 128)],
 )  # fmt: skip
 def test_tiles_have_as_many_rows_as_experts_do(tokens: int, top_k: int, num_experts: int, rows: int) -> None:
-    weights: list[ExpertWeight] = [drawn(2, 2), quantize(drawn(2, 2), "int8")]
+    weights: list[ExpertWeight] = [drawn(2, 2).half(), drawn(2, 2), quantize(drawn(2, 2), "int8")]
     for weight, memory in itertools.product(weights, (99 << 10, 227 << 10)):
         found = expert_tilings(tokens, top_k=top_k, num_experts=num_experts, weight=weight, shared_memory=memory)
         assert found.gate_up.rows == found.down.rows == rows
         if rows == MANY_ROWS.down.rows:
-            assert found == (WIDE if isinstance(weight, Tensor) and memory == 227 << 10 else MANY_ROWS)
+            assert found == (WIDE if weight is weights[0] and memory == 227 << 10 else MANY_ROWS)
 
 
 def test_no_tokens_need_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

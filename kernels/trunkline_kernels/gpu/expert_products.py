@@ -26,6 +26,10 @@ from trunkline_kernels.quantized_weight import BLOCK, HALF, ZERO, QuantizedWeigh
 _ZERO = tl.constexpr(ZERO)
 SUMMED_COLUMNS = 1024  # of a program that adds up the results of a token's experts
 
+FLOAT32_INNER = (
+    16  # inner elements of a tile in float32, which tensor cores do not multiply: with more, registers spill
+)
+
 ExpertWeight = Tensor | QuantizedWeight
 
 
@@ -65,7 +69,8 @@ def expert_tilings(
     for most, tilings in BY_ROWS:
         if rows <= most:
             return tilings
-    return WIDE if isinstance(weight, Tensor) and shared_memory >= HOPPER_SHARED_MEMORY else MANY_ROWS
+    is_16_bits = isinstance(weight, Tensor) and weight.dtype.itemsize == 2
+    return WIDE if is_16_bits and shared_memory >= HOPPER_SHARED_MEMORY else MANY_ROWS
 
 
 @triton.jit
@@ -290,12 +295,13 @@ def _multiply(
         )  # fmt: skip
     if kind == "fp8":
         narrow, factors = (quantize_groups if in_blocks else quantize_rows)(x, dependent=dependent)
-    tile_inner = {"fp8": BLOCK, "int4": 2 * HALF}.get(kind, tiling.inner)
+    is_wide = x.dtype.itemsize == 4
+    tile_inner = {"fp8": BLOCK, "int4": 2 * HALF}.get(kind, FLOAT32_INNER if is_wide else tiling.inner)
     grid = len(tiles.experts) * triton.cdiv(columns, tiling.columns)
     _expert_product[(grid,)](
         narrow, factors, data, scale, data if zero is None else zero, out, tiles.experts, tiles.pairs, tiles.num_tiles,
         num_rows, pairs_per_row, columns, inner, gated, kind in ("int8", "fp8") and not in_blocks, kind == "fp8",
         BLOCK if in_blocks else 0, kind == "int4", zero is not None, group, HALF, tiling.rows, tiling.columns,
-        tile_inner, GROUP_ROWS, dependent, num_warps=tiling.warps, num_stages=tiling.stages if x.dtype.itemsize == 2
-        else 1, **launch_options(dependent),
+        tile_inner, GROUP_ROWS, dependent, num_warps=tiling.warps, num_stages=1 if is_wide else tiling.stages,
+        **launch_options(dependent),
     )  # fmt: skip
