@@ -17,6 +17,7 @@ from trunkline_cli.gpus import memory_share
 from trunkline_worker.engine import assembly
 from trunkline_worker.engine.assembly import build_engine
 from trunkline_worker.engine.rehearsal import activation_bytes, largest_step
+from trunkline_worker.model.gpu_decoder import GpuDecoder
 from trunkline_worker.model.kv_budget import OutOfMemory
 from trunkline_worker.model.loading import LoadedModel
 from trunkline_worker.runner.gpu.gpu_runner import GRAPH_POOL_BYTES, GpuRunner
@@ -156,6 +157,14 @@ def test_a_worker_fits_a_card_of_24_gigabytes(name: str, options: dict[str, Any]
 def test_a_context_that_does_not_fit_is_refused_in_one_line() -> None:
     with pytest.raises(OutOfMemory, match="less than one context of 40960: lower --context-length"):
         worker_on(RTX_4090, "qwen3-8b")
+
+
+def test_weights_of_experts_are_never_written_as_a_whole() -> None:
+    spec = spec_of("qwen3-30b-a3b", layers=1)
+    with placed(H200, name="qwen3-30b-a3b"):
+        decoder = model_of(spec, quantization="int8", context_length=64).decoder
+    assert isinstance(decoder, GpuDecoder)
+    assert decoder.widened_bytes == 2 * spec.layers[0].attention.qkv.num_params
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ from trunkline_kernels.gpu.shared_prefix import shared_prefix
 from trunkline_kernels.gpu.tuned_tilings import chosen_table
 from trunkline_kernels.quantized_weight import KINDS
 from trunkline_kernels.ragged_batch import KVLayer
-from trunkline_worker.model.architectures.decoder_spec import DecoderSpec, ExpertsSpec
+from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.gpu_experts import feed_to_experts
 from trunkline_worker.model.gpu_weight import gpu_layers
@@ -90,8 +90,6 @@ def check_options(
             f"head_dim {spec.head_dim} is not supported by the Triton kernels (even, at most {MAX_HEAD_DIM}): "
             "use --kernels torch"
         )
-    if any(isinstance(layer.feed_forward, ExpertsSpec) and layer.feed_forward.shared for layer in spec.layers):
-        raise ModelError(f"{spec.architecture}: the Triton kernels have no shared experts: use a CPU")
     try:
         chosen_table()
     except ValueError as error:
@@ -151,13 +149,14 @@ class GpuDecoder:
             and self.chip.shared_memory >= HOPPER_SHARED_MEMORY,
         )  # fmt: skip
         # The largest weight that is written as a whole for products of many rows. Those of experts never are.
-        self.widened_bytes = max(
-            (
-                product.widened_elements * dtype.itemsize
-                for layer in self._layers
-                for product in layer.products[: 2 if isinstance(layer.feed_forward, ExpertsWeights) else None]
-            ),
-            default=0,
+        whole_at_times = (
+            (*layer.products[:2], *layer.products[4:])
+            if isinstance(layer.feed_forward, ExpertsWeights)
+            else layer.products
+            for layer in self._layers
+        )
+        self.widened_bytes = dtype.itemsize * max(
+            (product.widened_elements for products in whole_at_times for product in products), default=0
         )
         self._tables = layer_tables(spec, context_length, self._device)
         self._windows = spec.windows

@@ -96,7 +96,7 @@ class GpuWeight:
 
 def timed_products(layer: LayerSpec) -> list[tuple[str, int, int]]:
     """Returns the kind, the columns of the result and the inner size of each product, as the product sweep times it, in
-    the order of LayerSpec.products. Those of experts are not timed."""
+    the order of LayerSpec.products. Those of experts, also of a shared one, are not timed."""
     attention, feed_forward = layer.attention, layer.feed_forward
     kinds = [LINEAR, ADDED if attention.post_norm is None else LINEAR]
     if isinstance(feed_forward, GatedSpec):
