@@ -163,6 +163,41 @@ def test_a_step_is_recorded_as_the_decoder_launches_it() -> None:
     assert done.stdout.splitlines() == [f"28 28 0 0 {decode}", f"28 0 28 0 {prompt}"]
 
 
+EXPERTS = """
+from pathlib import Path
+from trunkline_bench.kernels.device import H200
+from trunkline_bench.kernels.kernel_work import works
+from trunkline_bench.kernels.recorded_step import decode_step
+from trunkline_worker.model.gpu_decoder import Chip
+from trunkline_worker.model.architectures.config_json import read_spec
+spec, chip = read_spec(Path("bench/configs/qwen3-30b-a3b")), Chip(132, 227 << 10, (9, 0))
+for weights in ("bfloat16", "fp8-blocks"):
+    step = decode_step(spec, chip, batch=16, context=100, weights=weights)
+    products = [work for work in works(step, H200) if "expert_product" in work.name]
+    print(len(products), sum(work.bytes for work in products))
+"""
+
+
+@pytest.mark.slow
+def test_a_step_reads_the_experts_that_its_tokens_use() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", EXPERTS], env=environment, cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    spec = read_spec(REPOSITORY / "bench/configs/qwen3-30b-a3b")
+    rule = spec.routing
+    assert rule is not None
+    used = spec.expert_params * rule.used_share(16)
+    pairs, layers, hidden, intermediate = 16 * rule.top_k, 48, 2048, 768
+    for line, size in zip(done.stdout.splitlines(), (2, 1), strict=True):
+        count, num_bytes = line.split()
+        scales = used * 4 / 128**2 if size == 1 else 0
+        moved = layers * (16 * hidden * size + pairs * intermediate * (2 + size) + pairs * hidden * 2)
+        assert int(count) == 2 * layers
+        assert float(num_bytes) == pytest.approx(used * size + scales + moved)
+
+
 @pytest.mark.parametrize(
     ("options", "product"),
     [

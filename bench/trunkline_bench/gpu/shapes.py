@@ -7,11 +7,14 @@ from pathlib import Path
 
 import torch
 
+from trunkline_kernels.routing_rule import RoutingRule
+
 # Upper bound of the device's clock; with a slower clock the sleep is longer than necessary.
 MOST_CYCLES_PER_S = 2.2e9
 LEAST_SLEEP_S = 50e-6
 CONFIGS = Path(__file__).parents[2] / "configs"
 DEMO_MODEL = Path(__file__).parents[3] / "deploy" / "demo" / "tiny-tales"
+EXPERTS = RoutingRule(128, 8, renormalized=True)  # Qwen3-30B-A3B's
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,10 @@ class Shapes:
     product_rows: tuple[int, ...] = (1, 8, 32, 64, 128, 256, 512, 2048, 8192)
     weight_only_rows: tuple[int, ...] = (1, 16, 64, 128, 256, 384, 512, 1024, 8192)
     block_product_rows: tuple[int, ...] = (1, 64, 256, 1024, 8192)
+    experts: RoutingRule = EXPERTS
+    expert_hidden: int = 2048
+    expert_intermediate: int = 768
+    expert_rows: tuple[int, ...] = (1, 16, 64, 256, 4096)
     most_kv_bytes: int = 40 << 30
     # (sequences, tokens of each)
     prefill: tuple[tuple[int, int], ...] = (
@@ -66,6 +73,7 @@ class Shapes:
             device, torch.float32, True, num_heads=4, num_kv_heads=2, head_dim=16, num_layers=3, copy_bytes=1 << 16,
             short_copies=(), matmul=64, decode_batches=(1, 3), decode_contexts=(20, 70), sweep_decodes=((2, 70),),
             sweep_prompts=((1, 33),), product_rows=(1, 20), block_product_rows=(20,), weight_only_rows=(3,),
+            experts=RoutingRule(4, 2), expert_hidden=128, expert_intermediate=128, expert_rows=(1, 5),
             prefill=((2, 33),), model=tiny_model, requests=2, prompt_tokens=9, output_tokens=3, engine_window_s=30.0,
             step_batches=(1, 2), users=2, user_prompt_tokens=6, user_output_tokens=3, closed_loop_s=0.0,
             cost_prompt_tokens=3, cost_output_tokens=2, peer=(2, 5, 2), shared_prefix=(5, 64, 9), output=output,

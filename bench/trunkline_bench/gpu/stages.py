@@ -38,6 +38,7 @@ STAGES = (
     Stage("Llama in fp8", "trunkline_bench.gpu.engine.headline:llama_fp8", 2, 80, 150),
     Stage("weight-only options", "trunkline_bench.gpu.engine.costs:weight_only", 2, 60, 120),
     Stage("weight-only products", "trunkline_bench.gpu.kernels.weight_only_products:measure", 2, 15, 40),
+    Stage("experts", "trunkline_bench.gpu.kernels.experts:measure", 2, 30, 70),
     Stage("block product sweep", "trunkline_bench.gpu.kernels.product_sweep:measure_blocks", 2, 45, 100),
     Stage("decode attention", "trunkline_bench.gpu.kernels.attention:decode_speed", 2, 15, 40),
     Stage("attention correctness", "trunkline_bench.gpu.kernels.attention:check", 2, 40, 80),

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from trunkline_bench.kernels.device import H200
 from trunkline_bench.kernels.launches import META, Chip
-from trunkline_kernels.gpu import device_rows, logit_changes, logprobs, rms_norm, sampling, silu_and_mul
+from trunkline_kernels.gpu import device_rows, expert_choice, logit_changes, logprobs, rms_norm, sampling, silu_and_mul
 from trunkline_kernels.gpu.decode_attention import decode_attention
 from trunkline_kernels.gpu.decode_plan import DecodePlan
 from trunkline_kernels.gpu.decode_tiling import DecodeTiling, decode_tiling_for
+from trunkline_kernels.gpu.expert_products import ExpertWeight, expert_tilings, multiply_experts
 from trunkline_kernels.gpu.fixed_matmul import fixed_linear, fixed_tilings
 from trunkline_kernels.gpu.persistent_linear import PersistentTiling, ProductRoom, is_offered
 from trunkline_kernels.gpu.product_choice import ProductChoice, untimed_choice
@@ -22,10 +24,14 @@ from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, PRODUCTS
 from trunkline_kernels.gpu.widening import widened
 from trunkline_kernels.quantized_weight import FP8, QuantizedWeight, quantize, quantize_blocks
 from trunkline_kernels.ragged_batch import KVLayer
+from trunkline_kernels.routing_rule import RoutingRule
 from trunkline_kernels.token_masks import RowMasks
 from trunkline_worker.model.gpu_weight import GpuWeight
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTERMEDIATE, VOCAB = 32, 8, 128, 4096, 12288, 151936
+# Qwen3-30B-A3B's
+EXPERTS, TOP_EXPERTS, EXPERT_HIDDEN, EXPERT_INTERMEDIATE = 128, 8, 2048, 768
+IN_BLOCKS = "fp8 in blocks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +158,30 @@ def quantized(kind: str, *, dependent: bool = False) -> None:
         widened(weight, torch.bfloat16)
 
 
+def experts_of(lines: int, inner: int, kind: str) -> ExpertWeight:
+    """A weight of all experts, one below the other."""
+    values = empty(EXPERTS * lines, inner)
+    if kind == "none":
+        return values
+    return quantize_blocks(values) if kind == IN_BLOCKS else quantize(values, kind)
+
+
+def experts(chip: Chip, kind: str) -> None:
+    """A feed-forward part with the tilings for the fewest and the most rows, or all if weights are not quantised."""
+    rule = RoutingRule(EXPERTS, TOP_EXPERTS, renormalized=True)
+    gate_up = experts_of(2 * EXPERT_INTERMEDIATE, EXPERT_HIDDEN, kind)
+    down = experts_of(EXPERT_HIDDEN, EXPERT_INTERMEDIATE, kind)
+    for tokens in (64, 256, 512, 4096) if kind == "none" else (64, 4096):
+        tilings = expert_tilings(
+            tokens, top_k=TOP_EXPERTS, num_experts=EXPERTS, weight=down, shared_memory=chip.shared_memory
+        )
+        routing = expert_choice.route(
+            empty(tokens, EXPERTS), rule, kv_slots=ints(tokens, dtype=torch.int64), dependent=chip.dependent
+        )
+        x = empty(tokens, EXPERT_HIDDEN)
+        multiply_experts(x, routing, gate_up, down, tilings=tilings, dependent=chip.dependent)
+
+
 def sampled(chip: Chip) -> None:
     logits = empty(64, VOCAB, dtype=torch.float32)
     rows = device_rows.DeviceRows.allocate(num_rows=64, max_tokens=4096, max_blocks=256, device=META)
@@ -241,6 +271,10 @@ CASES = (
     Case("fp8 product", lambda chip: quantized("fp8", dependent=chip.dependent), products=True, fp8=True),
     Case("fp8 product, untimed", lambda chip: untimed(chip, in_blocks=False), products=True, fp8=True),
     Case("fp8 product, in blocks", lambda chip: untimed(chip, in_blocks=True), products=True, fp8=True),
+    *(
+        Case(f"experts, {kind}", partial(experts, kind=kind), products=True, fp8=kind.startswith("fp8"))
+        for kind in ("none", "int8", "int4", "fp8", IN_BLOCKS)
+    ),
     Case("sampling", sampled),
     Case(
         "SwiGLU gate",

@@ -19,6 +19,8 @@ CHIP = CHIPS["sm_90"]
 WARPS = 4  # Triton's default
 ELEMENTS = 1 << 16  # of one program of torch's element-wise kernels: 128 threads, 4 at a time, and a few rounds
 
+SMALL_TILE = 0.25  # speed of tiles that PRODUCT_TILES does not have, relative to the best one: a guess
+
 _RESOURCES: dict[str, Resources] = {}  # of compiled launches, by key: each takes a second to compile
 
 # Fields of Work in which a launch differs from the general case.
@@ -87,6 +89,9 @@ def _of_triton(launch: Launch, step: RecordedStep, device: Device, needs: Resour
 def _title(launch: Launch) -> str:
     arguments = launch.arguments
     name: str = launch.kernel.__name__.removeprefix("_")
+    if name == "expert_product":
+        pairs = arguments["num_rows"] * arguments["PAIRS_PER_ROW"]
+        return f"{name} {pairs} x {(2 if arguments['GATED'] else 1) * arguments['COLUMNS']} x {arguments['INNER']}"
     if name != "persistent_matmul":
         return name
     return f"{name} {arguments['num_rows']} x {len(arguments['weight_rows'])} x {arguments['inner']}"
@@ -197,6 +202,41 @@ def _persistent(launch: Launch, step: RecordedStep, device: Device, slots: int) 
     }
 
 
+def _arrange(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
+    """Each program reads the experts of all pairs twice, block by block."""
+    arguments = launch.arguments
+    blocks = -(-arguments["num_pairs"] // arguments["BLOCK"])
+    return {"bytes": 2 * _size(arguments["experts"]), "least_s": (1 + blocks) * device.least_s}
+
+
+def _experts(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
+    """Products of the experts that the step's tokens use, if each token chooses evenly."""
+    arguments, rule = launch.arguments, step.spec.routing
+    assert rule is not None, "no other model has this kernel"
+    columns, inner, tile_rows = (arguments[name] for name in ("COLUMNS", "INNER", "TILE_ROWS"))
+    pairs = arguments["num_rows"] * arguments["PAIRS_PER_ROW"]
+    used = rule.num_experts * rule.used_share(pairs / rule.top_k)
+    tiles = used * max(1.0, pairs / used / tile_rows + 0.5)  # the last one of an expert is half full
+    programs = math.ceil(tiles * -(-columns // arguments["TILE_COLUMNS"]))
+    tile_columns, lines = ((2 if arguments["GATED"] else 1) * each for each in (arguments["TILE_COLUMNS"], columns))
+    peak, share = device.peak_flops, device.product_share
+    if arguments["NARROW"]:
+        peak, share = device.peak_fp8_flops, device.block_share if arguments["BLOCK"] else device.fp8_share
+    flops_per_s = peak * share * PRODUCT_TILES.get((tile_rows, tile_columns), SMALL_TILE)
+    tile_flops = 2.0 * tile_rows * tile_columns * inner
+    quantized = arguments["SCALED"] or arguments["FOUR_BITS"] or arguments["BLOCK"]
+    weights = _size(arguments["weight"]) + (_size(arguments["scale"]) if quantized else 0)
+    return {
+        "programs": programs,
+        "idle_programs": max(0, launch.programs - programs),
+        "bytes": used / rule.num_experts * weights + _size(arguments["x"]) + _size(arguments["out"]),
+        "flops": 2.0 * tiles * tile_rows * lines * inner,
+        "flops_per_s": flops_per_s,
+        "least_s": device.least_s + tile_flops / (flops_per_s / device.multiprocessors),
+        "is_fp8": arguments["NARROW"],
+    }
+
+
 def _peaks(launch: Launch, step: RecordedStep, device: Device, slots: int) -> Fields:
     arguments = launch.arguments
     return {"bytes": _size(arguments["logits"]) + _size(arguments["peaks"]) + _size(arguments["masses"])}
@@ -215,6 +255,8 @@ SPECIAL: dict[str, Special] = {
     "_rotary_kv": _rotary,
     "_rms_norm": _norm,
     "_persistent_matmul": _persistent,
+    "_arrange_tiles": _arrange,
+    "_expert_product": _experts,
     "_ragged_attention": _prompts,
     "_attend_ranges": _decodes,
     "_tile_peaks": _peaks,

@@ -26,7 +26,9 @@ from trunkline_bench.kernels.launches import CHIPS, Chip, Resources, recorded, r
 from trunkline_bench.reports.markdown import table
 
 # Kernels that need no tensor cores.
-HELPERS = ("_plan_ranges", "_merge_split", "_quantize_rows", "_widen")
+HELPERS = (
+    "_plan_ranges", "_merge_split", "_quantize_rows", "_widen", "_choose_experts", "_arrange_tiles", "_sum_experts",
+)  # fmt: skip
 
 
 def problems(case: Case, found: Resources, chip: Chip) -> list[str]:

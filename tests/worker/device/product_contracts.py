@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.worker.device.launches import FLOAT32, INT32, WIDE, Launch
+from tests.worker.device.launches import FLOAT32, INT32, INT64, WIDE, Launch
 from trunkline_kernels.quantized_weight import BLOCK
 
 
@@ -123,6 +123,83 @@ def _fp8_product(at: Launch) -> None:
     _tiled(at)
 
 
+def _choose_experts(at: Launch) -> None:
+    tokens, groups, members, top_k = at.grid[0], at.number("GROUPS"), at.number("MEMBERS"), at.number("TOP_K")
+    at.holds("logits", WIDE, tokens * groups * members)
+    if at["BIAS"]:
+        at.holds("bias", FLOAT32, groups * members)
+    if at["PADDING"]:
+        at.holds("kv_slots", INT64, tokens)
+    at.holds("experts", INT32, tokens * top_k)
+    at.holds("shares", FLOAT32, tokens * top_k)
+    at.require(top_k <= at.number("TOP_GROUPS") * members <= groups * members, f"{top_k} of {groups} x {members}")
+    for name, count in (("PADDED_GROUPS", groups), ("PADDED_MEMBERS", members), ("PADDED_K", top_k)):
+        at.powers_of_two(name)
+        at.require(at.number(name) >= count, name)
+
+
+def _arrange_tiles(at: Launch) -> None:
+    experts, pairs = at.grid[0], at.number("num_pairs")
+    at.holds("experts", INT32, pairs)
+    _holds_tiles(at, pairs=pairs, experts=experts)
+    at.powers_of_two("PADDED", "TILE_ROWS", "BLOCK")
+    at.require(at.number("PADDED") >= experts, "PADDED")
+
+
+def _holds_tiles(at: Launch, *, pairs: int, experts: int) -> None:
+    """Those of the worst step, in which all experts but one have a single pair."""
+    rows, used = at.number("TILE_ROWS"), min(pairs, experts)
+    tiles = used - 1 + -(-(pairs - used + 1) // rows)
+    at.holds("tile_experts", INT32, tiles)
+    at.holds("tile_pairs", INT32, tiles * rows)
+    at.holds("num_tiles", INT32, 1)
+
+
+def _expert_product(at: Launch) -> None:
+    columns, inner, rows = at.number("COLUMNS"), at.number("INNER"), at.number("num_rows")
+    pairs, lines = rows * at.number("PAIRS_PER_ROW"), columns * (2 if at["GATED"] else 1)
+    at.holds("x", (torch.float8_e4m3fn,) if at["NARROW"] else WIDE, rows * inner)
+    at.holds("out", WIDE, pairs * columns)
+    elements = at["weight"].numel() * (2 if at["FOUR_BITS"] else 1)
+    experts = elements // (lines * inner)
+    at.require(elements == experts * lines * inner, f"{elements} elements are no experts of {lines} x {inner}")
+    if block := at.number("BLOCK"):
+        at.holds("weight", (torch.float8_e4m3fn,), 0)
+        at.require(lines % block == columns % block == 0, f"an expert begins within a block of {block}")
+        _in_blocks(at, at.number("TILE_COLUMNS"), at.number("TILE_INNER"))
+        at.holds("x_scale", FLOAT32, rows * -(-inner // block))
+        at.holds("scale", FLOAT32, experts * lines // block * -(-inner // block))
+    elif at["FOUR_BITS"]:
+        group, half = at.number("GROUP"), at.number("HALF")
+        at.holds("weight", (torch.uint8,), 0)
+        at.require(inner % group == group % half == inner % (2 * half) == 0, f"groups of {group} in {inner}")
+        at.require(at.number("TILE_INNER") == 2 * half, "TILE_INNER")
+        at.holds("scale", FLOAT32, experts * lines * inner // group)
+        if at["ZEROS"]:
+            at.holds("zero", (torch.uint8,), experts * lines * inner // group)
+    elif at["SCALED"]:
+        at.holds("weight", (torch.float8_e4m3fn,) if at["NARROW"] else (torch.int8,), 0)
+        at.holds("scale", FLOAT32, experts * lines)
+        if at["NARROW"]:
+            at.holds("x_scale", FLOAT32, rows)
+    else:
+        at.holds("weight", (at["x"].dtype,), 0)
+    at.powers_of_two("TILE_ROWS", "TILE_COLUMNS", "TILE_INNER", "HALF")
+    _holds_tiles(at, pairs=pairs, experts=experts)
+    most = len(at["tile_experts"]) * -(-columns // at.number("TILE_COLUMNS"))
+    at.require(at.grid == (most,), f"up to {most} tiles")
+
+
+def _sum_experts(at: Launch) -> None:
+    tokens, hidden, top_k = at.grid[0], at.number("HIDDEN"), at.number("TOP_K")
+    at.holds("results", WIDE, tokens * top_k * hidden)
+    at.holds("experts", INT32, tokens * top_k)
+    at.holds("shares", FLOAT32, tokens * top_k)
+    at.holds("out", (at["results"].dtype,), tokens * hidden)
+    at.require(at.grid[1] * at.number("BLOCK") >= hidden, "the grid does not reach a row's end")
+    at.powers_of_two("BLOCK")
+
+
 CONTRACTS = (
     _persistent_matmul,
     _fixed_matmul,
@@ -130,4 +207,8 @@ CONTRACTS = (
     _quantize_rows,
     _widen,
     _fp8_product,
+    _choose_experts,
+    _arrange_tiles,
+    _expert_product,
+    _sum_experts,
 )

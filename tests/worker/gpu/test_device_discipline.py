@@ -4,6 +4,7 @@ their steps need, launches that are what kernels assume.
 
 import ast
 import importlib
+import itertools
 import pkgutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,17 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import trunkline_kernels.gpu
+from tests.parameters import one_in
 from tests.worker.device import contracts
 from tests.worker.device.cards import A100, H200, L4, RTX_4090, Card
-from tests.worker.device.faults import LaunchFault
+from tests.worker.device.faults import DeviceFault, GraphFault, HostSync, LaunchFault
 from tests.worker.device.models import IN_BLOCKS, NAMES, spec_of
 from tests.worker.device.session import Session, drive, plans_for, session
-from trunkline_kernels.gpu import tuned_tilings
+from trunkline_kernels.gpu import expert_tiles, tuned_tilings
+from trunkline_kernels.gpu.expert_products import FIXED, ExpertTilings, multiply_experts
+from trunkline_kernels.gpu.expert_tiles import ExpertTiles
 from trunkline_kernels.gpu.persistent_linear import ProductRoom
 from trunkline_kernels.gpu.tuned_tilings import GATED, ProductKey
+from trunkline_worker.model import gpu_experts
 from trunkline_worker.model.architectures.decoder_spec import Multipliers
 from trunkline_worker.model.gpu_weight import timed_products
 from trunkline_worker.settings import EngineSettings
@@ -193,6 +199,75 @@ def test_fp8_products_of_the_library_keep_the_rules(tmp_path: Path, monkeypatch:
 def test_weights_in_blocks_keep_the_rules(card: Card, kernel: str) -> None:
     launches = run("qwen3-0.6b", {**SMALL, "quantization": IN_BLOCKS}, count=30, seed=2, card=card).device.launches
     assert {"_persistent_matmul", "_fp8_product"} & launches.keys() == {kernel}
+
+
+EXPERT_KERNELS = {"_choose_experts", "_arrange_tiles", "_expert_product", "_sum_experts"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    one_in(5, [{}, {"deterministic": True}, *({"quantization": kind} for kind in ("int8", "int4", "fp8", IN_BLOCKS))]),
+    ids=str,
+)
+def test_mixtures_of_experts_keep_the_rules(options: dict[str, Any]) -> None:
+    found = run("qwen3-30b-a3b", {**SMALL, **options}, count=30, seed=6)
+    assert found.replays > 15
+    assert found.device.launches.keys() >= EXPERT_KERNELS
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_tiles_depend_on_the_rows_of_experts_unless_deterministic(
+    deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[ExpertTilings] = set()
+
+    def noted(*arguments: Any, tilings: ExpertTilings, **options: Any) -> Tensor:
+        seen.add(tilings)
+        return multiply_experts(*arguments, tilings=tilings, **options)
+
+    monkeypatch.setattr(gpu_experts, "multiply_experts", noted)
+    run("qwen3-30b-a3b", {**SMALL, "deterministic": deterministic}, count=5, seed=6)
+    assert (seen == {FIXED}) == deterministic
+    assert deterministic or {tilings.down.rows for tilings in seen} == {16, 32, 64, 128}
+
+
+def counts_on_the_host(real: Any, experts: Tensor, **options: Any) -> Any:
+    experts.max().item()
+    return real(experts, **options)
+
+
+def room_for_few_tiles(real: Any, num_pairs: int, *sizes: int) -> int:
+    return -(-num_pairs // 16)
+
+
+def tiles_by_the_step(real: Any, num_pairs: int, *sizes: int) -> int:
+    found: int = real(num_pairs, *sizes) + next(COUNT)
+    return found
+
+
+COUNT = itertools.count()
+
+
+@pytest.mark.parametrize(
+    ("fault", "message", "owner", "name", "mutant"),
+    [
+        (HostSync, "the host reads", ExpertTiles, "arrange", counts_on_the_host),
+        (LaunchFault, "are read or written", expert_tiles, "most_tiles", room_for_few_tiles),
+        (GraphFault, "was captured as", expert_tiles, "most_tiles", tiles_by_the_step),
+    ],
+)
+def test_a_fault_among_experts_is_noticed(
+    fault: type[DeviceFault],
+    message: str,
+    owner: Any,
+    name: str,
+    mutant: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args, **options: mutant(real, *args, **options))
+    with pytest.raises(fault, match=message):
+        run("qwen3-30b-a3b", SMALL, count=30, seed=6)
 
 
 @pytest.mark.slow

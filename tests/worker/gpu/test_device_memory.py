@@ -17,6 +17,7 @@ from trunkline_cli.gpus import memory_share
 from trunkline_worker.engine import assembly
 from trunkline_worker.engine.assembly import build_engine
 from trunkline_worker.engine.rehearsal import activation_bytes, largest_step
+from trunkline_worker.model.gpu_decoder import GpuDecoder
 from trunkline_worker.model.kv_budget import OutOfMemory
 from trunkline_worker.model.loading import LoadedModel
 from trunkline_worker.runner.gpu.gpu_runner import GRAPH_POOL_BYTES, GpuRunner
@@ -111,6 +112,7 @@ SMALL_CARD = [
     pytest.param("qwen3-8b", {"context_length": 32768}, marks=pytest.mark.slow),
     pytest.param("qwen3-8b", {"quantization": "int8"}, marks=pytest.mark.slow),
     pytest.param("llama-3.1-8b", {"context_length": 16384, "deterministic": True}, marks=pytest.mark.slow),
+    pytest.param("qwen3-30b-a3b", {"context_length": 8192, "quantization": "int4"}, marks=pytest.mark.slow),
     ("qwen3-0.6b", {}),
 ]
 
@@ -157,10 +159,19 @@ def test_a_context_that_does_not_fit_is_refused_in_one_line() -> None:
         worker_on(RTX_4090, "qwen3-8b")
 
 
+def test_weights_of_experts_are_never_written_as_a_whole() -> None:
+    spec = spec_of("qwen3-30b-a3b", layers=1)
+    with placed(H200, name="qwen3-30b-a3b"):
+        decoder = model_of(spec, quantization="int8", context_length=64).decoder
+    assert isinstance(decoder, GpuDecoder)
+    assert decoder.widened_bytes == 2 * spec.layers[0].attention.qkv.num_params
+
+
 @pytest.mark.slow
-def test_captured_graphs_stay_within_their_allowance() -> None:
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-30b-a3b"])
+def test_captured_graphs_stay_within_their_allowance(name: str) -> None:
     """The graphs' tensors. The rest of the allowance is for what the driver keeps of a graph's nodes."""
-    plain, warm = worker_on(H200, "llama-3.1-8b"), worker_on(H200, "llama-3.1-8b", warm=True)
+    plain, warm = worker_on(H200, name), worker_on(H200, name, warm=True)
     check_fits(warm, H200)
     assert warm.beside - plain.beside < GRAPH_POOL_BYTES
 

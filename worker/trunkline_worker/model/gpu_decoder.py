@@ -35,11 +35,12 @@ from trunkline_kernels.gpu.shared_prefix import shared_prefix
 from trunkline_kernels.gpu.tuned_tilings import chosen_table
 from trunkline_kernels.quantized_weight import KINDS
 from trunkline_kernels.ragged_batch import KVLayer
-from trunkline_worker.model.architectures.decoder_spec import DecoderSpec, ExpertsSpec
+from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.gpu_experts import feed_to_experts
 from trunkline_worker.model.gpu_weight import GpuWeight, gpu_layers
 from trunkline_worker.model.rotary_tables import layer_tables
-from trunkline_worker.model.weights import DecoderWeights, StoredLinear, whole_product
+from trunkline_worker.model.weights import DecoderWeights, ExpertsWeights, StoredLinear, whole_product
 
 MAX_HEAD_DIM = 256
 OLDEST_CAPABILITY = (8, 0)
@@ -88,10 +89,6 @@ def check_options(
             f"head_dim {spec.head_dim} is not supported by the Triton kernels (even, at most {MAX_HEAD_DIM}): "
             "use --kernels torch"
         )
-    if any(isinstance(layer.feed_forward, ExpertsSpec) for layer in spec.layers):
-        raise ModelError(f"{spec.architecture}: the Triton kernels have no mixture of experts: use a CPU")
-    if any(isinstance(layer.feed_forward, ExpertsSpec) and layer.feed_forward.shared for layer in spec.layers):
-        raise ModelError(f"{spec.architecture}: the Triton kernels have no shared experts: use a CPU")
     try:
         chosen_table()
     except ValueError as error:
@@ -150,10 +147,15 @@ class GpuDecoder:
             persistent=persistent_linear.is_offered(self.chip.capability, is_nvidia=is_nvidia)
             and self.chip.shared_memory >= HOPPER_SHARED_MEMORY,
         )  # fmt: skip
-        # The largest weight that is written as a whole for products of many rows.
-        self.widened_bytes = max(
-            (product.widened_elements * dtype.itemsize for layer in self._layers for product in layer.products),
-            default=0,
+        # The largest weight that is written as a whole for products of many rows. Those of experts never are.
+        whole_at_times = (
+            (*layer.products[:2], *layer.products[4:])
+            if isinstance(layer.feed_forward, ExpertsWeights)
+            else layer.products
+            for layer in self._layers
+        )
+        self.widened_bytes = dtype.itemsize * max(
+            (product.widened_elements for products in whole_at_times for product in products), default=0
         )
         self._tables = layer_tables(spec, context_length, self._device)
         self._windows = spec.windows
@@ -227,8 +229,14 @@ class GpuDecoder:
                 # No later layer reads the other tokens' states.
                 x, residual = gather_rows(x, rows), gather_rows(residual, rows)
             delta = self._add(attention.output, x, residual, attention.post_norm)
-            x = feed_forward.gate_up.multiply_gated(self._norm(delta, residual, feed_forward.norm))
-            delta = self._add(feed_forward.down, x, residual, feed_forward.post_norm)
+            x = self._norm(delta, residual, feed_forward.norm)
+            if isinstance(feed_forward, ExpertsWeights):
+                kv_slots = None if rows is not None and number == len(kv) else batch.slots
+                fed = feed_to_experts(feed_forward, x, kv_slots=kv_slots, shared_memory=self.chip.shared_memory)
+                delta = self._scaled(fed, feed_forward.post_norm)
+            else:
+                x = feed_forward.gate_up.multiply_gated(x)
+                delta = self._add(feed_forward.down, x, residual, feed_forward.post_norm)
         return residual if delta is None else residual + delta
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -243,11 +251,16 @@ class GpuDecoder:
 
     def _add(self, product: GpuWeight, x: Tensor, residual: Tensor, post_norm: Tensor | None) -> Tensor | None:
         """Adds the result of a layer's part to the residual stream and returns None, or returns what is to be added."""
-        multiplier = self.spec.multipliers.residual
         if post_norm is None:
-            return product.add_to(residual, x, multiplier)
-        normed = self._norm(None, product.multiply(x), post_norm)
-        return normed if multiplier == 1 else normed.mul_(multiplier)
+            return product.add_to(residual, x, self.spec.multipliers.residual)
+        return self._scaled(product.multiply(x), post_norm)
+
+    def _scaled(self, x: Tensor, post_norm: Tensor | None) -> Tensor:
+        """Returns what is to be added to the residual stream for the result of a layer's part."""
+        if post_norm is not None:
+            x = self._norm(None, x, post_norm)
+        multiplier = self.spec.multipliers.residual
+        return x if multiplier == 1 else x.mul_(multiplier)
 
     def _norm(self, delta: Tensor | None, residual: Tensor, weight: Tensor | None) -> Tensor:
         """Adds to the residual stream, and returns its norm; without a norm, the residual stream itself."""

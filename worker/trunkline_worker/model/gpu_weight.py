@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from trunkline_kernels.gpu.silu_and_mul import silu_and_mul
 from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, LINEAR
 from trunkline_kernels.gpu.widening import widened
 from trunkline_kernels.quantized_weight import QuantizedWeight
-from trunkline_worker.model.architectures.decoder_spec import LayerSpec
+from trunkline_worker.model.architectures.decoder_spec import GatedSpec, LayerSpec
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.weights import LayerWeights, Linear, StoredPart
 
@@ -96,16 +97,14 @@ class GpuWeight:
 
 def timed_products(layer: LayerSpec) -> list[tuple[str, int, int]]:
     """Returns the kind, the columns of the result and the inner size of each product, as the product sweep times it, in
-    the order of LayerSpec.products."""
-    kinds = (
-        LINEAR,
-        ADDED if layer.attention.post_norm is None else LINEAR,
-        GATED,
-        ADDED if layer.feed_forward.post_norm is None else LINEAR,
-    )
+    the order of LayerSpec.products. Those of experts, also of a shared one, are not timed."""
+    attention, feed_forward = layer.attention, layer.feed_forward
+    kinds = [LINEAR, ADDED if attention.post_norm is None else LINEAR]
+    if isinstance(feed_forward, GatedSpec):
+        kinds += [GATED, ADDED if feed_forward.post_norm is None else LINEAR]
     return [
         (kind, product.columns // 2 if kind == GATED else product.columns, product.inner)
-        for kind, product in zip(kinds, layer.products, strict=True)
+        for kind, product in zip(kinds, layer.products, strict=False)
     ]
 
 
@@ -127,8 +126,8 @@ def gpu_layers(
     """
     found: dict[tuple[tuple[str, int, int], bool], ProductChoice] = {}
 
-    def choice(timed: tuple[str, int, int], product: StoredPart) -> ProductChoice:
-        if isinstance(product, Linear) or product.weight.kind != "fp8" or product.bias is not None:
+    def choice(timed: tuple[str, int, int] | None, product: StoredPart) -> ProductChoice:
+        if timed is None or isinstance(product, Linear) or product.weight.kind != "fp8" or product.bias is not None:
             return ProductChoice()
         (kind, columns, inner), in_blocks = timed, product.weight.in_blocks
         if (timed, in_blocks) not in found:
@@ -144,7 +143,8 @@ def gpu_layers(
         return found[timed, in_blocks]
 
     choices = [
-        list(map(choice, timed_products(spec), layer.products)) for spec, layer in zip(specs, layers, strict=True)
+        [choice(*each) for each in zip_longest(timed_products(spec), layer.products)]
+        for spec, layer in zip(specs, layers, strict=True)
     ]
     tilings = [tiling for each in found.values() for tiling in each.tilings if isinstance(tiling, PersistentTiling)]
     room = ProductRoom.allocate(tilings, multiprocessors=multiprocessors, device=device)
