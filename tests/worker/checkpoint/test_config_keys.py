@@ -79,6 +79,14 @@ VALUES: dict[str, list[Any]] = {
 
 # A norm of the result of one intermediate value divides by almost nothing if that is almost 0.
 WELL_CONDITIONED = [13, 40]
+EXPERTS: dict[str, list[Any]] = {"num_experts_per_tok": [1, 2, 5]}
+QWEN_EXPERTS = EXPERTS | {
+    "num_experts": [1, 2, 7, 16],
+    "norm_topk_prob": [ABSENT, True, False],
+    "moe_intermediate_size": [1, 5, 33],
+    "decoder_sparse_step": [ABSENT, 1, 2, 3],
+    "mlp_only_layers": [ABSENT, None, [], [0], [1, 7]],
+}
 # What random configurations of an architecture may hold in addition to those of all.
 OWN_CHOICES: dict[str, dict[str, list[Any]]] = {
     "Exaone4ForCausalLM": {"layer_types": ["random"], "intermediate_size": WELL_CONDITIONED},
@@ -88,6 +96,7 @@ OWN_CHOICES: dict[str, dict[str, list[Any]]] = {
         "residual_multiplier": [ABSENT, 1.0, 0.22],
         "logits_scaling": [ABSENT, 8.0, 0.7],
     },
+    "MixtralForCausalLM": EXPERTS | {"num_local_experts": [1, 2, 7, 16], "sliding_window": [ABSENT, None, 1, 3, 16]},
     "Olmo2ForCausalLM": {"intermediate_size": WELL_CONDITIONED},
     "Olmo3ForCausalLM": {
         "intermediate_size": WELL_CONDITIONED,
@@ -98,6 +107,7 @@ OWN_CHOICES: dict[str, dict[str, list[Any]]] = {
             {FULL: LLAMA3}, {SLIDING: {"rope_theta": 1e4, "rope_type": "default"}},
         ],
     },
+    "OlmoeForCausalLM": EXPERTS | {"num_experts": [1, 2, 7, 16], "norm_topk_prob": [ABSENT, True, False]},
     "Phi3ForCausalLM": {
         "hidden_size": [16, 32, 40],
         "head_dim": [ABSENT],
@@ -105,29 +115,15 @@ OWN_CHOICES: dict[str, dict[str, list[Any]]] = {
         "rope_scaling": [ABSENT, None, {}, LONG, PARTIAL_LONG, {"rope_type": "default", "partial_rotary_factor": 0.5}],
         "rope_parameters": [ABSENT, None, PARTIAL_LONG],
     },
+    "Qwen2MoeForCausalLM": QWEN_EXPERTS
+    | {"shared_expert_intermediate_size": [1, 5, 33], "qkv_bias": [ABSENT, True, False]},
+    "Qwen3MoeForCausalLM": QWEN_EXPERTS,
     "SeedOssForCausalLM": {"attention_out_bias": [ABSENT, True, False]},
     "SmolLM3ForCausalLM": {
         "no_rope_layers": [ABSENT, None, [0, 1, 1, 0, 1], [1] * 5],
         "no_rope_layer_interval": [ABSENT, 1, 2, 3],
     },
 }  # fmt: skip
-
-# What random configurations of an architecture may hold in addition to those of all.
-EXPERTS: dict[str, list[Any]] = {"num_experts_per_tok": [1, 2, 5]}
-QWEN_EXPERTS = EXPERTS | {
-    "num_experts": [1, 2, 7, 16],
-    "norm_topk_prob": [ABSENT, True, False],
-    "moe_intermediate_size": [1, 5, 33],
-    "decoder_sparse_step": [ABSENT, 1, 2, 3],
-    "mlp_only_layers": [ABSENT, None, [], [0], [1, 7]],
-}
-OWN_CHOICES: dict[str, dict[str, list[Any]]] = {
-    "MixtralForCausalLM": EXPERTS | {"num_local_experts": [1, 2, 7, 16], "sliding_window": [ABSENT, None, 1, 3, 16]},
-    "OlmoeForCausalLM": EXPERTS | {"num_experts": [1, 2, 7, 16], "norm_topk_prob": [ABSENT, True, False]},
-    "Qwen2MoeForCausalLM": QWEN_EXPERTS
-    | {"shared_expert_intermediate_size": [1, 5, 33], "qkv_bias": [ABSENT, True, False]},
-    "Qwen3MoeForCausalLM": QWEN_EXPERTS,
-}
 
 
 def mutations(architecture: str) -> list[tuple[str, Any]]:

@@ -32,6 +32,7 @@ def found(model: Path, kernels: str, **options: Any) -> tuple[list[float], dict[
         ("qwen3-moe-some-layers", {"max_step_tokens": 9, "max_running_requests": 3}),  # chunks beside decodes
         pytest.param("qwen3-moe", {}, marks=pytest.mark.slow),
         pytest.param("mixtral-window", {}, marks=pytest.mark.slow),
+        pytest.param("olmoe", {}, marks=pytest.mark.slow),
         pytest.param("qwen2-moe", {}, marks=pytest.mark.slow),
         pytest.param("qwen2-moe", {"deterministic": True}, marks=pytest.mark.slow),
         pytest.param("qwen3-moe", {"deterministic": True}, marks=pytest.mark.slow),
