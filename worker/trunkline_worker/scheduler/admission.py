@@ -175,14 +175,21 @@ class Admission:
         target_s, cost = self._limits.itl_target_s, self._cost
         if not target_s or not cost.is_known:
             return 0.0, 0.0
-        added_s = self._time_to_add_s(lane, cost.time_s(StepLoad(1, 0, 0.0)))
+        alone_s = cost.time_s(StepLoad(1, 0, 0.0))
+        added_s = self._time_to_add_s(lane, alone_s) - self._time_for_experts_s(alone_s)
         return cost.token_s / added_s, cost.kv_token_s / added_s
 
     def _time_to_add_s(self, lane: Lane, alone_s: float) -> float:
         """The time that others may add to a step which takes `alone_s` for one sequence."""
         share = 1.0 if lane is Lane.INTERACTIVE else LOWER_LANES_DECODE_SHARE
-        step_s = self._cost.within_s(self._limits.itl_target_s)
-        return max(share * (step_s - alone_s), LEAST_ADDED_SHARE * alone_s)
+        step_s, experts_s = self._cost.within_s(self._limits.itl_target_s), self._time_for_experts_s(alone_s)
+        return max(share * (step_s - alone_s - experts_s), LEAST_ADDED_SHARE * alone_s) + experts_s
+
+    def _time_for_experts_s(self, alone_s: float) -> float:
+        """The time that others add to such a step by using all experts, which they soon do. 0 if steps then miss their
+        target: fewer sequences may run."""
+        experts_s = self._cost.other_experts_s(1)
+        return experts_s if alone_s + experts_s < self._cost.within_s(self._limits.itl_target_s) else 0.0
 
     def foreseen_blocks(self, sequences: list[Sequence], lane: Lane, *, waits: bool) -> list[float]:
         """For each sequence, the forecast of the blocks of its own at its end; with optimistic admission, the blocks it
