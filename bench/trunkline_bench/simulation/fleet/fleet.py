@@ -56,11 +56,19 @@ class FleetOutcome(Outcome):
     ideal_tokens: int = 0  # that an unlimited cache, shared by all workers, would have had
     fitting_tokens: int = 0  # that a shared cache of the fleet's size would have had
     idle_ttft_s: float = 0.0  # of an idle worker with an empty cache
+    predicted_ttft_s: float | None = None  # by the router; None: its policy predicts none
 
     @property
     def delay_s(self) -> float | None:
         """Time to first token minus that of an idle worker with an empty cache. Negative if caches save more."""
         return None if self.ttft_s is None else self.ttft_s - self.idle_ttft_s
+
+    @property
+    def ttft_error(self) -> float | None:
+        """How far the predicted time to first token was off, relative to the real one."""
+        if self.ttft_s is None or self.predicted_ttft_s is None:
+            return None
+        return abs(self.predicted_ttft_s - self.ttft_s) / self.ttft_s
 
 
 @dataclass(slots=True)
@@ -204,6 +212,8 @@ class _Simulation:
         place = found.plan.chosen
         outcome.worker = place
         outcome.predicted_tokens = found.plan.matched_tokens
+        if found.plan.prediction is not None:
+            outcome.predicted_ttft_s = 2 * fleet.network_s + found.plan.candidate(place).cost_s
         outcome.ideal_tokens = self._ideal.take(found.chain, len(tokens), fleet.spec.block_size)
         outcome.fitting_tokens = self._fitting.take(found.chain, len(tokens), fleet.spec.block_size)
         outcome.idle_ttft_s = 2 * fleet.network_s + idle_prefill_s(

@@ -12,7 +12,8 @@ from trunkline_worker.step.lanes import Lane
 
 BIN_S = 10.0  # of figures over time
 COLUMNS = (
-    "hit rate", "of the ideal", "of what fits", "TTFT p50 / p90 / p99, s", "delay p99, s", "ITL p50 / p99, ms",
+    "hit rate", "of the ideal", "of what fits", "TTFT p50 / p90 / p99, s", "error of predicted TTFT, p50 / p90",
+    "delay p99, s", "ITL p50 / p99, ms",
     "output tok/s", "busy", "CV of busy time", "CV of prefill", "refused", "preemptions",
 )  # fmt: skip
 
@@ -53,6 +54,7 @@ class Summary:
     preemptions: int
     given_up: bool
     over_time: OverTime
+    ttft_error: tuple[float, float]  # p50, p90, see FleetOutcome.ttft_error; NaN: not predicted
 
     def to_json(self) -> dict[str, Any]:
         """The figures, rounded to five digits; NaN becomes None."""
@@ -63,6 +65,7 @@ def summary(run: FleetRun) -> Summary:
     """The figures of a run, which must have at least one counted request."""
     counted = run.counted
     ttfts = [outcome.ttft_s for outcome in counted if outcome.ttft_s is not None]
+    errors = [outcome.ttft_error for outcome in counted if outcome.ttft_error is not None]
     delays = [outcome.delay_s for outcome in counted if outcome.delay_s is not None]
     span_s = max(run.until_s - run.from_s, 1e-9)
     prompts = sum(outcome.request.prompt_tokens for outcome in counted if not outcome.refused)
@@ -92,6 +95,7 @@ def summary(run: FleetRun) -> Summary:
         preemptions=sum(worker.stats.preemptions for worker in run.workers),
         given_up=run.given_up,
         over_time=_over_time(run),
+        ttft_error=(percentile(errors, 0.5), percentile(errors, 0.9)),
     )
 
 
@@ -102,6 +106,7 @@ def row(figures: Summary) -> list[str]:
         f"{_share(figures.hit_rate, figures.ideal_hit_rate):.1%}",
         f"{_share(figures.hit_rate, figures.fitting_hit_rate):.1%}",
         " / ".join(f"{time_s:.3g}" for time_s in figures.ttft_s),
+        " / ".join(f"{error:.0%}" for error in figures.ttft_error),
         f"{figures.delay_p99_s:.3g}",
         " / ".join(f"{time_s * 1e3:.0f}" for time_s in figures.itl_s),
         f"{figures.output_tokens_per_s:,.0f}",

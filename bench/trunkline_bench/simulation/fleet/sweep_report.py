@@ -175,7 +175,13 @@ def _name(run: Run) -> str:
 
 def _summary(run: Run) -> Summary:
     """The summary of a run from its written figures, which are rounded and may lack those over time."""
-    figures: dict[str, Any] = {field.name: run[field.name] for field in fields(Summary) if field.name != "over_time"}
+    with_gaps = ("over_time", "ttft_error")
+    figures: dict[str, Any] = {field.name: run[field.name] for field in fields(Summary) if field.name not in with_gaps}
     kept = run.get("over_time", {field.name: [] for field in fields(OverTime)})
-    over_time = OverTime(**{name: [float("nan") if v is None else v for v in values] for name, values in kept.items()})
-    return Summary(**figures, over_time=over_time)
+    over_time = OverTime(**{name: _with_nan(values) for name, values in kept.items()})
+    p50, p90 = _with_nan(run.get("ttft_error", [None, None]))
+    return Summary(**figures, over_time=over_time, ttft_error=(p50, p90))
+
+
+def _with_nan(values: list[float | None]) -> list[float]:
+    return [float("nan") if value is None else value for value in values]
