@@ -68,7 +68,10 @@ def test_results_equal_the_reference_on_random_routings(dtype: torch.dtype, kind
         torch.testing.assert_close(found.shares, routing.shares, atol=1e-6, rtol=1e-5)
         expected = multiply_experts(x, routing, gate_up, down)
         tolerance = 1e-5 if dtype is torch.float32 else 4e-2
-        result = experts.multiply(x, logits)
+        loads, num_padding = torch.full([rule.num_experts], 2), draw.randrange(num_tokens + 1)
+        result = experts.multiply(x, logits, loads=loads, num_padding=num_padding)
+        counted = routing.experts[: num_tokens - num_padding].flatten()
+        assert torch.equal(loads - 2, torch.bincount(counted, minlength=rule.num_experts)), rule
         assert result.dtype is dtype
         torch.testing.assert_close(result, expected, atol=tolerance * rule.scale, rtol=tolerance)
 

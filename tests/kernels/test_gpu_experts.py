@@ -122,7 +122,10 @@ def test_padding_has_no_expert() -> None:
 
 def assert_tiled(chosen: Tensor, num_experts: int, rows: int) -> None:
     """Each pair is in one tile, that of its expert, in order; only the last tile of an expert is not full."""
-    tiles = ExpertTiles.arrange(chosen, num_experts=num_experts, rows=rows)
+    loads = torch.full([num_experts], 1 << 40)
+    tiles = ExpertTiles.arrange(chosen, num_experts=num_experts, rows=rows, loads=loads)
+    counted = torch.bincount(chosen[chosen < num_experts], minlength=num_experts)
+    assert torch.equal(loads - (1 << 40), counted), "what was there before counts, and padding does not"
     found: list[int] = []
     expected: list[int] = []
     used = zip(tiles.experts.tolist(), tiles.pairs.tolist(), strict=True)
@@ -357,6 +360,7 @@ MUTANTS: list[tuple[ModuleType, str, str, Check]] = [
     (expert_tiles, "rest, -1, mask", "rest, 0, mask", sorts_a_step),
     (expert_tiles, "index < expert", "index < expert - 1", sorts_a_step),
     (expert_tiles, "mask=found < num_experts", "mask=found <= num_experts", sorts_a_step),
+    (expert_tiles, "tl.load(loads + expert) + placed", "placed", sorts_a_step),
     (expert_tiles, "placed += tl.sum(is_own)", "placed += 0", lambda: test_long_prompts_are_sorted_in_blocks()),
     (expert_products, "pair // PAIRS_PER_ROW", "pair // (2 * PAIRS_PER_ROW)", lambda: check_random(range(3))),
     (expert_products, "line + COLUMNS, some_columns,", "line, some_columns,", lambda: check_random(range(3))),

@@ -179,7 +179,8 @@ def experts(chip: Chip, kind: str) -> None:
             empty(tokens, EXPERTS), rule, kv_slots=ints(tokens, dtype=torch.int64), dependent=chip.dependent
         )
         x = empty(tokens, EXPERT_HIDDEN)
-        multiply_experts(x, routing, gate_up, down, tilings=tilings, dependent=chip.dependent)
+        loads = ints(EXPERTS, dtype=torch.int64)
+        multiply_experts(x, routing, gate_up, down, tilings=tilings, loads=loads, dependent=chip.dependent)
 
 
 def sampled(chip: Chip) -> None:

@@ -123,6 +123,12 @@ STEPS = Row(
             "percentunit",
         ),
         Panel(
+            "Busiest expert",
+            "Its tokens over the mean of its layer's experts, in the layer where that is the most. Of models with a "
+            "mixture of experts.",
+            [Query(f"max by (worker) ({gauge('trunkline_worker_expert_imbalance')})", "{{worker}}")],
+        ),
+        Panel(
             "Grammars / s",
             "Compiled or refused, by outcome. Lost: processes that compile or match, and broke off or took too long.",
             [

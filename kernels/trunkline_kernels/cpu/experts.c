@@ -35,9 +35,9 @@ void route(const elem *logits, int64_t *experts, float *shares, int64_t rows, in
 
 /* Sorts the places of all tokens by expert. Those of expert e come from starts[e] to before starts[e + 1].
  * experts: [rows, top_k]; starts: [num_experts + 1]; sources: [rows * top_k], the row of each place in that order;
- * places: [rows, top_k], where each went */
-void sort_by_expert(const int64_t *experts, int64_t *starts, int64_t *sources, int64_t *places, int64_t rows, int top_k,
-                    int num_experts) {
+ * places: [rows, top_k], where each went; loads: [num_experts], to which the first counted_rows are added */
+void sort_by_expert(const int64_t *experts, int64_t *starts, int64_t *sources, int64_t *places, int64_t *loads,
+                    int64_t rows, int64_t counted_rows, int top_k, int num_experts) {
     int64_t next[num_experts];
     for (int e = 0; e <= num_experts; e++) starts[e] = 0;
     for (int64_t i = 0; i < rows * top_k; i++) starts[experts[i] + 1]++;
@@ -46,6 +46,7 @@ void sort_by_expert(const int64_t *experts, int64_t *starts, int64_t *sources, i
         places[i] = next[experts[i]]++;
         sources[places[i]] = i / top_k;
     }
+    for (int64_t i = 0; i < counted_rows * top_k; i++) loads[experts[i]]++;
 }
 
 /* out = the sum of each row's results, times their shares.

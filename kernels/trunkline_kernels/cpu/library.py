@@ -53,7 +53,7 @@ SIGNATURES: dict[str, tuple[type, ...]] = {
     "greedy_allowed": (P, P, P, P, I64, I64, I64),
     "exclude": (P, P, P, I64, I64, I64),
     "route": (P, P, P, I64, I32, I32, I32, F32),
-    "sort_by_expert": (P, P, P, P, I64, I32, I32),
+    "sort_by_expert": (P, P, P, P, P, I64, I64, I32, I32),
     "sum_experts": (P, P, P, P, I64, I32, I32),
     "add_gated": (P, P, P, I64, I32),
 }

@@ -25,17 +25,22 @@ class PackedExperts:
         self._kernels, self._rule = kernels, rule
         self._gate_up, self._down = GroupedLinear(gate_up), GroupedLinear(down)
 
-    def multiply(self, x: Tensor, logits: Tensor) -> Tensor:
+    def multiply(self, x: Tensor, logits: Tensor, *, loads: Tensor | None = None, num_padding: int = 0) -> Tensor:
         """x: [num_tokens, hidden]; logits: [num_tokens, num_experts] of the router, in x's dtype; both contiguous →
-        [num_tokens, hidden] in x's dtype"""
+        [num_tokens, hidden] in x's dtype
+
+        loads: [num_experts] int64, to which the tokens of each expert are added, without the last num_padding rows
+        """
         kernels, num_experts = self._kernels, self._rule.num_experts
         experts, shares = self.route(logits)
         num_tokens, top_k = experts.shape
         starts, sources = experts.new_empty(num_experts + 1), experts.new_empty(experts.numel())
         places = torch.empty_like(experts)
+        counted, counts = (0, None) if loads is None else (num_tokens - num_padding, loads.data_ptr())
         kernels.sort_by_expert(
-            experts.data_ptr(), starts.data_ptr(), sources.data_ptr(), places.data_ptr(), num_tokens, top_k, num_experts
-        )
+            experts.data_ptr(), starts.data_ptr(), sources.data_ptr(), places.data_ptr(), counts, num_tokens, counted,
+            top_k, num_experts,
+        )  # fmt: skip
         gate_up = self._gate_up.multiply(x, starts, sources)
         gated = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
         kernels.silu_and_mul(gate_up.data_ptr(), gated.data_ptr(), *gated.shape)

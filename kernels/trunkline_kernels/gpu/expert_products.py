@@ -237,6 +237,7 @@ def multiply_experts(
     down: ExpertWeight,
     *,
     tilings: ExpertTilings,
+    loads: Tensor | None = None,
     dependent: bool = False,
 ) -> Tensor:
     """Returns the sum of each token's experts' results, times their shares: [num_tokens, hidden] in x's dtype.
@@ -246,6 +247,7 @@ def multiply_experts(
     x: [num_tokens, hidden] contiguous; routing: of expert_choice.route
     gate_up: [num_experts * 2 * intermediate, hidden], gate and up of the first expert, then of the second one
     down: [num_experts * hidden, intermediate]; if weights are in blocks, BLOCK divides hidden and intermediate
+    loads: [num_experts] int64, to which the tokens of each expert are added
     dependent: see dependent_launch
     """
     (num_tokens, hidden), (experts, shares) = x.shape, routing
@@ -257,7 +259,9 @@ def multiply_experts(
     out = torch.empty_like(x)
     if not num_tokens:
         return out
-    tiles = ExpertTiles.arrange(experts, num_experts=num_experts, rows=tilings.down.rows, dependent=dependent)
+    tiles = ExpertTiles.arrange(
+        experts, num_experts=num_experts, rows=tilings.down.rows, loads=loads, dependent=dependent
+    )
     gated = x.new_empty(experts.numel(), intermediate)
     _multiply(x, gate_up, tiles, tilings.gate_up, out=gated, gated=True, dependent=dependent)
     results = x.new_empty(experts.numel(), hidden)

@@ -22,10 +22,12 @@ def _arrange_tiles(
     tile_experts,  # [most tiles] int32 ←
     tile_pairs,  # [most tiles, TILE_ROWS] int32 ← -1 at the end of the last tile of an expert
     num_tiles,  # [1] int32 ←
+    loads,  # [number of experts] int64: the pairs of each are added ←; not read unless COUNTED
     num_pairs,
     PADDED: tl.constexpr,  # the number of experts, padded to a power of two
     TILE_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    COUNTED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Grid: (number of experts). Each program counts the pairs of all experts, and places those of its own.
@@ -56,6 +58,8 @@ def _arrange_tiles(
         tl.store(own_pairs + rest, -1, mask=rest < own_tiles * TILE_ROWS)
         for tile in tl.range(0, own_tiles):
             tl.store(tile_experts + first_tile + tile, expert)
+        if COUNTED:
+            tl.store(loads + expert, tl.load(loads + expert) + placed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +71,13 @@ class ExpertTiles:
     num_tiles: Tensor  # [1] int32: tiles in use
 
     @classmethod
-    def arrange(cls, experts: Tensor, *, num_experts: int, rows: int, dependent: bool = False) -> "ExpertTiles":
+    def arrange(
+        cls, experts: Tensor, *, num_experts: int, rows: int, loads: Tensor | None = None, dependent: bool = False
+    ) -> "ExpertTiles":
         """Divides the pairs of a step into tiles of up to `rows` pairs with the same expert.
 
         experts: [num_tokens, top_k] int32; num_experts: none. rows: a power of two; dependent: see dependent_launch
+        loads: [num_experts] int64, to which the pairs of each expert are added
         """
         num_pairs, device = experts.numel(), experts.device
         tiles = most_tiles(num_pairs, num_experts, rows)
@@ -80,9 +87,9 @@ class ExpertTiles:
         if num_pairs:
             few = num_pairs <= FEW_PAIRS
             _arrange_tiles[(num_experts,)](
-                experts, found.experts, found.pairs, found.num_tiles, num_pairs, triton.next_power_of_2(num_experts),
-                rows, FEW_PAIRS if few else MANY_PAIRS, dependent, num_warps=4 if few else 8,
-                **launch_options(dependent),
+                experts, found.experts, found.pairs, found.num_tiles, experts if loads is None else loads, num_pairs,
+                triton.next_power_of_2(num_experts), rows, FEW_PAIRS if few else MANY_PAIRS, loads is not None,
+                dependent, num_warps=4 if few else 8, **launch_options(dependent),
             )  # fmt: skip
         return found
 

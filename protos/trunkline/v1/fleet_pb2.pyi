@@ -543,6 +543,7 @@ class WorkerTile(_message.Message):
     COST_PER_MILLION_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     PREDICTED_TTFT_FIELD_NUMBER: _builtins.int
     STATE_SINCE_UNIX_MS_FIELD_NUMBER: _builtins.int
+    EXPERT_IMBALANCE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """The worker's name; empty until its first connection."""
     address: _builtins.str
@@ -581,6 +582,8 @@ class WorkerTile(_message.Message):
     """Price of one million output tokens at the present throughput; absent if no price is configured."""
     state_since_unix_ms: _builtins.int
     """Since when this router has seen the worker in its state, in milliseconds of Unix time."""
+    expert_imbalance: _builtins.float
+    """As in GetStatsResponse; absent for models without experts."""
     @_builtins.property
     def lanes(self) -> _containers.RepeatedCompositeFieldContainer[Global___LaneTile]:
         """By lane: interactive, standard, batch."""
@@ -623,13 +626,16 @@ class WorkerTile(_message.Message):
         cost_per_million_output_tokens: _builtins.float | None = ...,
         predicted_ttft: Global___PredictedTtft | None = ...,
         state_since_unix_ms: _builtins.int | None = ...,
+        expert_imbalance: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cost_per_million_output_tokens", b"_cost_per_million_output_tokens", "_hit_rate", b"_hit_rate", "_index_accuracy", b"_index_accuracy", "_index_accuracy_requests", b"_index_accuracy_requests", "_most_running", b"_most_running", "_open_choices", b"_open_choices", "_output_tokens_per_s", b"_output_tokens_per_s", "_preemptions_per_s", b"_preemptions_per_s", "_routed_by_load", b"_routed_by_load", "_running", b"_running", "_sampled_unix_ms", b"_sampled_unix_ms", "_state_since_unix_ms", b"_state_since_unix_ms", "_ttft_p50_s", b"_ttft_p50_s", "_waiting", b"_waiting", "batch", b"batch", "cost_per_million_output_tokens", b"cost_per_million_output_tokens", "hit_rate", b"hit_rate", "index_accuracy", b"index_accuracy", "index_accuracy_requests", b"index_accuracy_requests", "kv", b"kv", "most_running", b"most_running", "open_choices", b"open_choices", "output_tokens_per_s", b"output_tokens_per_s", "predicted_ttft", b"predicted_ttft", "preemptions_per_s", b"preemptions_per_s", "routed_by_load", b"routed_by_load", "running", b"running", "sampled_unix_ms", b"sampled_unix_ms", "state_since_unix_ms", b"state_since_unix_ms", "ttft_p50_s", b"ttft_p50_s", "waiting", b"waiting"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cost_per_million_output_tokens", b"_cost_per_million_output_tokens", "_expert_imbalance", b"_expert_imbalance", "_hit_rate", b"_hit_rate", "_index_accuracy", b"_index_accuracy", "_index_accuracy_requests", b"_index_accuracy_requests", "_most_running", b"_most_running", "_open_choices", b"_open_choices", "_output_tokens_per_s", b"_output_tokens_per_s", "_preemptions_per_s", b"_preemptions_per_s", "_routed_by_load", b"_routed_by_load", "_running", b"_running", "_sampled_unix_ms", b"_sampled_unix_ms", "_state_since_unix_ms", b"_state_since_unix_ms", "_ttft_p50_s", b"_ttft_p50_s", "_waiting", b"_waiting", "batch", b"batch", "cost_per_million_output_tokens", b"cost_per_million_output_tokens", "expert_imbalance", b"expert_imbalance", "hit_rate", b"hit_rate", "index_accuracy", b"index_accuracy", "index_accuracy_requests", b"index_accuracy_requests", "kv", b"kv", "most_running", b"most_running", "open_choices", b"open_choices", "output_tokens_per_s", b"output_tokens_per_s", "predicted_ttft", b"predicted_ttft", "preemptions_per_s", b"preemptions_per_s", "routed_by_load", b"routed_by_load", "running", b"running", "sampled_unix_ms", b"sampled_unix_ms", "state_since_unix_ms", b"state_since_unix_ms", "ttft_p50_s", b"ttft_p50_s", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cost_per_million_output_tokens", b"_cost_per_million_output_tokens", "_hit_rate", b"_hit_rate", "_index_accuracy", b"_index_accuracy", "_index_accuracy_requests", b"_index_accuracy_requests", "_most_running", b"_most_running", "_open_choices", b"_open_choices", "_output_tokens_per_s", b"_output_tokens_per_s", "_preemptions_per_s", b"_preemptions_per_s", "_routed_by_load", b"_routed_by_load", "_running", b"_running", "_sampled_unix_ms", b"_sampled_unix_ms", "_state_since_unix_ms", b"_state_since_unix_ms", "_ttft_p50_s", b"_ttft_p50_s", "_waiting", b"_waiting", "address", b"address", "batch", b"batch", "cost_per_million_output_tokens", b"cost_per_million_output_tokens", "hit_rate", b"hit_rate", "index_accuracy", b"index_accuracy", "index_accuracy_requests", b"index_accuracy_requests", "kv", b"kv", "lanes", b"lanes", "model", b"model", "most_running", b"most_running", "open_choices", b"open_choices", "output_tokens_per_s", b"output_tokens_per_s", "predicted_ttft", b"predicted_ttft", "preemptions_per_s", b"preemptions_per_s", "reason", b"reason", "routed_by_load", b"routed_by_load", "running", b"running", "sampled_unix_ms", b"sampled_unix_ms", "state", b"state", "state_since_unix_ms", b"state_since_unix_ms", "ttft_p50_s", b"ttft_p50_s", "waiting", b"waiting", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cost_per_million_output_tokens", b"_cost_per_million_output_tokens", "_expert_imbalance", b"_expert_imbalance", "_hit_rate", b"_hit_rate", "_index_accuracy", b"_index_accuracy", "_index_accuracy_requests", b"_index_accuracy_requests", "_most_running", b"_most_running", "_open_choices", b"_open_choices", "_output_tokens_per_s", b"_output_tokens_per_s", "_preemptions_per_s", b"_preemptions_per_s", "_routed_by_load", b"_routed_by_load", "_running", b"_running", "_sampled_unix_ms", b"_sampled_unix_ms", "_state_since_unix_ms", b"_state_since_unix_ms", "_ttft_p50_s", b"_ttft_p50_s", "_waiting", b"_waiting", "address", b"address", "batch", b"batch", "cost_per_million_output_tokens", b"cost_per_million_output_tokens", "expert_imbalance", b"expert_imbalance", "hit_rate", b"hit_rate", "index_accuracy", b"index_accuracy", "index_accuracy_requests", b"index_accuracy_requests", "kv", b"kv", "lanes", b"lanes", "model", b"model", "most_running", b"most_running", "open_choices", b"open_choices", "output_tokens_per_s", b"output_tokens_per_s", "predicted_ttft", b"predicted_ttft", "preemptions_per_s", b"preemptions_per_s", "reason", b"reason", "routed_by_load", b"routed_by_load", "running", b"running", "sampled_unix_ms", b"sampled_unix_ms", "state", b"state", "state_since_unix_ms", b"state_since_unix_ms", "ttft_p50_s", b"ttft_p50_s", "waiting", b"waiting", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cost_per_million_output_tokens: _TypeAlias = _typing.Literal["cost_per_million_output_tokens"]  # noqa: Y015
     _WhichOneofArgType__cost_per_million_output_tokens: _TypeAlias = _typing.Literal["_cost_per_million_output_tokens", b"_cost_per_million_output_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__expert_imbalance: _TypeAlias = _typing.Literal["expert_imbalance"]  # noqa: Y015
+    _WhichOneofArgType__expert_imbalance: _TypeAlias = _typing.Literal["_expert_imbalance", b"_expert_imbalance"]  # noqa: Y015
     _WhichOneofReturnType__hit_rate: _TypeAlias = _typing.Literal["hit_rate"]  # noqa: Y015
     _WhichOneofArgType__hit_rate: _TypeAlias = _typing.Literal["_hit_rate", b"_hit_rate"]  # noqa: Y015
     _WhichOneofReturnType__index_accuracy: _TypeAlias = _typing.Literal["index_accuracy"]  # noqa: Y015
@@ -658,6 +664,8 @@ class WorkerTile(_message.Message):
     _WhichOneofArgType__waiting: _TypeAlias = _typing.Literal["_waiting", b"_waiting"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cost_per_million_output_tokens) -> _WhichOneofReturnType__cost_per_million_output_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expert_imbalance) -> _WhichOneofReturnType__expert_imbalance | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__hit_rate) -> _WhichOneofReturnType__hit_rate | None: ...
     @_typing.overload

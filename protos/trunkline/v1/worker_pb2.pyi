@@ -1850,12 +1850,17 @@ class GetStatsResponse(_message.Message):
     DEVICE_TIME_S_FIELD_NUMBER: _builtins.int
     COST_PER_MILLION_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    EXPERT_IMBALANCE_FIELD_NUMBER: _builtins.int
     uptime_s: _builtins.float
     """Time since the engine started."""
     cost_per_million_output_tokens: _builtins.float
     """Price of one million output tokens at the throughput of the last one to two minutes; 0 if no price is configured."""
     output_tokens_per_s: _builtins.float
     """Output tokens per second over the last one to two minutes."""
+    expert_imbalance: _builtins.float
+    """Tokens of the busiest expert over the mean of its layer, lately, in the layer where that is the most: 1 if all have
+    equally many. 0 for models without experts, and as long as it is not known.
+    """
     @_builtins.property
     def load(self) -> Global___LoadSample:
         """The present load."""
@@ -1897,10 +1902,11 @@ class GetStatsResponse(_message.Message):
         device_time_s: Global___Distribution | None = ...,
         cost_per_million_output_tokens: _builtins.float = ...,
         output_tokens_per_s: _builtins.float = ...,
+        expert_imbalance: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device_time_s", b"device_time_s", "host_time_s", b"host_time_s", "last_step", b"last_step", "load", b"load", "steps", b"steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost_per_million_output_tokens", b"cost_per_million_output_tokens", "device_time_s", b"device_time_s", "host_time_s", b"host_time_s", "lanes", b"lanes", "last_step", b"last_step", "load", b"load", "output_tokens_per_s", b"output_tokens_per_s", "steps", b"steps", "tenants", b"tenants", "uptime_s", b"uptime_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost_per_million_output_tokens", b"cost_per_million_output_tokens", "device_time_s", b"device_time_s", "expert_imbalance", b"expert_imbalance", "host_time_s", b"host_time_s", "lanes", b"lanes", "last_step", b"last_step", "load", b"load", "output_tokens_per_s", b"output_tokens_per_s", "steps", b"steps", "tenants", b"tenants", "uptime_s", b"uptime_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

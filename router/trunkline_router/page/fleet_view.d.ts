@@ -72,6 +72,7 @@ export interface WorkerView {
   preemptions_per_s: Maybe<number>;
   open_choices: Maybe<number>;
   cost_per_million_output_tokens: Maybe<number>;
+  expert_imbalance: Maybe<number>;
   state_since_unix_ms: Maybe<number>;
   predicted_ttft: Maybe<{ requests: number; predicted_p50_s: Maybe<number>; real_p50_s: Maybe<number> }>;
 }

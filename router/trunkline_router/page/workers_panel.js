@@ -140,6 +140,7 @@ class Tile {
     const predicted = worker.predicted_ttft?.predicted_p50_s ?? null;
     const accuracy = worker.index_accuracy_requests ? percent(worker.index_accuracy) : percent(null);
     const cost = worker.cost_per_million_output_tokens;
+    const imbalance = worker.expert_imbalance;
     /** @type {[string, string, string][]} */
     const facts = [
       ["Running", count(worker.running), worker.most_running ? `of ${count(worker.most_running)}` : ""],
@@ -153,6 +154,7 @@ class Tile {
       ["KV room", count(kv === null ? null : whole * kv.block_tokens), "tokens"],
     ];
     if (cost !== null) facts.push(["Cost", String(Number(cost.toPrecision(3))), "per M tokens"]);
+    if (imbalance !== null) facts.push(["Busiest expert", `${decimal(imbalance)} ×`, "the mean"]);
     this.facts.show(facts);
   }
 

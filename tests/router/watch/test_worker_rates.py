@@ -5,9 +5,11 @@ from math import inf, nan
 
 import pytest
 
+from tests.router.cluster import cluster
+from tests.router.fake_worker import FakeWorker
 from tests.router.watch.watch_rig import stats
 from trunkline.v1.worker_pb2 import Distribution, GetStatsResponse, LaneStats, StepTotals
-from trunkline_router.observe.watch.worker_tile import HIT_RATE_S, MOST_REPORTS, WorkerRates
+from trunkline_router.observe.watch.worker_tile import HIT_RATE_S, MOST_REPORTS, WorkerRates, worker_tile
 
 
 def test_rates_are_between_two_reports_by_the_workers_own_clock() -> None:
@@ -19,6 +21,17 @@ def test_rates_are_between_two_reports_by_the_workers_own_clock() -> None:
     assert batch is not None
     assert (batch.steps_per_s, batch.decode_tokens_per_s, batch.prefill_tokens_per_s) == (10.0, 250.0, 2000.0)
     assert (rates.output_tokens_per_s(), rates.preemptions_per_s(), rates.reported_s) == (250.0, 0.0, 9.0)
+
+
+@pytest.mark.parametrize(("told", "shown"), [(2.5, 2.5), (0.0, None), (nan, None), (inf, None)])
+async def test_only_workers_with_experts_show_an_imbalance(told: float, shown: float | None) -> None:
+    report = stats(1.0)
+    report.expert_imbalance = told
+    rates = WorkerRates()
+    rates.take(report, 1.0)
+    async with cluster(FakeWorker("a")) as router:
+        tile = worker_tile(router.links[0], rates, None, 1.0, int)
+    assert (tile.expert_imbalance if tile.HasField("expert_imbalance") else None) == shown
 
 
 def test_a_report_of_the_same_moment_changes_nothing() -> None:

@@ -141,6 +141,8 @@ def _choose_experts(at: Launch) -> None:
 def _arrange_tiles(at: Launch) -> None:
     experts, pairs = at.grid[0], at.number("num_pairs")
     at.holds("experts", INT32, pairs)
+    if at["COUNTED"]:
+        at.holds("loads", INT64, experts)
     _holds_tiles(at, pairs=pairs, experts=experts)
     at.powers_of_two("PADDED", "TILE_ROWS", "BLOCK")
     at.require(at.number("PADDED") >= experts, "PADDED")

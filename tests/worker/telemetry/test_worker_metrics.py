@@ -149,6 +149,15 @@ async def test_the_share_of_the_roofline_is_a_quotient_of_counters() -> None:
     assert value(found, "trunkline_worker_step_device_seconds", "_sum") == pytest.approx(0.8)
 
 
+async def test_imbalance_is_that_of_the_last_report_and_of_layers_with_experts() -> None:
+    metrics = WorkerMetrics(MODEL)
+    told: tuple[list[float], ...] = ([], [0.0, 9.0, 9.0, 9.0], [], [0.0, 1.5, 1.0, 2.25], [])
+    for number, imbalance in enumerate(told):
+        metrics.take_step(EngineStep(record=StepRecord(done_s=NOW_S + number, expert_imbalance=imbalance)))
+    samples = (await families(metrics))["trunkline_worker_expert_imbalance"].samples
+    assert [(s.labels["layer"], s.value) for s in samples] == [("1", 1.5), ("2", 1.0), ("3", 2.25)]
+
+
 async def test_a_million_tokens_cost_what_the_rate_of_the_last_minute_says() -> None:
     metrics = WorkerMetrics(MODEL)
     for second in range(300):

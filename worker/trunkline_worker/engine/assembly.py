@@ -66,6 +66,7 @@ def build_engine(
             num_blocks=num_blocks,
             block_size=settings.block_size,
         )
+    model.decoder.expert_loads.clear()  # no request has computed a step yet
     engine = Engine(
         scheduler,
         executor,

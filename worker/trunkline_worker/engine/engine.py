@@ -307,6 +307,7 @@ class Engine:
             sequences=len(plan.steps),
             host_time_s=host_s + now_s - started_s,
             device_time_s=result.device_time_s,
+            expert_imbalance=result.expert_imbalance,
         )
         self.scheduler.stats.step(counts, now_s)
         if self._floor is not None:

@@ -162,6 +162,8 @@ def fill_record(
         record.prefill_tokens = counts.prefill_tokens
     if counts.padding_tokens:
         record.padding_tokens = counts.padding_tokens
+    if counts.expert_imbalance:
+        record.expert_imbalance.extend(counts.expert_imbalance)
     if outputs.num_forced:
         record.forced_tokens = outputs.num_forced
     if outputs.num_late_masks:
@@ -246,6 +248,7 @@ def stats_report(
         device_time_s=_distribution(stats.device_time),
         output_tokens_per_s=rate,
         cost_per_million_output_tokens=price_per_hour / SECONDS_PER_HOUR / rate * MILLION if rate else 0.0,
+        expert_imbalance=stats.expert_imbalance,
     )
     for lane in Lane:
         counts = stats.lanes[lane]

@@ -21,6 +21,7 @@ from trunkline_kernels.ragged_batch import KVLayer, PagedBatch
 from trunkline_kernels.token_masks import RowMasks
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.expert_loads import ExpertLoads
 from trunkline_worker.model.rotary_tables import layer_tables
 from trunkline_worker.model.weights import (
     AttentionWeights,
@@ -75,6 +76,7 @@ class CpuExperts:
     norm: Tensor | None
     router: Weight
     experts: PackedExperts
+    loads: Tensor  # [num_experts] int64
     post_norm: Tensor | None
     shared: GatedWeights[Weight] | None
     shared_gate: Weight | None
@@ -96,14 +98,14 @@ class Packing:
             return self._packed(product)
         return pack_linear(self.kernels, product.weight, product.bias)
 
-    def experts(self, w: ExpertsWeights[StoredLinear]) -> CpuExperts:
+    def experts(self, w: ExpertsWeights[StoredLinear], loads: Tensor) -> CpuExperts:
         numbers = range(w.rule.num_experts)
         gate_up, down = (
             [self._packed(expert_of(product, number, w.rule)) for number in numbers] for product in (w.gate_up, w.down)
         )
         experts = PackedExperts(self.kernels, w.rule, gate_up, down)
         return CpuExperts(
-            w.norm, self.product(w.router), experts, w.post_norm,
+            w.norm, self.product(w.router), experts, loads, w.post_norm,
             shared=None if w.shared is None else self.gated(w.shared),
             shared_gate=None if w.shared_gate is None else self.product(w.shared_gate),
         )  # fmt: skip
@@ -135,13 +137,15 @@ class CpuDecoder:
         self._final_norm = weights.final_norm
         self._head = pack.product(weights.head)
         self._layers: list[tuple[AttentionWeights[Weight], GatedWeights[Weight] | CpuExperts]] = []
+        self.expert_loads = ExpertLoads(spec, self._embedding.device)
+        loads = iter(self.expert_loads.counts)
         while weights.layers:  # one at a time, so that at most one layer is in memory twice
             layer = weights.layers.pop(0)
-            attention, fed = layer.attention, layer.feed_forward
+            attention, fed, loads_of_layer = layer.attention, layer.feed_forward, next(loads)
             self._layers.append(
                 (
                     attention.with_products(pack.product(attention.qkv), pack.product(attention.output)),
-                    pack.gated(fed) if isinstance(fed, GatedWeights) else pack.experts(fed),
+                    pack.gated(fed) if isinstance(fed, GatedWeights) else pack.experts(fed, loads_of_layer),
                 )
             )
         self._tables = layer_tables(spec, context_length, self._embedding.device)
@@ -186,7 +190,7 @@ class CpuDecoder:
             )  # fmt: skip
             added = self._scaled(attention.output.multiply(attended), attention.post_norm)
             x = self._add_norm(added, residual, feed_forward.norm, normed)
-            added = self._scaled(self._fed_forward(feed_forward, x), feed_forward.post_norm)
+            added = self._scaled(self._fed_forward(feed_forward, x, num_padding), feed_forward.post_norm)
         return residual.add_(added)[:count] if added is not None else residual
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -241,10 +245,10 @@ class CpuDecoder:
         multiplier = self.spec.multipliers.residual
         return x if multiplier == 1 else x.mul_(multiplier)
 
-    def _fed_forward(self, w: GatedWeights[Weight] | CpuExperts, x: Tensor) -> Tensor:
-        """[num_rows, hidden] → [num_rows, hidden]"""
+    def _fed_forward(self, w: GatedWeights[Weight] | CpuExperts, x: Tensor, num_padding: int = 0) -> Tensor:
+        """[num_rows, hidden] → [num_rows, hidden]; num_padding: of the last rows, which no expert's load counts"""
         if isinstance(w, CpuExperts):
-            fed = w.experts.multiply(x, w.router.multiply(x))
+            fed = w.experts.multiply(x, w.router.multiply(x), loads=w.loads, num_padding=num_padding)
             if w.shared is not None:
                 shared, gate = self._fed_forward(w.shared, x), None
                 if w.shared_gate is not None:

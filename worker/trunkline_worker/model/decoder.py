@@ -17,6 +17,7 @@ from trunkline_kernels.row_tiles import map_row_tiles, tile_rows
 from trunkline_kernels.silu_and_mul import silu_and_mul
 from trunkline_kernels.tiled_attention import tiled_attention
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
+from trunkline_worker.model.expert_loads import ExpertLoads
 from trunkline_worker.model.rotary_tables import layer_tables
 from trunkline_worker.model.weights import (
     AttentionWeights,
@@ -49,6 +50,7 @@ class Decoder:
         self.tile_rows = tile_rows(_products(spec, weights)) if deterministic else None
         self._scale = spec.attention_scale
         self._windows = spec.windows
+        self.expert_loads = ExpertLoads(spec, weights.embedding.device)  # stay 0: only the fast decoders count
         self._tables = layer_tables(spec, context_length, weights.embedding.device)
 
     def forward(self, token_ids: Tensor, batch: RaggedBatch, kv: list[KVLayer], *, num_padding: int = 0) -> Tensor:

@@ -37,6 +37,7 @@ from trunkline_kernels.quantized_weight import KINDS
 from trunkline_kernels.ragged_batch import KVLayer
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
 from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.expert_loads import ExpertLoads
 from trunkline_worker.model.gpu_experts import feed_to_experts
 from trunkline_worker.model.gpu_weight import GpuWeight, gpu_layers
 from trunkline_worker.model.rotary_tables import layer_tables
@@ -157,6 +158,7 @@ class GpuDecoder:
         self.widened_bytes = dtype.itemsize * max(
             (product.widened_elements for products in whole_at_times for product in products), default=0
         )
+        self.expert_loads = ExpertLoads(spec, self._device)
         self._tables = layer_tables(spec, context_length, self._device)
         self._windows = spec.windows
         self._group = spec.num_heads // spec.num_kv_heads
@@ -232,7 +234,10 @@ class GpuDecoder:
             x = self._norm(delta, residual, feed_forward.norm)
             if isinstance(feed_forward, ExpertsWeights):
                 kv_slots = None if rows is not None and number == len(kv) else batch.slots
-                fed = feed_to_experts(feed_forward, x, kv_slots=kv_slots, shared_memory=self.chip.shared_memory)
+                fed = feed_to_experts(
+                    feed_forward, x, kv_slots=kv_slots, loads=self.expert_loads.counts[number - 1],
+                    shared_memory=self.chip.shared_memory,
+                )  # fmt: skip
                 delta = self._scaled(fed, feed_forward.post_norm)
             else:
                 x = feed_forward.gate_up.multiply_gated(x)

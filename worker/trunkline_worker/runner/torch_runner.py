@@ -11,6 +11,7 @@ from torch import Tensor
 from trunkline_kernels.ragged_batch import KVLayer, PagedBatch, RaggedBatch
 from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.decoder import Decoder
+from trunkline_worker.model.expert_loads import imbalance
 from trunkline_worker.model.loading import LoadedModel
 from trunkline_worker.runner.batch_rows import BatchRows, Row
 from trunkline_worker.runner.places import Places, late_entries
@@ -194,6 +195,9 @@ class TorchRunner:
         result.prompt_logprobs = prompt_logprobs
         result.errors |= errors
         result.copies = all_arrived(plan.copies)
+        loads = self._model.decoder.expert_loads.after_step(plan.num_tokens)
+        if loads is not None:
+            result.expert_imbalance = imbalance(loads.cpu())
         for index, token_id in zip(places.entries, sampled.token_ids, strict=True):
             if index not in plan.runs:
                 # A token is appended even on failure: the next step may be planned before the failure is handled.

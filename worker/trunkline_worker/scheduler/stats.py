@@ -89,6 +89,7 @@ class StepCounts:
     sequences: int = 0
     host_time_s: float = 0.0
     device_time_s: float = 0.0
+    expert_imbalance: tuple[float, ...] = ()  # of each layer, with steps that tell it
 
 
 class EngineStats:
@@ -102,6 +103,7 @@ class EngineStats:
         self.last = StepCounts()
         self.host_time = Histogram()
         self.device_time = Histogram()
+        self.expert_imbalance = 0.0  # of the layer with the highest, as the steps told it last
         self.prefix_hit_tokens = 0
         self.admissions = 0
         self.preemptions = 0
@@ -158,6 +160,8 @@ class EngineStats:
         self.host_time.add(counts.host_time_s)
         self.device_time.add(counts.device_time_s)
         self.last = counts
+        if counts.expert_imbalance:
+            self.expert_imbalance = max(counts.expert_imbalance)
 
     def turn_windows(self, now_s: float) -> None:
         """Forgets values that are more than two windows old. Called in every step and before every report."""

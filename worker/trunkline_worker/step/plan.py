@@ -224,6 +224,7 @@ class StepResult:
     device_time_s: float = 0.0
     num_padding: int = 0  # positions computed as padding, beyond the plan's own
     copies: list[CopyEnd] = field(default_factory=list)  # of this plan or of earlier ones, in any order
+    expert_imbalance: tuple[float, ...] = ()  # of each layer, with steps that end a window: see model/expert_loads.py
 
 
 class Executor(Protocol):

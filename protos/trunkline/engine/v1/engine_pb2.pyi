@@ -333,6 +333,7 @@ class StepRecord(_message.Message):
     LEAST_S_FIELD_NUMBER: _builtins.int
     FORCED_TOKENS_FIELD_NUMBER: _builtins.int
     LATE_MASKS_FIELD_NUMBER: _builtins.int
+    EXPERT_IMBALANCE_FIELD_NUMBER: _builtins.int
     done_s: _builtins.float
     """When the engine had the results."""
     device_s: _builtins.float
@@ -383,6 +384,12 @@ class StepRecord(_message.Message):
     def late_skipped_s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Device time per token, in seconds, of the steps in between, which computed none of the sequence's decodes."""
 
+    @_builtins.property
+    def expert_imbalance(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Tokens of each layer's busiest expert over the mean of its experts, since the last step that told it; 0 for a layer
+        without experts. Empty with most steps, and for models without experts.
+        """
+
     def __init__(
         self,
         *,
@@ -405,10 +412,11 @@ class StepRecord(_message.Message):
         least_s: _builtins.float | None = ...,
         forced_tokens: _builtins.int = ...,
         late_masks: _builtins.int = ...,
+        expert_imbalance: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_least_s", b"_least_s", "least_s", b"least_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_least_s", b"_least_s", "chunk_handles", b"chunk_handles", "chunk_recomputed", b"chunk_recomputed", "chunk_tokens", b"chunk_tokens", "decode_tokens", b"decode_tokens", "device_s", b"device_s", "done_s", b"done_s", "forced_tokens", b"forced_tokens", "host_s", b"host_s", "late_handles", b"late_handles", "late_masks", b"late_masks", "late_since_s", b"late_since_s", "late_skipped_s", b"late_skipped_s", "least_bytes", b"least_bytes", "least_flops", b"least_flops", "least_s", b"least_s", "padding_tokens", b"padding_tokens", "prefill_tokens", b"prefill_tokens", "regular_tokens", b"regular_tokens", "sequences", b"sequences"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_least_s", b"_least_s", "chunk_handles", b"chunk_handles", "chunk_recomputed", b"chunk_recomputed", "chunk_tokens", b"chunk_tokens", "decode_tokens", b"decode_tokens", "device_s", b"device_s", "done_s", b"done_s", "expert_imbalance", b"expert_imbalance", "forced_tokens", b"forced_tokens", "host_s", b"host_s", "late_handles", b"late_handles", "late_masks", b"late_masks", "late_since_s", b"late_since_s", "late_skipped_s", b"late_skipped_s", "least_bytes", b"least_bytes", "least_flops", b"least_flops", "least_s", b"least_s", "padding_tokens", b"padding_tokens", "prefill_tokens", b"prefill_tokens", "regular_tokens", b"regular_tokens", "sequences", b"sequences"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__least_s: _TypeAlias = _typing.Literal["least_s"]  # noqa: Y015
     _WhichOneofArgType__least_s: _TypeAlias = _typing.Literal["_least_s", b"_least_s"]  # noqa: Y015

@@ -196,6 +196,7 @@ def _lately(rates: WorkerRates, stats: GetStatsResponse, unix_ms_of: Callable[[f
         ttft_p50_s=rates.ttft_p50_s(),
         hit_rate=rates.hit_rate,
         cost_per_million_output_tokens=stats.cost_per_million_output_tokens or None,
+        expert_imbalance=_shown(stats.expert_imbalance) or None,
     )
 
 

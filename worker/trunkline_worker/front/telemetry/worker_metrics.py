@@ -1,7 +1,7 @@
 """All metrics of a worker: vLLM's, and those that vLLM does not have, which begin with trunkline_."""
 
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from prometheus_client.core import Metric
 
@@ -91,6 +91,7 @@ class WorkerMetrics:
         self._lost_grammar_processes = 0
         self._least = {"bytes": 0.0, "flops": 0.0}  # that steps required
         self._least_s: float | None = None  # of steps at peak rates; None: none is known
+        self._expert_imbalance: Sequence[float] = ()  # of each layer; 0: it has no experts
         self._queue = [BucketCounts(LANE_BUCKETS) for _ in LANES]
         self._first_token = [BucketCounts(LANE_BUCKETS) for _ in LANES]
         self._refused = [0 for _ in LANES]
@@ -119,6 +120,8 @@ class WorkerMetrics:
         self._least["flops"] += record.least_flops
         if record.HasField("least_s"):
             self._least_s = (self._least_s or 0.0) + record.least_s
+        if record.expert_imbalance:
+            self._expert_imbalance = record.expert_imbalance[:]
         self._done_s = record.done_s
         if not self._marks or record.done_s - self._marks[-1][0] >= MARK_S:
             self._marks.append((record.done_s, self._vllm.generation_tokens))
@@ -187,6 +190,12 @@ class WorkerMetrics:
         ):
             yield histogram(f"trunkline_worker_{name}", documentation, LABELS, [((model,), counts)])
         yield from self._roofline()
+        yield gauge(
+            "trunkline_worker_expert_imbalance",
+            "Tokens of the layer's busiest expert over the mean of its experts, lately: 1 if all have equally many.",
+            (*LABELS, "layer"),
+            [((model, str(layer)), value) for layer, value in enumerate(self._expert_imbalance) if value],
+        )
         for name, documentation, now in (
             ("waiting_tokens", "Tokens of waiting choices, cached or not.", load.waiting_tokens),
             ("uncached_tokens", "Prompt tokens that are still to be computed.", load.waiting_uncached_tokens),

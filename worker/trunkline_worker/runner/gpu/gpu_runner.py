@@ -16,6 +16,7 @@ from trunkline.sampling_params import EXAMPLES
 from trunkline_kernels.gpu.device_rows import gather_rows
 from trunkline_kernels.gpu.logprobs import logprobs
 from trunkline_kernels.gpu.ragged_attention import Pieces
+from trunkline_worker.model.expert_loads import imbalance
 from trunkline_worker.model.gpu_decoder import GpuDecoder
 from trunkline_worker.model.loading import LoadedModel
 from trunkline_worker.runner.gpu.prefix_groups import FEWEST_SEQUENCES, PrefixGroups
@@ -180,7 +181,9 @@ class GpuRunner:
             for index, row in zip(places.entries, found, strict=True) if places.positions is not None else ():
                 rows[index].error = rows[index].error or row.error
         tensors = [samples.tokens, *samples.logprobs] if samples else []
-        arriving = self._from_device.send([*tensors, *(column for columns in prompts.values() for column in columns)])
+        tensors += [column for columns in prompts.values() for column in columns]
+        loads = self._decoder.expert_loads.after_step(plan.num_tokens)
+        arriving = self._from_device.send(tensors if loads is None else [*tensors, loads])
         asking = samples.asking if samples else []
         return PendingStep(
             plan,
@@ -194,6 +197,7 @@ class GpuRunner:
             num_top=[rows[places.entries[i]].sampling.logprobs or 0 for i in asking],
             prompts={i: (len(columns), rows[i].sampling.prompt_logprobs or 0) for i, columns in prompts.items()},
             errors={index: row.error for index, row in enumerate(rows) if row.error is not None},
+            has_loads=loads is not None,
         ).result
 
     def _hidden(
@@ -249,7 +253,7 @@ class PendingStep:
     rows: list[TableRow]
     places: Places
     # Sampled tokens if any step samples; the columns of their log-probabilities if any are requested; the columns of
-    # prompt log-probabilities.
+    # prompt log-probabilities; the loads of experts if a window of them ends.
     arriving: Arriving
     started_s: float
     start: "torch.cuda.Event | None"  # None: on a CPU
@@ -258,6 +262,7 @@ class PendingStep:
     num_top: list[int]  # for each of these, how many likeliest tokens
     prompts: dict[int, tuple[int, int]]  # steps with prompt log-probabilities: number of columns, of likeliest tokens
     errors: dict[int, RowError]  # known before the step
+    has_loads: bool
 
     def result(self) -> StepResult:
         """Waits for the tensors, and returns them as a StepResult."""
@@ -282,6 +287,8 @@ class PendingStep:
             for _ in range(num_columns // NUM_COLUMNS):
                 columns = list(islice(tensors, NUM_COLUMNS))
                 entries += logprob_entries(columns, [num_top] * len(columns[0]))
+        if self.has_loads:
+            result.expert_imbalance = imbalance(next(tensors))
         result.device_time_s = device_time_s if self.start is None else self.arriving.seconds_since(self.start)
         result.num_padding = self.num_padding
         return result
