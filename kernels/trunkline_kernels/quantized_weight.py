@@ -22,6 +22,7 @@ BLOCK = 128  # columns and inner elements of a block of an fp8 weight that share
 FP8 = torch.float8_e4m3fn
 FP8_LARGEST = 448.0
 KINDS = ("int8", "int4", "fp8")
+COLUMNS_AT_ONCE = 4096  # that quantize() has in float32: the experts of a layer are one weight of gigabytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,26 @@ def quantize(weight: Tensor, kind: str) -> QuantizedWeight:
 
     Raises ValueError if the kind is unknown or the shape does not allow it.
     """
+    whole = _quantize_columns(weight[:COLUMNS_AT_ONCE], kind)
+    columns = len(weight)
+    if columns <= COLUMNS_AT_ONCE:
+        return whole
+    first, whole = (
+        whole,
+        replace(
+            whole,
+            data=whole.data.new_empty(columns, *whole.data.shape[1:]),
+            scale=whole.scale.new_empty(columns, *whole.scale.shape[1:]),
+        ),
+    )
+    for start in range(0, columns, COLUMNS_AT_ONCE):
+        part = slice(start, start + COLUMNS_AT_ONCE)
+        quantized = _quantize_columns(weight[part], kind) if start else first
+        whole.data[part], whole.scale[part] = quantized.data, quantized.scale
+    return whole
+
+
+def _quantize_columns(weight: Tensor, kind: str) -> QuantizedWeight:
     columns, inner = weight.shape
     wide = weight.float()
     if kind == "int8":

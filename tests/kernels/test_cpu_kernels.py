@@ -15,10 +15,11 @@ import torch
 
 from tests.kernels.attention_cases import BLOCK, HEAD_DIM, make_case, naive
 from tests.kernels.tensors import masked_logits
+from trunkline_kernels import quantized_weight
 from trunkline_kernels.cpu import library as library_module
 from trunkline_kernels.cpu.library import built, library
 from trunkline_kernels.cpu.packed_linear import QUANTIZED_BITS, OneDnnLinear, PackedLinear, pack_linear
-from trunkline_kernels.quantized_weight import GROUP, QuantizedWeight, dequantize, packed_int4, quantize
+from trunkline_kernels.quantized_weight import GROUP, KINDS, QuantizedWeight, dequantize, packed_int4, quantize
 from trunkline_kernels.rms_norm import add_rms_norm, rms_norm
 from trunkline_kernels.rotary import apply_rotary
 from trunkline_kernels.silu_and_mul import silu_and_mul
@@ -206,6 +207,16 @@ def test_products_equal_plain_ones_and_no_row_depends_on_others(
     for rows in ROWS:
         assert torch.equal(product.multiply(x[-rows:]), together[-rows:]), f"{rows} rows"
     assert product.multiply(x[:0]).shape == (0, num_out)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_large_weight_is_quantized_as_its_columns_are(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(11, 128)
+    at_once = quantize(weight, kind)
+    monkeypatch.setattr(quantized_weight, "COLUMNS_AT_ONCE", 4)
+    in_slices = quantize(weight, kind)
+    assert torch.equal(in_slices.data.view(torch.uint8), at_once.data.view(torch.uint8))
+    assert torch.equal(in_slices.scale, at_once.scale)
 
 
 def quantized(kind: str, num_out: int, num_in: int, group: int) -> QuantizedWeight:

@@ -179,6 +179,25 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         },
         32768,
     ),
+    "qwen3-coder-30b-a3b": (
+        {
+            **QWEN_KEYS, **OF_EXPERTS, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+            **sizes(2048, 5472, 48, 32, 4, 262144, 151936), "attention_bias": False, "decoder_sparse_step": 1,
+            "head_dim": 128, "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": True,
+            "num_experts": 128, "num_experts_per_tok": 8, "qkv_bias": False, "rope_scaling": None,
+            "rope_theta": 10000000, "shared_expert_intermediate_size": 0, "sliding_window": None,
+        },
+        262144,
+    ),
+    "qwen1.5-moe-a2.7b": (
+        {
+            **QWEN_KEYS, **OF_EXPERTS, "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe",
+            **sizes(2048, 5632, 24, 16, 16, 8192, 151936), "decoder_sparse_step": 1, "max_window_layers": 21,
+            "moe_intermediate_size": 1408, "norm_topk_prob": False, "num_experts": 60, "num_experts_per_tok": 4,
+            "shared_expert_intermediate_size": 5632, "sliding_window": 32768,
+        },
+        8192,
+    ),
     "olmoe-1b-7b-0924": (
         {
             **OF_EXPERTS, "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "attention_bias": False,

@@ -73,14 +73,36 @@ def test_what_an_engine_computes_before_its_first_request_is_not_counted(tmp_pat
 
 @torch.inference_mode()
 def test_a_window_ends_with_the_step_that_fills_it(tmp_path: Path) -> None:
-    loads = ExpertLoads(spec_of("qwen3-moe", tmp_path), CPU)
+    spec = spec_of("qwen3-moe", tmp_path)
+    loads = ExpertLoads(spec, CPU)
+    assert spec.routing is not None
+    pairs = spec.routing.top_k * expert_loads.WINDOW_TOKENS
     for _ in range(2):
-        loads.counts[1, 2] += 5
+        loads.counts[1, 2] += pairs - spec.routing.top_k
         assert loads.after_step(expert_loads.WINDOW_TOKENS - 1) is None
-        loads.counts[1, 2] += 1
+        loads.counts[1, 2] += spec.routing.top_k
         window = loads.after_step(1)
         assert window is not None
-        assert window[1, 2] == window.sum() == 6, "nothing of the window before"
+        assert window[1, 2] == window.sum() == pairs, "nothing of the window before"
+
+
+@torch.inference_mode()
+def test_a_last_layer_that_computes_only_sampled_tokens_reports_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint("qwen3-moe", tmp_path)
+    monkeypatch.setattr(expert_loads, "WINDOW_TOKENS", NUM_TOKENS)
+    told = {}
+    for kernels in ("auto", "triton"):
+        engine = make_engine(tmp_path, kernels=kernels, kv_blocks=64, itl_target_ms=0.0)
+        submits = [make_submit(n, prompt, max_tokens=1) for n, prompt in enumerate(PROMPTS, start=1)]
+        engine.accept(EngineRequest(submits=submits))
+        while engine.has_work:
+            step = engine.step()
+            if step is not None and step.record.expert_imbalance:
+                told[kernels] = step.record.expert_imbalance[:]
+    assert told["auto"][-1] > 0
+    assert told["triton"] == [pytest.approx(each) for each in told["auto"][:-1]] + [0.0]
 
 
 def spec_of(name: str, path: Path) -> DecoderSpec:

@@ -15,6 +15,7 @@ from tests.worker.model.checkpoints import VOCAB, write_checkpoint
 from tests.worker.model.forward import ragged_logits
 from tests.worker.model.oracle import base_config, checked, their_model
 from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.config_json import parse_spec
 from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.loading import LoadedModel, load_model
 
@@ -90,6 +91,7 @@ def test_of_experts_with_equal_scores_the_first_ones_are_used(kernels: str, tmp_
 
 
 EXPERT = "model.layers.1.mlp.experts.4.up_proj.weight"
+FIRST, FUSED = "model.layers.0.mlp.experts.0.gate_proj.weight", "model.layers.0.mlp.experts.gate_up_proj"
 GATE = "model.layers.0.mlp.gate.weight"
 BROKEN: list[tuple[Callable[[dict[str, Tensor]], Any], str]] = [
     (lambda tensors: tensors.pop(EXPERT), f"lacks the tensor {EXPERT}"),
@@ -103,6 +105,10 @@ BROKEN: list[tuple[Callable[[dict[str, Tensor]], Any], str]] = [
     (
         lambda tensors: tensors.update({EXPERT.replace("4", "6"): tensors[EXPERT] + 0}),
         "unexpected tensor model.layers.1.mlp",
+    ),
+    (
+        lambda tensors: tensors.update({FUSED: tensors.pop(FIRST)}),
+        f"has the experts of a layer in one tensor, {FUSED}",
     ),
     (
         lambda tensors: tensors.update({EXPERT: tensors[EXPERT].to(torch.int8)}),
@@ -120,6 +126,15 @@ def test_a_damaged_or_missing_tensor_of_an_expert_is_named(
     with pytest.raises(ModelError) as refused:
         load(tmp_path)
     assert told in checked(refused.value)
+
+
+def test_a_token_may_have_at_most_64_experts() -> None:
+    config = base_config("Qwen3MoeForCausalLM") | {"num_experts": 4096}
+    routing = parse_spec(config | {"num_experts_per_tok": 64}).routing
+    assert routing is not None
+    assert routing.top_k == 64
+    with pytest.raises(ModelError, match="num_experts_per_tok"):
+        parse_spec(config | {"num_experts_per_tok": 65})
 
 
 def test_experts_that_do_not_fit_into_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

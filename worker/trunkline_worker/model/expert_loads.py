@@ -17,15 +17,18 @@ class ExpertLoads:
         rule = spec.routing
         # [num_layers, num_experts]; rows of layers without experts stay 0
         self.counts = torch.zeros(spec.num_layers, rule.num_experts if rule else 0, dtype=torch.int64, device=device)
+        self._top_k = rule.top_k if rule else 0
         self._num_tokens = 0  # of this window
 
     def after_step(self, num_tokens: int) -> Tensor | None:
         """Returns the loads of the window that a step of so many tokens ends, like `counts` and on its device, and
-        begins a window. Returns None if no window ends."""
+        begins a window. Returns None if no window ends. A layer that did not compute all tokens has no loads: the last
+        one on a GPU computes those that are sampled, which are too few to tell."""
         self._num_tokens += num_tokens
         if self._num_tokens < WINDOW_TOKENS or not self.counts.numel():
             return None
-        loads = self.counts.clone()
+        is_whole = self.counts.sum(dim=1, keepdim=True) == self._num_tokens * self._top_k
+        loads = torch.where(is_whole, self.counts, 0)
         self.clear()
         return loads
 

@@ -29,6 +29,7 @@ MOST_HEAD_DIM = 1 << 12
 MOST_WINDOW = (1 << 31) - 1
 MOST_INTERMEDIATE = 1 << 20
 MOST_EXPERTS = 1 << 12
+MOST_CHOSEN = 64  # experts of a token: results of all of them are in memory at once, and kernels unroll their choice
 
 EXPERTS_KEYS = "num_experts", "num_local_experts"  # two names of one number
 
@@ -164,7 +165,9 @@ def read_rule(config: Entries, key: str, *, renormalized: bool) -> RoutingRule:
     if any(config.values[each] != num_experts for each in present):
         values = [shown(config.values[each]) for each in present]
         raise ModelError(f"num_experts {values[0]} contradicts num_local_experts {values[1]}")
-    return RoutingRule(num_experts, config.integer("num_experts_per_tok", 1, num_experts), renormalized=renormalized)
+    return RoutingRule(
+        num_experts, config.integer("num_experts_per_tok", 1, min(num_experts, MOST_CHOSEN)), renormalized=renormalized
+    )
 
 
 def gated_experts(

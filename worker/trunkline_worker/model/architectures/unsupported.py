@@ -13,9 +13,11 @@ _FAMILIES = {
     "norms and activations": "Gemma",
     "norms and activations, and windows that need KV blocks of their own": "Gemma2 Gemma3 Gemma3n Gemma4 VaultGemma",
     "norms that subtract a mean": """
-        Bloom Cohere Cohere2 Falcon GPT2 GPTBigCode GPTJ GPTNeo GPTNeoX Mpt Nemotron OPT Olmo Persimmon Phi Phimoe
+        Bloom Cohere Cohere2 Falcon GPT2 GPTBigCode GPTJ GPTNeo GPTNeoX Mpt Nemotron OPT Olmo Persimmon Phi PhiMoE
         StableLm Starcoder2
     """,
+    "attention sinks, and biases of experts": "GptOss",
+    "bias for the choice of experts": "Dots1 Ernie4_5_Moe Glm4Moe MiniMaxM2",
     "rotary embedding of neighbouring elements": "Ernie4_5 Glm Glm4 Helium",
     "inputs other than text": "Phi4MM Phi4Multimodal",
 }

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +22,7 @@ from trunkline_worker.model.checkpoint.refusals import ModelError, shown
 from trunkline_worker.model.checkpoint.weight_check import WeightCheck
 from trunkline_worker.model.checkpoint.weight_stream import WeightStream
 
+EXPERT = re.compile(r"\.experts\.\d+\..*")
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 # By safetensors' names. Integers and 8-bit floats are left out: without the scales of a quantised weight, they have no
@@ -92,6 +94,12 @@ class Checkpoint:
 
     def _check_header(self, name: str, shapes: Sequence[list[int]], dtypes: Sequence[str]) -> None:
         if name not in self._handles:
+            fused = EXPERT.sub(".experts.gate_up_proj", name)
+            if fused in self._handles:
+                raise ModelError(
+                    f"{self._directory} has the experts of a layer in one tensor, {fused}, which is not supported: save "
+                    "the model with save_original_format=True"
+                )
             raise ModelError(f"{self._directory} lacks the tensor {self._own(name)}")
         piece = self._handles[name].get_slice(name)
         shape, stored = piece.get_shape(), piece.get_dtype()

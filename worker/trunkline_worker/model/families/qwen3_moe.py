@@ -53,7 +53,13 @@ QWEN3_MOE = Architecture(
         read={"sliding_window", "use_sliding_window", "attention_bias", *QWEN_EXPERTS_KEYS},
         without_effect={"max_window_layers"} | OF_TRAINING_EXPERTS.keys(),
         kinds={"sliding_window": INTEGER_OR_NULL, **OF_TRAINING_EXPERTS},
-        neutral={"mlp_bias": OFF, "use_qk_norm": (None, True)},
+        neutral={
+            "mlp_bias": OFF,
+            "use_qk_norm": (None, True),
+            # Qwen3-Coder's file has these keys of Qwen2-MoE, which transformers does not read here.
+            "qkv_bias": OFF,
+            "shared_expert_intermediate_size": (None, 0),
+        },
     ),
     head_dim=lambda config, hidden, num_heads: read_head_dim(config, hidden // num_heads),
     num_kv_heads=lambda config, _: config.integer("num_key_value_heads", 1, MOST_HEADS, default=DEFAULT_KV_HEADS),
