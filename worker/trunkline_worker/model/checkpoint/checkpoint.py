@@ -97,8 +97,8 @@ class Checkpoint:
             fused = EXPERT.sub(".experts.gate_up_proj", name)
             if fused in self._handles:
                 raise ModelError(
-                    f"{self._directory} has the experts of a layer in one tensor, {fused}, which is not supported: save "
-                    "the model with save_original_format=True"
+                    f"{self._directory} has the experts of a layer in one tensor, {fused}, which is not supported: "
+                    "save the model with save_original_format=True"
                 )
             raise ModelError(f"{self._directory} lacks the tensor {self._own(name)}")
         piece = self._handles[name].get_slice(name)
