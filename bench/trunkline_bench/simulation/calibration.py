@@ -22,7 +22,7 @@ import torch
 from trunkline.engine.v1.engine_pb2 import EngineRequest
 from trunkline.v1.generation_pb2 import SamplingParams
 from trunkline.v1.worker_pb2 import Submit
-from trunkline_bench.engine.random_model import write_random_llama
+from trunkline_bench.engine.random_model import write_random_model
 from trunkline_bench.reports.markdown import listed, table
 from trunkline_bench.reports.provenance import facts, make_command
 from trunkline_bench.reports.statistics import percentile
@@ -119,7 +119,7 @@ def main() -> None:
     trace = scaled(read_trace(AZURE))
     with tempfile.TemporaryDirectory() as scratch:
         model_dir = Path(scratch) / "random-22m"
-        write_random_llama(model_dir)
+        write_random_model(model_dir)
         settings = EngineSettings(
             model=str(model_dir), device="cpu", max_step_tokens=1024, kv_blocks=KV_BLOCKS, block_size=BLOCK_SIZE
         )
