@@ -53,7 +53,7 @@ def touches_memory(node: ast.AST) -> bool:
 def test_they_wait_before_they_touch_memory_and_before_they_may_end() -> None:
     assert {node.name for node in kernels()} == {
         "_rms_norm", "_rotary_kv", "_attend_ranges", "_silu_and_mul",
-        "_persistent_matmul", "_quantize_rows",
+        "_persistent_matmul", "_quantize_rows", "_choose_experts", "_arrange_tiles", "_expert_product", "_sum_experts",
     }  # fmt: skip
     for node in kernels():
         waits = [at for at, line in enumerate(node.body) if ast.unparse(line) == "wait_for_inputs(DEPENDENT)"]

@@ -111,7 +111,7 @@ def test_keys_and_values_are_written(where: str) -> None:
         kernels.rotate_and_write(
             qkv.data_ptr(), q.data_ptr(), kv.keys.data_ptr(), kv.values.data_ptr(),
             tables.ctypes.data, starts.ctypes.data, contexts.ctypes.data, cos.data_ptr(), sin.data_ptr(), None, None,
-            kv.block_stride, 1, HEADS, KV_HEADS, HEAD_DIM, BLOCK, 0.0,
+            kv.block_stride, 1, HEADS, KV_HEADS, HEAD_DIM, cos.shape[1], BLOCK, 0.0,
         )  # fmt: skip
     for pool, x in ((kv.keys, k), (kv.values, v)):
         assert torch.equal(pool[FAR, -1], x[0])

@@ -9,13 +9,11 @@ import torch
 from safetensors.torch import save_file
 
 from trunkline_bench.engine.recorded_outputs import Run, TimedRequest
+from trunkline_worker.model.architectures.decoder_spec import DecoderSpec, ExpertsSpec, LinearSpec
+from trunkline_worker.model.config_json import parse_spec
+from trunkline_worker.model.registry import ARCHITECTURES
 
-MODEL_TYPES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
+FULL, SLIDING = "full_attention", "sliding_attention"
 DTYPES = ("float32", "bfloat16", "float16")
 DTYPE_WEIGHTS = (5, 4, 1)
 MOST_OUTPUT = 24
@@ -65,13 +63,13 @@ TIMELESS = {"itl_target_ms": 0.0, "aging_s": 1e6}
 
 
 def _config(draw: Random) -> dict[str, Any]:
-    architecture = draw.choice(list(MODEL_TYPES))
+    architecture = draw.choice(sorted(ARCHITECTURES))
     kv_heads, group = draw.choice((1, 1, 2, 3)), draw.choice((1, 2, 3, 4))
     heads, head_dim = kv_heads * group, draw.choice((4, 6, 8, 16, 20, 32))
     num_layers = draw.randint(1, 4)
     config: dict[str, Any] = {
         "architectures": [architecture],
-        "model_type": MODEL_TYPES[architecture],
+        "model_type": ARCHITECTURES[architecture].model_type,
         "vocab_size": draw.randint(40, 400),
         "hidden_size": heads * draw.choice((head_dim, head_dim, draw.randint(2, 24))),
         "intermediate_size": draw.randint(3, 160),
@@ -86,21 +84,59 @@ def _config(draw: Random) -> dict[str, Any]:
         "eos_token_id": draw.choice((0, [0, 1, 2])),
         "rope_parameters": _rope(draw, head_dim),
     }
-    window = draw.randint(1, 40)
-    match architecture:
-        case "LlamaForCausalLM":
-            config |= {"attention_bias": draw.random() < 0.4, "mlp_bias": draw.random() < 0.4}
-        case "MistralForCausalLM":
-            config["sliding_window"] = draw.choice((None, window))
-        case _:
-            config |= {
-                "use_sliding_window": draw.random() < 0.5,
-                "sliding_window": window,
-                "max_window_layers": draw.randint(0, num_layers),
-            }
-    if architecture == "Qwen3ForCausalLM":
-        config["attention_bias"] = draw.random() < 0.4
-    return config
+    return config | _own_keys(draw, config)
+
+
+def _own_keys(draw: Random, config: dict[str, Any]) -> dict[str, Any]:
+    """What an architecture's config has in addition to those of all, or instead of it."""
+
+    def chance() -> bool:
+        return draw.random() < 0.4
+
+    num_layers, window = config["num_hidden_layers"], draw.randint(1, 40)
+    maybe_window = {"sliding_window": draw.choice((None, window))}
+    kinds = {"sliding_window": window, "layer_types": [draw.choice((FULL, SLIDING)) for _ in range(num_layers)]}
+    windows = {
+        "use_sliding_window": chance(),
+        "sliding_window": window,
+        "max_window_layers": draw.randint(0, num_layers),
+    }
+    as_wide_as_heads = {"hidden_size": config["num_attention_heads"] * config["head_dim"]}
+    rope = {"rope_type": "default", "rope_theta": 10_000.0}
+    num_experts = draw.randint(2, 9)
+    experts = {"num_experts_per_tok": draw.randint(1, num_experts)}
+    of_qwen = experts | {
+        "num_experts": num_experts,
+        "norm_topk_prob": chance(),
+        "moe_intermediate_size": draw.randint(3, 60),
+        "mlp_only_layers": [0] if chance() else [],
+    }
+    bias, mlp_bias = {"attention_bias": chance()}, {"mlp_bias": chance()}
+    own: dict[str, dict[str, Any]] = {
+        "Exaone4ForCausalLM": kinds,
+        "GraniteForCausalLM": bias | mlp_bias | {
+            "embedding_multiplier": draw.uniform(0.5, 4.0),
+            "attention_multiplier": draw.uniform(0.1, 0.5),
+            "residual_multiplier": draw.uniform(0.2, 1.0),
+            "logits_scaling": draw.uniform(0.5, 8.0),
+        },
+        "LlamaForCausalLM": bias | mlp_bias,
+        "MistralForCausalLM": maybe_window,
+        "MixtralForCausalLM": experts | maybe_window | {"num_local_experts": num_experts},
+        "Olmo2ForCausalLM": bias,
+        "Olmo3ForCausalLM": kinds | bias | {"rope_parameters": {FULL: rope, SLIDING: rope}},
+        "OlmoeForCausalLM": as_wide_as_heads | experts | {"num_experts": num_experts, "norm_topk_prob": chance()},
+        "Phi3ForCausalLM": as_wide_as_heads | maybe_window | {
+            "rope_parameters": rope | {"partial_rotary_factor": draw.choice((0.5, 1.0))}
+        },
+        "Qwen2ForCausalLM": windows,
+        "Qwen2MoeForCausalLM": of_qwen | {"shared_expert_intermediate_size": draw.randint(3, 60)},
+        "Qwen3ForCausalLM": windows | bias,
+        "Qwen3MoeForCausalLM": of_qwen | bias,
+        "SeedOssForCausalLM": bias | mlp_bias | {"attention_out_bias": chance()},
+        "SmolLM3ForCausalLM": bias | {"no_rope_layers": [draw.randint(0, 1) for _ in range(num_layers)]},
+    }  # fmt: skip
+    return own[config["architectures"][0]]
 
 
 def _rope(draw: Random, head_dim: int) -> dict[str, Any]:
@@ -121,43 +157,40 @@ def _rope(draw: Random, head_dim: int) -> dict[str, Any]:
 def _write_checkpoint(directory: Path, config: dict[str, Any], seed: int) -> None:
     """Writes config.json and model.safetensors, with values so large that every bias and norm shows in the outputs."""
     generator = torch.Generator().manual_seed(seed)
-    dtype = getattr(torch, config["dtype"])
-    hidden, inter, vocab = (config[f"{name}_size"] for name in ("hidden", "intermediate", "vocab"))
-    head_dim = config["head_dim"]
-    queries, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
-    is_qwen2, is_qwen3 = config["model_type"] == "qwen2", config["model_type"] == "qwen3"
-    tensors: dict[str, torch.Tensor] = {}
-
-    def norm(name: str, size: int) -> None:
-        tensors[f"{name}.weight"] = 1 + 0.3 * torch.randn(size, generator=generator)
-
-    def product(name: str, rows: int, columns: int, *, has_bias: bool = False) -> None:
-        tensors[f"{name}.weight"] = torch.randn(rows, columns, generator=generator) * 1.5 / columns**0.5
-        if has_bias:
-            tensors[f"{name}.bias"] = 0.3 * torch.randn(rows, generator=generator)
-
-    product("model.embed_tokens", vocab, hidden)
-    for layer in range(config["num_hidden_layers"]):
-        at = f"model.layers.{layer}"
-        has_bias = config.get("attention_bias", False)
-        product(f"{at}.self_attn.q_proj", queries, hidden, has_bias=has_bias or is_qwen2)
-        product(f"{at}.self_attn.k_proj", kv, hidden, has_bias=has_bias or is_qwen2)
-        product(f"{at}.self_attn.v_proj", kv, hidden, has_bias=has_bias or is_qwen2)
-        product(f"{at}.self_attn.o_proj", hidden, queries, has_bias=has_bias)
-        for name, rows, columns in (("gate", inter, hidden), ("up", inter, hidden), ("down", hidden, inter)):
-            product(f"{at}.mlp.{name}_proj", rows, columns, has_bias=config.get("mlp_bias", False))
-        norm(f"{at}.input_layernorm", hidden)
-        norm(f"{at}.post_attention_layernorm", hidden)
-        if is_qwen3:
-            norm(f"{at}.self_attn.q_norm", head_dim)
-            norm(f"{at}.self_attn.k_norm", head_dim)
-    norm("model.norm", hidden)
-    if not config["tie_word_embeddings"]:
-        product("lm_head", vocab, hidden)
+    tensors = {
+        name: 1 + 0.3 * torch.randn(shape, generator=generator)
+        if name.endswith("norm.weight")
+        else torch.randn(shape, generator=generator) * (1.5 / shape[1] ** 0.5 if len(shape) > 1 else 0.3)
+        for name, shape in _shapes(parse_spec(config)).items()
+    }
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=1))
+    dtype = getattr(torch, config["dtype"])
     stored = {name: tensor.to(dtype) for name, tensor in tensors.items()}
     save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def _shapes(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
+    """Of all tensors of a checkpoint, by their names."""
+    hidden, dim = spec.hidden_size, spec.head_dim
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (spec.vocab_size, hidden)}
+    for number, layer in enumerate(spec.layers):
+        at = f"model.layers.{number}."
+        attention, fed = layer.attention, layer.feed_forward
+        heads = (1, 1) if attention.qk_norm_span == "head" else (spec.num_heads, spec.num_kv_heads)
+        norms = {attention.query_norm: heads[0] * dim, attention.key_norm: heads[1] * dim}
+        norms |= dict.fromkeys((attention.norm, attention.post_norm, fed.norm, fed.post_norm), hidden)
+        shapes |= {f"{at}{name}.weight": (size,) for name, size in norms.items() if name is not None}
+        small: tuple[LinearSpec | None, ...] = (fed.router, fed.shared_gate) if isinstance(fed, ExpertsSpec) else ()
+        for product in (*layer.products, *(each for each in small if each is not None)):
+            for name, rows in product.tensors:
+                shapes[f"{at}{name}.weight"] = (rows, product.inner)
+                if product.bias:
+                    shapes[f"{at}{name}.bias"] = (rows,)
+    shapes["model.norm.weight"] = (hidden,)
+    if not spec.tie_word_embeddings:
+        shapes["lm_head.weight"] = (spec.vocab_size, hidden)
+    return shapes
 
 
 # Engines
@@ -182,7 +215,7 @@ def _settings(draw: Random, config: dict[str, Any]) -> dict[str, Any]:
         "run_ahead": draw.choice((0, 1)),
         **TIMELESS,
     }
-    if config["rope_parameters"]["rope_type"] in ("dynamic", "longrope") and draw.random() < 0.5:
+    if config["rope_parameters"].get("rope_type") in ("dynamic", "longrope") and draw.random() < 0.5:
         settings["context_length"] = config["max_position_embeddings"]
     return settings
 
