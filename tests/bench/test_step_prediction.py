@@ -169,7 +169,7 @@ from trunkline_bench.kernels.device import H200
 from trunkline_bench.kernels.kernel_work import works
 from trunkline_bench.kernels.recorded_step import decode_step
 from trunkline_worker.model.gpu_decoder import Chip
-from trunkline_worker.model.architectures.config_json import read_spec
+from trunkline_worker.model.config_json import read_spec
 spec, chip = read_spec(Path("bench/configs/qwen3-30b-a3b")), Chip(132, 227 << 10, (9, 0))
 for weights in ("bfloat16", "fp8-blocks"):
     step = decode_step(spec, chip, batch=16, context=100, weights=weights)
