@@ -17,6 +17,7 @@ from trunkline_worker.model.loading import load_model
 GREEDY_STEPS = 64
 # What these compute is particular.
 PARTICULAR = ("granite", "granite-biases", "olmo2", "phi4-mini", "smollm3-window")
+WITH_EXPERTS = ("qwen3-moe-some-layers", "mixtral-window", "olmoe", "qwen2-moe")
 
 
 def prompts() -> list[list[int]]:
@@ -81,7 +82,7 @@ def test_greedy_tokens_equal_transformers_for_64_steps(name: str, tmp_path: Path
         assert found == logits.argmax(-1).tolist(), f"prompt of {len(tokens)} tokens"
 
 
-@pytest.mark.parametrize("name", PARTICULAR)
+@pytest.mark.parametrize("name", PARTICULAR + WITH_EXPERTS)
 @torch.inference_mode()
 def test_preempted_requests_and_cached_prefixes_get_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
     truth = write_checkpoint(name, tmp_path)

@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.parameters import one_in
-from tests.worker.engine_rig import drive, make_engine, make_submit
 from tests.worker.model.checkpoints import VOCAB, write_checkpoint
 from tests.worker.model.forward import ragged_logits
 from tests.worker.model.oracle import base_config, checked, their_model
@@ -26,27 +25,6 @@ PROMPTS = [[(7 * place + length) % VOCAB for place in range(length)] for length 
 
 def load(path: Path, **options: Any) -> LoadedModel:
     return load_model(path, device=CPU, **options)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@torch.inference_mode()
-def test_preempted_requests_and_cached_prefixes_get_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
-    truth = write_checkpoint(name, tmp_path)
-    engine = make_engine(
-        tmp_path, kv_blocks=20, block_size=8, max_step_tokens=32, admission="optimistic", itl_target_ms=0.0
-    )
-    asked = [PROMPTS[0], PROMPTS[0][:40], [*PROMPTS[0][:33], 5], PROMPTS[1], PROMPTS[2]]
-    submits = [make_submit(i, tokens, max_tokens=24, ignore_eos=True) for i, tokens in enumerate(asked, start=1)]
-    cached = 0
-    for _ in range(2):
-        done = drive(engine, submits)
-        cached += sum(done.cached.values())
-        for i, tokens in enumerate(asked, start=1):
-            found = done.tokens[i]
-            logits = truth(torch.tensor([tokens + found[:-1]])).logits[0, len(tokens) - 1 :]
-            assert found == logits.argmax(-1).tolist(), f"prompt of {len(tokens)} tokens"
-    assert engine.scheduler.stats.preemptions > 0
-    assert cached > 0
 
 
 @pytest.mark.parametrize("dtype", one_in(2, ["bfloat16", "float32"]))
