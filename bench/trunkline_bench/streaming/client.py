@@ -18,6 +18,7 @@ import grpc
 import uvloop
 
 from trunkline_bench.reports.statistics import percentile
+from trunkline_bench.streaming.source import DEFAULT_MODEL
 from trunkline_bench.streaming.wires import Ask, Call, Wire, wire_named
 
 MOST_LOGPROBS = 20
@@ -29,7 +30,7 @@ class Load:
 
     wire: one of WIRES; steps_per_s: rate of a paced source, for which the age of every token is recorded; stalled:
     number of streams that also ask for log-probabilities, read one response, and read on only when the others are done
-    (gRPC wires only)
+    (gRPC wires only); model: that HTTP requests name
     """
 
     address: str
@@ -41,6 +42,7 @@ class Load:
     rounds: int = 1
     steps_per_s: float = 0.0
     stalled: int = 0
+    model: str = DEFAULT_MODEL
 
 
 @dataclass(slots=True)
@@ -58,7 +60,7 @@ class Seen:
 
 def ask(load: Load, stream: int) -> Ask:
     ids = [(stream * 7 + place * 3) % 500 for place in range(load.prompt_tokens)]
-    return Ask(ids, load.max_tokens, text=load.text)
+    return Ask(ids, load.max_tokens, text=load.text, model=load.model)
 
 
 async def run(load: Load) -> Seen:

@@ -1,74 +1,93 @@
 """What a router's CPU time per token grows by where it looks for reasoning and calls in the text of a chat.
 
-usage: python -m trunkline_bench.streaming.parsing_cost [--streams 64] [--restarts 6] [--turns 8] [--unpaced]
+usage: python -m trunkline_bench.streaming.parsing_cost [--streams 64] [--restarts 3] [--turns 8] [--unpaced]
 
-Three routers stream the same chats over HTTP: two as text, one in the format of Hermes. They take turns in random
-order. The ratio of the two equal routers shows how far the third one's ratio can be trusted. Processes differ by their
-layout in memory, so all of them are started again several times, and a start counts as one observation.
+One router has three models that answer with the same tokens: two as text, one in the format of Hermes. Chats with them
+take turns in random order. All of them run in one process, since processes differ by their layout in memory. The ratio
+of the two models with text shows how far the third one's ratio can be trusted.
 """
 
 import argparse
 import asyncio
 import contextlib
 import random
-from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import median, stdev
 
 from trunkline_bench.reports.markdown import listed, table
 from trunkline_bench.reports.provenance import facts
 from trunkline_bench.streaming.client import Load
-from trunkline_bench.streaming.processes import Hop, printed_address, process, router_hops, run
+from trunkline_bench.streaming.processes import HTTP, ROUTER, printed_address, process, router_hops, run
 from trunkline_bench.streaming.tables import STEPS_PER_S
 
 RESULTS = Path(__file__).parents[2] / "results"
 TOKENS = 100  # per stream
-TEXT, AGAIN, PARSED = "text", "text, a second router", "parsed"
+TEXT, AGAIN, PARSED = "text", "text again", "parsed"  # names of models
 FORMATS = {TEXT: "", AGAIN: "", PARSED: "hermes"}
 
 
-async def one_start(streams: int, turns: int, steps_per_s: float) -> dict[str, float]:
-    """Returns the CPU time of each router in microseconds per token: the median of its turns after the first."""
-    found: dict[str, list[float]] = {name: [] for name in FORMATS}
+Turn = dict[str, float]  # CPU time of the router in microseconds per token, by model
+
+
+async def one_start(streams: int, turns: int, steps_per_s: float) -> list[Turn]:
+    """Returns what the turns of one router took, without the first one."""
+    taken: list[Turn] = []
     async with contextlib.AsyncExitStack() as stack:
-        hops: dict[str, Hop] = {}
-        for name in _shuffled():
-            source = process(
-                "trunkline_bench.streaming.source", "--steps-per-s", str(steps_per_s),
-                variables={"ANSWER_FORMAT": FORMATS[name]},
-            )  # fmt: skip
-            address = await printed_address(await stack.enter_async_context(source))
-            hops[name] = replace((await router_hops(stack, address, ("", name)))[name], wire="chat")
+        addresses = []
+        for model in _shuffled():
+            variables = {"MODEL": model, "ANSWER_FORMAT": FORMATS[model]}
+            source = process("trunkline_bench.streaming.source", "--steps-per-s", str(steps_per_s), variables=variables)
+            addresses.append(await printed_address(await stack.enter_async_context(source)))
+        hop = (await router_hops(stack, ",".join(addresses), (ROUTER, HTTP)))[HTTP]
         for _ in range(turns + 1):
-            for name in _shuffled():
-                hop = hops[name]
-                one = await run(hop, Load(hop.address, hop.wire, streams, TOKENS, steps_per_s=steps_per_s))
-                found[name].append(one.hop_cpu_s / one.seen.tokens * 1e6)
-    return {name: median(times_us[1:]) for name, times_us in found.items()}
+            turn: Turn = {}
+            for model in _shuffled():
+                one = await run(hop, Load(hop.address, "chat", streams, TOKENS, steps_per_s=steps_per_s, model=model))
+                turn[model] = one.hop_cpu_s / one.seen.tokens * 1e6
+            taken.append(turn)
+    return taken[1:]
 
 
 def _shuffled() -> list[str]:
     return random.sample(list(FORMATS), len(FORMATS))
 
 
+def parsed_to_text(turn: Turn) -> float:
+    return turn[PARSED] / ((turn[TEXT] + turn[AGAIN]) / 2)
+
+
+def text_to_text(turn: Turn) -> float:
+    return turn[AGAIN] / turn[TEXT]
+
+
 async def measure(streams: int, restarts: int, turns: int, steps_per_s: float) -> str:
     rows: dict[str, list[str]] = {}
-    ratios, controls = [], []
+    every: list[Turn] = []
     for start in range(1, restarts + 1):
-        times_us = await one_start(streams, turns, steps_per_s)
-        ratios.append(times_us[PARSED] / ((times_us[TEXT] + times_us[AGAIN]) / 2))
-        controls.append(times_us[AGAIN] / times_us[TEXT])
-        cells = [f"{times_us[name]:.1f}" for name in FORMATS]
-        rows[f"start {start}"] = [*cells, f"{ratios[-1]:.3f}", f"{controls[-1]:.3f}"]
+        taken = await one_start(streams, turns, steps_per_s)
+        every += taken
+        rows[f"start {start}"] = _row(taken)
         print(f"start {start}: {rows[f'start {start}']}", flush=True)
-    rows["median"] = ["", "", "", f"{median(ratios):.3f}", f"{median(controls):.3f}"]
+    rows[f"all {len(every)} turns"] = _row(every)
     return table(rows, [*(f"{name}, us per token" for name in FORMATS), "parsed to text", "text to text"])
+
+
+def _row(taken: list[Turn]) -> list[str]:
+    """Medians of turns; ratios with the error of their median."""
+    ratios = (list(map(parsed_to_text, taken)), list(map(text_to_text, taken)))
+    times_us = [f"{median(turn[model] for turn in taken):.1f}" for model in FORMATS]
+    return [*times_us, *(f"{median(each):.3f} ± {_error_of_median(each):.3f}" for each in ratios)]
+
+
+def _error_of_median(values: list[float]) -> float:
+    """The standard error of the median of normally distributed values."""
+    return 1.2533 * stdev(values) / len(values) ** 0.5
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--restarts", type=int, default=6)
+    parser.add_argument("--restarts", type=int, default=3)
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--unpaced", action="store_true", help="tokens as fast as the router takes them")
     parser.add_argument("--output", type=Path, default=RESULTS)
@@ -80,7 +99,7 @@ def main() -> None:
     measured = asyncio.run(measure(arguments.streams, arguments.restarts, arguments.turns, steps_per_s))
     pace = "as fast as the router takes them" if arguments.unpaced else f"{STEPS_PER_S:.0f} a second and stream"
     text = (
-        "# What looking for reasoning and calls costs a router\n\n"
+        "# The cost of looking for reasoning and calls in a router\n\n"
         + listed(found)
         + f"- chats over HTTP: {arguments.streams} streams of {TOKENS} tokens, {pace}\n\n"
         + measured

@@ -3,7 +3,8 @@
 usage: python -m trunkline_bench.streaming.source [--steps-per-s 20]     (prints its port)
 
 Its answers have exactly `max_tokens` tokens. The text of a token is the time at which its step was due, so that clients
-can compute the token's age. The environment variable ANSWER_FORMAT names the format of its answers.
+can compute the token's age. The environment variable MODEL is the model's name (default: source), and ANSWER_FORMAT
+the format of its answers.
 """
 
 import argparse
@@ -37,6 +38,7 @@ from trunkline.v1.worker_pb2 import (
 from trunkline.v1.worker_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
 from trunkline_bench.servers.demo_model import DEMO_MODEL
 
+DEFAULT_MODEL = "source"
 STAMP_DIGITS = 16  # for microseconds of the monotonic clock, which all processes of a machine share
 LOAD_INTERVAL_S = 0.05
 PIECE_BYTES = 1 << 20
@@ -169,7 +171,7 @@ class Source(WorkerServiceServicer):
 
     async def GetModel(self, request: Any, context: Any) -> GetModelResponse:
         return GetModelResponse(
-            model="source",
+            model=os.environ.get("MODEL", DEFAULT_MODEL),
             worker_id="source",
             epoch=EPOCH,
             protocol_version=PROTOCOL_VERSION,

@@ -12,7 +12,7 @@ from trunkline.v1.worker_pb2 import Submit, WorkerServiceGenerateRequest, Worker
 from trunkline_bench.servers.demo_model import DEMO_MODEL
 from trunkline_bench.streaming.completions import open_connections
 from trunkline_bench.streaming.letters import age_s
-from trunkline_bench.streaming.source import STAMP_DIGITS
+from trunkline_bench.streaming.source import DEFAULT_MODEL, STAMP_DIGITS
 from trunkline_runtime.channel import open_channel
 
 TEXT = "Once upon a time there was a " * 4
@@ -25,13 +25,14 @@ Connect = Callable[[], Call]
 class Ask:
     """A request.
 
-    text: send TEXT instead of the token ids, if the wire accepts both
+    text: send TEXT instead of the token ids, if the wire accepts both; model: for HTTP
     """
 
     token_ids: list[int]
     max_tokens: int
     text: bool = False
     logprobs: int | None = None
+    model: str = DEFAULT_MODEL
 
     def sampling(self) -> SamplingParams:
         return SamplingParams(
@@ -209,7 +210,7 @@ def _completion_request(prompt: str | list[int], ask: Ask, *, stream: bool) -> b
 
 def _request(prompt: dict[str, Any], ask: Ask, *, stream: bool) -> bytes:
     body = {
-        "model": "source",
+        "model": ask.model,
         **prompt,
         "max_tokens": ask.max_tokens,
         "ignore_eos": True,
