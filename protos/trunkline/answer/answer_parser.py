@@ -88,11 +88,17 @@ class AnswerParsers:
     reasoning: so far, by choice
     """
 
-    __slots__ = ("_context", "_num_calls", "_parsers", "complete_tool_calls", "reasoning", "tool_calls")
+    __slots__ = (
+        "_context", "_not_plain", "_num_calls", "_parsers", "_text_stays", "complete_tool_calls", "reasoning",
+        "tool_calls",
+    )  # fmt: skip
 
     def __init__(self, answer_format: str, choices: int, context: AnswerContext = NO_CONTEXT) -> None:
         self._parsers = [PARSERS[answer_format](context) for _ in range(choices)]
         self._context = context
+        # Of the parsers and the context. Other streams push what a stream touches out of the caches between two tokens.
+        self._not_plain = [parser.not_plain for parser in self._parsers]
+        self._text_stays = context.text_stays
         self._num_calls = [0] * choices  # that have begun, if there may be one
         self.tool_calls = self.complete_tool_calls = 0
         self.reasoning: list[list[str]] = [[] for _ in range(choices)]
@@ -103,9 +109,9 @@ class AnswerParsers:
 
         chunks: by choice
         """
-        text_stays = self._context.text_stays
+        text_stays = self._text_stays
         for index, chunk in chunks.items():
-            text, not_plain = chunk.text, self._parsers[index].not_plain
+            text, not_plain = chunk.text, self._not_plain[index]
             if not_plain is None or not text or text[-1] in SPACE or not_plain.search(text):
                 if text_stays:
                     chunk.ClearField("text")
@@ -119,6 +125,7 @@ class AnswerParsers:
         parts = parser.feed(text)
         if reason:
             parts += parser.finish(reason)
+        self._not_plain[index] = parser.not_plain
         if self._context.single_tool_call:
             parts = [part for part in parts if not self._is_of_later_call(index, part)]
         for part in parts:

@@ -130,6 +130,7 @@ class ChatAnswer(OpenAiAnswer):
         self._reasoning = "" if request.include_reasoning is False else call.edge.reasoning_field
         self._collected = CollectedAnswer()
         self._deltas: list[Deltas] = []  # of a stream's choices, if its answer has parts
+        self._in_text: set[int] = set()  # choices whose next text is their delta as it is
 
     def take(self, response: GenerateResponse) -> None:
         self._collected.take(response)
@@ -151,22 +152,29 @@ class ChatAnswer(OpenAiAnswer):
         if self._has_usage:
             self._count(response)
         events = self._opening(response.prompt) if response.HasField("prompt") else []
-        deltas = self._deltas
-        has_parts = bool(deltas)  # whether there may be parts that are not read yet
+        in_text, has_read_parts = self._in_text, False
         for chunk in response.chunks[:]:  # a slice takes half the time
             index, text, is_last = chunk.index, chunk.text, chunk.finish_reason
-            if has_parts and not text:  # only such chunks have parts (AnswerContext.text_stays)
-                has_parts = False
-                events += self._part_events(response.parts)
-            if deltas:
-                delta = {"content": deltas[index].text.of(text)} if text else {}
+            if text:
+                delta: Json = {"content": text if index in in_text else self._first_text(index, text)}
+            elif self._deltas:
+                delta = {}
+                if not has_read_parts:  # only chunks without text have parts (AnswerContext.text_stays)
+                    has_read_parts = True
+                    events += self._part_events(response.parts)
             else:
-                delta = {"content": text} if text or (chunk.token_ids and not is_last) else {}
+                delta = {"content": ""} if chunk.token_ids and not is_last else {}
             if delta or is_last or self._details is not None:
                 events.append(self._chunk_event(index, chunk, delta))
         return b"".join(events)
 
+    def _first_text(self, index: int, text: str) -> str:
+        """Returns the delta's text where text begins."""
+        self._in_text.add(index)
+        return self._deltas[index].text.of(text) if self._deltas else text
+
     def _part_events(self, parts: Iterable[AnswerPart]) -> Iterator[bytes]:
+        self._in_text.clear()
         for part in parts:
             if delta := self._deltas[part.index].of(part):
                 yield self._event(_choice(part.index, delta))
