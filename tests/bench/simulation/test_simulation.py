@@ -128,6 +128,21 @@ def test_a_simulated_worker_learns_what_experts_cost() -> None:
         assert cost.time_s(load) == pytest.approx(true_s, rel=0.1), f"{rows} rows"
 
 
+def test_tokens_are_reported_before_the_cost_model_is_fitted() -> None:
+    told = []
+    worker = SimulatedWorker(
+        WorkerSpec(PROFILE, 4000, 16, LIMITS, fast_forward=False),
+        lambda now_s, step: told.append((cost.num_fits, cost.is_fit_due)),
+    )
+    cost = worker.engine.scheduler.cost
+    request = at_once(workload(1.0)[:1])[0]
+    prompt = Prompt(request.prompt())
+    worker.submit(0.0, submit_of(1, replace(request, output_tokens=2000), 1.0), lambda: prompt, 2000)
+    worker.advance(1000.0)
+    assert cost.num_fits > 3
+    assert sum(is_due for _, is_due in told) == cost.num_fits - 1, "each fit but the first one was due in one report"
+
+
 def test_a_fit_finds_the_cost_that_made_the_samples() -> None:
     draw = np.random.default_rng(0)
     samples = []

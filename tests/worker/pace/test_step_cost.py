@@ -281,3 +281,16 @@ def test_whatever_steps_were_like_no_cost_is_negative_and_no_prompt_dearer_than_
     assert cost.pair_s <= MOST_PAIR_SHARE * cost.token_s * (1 + 1e-9)
     most_token_s = 2 * dearest_token_s * (1 + MOST_PAIR_SHARE * PROMPT / 2)
     assert cost.chunk_s(PROMPT, 0) <= PROMPT * most_token_s
+
+
+def test_a_fit_that_is_deferred_waits_for_its_call_or_for_the_next_one() -> None:
+    cost, fits = StepCost(), []
+    cost.defers_fits = True
+    for step in range(5 * STEPS_PER_FIT):
+        if step == 3 * STEPS_PER_FIT + 10 and cost.is_fit_due:
+            cost.fit()
+        cost.observe(chunk(64 + step % 7), 0.01)
+        if cost.num_fits > len(fits):
+            fits.append(step + 1)
+    assert fits == [STEPS_PER_FIT, 3 * STEPS_PER_FIT, 5 * STEPS_PER_FIT]
+    assert not cost.is_fit_due

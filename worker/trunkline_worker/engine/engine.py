@@ -84,6 +84,7 @@ class Engine:
         self._floor = floor
         self._last_floor: FloorOfStep | None = None  # of the step that was committed last
         self._clock_s = clock_s
+        scheduler.cost.defers_fits = executor.run_ahead > 0
         bounds = scheduler.limits
         self._bounds = QueueBounds(bounds.max_waiting_requests, bounds.max_waiting_tokens)
         self._arrivals = 0
@@ -211,6 +212,8 @@ class Engine:
         self._exchange(now_s)
         self._begin_sampling(now_s)
         if self._in_flight and now_s < self._plan_at_s and not self.executor.is_done():
+            if self.scheduler.cost.is_fit_due:  # in commit() it would hold back the step's tokens for some milliseconds
+                self.scheduler.cost.fit()
             return None  # requests that arrive before _plan_at_s can still take part in the next step
         plan = self._schedule(now_s) if self._waits_for_host is None else None
         if plan is not None:

@@ -162,9 +162,14 @@ class StepLoad(NamedTuple):
 
 
 class StepCost:
-    """The cost model and the steps it was fitted to."""
+    """The cost model and the steps it was fitted to.
+
+    defers_fits: whether later fits than the first one wait until fit() is called, or until the next one is due
+    """
 
     def __init__(self) -> None:
+        self.defers_fits = False
+        self.is_fit_due = False
         self.routing: RoutingRule | None = None  # None: the model has no experts
         self._decodes: deque[tuple[StepLoad, float]] = deque(maxlen=KEPT_STEPS)
         self._chunks: deque[tuple[StepLoad, float]] = deque(maxlen=KEPT_STEPS)
@@ -202,7 +207,10 @@ class StepCost:
             kept.append((load, time_s))
         self._seen += 1
         if self._seen % STEPS_PER_FIT == 0:
-            self._fit()
+            if self.defers_fits and self.num_fits and not self.is_fit_due:
+                self.is_fit_due = True
+            else:
+                self.fit()
 
     def waited(self, time_s: float) -> None:
         """Learns from the time between two steps that followed each other at once, in which the engine took in
@@ -254,7 +262,9 @@ class StepCost:
     def _prompt_token_s(self, is_scored: bool) -> float:
         return self.token_s + (self.scored_token_s if is_scored else 0.0)
 
-    def _fit(self) -> None:
+    def fit(self) -> None:
+        """Fits the model to the kept steps."""
+        self.is_fit_due = False
         self.num_fits += 1
         samples = [*self._decodes, *self._chunks]
         features = np.array(

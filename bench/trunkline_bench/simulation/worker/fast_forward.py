@@ -111,6 +111,8 @@ class FastForwardScheduler(Scheduler):
         mark = StepMark(result.done_s[-1], before.device_s_per_token + device_s)
         for load, time_s in zip(loads, result.times_s, strict=True):
             self.cost.observe(load, time_s)
+            if self.cost.is_fit_due:
+                self.cost.fit()
         regular = [0 for _ in LANES]  # tokens that were sampled one step after the token before
         for step in plan.steps:
             sequence = self.sequences[step.sequence_id]
