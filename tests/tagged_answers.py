@@ -30,7 +30,7 @@ class TaggedParser:
     """An AnswerParser. A call whose head does not parse is text, with its tag. So is what follows arguments in place of
     the tag that ends a call."""
 
-    not_plain: re.Pattern[str] | None = None
+    not_plain: str | None = None
 
     def __init__(self, context: AnswerContext = NO_CONTEXT) -> None:
         self.held = ""  # not yet parsed
@@ -151,7 +151,7 @@ def answer_parts(
     parts, is_plain = list[AnswerPart](), False
     for output in outputs:
         not_plain = parser.not_plain
-        is_plain = not_plain is not None and output[-1:] not in SPACE and not not_plain.search(output)
+        is_plain = not_plain is not None and output[-1:] not in SPACE and not set(not_plain) & set(output)
         parts += [AnswerPart(text=output)] if is_plain else parser.feed(output)
     return parts if is_plain else [*parts, *parser.finish(reason)]
 

@@ -73,8 +73,8 @@ class Marks:
         self.pattern = re.compile("|".join(map(re.escape, marks)) or _NEVER)
         self._beginnings = {mark[:length] for mark in marks for length in range(1, len(mark))}
         self._most_held = max(map(len, marks), default=1) - 1
-        firsts = "".join(sorted({re.escape(mark[0]) for mark in marks}))
-        self.first = re.compile(f"[{firsts}]" if firsts else _NEVER)
+        self.firsts = "".join(sorted({mark[0] for mark in marks}))
+        self.first = re.compile(f"[{re.escape(self.firsts)}]" if marks else _NEVER)
 
     @staticmethod
     @lru_cache(256)
@@ -143,7 +143,7 @@ class OutputReader:
 
     def __init__(self, context: AnswerContext) -> None:
         self.context = context
-        self.not_plain: re.Pattern[str] | None = None
+        self.not_plain: str | None = None
         self._text = ""  # not yet read from _at on; from _attempt on if there is one
         self._at = 0
         self._attempt: int | None = None
@@ -199,7 +199,7 @@ class OutputReader:
 
     def _taken(self) -> list[AnswerPart]:
         waits, text = self._waits, self._text_prose
-        self.not_plain = waits[0].first if waits and waits[1] == text.write and text.is_within else None
+        self.not_plain = waits[0].firsts if waits and waits[1] == text.write and text.is_within else None
         parts, self._parts = self._parts, []
         return [_part(kind, texts) for kind, texts in parts]
 
