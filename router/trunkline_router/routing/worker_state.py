@@ -195,7 +195,9 @@ class SentPrompt(NamedTuple):
     """A prompt that its worker may not have computed."""
 
     sent_s: float
-    tokens: int  # uncached
+    lane: int
+    tokens: float  # that are left to compute
+    context: float  # typical (query, key) pairs of a token
 
 
 class _Age:
@@ -241,8 +243,9 @@ class InFlight:
         worker.open_choices += self._choices
         worker.granted_choices += self._choices * is_granted
         worker.queued_tokens += self._queued
-        worker._prompts[self] = SentPrompt(request.now_s, self._queued)
-        worker._context_tokens += LATEST_SHARE * (matched_tokens + self._queued / 2 - worker._context_tokens)
+        context = matched_tokens + self._queued / 2
+        worker._context_tokens += LATEST_SHARE * (context - worker._context_tokens)
+        worker._prompts[self] = SentPrompt(request.now_s, self._lane, self._queued, context)
         self._credit = worker._fresh
         self._credit.tokens[self._lane] += self._queued
         self._credit.choices += self._choices
