@@ -1370,6 +1370,7 @@ class LoadSample(_message.Message):
     UNCACHED_TOKENS_BY_LANE_FIELD_NUMBER: _builtins.int
     STEP_COST_FIELD_NUMBER: _builtins.int
     RUNNING_KV_TOKENS_FIELD_NUMBER: _builtins.int
+    OTHER_EXPERTS_S_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """Choices in the running set."""
     waiting: _builtins.int
@@ -1392,6 +1393,10 @@ class LoadSample(_message.Message):
     """Tokens of waiting choices, cached or not. The bound on waiting tokens applies to this number."""
     running_kv_tokens: _builtins.int
     """Sum of the running choices' context lengths: the KV tokens that a step reads if it decodes all of them."""
+    other_experts_s: _builtins.float
+    """The part of step_cost.fixed_s that a step without prompts saves, because the running choices use fewer experts than
+    prompts do, in seconds; 0 for models without experts.
+    """
     @_builtins.property
     def waiting_by_lane(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Waiting choices, by lane: interactive, standard, batch."""
@@ -1429,10 +1434,11 @@ class LoadSample(_message.Message):
         uncached_tokens_by_lane: _abc.Iterable[_builtins.int] | None = ...,
         step_cost: Global___StepCostModel | None = ...,
         running_kv_tokens: _builtins.int = ...,
+        other_experts_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["step_cost", b"step_cost"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "kv_cached_blocks", b"kv_cached_blocks", "kv_free_blocks", b"kv_free_blocks", "kv_live_blocks", b"kv_live_blocks", "retry_delay_ms_by_lane", b"retry_delay_ms_by_lane", "running", b"running", "running_kv_tokens", b"running_kv_tokens", "step_cost", b"step_cost", "step_time_us", b"step_time_us", "uncached_tokens_by_lane", b"uncached_tokens_by_lane", "waiting", b"waiting", "waiting_by_lane", b"waiting_by_lane", "waiting_tokens", b"waiting_tokens", "waiting_uncached_tokens", b"waiting_uncached_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "kv_cached_blocks", b"kv_cached_blocks", "kv_free_blocks", b"kv_free_blocks", "kv_live_blocks", b"kv_live_blocks", "other_experts_s", b"other_experts_s", "retry_delay_ms_by_lane", b"retry_delay_ms_by_lane", "running", b"running", "running_kv_tokens", b"running_kv_tokens", "step_cost", b"step_cost", "step_time_us", b"step_time_us", "uncached_tokens_by_lane", b"uncached_tokens_by_lane", "waiting", b"waiting", "waiting_by_lane", b"waiting_by_lane", "waiting_tokens", b"waiting_tokens", "waiting_uncached_tokens", b"waiting_uncached_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

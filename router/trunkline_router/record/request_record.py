@@ -50,27 +50,26 @@ class PlacementRecord:
     plan: the decision, which holds nothing of the prompt, but a table of the fleet; None if no worker came, and once
         the listeners were told, see keep_candidates()
     worker, policy, reason: as in the plan, "" without one
-    predicted_ttft_s: of the chosen worker; None if the policy predicts nothing
+    predicted_ttft_s: from the decision to the first token; None if the policy predicts nothing
     waits_for_kv: whether most of the predicted wait there was for KV blocks
     """
 
     __slots__ = ("_candidates", "matched_tokens", "num_workers", "plan", "policy", "predicted_ttft_s", "reason", "time",
                  "waits_for_kv", "worker")  # fmt: skip
 
-    def __init__(self, time: Interval, plan: RoutePlan | None) -> None:
+    def __init__(self, time: Interval, plan: RoutePlan | None, predicted_ttft_s: float | None = None) -> None:
         self.time = time
         self.plan = plan
         self._candidates: Sequence[Candidate] = ()
         self.worker = self.policy = self.reason = ""
         self.matched_tokens = self.num_workers = 0
-        self.predicted_ttft_s: float | None = None
+        self.predicted_ttft_s = predicted_ttft_s
         self.waits_for_kv = False
         if plan is None:
             return
         self.worker, self.policy, self.reason = plan.worker_id, plan.policy, plan.reason
         self.matched_tokens, self.num_workers = plan.matched_tokens, len(plan.workers.worker_ids)
         if plan.prediction is not None:
-            self.predicted_ttft_s = float(plan.prediction.cost_s[plan.chosen])
             self.waits_for_kv = plan.prediction.waits_for_kv(plan.chosen)
 
     @property

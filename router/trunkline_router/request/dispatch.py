@@ -221,7 +221,11 @@ class WorkerAttempt:
 
     def choice_ended(self, timeline: Timeline) -> None:
         """A choice has ended at the worker, which says this of it, unchecked."""
-        note_timeline(self._record, self.noted, timeline)
+        noted = self.noted
+        note_timeline(self._record, noted, timeline)
+        believed = noted.timelines[-1]
+        if len(self._handles) == 1 and noted.first_output_s is not None and believed.HasField("first_token_s"):
+            self._worker.steps.took(noted.first_output_s - noted.started_s - believed.first_token_s)
 
     def _abort(self) -> None:
         """Has the worker end the choices that it still computes."""

@@ -86,13 +86,13 @@ class Placement:
 
     async def place(self) -> Route[ConnectedWorker]:
         """Returns a route to a worker, as soon as one can take the request, and notes it. Raises RequestRefused."""
-        begun_s, plan, self.record.stage = time.monotonic(), None, PLACEMENT
+        begun_s, plan, predicted_s, self.record.stage = time.monotonic(), None, None, PLACEMENT
         try:
             route = await self._placed()
-            plan = route.plan
+            plan, predicted_s = route.plan, route.first_token_s()
             return route
         finally:
-            self.record.note_placement(PlacementRecord(Interval(begun_s, time.monotonic()), plan))
+            self.record.note_placement(PlacementRecord(Interval(begun_s, time.monotonic()), plan, predicted_s))
 
     async def _placed(self) -> Route[ConnectedWorker]:
         dispatcher, progress = self.dispatcher, self.progress

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from trunkline.block_hash import prompt_hashes, root_hash
 from trunkline_router.routing import other_policies
+from trunkline_router.routing.first_token import first_token_s
 from trunkline_router.routing.policy import RoutePlan, soonest
 from trunkline_router.routing.prefix_index import PrefixIndex, keys_of
 from trunkline_router.routing.route_request import PolicyName, RouteRequest, RoutingPolicy
@@ -34,6 +35,11 @@ class Route(Generic[W]):
     chain: list[int]
     plan: RoutePlan
     policy: RoutingPolicy
+
+    def first_token_s(self) -> float | None:
+        """Predicts the time from the decision to the first token; None if the policy predicts nothing. To be called
+        before in_flight()."""
+        return first_token_s(self.request, self.worker, self.plan)
 
     def in_flight(self, *, is_granted: bool = False) -> InFlight:
         """Counts the request at its worker, from now until the context closes."""

@@ -82,7 +82,7 @@ def predict(request: RouteRequest, workers: WorkerTable, draw: float) -> Predict
         return _predict_few(request, workers, draw)
     facts, matched = workers.columns, np.asarray(workers.matched_tokens, np.float64)
     cost = _step_costs(facts)
-    work = _work_before(_COLUMNS, request, facts, cost)
+    work = work_before(_COLUMNS, request, facts, cost)
     freshest = np.maximum(facts.slow_start_share, LEAST_START_SHARE).max()
     fleet = _Fleet(float(matched.max()), float(work.queue_s.min()), float(freshest), draw)
     terms = _terms(_COLUMNS, request, facts, matched, cost, work, fleet)
@@ -93,15 +93,15 @@ def _predict_few(request: RouteRequest, workers: WorkerTable, draw: float) -> Pr
     """As predict(), in plain Python: faster for a few workers."""
     rows, matched = workers.rows, [float(tokens) for tokens in workers.matched_tokens]
     costs = _step_costs_of(rows)
-    works = [_work_before(_FLOATS, request, facts, cost) for facts, cost in zip(rows, costs, strict=True)]
+    works = [work_before(FLOATS, request, facts, cost) for facts, cost in zip(rows, costs, strict=True)]
     freshest = max(LEAST_START_SHARE, *(facts.slow_start_share for facts in rows))
     fleet = _Fleet(max(matched), min(work.queue_s for work in works), freshest, draw)
-    terms = [_terms(_FLOATS, request, *each, fleet) for each in zip(rows, matched, costs, works, strict=True)]
+    terms = [_terms(FLOATS, request, *each, fleet) for each in zip(rows, matched, costs, works, strict=True)]
     block_s = [facts.block_size * cost.token_s for facts, cost in zip(rows, costs, strict=True)]
     return Prediction(terms, [_cost_s(each) for each in terms], block_s)
 
 
-class _StepCost(NamedTuple, Generic[Number]):
+class StepCost(NamedTuple, Generic[Number]):
     """See StepCostModel."""
 
     fixed_s: Number
@@ -110,7 +110,7 @@ class _StepCost(NamedTuple, Generic[Number]):
     pair_s: Number
 
 
-class _Work(NamedTuple, Generic[Number]):
+class Work(NamedTuple, Generic[Number]):
     """The work before a request at a worker."""
 
     decoding_s: Number  # per step
@@ -140,13 +140,13 @@ class _Floats:
     minimum, maximum, ceil = staticmethod(min), staticmethod(max), staticmethod(math.ceil)
 
 
-_FLOATS: _Arithmetic[float] = _Floats()
+FLOATS: _Arithmetic[float] = _Floats()
 _COLUMNS: Any = np  # an _Arithmetic[Column]
 
 
-def _work_before(
-    of: _Arithmetic[Number], request: RouteRequest, facts: WorkerFacts[Number], cost: _StepCost[Number]
-) -> _Work[Number]:
+def work_before(
+    of: _Arithmetic[Number], request: RouteRequest, facts: WorkerFacts[Number], cost: StepCost[Number]
+) -> Work[Number]:
     decodes = of.minimum(facts.choices, facts.most_running)
     decoding_s = cost.token_s * decodes + cost.kv_token_s * facts.decode_kv_tokens
     room = (facts.step_tokens if request.lane == INTERACTIVE else facts.lower_step_tokens) - decodes
@@ -156,7 +156,7 @@ def _work_before(
     queued = queued_before(request.lane, facts)
     queue_steps = queued / room
     queue_s = queued * (cost.token_s + cost.pair_s * facts.queued_context) + queue_steps * cost.fixed_s
-    return _Work(decoding_s, room, queue_steps, queue_s)
+    return Work(decoding_s, room, queue_steps, queue_s)
 
 
 def _terms(
@@ -164,8 +164,8 @@ def _terms(
     request: RouteRequest,
     facts: WorkerFacts[Number],
     matched: Number,
-    cost: _StepCost[Number],
-    work: _Work[Number],
+    cost: StepCost[Number],
+    work: Work[Number],
     fleet: _Fleet,
 ) -> Terms[Number]:
     fixed_s, token_s, _, pair_s = cost
@@ -216,21 +216,21 @@ def _admission_s(request: RouteRequest, facts: WorkerFacts[Number]) -> Number:
     return (facts.admission_interactive_s, facts.admission_standard_s, facts.admission_batch_s)[request.lane]
 
 
-def _step_costs(facts: WorkerFacts[Column]) -> _StepCost[Column]:
+def _step_costs(facts: WorkerFacts[Column]) -> StepCost[Column]:
     """Replaces missing costs by the median of the others, or by the default."""
     unknown = np.isnan(facts.fixed_s)
     if not unknown.any():
-        return _StepCost(*facts[:4])
+        return StepCost(*facts[:4])
     costs = np.stack(facts[:4])
     known = costs[:, ~unknown]
     costs[:, unknown] = (np.median(known, axis=1) if known.size else np.array(DEFAULT_STEP_COST))[:, None]
-    return _StepCost(*costs)
+    return StepCost(*costs)
 
 
-def _step_costs_of(rows: Sequence[WorkerFacts[float]]) -> list[_StepCost[float]]:
+def _step_costs_of(rows: Sequence[WorkerFacts[float]]) -> list[StepCost[float]]:
     """As _step_costs(), in plain Python."""
-    known = [_StepCost(*facts[:4]) for facts in rows if not math.isnan(facts.fixed_s)]
+    known = [StepCost(*facts[:4]) for facts in rows if not math.isnan(facts.fixed_s)]
     if len(known) == len(rows):
         return known
-    typical = _StepCost(*map(median, zip(*known, strict=True))) if known else _StepCost(*DEFAULT_STEP_COST)
-    return [typical if math.isnan(facts.fixed_s) else _StepCost(*facts[:4]) for facts in rows]
+    typical = StepCost(*map(median, zip(*known, strict=True))) if known else StepCost(*DEFAULT_STEP_COST)
+    return [typical if math.isnan(facts.fixed_s) else StepCost(*facts[:4]) for facts in rows]

@@ -10,15 +10,17 @@ may not include these, so they count like the second age.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from math import inf, nan
+from typing import NamedTuple
 
 from trunkline.v1.worker_pb2 import GetModelResponse, LoadSample
 from trunkline.validation import max_total_tokens
 from trunkline_router.routing.credit import NO_CREDIT, Credit
 from trunkline_router.routing.prefix_index import WorkerBlocks
 from trunkline_router.routing.route_request import NUM_LANES, RouteRequest
+from trunkline_router.routing.step_times import StepTimes
 from trunkline_router.routing.worker_facts import ROW, WorkerFacts, hash_53
 
 Kind = tuple[str, int]  # fingerprint and block size: workers of one kind have the same block hashes
@@ -40,9 +42,10 @@ STALE_AFTER_S = 5.0
 class WorkerState:
     """The state of one worker, as the routing policy reads it."""
 
-    def __init__(self, model: GetModelResponse, blocks: WorkerBlocks) -> None:
+    def __init__(self, model: GetModelResponse, blocks: WorkerBlocks, steps: StepTimes | None = None) -> None:
         self.model = model
         self.blocks = blocks
+        self.steps = steps or StepTimes()
         # Copied, because every decision reads them for every worker.
         self.worker_id, self.model_name = model.worker_id, model.model
         self.most_tokens = max_total_tokens(model)
@@ -53,6 +56,7 @@ class WorkerState:
         self.open_choices = 0
         self.granted_choices = 0  # of these, those that clients take there with grants, or not
         self.queued_tokens = 0  # uncached tokens of requests without a first output
+        self._prompts: dict[InFlight, SentPrompt] = {}  # of these requests, in the order in which they were sent
         self._heard_s: float | None = None  # last message, or when an idle worker was given work; None: neither yet
         self._is_stale = False
         self.load = LoadSample()  # the last one
@@ -90,6 +94,10 @@ class WorkerState:
     def credit(self) -> Credit:
         """Returns this router's requests there that have not ended, for the other routers."""
         return Credit(self.open_choices, self.queued_tokens)
+
+    def prompts_sent(self) -> Iterable["SentPrompt"]:
+        """Returns the prompts of this router's requests there without a first output, in the order of sending."""
+        return self._prompts.values()
 
     # Whether its reports count
 
@@ -183,6 +191,15 @@ class WorkerState:
         )
 
 
+class SentPrompt(NamedTuple):
+    """A prompt that its worker may not have computed."""
+
+    sent_s: float
+    lane: int
+    tokens: float  # that are left to compute
+    context: float  # typical (query, key) pairs of a token
+
+
 class _Age:
     """The requests of one age."""
 
@@ -220,12 +237,15 @@ class InFlight:
             self._promised_tokens = min(worker.blocks.reported(chain) * block_size, request.most_reusable(block_size))
         if not worker._has_work and not is_granted:
             worker._heard_s = request.now_s
+            worker.steps.begins(request.now_s)
         worker._is_stale = worker.is_stale(request.now_s)
         worker._review()
         worker.open_choices += self._choices
         worker.granted_choices += self._choices * is_granted
         worker.queued_tokens += self._queued
-        worker._context_tokens += LATEST_SHARE * (matched_tokens + self._queued / 2 - worker._context_tokens)
+        context = matched_tokens + self._queued / 2
+        worker._context_tokens += LATEST_SHARE * (context - worker._context_tokens)
+        worker._prompts[self] = SentPrompt(request.now_s, self._lane, self._queued, context)
         self._credit = worker._fresh
         self._credit.tokens[self._lane] += self._queued
         self._credit.choices += self._choices
@@ -247,6 +267,7 @@ class InFlight:
         worker.queued_tokens -= self._queued
         self._credit.tokens[self._lane] -= self._queued
         self._queued = 0
+        worker._prompts.pop(self, None)
         worker._row = None
         if cached_tokens is not None and self._promised_tokens is not None:
             worker.accuracy.add(self._promised_tokens, cached_tokens)

@@ -56,6 +56,7 @@ _MODEL_RANGES: dict[str, tuple[float, float]] = {
 _LOAD_RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("running", "waiting"), (0, MAX_CHOICES)),
     **dict.fromkeys(("waiting_uncached_tokens", "waiting_tokens", "running_kv_tokens"), (0, MAX_TOKENS)),
+    "other_experts_s": (0.0, 1e3),
 }
 _COST_RANGES = dict.fromkeys(("fixed_s", "token_s", "kv_token_s", "pair_s"), (0.0, 1e3))
 _BY_LANE = ("waiting_by_lane", "retry_delay_ms_by_lane", "uncached_tokens_by_lane")

@@ -40,7 +40,7 @@ class ConnectedWorker(WorkerState):
         breaker: WorkerBreaker,
         address: str,
     ) -> None:
-        super().__init__(model, blocks)
+        super().__init__(model, blocks, session.steps)
         self.address = address
         self.tokenizer = tokenizer
         self.session = session

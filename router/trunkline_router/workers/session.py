@@ -1,6 +1,7 @@
 """The router's end of a worker's Session stream: submits and aborts one way, outputs the other."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from trunkline.v1.worker_pb2 import (
     Submit,
 )
 from trunkline.validation import WHOLE_OUTPUTS
+from trunkline_router.routing.step_times import StepTimes
 from trunkline_router.workers.claims import MAX_CONTEXT_TOKENS, MAX_VOCAB_SIZE, FalseClaim
 from trunkline_router.workers.output_claims import OpenChoice, Sink, most_output_bytes
 from trunkline_router.workers.session_grammars import SessionGrammars
@@ -84,9 +86,11 @@ class WorkerSession:
         vocab_size: int = MAX_VOCAB_SIZE,
         most_tokens: int = MAX_CONTEXT_TOKENS,
         most_grammar_bytes: int = 0,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._rest = rest
+        self._rest, self._clock_s = rest, clock_s
         self._vocab_size, self._most_tokens = vocab_size, most_tokens
+        self.steps = StepTimes()
         self.outputs = SessionOutputs(lambda handle: self.abort([handle]))
         self._grammars = SessionGrammars(most_grammar_bytes)
         self._pending = SessionRequest()
@@ -196,13 +200,16 @@ class WorkerSession:
 
     async def receive(self, raw: bytes, on_welcome: Callable[[SessionWelcome], None]) -> None:
         """Takes one message. Raises FalseClaim, DecodeError or NotAMessage."""
+        now_s, num_before = self._clock_s(), self.num_step_outputs
         if len(raw) <= PART_BYTES:
             await self._receive_part(raw, on_welcome)
-            return
-        for part in split_response(raw, PART_BYTES, PART_FIELDS):
-            if len(part) <= PART_BYTES or self.outputs.may_be_large(large_output(part), len(part)):
-                await self._receive_part(part, on_welcome)
-            await asyncio.sleep(0)
+        else:
+            for part in split_response(raw, PART_BYTES, PART_FIELDS):
+                if len(part) <= PART_BYTES or self.outputs.may_be_large(large_output(part), len(part)):
+                    await self._receive_part(part, on_welcome)
+                await asyncio.sleep(0)
+        if self.num_step_outputs > num_before:
+            self.steps.ended(now_s)
 
     async def _receive_part(self, raw: bytes, on_welcome: Callable[[SessionWelcome], None]) -> None:
         response = SessionResponse.FromString(raw)

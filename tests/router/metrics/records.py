@@ -72,7 +72,7 @@ def answered(**fields: Any) -> RequestRecord:
         "longest_choice_tokens": 11,
         "admitted": Interval(1.001, 1.002),
         "tokenized": Interval(1.002, 1.005),
-        "placements": [PlacementRecord(Interval(1.005, 1.009), plan())],
+        "placements": [PlacementRecord(Interval(1.005, 1.009), plan(), 0.08)],
         "attempts": [attempt()],
         "first_token_s": 1.12,
         "ended_s": 1.62,

@@ -8,6 +8,7 @@ import pytest
 from tests.worker.engine_rig import drive, make_engine, make_submit
 from trunkline.engine.v1.engine_pb2 import EngineRequest
 from trunkline.v1.generation_pb2 import FinishReason
+from trunkline_kernels.routing_rule import RoutingRule
 from trunkline_worker.engine.engine import Engine
 
 PROMPT = list(range(60, 80))
@@ -185,6 +186,17 @@ def test_load_samples_tell_routers_what_waits_by_lane_and_what_a_step_takes() ->
         cost.kv_token_s,
         cost.pair_s,
     )
+
+
+def test_the_load_tells_what_steps_save_whose_choices_leave_out_experts() -> None:
+    engine = make_engine()
+    engine.accept(EngineRequest(submits=[make_submit(1, PROMPT, max_tokens=4, ignore_eos=True)]))
+    assert engine.load().other_experts_s == 0, "the model has none"
+    cost = engine.scheduler.cost
+    cost.routing, cost.experts_s = RoutingRule(num_experts=8, top_k=2), 0.008
+    assert engine.step() is not None
+    assert engine.load().running == 1
+    assert engine.load().other_experts_s == pytest.approx(0.006)
 
 
 def test_time_between_steps_is_what_the_engine_does_and_not_what_it_rests() -> None:

@@ -183,6 +183,7 @@ class Engine:
             uncached_tokens_by_lane=[waiting.uncached_tokens(lane) + backlog[lane] for lane in LANES],
             step_cost=self._step_cost(),
             running_kv_tokens=scheduler.running_kv_tokens if scheduler.running else 0,
+            other_experts_s=scheduler.cost.other_experts_s(len(scheduler.running)),
         )
         if len(waiting):
             sample.retry_delay_ms_by_lane.extend(self._retry_delay_ms(lane, now_s) for lane in LANES)

@@ -139,7 +139,10 @@ class _Simulation:
             for number in range(fleet.workers)
         ]  # fmt: skip
         self.outcomes = [FleetOutcome(request) for request in requests]
-        self.routers = [FleetRouter(models, fleet.policy, Random(self._rng.random())) for _ in range(fleet.routers)]
+        self.routers = [
+            FleetRouter(models, fleet.policy, Random(self._rng.random()), 2 * fleet.network_s)
+            for _ in range(fleet.routers)
+        ]
         self.workers = [
             SimulatedWorker(spec, partial(self._on_step, number, count(1)), partial(self._on_load, number),
                         load_phase_s=LOAD_INTERVAL_S * (number + 1) / fleet.workers)
@@ -204,7 +207,7 @@ class _Simulation:
         prompt = Prompt(tokens, packed, chain_hashes(self._root, packed))
         router = self.routers[self._rng.randrange(len(self.routers)) if len(self.routers) > 1 else 0]
         lane = Lane[request.lane.upper()]
-        found = router.send(
+        found, outcome.predicted_ttft_s = router.send(
             handle,
             RouteRequest(tokens, now_s, lane=lane, affinity_key=request.conversation),
             keys_of(b"".join(prompt.digests)),
@@ -212,8 +215,6 @@ class _Simulation:
         place = found.plan.chosen
         outcome.worker = place
         outcome.predicted_tokens = found.plan.matched_tokens
-        if found.plan.prediction is not None:
-            outcome.predicted_ttft_s = 2 * fleet.network_s + found.plan.candidate(place).cost_s
         outcome.ideal_tokens = self._ideal.take(found.chain, len(tokens), fleet.spec.block_size)
         outcome.fitting_tokens = self._fitting.take(found.chain, len(tokens), fleet.spec.block_size)
         outcome.idle_ttft_s = 2 * fleet.network_s + idle_prefill_s(
@@ -246,11 +247,13 @@ class _Simulation:
             elif output.HasField("error"):
                 self._has_started(output.handle, float("inf"))
         events = cache_news(next(sequences), step) if step.cache_events else None
+        repeated = EngineStep(token_handles=step.token_handles)
         for router in self.routers:
+            for done_s in self.workers[number].repeats_done_s:
+                router.tell(number, done_s + self._fleet.network_s, repeated)
             if events is not None:
                 router.tell(number, at_s, events)
-            if step.outputs:
-                router.tell(number, at_s, step)
+            router.tell(number, at_s, step)
 
     def _on_load(self, number: int, now_s: float, load: LoadSample) -> None:
         for router in self.routers:

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from random import Random
 from typing import TypeVar
 
@@ -48,11 +49,16 @@ class Follower(CacheFollower):
 
 
 class FleetRouter:
-    """A router that knows of each worker what has arrived so far."""
+    """A router that knows of each worker what has arrived so far.
 
-    def __init__(self, models: Sequence[GetModelResponse], policy: str, rng: Random) -> None:
+    delay_s: of messages to a worker and back, as real routers learn it from the timelines of requests that have ended
+    """
+
+    def __init__(self, models: Sequence[GetModelResponse], policy: str, rng: Random, delay_s: float) -> None:
         self.index = PrefixIndex()
         self.workers = [WorkerState(model, WorkerBlocks(self.index)) for model in models]
+        for worker in self.workers:
+            worker.steps.took(delay_s)
         self._baseline = BASELINES.get(policy)
         # A baseline replaces the choice of the policy, which is then ignored.
         self._policy = RoutingPolicy(PolicyName.ROUND_ROBIN if self._baseline else policy)
@@ -79,15 +85,16 @@ class FleetRouter:
                 at_s, item = news.popleft()
                 self._take(worker, item, at_s)
 
-    def send(self, handle: int, request: RouteRequest, chain: list[int]) -> Route[WorkerState]:
-        """Chooses a worker, and counts the request there from now on.  chain: the prompt's keys"""
-        chains = {self.workers[0].kind: chain}  # all workers are of one kind
+    def send(self, handle: int, request: RouteRequest, keys: list[int]) -> tuple[Route[WorkerState], float | None]:
+        """Chooses a worker, and counts the request there from now on. Returns the predicted time to first token, too;
+        None: the policy predicts none. keys: of the prompt"""
+        chains = {self.workers[0].kind: keys}  # all workers are of one kind
         found = route_chains(self.index, self.workers, request, chains, self._policy, self._rng)
         if self._baseline is not None:
             found = rerouted(found, self.index, self.workers, self._baseline)
-        counted = ExitStack()
+        predicted_s, counted = found.first_token_s(), ExitStack()
         self._flights[handle] = Flight(counted.enter_context(found.in_flight()), counted)
-        return found
+        return found, predicted_s
 
     def credits(self) -> Mapping[int, Credit]:
         """What this router has sent to each worker."""
@@ -107,7 +114,14 @@ class FleetRouter:
             assert self._followers[worker].take(item), "events arrive in order and without a gap"
             state.heard(at_s)
         else:
+            if self._is_told(item):
+                state.steps.ended(at_s)
             self._take_outputs(item)
+
+    def _is_told(self, step: EngineStep) -> bool:
+        """Whether a step computed a token of this router's requests."""
+        handles = chain(step.token_handles, (output.handle for output in step.outputs if not output.HasField("error")))
+        return any(handle in self._flights for handle in handles)
 
     def _take_outputs(self, step: EngineStep) -> None:
         for output in step.outputs:

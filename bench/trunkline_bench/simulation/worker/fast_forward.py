@@ -150,8 +150,10 @@ class FastForwardEngine(Engine):
     ) -> None:
         super().__init__(scheduler, executor, limits, clock_s)
         self.next_arrival_s = float("inf")  # no request arrives before it
+        self.repeats_done_s: list[float] = []  # when the repetitions that were committed last were done
 
     def _advance(self, now_s: float) -> StepOutputs | None:
+        self.repeats_done_s = []
         if self._in_flight and isinstance(self._in_flight[0], RepeatedPlan):
             # Time has passed: requests that have arrived by now are taken in before the next plan.
             return self._commit_repeats(self._in_flight[0])
@@ -180,6 +182,7 @@ class FastForwardEngine(Engine):
         """Collects and commits all but the last repetition of the oldest plan."""
         result = self.executor.collect()
         assert isinstance(result, RepeatedResult)
+        self.repeats_done_s = result.done_s
         self._in_flight[0], outputs = self.scheduler.commit_repeats(plan, result)
         self._time_next_plan(self._clock_s())
         num_steps, host_s = len(plan.steps), self._host_s[0]

@@ -2,7 +2,7 @@
 clock of its own. The caller advances it to a time."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trunkline.engine.v1.engine_pb2 import EngineStep
@@ -122,6 +122,11 @@ class SimulatedWorker:
         self._output_lengths[submit.handle] = output_tokens
         self._submits.append((at_s, submit, prompt))
         self.due_s = min(self.due_s, self.next_s)
+
+    @property
+    def repeats_done_s(self) -> Sequence[float]:
+        """When the steps ended that on_step gets together in one message; empty if it gets a single step."""
+        return () if self._fast is None else self._fast.repeats_done_s
 
     @property
     def next_s(self) -> float:

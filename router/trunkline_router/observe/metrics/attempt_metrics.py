@@ -138,7 +138,7 @@ class AttemptMetrics(SeriesGroup):
         worker.ended[ended if ended in ENDS else reason_label(ended)] += 1
         if attempt.clock_skew_s is not None:
             worker.clock_skew_s = attempt.clock_skew_s
-        predicted_s = None if placement is None else predicted_first_token_s(placement)
+        predicted_s = None if placement is None else placement.predicted_ttft_s
         if predicted_s is None or attempt.first_output_s is None:
             return
         real_s = attempt.first_output_s - attempt.started_s
@@ -148,12 +148,3 @@ class AttemptMetrics(SeriesGroup):
         worker.error_s += abs(real_s - predicted_s)
         if predicted_s > 0:
             self._ratio.of(model).add(real_s / predicted_s)
-
-
-def predicted_first_token_s(placement: PlacementRecord) -> float | None:
-    """The predicted time, without what the policy adds to it to compare workers; None if it predicts nothing."""
-    plan = placement.plan
-    if plan is None or plan.prediction is None:
-        return None
-    terms = plan.prediction.terms_of(plan.chosen)
-    return terms.queue_s + terms.prefill_s + terms.decode_s + terms.kv_wait_s
