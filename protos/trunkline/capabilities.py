@@ -21,8 +21,8 @@ GRAMMARS: Needs = frozenset({Capability.CAPABILITY_GRAMMARS})
 FIELDS: dict["Capability.ValueType", str] = {
     Capability.CAPABILITY_GRAMMARS: "grammar",
     Capability.CAPABILITY_ADAPTERS: "adapter",
-    Capability.CAPABILITY_VECTORS: "output",
-    Capability.CAPABILITY_SCORES: "output",
+    Capability.CAPABILITY_VECTORS: "model",
+    Capability.CAPABILITY_SCORES: "model",
     Capability.CAPABILITY_TIERS: "tiers",
     Capability.CAPABILITY_FETCH: "block_sources",
     Capability.CAPABILITY_HAND_OVER: "hand_over_after",
@@ -69,6 +69,8 @@ def check_able(submit: Submit, capabilities: Capabilities) -> None:
     if submit.HasField("work"):
         _check_known(submit.work)
         needs = needs_of(submit.work)
+    if submit.first_segment_tokens and submit.work.output != OutputKind.OUTPUT_KIND_SCORE:
+        raise invalid("first_segment_tokens", "only a score may be of a pair of texts")
     if submit.block_sources:
         needs |= {Capability.CAPABILITY_FETCH}
     if submit.hand_over_after:

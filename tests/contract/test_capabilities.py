@@ -25,8 +25,8 @@ PLAIN = Capabilities.of(GetModelResponse())
 ASKED: list[tuple[Submit, "Capability.ValueType", str]] = [
     (Submit(work=Work(adapter=Adapter(id="a"))), Capability.CAPABILITY_ADAPTERS, "adapter"),
     (Submit(work=Work(grammar=Grammar())), Capability.CAPABILITY_GRAMMARS, "grammar"),
-    (Submit(work=Work(output=OutputKind.OUTPUT_KIND_VECTOR)), Capability.CAPABILITY_VECTORS, "output"),
-    (Submit(work=Work(output=OutputKind.OUTPUT_KIND_SCORE)), Capability.CAPABILITY_SCORES, "output"),
+    (Submit(work=Work(output=OutputKind.OUTPUT_KIND_VECTOR)), Capability.CAPABILITY_VECTORS, "model"),
+    (Submit(work=Work(output=OutputKind.OUTPUT_KIND_SCORE)), Capability.CAPABILITY_SCORES, "model"),
     (Submit(block_sources=[BlockSource()]), Capability.CAPABILITY_FETCH, "block_sources"),
     (Submit(hand_over_after=1), Capability.CAPABILITY_HAND_OVER, "hand_over_after"),
 ]

@@ -27,6 +27,7 @@ class RouteRequest:
     may_use_cache: bool = True  # False if every token of the prompt must be computed
     affinity_key: str = ""  # equal for requests of one conversation; empty: none
     adapter: tuple[str, str] = ("", "")  # its name and version; empty: none
+    beside_tokens: int = 0  # of the request's further prompts, one for each choice after the first
 
     def most_reusable(self, block_size: int) -> int:
         """Returns how many prompt tokens a cache can save: whole blocks, and at least one token is computed."""

@@ -212,7 +212,8 @@ class InFlight:
         self._is_granted = is_granted
         self._lane = request.lane
         self._choices = request.choices
-        self._queued = len(request.prompt) - matched_tokens
+        own = len(request.prompt) - matched_tokens  # uncached tokens
+        self._queued = own + request.beside_tokens
         self._chain = chain
         self._promised_tokens: int | None = None  # None: the request does not count for the accuracy
         if request.may_use_cache:
@@ -225,7 +226,7 @@ class InFlight:
         worker.open_choices += self._choices
         worker.granted_choices += self._choices * is_granted
         worker.queued_tokens += self._queued
-        worker._context_tokens += LATEST_SHARE * (matched_tokens + self._queued / 2 - worker._context_tokens)
+        worker._context_tokens += LATEST_SHARE * (matched_tokens + own / 2 - worker._context_tokens)
         self._credit = worker._fresh
         self._credit.tokens[self._lane] += self._queued
         self._credit.choices += self._choices

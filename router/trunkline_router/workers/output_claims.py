@@ -125,7 +125,7 @@ def report_problem(report: GrantReport, *, prompt_tokens: int, most_tokens: int)
 def _whole_problem(output: SequenceOutput, chunk: OutputChunk, choice: OpenChoice) -> str | None:
     """The problem with the output of a choice that has no tokens: it comes at once, or the choice is aborted."""
     kind = output.WhichOneof("output")
-    is_aborted = chunk.finish_reason == ABORT and not (chunk.token_ids or chunk.text or chunk.index)
+    is_aborted = chunk.finish_reason == ABORT and not (chunk.token_ids or chunk.text) and chunk.index == choice.index
     if kind != choice.whole and not is_aborted:
         return f"a {kind} came for a choice whose output is a {choice.whole}"
     if kind == "vector" and len(output.vector.values) % FLOAT_BYTES:

@@ -51,6 +51,8 @@ HEALTH_CHECK, HEALTH_WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.He
 METHODS: Mapping[str, Needed] = {  # by the RPC's full name
     "/trunkline.v1.InferenceService/Generate": Needed(USERS),
     "/trunkline.v1.InferenceService/Grant": Needed(USERS, shows_cache=True),
+    "/trunkline.v1.InferenceService/Embed": Needed(USERS),
+    "/trunkline.v1.InferenceService/Score": Needed(USERS),
     "/trunkline.v1.InferenceService/Tokenize": Needed(USERS),
     "/trunkline.v1.InferenceService/Detokenize": Needed(USERS),
     "/trunkline.v1.InferenceService/ListModels": Needed(USERS),

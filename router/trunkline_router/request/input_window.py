@@ -1,0 +1,47 @@
+"""Which inputs of a request for vectors or scores are at its worker. Pure."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from trunkline.ledger import AnswerLedger, Ledger
+
+# Enough for the steps to come, and few enough for the worker's queue.
+MOST_AT_WORKER = 256
+LEAST_SENT = 64  # at once, so that they share messages
+
+
+class InputWindow:
+    """Which inputs of a request are at its worker: not more at a time than its next steps need, so that a large request
+    neither fills the worker's queue nor waits for a client that reads slowly with all of its output.
+
+    After a worker's death in a step of the request, the inputs that were at it are sent one by one: each proves
+    harmless when it is answered, and one that kills another worker is known.
+    """
+
+    def __init__(self) -> None:
+        self._unsent: Iterator[tuple[int, Ledger]] = iter(())
+        self._num_unsent = 0
+        self._last_suspect = -1  # inputs up to this one, as far as they are not answered, are suspects
+
+    def begin(self, unfinished: Sequence[tuple[int, Ledger]], *, one_by_one: bool) -> list[tuple[int, Ledger]]:
+        """Begins an attempt. Returns the choices to send first."""
+        self._unsent, self._num_unsent = iter(unfinished), len(unfinished)
+        return self.next(self._num_unsent, one_by_one=one_by_one)
+
+    def next(self, num_unfinished: int, *, one_by_one: bool) -> list[tuple[int, Ledger]]:
+        """Returns the choices to send now, perhaps none.  num_unfinished: in all, sent or not"""
+        room = (1 if one_by_one else MOST_AT_WORKER) - (num_unfinished - self._num_unsent)
+        if room < (1 if one_by_one else LEAST_SENT):
+            return []
+        sent = list(islice(self._unsent, room))
+        self._num_unsent -= len(sent)
+        return sent
+
+    def suspect(self, answer: AnswerLedger) -> None:
+        """A worker has died: the inputs that were at it are suspects."""
+        at_worker = list(islice(answer.unfinished(), answer.num_unfinished - self._num_unsent))
+        self._last_suspect = max([self._last_suspect, *(index for index, _ in at_worker)])
+
+    def has_suspects(self, answer: AnswerLedger) -> bool:
+        first = next(answer.unfinished(), None)
+        return first is not None and first[0] <= self._last_suspect
