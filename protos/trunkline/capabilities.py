@@ -17,6 +17,7 @@ NO_NEEDS: Needs = frozenset()
 GENERATE = Task.TASK_GENERATE  # once: the enum looks up each name that it is asked for
 TIERS: Needs = frozenset({Capability.CAPABILITY_TIERS})
 GRAMMARS: Needs = frozenset({Capability.CAPABILITY_GRAMMARS})
+VECTORS: Needs = frozenset({Capability.CAPABILITY_VECTORS})
 # The field to blame if a capability is missing.
 FIELDS: dict["Capability.ValueType", str] = {
     Capability.CAPABILITY_GRAMMARS: "grammar",
@@ -69,12 +70,12 @@ def check_able(submit: Submit, capabilities: Capabilities) -> None:
     if submit.HasField("work"):
         _check_known(submit.work)
         needs = needs_of(submit.work)
-    if submit.first_segment_tokens and submit.work.output != OutputKind.OUTPUT_KIND_SCORE:
-        raise invalid("first_segment_tokens", "only a score may be of a pair of texts")
     if submit.block_sources:
         needs |= {Capability.CAPABILITY_FETCH}
     if submit.hand_over_after:
         needs |= {Capability.CAPABILITY_HAND_OVER}
+    if submit.first_segment_tokens and submit.work.output not in _OF_OUTPUT:
+        raise invalid("first_segment_tokens", "only the prompt of a vector or a score has segments")
     if not capabilities.can(needs):
         raise unable(needs - capabilities.supported, "this worker does not have")
     check_task(capabilities.task, submit.work)
