@@ -104,9 +104,11 @@ async def test_pairs_are_scored_one_with_all_or_one_by_one(names: tuple[str, str
             prompts = [submit.prompt_token_ids for submit in worker.submits]
             assert [each["score"] for each in answer["data"]] == pytest.approx(list(map(score_of, prompts)))
             worker.submits.clear()
-        error = await asks.refusal("/score", **{names[0]: ["why", "who"], names[1]: DOCUMENTS})
+        two: dict[str, Any] = {names[0]: ["why", "who"], names[1]: DOCUMENTS}
+        error = await asks.refusal("/score", **two)
         assert error["param"] == names[0]
-        assert (await asks.refusal("/score", **{names[0]: "why"}))["param"] == "text_1"
+        alone: dict[str, Any] = {names[0]: "why"}
+        assert (await asks.refusal("/score", **alone))["param"] == "text_1"
 
 
 async def test_a_class_is_named_by_its_label() -> None:
@@ -180,13 +182,14 @@ async def test_a_model_of_another_task_is_refused_in_each_direction() -> None:
     text, vectors = FakeWorker("t"), embedder(model="vectors")
     async with client(text, vectors) as asks:
         chat = {"messages": [{"role": "user", "content": "a"}]}
-        for path, model, body in (
+        asked: list[tuple[str, str, dict[str, Any]]] = [
             ("/v1/embeddings", "tiny", {"input": "a"}),
             ("/pooling", "tiny", {"input": "a"}),
             ("/v1/rerank", "vectors", {"query": "a", "documents": ["b"]}),
             ("/v1/chat/completions", "vectors", chat),
             ("/v1/completions", "vectors", {"prompt": "a"}),
-        ):
+        ]
+        for path, model, body in asked:
             error = await asks.refusal(path, **{**body, "model": model})
             assert (error["code"], error["param"]) == ("invalid_request", "model"), path
         models = (await asks.http.get("/v1/models")).json()["data"]

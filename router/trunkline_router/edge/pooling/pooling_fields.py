@@ -143,7 +143,7 @@ class RerankFields(PoolingFields):
             raise invalid("documents", "must be a list of at least one text or object with a text")
         if len(given) > MAX_INPUTS:
             raise invalid("documents", f"{len(given)} documents are more than {MAX_INPUTS}")
-        texts = [one.get("text") if isinstance(one, dict) else one for one in given]
+        texts: list[Any] = [one.get("text") if isinstance(one, dict) else one for one in given]
         wrong = next((index for index, text in enumerate(texts) if not isinstance(text, str)), None)
         if wrong is not None:
             raise invalid(f"documents[{wrong}]", "is neither a text nor an object with a text")
