@@ -112,8 +112,10 @@ class AttemptRecord:
     timelines: list[Timeline] = field(default_factory=list)
     device_s: float = 0.0
 
-    def note_timeline(self, timeline: Timeline) -> None:
-        self.timelines.append(timeline)
+    def note_timeline(self, timeline: Timeline, *, keeps_few: bool = False) -> None:
+        """keeps_few: only MOST_TIMELINES are kept: there may be thousands"""
+        if not keeps_few or len(self.timelines) < MOST_TIMELINES:
+            self.timelines.append(timeline)
         self.device_s += timeline.device_s
 
     @property

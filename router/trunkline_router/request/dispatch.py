@@ -301,7 +301,7 @@ def note_timeline(record: RequestRecord, noted: AttemptRecord, timeline: Timelin
     end_s = now_s if noted.ended_s is None else noted.ended_s
     believed = believed_timeline(timeline, end_s - noted.started_s, record.prompt_tokens)
     believed.received.FromNanoseconds(record.unix_ns(end_s - believed.ended_s))
-    noted.note_timeline(believed)
+    noted.note_timeline(believed, keeps_few=bool(record.inputs))
 
 
 def note_aborted(record: RequestRecord, noted: AttemptRecord, timeline: Timeline | None) -> None:
