@@ -121,7 +121,6 @@ class RerankFields(PoolingFields):
     top_n: Count | None = None
     return_documents: bool | None = None
     instruction: str | None = None
-    max_tokens_per_doc: Count | None = None
 
     long_lists: ClassVar[frozenset[str]] = frozenset({"documents"})
     unserved: ClassVar[Mapping[str, str]] = {
