@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.router.cluster import Cluster, cluster, refusal, until
+from tests.router.cluster import SERVICE, Cluster, cluster, refusal, until
 from tests.router.failover_rig import DIED, dies, rest
 from tests.router.fake_worker import WORKER_DRAINS, FakeChoice, FakeWorker, vector_of
 from tests.router.tokenizer_files import VOCAB_SIZE
@@ -20,6 +20,7 @@ from trunkline_router.access.access import Tenant, Tenants
 from trunkline_router.quotas.quota import Quotas
 from trunkline_router.request.input_window import MOST_AT_WORKER
 from trunkline_router.request.inputs import MAX_INPUTS
+from trunkline_runtime.channel import open_channel
 
 MODEL = PoolingModel(dimensions=2, prompts={"query": "q: "}, default_prompt="")
 EMBEDS = {"task": Task.TASK_EMBED, "capabilities": [Capability.CAPABILITY_VECTORS], "pooling": MODEL}
@@ -176,6 +177,41 @@ async def test_the_client_that_goes_takes_all_its_inputs_along() -> None:
         await call.read()
         call.cancel()
         await until(lambda: len(worker.aborted) == 4)
+
+
+async def test_a_deadline_ends_all_inputs_of_a_call() -> None:
+    (worker,) = fakes("a")
+    async with cluster(worker) as router:
+        call = router.stub.Embed(EmbedRequest(inputs=token_inputs(5)), timeout=0.5)
+        await until(lambda: len(worker.submits) == 5)
+        assert all(0 < submit.timeout.ToNanoseconds() < 1e9 for submit in worker.submits)
+        assert (await refusal(call)).code == grpc.StatusCode.DEADLINE_EXCEEDED
+        await until(lambda: len(worker.aborted) == 5)
+
+
+async def test_a_hostile_call_is_refused_before_it_is_parsed() -> None:
+    (worker,) = fakes("a")
+    message = EmbedRequest(inputs=[Input(text="a")]).SerializeToString() * 1_000_000
+    async with cluster(worker) as router, open_channel(f"127.0.0.1:{router.port}") as channel:
+        call: Any = channel.unary_stream(f"/{SERVICE}/Embed")
+        refused = await refusal(call(message))
+        assert (refused.reason, refused.field) == (INVALID_REQUEST, "inputs")
+        assert "fields and entries" in refused.message
+    assert not worker.submits
+
+
+async def test_a_call_is_counted_once_and_has_no_time_per_output_token() -> None:
+    worker = FakeWorker("a", **EMBEDS)
+    async with cluster(worker) as router:
+        await vectors(embed(router, token_inputs(7)))
+        samples = [sample for family in router.counted.families() for sample in family.samples]
+        found = {(sample.name, sample.labels.get("kind", "")): sample.value for sample in samples}
+        assert found["trunkline_router_requests_total", ""] == 1
+        assert found["trunkline_router_tokens_total", "prompt_computed"] == 14
+        assert ("trunkline_router_tokens_total", "output") not in found
+        assert found.get(("gen_ai_server_time_per_output_token_seconds_count", ""), 0) == 0
+        operations = {sample.labels.get("gen_ai_operation_name") for sample in samples}
+        assert "embeddings" in operations
 
 
 async def test_texts_have_the_prompts_of_the_model() -> None:
