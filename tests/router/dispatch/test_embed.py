@@ -23,8 +23,8 @@ from trunkline_router.request.inputs import MAX_INPUTS
 from trunkline_runtime.channel import open_channel
 
 MODEL = PoolingModel(dimensions=2, prompts={"query": "q: "}, default_prompt="")
-EMBEDS = {"task": Task.TASK_EMBED, "capabilities": [Capability.CAPABILITY_VECTORS], "pooling": MODEL}
-SCORES = {
+EMBEDS: dict[str, Any] = {"task": Task.TASK_EMBED, "capabilities": [Capability.CAPABILITY_VECTORS], "pooling": MODEL}
+SCORES: dict[str, Any] = {
     "task": Task.TASK_SCORE,
     "capabilities": [Capability.CAPABILITY_SCORES],
     "pooling": PoolingModel(labels=["s"]),
