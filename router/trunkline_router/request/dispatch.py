@@ -107,7 +107,8 @@ class DispatchedRequest:
         stream, suspicion = self.stream, self._suspicion
         choices = list(stream.answer.unfinished())
         if self._prepared.inputs:
-            choices = self._window.begin(choices, one_by_one=suspicion.is_suspect)
+            most_waiting = worker.model.max_waiting_requests
+            choices = self._window.begin(choices, most_waiting, one_by_one=suspicion.is_suspect)
         submits = self._submits(choices, attempt, timeout_ns)
         if suspicion.is_suspect:
             suspicion.enter(worker)
@@ -151,6 +152,8 @@ class DispatchedRequest:
             self._window.suspect(stream.answer)
             if self._suspicion.on_death(sole_suspect=broken.sole_suspect) and await self._are_gone():
                 self._convict()
+        if refused.reason == OVERLOADED:
+            self._window.was_refused()
         self._placement.on_lost(worker, refused)
         if not stream.answer.has_output:
             problem = "trying another worker"

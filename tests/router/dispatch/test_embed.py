@@ -12,7 +12,15 @@ from tests.router.cluster import SERVICE, Cluster, cluster, refusal, until
 from tests.router.failover_rig import DIED, dies, rest
 from tests.router.fake_worker import WORKER_DRAINS, FakeChoice, FakeWorker, vector_of
 from tests.router.tokenizer_files import VOCAB_SIZE
-from trunkline.status import CONTEXT_LENGTH_EXCEEDED, INVALID_REQUEST, QUARANTINED, QUOTA_EXCEEDED
+from trunkline.status import (
+    CODE_RESOURCE_EXHAUSTED,
+    CONTEXT_LENGTH_EXCEEDED,
+    INVALID_REQUEST,
+    OVERLOADED,
+    QUARANTINED,
+    QUOTA_EXCEEDED,
+    RequestRefused,
+)
 from trunkline.v1.generation_pb2 import Score, Vector
 from trunkline.v1.inference_pb2 import EmbedRequest, EmbedResponse, Input, ScoreRequest, ScoreResponse, TokenIds
 from trunkline.v1.worker_pb2 import Capability, PoolingModel, Task
@@ -166,6 +174,32 @@ async def test_a_suspect_whose_inputs_prove_harmless_goes_on_with_many_at_a_time
         serving.cancel()
     assert len(found) == MOST_AT_WORKER + 9
     assert [submit.suspect for submit in other.submits] == [True] * 11
+
+
+async def test_a_full_worker_gets_fewer_inputs_at_a_time() -> None:
+    (worker,) = fakes("a")
+    full = RequestRefused(CODE_RESOURCE_EXHAUSTED, OVERLOADED, "full", retry_delay_ms=1)
+    async with cluster(worker) as router:
+        call = asyncio.create_task(vectors(embed(router, token_inputs(MAX_INPUTS))))
+        await until(lambda: len(worker.submits) == MOST_AT_WORKER)
+        await serve(worker, 1)
+        (await worker.arrived.get()).fail(full)
+        await until(lambda: len(worker.submits) == MOST_AT_WORKER + MOST_AT_WORKER // 2)
+        assert worker.num_running == MOST_AT_WORKER // 2, "those that were there are aborted"
+        while not worker.arrived.empty():
+            await worker.arrived.get()
+        for choice in list(worker._running.values()):
+            answer(choice)
+        serving = asyncio.create_task(serve(worker))
+        assert len((await call)[0]) == MAX_INPUTS
+        serving.cancel()
+
+
+async def test_workers_with_other_prompts_get_no_requests() -> None:
+    others = fakes("c", pooling=PoolingModel(dimensions=2, prompts={"query": "other: "}))
+    async with cluster(*fakes("a", "b"), *others) as router:
+        await until(lambda: bool(router.inference.pools.models()) and bool(router.connected(2).aside))
+        assert "its prompts, dimensions or labels differ from those at 2 of" in router.connected(2).aside
 
 
 async def test_the_client_that_goes_takes_all_its_inputs_along() -> None:
