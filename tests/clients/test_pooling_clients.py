@@ -36,7 +36,7 @@ def vectors_of(worker: FakeWorker) -> list[list[float]]:
     """Those of its submits, which it forgets."""
     submits = list(worker.submits)
     worker.submits.clear()
-    return [vector_of(submit.prompt_token_ids) for submit in submits]
+    return [vector_of(submit.prompt_token_ids)[: submit.work.dimensions or None] for submit in submits]
 
 
 async def test_the_client_of_openai_gets_vectors(served: tuple[OpenAiClient, FakeWorker, str]) -> None:

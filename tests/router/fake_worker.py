@@ -386,7 +386,8 @@ class FakeWorker(WorkerServiceServicer):
         if self.answer is None:
             self.arrived.put_nowait(choice)
         elif submit.work.output == OutputKind.OUTPUT_KIND_VECTOR:
-            choice.whole(vector=Vector(values=array("f", vector_of(submit.prompt_token_ids)).tobytes()))
+            components = vector_of(submit.prompt_token_ids)[: submit.work.dimensions or None]
+            choice.whole(vector=Vector(values=array("f", components).tobytes()))
         elif submit.work.output == OutputKind.OUTPUT_KIND_SCORE:
             choice.whole(score=Score(values=[score_of(submit.prompt_token_ids)]))
         else:

@@ -149,6 +149,7 @@ class WorkerLink:
             vocab_size=model.vocab_size,
             most_tokens=max_total_tokens(model),
             most_grammar_bytes=model.max_session_grammar_bytes,
+            dimensions=model.pooling.dimensions,
         )
         worker = ConnectedWorker(
             model, WorkerBlocks(self._context.index), tokenizer, session, self.breaker, self.address
