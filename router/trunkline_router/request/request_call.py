@@ -102,10 +102,11 @@ class PreparedRequest:
             now_s,
             salt=self.scheduling.cache_salt,
             lane=lane,
-            choices=self.choices,
+            choices=1 if self.inputs else self.choices,  # inputs need no places among those that generate
             may_use_cache=not self.sampling.HasField("prompt_logprobs"),
             affinity_key=self.affinity_key,
             adapter=("", "") if work is None else (work.adapter.id, work.adapter.version),
+            beside_prompts=max(0, len(self.inputs) - 1),
             beside_tokens=self.prompt_tokens - len(self.prompt),
         )
 

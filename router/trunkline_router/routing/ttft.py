@@ -176,7 +176,7 @@ def _terms(
     own_steps = of.ceil(uncached / room)
     prefill_s = own * (token_s + pair_s * (matched + own / 2)) + own_steps * fixed_s
     if beside:  # the further prompts are about equally long
-        prefill_s += beside * (token_s + pair_s * (beside / (request.choices - 1) / 2))
+        prefill_s += beside * (token_s + pair_s * (beside / request.beside_prompts / 2))
     # Half a step, because one is under way if anything runs.
     decode_s = (own_steps + queue_steps) * decoding_s + 0.5 * (decoding_s + fixed_s) * (choices > 0)
 
