@@ -17,12 +17,13 @@ NO_NEEDS: Needs = frozenset()
 GENERATE = Task.TASK_GENERATE  # once: the enum looks up each name that it is asked for
 TIERS: Needs = frozenset({Capability.CAPABILITY_TIERS})
 GRAMMARS: Needs = frozenset({Capability.CAPABILITY_GRAMMARS})
+VECTORS: Needs = frozenset({Capability.CAPABILITY_VECTORS})
 # The field to blame if a capability is missing.
 FIELDS: dict["Capability.ValueType", str] = {
     Capability.CAPABILITY_GRAMMARS: "grammar",
     Capability.CAPABILITY_ADAPTERS: "adapter",
-    Capability.CAPABILITY_VECTORS: "output",
-    Capability.CAPABILITY_SCORES: "output",
+    Capability.CAPABILITY_VECTORS: "model",
+    Capability.CAPABILITY_SCORES: "model",
     Capability.CAPABILITY_TIERS: "tiers",
     Capability.CAPABILITY_FETCH: "block_sources",
     Capability.CAPABILITY_HAND_OVER: "hand_over_after",
@@ -73,13 +74,16 @@ def check_able(submit: Submit, capabilities: Capabilities) -> None:
         needs |= {Capability.CAPABILITY_FETCH}
     if submit.hand_over_after:
         needs |= {Capability.CAPABILITY_HAND_OVER}
+    if submit.first_segment_tokens and submit.work.output not in _OF_OUTPUT:
+        raise invalid("first_segment_tokens", "only the prompt of a vector or a score has segments")
     if not capabilities.can(needs):
         raise unable(needs - capabilities.supported, "this worker does not have")
     check_task(capabilities.task, submit.work)
 
 
 def _check_known(work: Work) -> None:
-    """Raises RequestRefused (INVALID_REQUEST) if a newer router asks for work of which this version knows nothing."""
+    """Raises RequestRefused (INVALID_REQUEST) if a newer router asks for work of which this version knows nothing, or a
+    field does not belong to the kind of output."""
     known = Work()
     known.CopyFrom(work)
     known.DiscardUnknownFields()
@@ -87,6 +91,10 @@ def _check_known(work: Work) -> None:
         raise invalid("work", "has fields that this worker does not know")
     if work.output not in OutputKind.values():
         raise invalid("output", f"{work.output} is no kind of output that this worker knows")
+    if work.dimensions and work.output != OutputKind.OUTPUT_KIND_VECTOR:
+        raise invalid("dimensions", "only a vector has them")
+    if work.raw and work.output not in _OF_OUTPUT:
+        raise invalid("raw", "only a vector or a score may be raw")
 
 
 def unable(missing: Needs, who_lacks: str) -> RequestRefused:

@@ -89,6 +89,11 @@ class AnswerLedger:
         return self.prompt_known or self.completion_tokens > 0 or self.num_unfinished < len(self.ledgers)
 
     @property
+    def progress(self) -> int:
+        """How far the answer is: grows with every token, and with every choice that ends."""
+        return self.completion_tokens + len(self.ledgers) - self.num_unfinished
+
+    @property
     def num_output(self) -> int:
         """Tokens of the longest unfinished choice: a worker needs room for them in addition to the prompt."""
         return max([ledger.num_tokens for ledger in self.ledgers if not ledger.finished], default=0)

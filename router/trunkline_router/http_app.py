@@ -27,6 +27,8 @@ from trunkline_router.edge.openai.chat import chat_completions
 from trunkline_router.edge.openai.completions import completions
 from trunkline_router.edge.openai.models_and_tokens import detokenize, list_models, retrieve_model, tokenize
 from trunkline_router.edge.openapi.page import openapi_page
+from trunkline_router.edge.pooling.embeddings import embeddings, pooling
+from trunkline_router.edge.pooling.scores import classify, cohere_rerank, rerank, score
 from trunkline_router.edge.request_fields import known_part
 from trunkline_router.edge.responses.response_endpoints import Responses
 from trunkline_router.edge.responses.response_store import ResponseStore
@@ -43,6 +45,14 @@ HANDLERS_BY_PATH: dict[str, Handler] = {
     "GET /v1/models/{model:path}": retrieve_model,
     "POST /v1/messages": messages,
     "POST /v1/messages/count_tokens": count_tokens,
+    "POST /v1/embeddings": embeddings,
+    "POST /v1/rerank": rerank,
+    "POST /rerank": rerank,
+    "POST /v2/rerank": cohere_rerank,
+    "POST /v1/score": score,
+    "POST /score": score,
+    "POST /pooling": pooling,
+    "POST /classify": classify,
     "POST /tokenize": tokenize,
     "POST /detokenize": detokenize,
 }

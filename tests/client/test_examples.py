@@ -31,6 +31,7 @@ PRINTED = [
     r"length 3 xxx\nlength 3 xxx\n\d+ 6 a\n",
     r"xxx\n",
     r"length xxx\n",
+    r"2 2 \d+\nAn owl hoots\. 0\.\d+\n",
     r"tiny 4096\n\[\d+(, \d+)*\]\nOnce upon a time\n",
     r"xxx\n",
     r"xxx\n",
@@ -54,7 +55,11 @@ async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ser
     worker = await FakeWorker(
         "a",
         files=tokenizer_files(chat_template=CHAT_TEMPLATE + "{{ tools }}"),
-        capabilities=[Capability.CAPABILITY_GRAMMARS],
+        capabilities=[
+            Capability.CAPABILITY_GRAMMARS,
+            Capability.CAPABILITY_VECTORS,
+            Capability.CAPABILITY_SCORES,
+        ],
     ).start()
     try:
         async with (

@@ -42,6 +42,7 @@ from trunkline_router.record.error_statuses import (
     RESPONSE_NOT_FOUND,
     TABLE,
 )
+from trunkline_router.request.inputs import MAX_INPUTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "http.md"
 
@@ -97,6 +98,7 @@ def limit_rows() -> list[str]:
         "text; texts of a conversation": f"{MAX_TEXT_BYTES >> 20} MiB; {MAX_CHAT_BYTES >> 20} MiB",
         "messages of a conversation; parts and calls of all of them": f"{MAX_MESSAGES:,}; {MAX_PARTS:,}",
         "prompts of a completion": f"{MAX_PROMPTS}, of which {AT_ONCE} run at a time",
+        "inputs of a request for vectors or scores": f"{MAX_INPUTS:,}",
         "JSON: depth; lists and objects; strings; values; digits of numbers": (
             f"{MAX_DEPTH}; {MAX_CONTAINERS:,}; {MAX_STRINGS:,}; {MAX_VALUES:,}; {MAX_DIGITS:,}"
         ),

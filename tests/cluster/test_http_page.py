@@ -19,6 +19,13 @@ from trunkline_router.edge.openai.completion_request import CompletionRequest
 from trunkline_router.edge.openai.generation_fields import GenerationFields, StreamOptions
 from trunkline_router.edge.openai.models_and_tokens import DetokenizeBody, TokenizeBody
 from trunkline_router.edge.output_format import NamedSchema, ResponseFormat, StructuredOutputs
+from trunkline_router.edge.pooling.pooling_fields import (
+    ClassifyRequest,
+    CohereRerankRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreBody,
+)
 from trunkline_router.edge.request_fields import Fields
 from trunkline_router.edge.responses.response_request import ResponseRequest
 
@@ -28,6 +35,7 @@ BODIES: list[type[Fields]] = [
     *(CompletionRequest, ChatRequest, Message, ResponseRequest, MessageRequest, CountRequest),
     *(ConversationFields, GenerationFields, StreamOptions, TokenizeBody, DetokenizeBody),
     *(ResponseFormat, NamedSchema, StructuredOutputs),
+    *(EmbeddingRequest, ClassifyRequest, RerankRequest, CohereRerankRequest, ScoreBody),
 ]
 OF_A_PART = {"role", "content", "include_usage", "continuous_usage_stats", "include_obfuscation"}  # of nested objects
 BETWEEN = "\x1e"  # printed between the outputs of two commands

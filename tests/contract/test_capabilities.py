@@ -25,8 +25,8 @@ PLAIN = Capabilities.of(GetModelResponse())
 ASKED: list[tuple[Submit, "Capability.ValueType", str]] = [
     (Submit(work=Work(adapter=Adapter(id="a"))), Capability.CAPABILITY_ADAPTERS, "adapter"),
     (Submit(work=Work(grammar=Grammar())), Capability.CAPABILITY_GRAMMARS, "grammar"),
-    (Submit(work=Work(output=OutputKind.OUTPUT_KIND_VECTOR)), Capability.CAPABILITY_VECTORS, "output"),
-    (Submit(work=Work(output=OutputKind.OUTPUT_KIND_SCORE)), Capability.CAPABILITY_SCORES, "output"),
+    (Submit(work=Work(output=OutputKind.OUTPUT_KIND_VECTOR)), Capability.CAPABILITY_VECTORS, "model"),
+    (Submit(work=Work(output=OutputKind.OUTPUT_KIND_SCORE)), Capability.CAPABILITY_SCORES, "model"),
     (Submit(block_sources=[BlockSource()]), Capability.CAPABILITY_FETCH, "block_sources"),
     (Submit(hand_over_after=1), Capability.CAPABILITY_HAND_OVER, "hand_over_after"),
 ]
@@ -86,6 +86,16 @@ def test_a_plain_generation_needs_nothing_and_every_generating_worker_takes_it()
         assert needs_of(work) == frozenset()
         check_able(Submit(work=work), PLAIN)
     check_able(Submit(sampling=SamplingParams(max_tokens=3), hand_over_after=0), PLAIN)
+
+
+@pytest.mark.parametrize(
+    "work", [Work(dimensions=4), Work(raw=True), Work(dimensions=4, output=OutputKind.OUTPUT_KIND_SCORE)]
+)
+def test_a_field_of_another_kind_of_output_is_refused_by_every_worker(work: Work) -> None:
+    field = next(each.name for each, _ in work.ListFields() if each.name != "output")
+    everything = Capabilities(Task.TASK_EMBED, frozenset(Capability.values()))
+    assert refused(Submit(work=work), everything).field == field
+    check_able(Submit(work=Work(dimensions=4, raw=True, output=OutputKind.OUTPUT_KIND_VECTOR)), everything)
 
 
 @pytest.mark.parametrize("task", [Task.TASK_EMBED, Task.TASK_SCORE])

@@ -98,7 +98,11 @@ async def main() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.add(str(context)))
     sys.unraisablehook = lambda unraisable: problems.add(f"{unraisable.exc_value!r} in {unraisable.object!r}")
     store = ResponseStore(StoreLimits(STORED, STORED_BYTES, 60.0), time.monotonic)
-    able = (Capability.CAPABILITY_GRAMMARS,)
+    able = (
+        Capability.CAPABILITY_GRAMMARS,
+        Capability.CAPABILITY_VECTORS,
+        Capability.CAPABILITY_SCORES,
+    )
     worker = ScoringWorker("w0", answer=None, grant_key=GRANT_KEY, capabilities=able)
     async with cluster(worker, max_choices=16, edge=Edge, store=store, grant_key=GRANT_KEY) as router:
         print(json.dumps({"http_port": router.http_port, "grpc_port": router.port}), flush=True)

@@ -25,9 +25,13 @@ from trunkline.v1.inference_pb2 import (
     ChatMessages,
     ChatPart,
     DetokenizeRequest,
+    EmbedRequest,
     GenerateRequest,
     GrantRequest,
+    Input,
     ListModelsRequest,
+    ScoreRequest,
+    TokenIds,
     TokenizeRequest,
 )
 
@@ -59,6 +63,10 @@ _CHAT = ChatMessages(messages=[ChatMessage(role="user", parts=[ChatPart(text="hi
 RPCS: Mapping[str, Rpc] = {
     INFERENCE + "Generate": Rpc(_GENERATE, streams_responses=True),
     INFERENCE + "Grant": Rpc(GrantRequest(request=_GENERATE), streams_requests=True, streams_responses=True),
+    INFERENCE + "Embed": Rpc(
+        EmbedRequest(inputs=[Input(text="hi"), Input(token_ids=TokenIds(ids=[100]))]), streams_responses=True
+    ),
+    INFERENCE + "Score": Rpc(ScoreRequest(inputs=[Input(text="hi")], queries=["ho"]), streams_responses=True),
     INFERENCE + "Tokenize": Rpc(TokenizeRequest(chat=_CHAT)),
     INFERENCE + "Detokenize": Rpc(DetokenizeRequest(token_ids=[100])),
     INFERENCE + "ListModels": Rpc(ListModelsRequest()),

@@ -21,6 +21,14 @@ BODIES = (
     (b"/fleet/workers/none/drain", b'{"timeout_s":1}'),
     (b"/fleet/workers/none/undrain", b"{}"),
     (b"/detokenize", b'{"tokens":[100]}'),
+    (b"/v1/embeddings", b'{"model":"tiny","input":["hi","ho"],"encoding_format":"base64"}'),
+    (b"/pooling", b'{"model":"tiny","input":[[100,101],[102]]}'),
+    (b"/classify", b'{"model":"tiny","input":"hi"}'),
+    (b"/v1/rerank", b'{"model":"tiny","query":"hi","documents":["ho",{"text":"ha"}]}'),
+    (b"/rerank", b'{"query":"hi","documents":["ho"],"top_n":1}'),
+    (b"/v2/rerank", b'{"model":"tiny","query":"hi","documents":["ho"]}'),
+    (b"/v1/score", b'{"model":"tiny","text_1":"hi","text_2":["ho","ha"]}'),
+    (b"/score", b'{"queries":"hi","documents":"ho"}'),
 )
 
 

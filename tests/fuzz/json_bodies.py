@@ -18,6 +18,13 @@ from trunkline_router.edge.anthropic.anthropic_requests import CountRequest, Mes
 from trunkline_router.edge.openai.chat import ChatRequest
 from trunkline_router.edge.openai.completion_request import CompletionRequest
 from trunkline_router.edge.openai.models_and_tokens import DetokenizeBody, TokenizeBody
+from trunkline_router.edge.pooling.pooling_fields import (
+    ClassifyRequest,
+    CohereRerankRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreBody,
+)
 from trunkline_router.edge.request_fields import Fields
 from trunkline_router.edge.responses.response_request import ResponseRequest
 
@@ -25,6 +32,7 @@ Json = Any
 Values = st.SearchStrategy[Any]
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+RERANK = {"model": "tiny", "query": "hi", "documents": ["ho"]}
 # By path: the model of the body, and the smallest body that is answered.
 ENDPOINTS: Mapping[str, tuple[type[Fields], Mapping[str, Json]]] = {
     "/v1/completions": (CompletionRequest, {"model": "tiny", "prompt": "hi", "max_tokens": 2}),
@@ -34,6 +42,14 @@ ENDPOINTS: Mapping[str, tuple[type[Fields], Mapping[str, Json]]] = {
     "/v1/responses": (ResponseRequest, {"model": "tiny", "input": "hi", "max_output_tokens": 2}),
     "/tokenize": (TokenizeBody, {"prompt": "hi"}),
     "/detokenize": (DetokenizeBody, {"tokens": [100, 101]}),
+    "/v1/embeddings": (EmbeddingRequest, {"model": "tiny", "input": "hi"}),
+    "/pooling": (EmbeddingRequest, {"model": "tiny", "input": "hi"}),
+    "/classify": (ClassifyRequest, {"model": "tiny", "input": "hi"}),
+    "/v1/rerank": (RerankRequest, RERANK),
+    "/rerank": (RerankRequest, RERANK),
+    "/v2/rerank": (CohereRerankRequest, RERANK),
+    "/v1/score": (ScoreBody, {"model": "tiny", "text_1": "hi", "text_2": "ho"}),
+    "/score": (ScoreBody, {"model": "tiny", "queries": "hi", "items": ["ho"]}),
 }
 
 EDGES = [0, -1, 1, 2, 5, 16, 20, 21, 255, 256, 4095, 4096, 4097, 2**16, 2**31 - 1, 2**31, -(2**31), 2**32 - 1, 2**32,

@@ -5,7 +5,7 @@ from typing import Any
 from tests.router.fake_worker import FakeChoice, FakeWorker
 from tests.router.tokenizer_files import BYTES, VOCAB_SIZE
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport, TokenLogprob, TokenLogprobs
-from trunkline.v1.worker_pb2 import SequenceOutput, SessionResponse, Submit
+from trunkline.v1.worker_pb2 import OutputKind, SequenceOutput, SessionResponse, Submit
 
 ANSWER = 3  # tokens of a choice
 FIRST = VOCAB_SIZE - len(BYTES)  # tokens below are special
@@ -38,6 +38,10 @@ class ScoringWorker(FakeWorker):
         if sampling.HasField("prompt_logprobs"):
             prompt.logprobs.extend(scored(token_id, sampling.prompt_logprobs) for token_id in submit.prompt_token_ids)
         output = SequenceOutput(handle=submit.handle, chunk=chunk, prompt=prompt)
+        if submit.work.output == OutputKind.OUTPUT_KIND_VECTOR:
+            output.vector.values = bytes(4 * 3)
+        elif submit.work.output == OutputKind.OUTPUT_KIND_SCORE:
+            output.score.values.append(0.5)
         outbox.put_nowait(SessionResponse(outputs=[output]))
         self.messages.clear()
         return FakeChoice(self, outbox, submit, 0)

@@ -7,7 +7,6 @@ import grpc
 from tests.router.cluster import Cluster, until
 from tests.router.fake_worker import FakeChoice, FakeWorker
 from trunkline.status import no_worker
-from trunkline.v1.inference_pb2 import GenerateResponse
 
 PROMPT = list(range(10, 30))
 LONG = PROMPT * 20  # worth going to its holder for, whatever else waits there
@@ -19,7 +18,7 @@ def fakes(*names: str, **fields: Any) -> list[FakeWorker]:
     return [FakeWorker(name, answer=None, **fields) for name in names]
 
 
-async def rest(call: Any) -> list[GenerateResponse]:
+async def rest(call: Any) -> list[Any]:
     responses = []
     while (response := await call.read()) is not grpc.aio.EOF:
         responses.append(response)

@@ -1,8 +1,9 @@
-"""A worker without a model: a real gRPC server with a tiny prefix cache, whose tokens the test hands out."""
+"""A worker without a model: a real gRPC server with a tiny prefix cache, whose output the test hands out."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from array import array
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +22,10 @@ from trunkline.v1.generation_pb2 import (
     OutputChunk,
     PromptReport,
     SamplingParams,
+    Score,
     TokenLogprob,
     TokenLogprobs,
+    Vector,
 )
 from trunkline.v1.worker_pb2 import (
     Adapter,
@@ -40,6 +43,8 @@ from trunkline.v1.worker_pb2 import (
     Grammar,
     GrantReport,
     LoadSample,
+    OutputKind,
+    PoolingModel,
     SequenceOutput,
     SessionRequest,
     SessionResponse,
@@ -61,6 +66,16 @@ END = object()
 NO_ADAPTER = Adapter()
 # A router's pings are welcome, as to a real worker.
 OPTIONS = (("grpc.so_reuseport", 0), ("grpc.http2.max_ping_strikes", 0))
+
+
+def vector_of(prompt: Sequence[int]) -> list[float]:
+    """The vector that it answers for a prompt."""
+    return [float(len(prompt)), float(prompt[-1])]
+
+
+def score_of(prompt: Sequence[int]) -> float:
+    """The score that it answers for a prompt: more for a longer one."""
+    return 1.0 - 1.0 / len(prompt)
 
 
 def logprobs_of(token_id: int, num_top: int) -> TokenLogprobs:
@@ -167,6 +182,7 @@ class FakeWorker(WorkerServiceServicer):
     answer_format: str = ""
     task: "Task.ValueType" = Task.TASK_UNSPECIFIED
     capabilities: "Iterable[Capability.ValueType]" = ()  # it computes nothing else for them than without
+    pooling: PoolingModel = field(default_factory=PoolingModel)
     grammar_bytes: int = 1 << 20  # that it keeps for a session
     cached: set[bytes] = field(default_factory=set)
     sequence: int = 0
@@ -369,6 +385,11 @@ class FakeWorker(WorkerServiceServicer):
         self._running[id(outbox), submit.handle] = choice
         if self.answer is None:
             self.arrived.put_nowait(choice)
+        elif submit.work.output == OutputKind.OUTPUT_KIND_VECTOR:
+            components = vector_of(submit.prompt_token_ids)[: submit.work.dimensions or None]
+            choice.whole(vector=Vector(values=array("f", components).tobytes()))
+        elif submit.work.output == OutputKind.OUTPUT_KIND_SCORE:
+            choice.whole(score=Score(values=[score_of(submit.prompt_token_ids)]))
         else:
             left = submit.sampling.max_tokens - choice.sent if submit.sampling.HasField("max_tokens") else self.answer
             choice.tokens(min(self.answer, left), finish=True)
@@ -412,6 +433,7 @@ class FakeWorker(WorkerServiceServicer):
             task=self.task,
             capabilities=self.capabilities,
             max_session_grammar_bytes=self.grammar_bytes,
+            pooling=self.pooling,
             grant_key_ids=GrantKeys(self.grant_key, self.previous_key).ids,
         )
 

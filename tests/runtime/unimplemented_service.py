@@ -7,9 +7,11 @@ import grpc
 
 from trunkline.v1.inference_pb2 import (
     DetokenizeResponse,
+    EmbedResponse,
     GenerateResponse,
     GrantResponse,
     ListModelsResponse,
+    ScoreResponse,
     TokenizeResponse,
 )
 from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer
@@ -27,6 +29,14 @@ class UnimplementedService(InferenceServiceServicer):
     async def Grant(self, request_iterator: Any, context: Context) -> AsyncIterator[GrantResponse]:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED)
         yield GrantResponse()
+
+    async def Embed(self, request: Any, context: Context) -> AsyncIterator[EmbedResponse]:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED)
+        yield EmbedResponse()
+
+    async def Score(self, request: Any, context: Context) -> AsyncIterator[ScoreResponse]:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED)
+        yield ScoreResponse()
 
     async def Tokenize(self, request: Any, context: Context) -> TokenizeResponse:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED)

@@ -32,12 +32,24 @@ from trunkline.client.client_requests import (
 from trunkline.client.completion import Choice, Collector, Completion, Piece, Pieces
 from trunkline.client.direct import DirectPath
 from trunkline.client.grant_call import NotOffered
+from trunkline.client.pooled import (
+    Embeddings,
+    EmbedOptions,
+    GivenInputs,
+    PooledCollector,
+    PooledOptions,
+    PooledRequest,
+    ScoreOptions,
+    Scores,
+    embed_request,
+    score_request,
+)
 from trunkline.client.retries import DEFAULT_RETRIES, Tries
 from trunkline.client.worker_streams import time_left_s
 from trunkline.errors import TrunklineError, error_of
 from trunkline.sampling_params import Sampling
 from trunkline.tls import ClientTls, open_channel
-from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, ListModelsRequest, Model
+from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, Model
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 
 __all__ = ["Choice", "Client", "Completion", "Piece", "Prompt"]
@@ -182,6 +194,35 @@ class Client:
             collector.add(piece)
         return collector.completion()
 
+    async def embed(self, inputs: GivenInputs, **options: Unpack[EmbedOptions]) -> Embeddings:
+        """Returns a vector for each input. All inputs are one request, which goes to one worker.
+
+        inputs: a text, or up to 2048 texts or lists of token ids. dimensions: fewer components than all; the model must
+        offer this number. prompt_name, prompt: which prompt of the model, or what text, is put before each text.
+        truncate_prompt_tokens: cut inputs to so many tokens, 0: to what the model takes; None: long ones are refused.
+        raw: the values as the model computes them, not normalized. The others are those of generate().
+
+        Raises ValueError if the lane or the session is not allowed, and TrunklineError if the request fails.
+        """
+        request = embed_request(inputs, self._terms.model(options.get("model")), options)
+        return (await self._pooled("Embed", request, options)).embeddings()
+
+    async def score(self, inputs: GivenInputs, **options: Unpack[ScoreOptions]) -> Scores:
+        """Returns a score for each input: of itself, or as a document for one of `queries`, which are one text or as
+        many as there are inputs. instruction: what makes a document relevant, for models that read that. The other
+        options and the errors are those of embed()."""
+        request = score_request(inputs, self._terms.model(options.get("model")), options)
+        return (await self._pooled("Score", request, options)).scores()
+
+    async def _pooled(self, method: str, request: PooledRequest, options: PooledOptions) -> PooledCollector:
+        """Raises TrunklineError."""
+        collector = PooledCollector()
+        given = self._responses(request, options.get("timeout_s"), options.get("session", ""), method)
+        async with aclosing(given) as responses:
+            async for response in responses:
+                collector.add(response)
+        return collector
+
     async def tokenize(
         self,
         text: str | Chat,
@@ -250,15 +291,16 @@ class Client:
             await self._pause(WATCH_AGAIN_S)
 
     async def _responses(
-        self, request: GenerateRequest, timeout_s: float | None, session: str
-    ) -> AsyncGenerator[GenerateResponse, None]:
-        """Raises TrunklineError."""
-        tries, direct = self._terms.tries(timeout_s, time.monotonic()), self._direct
+        self, request: GenerateRequest | PooledRequest, timeout_s: float | None, session: str, method: str = "Generate"
+    ) -> AsyncGenerator[Any, None]:
+        """Yields the responses of a call with a stream of them. Raises TrunklineError."""
+        tries = self._terms.tries(timeout_s, time.monotonic())
+        direct = self._direct if isinstance(request, GenerateRequest) else None
         while True:
             has_output = False
             try:
                 metadata = await self._metadata(tries, session)
-                async with self._answer(direct, request, tries.deadline_s, metadata) as responses:
+                async with self._answer(direct, method, request, tries.deadline_s, metadata) as responses:
                     async for response in responses:
                         has_output = True
                         yield response
@@ -275,8 +317,8 @@ class Client:
 
     @asynccontextmanager
     async def _answer(
-        self, direct: DirectPath | None, request: GenerateRequest, deadline_s: float | None, metadata: Metadata
-    ) -> AsyncIterator[AsyncIterable[GenerateResponse]]:
+        self, direct: DirectPath | None, method: str, request: Any, deadline_s: float | None, metadata: Metadata
+    ) -> AsyncIterator[AsyncIterable[Any]]:
         """The responses of one try. Raises TrunklineError, and NotOffered if `direct` is not None."""
         router = next(self._stubs)
         with self._ends_when_closed():
@@ -288,7 +330,7 @@ class Client:
             left_s = time_left_s(deadline_s)
             if left_s == 0.0:
                 raise late()
-            call = router.Generate(request, timeout=left_s, metadata=metadata)
+            call = getattr(router, method)(request, timeout=left_s, metadata=metadata)
             try:
                 with self._stream(call):
                     yield call

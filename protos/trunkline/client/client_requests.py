@@ -80,7 +80,7 @@ def generate_request(
         sampling=SamplingParams(**sampling),  # type: ignore[arg-type]  # None is an unset field
         n=n,
         request_id=request_id or uuid.uuid4().hex,
-        lane=_lane(lane),
+        lane=lane_named(lane),
         grammar=_grammar(grammar),
     )
     if isinstance(prompt, str):
@@ -219,7 +219,8 @@ def _grammar(given: GivenGrammar | None) -> Grammar | None:
     return Grammar(kind=GRAMMAR_KINDS[kind], text=text)
 
 
-def _lane(name: str | None) -> "Lane.ValueType":
+def lane_named(name: str | None) -> "Lane.ValueType":
+    """The lane; None: the default. Raises ValueError if there is none of this name."""
     if name is None:
         return Lane.LANE_UNSPECIFIED
     if name not in LANES:

@@ -31,12 +31,24 @@ from trunkline.client.client_requests import (
     tokenize_request,
 )
 from trunkline.client.completion import Collector, Completion, Piece, Pieces
+from trunkline.client.pooled import (
+    Embeddings,
+    EmbedOptions,
+    GivenInputs,
+    PooledCollector,
+    PooledOptions,
+    PooledRequest,
+    ScoreOptions,
+    Scores,
+    embed_request,
+    score_request,
+)
 from trunkline.client.retries import DEFAULT_RETRIES, Tries
 from trunkline.client.worker_streams import time_left_s
 from trunkline.errors import TrunklineError, error_of
 from trunkline.sampling_params import Sampling
 from trunkline.tls import ClientTls, open_blocking_channel
-from trunkline.v1.inference_pb2 import GenerateRequest, GenerateResponse, ListModelsRequest, Model
+from trunkline.v1.inference_pb2 import GenerateRequest, ListModelsRequest, Model
 from trunkline.v1.inference_pb2_grpc import InferenceServiceStub
 
 
@@ -136,6 +148,23 @@ class SyncClient:
             collector.add(piece)
         return collector.completion()
 
+    def embed(self, inputs: GivenInputs, **options: Unpack[EmbedOptions]) -> Embeddings:
+        """Returns a vector for each input. The options and errors are those of Client.embed()."""
+        request = embed_request(inputs, self._terms.model(options.get("model")), options)
+        return self._pooled("Embed", request, options).embeddings()
+
+    def score(self, inputs: GivenInputs, **options: Unpack[ScoreOptions]) -> Scores:
+        """Returns a score for each input. The options and errors are those of Client.score()."""
+        request = score_request(inputs, self._terms.model(options.get("model")), options)
+        return self._pooled("Score", request, options).scores()
+
+    def _pooled(self, method: str, request: PooledRequest, options: PooledOptions) -> PooledCollector:
+        """Raises TrunklineError."""
+        collector = PooledCollector()
+        for response in self._responses(request, options.get("timeout_s"), options.get("session", ""), method):
+            collector.add(response)
+        return collector
+
     def tokenize(
         self,
         text: str | Chat,
@@ -199,15 +228,15 @@ class SyncClient:
         return cast("grpc.Call", call)
 
     def _responses(
-        self, request: GenerateRequest, timeout_s: float | None, session: str
-    ) -> Generator[GenerateResponse, None, None]:
-        """Raises TrunklineError."""
+        self, request: GenerateRequest | PooledRequest, timeout_s: float | None, session: str, method: str = "Generate"
+    ) -> Generator[Any, None, None]:
+        """Yields the responses of a call with a stream of them. Raises TrunklineError."""
         tries = self._terms.tries(timeout_s, time.monotonic())
         while True:
             has_output, call = False, None
             try:
                 metadata = self._terms.metadata(self._terms.key.metadata_now(), session)
-                call = self._start("Generate", request, tries, metadata)
+                call = self._start(method, request, tries, metadata)
                 for response in call:
                     has_output = True
                     yield response

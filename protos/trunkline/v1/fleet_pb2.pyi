@@ -1097,6 +1097,7 @@ class RequestSummary(_message.Message):
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     CACHE_MISS_FIELD_NUMBER: _builtins.int
     SEEN_TOKENS_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id. Clients may choose it, so requests may share one."""
     tenant: _builtins.str
@@ -1158,6 +1159,8 @@ class RequestSummary(_message.Message):
     """
     seen_tokens: _builtins.int
     """If cache_miss is set: leading tokens of the prompt that an earlier one had, too, to a whole block."""
+    inputs: _builtins.int
+    """Inputs of a request for vectors or scores, whose tokens prompt_tokens counts together. 0: it generates."""
     def __init__(
         self,
         *,
@@ -1187,10 +1190,11 @@ class RequestSummary(_message.Message):
         tool_calls: _builtins.int = ...,
         cache_miss: _builtins.str = ...,
         seen_tokens: _builtins.int = ...,
+        inputs: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_ttft_s", b"_ttft_s", "cached_tokens", b"cached_tokens", "ttft_s", b"ttft_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_ttft_s", b"_ttft_s", "attempts", b"attempts", "cache_miss", b"cache_miss", "cached_tokens", b"cached_tokens", "cause", b"cause", "choices", b"choices", "completion_tokens", b"completion_tokens", "e2e_s", b"e2e_s", "endpoint", b"endpoint", "is_failed", b"is_failed", "is_running", b"is_running", "lane", b"lane", "model", b"model", "outcome", b"outcome", "prompt_tokens", b"prompt_tokens", "protocol", b"protocol", "reasoning_tokens", b"reasoning_tokens", "refused_by", b"refused_by", "refused_field", b"refused_field", "request_id", b"request_id", "router", b"router", "seen_tokens", b"seen_tokens", "started_unix_ms", b"started_unix_ms", "tenant", b"tenant", "tool_calls", b"tool_calls", "ttft_s", b"ttft_s", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "_ttft_s", b"_ttft_s", "attempts", b"attempts", "cache_miss", b"cache_miss", "cached_tokens", b"cached_tokens", "cause", b"cause", "choices", b"choices", "completion_tokens", b"completion_tokens", "e2e_s", b"e2e_s", "endpoint", b"endpoint", "inputs", b"inputs", "is_failed", b"is_failed", "is_running", b"is_running", "lane", b"lane", "model", b"model", "outcome", b"outcome", "prompt_tokens", b"prompt_tokens", "protocol", b"protocol", "reasoning_tokens", b"reasoning_tokens", "refused_by", b"refused_by", "refused_field", b"refused_field", "request_id", b"request_id", "router", b"router", "seen_tokens", b"seen_tokens", "started_unix_ms", b"started_unix_ms", "tenant", b"tenant", "tool_calls", b"tool_calls", "ttft_s", b"ttft_s", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cached_tokens: _TypeAlias = _typing.Literal["cached_tokens"]  # noqa: Y015
     _WhichOneofArgType__cached_tokens: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens"]  # noqa: Y015

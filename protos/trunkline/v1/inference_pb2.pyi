@@ -557,6 +557,7 @@ class PromptInfo(_message.Message):
     ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
     PROMPT_END_FIELD_NUMBER: _builtins.int
     IGNORED_FIELDS_FIELD_NUMBER: _builtins.int
+    TRUNCATED_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The served model's name."""
     worker_id: _builtins.str
@@ -585,6 +586,12 @@ class PromptInfo(_message.Message):
     def ignored_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Fields of the request that have no effect with this model, such as "chat.reasoning_effort"."""
 
+    @_builtins.property
+    def truncated_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of a request with several inputs, which prompt_tokens counts together: the tokens that were cut off each of them.
+        Empty if nothing was cut off.
+        """
+
     def __init__(
         self,
         *,
@@ -598,14 +605,314 @@ class PromptInfo(_message.Message):
         answer_format: _builtins.str = ...,
         prompt_end: _builtins.str = ...,
         ignored_fields: _abc.Iterable[_builtins.str] | None = ...,
+        truncated_tokens: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "cached_tokens", b"cached_tokens", "ignored_fields", b"ignored_fields", "lane", b"lane", "logprobs", b"logprobs", "model", b"model", "prompt_end", b"prompt_end", "prompt_tokens", b"prompt_tokens", "seed", b"seed", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "cached_tokens", b"cached_tokens", "ignored_fields", b"ignored_fields", "lane", b"lane", "logprobs", b"logprobs", "model", b"model", "prompt_end", b"prompt_end", "prompt_tokens", b"prompt_tokens", "seed", b"seed", "truncated_tokens", b"truncated_tokens", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PromptInfo: _TypeAlias = PromptInfo  # noqa: Y015
+
+@_typing.final
+class Input(_message.Message):
+    """An input of an embedding model, or of a model that judges texts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Text, tokenized with the model's special tokens."""
+    @_builtins.property
+    def token_ids(self) -> Global___TokenIds:
+        """Tokens, used as they are: no prompt is put before them."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        token_ids: Global___TokenIds | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "token_ids"]  # noqa: Y015
+    _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
+
+Global___Input: _TypeAlias = Input  # noqa: Y015
+
+@_typing.final
+class EmbedRequest(_message.Message):
+    """Inputs to embed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    PROMPT_NAME_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    RAW_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LANE_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """The served model's name. May be empty if the router serves only one model."""
+    dimensions: _builtins.int
+    """Only the first components of each vector, as many as this: a number that the model offers. 0: all."""
+    prompt_name: _builtins.str
+    """Which of the model's prompts is put before each text, such as "query". Empty: the model's default one, if any."""
+    prompt: _builtins.str
+    """A text that is put before each text, in place of the model's prompts."""
+    truncate_prompt_tokens: _builtins.int
+    """Cut inputs to so many tokens, special tokens included; 0: to what the model takes. Absent: inputs that are too long
+    are refused. PromptInfo.truncated_tokens tells what was cut off.
+    """
+    raw: _builtins.bool
+    """The vectors as the model computes them, not normalized. Default: as the model's files say."""
+    request_id: _builtins.str
+    """As in GenerateRequest."""
+    lane: _generation_pb2.Lane.ValueType
+    """As in GenerateRequest."""
+    cache_salt: _builtins.str
+    """As in GenerateRequest."""
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
+        """1 to 2048. None may be empty."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        inputs: _abc.Iterable[Global___Input] | None = ...,
+        dimensions: _builtins.int = ...,
+        prompt_name: _builtins.str = ...,
+        prompt: _builtins.str | None = ...,
+        truncate_prompt_tokens: _builtins.int | None = ...,
+        raw: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+        lane: _generation_pb2.Lane.ValueType = ...,
+        cache_salt: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prompt", b"_prompt", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "prompt", b"prompt", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prompt", b"_prompt", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "cache_salt", b"cache_salt", "dimensions", b"dimensions", "inputs", b"inputs", "lane", b"lane", "model", b"model", "prompt", b"prompt", "prompt_name", b"prompt_name", "raw", b"raw", "request_id", b"request_id", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__prompt: _TypeAlias = _typing.Literal["prompt"]  # noqa: Y015
+    _WhichOneofArgType__prompt: _TypeAlias = _typing.Literal["_prompt", b"_prompt"]  # noqa: Y015
+    _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt) -> _WhichOneofReturnType__prompt | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
+
+Global___EmbedRequest: _TypeAlias = EmbedRequest  # noqa: Y015
+
+@_typing.final
+class EmbedResponse(_message.Message):
+    """Some of the vectors."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    EMBEDDINGS_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request's name in logs and traces."""
+    @_builtins.property
+    def embeddings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Embedding]:
+        """In any order."""
+
+    @_builtins.property
+    def prompt(self) -> Global___PromptInfo:
+        """On the first response only."""
+
+    @_builtins.property
+    def usage(self) -> Global___Usage:
+        """On the last response only."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        embeddings: _abc.Iterable[Global___Embedding] | None = ...,
+        prompt: Global___PromptInfo | None = ...,
+        usage: Global___Usage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embeddings", b"embeddings", "prompt", b"prompt", "request_id", b"request_id", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EmbedResponse: _TypeAlias = EmbedResponse  # noqa: Y015
+
+@_typing.final
+class Embedding(_message.Message):
+    """The vector of an input."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    VECTOR_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Which input."""
+    @_builtins.property
+    def vector(self) -> _generation_pb2.Vector:
+        """Its vector."""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        vector: _generation_pb2.Vector | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["vector", b"vector"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "vector", b"vector"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Embedding: _TypeAlias = Embedding  # noqa: Y015
+
+@_typing.final
+class ScoreRequest(_message.Message):
+    """Inputs to score."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    QUERIES_FIELD_NUMBER: _builtins.int
+    INSTRUCTION_FIELD_NUMBER: _builtins.int
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    RAW_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    LANE_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """The served model's name. May be empty if the router serves only one model."""
+    instruction: _builtins.str
+    """What makes a document relevant, for models whose prompts say that. Empty: as the model's files say."""
+    truncate_prompt_tokens: _builtins.int
+    """As in EmbedRequest. Of a query and a document, the longer one is cut; if the model's prompts have further text, the
+    document is.
+    """
+    raw: _builtins.bool
+    """The values as the model computes them, no probabilities. Default: as the model's files say."""
+    request_id: _builtins.str
+    """As in GenerateRequest."""
+    lane: _generation_pb2.Lane.ValueType
+    """As in GenerateRequest."""
+    cache_salt: _builtins.str
+    """As in GenerateRequest."""
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Input]:
+        """What is scored: 1 to 2048, none of them empty. With `queries`, these are documents."""
+
+    @_builtins.property
+    def queries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Texts that the documents are compared with: one for all of them, or one for each. The model's files say how a query
+        and a document become a prompt. None: each input is a prompt.
+        """
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        inputs: _abc.Iterable[Global___Input] | None = ...,
+        queries: _abc.Iterable[_builtins.str] | None = ...,
+        instruction: _builtins.str = ...,
+        truncate_prompt_tokens: _builtins.int | None = ...,
+        raw: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+        lane: _generation_pb2.Lane.ValueType = ...,
+        cache_salt: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens", "cache_salt", b"cache_salt", "inputs", b"inputs", "instruction", b"instruction", "lane", b"lane", "model", b"model", "queries", b"queries", "raw", b"raw", "request_id", b"request_id", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
+
+Global___ScoreRequest: _TypeAlias = ScoreRequest  # noqa: Y015
+
+@_typing.final
+class ScoreResponse(_message.Message):
+    """Some of the scores."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    SCORES_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The request's name in logs and traces."""
+    @_builtins.property
+    def scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputScore]:
+        """In any order."""
+
+    @_builtins.property
+    def prompt(self) -> Global___PromptInfo:
+        """On the first response only."""
+
+    @_builtins.property
+    def usage(self) -> Global___Usage:
+        """On the last response only."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        scores: _abc.Iterable[Global___InputScore] | None = ...,
+        prompt: Global___PromptInfo | None = ...,
+        usage: Global___Usage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "request_id", b"request_id", "scores", b"scores", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoreResponse: _TypeAlias = ScoreResponse  # noqa: Y015
+
+@_typing.final
+class InputScore(_message.Message):
+    """The score of an input."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Which input."""
+    @_builtins.property
+    def score(self) -> _generation_pb2.Score:
+        """Its score: one value for each of Model.labels."""
+
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        score: _generation_pb2.Score | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["score", b"score"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "score", b"score"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InputScore: _TypeAlias = InputScore  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
@@ -986,6 +1293,9 @@ class Model(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     READY_WORKERS_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name to put into requests."""
     context_length: _builtins.int
@@ -996,6 +1306,14 @@ class Model(_message.Message):
     """Whether chat prompts are possible."""
     ready_workers: _builtins.int
     """Workers that are ready to serve it."""
+    task: _builtins.str
+    """What it is for: "generate", "embed" or "score"."""
+    dimensions: _builtins.int
+    """Of an embedding model: components of a vector."""
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of a model that ranks or classifies: names of the values of a score."""
+
     def __init__(
         self,
         *,
@@ -1004,10 +1322,13 @@ class Model(_message.Message):
         vocab_size: _builtins.int = ...,
         has_chat_template: _builtins.bool = ...,
         ready_workers: _builtins.int = ...,
+        task: _builtins.str = ...,
+        dimensions: _builtins.int = ...,
+        labels: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "has_chat_template", b"has_chat_template", "name", b"name", "ready_workers", b"ready_workers", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "dimensions", b"dimensions", "has_chat_template", b"has_chat_template", "labels", b"labels", "name", b"name", "ready_workers", b"ready_workers", "task", b"task", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

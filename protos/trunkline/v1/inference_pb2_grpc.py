@@ -45,6 +45,16 @@ class InferenceServiceStub(object):
                 request_serializer=trunkline_dot_v1_dot_inference__pb2.GrantRequest.SerializeToString,
                 response_deserializer=trunkline_dot_v1_dot_inference__pb2.GrantResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_stream(
+                '/trunkline.v1.InferenceService/Embed',
+                request_serializer=trunkline_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=trunkline_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_stream(
+                '/trunkline.v1.InferenceService/Score',
+                request_serializer=trunkline_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=trunkline_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/trunkline.v1.InferenceService/Tokenize',
                 request_serializer=trunkline_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -83,6 +93,22 @@ class InferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """Computes the vectors of up to 2048 inputs of an embedding model, in one request: it is counted once in quotas, and
+        goes to one worker. Streams each vector as soon as it is there, in any order. The first response carries `prompt`,
+        the last one `usage`. If the worker is lost, only the inputs without a vector go to another one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """Computes the scores of up to 2048 inputs of a model that ranks or classifies; otherwise as Embed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Converts text or chat messages to the tokens that Generate would use.
         """
@@ -116,6 +142,16 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Grant,
                     request_deserializer=trunkline_dot_v1_dot_inference__pb2.GrantRequest.FromString,
                     response_serializer=trunkline_dot_v1_dot_inference__pb2.GrantResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_stream_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=trunkline_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=trunkline_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_stream_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=trunkline_dot_v1_dot_inference__pb2.ScoreRequest.FromString,
+                    response_serializer=trunkline_dot_v1_dot_inference__pb2.ScoreResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -188,6 +224,60 @@ class InferenceService(object):
             '/trunkline.v1.InferenceService/Grant',
             trunkline_dot_v1_dot_inference__pb2.GrantRequest.SerializeToString,
             trunkline_dot_v1_dot_inference__pb2.GrantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/trunkline.v1.InferenceService/Embed',
+            trunkline_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            trunkline_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/trunkline.v1.InferenceService/Score',
+            trunkline_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+            trunkline_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

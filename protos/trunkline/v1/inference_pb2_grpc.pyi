@@ -41,6 +41,13 @@ class InferenceServiceStub:
     first. The router answers each `request` and `lost` with grants, and each `silent` with grants or `wait`. The
     client closes its side when it has its answer.
     """
+    Embed: _grpc.UnaryStreamMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]
+    """Computes the vectors of up to 2048 inputs of an embedding model, in one request: it is counted once in quotas, and
+    goes to one worker. Streams each vector as soon as it is there, in any order. The first response carries `prompt`,
+    the last one `usage`. If the worker is lost, only the inputs without a vector go to another one.
+    """
+    Score: _grpc.UnaryStreamMultiCallable[_inference_pb2.ScoreRequest, _inference_pb2.ScoreResponse]
+    """Computes the scores of up to 2048 inputs of a model that ranks or classifies; otherwise as Embed."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
     """Converts text or chat messages to the tokens that Generate would use."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
@@ -61,6 +68,13 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     first. The router answers each `request` and `lost` with grants, and each `silent` with grants or `wait`. The
     client closes its side when it has its answer.
     """
+    Embed: _aio.UnaryStreamMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]  # type: ignore[assignment]
+    """Computes the vectors of up to 2048 inputs of an embedding model, in one request: it is counted once in quotas, and
+    goes to one worker. Streams each vector as soon as it is there, in any order. The first response carries `prompt`,
+    the last one `usage`. If the worker is lost, only the inputs without a vector go to another one.
+    """
+    Score: _aio.UnaryStreamMultiCallable[_inference_pb2.ScoreRequest, _inference_pb2.ScoreResponse]  # type: ignore[assignment]
+    """Computes the scores of up to 2048 inputs of a model that ranks or classifies; otherwise as Embed."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Converts text or chat messages to the tokens that Generate would use."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]  # type: ignore[assignment]
@@ -90,6 +104,25 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         first. The router answers each `request` and `lost` with grants, and each `silent` with grants or `wait`. The
         client closes its side when it has its answer.
         """
+
+    @_abc_1.abstractmethod
+    def Embed(
+        self,
+        request: _inference_pb2.EmbedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.EmbedResponse], _abc.AsyncIterator[_inference_pb2.EmbedResponse]]:
+        """Computes the vectors of up to 2048 inputs of an embedding model, in one request: it is counted once in quotas, and
+        goes to one worker. Streams each vector as soon as it is there, in any order. The first response carries `prompt`,
+        the last one `usage`. If the worker is lost, only the inputs without a vector go to another one.
+        """
+
+    @_abc_1.abstractmethod
+    def Score(
+        self,
+        request: _inference_pb2.ScoreRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.ScoreResponse], _abc.AsyncIterator[_inference_pb2.ScoreResponse]]:
+        """Computes the scores of up to 2048 inputs of a model that ranks or classifies; otherwise as Embed."""
 
     @_abc_1.abstractmethod
     def Tokenize(

@@ -2,34 +2,46 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
 
+from trunkline.capabilities import name_of
 from trunkline.grant import GrantKeys
 from trunkline.status import forbidden, invalid
 from trunkline.v1.inference_pb2 import (
     DetokenizeRequest,
+    Embedding,
+    EmbedRequest,
+    EmbedResponse,
     GenerateRequest,
     GenerateResponse,
     GrantRequest,
     GrantResponse,
+    Input,
+    InputScore,
     ListModelsRequest,
     ListModelsResponse,
     Model,
+    ScoreRequest,
+    ScoreResponse,
     TokenizeRequest,
 )
 from trunkline.v1.inference_pb2_grpc import InferenceServiceServicer
+from trunkline.v1.worker_pb2 import OutputKind, Work
 from trunkline_router.access.access import Access, Caller, Context
 from trunkline_router.prompts.token_ids import detokenize_response, tokenize_response
 from trunkline_router.record.request_record import GRANT, GRANTED, RequestRecord
 from trunkline_router.request.grant_charge import GrantCharge
 from trunkline_router.request.granting import Granter
-from trunkline_router.request.inference import Inference, ObservedCall
-from trunkline_router.request.request_call import PreparedRequest, RequestCall
+from trunkline_router.request.inference import Inference, ObservedCall, whole_outputs
+from trunkline_router.request.inputs import GivenInput, Inputs
+from trunkline_router.request.request_call import Extras, PreparedRequest, RequestCall
 
-GENERATE_RPC, GRANT_RPC = (f"trunkline.v1.InferenceService/{method}" for method in ("Generate", "Grant"))
+GENERATE_RPC, GRANT_RPC, EMBED_RPC, SCORE_RPC = (
+    f"trunkline.v1.InferenceService/{method}" for method in ("Generate", "Grant", "Embed", "Score")
+)
 FIRST_MESSAGE_S = 10.0  # a Grant call that sends nothing for this long is ended: otherwise it would stay open forever
 
 
@@ -48,6 +60,50 @@ class InferenceService(InferenceServiceServicer):
 
     def Generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateResponse, None]:
         return self._inference.generate(RequestCall.of(request, context, self._access, GENERATE_RPC))
+
+    async def Embed(self, request: EmbedRequest, context: Context) -> AsyncGenerator[EmbedResponse, None]:
+        inputs = Inputs(
+            inputs_of(request.inputs),
+            prompt_name=request.prompt_name,
+            prompt=request.prompt if request.HasField("prompt") else None,
+            truncate_to=truncation_of(request),
+        )
+        work = Work(output=OutputKind.OUTPUT_KIND_VECTOR, dimensions=request.dimensions, raw=request.raw)
+        async with aclosing(self._pooled(request, inputs, work, context, EMBED_RPC)) as responses:
+            async for response in responses:
+                yield EmbedResponse(
+                    request_id=response.request_id,
+                    embeddings=[Embedding(index=chunk.index, vector=response.vector) for chunk in response.chunks],
+                    prompt=response.prompt if response.HasField("prompt") else None,
+                    usage=response.usage if response.HasField("usage") else None,
+                )
+
+    async def Score(self, request: ScoreRequest, context: Context) -> AsyncGenerator[ScoreResponse, None]:
+        inputs = Inputs(
+            inputs_of(request.inputs),
+            queries=request.queries,
+            instruction=request.instruction,
+            truncate_to=truncation_of(request),
+        )
+        work = Work(output=OutputKind.OUTPUT_KIND_SCORE, raw=request.raw)
+        async with aclosing(self._pooled(request, inputs, work, context, SCORE_RPC)) as responses:
+            async for response in responses:
+                yield ScoreResponse(
+                    request_id=response.request_id,
+                    scores=[InputScore(index=chunk.index, score=response.score) for chunk in response.chunks],
+                    prompt=response.prompt if response.HasField("prompt") else None,
+                    usage=response.usage if response.HasField("usage") else None,
+                )
+
+    def _pooled(
+        self, request: EmbedRequest | ScoreRequest, inputs: Inputs, work: Work, context: Context, rpc: str
+    ) -> AsyncGenerator[GenerateResponse, None]:
+        """Returns the responses of the path that all protocols share: each has the output of one input."""
+        shared = GenerateRequest(
+            model=request.model, request_id=request.request_id, lane=request.lane, cache_salt=request.cache_salt
+        )
+        call = RequestCall.of(shared, context, self._access, rpc, Extras(work=work, inputs=inputs))
+        return whole_outputs(self._inference.generate(call))
 
     async def Grant(
         self, request_iterator: AsyncIterator[GrantRequest], context: Context
@@ -107,10 +163,22 @@ class InferenceService(InferenceServiceServicer):
                     vocab_size=pool.limits.vocab_size,
                     has_chat_template=pool.tokenizer.has_chat_template,
                     ready_workers=len(pool.workers),
+                    task=name_of(pool.task),
+                    dimensions=pool.limits.pooling.dimensions,
+                    labels=pool.limits.pooling.labels,
                 )
                 for name, pool in found.items()
             ]
         )
+
+
+def inputs_of(inputs: Sequence[Input]) -> list[GivenInput]:
+    """Returns the inputs of a message. One that is neither a text nor token ids is empty."""
+    return [one.token_ids.ids if one.HasField("token_ids") else one.text for one in inputs]
+
+
+def truncation_of(request: EmbedRequest | ScoreRequest) -> int | None:
+    return request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
 
 
 def check_reservable(caller: Caller, prepared: PreparedRequest) -> None:

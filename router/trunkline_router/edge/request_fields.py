@@ -235,10 +235,14 @@ class SamplingFields(ParameterFields):
 
     @property
     def lane(self) -> "Lane.ValueType":
-        """The lane that a priority names: as in vLLM, lower numbers go first, and 0 is the default."""
-        if not self.priority:
-            return LANE_UNSPECIFIED
-        return LANE_INTERACTIVE if self.priority < 0 else LANE_BATCH
+        return lane_of(self.priority)
+
+
+def lane_of(priority: int | None) -> "Lane.ValueType":
+    """The lane that a priority names: as in vLLM, lower numbers go first, and 0 is the default."""
+    if not priority:
+        return LANE_UNSPECIFIED
+    return LANE_INTERACTIVE if priority < 0 else LANE_BATCH
 
 
 PARAMETERS = frozenset(SamplingParams.DESCRIPTOR.fields_by_name)

@@ -144,6 +144,7 @@ export interface RequestSummary {
   refused_field: string;
   cache_miss: string;
   seen_tokens: number;
+  inputs: number;
 }
 
 /** Times are in seconds since the request's start. */

@@ -146,7 +146,7 @@ function facts(request) {
     ["Model", request.model],
     ["Endpoint", `${request.endpoint} (${request.protocol === "http" ? "HTTP" : "gRPC"})`],
     ["Prompt", request.prompt_tokens === 0 ? "–" : `${count(request.prompt_tokens)} tokens${cached}`],
-    ["Output", `${count(request.completion_tokens)} tokens${request.choices > 1 ? ` in ${request.choices} choices` : ""}${speed}${reasoning}`],
+    request.inputs ? ["Inputs", count(request.inputs)] : ["Output", `${count(request.completion_tokens)} tokens${request.choices > 1 ? ` in ${request.choices} choices` : ""}${speed}${reasoning}`],
     ["Tool calls", request.tool_calls ? count(request.tool_calls) : ""],
     ["Router", request.router],
     ["Total", duration(request.e2e_s)],

@@ -297,6 +297,20 @@ class Helpers:
             tokenizer=tokenizer,
         )
 
+    async def encode_inputs(
+        self, tokenizer: TokenizerSource, account: Hashable, num_characters: int, *arguments: Any
+    ) -> bytes:
+        """Returns what the job encode_inputs returns."""
+        is_long = num_characters > LONG
+        return await (self.long if is_long else self.short).run(
+            account,
+            "encode_inputs",
+            *arguments,
+            limit_s=self._long_limit_s if is_long else SHORT_LIMIT_S,
+            num_bytes=4 * num_characters,
+            tokenizer=tokenizer,
+        )
+
     async def token_bytes(self, tokenizer: TokenizerSource) -> TokenBytes:
         """Returns the bytes of all tokens of a tokenizer."""
         account = ("tokenizer", tokenizer.name)

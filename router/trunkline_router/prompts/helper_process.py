@@ -16,7 +16,7 @@ import signal
 import struct
 import sys
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import BinaryIO, cast
 
@@ -38,6 +38,7 @@ PROBLEMS = {
     "render": (FIELD, "the model's chat template refuses the conversation: "),
     "load": ("model", "its tokenizer cannot be loaded: "),
     "encode": ("text", "the model's tokenizer cannot encode it: "),
+    "encode_inputs": ("inputs", "the model's tokenizer cannot encode them: "),
     "offsets": ("text", "the model's tokenizer cannot encode it: "),
     "decode": ("token_ids", "the model's tokenizer cannot decode them: "),
     "token_bytes": (TOKENIZER_FIELD, "its tokens cannot be listed: "),
@@ -74,6 +75,9 @@ def main() -> None:
             _give_memory_back()
 
 
+EncodedText = tuple[str, str | None, str]  # text, the second one of a pair, and what is never cut off the end
+
+
 class Jobs:
     """The jobs by name. Those on texts and tokens use the tokenizer that was loaded last."""
 
@@ -99,6 +103,37 @@ class Jobs:
         """Returns token ids (int32 in native byte order)."""
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)
         return array("i", encoding.ids).tobytes()
+
+    def encode_inputs(self, inputs: Sequence[EncodedText], special_tokens: bool, most_tokens: int | None) -> bytes:
+        """Takes for each input a text, or two, and a text that is never cut off the end of one. Returns for each the
+        numbers of its tokens, of those of its first segment, and of those that were cut off; then its token ids."""
+        texts = [text + tail if pair is None else (text, pair) for text, pair, tail in inputs]
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=special_tokens)
+        answer = array("i")
+        for (text, pair, tail), encoding in zip(inputs, encodings, strict=True):
+            ids, types = encoding.ids, encoding.type_ids
+            num_all = len(ids)
+            if most_tokens is not None and num_all > most_tokens:
+                if tail:
+                    ids = self._cut_before(text, tail, most_tokens)
+                else:
+                    self._tokenizer.enable_truncation(most_tokens)  # leaves the special tokens in their places
+                    try:
+                        cut = self._tokenizer.encode(text, pair, add_special_tokens=special_tokens)
+                    finally:
+                        self._tokenizer.no_truncation()
+                    ids, types = cut.ids, cut.type_ids
+            answer.extend((len(ids), types.index(1) if 1 in types else 0, num_all - len(ids)))
+            answer.extend(ids)
+        return answer.tobytes()
+
+    def _cut_before(self, text: str, tail: str, most_tokens: int) -> list[int]:
+        """Returns the tokens of a text, cut so that those of its tail follow. Raises RequestRefused (INVALID_REQUEST)
+        if they alone are too many."""
+        head, end = (self._tokenizer.encode(part, add_special_tokens=False).ids for part in (text, tail))
+        if (room := most_tokens - len(end)) < 1:
+            raise invalid("truncate_prompt_tokens", f"the model's own text after a document takes {len(end)} tokens")
+        return head[:room] + end
 
     def offsets(self, text: str, special_tokens: bool) -> bytes:
         """Returns where each token begins in the text (int32). Those that are not in the text, such as BOS, begin where

@@ -2,21 +2,24 @@
 
 import asyncio
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
+from typing import NamedTuple
 
 from trunkline.status import OVERLOADED, RequestRefused, context_exceeded, invalid
 from trunkline.v1.inference_pb2 import ChatMessages
 from trunkline.validation import context_words
 from trunkline_router.prompts.conversation import check_conversation
 from trunkline_router.prompts.helper_pool import Helpers, TokenizerSource
-from trunkline_router.prompts.helper_process import Jobs, one_line, refusal, template_source
+from trunkline_router.prompts.helper_process import EncodedText, Jobs, one_line, refusal, template_source
 from trunkline_router.prompts.token_bytes import TokenBytes
 from trunkline_router.prompts.tokenizer_files import TOKENIZER, TokenizerTraits, described, read_tokenizer_config
 from trunkline_runtime.template_syntax import syntax_problem
 
 # Encoding this many characters, or decoding this many tokens, takes about a millisecond. More is done in a process.
 INLINE = 4096
+# Characters that are encoded in one job with others. A job takes a fraction of a millisecond beside its work.
+GROUP = 16 << 10
 # Listing the bytes of this many tokens takes some milliseconds.
 INLINE_VOCABULARY = 2048
 MAX_CHAT_BYTES = 4 << 20
@@ -25,6 +28,33 @@ MAX_TEXT_BYTES = 4 << 20  # a million tokens of prose; takes seconds and up to a
 
 class TokenizerError(Exception):
     """A worker's tokenizer files cannot be used. The message is one line for people."""
+
+
+class InputText(NamedTuple):
+    """A text to encode.
+
+    pair: the second one of a pair of texts; None: it is one text
+    tail: a text after it, which is never cut off
+    """
+
+    text: str
+    pair: str | None = None
+    tail: str = ""
+
+    def num_characters(self) -> int:
+        return len(self.text) + len(self.pair or "") + len(self.tail)
+
+
+class EncodedInput(NamedTuple):
+    """The token ids of an input.
+
+    first_segment: how many of them belong to the first segment of a pair of texts; 0: the tokenizer tells no segments
+    num_cut: tokens that were cut off
+    """
+
+    ids: "array[int]"
+    first_segment: int = 0
+    num_cut: int = 0
 
 
 class PromptTokenizer:
@@ -77,6 +107,40 @@ class PromptTokenizer:
         RequestRefused."""
         ids = array("i", await self._converted("encode", text, special_tokens, tenant))
         return array("i", self._prefix) + ids + array("i", self._suffix) if special_tokens else ids
+
+    async def encode_inputs(
+        self, inputs: Sequence[InputText], *, special_tokens: bool, most_tokens: int | None, tenant: str = ""
+    ) -> list[EncodedInput]:
+        """Returns the token ids of several texts, cut to `most_tokens` each, special tokens included; None: uncut.
+        Raises RequestRefused."""
+        prefix, suffix = (self._prefix, self._suffix) if special_tokens else ((), ())
+        if most_tokens is not None:
+            most_tokens -= len(prefix) + len(suffix)
+            if most_tokens < 1:
+                raise invalid("truncate_prompt_tokens", "leaves no room beside the model's special tokens")
+
+        async def encoded(group: Sequence[InputText]) -> bytes:
+            num_characters = sum(map(InputText.num_characters, group))
+            texts: list[EncodedText] = [(one.text, one.pair, one.tail) for one in group]
+            arguments = (texts, special_tokens, most_tokens)
+            if self._jobs is None or num_characters > INLINE:
+                account = (tenant, self._model)
+                return await self._helpers.encode_inputs(self._source, account, num_characters, *arguments)
+            try:
+                return self._jobs.encode_inputs(*arguments)
+            except BaseException as error:
+                raise _refused("encode_inputs", error) from None
+
+        found: list[EncodedInput] = []
+        for answer in await asyncio.gather(*map(encoded, _groups(inputs))):
+            numbers = array("i", answer)
+            at = 0
+            while at < len(numbers):
+                num_ids, first_segment, num_cut = numbers[at : at + 3]
+                at += 3 + num_ids
+                ids = array("i", prefix) + numbers[at - num_ids : at] + array("i", suffix)
+                found.append(EncodedInput(ids, first_segment and first_segment + len(prefix), num_cut))
+        return found
 
     async def token_of(self, mark: str) -> int | None:
         """Returns the token that a mark of the model's answer format is; None if it is several. Raises
@@ -165,6 +229,17 @@ class PromptTokenizer:
             return refused
         except BaseException as error:
             return _refused("token_bytes", error)
+
+
+def _groups(inputs: Sequence[InputText]) -> Iterator[Sequence[InputText]]:
+    """Yields the inputs in groups, each of which a short job can encode unless one of its inputs is long."""
+    start = num_characters = 0
+    for index, one in enumerate(inputs):
+        num_characters += one.num_characters()
+        if num_characters > GROUP and start < index:
+            yield inputs[start:index]
+            start, num_characters = index, one.num_characters()
+    yield inputs[start:]
 
 
 def damaged(problem: str) -> TokenizerError:

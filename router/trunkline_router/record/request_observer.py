@@ -135,6 +135,8 @@ def _end_fields(record: RequestRecord) -> dict[str, Any]:
 def _add_counts(fields: dict[str, Any], record: RequestRecord) -> None:
     fields["prompt_tokens"], fields["choices"] = record.prompt_tokens, record.choices
     fields["cached_tokens"], fields["completion_tokens"] = record.cached_tokens, record.completion_tokens
+    if record.inputs:
+        fields["inputs"] = record.inputs
     if record.cache_miss:
         fields["cache_miss"], fields["seen_tokens"] = record.cache_miss, record.seen_tokens
     if record.grammar:

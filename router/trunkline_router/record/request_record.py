@@ -111,8 +111,10 @@ class AttemptRecord:
     timelines: list[Timeline] = field(default_factory=list)
     device_s: float = 0.0
 
-    def note_timeline(self, timeline: Timeline) -> None:
-        self.timelines.append(timeline)
+    def note_timeline(self, timeline: Timeline, *, keeps_few: bool = False) -> None:
+        """keeps_few: only MOST_TIMELINES are kept: there may be thousands"""
+        if not keeps_few or len(self.timelines) < MOST_TIMELINES:
+            self.timelines.append(timeline)
         self.device_s += timeline.device_s
 
     @property
@@ -137,13 +139,14 @@ class RequestRecord:
     is_exported: whether this router exports its spans of the trace, which may be decided at the end
     sampling: the parameters with all defaults filled in; None once the listeners were told
     is_seeded: whether the client gave the seed
+    inputs: of a request for vectors or scores; 0: it generates
     completion_tokens: of all choices together
     longest_choice_tokens: output tokens of the longest choice
     tool_calls, complete_tool_calls: that the answer has, if it is parsed here
     reasoning_tokens: of all choices together; 0 if they were not counted
     max_tokens: of a choice; None: the client sets none
     grammar: the kind of what constrains the answer, "" if nothing does
-    prompt_tokens, cached_tokens: of the prompt, which all choices share
+    prompt_tokens, cached_tokens: of the prompt, which all choices share, or of all inputs
     has_answers: whether the prompt is a conversation with messages of the assistant
     cache_miss: why so little of the prompt was cached, a CacheMiss; "" if enough was
     seen_tokens: with a cache_miss, leading tokens of the prompt that earlier ones had, too
@@ -181,6 +184,7 @@ class RequestRecord:
     is_seeded: bool = False
     prompt_tokens: int = 0
     choices: int = 0
+    inputs: int = 0
     max_tokens: int | None = None
     grammar: str = ""
     cached_tokens: int = 0
@@ -330,8 +334,11 @@ def is_worth_a_look(record: RequestRecord) -> bool:
 
 PROVIDER = "trunkline"
 _CHAT_ENDPOINTS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+_EMBEDDING_ENDPOINTS = ("/v1/embeddings", "trunkline.v1.InferenceService/Embed")
 
 
 def operation_of(endpoint: str) -> str:
     """OpenTelemetry's name of what a request asks for."""
+    if endpoint in _EMBEDDING_ENDPOINTS:
+        return "embeddings"
     return "chat" if endpoint in _CHAT_ENDPOINTS else "text_completion"

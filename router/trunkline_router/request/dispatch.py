@@ -5,11 +5,12 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
+from itertools import islice
 from types import TracebackType
 from typing import NoReturn
 
 from trunkline.answer.answer_parser import parsers_of
-from trunkline.ledger import AnswerLedger
+from trunkline.ledger import AnswerLedger, Ledger
 from trunkline.names import finish_name
 from trunkline.status import CODE_RESOURCE_EXHAUSTED, NO_WORKER, OVERLOADED, RequestRefused, code_of
 from trunkline.v1.inference_pb2 import GenerateResponse
@@ -17,6 +18,7 @@ from trunkline.v1.worker_pb2 import Submit, Timeline
 from trunkline_router.quotas.reservation import OutputMeter
 from trunkline_router.record.request_record import COMPLETE, PLACEMENT, UNKNOWN, WORKER, AttemptRecord, RequestRecord
 from trunkline_router.request.failover import GONE_WITHIN_S, Suspicion, quarantined
+from trunkline_router.request.input_window import InputWindow
 from trunkline_router.request.placement import Dispatcher, Placement
 from trunkline_router.request.request_call import PreparedRequest, TimeLeft
 from trunkline_router.request.request_stream import BrokenOff, RequestStream
@@ -54,6 +56,7 @@ class DispatchedRequest:
         self._prepared = prepared
         self._record = record
         self._suspicion = Suspicion(dispatcher.cells)
+        self._window = InputWindow()
         self._killed: list[ConnectedWorker] = []  # workers that reported a death in a step of it
         self._placement = Placement(
             dispatcher, prepared, time_left, self.stream.answer, record, suspicion=self._suspicion
@@ -75,8 +78,9 @@ class DispatchedRequest:
                         while (response := await stream.take()) is not None:
                             noted.last_output_s = stream.handed_s
                             if noted.first_output_s is None:
-                                attempt.started(stream.handed_s, stream.cached_tokens)
-                                self._placement.has_computed(stream.cached_tokens)
+                                self._has_started(attempt)
+                            if self._prepared.inputs:
+                                self._send_more(attempt)
                             yield response
                         noted.ended = COMPLETE
                     break
@@ -91,36 +95,65 @@ class DispatchedRequest:
 
     async def _placed(self) -> Route[ConnectedWorker]:
         """Returns a route to a worker that this request may go to. Raises RequestRefused."""
-        dispatcher, computation = self._dispatcher, self._prepared.computation
-        dispatcher.quarantine.check(computation, dispatcher.clock_s())
+        dispatcher, prepared = self._dispatcher, self._prepared
+        dispatcher.quarantine.check_all(prepared.computations(), dispatcher.clock_s())
         route = await self._placement.place()
         # Another copy of the request may have been convicted meanwhile.
-        dispatcher.quarantine.check(computation, dispatcher.clock_s())
+        dispatcher.quarantine.check_all(prepared.computations(), dispatcher.clock_s())
         return route
 
     def _submit(self, attempt: "WorkerAttempt", worker: ConnectedWorker, timeout_ns: int | None) -> None:
-        """Sends the unfinished choices to the worker."""
+        """Begins an attempt: sends the unfinished choices to the worker, or the first ones of many inputs."""
         stream, suspicion = self.stream, self._suspicion
-        submits = self._prepared.submits(
-            stream.answer.unfinished(),
-            timeout_ns=timeout_ns,
-            trace=trace_of(self._record, attempt.noted.span_id),
-            previous_traceparent=attempt.previous_traceparent,
-            prompt_known=stream.answer.prompt_known,
-            suspect=suspicion.is_suspect,
-        )
+        choices = list(stream.answer.unfinished())
+        if self._prepared.inputs:
+            most_waiting = worker.model.max_waiting_requests
+            choices = self._window.begin(choices, most_waiting, one_by_one=suspicion.is_suspect)
+        submits = self._submits(choices, attempt, timeout_ns)
         if suspicion.is_suspect:
             suspicion.enter(worker)
         stream.begin(worker.model.worker_id, attempt)
         attempt.submit(submits, stream)
+
+    def _send_more(self, attempt: "WorkerAttempt") -> None:
+        """Sends further inputs in place of those that are answered. Raises RequestRefused at the deadline."""
+        stream, window, suspicion = self.stream, self._window, self._suspicion
+        if suspicion.is_suspect and not window.has_suspects(stream.answer):
+            suspicion.clear()
+        choices = window.next(stream.answer.num_unfinished, one_by_one=suspicion.is_suspect)
+        if choices and not stream.is_broken:
+            attempt.submit(self._submits(choices, attempt, self._placement.timeout_ns()), stream)
+
+    def _submits(
+        self, choices: Sequence[tuple[int, Ledger]], attempt: "WorkerAttempt", timeout_ns: int | None
+    ) -> list[Submit]:
+        return self._prepared.submits(
+            choices,
+            timeout_ns=timeout_ns,
+            trace=trace_of(self._record, attempt.noted.span_id),
+            previous_traceparent=attempt.previous_traceparent,
+            prompt_known=self.stream.answer.prompt_known,
+            suspect=self._suspicion.is_suspect,
+        )
+
+    def _has_started(self, attempt: "WorkerAttempt") -> None:
+        """The first response of an attempt was handed on. The hits of several inputs tell nothing of the first one's,
+        for which its worker was chosen."""
+        stream = self.stream
+        attempt.started(stream.handed_s, None if self._prepared.inputs else stream.cached_tokens)
+        if not self._prepared.inputs:
+            self._placement.has_computed(stream.cached_tokens)
 
     async def _note(self, worker: ConnectedWorker, broken: BrokenOff) -> None:
         """An attempt broke off. Raises RequestRefused if it was the last one."""
         stream, refused = self.stream, broken.refused
         if broken.suspect:
             self._killed.append(worker)
+            self._window.suspect(stream.answer)
             if self._suspicion.on_death(sole_suspect=broken.sole_suspect) and await self._are_gone():
                 self._convict()
+        if refused.reason == OVERLOADED:
+            self._window.was_refused()
         self._placement.on_lost(worker, refused)
         if not stream.answer.has_output:
             problem = "trying another worker"
@@ -149,9 +182,12 @@ class DispatchedRequest:
     def _convict(self) -> NoReturn:
         """Quarantines the request. Raises RequestRefused (QUARANTINED)."""
         dispatcher, workers = self._dispatcher, [worker.address for worker in self._killed[-2:]]
-        everywhere = dispatcher.quarantine.convict(self._prepared.computation, set(workers), dispatcher.clock_s())
+        # Of several inputs, the first unfinished one was at the worker alone.
+        index = next(self.stream.answer.unfinished())[0] if self._prepared.inputs else 0
+        computation = next(islice(self._prepared.computations(), index, None))
+        everywhere = dispatcher.quarantine.convict(computation, set(workers), dispatcher.clock_s())
         get_logger().error("request quarantined", **self._record.log_fields(), workers=workers, everywhere=everywhere)
-        raise quarantined()
+        raise quarantined(index)
 
 
 class WorkerAttempt:
@@ -196,9 +232,10 @@ class WorkerAttempt:
 
     def submit(self, submits: Sequence[Submit], stream: RequestStream) -> None:
         """Sends the choices to the worker."""
-        self._handles += self._worker.session.submit(submits, [stream.put] * len(submits))
+        sinks = [stream.sink(submit) for submit in submits]
+        self._handles += self._worker.session.submit(submits, sinks)
 
-    def started(self, first_output_s: float, cached_tokens: int) -> None:
+    def started(self, first_output_s: float, cached_tokens: int | None) -> None:
         """The first response of this attempt was handed on."""
         self.noted.first_output_s = first_output_s
         self._flight.has_started(cached_tokens if self._is_told_cached else None)
@@ -271,7 +308,7 @@ def note_timeline(record: RequestRecord, noted: AttemptRecord, timeline: Timelin
     end_s = now_s if noted.ended_s is None else noted.ended_s
     believed = believed_timeline(timeline, end_s - noted.started_s, record.prompt_tokens)
     believed.received.FromNanoseconds(record.unix_ns(end_s - believed.ended_s))
-    noted.note_timeline(believed)
+    noted.note_timeline(believed, keeps_few=bool(record.inputs))
 
 
 def note_aborted(record: RequestRecord, noted: AttemptRecord, timeline: Timeline | None) -> None:

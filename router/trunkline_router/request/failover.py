@@ -19,7 +19,7 @@ prompt and grammar.
 import secrets
 from array import array
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple, TypeVar
@@ -54,7 +54,7 @@ class Recovery:
     def __init__(self, limits: FailoverLimits) -> None:
         self._limits = limits
         self._refusals: list[RequestRefused] = []  # since it last made progress
-        self._progress = 0  # tokens at the last refusal
+        self._progress = 0  # AnswerLedger.progress at the last refusal
         self._lost = 0  # attempts, not counting full workers
         self._waiting_since_s: float | None = None  # for a worker
 
@@ -77,16 +77,17 @@ class Recovery:
         self,
         refused: RequestRefused,
         *,
-        num_tokens: int,
+        progress: int,
         has_output: bool,
         can_resume: bool,
         handed_over: bool = False,
     ) -> None:
-        """Records that an attempt ended with `refused` after `num_tokens` of output in total. `handed_over`: the worker
-        is draining, so the attempt did not fail. Raises the refusal for the client if there is no further attempt."""
-        made_progress = num_tokens > self._progress
+        """Records that an attempt ended with `refused` after this progress of the answer in total. `handed_over`: the
+        worker is draining, so the attempt did not fail. Raises the refusal for the client if there is no further
+        attempt."""
+        made_progress = progress > self._progress
         if made_progress:
-            self._progress = num_tokens
+            self._progress = progress
             self._refusals.clear()
             self._waiting_since_s = None
         if refused.reason not in (NO_WORKER, OVERLOADED) or not (self._limits.max_resumptions and can_resume):
@@ -210,8 +211,7 @@ class Suspicion:
     def on_progress(self, steps: int) -> None:
         """Records that the request has survived `steps` steps in its current attempt."""
         if self.is_suspect and steps >= (CLEARING_STEPS if self._deaths == 1 else CLEARING_STEPS_AGAIN):
-            self.is_suspect = False
-            self.leave()
+            self.clear()
 
     def on_death(self, *, sole_suspect: bool) -> bool:
         """Records that the attempt was interrupted because the engine died in one of its steps. Returns whether this
@@ -219,6 +219,11 @@ class Suspicion:
         self._deaths += 1
         self.is_suspect = True
         return self._was_isolated and sole_suspect
+
+    def clear(self) -> None:
+        """Records that whatever made the request a suspect has been computed."""
+        self.is_suspect = False
+        self.leave()
 
 
 class Witnesses:
@@ -261,13 +266,11 @@ class Computation(NamedTuple):
     grammar: bytes = b""  # the digest of its grammar, which `work` leaves out; empty: none
 
 
-def quarantined() -> RequestRefused:
-    """The refusal of a convicted request."""
-    return RequestRefused(
-        CODE_FAILED_PRECONDITION,
-        QUARANTINED,
-        "two workers died while computing this request or one like it: it is not retried",
-    )
+def quarantined(index: int = 0) -> RequestRefused:
+    """The refusal of a convicted request.  index: of the input that kills workers; of the only one 0"""
+    what = f"input {index} of this request" if index else "this request"
+    message = f"two workers died while computing {what} or one like it: it is not retried"
+    return RequestRefused(CODE_FAILED_PRECONDITION, QUARANTINED, message)
 
 
 class Quarantine:
@@ -287,12 +290,17 @@ class Quarantine:
 
     def check(self, request: Computation, now_s: float) -> None:
         """Raises RequestRefused (QUARANTINED) if the request must not be computed."""
+        self.check_all([request], now_s)
+
+    def check_all(self, requests: Iterable[Computation], now_s: float) -> None:
+        """Raises RequestRefused (QUARANTINED) if one of several inputs of a request must not be computed."""
         now_ms = now_s * 1e3
         self._forget_brief(now_s)
         if self._brief or self._convictions.hold_any(now_ms):
-            for fingerprint in self._fingerprints(request):
-                if fingerprint in self._brief or self._convictions.holds(fingerprint, now_ms):
-                    raise quarantined()
+            for index, request in enumerate(requests):
+                for fingerprint in self._fingerprints(request):
+                    if fingerprint in self._brief or self._convictions.holds(fingerprint, now_ms):
+                        raise quarantined(index)
 
     def convict(self, request: Computation, addresses: Collection[str], now_s: float) -> bool:
         """Convicts a request that has killed these workers: in the whole fleet, here at once and in other routers with

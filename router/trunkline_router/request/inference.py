@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from trunkline.status import INTERNAL, RequestRefused, deadline_exceeded, internal, invalid, no_worker
-from trunkline.v1.inference_pb2 import GenerateResponse, TokenizeRequest
+from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo, TokenizeRequest
 from trunkline.validation import check_length, max_total_tokens
 from trunkline_router.access.access import Caller
 from trunkline_router.prompts.reasoning_effort import DEFAULT_LIMITS, effort_limits
@@ -69,7 +69,13 @@ class Inference:
                 try:
                     async with aclosing(dispatched.responses()) as responses:
                         async for response in responses:
-                            if response.HasField("prompt"):
+                            if prepared.inputs and response.HasField("usage"):  # each has found its part in the cache
+                                count = PromptInfo(
+                                    prompt_tokens=response.usage.prompt_tokens,
+                                    cached_tokens=response.usage.cached_tokens,
+                                )
+                                reservation.count_prompt(count)
+                            elif response.HasField("prompt") and not prepared.inputs:
                                 reservation.count_prompt(response.prompt)
                             if not sees_cache:
                                 without_cache(response)
@@ -113,7 +119,7 @@ class Inference:
                 caller.tenant,
                 caller.terms.quotas,
                 RequestUse(
-                    len(prepared.prompt),
+                    prepared.prompt_tokens,
                     most_tokens if in_full or sampling.HasField("max_tokens") else None,
                     most_tokens=most_tokens,
                     choices=prepared.choices,
@@ -174,6 +180,18 @@ class Inference:
         found = await self.pools.found_models(caller.tenant)
         allowed = caller.identity.models
         return {name: pool for name, pool in sorted(found.items()) if allowed is None or name in allowed}
+
+
+async def whole_outputs(
+    responses: AsyncGenerator[GenerateResponse, None],
+) -> AsyncGenerator[GenerateResponse, None]:
+    """Yields the responses to a request for vectors or scores. Raises RequestRefused if one of these was cancelled at
+    its worker: an answer must not look whole without it."""
+    async with aclosing(responses):
+        async for response in responses:
+            if response.WhichOneof("output") is None:
+                raise no_worker("the request was cancelled at its worker")
+            yield response
 
 
 def without_cache(response: GenerateResponse) -> GenerateResponse:

@@ -160,7 +160,7 @@ class Placement:
         progress = self.progress
         self.recovery.on_refusal(
             refused,
-            num_tokens=progress.completion_tokens,
+            progress=progress.progress,
             has_output=progress.has_output,
             can_resume=progress.can_resume,
             handed_over=worker.load.draining,

@@ -28,6 +28,7 @@ from trunkline.v1.worker_pb2 import GetModelResponse, Grammar, OutputKind, Work
 from trunkline.validation import (
     TOKENS,
     WHOLE_OUTPUTS,
+    check_dimensions,
     check_length,
     check_prompt_logprobs,
     max_total_tokens,
@@ -42,6 +43,7 @@ from trunkline_router.prompts.token_ids import read_ids
 from trunkline_router.prompts.tokenizer import PromptTokenizer
 from trunkline_router.quotas.shared_state import SharedState
 from trunkline_router.record.request_record import CHECKS, MODEL, TOKENIZER, Interval
+from trunkline_router.request.inputs import Inputs, encode_inputs
 from trunkline_router.request.request_call import PreparedRequest, RequestCall
 from trunkline_router.workers.pool import Pool, Pools
 from trunkline_runtime.telemetry.trace_context import random_int
@@ -116,6 +118,8 @@ class Preparer:
     async def prepare(self, call: RequestCall) -> PreparedRequest:
         """Checks everything that the client sent, cheap checks first, and fills in every default. Raises
         RequestRefused."""
+        if call.extras.inputs is not None:
+            return await self._prepare_inputs(call, call.extras.inputs)
         request, record = call.request, call.record
         scheduling = _checked_scheduling(call)
         work = call.extras.work
@@ -183,6 +187,42 @@ class Preparer:
             needs=needs,
             ignored_fields=() if has_effect else (EFFORT,),
         )
+
+    async def _prepare_inputs(self, call: RequestCall, inputs: Inputs) -> PreparedRequest:
+        """As prepare(), for vectors or scores: each input is the prompt of a choice without output tokens."""
+        record, work = call.record, call.extras.work
+        assert work is not None, "inputs without work"
+        scheduling = _checked_scheduling(call)
+        inputs.check()
+        needs = needs_of(work)
+        pool = await self._searched(call, needs)
+        record.model, record.stage = pool.name, CHECKS
+        scheduling = scheduling.corrected(self.shared.weight_factor(scheduling.tenant))
+        check_dimensions(work.dimensions, pool.limits.pooling)
+        affinity_key = call.affinity_key()
+        begun_s, record.stage = time.monotonic(), TOKENIZER
+        try:
+            encoded = await encode_inputs(inputs, pool.tokenizer, pool.limits, scheduling.tenant)
+        finally:
+            record.tokenized = Interval(begun_s, time.monotonic())
+        record.stage = CHECKS
+        prepared = PreparedRequest(
+            call.request_id,
+            pool.name,
+            encoded[0].ids,
+            SamplingParams(max_tokens=0, seed=0),
+            len(encoded),
+            scheduling,
+            most_output_tokens=0,
+            vocab_size=pool.limits.vocab_size,
+            tokenizer=pool.tokenizer,
+            affinity_key=affinity_key,
+            work=work,
+            needs=needs,
+            inputs=encoded,
+        )
+        record.prompt_tokens, record.choices, record.inputs = prepared.prompt_tokens, 1, len(encoded)
+        return prepared
 
     async def _searched(self, call: RequestCall, needs: Needs) -> Pool:
         """As pool(), for the model that the request names; the record has the time of the search."""

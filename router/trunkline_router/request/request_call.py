@@ -2,7 +2,7 @@
 
 import string
 from array import array
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from trunkline.answer.output_reader import NO_CONTEXT, AnswerContext
@@ -15,9 +15,10 @@ from trunkline.v1.inference_pb2 import GenerateRequest, PromptInfo
 from trunkline.v1.worker_pb2 import Submit, Work
 from trunkline.validation import session_problem
 from trunkline_router.access.access import Access, Caller, Context, Metadata, Scheduling
-from trunkline_router.prompts.tokenizer import PromptTokenizer
+from trunkline_router.prompts.tokenizer import EncodedInput, PromptTokenizer
 from trunkline_router.record.request_record import GRPC, RequestRecord
 from trunkline_router.request.failover import Computation
+from trunkline_router.request.inputs import Inputs
 from trunkline_router.routing.route_request import RouteRequest
 from trunkline_runtime.telemetry.trace_context import TraceContext, new_request_id
 
@@ -42,6 +43,9 @@ class PreparedRequest:
     answer_context: AnswerContext = NO_CONTEXT  # for answer_format
     work: Work | None = None  # None: a plain generation
     needs: Needs = NO_NEEDS  # capabilities, for `work`
+    # Of a request for vectors or scores: each is the prompt of a choice, and `prompt` is that of the first. None: all
+    # choices have `prompt`.
+    inputs: Sequence[EncodedInput] = ()
     ignored_fields: Sequence[str] = ()  # of the client's request, that have no effect with this model
 
     @property
@@ -51,29 +55,42 @@ class PreparedRequest:
     @property
     def computation(self) -> Computation:
         """What it may be convicted for."""
-        tenant, model, prompt = self.scheduling.tenant, self.model, self.prompt
-        if self.work is None:
-            return Computation(tenant, model, prompt)
-        work = Work()
-        work.CopyFrom(self.work)
-        work.ClearField("grammar")
-        return Computation(tenant, model, prompt, work.SerializeToString(deterministic=True), self.work.grammar.digest)
+        return next(self.computations())
+
+    def computations(self) -> Iterator[Computation]:
+        """What it may be convicted for: of several inputs each by itself."""
+        work_bytes, grammar = b"", b""
+        if self.work is not None:
+            work = Work()
+            work.CopyFrom(self.work)
+            work.ClearField("grammar")
+            work_bytes, grammar = work.SerializeToString(deterministic=True), self.work.grammar.digest
+        for prompt in [one.ids for one in self.inputs] or [self.prompt]:
+            yield Computation(self.scheduling.tenant, self.model, prompt, work_bytes, grammar)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, or of all inputs."""
+        return sum([len(one.ids) for one in self.inputs]) if self.inputs else len(self.prompt)
 
     def prompt_info(self) -> PromptInfo:
         """Returns what the client is told of the prompt, as far as it is known before a worker has it."""
         return PromptInfo(
             model=self.model,
-            prompt_tokens=len(self.prompt),
+            prompt_tokens=self.prompt_tokens,
             seed=self.seed,
             lane=self.scheduling.lane,
             answer_format=self.answer_format,
             prompt_end=self.answer_context.prompt_end,
             ignored_fields=self.ignored_fields,
+            truncated_tokens=cut if any(cut := [one.num_cut for one in self.inputs]) else (),
         )
 
     def least_room(self, num_output: int = 0) -> int:
         """Returns how many tokens a worker must be able to hold to answer the request, or to continue it after
         `num_output` tokens. Workers of one model may differ in memory."""
+        if self.inputs:
+            return max([len(one.ids) for one in self.inputs])
         wanted = self.sampling.max_tokens if self.sampling.HasField("max_tokens") else num_output + 1
         return len(self.prompt) + wanted
 
@@ -85,10 +102,12 @@ class PreparedRequest:
             now_s,
             salt=self.scheduling.cache_salt,
             lane=lane,
-            choices=self.choices,
+            choices=1 if self.inputs else self.choices,  # inputs need no places among those that generate
             may_use_cache=not self.sampling.HasField("prompt_logprobs"),
             affinity_key=self.affinity_key,
             adapter=("", "") if work is None else (work.adapter.id, work.adapter.version),
+            beside_prompts=max(0, len(self.inputs) - 1),
+            beside_tokens=self.prompt_tokens - len(self.prompt),
         )
 
     def submits(
@@ -111,7 +130,7 @@ class PreparedRequest:
             submit = Submit(
                 request_id=self.request_id,
                 choice=choice,
-                prompt_token_ids=self.prompt,
+                prompt_token_ids=self.prompt if not self.inputs else self.inputs[choice].ids,
                 sampling=self.sampling,
                 resume=ledger.resume(),
                 cache_salt=self.scheduling.cache_salt,
@@ -123,6 +142,8 @@ class PreparedRequest:
                 suspect=suspect,
                 work=self.work,
             )
+            if self.inputs:
+                submit.first_segment_tokens = self.inputs[choice].first_segment
             if previous_traceparent and submit.HasField("resume"):
                 submit.resume.traceparent = previous_traceparent
             if choice > 0 or prompt_known:
@@ -149,12 +170,14 @@ class Extras:
     on_admission: called once the request is within its tenant's quotas, before a worker gets it; may refuse it, and
         then nothing is charged
     work: what workers compute, if it is not a plain generation
+    inputs: in place of a prompt, if `work` asks for vectors or scores
     """
 
     token_ids: "array[int] | None" = None
     special_tokens: bool = True
     on_admission: OnAdmission | None = None
     work: Work | None = None
+    inputs: Inputs | None = None
 
 
 NO_EXTRAS = Extras()
@@ -178,11 +201,13 @@ class RequestCall:
     text_stays: bool = False
 
     @classmethod
-    def of(cls, request: GenerateRequest, context: Context, access: Access, rpc: str) -> "RequestCall":
+    def of(
+        cls, request: GenerateRequest, context: Context, access: Access, rpc: str, extras: Extras = NO_EXTRAS
+    ) -> "RequestCall":
         """Returns the request of a call of `rpc` (its full name)."""
         caller, metadata = access.admitted(), context.invocation_metadata()
         record = RequestRecord(request_id_of(request), protocol=GRPC, endpoint=rpc)
-        return cls(request, record, caller, metadata, context.time_remaining)
+        return cls(request, record, caller, metadata, context.time_remaining, extras)
 
     @property
     def request_id(self) -> str:

@@ -10,7 +10,9 @@ continues after it.
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trunkline.answer.answer_parser import AnswerParsers
@@ -25,11 +27,12 @@ from trunkline.status import (
 )
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk, PromptReport
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
-from trunkline.v1.worker_pb2 import SequenceOutput
+from trunkline.v1.worker_pb2 import SequenceOutput, Submit
+from trunkline.validation import WHOLE_OUTPUTS
 from trunkline_router.quotas.reservation import OutputMeter
 from trunkline_router.record.request_record import RequestRecord
 from trunkline_router.request.client_buffer import Backlog, ClientBuffer
-from trunkline_router.workers.output_claims import is_whole
+from trunkline_router.workers.output_claims import Sink, is_whole
 from trunkline_runtime.log import get_logger
 
 if TYPE_CHECKING:
@@ -137,7 +140,7 @@ class RequestStream:
         self._fanout = fanout
         self._meter = meter
         self._parsers = parsers
-        self._whole: SequenceOutput | None = None  # a vector or a score
+        self._wholes: deque[tuple[int, SequenceOutput]] = deque()  # vectors or scores, by choice, to be taken
         self._due = asyncio.Event()  # set when the next response may be taken
         self.answer = AnswerLedger(choices, MAX_LEDGER_BYTES)
         self._attempt: WorkerAttempt | None = None  # the current or last one
@@ -175,6 +178,30 @@ class RequestStream:
         self._attempt_outputs = 0
         self._attempt_choices = self.answer.num_unfinished
 
+    def sink(self, submit: Submit) -> Sink:
+        """Returns what takes the outputs of a choice."""
+        return partial(self.put_whole, submit.choice) if submit.work.output in WHOLE_OUTPUTS else self.put
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the attempt has ended before the answer was complete, or the request has."""
+        return self._broken is not None or self._refused is not None
+
+    def put_whole(self, index: int, output: SequenceOutput) -> bool:
+        """Takes output of one choice of a request for vectors or scores: the whole of it, unless the choice broke off.
+        Each choice has a prompt of its own."""
+        if not is_whole(output):
+            self.answer.prompt_known |= output.HasField("chunk")  # it was aborted
+            return self.put(output)
+        if not self.is_broken:
+            self.answer.add(OutputChunk(index=index, finish_reason=STOP))
+            self._num_open = self.answer.num_unfinished
+            self._take_timeline(output)
+            self._take_prompt(output.prompt)
+            self._wholes.append((index, output))
+            self._fanout.add(self._due)
+        return True
+
     def put(self, output: SequenceOutput) -> bool:
         """Takes output of one choice. Returns False if it does not continue the previous output. Never raises, because
         the caller delivers other requests' output too."""
@@ -195,7 +222,7 @@ class RequestStream:
                 self._break_off(no_worker(f"the worker lost its place: {error}"), SequenceOutput())
                 return False
             if not num_tokens or answer.num_unfinished != self._num_open:
-                chunk = self._take_end(output)
+                self._take_end(output)
             if not answer.prompt_known and index == 0:
                 self._take_prompt(output.prompt)  # an empty one if the choice ended before it began
             self._meter.add(num_tokens)
@@ -225,7 +252,7 @@ class RequestStream:
         answer, client_buffer, due = self.answer, self._client_buffer, self._due
         if client_buffer.sending_bytes or (client_buffer.holds_any and self.handed_s):
             self._note_written()
-        while not ((has_output := answer.prompt_known and client_buffer.holds_any) and due.is_set()):
+        while not ((has_output := self._holds_any()) and due.is_set()):
             if not has_output:
                 if self._refused is not None:
                     raise self._refused
@@ -243,22 +270,33 @@ class RequestStream:
             response.prompt.CopyFrom(self._prompt)
             if self._prompt.logprobs and self._prompt.ByteSize() > MAX_PROMPT_BYTES:
                 return response
-        chunks = client_buffer.take()
-        if self._parsers is not None:
-            self._parsers.parse(chunks, response)
-        response.chunks.extend(chunks.values())
-        if client_buffer.holds_any:
+        self._fill(response)
+        if client_buffer.holds_any or self._wholes:
             return response
         due.clear()
         if not answer.num_unfinished:
-            self._end(response)
+            response.usage.CopyFrom(answer.usage(self._prompt, self.resumptions))
         return response
 
-    def _end(self, response: GenerateResponse) -> None:
-        """Completes the last response."""
-        response.usage.CopyFrom(self.answer.usage(self._prompt, self.resumptions))
-        if self._whole is not None and (kind := self._whole.WhichOneof("output")):
-            getattr(response, kind).CopyFrom(getattr(self._whole, kind))
+    def _holds_any(self) -> bool:
+        return bool(self._wholes) or (self.answer.prompt_known and self._client_buffer.holds_any)
+
+    def _fill(self, response: GenerateResponse) -> None:
+        """Moves output into the response."""
+        if self._wholes:
+            self._add_whole(response)
+            return
+        chunks = self._client_buffer.take()
+        if self._parsers is not None:
+            self._parsers.parse(chunks, response)
+        response.chunks.extend(chunks.values())
+
+    def _add_whole(self, response: GenerateResponse) -> None:
+        index, output = self._wholes.popleft()
+        response.chunks.add(index=index, finish_reason=STOP)
+        kind = output.WhichOneof("output")
+        assert kind is not None, "an output that is not whole"
+        getattr(response, kind).CopyFrom(getattr(output, kind))
 
     def _break_off(self, refused: RequestRefused, output: SequenceOutput) -> None:
         """Ends the attempt with the first error of its choices. Any choice's error may make the request a suspect."""
@@ -272,17 +310,11 @@ class RequestStream:
         self._broken.sole_suspect |= output.sole_suspect
         self._due.set()
 
-    def _take_end(self, output: SequenceOutput) -> OutputChunk:
-        """Takes an output that may be the last of its choice, and returns its chunk. A vector or a score is the whole
-        output of a request with one choice."""
-        chunk, answer = output.chunk, self.answer
-        if is_whole(output):
-            self._whole, chunk = output, OutputChunk(finish_reason=STOP)
-            answer.add(chunk)
-        if answer.num_unfinished != self._num_open:
-            self._num_open = answer.num_unfinished
+    def _take_end(self, output: SequenceOutput) -> None:
+        """Takes an output that may be the last of its choice."""
+        if self.answer.num_unfinished != self._num_open:
+            self._num_open = self.answer.num_unfinished
             self._take_timeline(output)
-        return chunk
 
     def _take_timeline(self, output: SequenceOutput) -> None:
         if self._attempt is not None and output.HasField("timeline"):
@@ -297,7 +329,7 @@ class RequestStream:
 
     def _take_prompt(self, report: PromptReport) -> None:
         self.answer.prompt_known = True
-        self._prompt.cached_tokens = report.cached_tokens
+        self._prompt.cached_tokens += report.cached_tokens
         self._prompt.logprobs.extend(report.logprobs)
 
     def fall_behind(self, why: str) -> None:
@@ -317,3 +349,4 @@ class RequestStream:
     def close(self) -> None:
         """Drops the buffered output because the client reads no more."""
         self._client_buffer.clear()
+        self._wholes.clear()

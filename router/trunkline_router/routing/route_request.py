@@ -27,6 +27,8 @@ class RouteRequest:
     may_use_cache: bool = True  # False if every token of the prompt must be computed
     affinity_key: str = ""  # equal for requests of one conversation; empty: none
     adapter: tuple[str, str] = ("", "")  # its name and version; empty: none
+    beside_prompts: int = 0  # further prompts of the request, after which nothing is generated
+    beside_tokens: int = 0  # of all of these
 
     def most_reusable(self, block_size: int) -> int:
         """Returns how many prompt tokens a cache can save: whole blocks, and at least one token is computed."""

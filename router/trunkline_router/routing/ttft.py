@@ -171,9 +171,12 @@ def _terms(
     fixed_s, token_s, _, pair_s = cost
     decoding_s, room, queue_steps, queue_s = work
     choices, queued = facts.choices, queued_before(request.lane, facts)
-    uncached = len(request.prompt) - matched
+    own, beside = len(request.prompt) - matched, request.beside_tokens
+    uncached = own + beside
     own_steps = of.ceil(uncached / room)
-    prefill_s = uncached * (token_s + pair_s * (matched + uncached / 2)) + own_steps * fixed_s
+    prefill_s = own * (token_s + pair_s * (matched + own / 2)) + own_steps * fixed_s
+    if beside:  # the further prompts are about equally long
+        prefill_s += beside * (token_s + pair_s * (beside / request.beside_prompts / 2))
     # Half a step, because one is under way if anything runs.
     decode_s = (own_steps + queue_steps) * decoding_s + 0.5 * (decoding_s + fixed_s) * (choices > 0)
 

@@ -229,7 +229,8 @@ class InFlight:
         self._is_granted = is_granted
         self._lane = request.lane
         self._choices = request.choices
-        self._queued = len(request.prompt) - matched_tokens
+        own = len(request.prompt) - matched_tokens  # uncached tokens
+        self._queued = own + request.beside_tokens
         self._chain = chain
         self._promised_tokens: int | None = None  # None: the request does not count for the accuracy
         if request.may_use_cache:
@@ -243,7 +244,7 @@ class InFlight:
         worker.open_choices += self._choices
         worker.granted_choices += self._choices * is_granted
         worker.queued_tokens += self._queued
-        context = matched_tokens + self._queued / 2
+        context = matched_tokens + own / 2
         worker._context_tokens += LATEST_SHARE * (context - worker._context_tokens)
         worker._prompts[self] = SentPrompt(request.now_s, self._lane, self._queued, context)
         self._credit = worker._fresh

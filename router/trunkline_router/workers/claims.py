@@ -20,6 +20,7 @@ MAX_DIGEST_BYTES = 64
 MAX_DIGESTS = 8  # of a worker: its tokenizer's and its grant keys'
 MAX_EOS_TOKENS = 1024
 MAX_CAPABILITIES = 256
+MAX_POOLING_BYTES = 64 << 10  # of prompts, templates and labels
 # Each limit is well above the largest value of any known model or machine. The policy computes with products of these
 # values in doubles, and reports them in fields of 32 and 64 bits.
 MAX_VOCAB_SIZE = 1 << 24
@@ -110,6 +111,8 @@ def model_problem(model: GetModelResponse) -> str | None:
         return f"the worker's eos_token_ids are not at most {MAX_EOS_TOKENS} tokens below its vocab_size"
     if len(model.capabilities) > MAX_CAPABILITIES:
         return f"the worker names {len(model.capabilities)} capabilities; allowed: {MAX_CAPABILITIES}"
+    if (pooling_bytes := model.pooling.ByteSize()) > MAX_POOLING_BYTES:
+        return f"the worker's pooling has {pooling_bytes} bytes; allowed: {MAX_POOLING_BYTES}"
     if Capability.CAPABILITY_GRAMMARS in model.capabilities and model.max_session_grammar_bytes < MAX_GRAMMAR_BYTES:
         kept = model.max_session_grammar_bytes
         return f"the worker keeps {kept} bytes of grammars, and one grammar can have {MAX_GRAMMAR_BYTES}"

@@ -46,7 +46,8 @@ class ConnectedWorker(WorkerState):
         self.session = session
         self.breaker = breaker  # the worker's, across connections
         self.capabilities = Capabilities.of(model)
-        self.terms = Terms(model.vocab_size, tokenizer.encoding, self.capabilities.task)
+        pooling = model.pooling.SerializeToString(deterministic=True)
+        self.terms = Terms(model.vocab_size, tokenizer.encoding, self.capabilities.task, pooling)
         self.aside = ""  # why it gets no requests although it is healthy, in one line: it differs from its pool
         self.is_hung = False
         self.hangs = 0  # how often it hung

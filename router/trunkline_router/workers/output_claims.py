@@ -51,6 +51,7 @@ class OpenChoice:
     has_logprobs: bool = False  # whether log-probabilities were requested; others are not looked at
     is_first: bool = True  # whether its first output is still to come
     whole: str = ""  # "vector" or "score" if that is its output; "": tokens
+    dimensions: int = 0  # of a vector; 0: not known
     most_bytes: int = MOST_OUTPUT_BYTES  # of one SequenceOutput
 
 
@@ -125,12 +126,14 @@ def report_problem(report: GrantReport, *, prompt_tokens: int, most_tokens: int)
 def _whole_problem(output: SequenceOutput, chunk: OutputChunk, choice: OpenChoice) -> str | None:
     """The problem with the output of a choice that has no tokens: it comes at once, or the choice is aborted."""
     kind = output.WhichOneof("output")
-    is_aborted = chunk.finish_reason == ABORT and not (chunk.token_ids or chunk.text or chunk.index)
+    is_aborted = chunk.finish_reason == ABORT and not (chunk.token_ids or chunk.text) and chunk.index == choice.index
     if kind != choice.whole and not is_aborted:
         return f"a {kind} came for a choice whose output is a {choice.whole}"
     if kind == "vector" and len(output.vector.values) % FLOAT_BYTES:
         return f"a vector has {len(output.vector.values)} bytes"
     values: Sequence[float] = array("f", output.vector.values) if kind == "vector" else output.score.values
+    if kind == "vector" and choice.dimensions and len(values) != choice.dimensions:
+        return f"a vector has {len(values)} components instead of {choice.dimensions}"
     if not is_aborted and not (values and all(map(isfinite, values))):
         return f"a {kind} has no values, or some that are not finite"
     return _prompt_problem(output.prompt, choice.prompt_tokens)

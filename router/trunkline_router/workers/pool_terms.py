@@ -1,10 +1,11 @@
 """The terms on which workers of one model must agree, and the values that apply where they may differ. Pure.
 
 A request is checked and tokenized once for all workers of its model. So the workers must agree on the task, on the
-vocabulary size and on how text becomes tokens: the most common terms apply, and workers with other terms get no
-requests until theirs are the most common. Sampling defaults, end-of-sequence tokens and the format of answers may
-differ, for example during a rolling update: the most common ones apply to requests that do not set them. Context
-lengths and KV pools may differ too, and capabilities: requests go to workers where they fit.
+vocabulary size, on how text becomes tokens, and on the prompts and dimensions of a model of vectors or scores: the most
+common terms apply, and workers with other terms get no requests until theirs are the most common. Sampling defaults,
+end-of-sequence tokens and the format of answers may differ, for example during a rolling update: the most common ones
+apply to requests that do not set them. Context lengths and KV pools may differ too, and capabilities: requests go to
+workers where they fit.
 """
 
 from collections import Counter
@@ -25,6 +26,7 @@ class Terms(NamedTuple):
     vocab_size: int
     encoding: bytes  # identifies how text becomes tokens and tokens become text
     task: "Task.ValueType" = GENERATE
+    pooling: bytes = b""  # a serialized PoolingModel: prompts, dimensions and labels
 
 
 def deviation(own: Terms, others: Terms, count: int, of: int) -> str:
@@ -35,6 +37,8 @@ def deviation(own: Terms, others: Terms, count: int, of: int) -> str:
         what = "its tokenizer produces other tokens than"
     elif own.task != others.task:
         what = f"its task is {name_of(own.task)}, not {name_of(others.task)} as"
+    elif own.pooling != others.pooling:
+        what = "its prompts, dimensions or labels differ from those"
     else:
         return ""
     return f"set aside: {what} at {count} of the model's {of} workers"

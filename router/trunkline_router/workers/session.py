@@ -76,7 +76,7 @@ class WorkerSession:
     pause (`rest`) after the previous message.
 
     vocab_size: of the worker's model; token ids are below it. most_tokens: of prompt and output together.
-    most_grammar_bytes: of grammars that the worker keeps for the session
+    most_grammar_bytes: of grammars that the worker keeps for the session. dimensions: of vectors; 0: not known
     """
 
     def __init__(
@@ -87,9 +87,10 @@ class WorkerSession:
         most_tokens: int = MAX_CONTEXT_TOKENS,
         most_grammar_bytes: int = 0,
         clock_s: Callable[[], float] = time.monotonic,
+        dimensions: int = 0,
     ) -> None:
         self._rest, self._clock_s = rest, clock_s
-        self._vocab_size, self._most_tokens = vocab_size, most_tokens
+        self._vocab_size, self._most_tokens, self._dimensions = vocab_size, most_tokens, dimensions
         self.steps = StepTimes()
         self.outputs = SessionOutputs(lambda handle: self.abort([handle]))
         self._grammars = SessionGrammars(most_grammar_bytes)
@@ -245,6 +246,7 @@ class WorkerSession:
             has_logprobs=submit.sampling.HasField("logprobs"),
             most_bytes=most_output_bytes(submit),
             whole=WHOLE_OUTPUTS.get(submit.work.output, ""),
+            dimensions=submit.work.dimensions or self._dimensions,
         )
 
     def _most_output(self, submit: Submit) -> int:

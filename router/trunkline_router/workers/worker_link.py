@@ -150,6 +150,7 @@ class WorkerLink:
             most_tokens=max_total_tokens(model),
             most_grammar_bytes=model.max_session_grammar_bytes,
             clock_s=self._context.clock_s,
+            dimensions=model.pooling.dimensions,
         )
         worker = ConnectedWorker(
             model, WorkerBlocks(self._context.index), tokenizer, session, self.breaker, self.address

@@ -12,6 +12,7 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.identity import issuer
 from trunkline.v1.generation_pb2 import Lane
 from trunkline.v1.inference_pb2 import DetokenizeRequest, ListModelsRequest, TokenizeRequest
+from trunkline.v1.worker_pb2 import Capability
 
 MINE, OTHER = "mine", "other"
 CHAT = [{"role": "user", "content": "hi"}]
@@ -23,6 +24,14 @@ WITH_MODEL: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "hi"},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [40, 41]},
+    "/v1/embeddings": {"input": "hi"},
+    "/pooling": {"input": "hi"},
+    "/classify": {"input": "hi"},
+    "/v1/rerank": {"query": "hi", "documents": ["ho"]},
+    "/rerank": {"query": "hi", "documents": ["ho"]},
+    "/v2/rerank": {"query": "hi", "documents": ["ho"]},
+    "/v1/score": {"text_1": "hi", "text_2": "ho"},
+    "/score": {"text_1": "hi", "text_2": "ho"},
 }
 
 
@@ -38,7 +47,9 @@ def metadata_of(headers: Headers) -> tuple[tuple[str, str], ...]:
 async def test_only_the_models_of_an_identity_can_be_used_or_seen(tmp_path: Path) -> None:
     keys = Keys(tmp_path / "keys.json")
     identities = both(keys, tenant="limited", models=[MINE])
-    async with router_of(keys, FakeWorker("w1", model=MINE), other := FakeWorker("w2", model=OTHER)) as router:
+    pools = [Capability.CAPABILITY_VECTORS, Capability.CAPABILITY_SCORES]
+    mine = FakeWorker("w1", model=MINE, capabilities=pools)
+    async with router_of(keys, mine, other := FakeWorker("w2", model=OTHER)) as router:
         for headers in identities:
             await assert_limited_over_grpc(router, headers)
             await assert_limited_over_http(router, headers)

@@ -58,7 +58,7 @@ def full(delay_ms: int = 500) -> RequestRefused:
 
 
 def note(recovery: Recovery, refused: RequestRefused, num_tokens: int = 0, *, can_resume: bool = True) -> None:
-    recovery.on_refusal(refused, num_tokens=num_tokens, has_output=num_tokens > 0, can_resume=can_resume)
+    recovery.on_refusal(refused, progress=num_tokens, has_output=num_tokens > 0, can_resume=can_resume)
 
 
 def test_what_another_worker_would_say_too_is_told_at_once() -> None:
@@ -109,7 +109,7 @@ def test_full_workers_end_a_new_request_but_not_one_that_has_begun() -> None:
 def test_handovers_with_progress_are_nobodys_failure() -> None:
     recovery = Recovery(FailoverLimits(max_resumptions=2))
     for tokens in range(1, 50):
-        recovery.on_refusal(LOST, num_tokens=tokens, has_output=True, can_resume=True, handed_over=True)
+        recovery.on_refusal(LOST, progress=tokens, has_output=True, can_resume=True, handed_over=True)
 
 
 def test_a_request_that_lost_nothing_does_not_wait_and_one_that_did_waits_its_patience_once() -> None:

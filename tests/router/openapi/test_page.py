@@ -22,6 +22,11 @@ from trunkline_router.record.error_statuses import TABLE, is_anthropic
 PAGE: dict[str, Any] = orjson.loads(openapi_page())
 HI = {"model": "tiny", "messages": CHAT}
 ASK = {"model": "tiny", "max_tokens": 2}
+CAPABILITIES = [
+    Capability.CAPABILITY_GRAMMARS,
+    Capability.CAPABILITY_VECTORS,
+    Capability.CAPABILITY_SCORES,
+]
 
 
 def operations() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -126,6 +131,15 @@ ANSWERED: dict[str, tuple[str, str, dict[str, Any]]] = {
         "/v1/messages",
         {**HI, "max_tokens": 2, "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
     ),
+    "embeddings": ("POST", "/v1/embeddings", {"model": "tiny", "input": ["a", "b"], "truncate_prompt_tokens": 2}),
+    "embeddings in base64": ("POST", "/v1/embeddings", {"model": "tiny", "input": "a", "encoding_format": "base64"}),
+    "pooling": ("POST", "/pooling", {"model": "tiny", "input": [[1, 2], [3]]}),
+    "reranking": ("POST", "/v1/rerank", {"model": "tiny", "query": "a", "documents": ["b", {"text": "c"}]}),
+    "short reranking": ("POST", "/rerank", {"query": "a", "documents": ["b"], "return_documents": False}),
+    "Cohere's reranking": ("POST", "/v2/rerank", {"model": "tiny", "query": "a", "documents": ["b"], "top_n": 1}),
+    "scores": ("POST", "/v1/score", {"model": "tiny", "text_1": "a", "text_2": ["b", "c"]}),
+    "short scores": ("POST", "/score", {"model": "tiny", "queries": ["a"], "documents": ["b", "c"]}),
+    "classes": ("POST", "/classify", {"model": "tiny", "input": "a"}),
     "models": ("GET", "/v1/models", {}),
     "health": ("GET", "/health", {}),
     "ready": ("GET", "/ready", {}),
@@ -148,7 +162,7 @@ async def answer(asks: OpenAiClient, method: str, url: str, path: str, body: Any
 
 
 async def test_answers_are_as_the_page_says() -> None:
-    worker = FakeWorker("w", answer=2, drains=True, capabilities=[Capability.CAPABILITY_GRAMMARS])
+    worker = FakeWorker("w", answer=2, drains=True, capabilities=CAPABILITIES)
     async with client(worker, store=new_store()) as asks:
         for method, path, body in ANSWERED.values():
             await answer(asks, method, path, path, body, 200)

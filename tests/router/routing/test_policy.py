@@ -49,6 +49,17 @@ def test_the_cost_is_the_predicted_time_to_the_first_token() -> None:
     assert candidate.cost_s == pytest.approx(sum(getattr(candidate, name) for name in Terms._fields))
 
 
+def test_the_predicted_time_of_a_request_with_several_prompts_is_that_of_all() -> None:
+    fleet = Fleet(1)
+    (worker,) = fleet.workers
+    route = fleet.route(PROMPT, beside_prompts=3, beside_tokens=3000)
+    (candidate,) = route.plan.candidates
+    assert candidate.prefill_s == pytest.approx(2 * 0.004 + 4024 * 25e-6 + (1024 * 512 + 3000 * 500) * 1e-9)
+    assert candidate.kv_wait_s == 0
+    with route.in_flight():
+        assert (worker.queued_tokens, worker.open_choices) == (4024, 1)
+
+
 @pytest.mark.parametrize(("lane", "chosen"), [(INTERACTIVE, "w1"), (STANDARD, "w1"), (BATCH, "w0")])
 def test_only_what_goes_first_counts_as_queued(lane: int, chosen: str) -> None:
     """w1 has much to do for the batch lane, w0 a little for the interactive one."""

@@ -51,6 +51,17 @@ def test_a_choice_without_tokens_may_be_aborted() -> None:
     assert not is_open
 
 
+@pytest.mark.parametrize(("asked", "num_values", "fits"), [(0, 3, True), (0, 2, False), (2, 2, True), (2, 3, False)])
+def test_a_vector_has_as_many_components_as_were_asked_for(asked: int, num_values: int, fits: bool) -> None:
+    session, heard = WorkerSession(vocab_size=50, dimensions=3), list[SequenceOutput]()
+    work = Work(output=VECTOR, dimensions=asked)
+    (handle,) = session.submit(
+        [Submit(prompt_token_ids=[1], sampling=SamplingParams(max_tokens=0), work=work)], [heard.append]
+    )
+    session.outputs.hand_out_all([SequenceOutput(handle=handle, vector=vector(*[1.0] * num_values))])
+    assert [output.HasField("error") for output in heard] == [not fits]
+
+
 @pytest.mark.parametrize("kind", [TOKENS, VECTOR, SCORE])
 @pytest.mark.parametrize("choice", [0, 1])
 def test_what_only_a_newer_router_understands_is_passed_over(kind: "OutputKind.ValueType", choice: int) -> None:

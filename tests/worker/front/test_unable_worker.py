@@ -32,7 +32,7 @@ from trunkline_runtime.channel import open_channel
 ASKED: dict[str, dict[str, Any]] = {
     "adapter": {"work": Work(adapter=Adapter(id="a", version="1"))},
     "grammar": {"work": Work(grammar=Grammar(kind=GrammarKind.GRAMMAR_KIND_REGEX, text="a"))},
-    "output": {
+    "model": {
         "work": Work(output=OutputKind.OUTPUT_KIND_VECTOR),
         "sampling": SamplingParams(seed=1, max_tokens=0),
     },

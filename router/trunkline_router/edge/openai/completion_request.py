@@ -19,14 +19,6 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 IDS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _SOME_IDS_SCHEMA = {**IDS_SCHEMA, "minItems": 1}
-_PROMPT_SCHEMA = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_PROMPTS},
-        _SOME_IDS_SCHEMA,
-        {"type": "array", "items": _SOME_IDS_SCHEMA, "minItems": 1, "maxItems": MAX_PROMPTS},
-    ]
-}
 COMPLETION_NAMES = prompt_named("prompt")
 ECHO_NAMES = prompt_named("prompt", prompt_logprobs="logprobs")
 
@@ -34,12 +26,35 @@ GivenPrompt = str | list[Any]  # a text, or token ids as JSON has them
 Prompt = Union[str, "array[int]"]
 
 
+def prompts_schema(most: int) -> dict[str, Any]:
+    """The schema of a field that given_prompts() reads."""
+    many = {"type": "array", "minItems": 1, "maxItems": most}
+    texts, lists = {**many, "items": {"type": "string"}}, {**many, "items": _SOME_IDS_SCHEMA}
+    return {"anyOf": [{"type": "string"}, texts, _SOME_IDS_SCHEMA, lists]}
+
+
+def given_prompts(given: Any, field: str, most: int) -> list[GivenPrompt]:
+    """Returns the prompts of a field, each a text or token ids, of which the first alone is checked. Raises
+    RequestRefused (INVALID_REQUEST)."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, list) and given:
+        if type(given[0]) is int:
+            return [given]
+        if len(given) > most:
+            raise invalid(field, f"{len(given)} prompts are more than {most}")
+        kinds = set(map(type, given))
+        if kinds == {str} or (kinds == {list} and all(item and type(item[0]) is int for item in given)):
+            return given
+    raise invalid(field, "must be a string, a list of strings, token ids, or a list of lists of token ids")
+
+
 class CompletionRequest(GenerationFields):
     """Prompts to continue."""
 
     model: ModelName
     # Checked by prompts(): pydantic would try every alternative on long lists.
-    prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)]
+    prompt: Annotated[Any, WithJsonSchema(prompts_schema(MAX_PROMPTS))]
     max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     echo: bool | None = None
     logprobs: TopLogprobs | None = None
@@ -73,20 +88,8 @@ class CompletionRequest(GenerationFields):
         return self.prompt_logprobs
 
     def prompts(self) -> list[GivenPrompt]:
-        """Returns the prompts, each a text or token ids, of which the first alone is checked. Raises RequestRefused
-        (INVALID_REQUEST)."""
-        prompt = self.prompt
-        if isinstance(prompt, str):
-            return [prompt]
-        if isinstance(prompt, list) and prompt:
-            if type(prompt[0]) is int:
-                return [prompt]
-            if len(prompt) > MAX_PROMPTS:
-                raise invalid("prompt", f"{len(prompt)} prompts are more than {MAX_PROMPTS}")
-            kinds = set(map(type, prompt))
-            if kinds == {str} or (kinds == {list} and all(item and type(item[0]) is int for item in prompt)):
-                return prompt
-        raise invalid("prompt", "must be a string, a list of strings, token ids, or a list of lists of token ids")
+        """Returns the prompts. Raises RequestRefused (INVALID_REQUEST)."""
+        return given_prompts(self.prompt, "prompt", MAX_PROMPTS)
 
     def sampling_params(self) -> SamplingParams:
         """Returns the parameters, which are the same for all prompts. One token is computed even if none is wanted, and

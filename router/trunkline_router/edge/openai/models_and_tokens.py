@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar
 import orjson
 from pydantic import WithJsonSchema
 
+from trunkline.capabilities import name_of
 from trunkline.status import CODE_NOT_FOUND, MODEL_NOT_FOUND, RequestRefused, invalid
 from trunkline.v1.inference_pb2 import TokenizeRequest
 from trunkline.validation import max_total_tokens
@@ -57,6 +58,7 @@ def _model(name: str, pool: Pool) -> dict[str, Any]:
         "root": pool.name,  # the model, if the name is an alias of it
         "parent": None,
         "max_model_len": max_total_tokens(pool.limits),
+        "task": name_of(pool.task),
         "type": "model",
         "display_name": name,
         "created_at": datetime.fromtimestamp(CREATED_S, UTC).isoformat().replace("+00:00", "Z"),

@@ -136,6 +136,7 @@ OPENAI: dict[str, Shape] = {
             "created": int,
             "created_at": Schema(type="string", format="date-time"),
             "max_model_len": described(int, "most tokens of prompt and output together"),
+            "task": ("generate", "embed", "score"),
             "parent": None,
         },
         "what OpenAI's, Anthropic's and vLLM's clients read; workers do not tell when a model was made",
@@ -150,6 +151,47 @@ OPENAI: dict[str, Shape] = {
     "Text": {"prompt": str},
     "Status": {"status": str},
     "Version": {"version": str},
+}
+
+# Vectors and scores
+POOLED_USAGE = {
+    "prompt_tokens total_tokens": int,
+    "completion_tokens": (0,),
+    "prompt_tokens_details?": {"cached_tokens": int},
+    "truncated_tokens?": described(int, "tokens that were cut off all inputs together"),
+}
+RANKED = {"index": int, "relevance_score": float}
+POOLED_LIST = {"id model": str, "object": ("list",), "created": int, "usage": POOLED_USAGE}
+VALUES = Schema(
+    type=["array", "string"], items=schema_of(float), description="numbers, or with base64 their bytes as float32"
+)
+POOLING: dict[str, Shape] = {
+    "Embeddings": {
+        "object": ("list",),
+        "model": str,
+        "data": [{"object": ("embedding",), "index": int, "embedding": VALUES}],
+        "usage": POOLED_USAGE,
+    },
+    "PooledValues": {**POOLED_LIST, "data": [{"index": int, "object": ("pooling",), "data": VALUES}]},
+    "Scores": {**POOLED_LIST, "data": [{"index": int, "object": ("score",), "score": float}]},
+    "Classes": {
+        **POOLED_LIST,
+        "data": [{"index num_classes": int, "label": nullable(str), "probs": [float]}],
+    },
+    "Reranking": {
+        "id model": str,
+        "usage": POOLED_USAGE,
+        "results": [{**RANKED, "document?": {"text": str}}],
+    },
+    "CohereReranking": {
+        "id": str,
+        "results": [{**RANKED, "document?": {"text": str}}],
+        "meta": {
+            "api_version": {"version": str},
+            "billed_units": {"search_units": int},
+            "tokens": {"input_tokens output_tokens": int},
+        },
+    },
 }
 
 # /v1/responses
@@ -295,4 +337,4 @@ FLEET: dict[str, Shape] = {
 }
 del FLEET["RequestStory"]["summary"]
 
-SCHEMAS = {name: schema_of(shape) for name, shape in {**OPENAI, **RESPONSES, **MESSAGES, **FLEET}.items()}
+SCHEMAS = {name: schema_of(shape) for name, shape in {**OPENAI, **POOLING, **RESPONSES, **MESSAGES, **FLEET}.items()}

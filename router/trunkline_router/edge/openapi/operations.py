@@ -24,6 +24,13 @@ from trunkline_router.edge.openai.chat import ChatRequest
 from trunkline_router.edge.openai.completion_request import CompletionRequest
 from trunkline_router.edge.openai.models_and_tokens import DetokenizeBody, TokenizeBody
 from trunkline_router.edge.openapi.answer_schemas import Shape
+from trunkline_router.edge.pooling.pooling_fields import (
+    ClassifyRequest,
+    CohereRerankRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreBody,
+)
 from trunkline_router.edge.request_fields import Fields
 from trunkline_router.edge.responses.response_request import ResponseRequest
 from trunkline_router.record.error_statuses import PAGE_FILE_NOT_FOUND, PREVIOUS_RESPONSE_NOT_FOUND, RESPONSE_NOT_FOUND
@@ -62,6 +69,7 @@ class Operation:
 
 _TENANT = {("query", "tenant"): ("only requests of this tenant", str)}
 _WORKER = {("path", "worker"): ("its name, or host:port", str)}
+_SORTS, _SCORES = "Sorts documents by their relevance for a query.", "Scores pairs of texts."
 _RESPONSE = {("path", "response"): ("the id of a stored response", str)}
 
 OPERATIONS: Mapping[str, Operation] = {
@@ -108,6 +116,19 @@ OPERATIONS: Mapping[str, Operation] = {
         COUNTED,
         CountRequest,
     ),
+    "POST /v1/embeddings": Operation("Returns vectors of inputs.", "Embeddings", GENERATED, EmbeddingRequest),
+    "POST /v1/rerank": Operation(_SORTS, "Reranking", GENERATED, RerankRequest),
+    "POST /rerank": Operation(_SORTS, "Reranking", GENERATED, RerankRequest),
+    "POST /v2/rerank": Operation(
+        "Sorts documents by their relevance for a query, in Cohere's shape.",
+        "CohereReranking",
+        GENERATED,
+        CohereRerankRequest,
+    ),
+    "POST /v1/score": Operation(_SCORES, "Scores", GENERATED, ScoreBody),
+    "POST /score": Operation(_SCORES, "Scores", GENERATED, ScoreBody),
+    "POST /pooling": Operation("Returns vectors or scores of inputs.", "PooledValues", GENERATED, EmbeddingRequest),
+    "POST /classify": Operation("Returns probabilities of classes.", "Classes", GENERATED, ClassifyRequest),
     "POST /tokenize": Operation("Returns the tokens of a text or a conversation.", "Tokens", COUNTED, TokenizeBody),
     "POST /detokenize": Operation("Returns the text of tokens.", "Text", COUNTED, DetokenizeBody),
     "GET /fleet/events": Operation(

@@ -232,6 +232,8 @@ class GenAiMetrics(SeriesGroup):
         if ttft_s is None or not is_ok:
             return
         self._first_token.of(*common).add_traced(ttft_s, trace_id, unix_s)
+        if record.inputs:
+            return
         per_choice = record.completion_tokens / record.choices
         if per_choice > 1:
             self._per_token.of(*common).add_traced((duration_s - ttft_s) / (per_choice - 1), trace_id, unix_s)

@@ -42,6 +42,7 @@ def summary_of(request: ShownRequest, viewer: Viewer) -> RequestSummary:
         reasoning_tokens=record.reasoning_tokens,
         tool_calls=record.tool_calls,
         choices=record.choices,
+        inputs=record.inputs,
         ttft_s=record.ttft_s,
         e2e_s=request.end_s - record.started_s,
         cause=request.cause,

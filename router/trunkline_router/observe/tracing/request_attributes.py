@@ -93,6 +93,7 @@ def _own(record: RequestRecord, kept: Sequence[str]) -> Attributes:
         "trunkline.grants": record.grants or None,
         "trunkline.resumptions": record.resumptions or None,
         "trunkline.choices": record.choices or None,
+        "trunkline.inputs": record.inputs or None,
         "trunkline.cause": cause or None,
         "trunkline.queue_cause": queue_cause or None,
         "trunkline.prompt_tokens": record.prompt_tokens if has_choices else None,

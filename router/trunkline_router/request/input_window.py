@@ -1,0 +1,61 @@
+"""Which inputs of a request for vectors or scores are at its worker. Pure."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from trunkline.ledger import AnswerLedger, Ledger
+
+MOST_AT_WORKER = 256  # enough for the steps to come
+QUEUE_SHARE = 0.5  # of the choices that may wait at a worker: other requests come as well
+SENT_SHARE = 0.25  # of the inputs that may be at a worker are sent at once, so that they share messages
+
+
+class InputWindow:
+    """Which inputs of a request are at its worker: not more at a time than its next steps need, so that a large request
+    neither fills the worker's queue nor waits for a client that reads slowly with all of its output. If a worker is
+    full all the same, half as many are sent to the next one.
+
+    After a worker's death in a step of the request, the inputs that were at it are sent one by one: each proves
+    harmless when it is answered, and one that kills another worker is known.
+    """
+
+    def __init__(self) -> None:
+        self._unsent: Iterator[tuple[int, Ledger]] = iter(())
+        self._num_unsent = 0
+        self._most = MOST_AT_WORKER
+        self._last_suspect = -1  # inputs up to this one, as far as they are not answered, are suspects
+
+    def begin(
+        self, unfinished: Sequence[tuple[int, Ledger]], most_waiting: int, *, one_by_one: bool
+    ) -> list[tuple[int, Ledger]]:
+        """Begins an attempt. Returns the choices to send first.
+
+        most_waiting: choices that may wait at the worker; 0: it does not say
+        """
+        self._unsent, self._num_unsent = iter(unfinished), len(unfinished)
+        if most_waiting:
+            self._most = min(self._most, max(1, int(QUEUE_SHARE * most_waiting)))
+        return self.next(self._num_unsent, one_by_one=one_by_one)
+
+    def next(self, num_unfinished: int, *, one_by_one: bool) -> list[tuple[int, Ledger]]:
+        """Returns the choices to send now, perhaps none.  num_unfinished: in all, sent or not"""
+        most = 1 if one_by_one else self._most
+        room = most - (num_unfinished - self._num_unsent)
+        if room < max(1, SENT_SHARE * most):
+            return []
+        sent = list(islice(self._unsent, room))
+        self._num_unsent -= len(sent)
+        return sent
+
+    def was_refused(self) -> None:
+        """The worker is full."""
+        self._most = max(1, self._most // 2)
+
+    def suspect(self, answer: AnswerLedger) -> None:
+        """A worker has died: the inputs that were at it are suspects."""
+        at_worker = list(islice(answer.unfinished(), answer.num_unfinished - self._num_unsent))
+        self._last_suspect = max([self._last_suspect, *(index for index, _ in at_worker)])
+
+    def has_suspects(self, answer: AnswerLedger) -> bool:
+        first = next(answer.unfinished(), None)
+        return first is not None and first[0] <= self._last_suspect
