@@ -79,7 +79,8 @@ def check_able(submit: Submit, capabilities: Capabilities) -> None:
 
 
 def _check_known(work: Work) -> None:
-    """Raises RequestRefused (INVALID_REQUEST) if a newer router asks for work of which this version knows nothing."""
+    """Raises RequestRefused (INVALID_REQUEST) if a newer router asks for work of which this version knows nothing, or a
+    field does not belong to the kind of output."""
     known = Work()
     known.CopyFrom(work)
     known.DiscardUnknownFields()
@@ -87,6 +88,10 @@ def _check_known(work: Work) -> None:
         raise invalid("work", "has fields that this worker does not know")
     if work.output not in OutputKind.values():
         raise invalid("output", f"{work.output} is no kind of output that this worker knows")
+    if work.dimensions and work.output != OutputKind.OUTPUT_KIND_VECTOR:
+        raise invalid("dimensions", "only a vector has them")
+    if work.raw and work.output not in _OF_OUTPUT:
+        raise invalid("raw", "only a vector or a score may be raw")
 
 
 def unable(missing: Needs, who_lacks: str) -> RequestRefused:

@@ -8,7 +8,7 @@ from trunkline.names import grammar_kind_name, lane_name
 from trunkline.sampling_params import TABLE
 from trunkline.status import context_exceeded, deadline_exceeded, invalid
 from trunkline.v1.generation_pb2 import Lane, SamplingParams
-from trunkline.v1.worker_pb2 import GetModelResponse, Grammar, GrammarKind, OutputKind, Submit
+from trunkline.v1.worker_pb2 import GetModelResponse, Grammar, GrammarKind, OutputKind, PoolingModel, Submit
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024
@@ -168,10 +168,22 @@ def _validate_num_tokens(params: SamplingParams, output: "OutputKind.ValueType",
         raise invalid(f"{prefix}.min_tokens", f"{params.min_tokens} is more than max_tokens {params.max_tokens}")
 
 
+def check_dimensions(dimensions: int, model: PoolingModel) -> None:
+    """Raises RequestRefused (INVALID_REQUEST) unless the model offers vectors of so many components; 0: all."""
+    most = model.dimensions
+    if dimensions in (0, most, *model.offered_dimensions) or (model.any_dimensions and 0 < dimensions < most):
+        return
+    others = ", ".join(map(str, model.offered_dimensions))
+    offered = f"1 to {most}" if model.any_dimensions else f"{others} and {most}" if others else f"{most} alone"
+    raise invalid("dimensions", f"{dimensions} is not offered by this model, which has {offered}")
+
+
 def validate_submit(submit: Submit, model: GetModelResponse, capabilities: Capabilities) -> None:
     """What a worker checks, because a router is trusted no more than a client. Raises RequestRefused, with the reason
     from the error table, if the submit is invalid, asks for what the worker cannot do, or its timeout has passed."""
     check_able(submit, capabilities)
+    if submit.work.dimensions:
+        check_dimensions(submit.work.dimensions, model.pooling)
     if not submit.prompt_token_ids:
         raise invalid("prompt_token_ids", "the prompt is empty")
     validate_token_ids(submit.prompt_token_ids, vocab_size=model.vocab_size, field="prompt_token_ids")

@@ -88,6 +88,16 @@ def test_a_plain_generation_needs_nothing_and_every_generating_worker_takes_it()
     check_able(Submit(sampling=SamplingParams(max_tokens=3), hand_over_after=0), PLAIN)
 
 
+@pytest.mark.parametrize(
+    "work", [Work(dimensions=4), Work(raw=True), Work(dimensions=4, output=OutputKind.OUTPUT_KIND_SCORE)]
+)
+def test_a_field_of_another_kind_of_output_is_refused_by_every_worker(work: Work) -> None:
+    field = next(each.name for each, _ in work.ListFields() if each.name != "output")
+    everything = Capabilities(Task.TASK_EMBED, frozenset(Capability.values()))
+    assert refused(Submit(work=work), everything).field == field
+    check_able(Submit(work=Work(dimensions=4, raw=True, output=OutputKind.OUTPUT_KIND_VECTOR)), everything)
+
+
 @pytest.mark.parametrize("task", [Task.TASK_EMBED, Task.TASK_SCORE])
 def test_a_model_for_another_task_does_not_generate(task: "Task.ValueType") -> None:
     can = Capabilities(task, frozenset({Capability.CAPABILITY_VECTORS}))

@@ -7,8 +7,14 @@ import pytest
 
 from trunkline.status import CODE_INVALID_ARGUMENT, RequestRefused
 from trunkline.v1.generation_pb2 import RequestError, SamplingParams
-from trunkline.v1.worker_pb2 import OutputKind
-from trunkline.validation import check_length, check_prompt_logprobs, validate_sampling, validate_token_ids
+from trunkline.v1.worker_pb2 import OutputKind, PoolingModel
+from trunkline.validation import (
+    check_dimensions,
+    check_length,
+    check_prompt_logprobs,
+    validate_sampling,
+    validate_token_ids,
+)
 
 BAD = [
     ({"temperature": -0.1}, "sampling.temperature"),
@@ -128,6 +134,19 @@ def test_a_prompt_without_output_tokens_may_fill_the_context() -> None:
     check_length(10, 0, context_length=10, capacity=64)
     with pytest.raises(RequestRefused, match="too long: 11 tokens > 10 maximum"):
         check_length(11, 0, context_length=10, capacity=64)
+
+
+def test_dimensions_that_a_model_does_not_offer_are_refused_with_those_that_it_does() -> None:
+    check_dimensions(0, whole := PoolingModel(dimensions=8))
+    check_dimensions(8, whole)
+    with pytest.raises(RequestRefused, match="has 8 alone"):
+        check_dimensions(4, whole)
+    check_dimensions(2, some := PoolingModel(dimensions=8, offered_dimensions=[2, 4]))
+    with pytest.raises(RequestRefused, match="has 2, 4 and 8"):
+        check_dimensions(3, some)
+    check_dimensions(1, every := PoolingModel(dimensions=8, any_dimensions=True))
+    with pytest.raises(RequestRefused, match="has 1 to 8"):
+        check_dimensions(9, every)
 
 
 def test_a_refusal_survives_the_wire() -> None:

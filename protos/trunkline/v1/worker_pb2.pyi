@@ -201,6 +201,38 @@ CAPABILITY_HAND_OVER: Capability.ValueType  # 7
 """Hands choices over: Submit.hand_over_after."""
 Global___Capability: _TypeAlias = Capability  # noqa: Y015
 
+class _PoolingActivation:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PoolingActivationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PoolingActivation.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    POOLING_ACTIVATION_UNSPECIFIED: _PoolingActivation.ValueType  # 0
+    """Unspecified: treated as POOLING_ACTIVATION_NONE."""
+    POOLING_ACTIVATION_NONE: _PoolingActivation.ValueType  # 1
+    """The values are the output."""
+    POOLING_ACTIVATION_NORMALIZE: _PoolingActivation.ValueType  # 2
+    """A vector, cut to its dimensions, is scaled to length 1."""
+    POOLING_ACTIVATION_SIGMOID: _PoolingActivation.ValueType  # 3
+    """Each value becomes a probability of its own."""
+    POOLING_ACTIVATION_SOFTMAX: _PoolingActivation.ValueType  # 4
+    """The values become probabilities that add up to 1."""
+
+class PoolingActivation(_PoolingActivation, metaclass=_PoolingActivationEnumTypeWrapper):
+    """The last step from what a model computes to its output."""
+
+POOLING_ACTIVATION_UNSPECIFIED: PoolingActivation.ValueType  # 0
+"""Unspecified: treated as POOLING_ACTIVATION_NONE."""
+POOLING_ACTIVATION_NONE: PoolingActivation.ValueType  # 1
+"""The values are the output."""
+POOLING_ACTIVATION_NORMALIZE: PoolingActivation.ValueType  # 2
+"""A vector, cut to its dimensions, is scaled to length 1."""
+POOLING_ACTIVATION_SIGMOID: PoolingActivation.ValueType  # 3
+"""Each value becomes a probability of its own."""
+POOLING_ACTIVATION_SOFTMAX: PoolingActivation.ValueType  # 4
+"""The values become probabilities that add up to 1."""
+Global___PoolingActivation: _TypeAlias = PoolingActivation  # noqa: Y015
+
 @_typing.final
 class Submit(_message.Message):
     """One choice of one request."""
@@ -319,8 +351,16 @@ class Work(_message.Message):
     OUTPUT_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    RAW_FIELD_NUMBER: _builtins.int
     output: Global___OutputKind.ValueType
     """What the output is."""
+    dimensions: _builtins.int
+    """Of a vector: only its first components, as many as this; 0: all. PoolingModel says which numbers are offered. Part
+    of CAPABILITY_VECTORS.
+    """
+    raw: _builtins.bool
+    """Leaves out PoolingModel.activation. Part of CAPABILITY_VECTORS and CAPABILITY_SCORES."""
     @_builtins.property
     def adapter(self) -> Global___Adapter:
         """Further weights. Needs CAPABILITY_ADAPTERS."""
@@ -337,10 +377,12 @@ class Work(_message.Message):
         output: Global___OutputKind.ValueType = ...,
         adapter: Global___Adapter | None = ...,
         grammar: Global___Grammar | None = ...,
+        dimensions: _builtins.int = ...,
+        raw: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "grammar", b"grammar"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "grammar", b"grammar", "output", b"output"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "dimensions", b"dimensions", "grammar", b"grammar", "output", b"output", "raw", b"raw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1535,6 +1577,7 @@ class GetModelResponse(_message.Message):
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     MAX_SESSION_GRAMMAR_BYTES_FIELD_NUMBER: _builtins.int
     ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """The served model's name, as requests give it."""
     worker_id: _builtins.str
@@ -1638,6 +1681,10 @@ class GetModelResponse(_message.Message):
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[Global___Capability.ValueType]:
         """What the worker can do. Routers skip values that they do not know."""
 
+    @_builtins.property
+    def pooling(self) -> Global___PoolingModel:
+        """Of TASK_EMBED and TASK_SCORE: what the model's inputs and outputs are."""
+
     def __init__(
         self,
         *,
@@ -1679,14 +1726,99 @@ class GetModelResponse(_message.Message):
         capabilities: _abc.Iterable[Global___Capability.ValueType] | None = ...,
         max_session_grammar_bytes: _builtins.int = ...,
         answer_format: _builtins.str = ...,
+        pooling: Global___PoolingModel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["default_sampling", b"default_sampling", "pooling", b"pooling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "aging_s", b"aging_s", "answer_format", b"answer_format", "architecture", b"architecture", "batch_size", b"batch_size", "batch_window_ms", b"batch_window_ms", "batching", b"batching", "block_size", b"block_size", "capabilities", b"capabilities", "context_length", b"context_length", "default_sampling", b"default_sampling", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "grant_key_ids", b"grant_key_ids", "interactive_reserve", b"interactive_reserve", "itl_target_ms", b"itl_target_ms", "kv_blocks", b"kv_blocks", "kv_memory_fraction", b"kv_memory_fraction", "kv_token_capacity", b"kv_token_capacity", "max_running_requests", b"max_running_requests", "max_session_grammar_bytes", b"max_session_grammar_bytes", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "min_router_protocol", b"min_router_protocol", "model", b"model", "price_per_hour", b"price_per_hour", "protocol_version", b"protocol_version", "run_ahead", b"run_ahead", "start_up_s", b"start_up_s", "task", b"task", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admission", b"admission", "aging_s", b"aging_s", "answer_format", b"answer_format", "architecture", b"architecture", "batch_size", b"batch_size", "batch_window_ms", b"batch_window_ms", "batching", b"batching", "block_size", b"block_size", "capabilities", b"capabilities", "context_length", b"context_length", "default_sampling", b"default_sampling", "deterministic", b"deterministic", "device", b"device", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "epoch", b"epoch", "fingerprint", b"fingerprint", "grant_key_ids", b"grant_key_ids", "interactive_reserve", b"interactive_reserve", "itl_target_ms", b"itl_target_ms", "kv_blocks", b"kv_blocks", "kv_memory_fraction", b"kv_memory_fraction", "kv_token_capacity", b"kv_token_capacity", "max_running_requests", b"max_running_requests", "max_session_grammar_bytes", b"max_session_grammar_bytes", "max_step_tokens", b"max_step_tokens", "max_waiting_requests", b"max_waiting_requests", "max_waiting_tokens", b"max_waiting_tokens", "min_router_protocol", b"min_router_protocol", "model", b"model", "pooling", b"pooling", "price_per_hour", b"price_per_hour", "protocol_version", b"protocol_version", "run_ahead", b"run_ahead", "start_up_s", b"start_up_s", "task", b"task", "tokenizer_digest", b"tokenizer_digest", "vocab_size", b"vocab_size", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
+
+@_typing.final
+class PoolingModel(_message.Message):
+    """A model whose output for a prompt is a vector or a score. Special tokens, such as [CLS] and [SEP], are those that the
+    tokenizer itself adds to a text or a pair of texts.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class PromptsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    OFFERED_DIMENSIONS_FIELD_NUMBER: _builtins.int
+    ANY_DIMENSIONS_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    DEFAULT_PROMPT_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    PAIR_TEMPLATE_FIELD_NUMBER: _builtins.int
+    DEFAULT_INSTRUCTION_FIELD_NUMBER: _builtins.int
+    ACTIVATION_FIELD_NUMBER: _builtins.int
+    dimensions: _builtins.int
+    """Components of a vector. 0 with TASK_SCORE."""
+    any_dimensions: _builtins.bool
+    """Work.dimensions may ask for any number up to `dimensions`."""
+    default_prompt: _builtins.str
+    """The name of the prompt of an input that names none. Empty: such an input has no prompt."""
+    pair_template: _builtins.str
+    """How a query and a document become one text: {instruction}, {query} and {document} stand for the parts. The
+    tokenizer adds no special tokens to it. Empty: they are a pair of texts for the tokenizer.
+    """
+    default_instruction: _builtins.str
+    """The {instruction} of a request that has none."""
+    activation: Global___PoolingActivation.ValueType
+    """What the worker does last, unless Work.raw is set."""
+    @_builtins.property
+    def offered_dimensions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The smaller numbers of components that Work.dimensions may ask for, in ascending order."""
+
+    @_builtins.property
+    def prompts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Texts to put before an input, by name: for queries and documents, or for tasks."""
+
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the values of a score, in their order: one for a model that ranks. Empty with TASK_EMBED."""
+
+    def __init__(
+        self,
+        *,
+        dimensions: _builtins.int = ...,
+        offered_dimensions: _abc.Iterable[_builtins.int] | None = ...,
+        any_dimensions: _builtins.bool = ...,
+        prompts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        default_prompt: _builtins.str = ...,
+        labels: _abc.Iterable[_builtins.str] | None = ...,
+        pair_template: _builtins.str = ...,
+        default_instruction: _builtins.str = ...,
+        activation: Global___PoolingActivation.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "any_dimensions", b"any_dimensions", "default_instruction", b"default_instruction", "default_prompt", b"default_prompt", "dimensions", b"dimensions", "labels", b"labels", "offered_dimensions", b"offered_dimensions", "pair_template", b"pair_template", "prompts", b"prompts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoolingModel: _TypeAlias = PoolingModel  # noqa: Y015
 
 @_typing.final
 class GetTokenizerRequest(_message.Message):
