@@ -187,6 +187,8 @@ def validate_submit(submit: Submit, model: GetModelResponse, capabilities: Capab
     if not submit.prompt_token_ids:
         raise invalid("prompt_token_ids", "the prompt is empty")
     validate_token_ids(submit.prompt_token_ids, vocab_size=model.vocab_size, field="prompt_token_ids")
+    if submit.first_segment_tokens > len(submit.prompt_token_ids):
+        raise invalid("first_segment_tokens", "the prompt has fewer tokens")
     validate_scheduling(submit.lane, submit.tenant, submit.tenant_weight)
     validate_sampling(
         submit.sampling,

@@ -257,6 +257,7 @@ class Submit(_message.Message):
     WORK_FIELD_NUMBER: _builtins.int
     BLOCK_SOURCES_FIELD_NUMBER: _builtins.int
     HAND_OVER_AFTER_FIELD_NUMBER: _builtins.int
+    FIRST_SEGMENT_TOKENS_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """Names the choice on this session. The caller chooses it, unique among its unfinished choices."""
     request_id: _builtins.str
@@ -284,6 +285,10 @@ class Submit(_message.Message):
     hand_over_after: _builtins.int
     """The worker ends the choice after this many output tokens of its own, as SequenceOutput.handed_over says, and the
     router continues it on another worker. Needs CAPABILITY_HAND_OVER. 0: it is not handed over.
+    """
+    first_segment_tokens: _builtins.int
+    """Of a prompt that the tokenizer made of a pair of texts: the tokens of its first segment, whose token types are 0,
+    such as "[CLS] query [SEP]". The types of the others are 1. 0: all types are 0. Part of CAPABILITY_SCORES.
     """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -330,10 +335,11 @@ class Submit(_message.Message):
         work: Global___Work | None = ...,
         block_sources: _abc.Iterable[Global___BlockSource] | None = ...,
         hand_over_after: _builtins.int = ...,
+        first_segment_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["resume", b"resume", "sampling", b"sampling", "timeout", b"timeout", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_sources", b"block_sources", "cache_salt", b"cache_salt", "choice", b"choice", "hand_over_after", b"hand_over_after", "handle", b"handle", "lane", b"lane", "prompt_token_ids", b"prompt_token_ids", "report_session", b"report_session", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "suspect", b"suspect", "tenant", b"tenant", "tenant_weight", b"tenant_weight", "timeout", b"timeout", "traceparent", b"traceparent", "tracestate", b"tracestate", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_sources", b"block_sources", "cache_salt", b"cache_salt", "choice", b"choice", "first_segment_tokens", b"first_segment_tokens", "hand_over_after", b"hand_over_after", "handle", b"handle", "lane", b"lane", "prompt_token_ids", b"prompt_token_ids", "report_session", b"report_session", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling", "suspect", b"suspect", "tenant", b"tenant", "tenant_weight", b"tenant_weight", "timeout", b"timeout", "traceparent", b"traceparent", "tracestate", b"tracestate", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
