@@ -73,6 +73,8 @@ def check_able(submit: Submit, capabilities: Capabilities) -> None:
         needs |= {Capability.CAPABILITY_FETCH}
     if submit.hand_over_after:
         needs |= {Capability.CAPABILITY_HAND_OVER}
+    if submit.first_segment_tokens and submit.work.output not in _OF_OUTPUT:
+        raise invalid("first_segment_tokens", "only the prompt of a vector or a score has segments")
     if not capabilities.can(needs):
         raise unable(needs - capabilities.supported, "this worker does not have")
     check_task(capabilities.task, submit.work)
