@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 VOCAB = 97
 PAD = 1
@@ -104,3 +106,9 @@ def write_modules(
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     return weights
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Writes a tokenizer of words "w5", "w6" and so on, whose ids are their numbers."""
+    words = {f"w{token_id}": token_id for token_id in range(VOCAB)}
+    Tokenizer(WordLevel(words, unk_token="w0")).save(str(folder / "tokenizer.json"))

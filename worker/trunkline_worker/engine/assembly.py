@@ -26,7 +26,8 @@ from trunkline_worker.link.channel import shared_file
 from trunkline_worker.model.checkpoint.gguf_file import is_gguf
 from trunkline_worker.model.checkpoint.model_file import read_file
 from trunkline_worker.model.checkpoint.refusals import ModelError
-from trunkline_worker.model.encoders.encoder_loading import PooledEncoder, load_encoder
+from trunkline_worker.model.encoders.encoder_config import PooledEncoder
+from trunkline_worker.model.encoders.encoder_loading import load_encoder
 from trunkline_worker.model.kv_budget import check_block_count, kv_block_count, usable_bytes
 from trunkline_worker.model.loading import LoadedModel, load_model
 from trunkline_worker.scheduler.scheduler import Scheduler
@@ -47,7 +48,6 @@ def assemble(
     report: called with the progress; gpu_name: as torch reports it
     """
     directory = Path(settings.model)
-    report(f"loading {directory.name} onto {device.type}")
     pooled = pooled_model(
         directory,
         ModelTask(settings.task),

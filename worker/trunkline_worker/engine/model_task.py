@@ -8,8 +8,7 @@ from typing import Any
 from trunkline_worker.model.checkpoint.entries import Entries, without
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.config_json import parse_spec, read_config
-from trunkline_worker.model.encoders.encoder_config import family_of, parse_encoder
-from trunkline_worker.model.encoders.encoder_loading import PooledEncoder
+from trunkline_worker.model.encoders.encoder_config import PooledEncoder, family_of, parse_encoder
 from trunkline_worker.model.pooling.classifier import classifier_of
 from trunkline_worker.model.pooling.pooled_decoder import LAST_TOKEN, PooledDecoder, answer_tokens, with_template
 from trunkline_worker.model.pooling.pooling_spec import PoolingSpec

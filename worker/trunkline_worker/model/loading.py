@@ -22,6 +22,7 @@ from trunkline_worker.model.checkpoint.weight_stream import WeightStream
 from trunkline_worker.model.config_json import read_spec
 from trunkline_worker.model.cpu_decoder import CpuDecoder, cpu_decoder
 from trunkline_worker.model.decoder import Decoder
+from trunkline_worker.model.pooling.head_reading import head_tensors, read_head
 from trunkline_worker.model.pooling.pooled_decoder import PooledDecoder
 from trunkline_worker.model.pooling.pooling_head import PoolingHead
 from trunkline_worker.model.pooling.pooling_spec import PoolingSpec
@@ -154,10 +155,11 @@ def load_model(
             read_part=PartReader(checkpoint, schemes, kept=kept, keeps_blocks=keeps_blocks, dtype=kind)
             if checkpoint
             else never_quantized,
-            left=None if pooled is None else pooled.head_tensors,
+            left=None if pooled is None else head_tensors(pooled.pooling),
         )  # fmt: skip
-        head = None if pooled is None else pooled.read_head(checkpoint, weights.embedding)
-        if head is not None:
+        head = None
+        if pooled is not None:
+            head = read_head(pooled.pooling, checkpoint, weights.embedding, is_tied=spec.tie_word_embeddings)
             weights = replace(weights, head=Linear(weights.embedding[:1], None))  # not to be packed for no use
         read_bytes, kinds = weight_bytes(weights), quantized_kinds(weights)
         decoder: Decoder | CpuDecoder | GpuDecoder

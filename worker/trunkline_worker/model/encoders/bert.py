@@ -6,8 +6,13 @@ from trunkline_worker.model.architectures.decoder_spec import LinearSpec
 from trunkline_worker.model.architectures.rope_scaling import MOST_CONTEXT
 from trunkline_worker.model.checkpoint.entries import Entries
 from trunkline_worker.model.checkpoint.refusals import ModelError
-from trunkline_worker.model.encoders.encoder import ACTIVATIONS
-from trunkline_worker.model.encoders.encoder_spec import EmbeddingSpec, EncoderLayerSpec, EncoderSizes, EncoderSpec
+from trunkline_worker.model.encoders.encoder_spec import (
+    ACTIVATIONS,
+    EmbeddingSpec,
+    EncoderLayerSpec,
+    EncoderSizes,
+    EncoderSpec,
+)
 
 MOST_TYPES = 1 << 10
 LEAST_CONTEXT = 2
@@ -59,7 +64,7 @@ def bert_spec(config: Entries, architecture: str, sizes: EncoderSizes) -> Encode
         norm_eps=config.positive("layer_norm_eps", 1.0, default=1e-12),
         norm_bias=True,
         norms_first=False,
-        activation=config.one_of("hidden_act", config.values.get("hidden_act", "gelu"), tuple(ACTIVATIONS)),
+        activation=config.one_of("hidden_act", config.values.get("hidden_act", "gelu"), ACTIVATIONS),
         is_gated=False,
         embedding=EmbeddingSpec(
             words="embeddings.word_embeddings",

@@ -15,8 +15,7 @@ from trunkline_worker.model.encoders.encoder_weights import EncoderLayerWeights,
 from trunkline_worker.model.rotary_tables import rotary_tables
 from trunkline_worker.model.weights import Linear
 
-# By their names in config.json.
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
     "gelu_new": partial(gelu, approximate="tanh"),
     "gelu_pytorch_tanh": partial(gelu, approximate="tanh"),
@@ -34,7 +33,7 @@ class Encoder:
         self.spec = spec
         self._weights = weights
         self.tile_rows = tile_rows(_products(weights)) if deterministic else None
-        self._activation = ACTIVATIONS[spec.activation]
+        self._activation = FUNCTIONS[spec.activation]
         device = weights.words.device
         self._tables = {
             rope: tuple(table.to(device) for table in rotary_tables(rope, spec.context_length)) for rope in spec.ropes

@@ -11,6 +11,7 @@ from trunkline_worker.model.checkpoint.refusals import ModelError, shown
 from trunkline_worker.model.config_json import MOST_HIDDEN, MOST_VOCAB
 from trunkline_worker.model.encoders import bert, modernbert
 from trunkline_worker.model.encoders.encoder_spec import EncoderSizes, EncoderSpec
+from trunkline_worker.model.pooling.pooling_spec import PoolingSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,19 @@ class EncoderFamily:
     model_type: str
     keys: ConfigKeys
     spec: Callable[[Entries, str, EncoderSizes], EncoderSpec]
+
+
+@dataclass(frozen=True, slots=True)
+class PooledEncoder:
+    """What loading must know of an encoder."""
+
+    config: dict[str, Any]  # of config.json
+    spec: EncoderSpec
+    pooling: PoolingSpec
+
+    @property
+    def vocab_size(self) -> int:
+        return self.spec.sizes.vocab_size
 
 
 # By what `architectures` has before "Model" or "ForSequenceClassification".

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -13,6 +12,7 @@ from trunkline_worker.model.checkpoint.weight_digest import WeightDigests
 from trunkline_worker.model.checkpoint.weight_stream import WeightStream
 from trunkline_worker.model.config_json import DTYPES, read_dtype
 from trunkline_worker.model.encoders.encoder import Encoder
+from trunkline_worker.model.encoders.encoder_config import PooledEncoder
 from trunkline_worker.model.encoders.encoder_spec import EncoderSpec
 from trunkline_worker.model.encoders.encoder_weights import UNUSED, prefix_of, read_encoder
 from trunkline_worker.model.pooling.head_reading import read_head
@@ -21,15 +21,6 @@ from trunkline_worker.model.pooling.pooling_spec import PoolingSpec
 
 # Part of the fingerprint. Raise it when a change of the code changes the bits of results.
 ENCODER_BUILD = "1"
-
-
-@dataclass(frozen=True, slots=True)
-class PooledEncoder:
-    """What loading must know of an encoder."""
-
-    config: dict[str, Any]  # of config.json
-    spec: EncoderSpec
-    pooling: PoolingSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from trunkline_worker.model.architectures.decoder_spec import LinearSpec
 from trunkline_worker.model.architectures.rope_scaling import RopeSpec
 
+ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")  # by their names in config.json
+
 
 @dataclass(frozen=True, slots=True)
 class EncoderSizes:
@@ -61,7 +63,7 @@ class EncoderSpec:
     norm_eps: float
     norm_bias: bool
     norms_first: bool  # a part normalises its input; else the residual stream is normalised after each part
-    activation: str  # see encoder.ACTIVATIONS
+    activation: str  # one of ACTIVATIONS
     is_gated: bool
     embedding: EmbeddingSpec
     layers_at: str  # before the number of a layer

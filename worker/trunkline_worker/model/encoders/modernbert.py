@@ -12,8 +12,13 @@ from trunkline_worker.model.architectures.decoder_spec import LinearSpec
 from trunkline_worker.model.architectures.rope_scaling import MOST_CONTEXT, MOST_THETA, RopeSpec
 from trunkline_worker.model.checkpoint.entries import Entries
 from trunkline_worker.model.checkpoint.refusals import ModelError
-from trunkline_worker.model.encoders.encoder import ACTIVATIONS
-from trunkline_worker.model.encoders.encoder_spec import EmbeddingSpec, EncoderLayerSpec, EncoderSizes, EncoderSpec
+from trunkline_worker.model.encoders.encoder_spec import (
+    ACTIVATIONS,
+    EmbeddingSpec,
+    EncoderLayerSpec,
+    EncoderSizes,
+    EncoderSpec,
+)
 
 # Kind of layer → the key of its base at the top level, and the base without one.
 THETAS = {FULL: ("global_rope_theta", 160_000.0), SLIDING: ("local_rope_theta", 10_000.0)}
@@ -57,9 +62,7 @@ def modernbert_spec(config: Entries, architecture: str, sizes: EncoderSizes) -> 
         norm_eps=config.positive("norm_eps", 1.0, default=1e-5),
         norm_bias=config.flag("norm_bias", False),
         norms_first=True,
-        activation=config.one_of(
-            "hidden_activation", config.values.get("hidden_activation", "gelu"), tuple(ACTIVATIONS)
-        ),
+        activation=config.one_of("hidden_activation", config.values.get("hidden_activation", "gelu"), ACTIVATIONS),
         is_gated=True,
         embedding=EmbeddingSpec(words="embeddings.tok_embeddings", norm="embeddings.norm"),
         layers_at="layers.",

@@ -3,8 +3,7 @@
 from typing import Any
 
 from trunkline_worker.model.checkpoint.entries import Entries
-from trunkline_worker.model.pooling.pooling_head import ACTIVATIONS
-from trunkline_worker.model.pooling.pooling_spec import Activation, Pooling, PoolingSpec, ProjectionSpec
+from trunkline_worker.model.pooling.pooling_spec import ACTIVATIONS, Activation, Pooling, PoolingSpec, ProjectionSpec
 from trunkline_worker.model.pooling.sentence_transformers import IDENTITY, SIGMOID
 
 MOST_LABELS = 1 << 16
@@ -38,7 +37,7 @@ def _encoder_head(config: Entries, hidden: int, num_labels: int) -> tuple[Poolin
         hidden,
         hidden,
         bias=config.flag("classifier_bias", False),
-        activation=config.one_of("classifier_activation", activation, tuple(ACTIVATIONS)),
+        activation=config.one_of("classifier_activation", activation, ACTIVATIONS),
         norm="head.norm",
         norm_eps=config.positive("norm_eps", 1.0, default=1e-5),
         norm_bias=config.flag("norm_bias", False),

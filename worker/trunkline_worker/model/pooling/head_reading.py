@@ -7,15 +7,24 @@ import torch
 from torch import Tensor
 
 from trunkline_worker.model.checkpoint.checkpoint import HEAD, STORED_DTYPES, Checkpoint
+from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.pooling.pooling_head import PoolingHead, Projection
 from trunkline_worker.model.pooling.pooling_spec import AnswerTokens, PoolingSpec, ProjectionSpec
 
 
-def read_head(spec: PoolingSpec, checkpoint: Checkpoint, embedding: Tensor, *, is_tied: bool) -> PoolingHead:
+def head_tensors(spec: PoolingSpec) -> list[str]:
+    """Returns the tensors of all heads that a decoder's checkpoint may have. read_head() reads those that are used."""
+    projections = spec.head if isinstance(spec.head, tuple) else ()
+    return [HEAD, *(f"{projection.name}.weight" for projection in projections)]
+
+
+def read_head(spec: PoolingSpec, checkpoint: Checkpoint | None, embedding: Tensor, *, is_tied: bool) -> PoolingHead:
     """Returns the head, on the device of the model. Raises ModelError if a tensor is missing or has another shape.
 
     embedding: the model's [vocab, hidden]; is_tied: logits are made with it
     """
+    if checkpoint is None:
+        raise ModelError("load_format=dummy is for models that generate")
     if isinstance(spec.head, AnswerTokens):
         matrix = embedding
         if not is_tied and HEAD in checkpoint:

@@ -3,14 +3,9 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch import Tensor
-
 from trunkline_worker.model.architectures.decoder_spec import DecoderSpec
-from trunkline_worker.model.checkpoint.checkpoint import HEAD, Checkpoint
 from trunkline_worker.model.checkpoint.model_file import read_json
 from trunkline_worker.model.checkpoint.refusals import ModelError
-from trunkline_worker.model.pooling.head_reading import read_head
-from trunkline_worker.model.pooling.pooling_head import PoolingHead
 from trunkline_worker.model.pooling.pooling_spec import Activation, AnswerTokens, Pooling, PoolingSpec
 
 # What Qwen3-Reranker was trained with (its model card), where {document} and the others stand for a request's texts.
@@ -34,16 +29,8 @@ class PooledDecoder:
     pooling: PoolingSpec
 
     @property
-    def head_tensors(self) -> list[str]:
-        """Returns the tensors of all heads: read_head() reads those that are needed."""
-        projections = self.pooling.head if isinstance(self.pooling.head, tuple) else ()
-        return [HEAD, *(f"{projection.name}.weight" for projection in projections)]
-
-    def read_head(self, checkpoint: Checkpoint | None, embedding: Tensor) -> PoolingHead:
-        """Returns the head. Raises ModelError if a tensor is missing or has another shape."""
-        if checkpoint is None:
-            raise ModelError("load_format=dummy is for models that generate")
-        return read_head(self.pooling, checkpoint, embedding, is_tied=self.spec.tie_word_embeddings)
+    def vocab_size(self) -> int:
+        return self.spec.vocab_size
 
 
 def answer_tokens(directory: Path) -> PoolingSpec:

@@ -9,7 +9,7 @@ from torch.nn.functional import gelu, layer_norm, linear, relu
 
 from trunkline_worker.model.pooling.pooling_spec import Pooling
 
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda x: x,
     "tanh": torch.tanh,
     "gelu": gelu,
@@ -29,7 +29,7 @@ class Projection:
 
     def of(self, x: Tensor) -> Tensor:
         """[in] → [out]"""
-        x = ACTIVATIONS[self.activation](linear(x, self.weight, self.bias))
+        x = FUNCTIONS[self.activation](linear(x, self.weight, self.bias))
         return x if self.norm is None else layer_norm(x, x.shape, *self.norm, self.norm_eps)
 
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+ACTIVATIONS = ("identity", "tanh", "gelu", "relu")  # of projections
+
 
 class Pooling(Enum):
     """Which state, or what of all states, stands for a prompt."""
@@ -32,7 +34,7 @@ class ProjectionSpec:
     rows: int
     inner: int
     bias: bool
-    activation: str = "identity"  # see pooling_head.ACTIVATIONS
+    activation: str = "identity"  # one of ACTIVATIONS
     norm: str | None = None  # a layer norm of the result
     norm_eps: float = 1e-5
     norm_bias: bool = False
