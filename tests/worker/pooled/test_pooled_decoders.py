@@ -11,6 +11,7 @@ from torch.nn.functional import cosine_similarity, normalize
 from tests.worker.pooled.checkpoints import DECODERS, write_model, write_modules
 from tests.worker.pooled.pooled_rig import LENGTHS, PooledEngine, prompts_of
 from trunkline.v1.worker_pb2 import Task
+from trunkline_worker.model.checkpoint.refusals import ModelError
 
 POOLINGS = {
     "pooling_mode_lasttoken": lambda states: states[-1],
@@ -37,6 +38,28 @@ def test_vectors_are_those_of_transformers_whole_and_in_chunks(name: str, poolin
     for options in ({}, {"max_step_tokens": 48}, {"kernels": "torch", "max_step_tokens": 48}):
         for vector, truth in zip(PooledEngine(tmp_path, **options).outputs(prompts), expected, strict=True):
             assert torch.allclose(vector, truth, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [("qwen3", "Model"), pytest.param("qwen2", "ForSequenceClassification", marks=pytest.mark.slow)],
+)
+def test_the_triton_kernels_make_the_same_vectors_and_scores(name: str, head: str, tmp_path: Path) -> None:
+    write_model(tmp_path, name, head, num_hidden_layers=2)
+    options: dict[str, Any] = {"max_step_tokens": 12, "max_running_requests": 3, "run_ahead": 1, "kv_blocks": 8}
+    prompts = prompts_of([1, 17, 5])
+    truth = PooledEngine(tmp_path).outputs(prompts)
+    for found, expected in zip(
+        PooledEngine(tmp_path, kernels="triton", **options).outputs(prompts), truth, strict=True
+    ):
+        assert torch.allclose(found, expected, atol=1e-5, rtol=0)
+
+
+def test_the_triton_kernels_refuse_poolings_of_every_state(tmp_path: Path) -> None:
+    write_model(tmp_path, "qwen3", "Model")
+    write_modules(tmp_path, pooling="pooling_mode_mean_tokens")
+    with pytest.raises(ModelError, match="needs --kernels torch"):
+        PooledEngine(tmp_path, kernels="triton")
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen3"])

@@ -124,7 +124,7 @@ def load_model(
     eos, defaults = read_generation_defaults(directory, spec.vocab_size, ignore_config_keys)
     schemes = _stored_schemes(directory, ignore_config_keys, quantization)
     if kernels == "auto":
-        on_gpu = "triton" if pooled is None else "torch"
+        on_gpu = "triton" if pooled is None or pooled.needs_last_state_only else "torch"
         kernels = on_gpu if device.type == "cuda" else "c"
     if kernels != "triton":
         if kv_dtype != "auto":
@@ -132,6 +132,8 @@ def load_model(
         if quantization not in ("none", *QUANTIZED_BITS):
             raise ModelError(f"quantization={quantization} needs a GPU: a CPU has {' and '.join(QUANTIZED_BITS)}")
     if kernels == "triton":
+        if pooled is not None and not pooled.needs_last_state_only:
+            raise ModelError("kernels=triton is for the pooling lasttoken: this one needs --kernels torch")
         # Imported only here: Triton is not installed on every system, and takes a third of a second to import.
         from trunkline_worker.model import gpu_decoder
 

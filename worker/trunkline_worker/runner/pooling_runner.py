@@ -69,6 +69,14 @@ class DecoderStates:
         return self._decoder.final_states(states)
 
 
+def add_whole(result: StepResult, index: int, values: list[float]) -> None:
+    """Adds the output of an entry to a step's result, or an error if it has none."""
+    if all(map(math.isfinite, values)):
+        result.wholes[index] = values
+    else:
+        result.errors[index] = NOT_FINITE
+
+
 class PoolingRunner:
     """Runs steps as a step_thread.StepRunner. Owns the rows, and what is known of prompts that are partly computed."""
 
@@ -114,10 +122,7 @@ class PoolingRunner:
             if not step.samples:
                 continue
             values = self._head.values(self._pooled.pop(step.sequence_id), step.num_computed + step.num_new)
-            if all(map(math.isfinite, values)):
-                result.wholes[index] = values
-            else:
-                result.errors[index] = NOT_FINITE
+            add_whole(result, index, values)
         return lambda: result
 
     def _drop(self, sequence_ids: list[int]) -> None:

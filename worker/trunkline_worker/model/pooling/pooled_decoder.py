@@ -29,6 +29,10 @@ class PooledDecoder:
     pooling: PoolingSpec
 
     @property
+    def needs_last_state_only(self) -> bool:
+        return self.pooling.pooling is Pooling.LAST
+
+    @property
     def vocab_size(self) -> int:
         return self.spec.vocab_size
 

@@ -68,8 +68,11 @@ class PoolingHead:
             pooled = pooled / num_tokens
         elif self.pooling is Pooling.MEAN_SQRT_LEN:
             pooled = pooled / num_tokens**0.5
-        pooled = pooled.float()
+        values: list[float] = self.projected(pooled.float()).tolist()
+        return values
+
+    def projected(self, pooled: Tensor) -> Tensor:
+        """[hidden] float32 → [size of the output]"""
         for projection in self.projections:
             pooled = projection.of(pooled)
-        values: list[float] = pooled.tolist()
-        return values
+        return pooled
