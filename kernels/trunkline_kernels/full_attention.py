@@ -16,8 +16,13 @@ def full_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], *, w
 
     Each text is computed on its own, from memory of its own, so its result does not depend on the others.
     """
-    texts = zip(*(torch.split(x, list(lengths)) for x in (q, k, v)), strict=True)
-    return torch.cat([_of_one_text(*(x.transpose(0, 1).contiguous() for x in text), window) for text in texts])
+    queries, keys, values = (torch.split(x.transpose(0, 1), list(lengths), dim=1) for x in (q, k, v))
+    return torch.cat(
+        [
+            _of_one_text(own.contiguous(), seen.contiguous(), read.contiguous(), window)
+            for own, seen, read in zip(queries, keys, values, strict=True)
+        ]
+    )
 
 
 def _of_one_text(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cluster.processes import Worker, free_port
+from tests.cluster.processes import Worker
 from tests.worker.pooled.checkpoints import write_model, write_modules, write_tokenizer
 from tests.worker.pooled.pooled_rig import PooledEngine, prompts_of
 from trunkline.status import INVALID_REQUEST
@@ -27,6 +27,7 @@ from trunkline.v1.worker_pb2 import (
     Work,
     WorkerServiceGenerateRequest,
 )
+from trunkline_bench.servers.ports import free_port
 
 METRICS_PORT = free_port()
 NO_TOKENS = SamplingParams(seed=1, max_tokens=0)
