@@ -70,6 +70,18 @@ def test_an_encoder_without_modules_is_refused(bert: Path) -> None:
     assert "has no modules.json" in refusal(bert)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("quantization", "int8"), ("kv_dtype", "fp8"), ("kv_blocks", 7), ("load_format", "dummy"), ("kernels", "triton")],
+)
+def test_a_setting_that_has_no_meaning_for_an_encoder_is_refused(
+    bert: Path, name: str, value: object, tmp_path: Path
+) -> None:
+    folder = linked(bert, tmp_path)
+    write_modules(folder, pooling="pooling_mode_cls_token")
+    assert f"{name}={value} is for decoders" in refusal(folder, **{name: value})
+
+
 def test_a_task_that_the_checkpoint_is_not_made_for_is_refused(bert: Path, tmp_path: Path) -> None:
     assert "is made to embed" in refusal(bert, task="score")
     write_model(tmp_path, "qwen3", "ForCausalLM")

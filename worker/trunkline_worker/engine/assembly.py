@@ -16,7 +16,7 @@ from trunkline_worker.cache.prefix_tree import PrefixTree
 from trunkline_worker.engine.engine import Engine, ModelLimits
 from trunkline_worker.engine.guided_sequences import GuidedSequences
 from trunkline_worker.engine.model_task import ModelTask, pooled_model
-from trunkline_worker.engine.pooled_assembly import build_encoder_engine, describe_pooling
+from trunkline_worker.engine.pooled_assembly import build_encoder_engine, check_encoder_settings, describe_pooling
 from trunkline_worker.engine.rehearsal import activation_bytes, rehearse
 from trunkline_worker.engine.settings_description import description_of_settings, kv_memory_fraction, scheduler_limits
 from trunkline_worker.engine.step_floor import StepFloor, model_work
@@ -55,6 +55,7 @@ def assemble(
         ignored_keys=settings.ignore_config_keys,
     )
     if isinstance(pooled, PooledEncoder):
+        check_encoder_settings(settings)
         encoder = load_encoder(
             directory,
             pooled,

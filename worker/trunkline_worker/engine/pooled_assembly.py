@@ -12,12 +12,30 @@ from trunkline_worker.engine.engine import Engine, ModelLimits
 from trunkline_worker.engine.rehearsal import rehearse
 from trunkline_worker.engine.settings_description import description_of_settings, scheduler_limits
 from trunkline_worker.engine.step_runner import executor_for
+from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.encoders.encoder_loading import LoadedEncoder
 from trunkline_worker.model.pooling.pooling_spec import PoolingSpec
 from trunkline_worker.runner.pooling_runner import EncoderStates, PoolingRunner
 from trunkline_worker.scheduler.scheduler import Scheduler
 from trunkline_worker.scheduler.stats import EngineStats
 from trunkline_worker.settings import EngineSettings
+
+# Settings that have no meaning for an encoder, with the values that ask for nothing.
+OF_DECODERS: dict[str, tuple[object, ...]] = {
+    "quantization": ("none",),
+    "kv_dtype": ("auto",),
+    "kv_blocks": (None,),
+    "load_format": ("auto",),
+    "kernels": ("auto", "torch"),
+}
+
+
+def check_encoder_settings(settings: EngineSettings) -> None:
+    """Raises ModelError if a setting asks for what an encoder does not have."""
+    for name, neutral in OF_DECODERS.items():
+        value = getattr(settings, name)
+        if value not in neutral:
+            raise ModelError(f"{name}={value} is for decoders, and this model is an encoder: leave it out")
 
 
 def build_encoder_engine(
