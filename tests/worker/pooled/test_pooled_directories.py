@@ -72,7 +72,7 @@ def test_an_encoder_without_modules_is_refused(bert: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("quantization", "int8"), ("kv_dtype", "fp8"), ("kv_blocks", 7), ("load_format", "dummy"), ("kernels", "triton")],
+    [("quantization", "int8"), ("kv_dtype", "fp8"), ("kv_blocks", 7), ("load_format", "dummy")],
 )
 def test_a_setting_that_has_no_meaning_for_an_encoder_is_refused(
     bert: Path, name: str, value: object, tmp_path: Path

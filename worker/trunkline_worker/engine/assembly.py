@@ -61,6 +61,7 @@ def assemble(
             pooled,
             dtype=settings.dtype,
             device=device,
+            kernels=settings.kernels,
             deterministic=settings.deterministic,
             context_length=settings.context_length,
         )

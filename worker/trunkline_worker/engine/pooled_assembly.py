@@ -26,7 +26,6 @@ OF_DECODERS: dict[str, tuple[object, ...]] = {
     "kv_dtype": ("auto",),
     "kv_blocks": (None,),
     "load_format": ("auto",),
-    "kernels": ("auto", "torch"),
 }
 
 

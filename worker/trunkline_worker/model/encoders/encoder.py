@@ -26,11 +26,15 @@ FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 class Encoder:
     """Computes the hidden states of whole texts, side by side without padding.
 
+    uses_triton: for attention
     tile_rows: rows of a tile of map_row_tiles(), under --deterministic; else None
     """
 
-    def __init__(self, spec: EncoderSpec, weights: EncoderWeights, *, deterministic: bool) -> None:
+    def __init__(
+        self, spec: EncoderSpec, weights: EncoderWeights, *, deterministic: bool, uses_triton: bool = False
+    ) -> None:
         self.spec = spec
+        self._uses_triton = uses_triton
         self._weights = weights
         self.tile_rows = tile_rows(_products(weights)) if deterministic else None
         self._activation = FUNCTIONS[spec.activation]
@@ -55,12 +59,23 @@ class Encoder:
         ).to(device)
         (residual,) = self._token_wise(self._embed, token_ids, positions, types)
         angles = {rope: [table[positions] for table in tables] for rope, tables in self._tables.items()}
+        attention = self._attention(lengths, device)
         for spec, layer in zip(self.spec.layers, self._weights.layers, strict=True):
             rotation = angles[spec.rope] if spec.rope is not None else []
             q, k, v = self._token_wise(partial(self._before_attention, layer), residual, *rotation)
-            attended = full_attention(q, k, v, lengths, window=spec.window)
+            attended = attention(q, k, v, window=spec.window)
             (residual,) = self._token_wise(partial(self._after_attention, layer), attended, residual)
         return self._token_wise(self._finish, residual)[0]
+
+    def _attention(self, lengths: Sequence[int], device: torch.device) -> Callable[..., Tensor]:
+        """Returns full_attention() of texts of these lengths."""
+        if not self._uses_triton:
+            return partial(full_attention, lengths=lengths)
+        # Triton is not available on every system.
+        from trunkline_kernels.gpu.text_attention import text_attention, tiles_of_texts
+
+        tiles = tiles_of_texts(lengths, self._weights.words.dtype)
+        return partial(text_attention, tiles=torch.from_numpy(tiles).to(device))
 
     def _token_wise(self, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
         return function(*inputs) if self.tile_rows is None else map_row_tiles(function, self.tile_rows, *inputs)

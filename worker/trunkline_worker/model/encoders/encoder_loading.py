@@ -21,6 +21,7 @@ from trunkline_worker.model.pooling.pooling_spec import PoolingSpec
 
 # Part of the fingerprint. Raise it when a change of the code changes the bits of results.
 ENCODER_BUILD = "1"
+MOST_TRITON_HEAD_DIM = 128  # of text_attention.py, which only systems with Triton can import
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +46,22 @@ def load_encoder(
     *,
     dtype: str = "auto",
     device: torch.device,
+    kernels: str = "auto",
     deterministic: bool = False,
     context_length: int | None = None,
 ) -> LoadedEncoder:
-    """Loads weights. Raises ModelError (one line) if the model cannot be served."""
+    """Loads weights. Raises ModelError (one line) if the model cannot be served.
+
+    kernels: of attention: "triton", "torch" (the reference), or "auto": Triton on a GPU
+    """
     spec, pooling = model.spec, model.pooling
     if context_length is not None and context_length > spec.context_length:
         raise ModelError(f"--context-length {context_length} is more than the model's {spec.context_length}")
     context = context_length or min(spec.context_length, pooling.most_tokens or spec.context_length)
+    if kernels == "auto":
+        kernels = "triton" if device.type == "cuda" and spec.sizes.head_dim <= MOST_TRITON_HEAD_DIM else "torch"
+    if kernels == "triton" and spec.sizes.head_dim > MOST_TRITON_HEAD_DIM:
+        raise ModelError(f"head_dim {spec.sizes.head_dim} is not supported by the Triton kernel: use --kernels torch")
     stream = None if device.type == "cpu" else WeightStream(device)
     with Checkpoint(directory, stream) as checkpoint, WeightDigests(checkpoint.files) as digests:
         words = f"{prefix_of(spec, checkpoint)}{spec.embedding.words}.weight"
@@ -66,9 +75,16 @@ def load_encoder(
         checkpoint.check_all_read(())
         checkpoint.check_finite(kind)
         weight_digests = digests.digests()
-    facts = (str(kind), ENCODER_BUILD, device.type, "deterministic" if deterministic else "", repr(pooling.head))
+    facts = (
+        str(kind),
+        ENCODER_BUILD,
+        device.type,
+        kernels,
+        "deterministic" if deterministic else "",
+        repr(pooling.head),
+    )
     return LoadedEncoder(
-        encoder=Encoder(spec, weights, deterministic=deterministic),
+        encoder=Encoder(spec, weights, deterministic=deterministic, uses_triton=kernels == "triton"),
         spec=spec,
         head=head,
         pooling=pooling,
