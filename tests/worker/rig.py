@@ -107,7 +107,8 @@ class Rig:
             return None
         self.plans.append(plan)
         self.tokens_computed += plan.num_tokens
-        assert plan.num_tokens <= self.scheduler.limits.max_step_tokens
+        limits = self.scheduler.limits
+        assert plan.num_tokens <= limits.max_step_tokens or (limits.indivisible and len(plan.steps) == 1)
         for index in plan.runs:
             step = plan.steps[index]
             last = self.sequences[step.sequence_id].last_to_compute

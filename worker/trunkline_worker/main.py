@@ -25,6 +25,7 @@ from trunkline_runtime.telemetry.scrape_tokens import ScrapeTokenError, ScrapeTo
 from trunkline_runtime.telemetry.span_queue import ExportCounts
 from trunkline_runtime.tls import ServerTls
 from trunkline_runtime.tracing import configure_tracing, shutdown_tracing
+from trunkline_worker.engine.model_task import ModelTask, pooled_model
 from trunkline_worker.front.cache_mirror import CacheMirror
 from trunkline_worker.front.door import CallAuthorizer, Door, most_message_bytes
 from trunkline_worker.front.draining import Draining
@@ -65,7 +66,9 @@ def main() -> None:
         tokens = ScrapeTokens.read(settings.metrics_token_file) if settings.metrics_token_file else ScrapeTokens([])
         tls = settings.tls.server_tls()
         directory = Path(settings.engine.model)
-        spec = read_spec(directory, settings.engine.ignore_config_keys)
+        ignored_keys = settings.engine.ignore_config_keys
+        pooled = pooled_model(directory, ModelTask(settings.engine.task), ignored_keys=ignored_keys)
+        spec = pooled or read_spec(directory, ignored_keys)
         files = read_tokenizer_files(directory, Path(settings.chat_template) if settings.chat_template else None)
         files.check_vocabulary(spec.vocab_size)  # before the weights are read, which takes minutes for a large model
         status = uvloop.run(serve(settings, worker_id, files, tls, tokens, spans))
@@ -172,7 +175,7 @@ def tell_ready(model: GetModelResponse, files: TokenizerFiles, port: int) -> Non
              start_up_s=round(model.start_up_s, 1))  # fmt: skip
     if files.template_problem:
         log.warning("the model is served without chat", model=model.model, problem=files.template_problem)
-    if not model.eos_token_ids:
+    if not model.eos_token_ids and not model.HasField("pooling"):
         log.warning("the model names no end-of-sequence token: output ends at max_tokens, a stop string or a stop "
                     "token alone", model=model.model)  # fmt: skip
 

@@ -17,6 +17,15 @@ class EngineSettings:
     model: str = field(
         metadata={"help": "directory of the model in Hugging Face layout, or a GGUF file", "metavar": "PATH"}
     )
+    task: str = _setting(
+        "auto",
+        "what the model is served for; auto: what the checkpoint is made for. embed: vectors, of the last token if the "
+        "checkpoint does not say it; score: rankings, by the answers yes and no if it is made to generate",
+        choices=("auto", "generate", "embed", "score"),
+    )
+    any_dimensions: bool = _setting(
+        False, "requests may cut vectors to any length, as models of Matryoshka embeddings allow"
+    )
     dtype: str = _setting(
         "auto", "of weights and KV; auto: the checkpoint's", choices=("auto", "float32", "bfloat16", "float16")
     )

@@ -26,7 +26,7 @@ from trunkline_worker.settings import EngineSettings
 try:
     from trunkline_worker.engine.assembly import build_engine
 except ModuleNotFoundError:  # before commit 713a2c1c
-    from trunkline_worker.engine.engine_process import build_engine  # type: ignore[attr-defined]
+    from trunkline_worker.engine.engine_process import build_engine  # type: ignore[attr-defined,no-redef]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from trunkline_kernels.gpu.quantized_linear import quantized_linear
 from trunkline_kernels.gpu.ragged_attention import SPLIT, Pieces, RaggedTiling, ragged_attention, tiling_for
 from trunkline_kernels.gpu.rotary_kv import rotary_kv
 from trunkline_kernels.gpu.shared_prefix import PrefixRoom, SharedPrefixes, shared_prefix
+from trunkline_kernels.gpu.text_attention import text_attention
 from trunkline_kernels.gpu.tuned_tilings import ADDED, GATED, PRODUCTS
 from trunkline_kernels.gpu.widening import widened
 from trunkline_kernels.quantized_weight import FP8, QuantizedWeight, quantize, quantize_blocks
@@ -239,10 +240,18 @@ def persistent_gated(chip: Chip) -> None:
         weight.multiply_gated(empty(256, HIDDEN))
 
 
+def texts(head_dim: int, window: int | None = None) -> None:
+    q, k, v = empty(512, 3, 12, head_dim).unbind(1)
+    text_attention(q, k, v, ints(16, 3), window=window)
+
+
 CASES = (
     Case("prefill attention", ragged, products=True),
     Case("prefill attention, window", lambda chip: ragged(chip, window=4096), products=True),
     Case("prefill attention, deterministic", lambda chip: ragged(chip, split=SPLIT), products=True),
+    Case("attention of encoders", lambda _: texts(64), products=True),
+    Case("attention of encoders, window", lambda _: texts(64, window=64), products=True),
+    Case("attention of encoders, heads of 128", lambda _: texts(128), products=True),
     Case("prefill attention, fp8 KV", lambda chip: ragged(chip, kv_dtype=torch.float8_e4m3fn), products=True, fp8=True),
     Case("decode attention", decode, products=True),
     Case("decode attention, window", lambda chip: decode(chip, window=4096), products=True),

@@ -34,8 +34,9 @@ from trunkline_bench.simulation.traces.trace_request import TraceRequest, random
 from trunkline_bench.simulation.traces.workload import at_once, at_rate, read_trace
 from trunkline_bench.simulation.worker.replay import Replayed, replay
 from trunkline_bench.simulation.worker.simulated_worker import WorkerSpec
-from trunkline_worker.engine.assembly import build_engine, scheduler_limits
+from trunkline_worker.engine.assembly import build_engine
 from trunkline_worker.engine.engine import Engine
+from trunkline_worker.engine.settings_description import scheduler_limits
 from trunkline_worker.model.loading import load_model
 from trunkline_worker.scheduler.limits import SchedulerLimits
 from trunkline_worker.settings import EngineSettings

@@ -74,7 +74,7 @@ def test_weights_that_are_streamed_to_a_device_are_looked_at_too(
     norm[3] = float("nan")
     change(directory, model__norm__weight=norm)
     stream = WeightStream(CPU, piece_bytes=64)
-    monkeypatch.setattr(loading, "Checkpoint", lambda directory, _: Checkpoint(directory, stream))
+    monkeypatch.setattr(loading, "Checkpoint", lambda directory, _, **options: Checkpoint(directory, stream, **options))
     with pytest.raises(ModelError, match=r"tensor model\.norm\.weight has NaN"):
         load(directory)
 

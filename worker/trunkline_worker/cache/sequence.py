@@ -156,4 +156,4 @@ class Sequence:
 
     @property
     def may_use_cache(self) -> bool:
-        return not self.wants_prompt_logprobs
+        return not self.wants_prompt_logprobs and not self.sampling.needs_every_state

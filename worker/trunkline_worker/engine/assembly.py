@@ -15,7 +15,10 @@ from trunkline_worker.cache.blocks import KVBlocks
 from trunkline_worker.cache.prefix_tree import PrefixTree
 from trunkline_worker.engine.engine import Engine, ModelLimits
 from trunkline_worker.engine.guided_sequences import GuidedSequences
+from trunkline_worker.engine.model_task import ModelTask, pooled_model
+from trunkline_worker.engine.pooled_assembly import build_encoder_engine, check_encoder_settings, describe_pooling
 from trunkline_worker.engine.rehearsal import activation_bytes, rehearse
+from trunkline_worker.engine.settings_description import description_of_settings, kv_memory_fraction, scheduler_limits
 from trunkline_worker.engine.step_floor import StepFloor, model_work
 from trunkline_worker.engine.step_runner import executor_for, step_runner
 from trunkline_worker.grammar.grammar_link import GrammarLink, Refused
@@ -23,9 +26,10 @@ from trunkline_worker.link.channel import shared_file
 from trunkline_worker.model.checkpoint.gguf_file import is_gguf
 from trunkline_worker.model.checkpoint.model_file import read_file
 from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.encoders.encoder_config import PooledEncoder
+from trunkline_worker.model.encoders.encoder_loading import load_encoder
 from trunkline_worker.model.kv_budget import check_block_count, kv_block_count, usable_bytes
-from trunkline_worker.model.loading import LoadedModel
-from trunkline_worker.scheduler.limits import AdmissionRule, Batching, SchedulerLimits
+from trunkline_worker.model.loading import LoadedModel, load_model
 from trunkline_worker.scheduler.scheduler import Scheduler
 from trunkline_worker.scheduler.stats import EngineStats
 from trunkline_worker.settings import EngineSettings
@@ -33,8 +37,51 @@ from trunkline_worker.step.model_work import peak_rates
 
 # Of the texts that one router's session may keep: thousands of usual grammars, 16 of the largest.
 MAX_SESSION_GRAMMAR_BYTES = 4 << 20
-# Of the memory that is free once the model is loaded. A host runs other programs too, such as other workers.
-KV_MEMORY_FRACTION = {"cuda": 0.9, "cpu": 0.25}
+
+
+def assemble(
+    settings: EngineSettings, device: torch.device, report: Callable[[str], None], gpu_name: str
+) -> tuple[Engine, GetModelResponse, list[str]]:
+    """Loads the model, and returns its engine, its description without the worker's names, and notes for the operator.
+    Raises ModelError or OutOfMemory if it cannot be served.
+
+    report: called with the progress; gpu_name: as torch reports it
+    """
+    directory = Path(settings.model)
+    pooled = pooled_model(
+        directory,
+        ModelTask(settings.task),
+        any_dimensions=settings.any_dimensions,
+        ignored_keys=settings.ignore_config_keys,
+    )
+    if isinstance(pooled, PooledEncoder):
+        check_encoder_settings(settings)
+        encoder = load_encoder(
+            directory,
+            pooled,
+            dtype=settings.dtype,
+            device=device,
+            kernels=settings.kernels,
+            deterministic=settings.deterministic,
+            context_length=settings.context_length,
+        )
+        return *build_encoder_engine(settings, encoder, device, report), []
+    model = load_model(
+        directory,
+        dtype=settings.dtype,
+        device=device,
+        load_format=settings.load_format,
+        kernels=settings.kernels,
+        quantization=settings.quantization,
+        kv_dtype=settings.kv_dtype,
+        deterministic=settings.deterministic,
+        context_length=settings.context_length,
+        ignore_config_keys=settings.ignore_config_keys,
+        pooled=pooled,
+    )
+    report("allocating KV blocks")
+    engine, description = build_engine(settings, model, device, report, gpu_name)
+    return engine, description, [*model.notes, *take_grammars(engine, description, settings)]
 
 
 def build_engine(
@@ -70,7 +117,11 @@ def build_engine(
     engine = Engine(
         scheduler,
         executor,
-        ModelLimits(min(model.context_length, num_blocks * settings.block_size), frozenset(model.eos_token_ids)),
+        ModelLimits(
+            min(model.context_length, num_blocks * settings.block_size),
+            frozenset(model.eos_token_ids),
+            pools_every_state=model.head is not None and model.head.needs_every_state,
+        ),
         clock_s=time.perf_counter,
         price_per_hour=settings.price_per_hour,
         floor=step_floor(model, settings, gpu_name),
@@ -84,7 +135,7 @@ def take_grammars(engine: Engine, description: GetModelResponse, settings: Engin
     operator."""
     tokenizer = _tokenizer_path(Path(settings.model))
     eos = description.eos_token_ids
-    if not (eos and tokenizer.is_file() and find_spec("llguidance")):
+    if description.HasField("pooling") or not (eos and tokenizer.is_file() and find_spec("llguidance")):
         return []
     link = GrammarLink(tokenizer, vocab_size=description.vocab_size, eos_token_ids=eos)
     if not _works(link):
@@ -118,11 +169,6 @@ def _works(link: GrammarLink) -> bool:
     return not any(isinstance(item, Refused) and item.error.reason == INTERNAL for item in news)
 
 
-def kv_memory_fraction(settings: EngineSettings, device: torch.device) -> float:
-    """The part of the free memory that the KV pool takes, unless the number of its blocks is set."""
-    return settings.kv_memory_fraction or KV_MEMORY_FRACTION[device.type]
-
-
 def kv_blocks_for(settings: EngineSettings, model: LoadedModel, device: torch.device) -> int:
     """The number of KV blocks: as set, or as many as fit. Raises OutOfMemory if that is too much or too few."""
     needed = activation_bytes(model, settings)  # first, because it frees memory cached while loading
@@ -144,52 +190,19 @@ def description_of(
     model: LoadedModel, settings: EngineSettings, device: torch.device, *, num_blocks: int, run_ahead: int
 ) -> GetModelResponse:
     """What clients and routers are told of the engine and its model, without the worker's names."""
-    return GetModelResponse(
-        task=Task.TASK_GENERATE,
-        fingerprint=model.execution_fingerprint(settings.block_size),
-        architecture=model.spec.architecture,
-        vocab_size=model.spec.vocab_size,
-        context_length=model.context_length,
-        kv_token_capacity=num_blocks * settings.block_size,
-        block_size=settings.block_size,
-        kv_blocks=num_blocks,
-        max_step_tokens=settings.max_step_tokens,
-        max_running_requests=min(settings.max_running_requests, settings.max_step_tokens),
-        max_waiting_requests=settings.max_waiting_requests,
-        max_waiting_tokens=settings.max_waiting_tokens,
-        itl_target_ms=settings.itl_target_ms,
-        kv_memory_fraction=0.0 if settings.kv_blocks else kv_memory_fraction(settings, device),
-        interactive_reserve=settings.interactive_reserve,
-        batching=settings.batching,
-        admission=settings.admission,
-        aging_s=settings.aging_s,
-        price_per_hour=settings.price_per_hour,
-        batch_size=settings.batch_size,
-        batch_window_ms=settings.batch_window_ms,
-        run_ahead=run_ahead,
-        eos_token_ids=sorted(model.eos_token_ids),
-        default_sampling=model.default_sampling,
-        dtype=str(model.dtype).removeprefix("torch."),
-        device=device.type,
-        deterministic=settings.deterministic,
-    )
-
-
-def scheduler_limits(settings: EngineSettings) -> SchedulerLimits:
-    """The scheduler's part of the settings, in the scheduler's units."""
-    return SchedulerLimits(
-        max_step_tokens=settings.max_step_tokens,
-        max_running_requests=settings.max_running_requests,
-        max_waiting_requests=settings.max_waiting_requests,
-        max_waiting_tokens=settings.max_waiting_tokens,
-        itl_target_s=settings.itl_target_ms / 1e3,
-        interactive_reserve=settings.interactive_reserve,
-        aging_s=settings.aging_s,
-        batching=Batching(settings.batching),
-        batch_size=settings.batch_size,
-        batch_window_s=settings.batch_window_ms / 1e3,
-        admission=AdmissionRule(settings.admission),
-    )
+    description = description_of_settings(settings, device, num_blocks=num_blocks, block_size=settings.block_size)
+    description.task = Task.TASK_GENERATE
+    description.fingerprint = model.execution_fingerprint(settings.block_size)
+    description.architecture = model.spec.architecture
+    description.vocab_size = model.spec.vocab_size
+    description.context_length = model.context_length
+    description.run_ahead = run_ahead
+    description.eos_token_ids.extend(sorted(model.eos_token_ids))
+    description.default_sampling.CopyFrom(model.default_sampling)
+    description.dtype = str(model.dtype).removeprefix("torch.")
+    if model.pooling is not None:
+        describe_pooling(description, model.pooling, model.spec.hidden_size)
+    return description
 
 
 def pick_device(name: str) -> torch.device:

@@ -51,6 +51,7 @@ class ModelLimits:
 
     max_total_tokens: int  # of prompt and output together: the context length, or the KV pool if that is smaller
     eos_token_ids: frozenset[int]
+    pools_every_state: bool = False  # see Sampling.needs_every_state
 
 
 # A step is scheduled this long before the one in flight should be done: several times the time that scheduling takes.
@@ -379,7 +380,8 @@ class Engine:
         """Raises RequestRefused if the request cannot be answered here, or not in time."""
         # The front has validated the request; the scheduler relies on these two conditions.
         num_tokens = len(prompt.token_ids) + len(submit.resume.output_token_ids)
-        if not prompt.token_ids or num_tokens >= self.limits.max_total_tokens:
+        is_whole = submit.sampling.HasField("max_tokens") and submit.sampling.max_tokens == 0
+        if not prompt.token_ids or num_tokens + (not is_whole) > self.limits.max_total_tokens:
             raise RequestRefused(
                 CODE_INVALID_ARGUMENT,
                 CONTEXT_LENGTH_EXCEEDED,
@@ -410,6 +412,7 @@ class Engine:
             now_s=now_s,
             max_total=self.limits.max_total_tokens,
             eos=self.limits.eos_token_ids,
+            pools_every_state=self.limits.pools_every_state,
         )
         wait_s = scheduler.drain_rate.wait_s(sequence, waiting, now_s)
         if scheduler.deadlines.out_of_reach(sequence, wait_s, now_s):

@@ -20,14 +20,13 @@ from typing import Protocol
 import torch
 
 from trunkline.engine.v1.engine_pb2 import EngineFailed, EngineProgress, EngineReady, EngineRequest, EngineResponse
-from trunkline_worker.engine.assembly import build_engine, pick_device, take_grammars
+from trunkline_worker.engine.assembly import assemble, pick_device
 from trunkline_worker.engine.engine import Engine
 from trunkline_worker.engine.step_runner import own_gpu
 from trunkline_worker.link.channel import FlightRecorder, FrameReader, frame
 from trunkline_worker.link.lifeline import die_with
 from trunkline_worker.model.checkpoint.refusals import ModelError
 from trunkline_worker.model.kv_budget import OutOfMemory
-from trunkline_worker.model.loading import load_model
 from trunkline_worker.runner.step_thread import WaitingExecutor
 from trunkline_worker.settings import EngineSettings
 
@@ -158,22 +157,8 @@ def start(settings: EngineSettings, link: FrontLink, recorder: FlightRecorder) -
         torch.set_num_threads(settings.threads or len(os.sched_getaffinity(0)))
         device = pick_device(settings.device)
         report(f"loading {Path(settings.model).name} onto {device.type}")
-        model = load_model(
-            Path(settings.model),
-            dtype=settings.dtype,
-            device=device,
-            load_format=settings.load_format,
-            kernels=settings.kernels,
-            quantization=settings.quantization,
-            kv_dtype=settings.kv_dtype,
-            deterministic=settings.deterministic,
-            context_length=settings.context_length,
-            ignore_config_keys=settings.ignore_config_keys,
-        )
-        report("allocating KV blocks")
         gpu = own_gpu(device)
-        engine, description = build_engine(settings, model, device, report, gpu.name)
-        notes = [*model.notes, *take_grammars(engine, description, settings)]
+        engine, description, notes = assemble(settings, device, report, gpu.name)
     except (ModelError, OutOfMemory, torch.OutOfMemoryError) as error:
         message = out_of_memory(error, reached) if isinstance(error, torch.OutOfMemoryError) else str(error)
         link.send(EngineResponse(failed=EngineFailed(message=message)))

@@ -69,15 +69,21 @@ def sequence_of(
     now_s: float,
     max_total: int,
     eos: frozenset[int],
+    pools_every_state: bool = False,
 ) -> Sequence:
     """The sequence that a Submit describes, with a prompt that is passed beside it.
 
     max_total: bounds prompt and output together: the context length or the KV pool, whichever is smaller
+    pools_every_state: a vector or a score is made of the states of all tokens
     """
     deadline_s = now_s + submit.timeout.ToNanoseconds() / 1e9 if submit.HasField("timeout") else None
     sampling = resolve_sampling(submit.sampling, submit.choice, max_total - len(prompt.token_ids), eos)
     if submit.work.HasField("grammar"):  # its end always ends the choice; its masks see to min_tokens
         sampling = replace(sampling, min_tokens=0, end_token_ids=sampling.end_token_ids | eos)
+    if not sampling.max_tokens:
+        sampling = replace(
+            sampling, first_segment_tokens=submit.first_segment_tokens, needs_every_state=pools_every_state
+        )
     return Sequence(
         sequence_id=submit.handle,
         token_ids=[*prompt.token_ids, *submit.resume.output_token_ids],

@@ -8,6 +8,7 @@ import torch
 from trunkline_worker.model.cpu_decoder import CpuDecoder
 from trunkline_worker.model.decoder import Decoder
 from trunkline_worker.model.loading import LoadedModel
+from trunkline_worker.runner.pooling_runner import DecoderStates, PoolingRunner
 from trunkline_worker.runner.step_thread import InlineExecutor, QueueingExecutor, StepRunner, ThreadedExecutor
 from trunkline_worker.runner.torch_runner import TorchRunner
 from trunkline_worker.settings import EngineSettings
@@ -38,11 +39,18 @@ def step_runner(
 
     report: called with the progress of warming up, which takes seconds to minutes on a GPU; None: no warm-up
     """
-    if isinstance(model.decoder, CpuDecoder | Decoder):
+    is_on_host = isinstance(model.decoder, CpuDecoder | Decoder)
+    if is_on_host and model.head is not None:
+        states = DecoderStates(model, model.kv_pool(num_blocks, settings.block_size), settings.block_size)
+        return PoolingRunner(states, model.head)
+    if is_on_host:
         return TorchRunner(model, num_blocks=num_blocks, block_size=settings.block_size)
-    from trunkline_worker.runner.gpu.gpu_runner import GpuRunner  # Triton is not available on every system
+    # Triton is not available on every system.
+    from trunkline_worker.runner.gpu.gpu_runner import GpuRunner
+    from trunkline_worker.runner.gpu.pooling_gpu_runner import PoolingGpuRunner
 
-    runner = GpuRunner(model, settings, num_blocks=num_blocks)
+    kind = GpuRunner if model.head is None else PoolingGpuRunner
+    runner = kind(model, settings, num_blocks=num_blocks)
     if report is not None:
         runner.warm_up(report)
     return runner

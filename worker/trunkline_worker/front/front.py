@@ -103,7 +103,13 @@ class Front:
         ledger = submit.resume.output_token_ids
         if not ledger:
             self._check_queue(submit)
-        stream = OutputStream(submit, self._texts, eos=self._eos, max_total=max_total_tokens(self.model))
+        stream = OutputStream(
+            submit,
+            self._texts,
+            eos=self._eos,
+            max_total=max_total_tokens(self.model),
+            activation=self.model.pooling.activation,
+        )
         complete = stream.ledger_output()
         if complete is not None:
             deliver(complete)

@@ -35,6 +35,15 @@ def read_spec(directory: Path, ignored_keys: tuple[str, ...] = ()) -> DecoderSpe
 
     ignored_keys: keys of config.json that are treated as absent
     """
+    path, config = directory / "config.json", read_config(directory)
+    try:
+        return parse_spec(without(config, ignored_keys))
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """Returns the config.json of a directory or a GGUF file. Raises ModelError if it has none."""
     try:
         if not directory.is_dir() and not is_gguf(directory):
             check_format(directory)
@@ -44,11 +53,7 @@ def read_spec(directory: Path, ignored_keys: tuple[str, ...] = ()) -> DecoderSpe
     path = directory / "config.json"
     if not exists(path):
         check_format(directory)
-    config = read_json(path)
-    try:
-        return parse_spec(without(config, ignored_keys))
-    except ModelError as error:
-        raise ModelError(f"{path}: {error}") from None
+    return read_json(path)
 
 
 def parse_spec(config: dict[str, Any]) -> DecoderSpec:
@@ -84,7 +89,7 @@ def parse_spec(config: dict[str, Any]) -> DecoderSpec:
         context_length=context.served,
         most_context=context.most,
         tie_word_embeddings=entries.flag("tie_word_embeddings", architecture.is_tied),
-        dtype=_dtype(entries),
+        dtype=read_dtype(entries),
         multipliers=architecture.multipliers(entries),
     )
 
@@ -115,7 +120,7 @@ def _architecture(config: Entries) -> Architecture:
     return architecture
 
 
-def _dtype(config: Entries) -> str | None:
+def read_dtype(config: Entries) -> str | None:
     """Returns the config's dtype. As in transformers, `dtype` takes precedence over its older name torch_dtype."""
     key = next((key for key in ("dtype", "torch_dtype") if config.has(key)), None)
     return None if key is None else config.one_of(key, config.text(key), DTYPES)

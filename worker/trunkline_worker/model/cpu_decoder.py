@@ -195,9 +195,12 @@ class CpuDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns logits [num_rows, vocab] in the model's dtype. hidden: [num_rows, hidden] as forward() returns it"""
+        return self._head.multiply(self.final_states(hidden))
+
+    def final_states(self, hidden: Tensor) -> Tensor:
+        """Returns hidden states after the final norm. hidden: [num_rows, hidden] as forward() returns it"""
         hidden = hidden.contiguous()
-        x = self._add_norm(None, hidden, self._final_norm, torch.empty_like(hidden))
-        return self._head.multiply(x)
+        return self._add_norm(None, hidden, self._final_norm, torch.empty_like(hidden))
 
     @property
     def dtype(self) -> torch.dtype:

@@ -89,6 +89,10 @@ class Decoder:
         """Returns logits [num_rows, vocab] float32. hidden: [num_rows, hidden] as forward() returns it"""
         return self._token_wise(self._head, hidden)[0]
 
+    def final_states(self, hidden: Tensor) -> Tensor:
+        """Returns hidden states after the final norm. hidden: [num_rows, hidden] as forward() returns it"""
+        return self._token_wise(lambda x: (self._norm(x, self._weights.final_norm),), hidden)[0]
+
     def _token_wise(self, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
         return function(*inputs) if self.tile_rows is None else map_row_tiles(function, self.tile_rows, *inputs)
 

@@ -246,13 +246,17 @@ class GpuDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Returns logits [num_rows, vocab] float32. hidden: [num_rows, hidden] as forward() returns it"""
-        x = rms_norm(hidden.contiguous(), self._final_norm, self.spec.rms_norm_eps)
+        x = self.final_states(hidden)
         head = self._head
         if self._fixed:
             return fixed_linear(x, head, dtype=torch.float32, tilings=self._fixed)
         if self._widens and x.dtype != torch.float32:
             return torch.mm(x, head.t(), out_dtype=torch.float32)
         return linear(x, head).float()
+
+    def final_states(self, hidden: Tensor) -> Tensor:
+        """Returns hidden states after the final norm. hidden: [num_rows, hidden] as forward() returns it"""
+        return rms_norm(hidden.contiguous(), self._final_norm, self.spec.rms_norm_eps)
 
     def _add(self, product: GpuWeight, x: Tensor, residual: Tensor, post_norm: Tensor | None) -> Tensor | None:
         """Adds the result of a layer's part to the residual stream and returns None, or returns what is to be added."""

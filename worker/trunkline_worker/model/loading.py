@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Set
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,12 +22,18 @@ from trunkline_worker.model.checkpoint.weight_stream import WeightStream
 from trunkline_worker.model.config_json import read_spec
 from trunkline_worker.model.cpu_decoder import CpuDecoder, cpu_decoder
 from trunkline_worker.model.decoder import Decoder
+from trunkline_worker.model.pooling.head_reading import head_tensors, read_head
+from trunkline_worker.model.pooling.pooled_decoder import PooledDecoder
+from trunkline_worker.model.pooling.pooling_head import PoolingHead
+from trunkline_worker.model.pooling.pooling_spec import PoolingSpec
 from trunkline_worker.model.quantized.part_reading import PartReader
 from trunkline_worker.model.quantized.quantization_config import read_schemes
 from trunkline_worker.model.quantized.stored_part import StoredSchemes
 from trunkline_worker.model.rotary_tables import check_rotary
 from trunkline_worker.model.weight_reading import DUMMY_SEED, never_quantized, read_weights
 from trunkline_worker.model.weights import (
+    DecoderWeights,
+    Linear,
     StoredLinear,
     WeightBytes,
     quantized_kinds,
@@ -61,6 +67,8 @@ class LoadedModel:
     deterministic: bool
     weight_bytes: WeightBytes
     quantized_kinds: frozenset[str] = frozenset()  # of the layers' products, see QuantizedWeight
+    head: PoolingHead | None = None  # of a model of vectors or scores
+    pooling: PoolingSpec | None = None  # its spec
     notes: tuple[str, ...] = ()  # lines for the operator, logged at start-up
 
     def block_format(self, block_size: int) -> BlockFormat:
@@ -100,13 +108,15 @@ def load_model(
     deterministic: bool = False,
     context_length: int | None = None,
     ignore_config_keys: tuple[str, ...] = (),
+    pooled: PooledDecoder | None = None,
 ) -> LoadedModel:
     """Loads config, weights and generation defaults. Raises ModelError (one line) if the model cannot be served.
 
     kernels: "triton", "torch" (the references), or "auto": Triton on a GPU; on a CPU, C if it supports the model
     ignore_config_keys: keys of config.json that are treated as absent
+    pooled: if the output is a vector or a score
     """
-    spec = read_spec(directory, ignore_config_keys)
+    spec = read_spec(directory, ignore_config_keys) if pooled is None else pooled.spec
     if context_length is not None and context_length > spec.most_context:
         raise ModelError(f"--context-length {context_length} is more than the model's {spec.most_context}")
     context = context_length or spec.context_length
@@ -114,13 +124,16 @@ def load_model(
     eos, defaults = read_generation_defaults(directory, spec.vocab_size, ignore_config_keys)
     schemes = _stored_schemes(directory, ignore_config_keys, quantization)
     if kernels == "auto":
-        kernels = "triton" if device.type == "cuda" else "c"
+        on_gpu = "triton" if pooled is None or pooled.needs_last_state_only else "torch"
+        kernels = on_gpu if device.type == "cuda" else "c"
     if kernels != "triton":
         if kv_dtype != "auto":
             raise ModelError(f"kv_dtype={kv_dtype} needs the Triton kernels: use a GPU, or leave it out")
         if quantization not in ("none", *QUANTIZED_BITS):
             raise ModelError(f"quantization={quantization} needs a GPU: a CPU has {' and '.join(QUANTIZED_BITS)}")
     if kernels == "triton":
+        if pooled is not None and not pooled.needs_last_state_only:
+            raise ModelError("kernels=triton is for the pooling lasttoken: this one needs --kernels torch")
         # Imported only here: Triton is not installed on every system, and takes a third of a second to import.
         from trunkline_worker.model import gpu_decoder
 
@@ -132,10 +145,9 @@ def load_model(
         digests: WeightDigests | None = None
         if load_format != "dummy":
             stream = None if device.type == "cpu" else WeightStream(device)
-            checkpoint = stack.enter_context(Checkpoint(directory, stream))
+            checkpoint = stack.enter_context(Checkpoint(directory, stream, may_be_base=pooled is not None))
             digests = stack.enter_context(WeightDigests(checkpoint.files))
         kind = _dtype(dtype, spec, checkpoint)
-        decoder: Decoder | CpuDecoder | GpuDecoder | None = None
         # Weights are quantised one by one, so that the unquantised model need not fit into memory.
         kept = _kept_kinds(kernels, device, kind, schemes, quantization=quantization, deterministic=deterministic)
         form = partial(_form, quantization=quantization, whole_in=kind if kernels == "triton" else None)
@@ -145,28 +157,31 @@ def load_model(
             read_part=PartReader(checkpoint, schemes, kept=kept, keeps_blocks=keeps_blocks, dtype=kind)
             if checkpoint
             else never_quantized,
+            left=None if pooled is None else head_tensors(pooled.pooling),
         )  # fmt: skip
+        head = None
+        if pooled is not None:
+            head = read_head(pooled.pooling, checkpoint, weights.embedding, is_tied=spec.tie_word_embeddings)
+            weights = replace(weights, head=Linear(weights.embedding[:1], None))  # not to be packed for no use
         read_bytes, kinds = weight_bytes(weights), quantized_kinds(weights)
+        decoder: Decoder | CpuDecoder | GpuDecoder
         if kernels == "triton":
             decoder = gpu_decoder.GpuDecoder(
                 spec, weights, context_length=context, deterministic=deterministic,
                 kv_dtype=KV_DTYPES.get(kv_dtype, kind),
             )  # fmt: skip
-        elif kernels == "c":
-            decoder = cpu_decoder(spec, weights, context_length=context, deterministic=deterministic)
-        if decoder is None:
-            if kernels == "c" and quantization != "none":
-                raise ModelError(
-                    f"quantization={quantization} needs the C kernels: --dtype bfloat16 or float32, and a C compiler"
-                )
-            kernels = "torch"
-            decoder = Decoder(spec, weights, context_length=context, deterministic=deterministic)
+        else:
+            decoder = _host_decoder(
+                spec, weights, kernels, quantization, context_length=context, deterministic=deterministic
+            )
+            kernels = "c" if isinstance(decoder, CpuDecoder) else "torch"
         weight_digests = [] if digests is None else digests.digests()
     facts = (
         _name(kind), KERNEL_BUILD, device.type, kernels, quantization, kv_dtype,
         "deterministic" if deterministic else "", load_format, str(DUMMY_SEED) if load_format == "dummy" else "",
         *(rope.depends_on(context) for rope in spec.ropes), *sorted(set(ignore_config_keys)),
         *sorted(kept if schemes is not None else ()),  # of 8-bit floats, activations are rounded too
+        "" if pooled is None else repr(pooled.pooling),
     )  # fmt: skip
     return LoadedModel(
         decoder=decoder,
@@ -181,8 +196,31 @@ def load_model(
         deterministic=deterministic,
         weight_bytes=read_bytes,
         quantized_kinds=kinds,
+        head=head,
+        pooling=None if pooled is None else pooled.pooling,
         notes=(*_context_note(spec, context), *_sampling_note(defaults), *_tile_note(decoder), *_stored_note(schemes)),
     )
+
+
+def _host_decoder(
+    spec: DecoderSpec,
+    weights: DecoderWeights[StoredLinear],
+    kernels: str,
+    quantization: str,
+    *,
+    context_length: int,
+    deterministic: bool,
+) -> Decoder | CpuDecoder:
+    """Returns the decoder with the C kernels, if they are asked for and support the model, else that in torch."""
+    if kernels == "c":
+        decoder = cpu_decoder(spec, weights, context_length=context_length, deterministic=deterministic)
+        if decoder is not None:
+            return decoder
+        if quantization != "none":
+            raise ModelError(
+                f"quantization={quantization} needs the C kernels: --dtype bfloat16 or float32, and a C compiler"
+            )
+    return Decoder(spec, weights, context_length=context_length, deterministic=deterministic)
 
 
 def _stored_schemes(directory: Path, ignored_keys: tuple[str, ...], quantization: str) -> StoredSchemes | None:

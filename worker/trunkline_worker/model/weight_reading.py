@@ -1,6 +1,6 @@
 """Reads the tensors of a decoder's spec from a checkpoint, each into the memory where it is kept."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -52,11 +52,16 @@ def read_weights(
     *,
     context: int,
     read_part: ReadPart = never_quantized,
+    left: Iterable[str] | None = None,
 ) -> DecoderWeights[W]:
     """Returns the weights of the checkpoint, or dummy weights without one. Before it allocates anything, it checks the
-    files' headers against the config, and the free memory. Raises ModelError if a check fails."""
-    names: tuple[str, str | None] = EMBEDDING, None if spec.tie_word_embeddings else HEAD
-    if checkpoint is not None:
+    files' headers against the config, and the free memory. Raises ModelError if a check fails.
+
+    left: of a model that makes no logits: tensors that the checkpoint may have besides, its head among them. The
+        embedding takes the head's place.
+    """
+    names: tuple[str, str | None] = EMBEDDING, None if spec.tie_word_embeddings or left is not None else HEAD
+    if checkpoint is not None and left is None:
         names = checkpoint.embedding_and_head(spec.tie_word_embeddings)
 
     def look_at(target: Tensor, name: str) -> None:
@@ -70,7 +75,7 @@ def read_weights(
     if checkpoint is None:
         return build_weights(spec, dtype, device, _dummy_fill(device), form, names=names)
     weights = build_weights(spec, dtype, device, checkpoint.read_into, form, names=names, read_part=read_part)
-    checkpoint.check_all_read(IGNORED_TENSORS)
+    checkpoint.check_all_read((*IGNORED_TENSORS, *(left or ())))
     checkpoint.check_finite(dtype)
     return weights
 
@@ -100,7 +105,7 @@ def build_weights(
 
     names: of embedding and head; None: the head is the embedding
     """
-    read = _Reader(dtype, device, fill, read_part)
+    read = TensorReader(dtype, device, fill, read_part)
 
     def gated(at: str, spec: GatedSpec) -> GatedWeights[W]:
         return GatedWeights(
@@ -152,7 +157,7 @@ def build_weights(
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class TensorReader:
     """Allocates tensors and fills them, each part of a fused one."""
 
     dtype: torch.dtype

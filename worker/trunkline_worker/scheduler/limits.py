@@ -35,6 +35,7 @@ class SchedulerLimits:
     batch_size: int = 64
     batch_window_s: float = 0.1
     admission: AdmissionRule = AdmissionRule.PREDICTED
+    indivisible: bool = False  # a prompt is computed in one step, however long it is
     aged_tokens: int = 256  # by which an aged sequence advances before others may take its blocks: see aging.py
 
     @property

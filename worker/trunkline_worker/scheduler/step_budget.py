@@ -86,7 +86,10 @@ class StepBudget:
         blocks without computing, and go before sequences of tenants that were served less."""
         cached = sequence.num_known_cached
         num_left = len(sequence.token_ids) - cached
-        return self.room(sequence.lane) > 0 and self._longest_chunk(sequence, cached, num_left) > 0
+        room = min(self.room(sequence.lane), self._longest_chunk(sequence, cached, num_left))
+        if self._limits.indivisible:
+            return room >= num_left or not self.num_prefill
+        return room > 0
 
     def aged_tokens(self, aged: Sequence, divisor: int) -> int:
         """The most tokens that an aged sequence takes of a step: those that fit into the time left over `divisor`, and
@@ -113,15 +116,17 @@ class StepBudget:
         left = sequence.num_unscheduled
         longest = self._longest_chunk(sequence, sequence.num_scheduled, left)
         num_new = min(most, left, self.room(sequence.lane), longest)
+        if self._limits.indivisible and num_new < left:
+            num_new = 0 if self.num_prefill else left
         if num_new <= 0:
             return 0
         is_scored = sequence.wants_prompt_logprobs
         if self._time_left_s is not None:
             self._time_left_s -= self._cost.chunk_s(num_new, sequence.num_scheduled, is_scored=is_scored)
         self._num_scored += num_new if is_scored else 0
-        self.tokens_left -= num_new
+        self.tokens_left = max(0, self.tokens_left - num_new)
         if sequence.lane:
-            self.lower_left -= num_new
+            self.lower_left = max(0, self.lower_left - num_new)
         self.num_prefill += num_new
         self._num_chunks += 1
         self._num_last_chunks += num_new == left

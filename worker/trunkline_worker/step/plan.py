@@ -33,6 +33,8 @@ class Sampling(SamplingNumbers):
     end_token_ids: frozenset[int] = frozenset()  # end-of-sequence (unless ignored) and stop tokens
     logprobs: int | None = None  # None: not asked for; k: the chosen token's and the k likeliest
     prompt_logprobs: int | None = None
+    first_segment_tokens: int = 0  # of a prompt that is a pair of texts: see Submit; 0: the prompt is one text
+    needs_every_state: bool = False  # the whole output is made of the states of all tokens of the prompt
 
 
 @dataclass(frozen=True, slots=True)

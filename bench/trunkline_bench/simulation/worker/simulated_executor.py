@@ -13,6 +13,7 @@ from trunkline_worker.step.plan import NO_MASKS, CopyEnd, Masks, Run, StepPlan, 
 
 END_TOKEN = 2  # ends a sequence that has reached the trace's output length
 FIRST_TOKEN = 3
+NO_VALUES: list[float] = []  # of a whole output
 
 
 class StepCost(Protocol):
@@ -59,7 +60,7 @@ class SimulatedExecutor:
     """Runs steps one after another on one simulated device.
 
     output_lengths: number of tokens that each sequence generates, by id, the last one END_TOKEN. The scheduler does not
-    know it, as with a real model.
+    know it, as with a real model. 0: the output is whole, a vector or a score.
     host_s: host time per step; overlaps with the device's time unless run_ahead is 0.
     """
 
@@ -113,9 +114,13 @@ class SimulatedExecutor:
         _, device_s = self._cost_of(plan)
         tokens: list[int | None] = []
         runs: dict[int, list[int]] = {}
+        wholes: dict[int, list[float]] = {}
         for index, step in enumerate(plan.steps):
             if index in plan.runs and index not in late:
                 runs[index] = self._taken(step.sequence_id, plan.runs[index])
+                tokens.append(None)
+            elif step.samples and not self._output_lengths[step.sequence_id]:
+                wholes[index] = NO_VALUES
                 tokens.append(None)
             elif step.samples and index not in late:
                 left[step.sequence_id] = still = left[step.sequence_id] - 1
@@ -125,7 +130,7 @@ class SimulatedExecutor:
         if self._prefilling:
             self._prefilling.difference_update([step.sequence_id for step in plan.steps if step.samples])
         self._free_s = begin_s + self._elapsed_s(device_s)
-        result = StepResult(plan.step_id, tokens, runs, device_time_s=device_s)
+        result = StepResult(plan.step_id, tokens, runs, wholes=wholes, device_time_s=device_s)
         result.copies = [CopyEnd(copy.copy_id, arrived=True) for copy in plan.copies]
         self._results.append((result, self._free_s))
 

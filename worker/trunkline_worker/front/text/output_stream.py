@@ -10,16 +10,16 @@ incomplete character.
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from struct import pack
 from typing import NamedTuple
 
 from trunkline.engine.v1.engine_pb2 import EngineOutput
 from trunkline.status import invalid
 from trunkline.v1.generation_pb2 import FinishReason, OutputChunk
-from trunkline.v1.worker_pb2 import SequenceOutput, Submit
+from trunkline.v1.worker_pb2 import PoolingActivation, SequenceOutput, Submit
 from trunkline.validation import WHOLE_OUTPUTS
 from trunkline_worker.front.text.decoder_stages import REPLACEMENT, AnyStage, ByteRun
 from trunkline_worker.front.text.token_texts import TokenTexts
+from trunkline_worker.front.text.whole_output import finished
 
 STOP = FinishReason.FINISH_REASON_STOP
 LENGTH = FinishReason.FINISH_REASON_LENGTH
@@ -257,11 +257,21 @@ class StopSearch:
 class OutputStream:
     """The output of one choice. Its state is a function of submit and tokens, so another worker's ledger restores it.
 
-    `eos`: the model's end-of-sequence tokens; `max_total`: most tokens of prompt and output together.
+    `eos`: the model's end-of-sequence tokens; `max_total`: most tokens of prompt and output together; `activation`: of
+    a vector or a score.
     Raises RequestRefused if the ledger contradicts itself.
     """
 
-    def __init__(self, submit: Submit, texts: TokenTexts, *, eos: frozenset[int], max_total: int) -> None:
+    def __init__(
+        self,
+        submit: Submit,
+        texts: TokenTexts,
+        *,
+        eos: frozenset[int],
+        max_total: int,
+        activation: "PoolingActivation.ValueType" = PoolingActivation.POOLING_ACTIVATION_NONE,
+    ) -> None:
+        self._work, self._activation = submit.work, activation
         self._params = params = submit.sampling
         self._caller_handle = submit.handle
         self._choice = submit.choice
@@ -348,10 +358,11 @@ class OutputStream:
     def _set_whole(self, result: SequenceOutput, output: EngineOutput) -> None:
         """Sets an output that is no tokens, which ends the choice."""
         self.finish = output.finish_reason
+        values = finished(output.values, self._work, self._activation)
         if self._whole == "vector":
-            result.vector.values = pack(f"<{len(output.values)}f", *output.values)
+            result.vector.values = values.astype("<f4").tobytes()
         else:
-            result.score.values.extend(output.values)
+            result.score.values.extend(values.tolist())
 
     def _advance(self, token_id: int) -> str:
         """Takes one more output token and returns the text that it releases. Sets `finish` if the output ends."""

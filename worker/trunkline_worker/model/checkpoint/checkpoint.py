@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,22 @@ SAFETENSORS_DTYPES = STORED_DTYPES | {
     "I64": torch.int64,
 }
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+BASE = "model."
+OF_BASE = ("embed_tokens.", "layers.", "norm.")  # how names begin in a file of a decoder without its head
+
+
+@dataclass(frozen=True, slots=True)
+class BaseTensors:
+    """The tensors of a file of a decoder without its head, under the names that they have beside a head. With methods
+    of safetensors' safe_open()."""
+
+    file: Any
+
+    def get_slice(self, name: str) -> Any:
+        return self.file.get_slice(name.removeprefix(BASE))
+
+    def get_tensor(self, name: str) -> Any:
+        return self.file.get_tensor(name.removeprefix(BASE))
 
 
 class Checkpoint:
@@ -44,10 +61,12 @@ class Checkpoint:
     the files.
 
     stream: copies tensors to a device other than the CPU
+    may_be_base: a decoder's file may have been saved without its head: then names lack BASE
     """
 
-    def __init__(self, directory: Path, stream: WeightStream | None = None) -> None:
+    def __init__(self, directory: Path, stream: WeightStream | None = None, *, may_be_base: bool = False) -> None:
         self._directory = directory
+        self._may_be_base = may_be_base
         self._stream = stream
         self._check = WeightCheck()
         self.files = weight_files(directory)
@@ -72,6 +91,8 @@ class Checkpoint:
             names = list(handle.keys())
         except (SafetensorError, OSError, ValueError, OverflowError) as error:
             raise ModelError(f"{file} is damaged or cut short: {shown(str(error))}") from None
+        if self._may_be_base and any(name.startswith(OF_BASE) for name in names):
+            handle, names = BaseTensors(handle), [f"{BASE}{name}" for name in names]
         for name in names:
             if name in self._handles:
                 raise ModelError(f"{file} has the tensor {_named(name)}, and so has {self._file_of[name].name}")

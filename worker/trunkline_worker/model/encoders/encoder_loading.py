@@ -1,0 +1,95 @@
+"""Loads a directory with an encoder into one that is ready to run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from trunkline_worker.model.checkpoint.checkpoint import Checkpoint, fingerprint
+from trunkline_worker.model.checkpoint.entries import Entries
+from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.checkpoint.weight_digest import WeightDigests
+from trunkline_worker.model.checkpoint.weight_stream import WeightStream
+from trunkline_worker.model.config_json import DTYPES, read_dtype
+from trunkline_worker.model.encoders.encoder import Encoder
+from trunkline_worker.model.encoders.encoder_config import PooledEncoder
+from trunkline_worker.model.encoders.encoder_spec import EncoderSpec
+from trunkline_worker.model.encoders.encoder_weights import UNUSED, prefix_of, read_encoder
+from trunkline_worker.model.pooling.head_reading import read_head
+from trunkline_worker.model.pooling.pooling_head import PoolingHead
+from trunkline_worker.model.pooling.pooling_spec import PoolingSpec
+
+# Part of the fingerprint. Raise it when a change of the code changes the bits of results.
+ENCODER_BUILD = "1"
+MOST_TRITON_HEAD_DIM = 128  # of text_attention.py, which only systems with Triton can import
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEncoder:
+    """An encoder with its head, and the settings of its directory that the worker needs to serve it."""
+
+    encoder: Encoder
+    spec: EncoderSpec
+    head: PoolingHead
+    pooling: PoolingSpec
+    fingerprint: str  # of config, weights and code
+    dtype: torch.dtype
+    device: torch.device
+    context_length: int
+    notes: tuple[str, ...] = ()
+
+
+@torch.inference_mode()
+def load_encoder(
+    directory: Path,
+    model: PooledEncoder,
+    *,
+    dtype: str = "auto",
+    device: torch.device,
+    kernels: str = "auto",
+    deterministic: bool = False,
+    context_length: int | None = None,
+) -> LoadedEncoder:
+    """Loads weights. Raises ModelError (one line) if the model cannot be served.
+
+    kernels: of attention: "triton", "torch" (the reference), or "auto": Triton on a GPU
+    """
+    spec, pooling = model.spec, model.pooling
+    if context_length is not None and context_length > spec.context_length:
+        raise ModelError(f"--context-length {context_length} is more than the model's {spec.context_length}")
+    context = context_length or min(spec.context_length, pooling.most_tokens or spec.context_length)
+    if kernels == "auto":
+        kernels = "triton" if device.type == "cuda" and spec.sizes.head_dim <= MOST_TRITON_HEAD_DIM else "torch"
+    if kernels == "triton" and spec.sizes.head_dim > MOST_TRITON_HEAD_DIM:
+        raise ModelError(f"head_dim {spec.sizes.head_dim} is not supported by the Triton kernel: use --kernels torch")
+    stream = None if device.type == "cpu" else WeightStream(device)
+    with Checkpoint(directory, stream) as checkpoint, WeightDigests(checkpoint.files) as digests:
+        words = f"{prefix_of(spec, checkpoint)}{spec.embedding.words}.weight"
+        named = dtype if dtype != "auto" else read_dtype(Entries(model.config))
+        kind = checkpoint.stored_dtype(words) if named is None else getattr(torch, named)
+        if str(kind).removeprefix("torch.") not in DTYPES:
+            kind = torch.float32
+        checkpoint.skip_all(UNUSED)
+        weights = read_encoder(spec, kind, device, checkpoint)
+        head = read_head(pooling, checkpoint, weights.words, is_tied=True)
+        checkpoint.check_all_read(())
+        checkpoint.check_finite(kind)
+        weight_digests = digests.digests()
+    facts = (
+        str(kind),
+        ENCODER_BUILD,
+        device.type,
+        kernels,
+        "deterministic" if deterministic else "",
+        repr(pooling.head),
+    )
+    return LoadedEncoder(
+        encoder=Encoder(spec, weights, deterministic=deterministic, uses_triton=kernels == "triton"),
+        spec=spec,
+        head=head,
+        pooling=pooling,
+        fingerprint=fingerprint(directory, weight_digests, *facts),
+        dtype=kind,
+        device=device,
+        context_length=context,
+    )

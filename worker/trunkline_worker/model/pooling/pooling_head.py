@@ -1,0 +1,78 @@
+"""Computes the output of a prompt from its hidden states, which may come in several chunks. In float32."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, layer_norm, linear, relu
+
+from trunkline_worker.model.pooling.pooling_spec import Pooling
+
+FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda x: x,
+    "tanh": torch.tanh,
+    "gelu": gelu,
+    "relu": relu,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """The weights of a ProjectionSpec, in float32. Absent ones are None."""
+
+    weight: Tensor  # [out, in]
+    bias: Tensor | None  # [out]
+    activation: str
+    norm: tuple[Tensor, Tensor | None] | None  # weight and bias [out]
+    norm_eps: float
+
+    def of(self, x: Tensor) -> Tensor:
+        """[in] → [out]"""
+        x = FUNCTIONS[self.activation](linear(x, self.weight, self.bias))
+        return x if self.norm is None else layer_norm(x, x.shape, *self.norm, self.norm_eps)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingHead:
+    """Pools states, and projects the result. One prompt is computed at a time, so it does not depend on others."""
+
+    pooling: Pooling
+    projections: tuple[Projection, ...]
+
+    @property
+    def needs_every_state(self) -> bool:
+        """Whether the states of all tokens must be computed, so that no prefix may come from the cache."""
+        return self.pooling is not Pooling.LAST
+
+    def add(self, pooled: Tensor | None, states: Tensor) -> Tensor:
+        """Returns what is known of a prompt after a further chunk.
+
+        pooled: what was known before it; None: nothing
+        states: [num_tokens, hidden], after the final norm → [hidden]; of sums in float64, else in float32
+        """
+        if self.pooling is Pooling.LAST:
+            return states[-1].float()
+        if self.pooling is Pooling.CLS:
+            return states[0].float() if pooled is None else pooled
+        if self.pooling is Pooling.MAX:
+            highest = states.float().amax(0)
+            return highest if pooled is None else torch.maximum(pooled, highest)
+        # One token after the other, so that the sum does not depend on how the prompt was cut.
+        states = states.double()
+        return torch.cumsum(states if pooled is None else torch.cat((pooled[None], states)), 0)[-1]
+
+    def values(self, pooled: Tensor, num_tokens: int) -> list[float]:
+        """Returns the output of a prompt whose chunks have all been added, before the last activation."""
+        if self.pooling is Pooling.MEAN:
+            pooled = pooled / num_tokens
+        elif self.pooling is Pooling.MEAN_SQRT_LEN:
+            pooled = pooled / num_tokens**0.5
+        values: list[float] = self.projected(pooled.float()).tolist()
+        return values
+
+    def projected(self, pooled: Tensor) -> Tensor:
+        """[hidden] float32 → [size of the output]"""
+        for projection in self.projections:
+            pooled = projection.of(pooled)
+        return pooled
