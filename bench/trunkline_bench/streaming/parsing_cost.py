@@ -10,6 +10,7 @@ of the two models with text shows how far the third one's ratio can be trusted.
 import argparse
 import asyncio
 import contextlib
+import math
 import random
 from pathlib import Path
 from statistics import median, stdev
@@ -81,7 +82,7 @@ def _row(taken: list[Turn]) -> list[str]:
 
 def _error_of_median(values: list[float]) -> float:
     """The standard error of the median of normally distributed values."""
-    return 1.2533 * stdev(values) / len(values) ** 0.5
+    return 1.2533 * stdev(values) / math.sqrt(len(values))
 
 
 def main() -> None:

@@ -284,7 +284,7 @@ def test_whatever_steps_were_like_no_cost_is_negative_and_no_prompt_dearer_than_
 
 
 def test_a_fit_that_is_deferred_waits_for_its_call_or_for_the_next_one() -> None:
-    cost, fits = StepCost(), []
+    cost, fits = StepCost(), list[int]()
     cost.defers_fits = True
     for step in range(5 * STEPS_PER_FIT):
         if step == 3 * STEPS_PER_FIT + 10 and cost.is_fit_due:
