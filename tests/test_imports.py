@@ -125,6 +125,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "streaming": "reports servers",
         "faults": "reports servers",
         "observation": "reports servers streaming",
+        "pooling": "engine reports servers",
         "attacks.vectors": "faults servers",
         "attacks": "attacks.vectors engine faults reports servers",
         "gpu": "",
