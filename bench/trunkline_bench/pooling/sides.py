@@ -44,7 +44,7 @@ def served(model: Path, threads: int, folder: Path, flags: Sequence[str] = ()) -
     port = free_port()
     with http_stack(model, NAME, folder, (f"--threads={threads}", f"--metrics-port={port}", *flags)) as url:
         try:
-            wait_for_answer(f"{url}/pooling", {"model": NAME, "input": "a"})
+            wait_for_answer(f"{url}/tokenize", {"model": NAME, "prompt": "a"})
         except TimeoutError as error:
             raise SystemExit(f"bench-pooling: {error}\n{log_ends(folder)}") from error
         client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=600.0, max_retries=0)
