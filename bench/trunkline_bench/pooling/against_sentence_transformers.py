@@ -46,7 +46,7 @@ HEAD = ("ours, documents/s", "theirs, documents/s", "ratio", "goal", "padding: o
 Runs = dict[str, list[Run]]  # by side: OURS and those of BATCHINGS
 
 
-def measure(python: Path, model: Path, threads: int, repeats: int) -> Runs:
+def measure(python: Path, model: Path, threads: int, repeats: int, batchings: list[str]) -> Runs:
     """Loads all sides in turns, whose order changes with each repetition."""
     runs: Runs = defaultdict(list)
     documents, wanted = Documents(tokenizer_of(model)), lengths(NUM_DOCUMENTS)
@@ -54,11 +54,11 @@ def measure(python: Path, model: Path, threads: int, repeats: int) -> Runs:
         folder = Path(scratch)
         with (
             served(model, threads, folder) as (_, ours),
-            peer(python, model, threads, folder, list(BATCHINGS)) as theirs,
+            peer(python, model, threads, folder, batchings) as theirs,
         ):
             few = documents.draw(wanted[:WARM_UP_DOCUMENTS], seed=0)
             ours(few)  # our scheduler learns what steps cost, and does not count
-            theirs["sorted"](few)
+            theirs[batchings[0]](few)
             sides = [(OURS, ours), *theirs.items()]
             for turn in range(1, repeats + 1):
                 texts = documents.draw(wanted, seed=turn)
@@ -74,19 +74,19 @@ def measure(python: Path, model: Path, threads: int, repeats: int) -> Runs:
 
 def difference(runs: Runs) -> float:
     """Returns the largest difference between components of our vectors and of theirs."""
-    pairs = [pair for name in BATCHINGS for pair in zip(runs[OURS], runs[name], strict=True)]
+    pairs = [pair for side in runs.values() for pair in zip(runs[OURS], side, strict=True)]
     return max(float(np.abs(mine.vectors - other.vectors).max()) for mine, other in pairs)
 
 
 def rows(name: str, runs: Runs) -> dict[str, list[str]]:
     """Medians; the ratio is that of each repetition, so that noise that both had in common does not count."""
     found = {}
-    for batching, shown in BATCHINGS.items():
+    for batching in (side for side in runs if side != OURS):
         mine, other = ([run.seconds for run in runs[side]] for side in (OURS, batching))
         ratio = statistics.median(theirs / ours for ours, theirs in zip(mine, other, strict=True))
         padding = ", ".join(f"{max(run.padding for run in runs[side]):.0%}" for side in (OURS, batching))
         rates = (f"{NUM_DOCUMENTS / statistics.median(seconds):.1f}" for seconds in (mine, other))
-        found[f"{name}, {shown}"] = [*rates, f"{ratio:.2f}", GOALS[batching], padding]
+        found[f"{name}, {BATCHINGS[batching]}"] = [*rates, f"{ratio:.2f}", GOALS[batching], padding]
     return found
 
 
@@ -140,28 +140,30 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--batchings", nargs="+", choices=BATCHINGS, default=list(BATCHINGS))
     parser.add_argument("--output", type=Path, default=REPOSITORY / "bench" / "results")
     arguments = parser.parse_args()
     python = arguments.peers.absolute() / "sentence-transformers/bin/python"
     for needed in (python, arguments.minilm):
         if not needed.exists():
             raise SystemExit(f"bench-pooling: {needed} does not exist")
-    threads, repeats = arguments.threads, arguments.repeats
+    threads, repeats, batchings = arguments.threads, arguments.repeats, arguments.batchings
     theirs = subprocess.run([str(python), "-c", ASKED], capture_output=True, text=True, check=True).stdout.strip()
     flags = ["--repeats", str(repeats), "--threads", str(threads), "--models", *arguments.models]
+    flags += ["--batchings", *batchings] if batchings != list(BATCHINGS) else []
     found = facts(make_command("bench-pooling", flags), "no GPU", ("trunkline", "torch"))
     found["versions"] = f"theirs: {theirs}; ours: {found['versions']}"
     measured: dict[str, Runs] = {}
     ranked = ""
     with tempfile.TemporaryDirectory() as scratch:
         if "minilm" in arguments.models:
-            measured["minilm"] = measure(python, arguments.minilm, threads, repeats)
+            measured["minilm"] = measure(python, arguments.minilm, threads, repeats, batchings)
         if "qwen3" in arguments.models:
             reranker, embedder = Path(scratch) / "reranker", Path(scratch) / "qwen3"
             write_reranker(reranker, tokenizer_of(arguments.minilm))
             write_embedder(embedder, reranker)
             ranked = ranking(reranker, threads)
-            measured["qwen3"] = measure(python, embedder, threads, repeats)
+            measured["qwen3"] = measure(python, embedder, threads, repeats, batchings)
     for name, runs in measured.items():
         if difference(runs) > MOST_DIFFERENCE:
             raise SystemExit(f"bench-pooling: vectors of {name} differ by {difference(runs):.1e}")
