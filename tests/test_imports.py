@@ -53,6 +53,8 @@ MAY: dict[str, set[str]] = {
         "smg_grpc_proto",
         "openai",
         "jsonschema_rs",
+        "tokenizers",
+        "sentence_transformers",
     },
     # Of the runtime no more than needs no other library: see MUST_NOT_REACH.
     "trunkline_cli": CONTRACT | {"trunkline", "trunkline_runtime", "grpc_health", "huggingface_hub"},
@@ -125,6 +127,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "streaming": "reports servers",
         "faults": "reports servers",
         "observation": "reports servers streaming",
+        "pooling": "engine reports servers",
         "attacks.vectors": "faults servers",
         "attacks": "attacks.vectors engine faults reports servers",
         "gpu": "",

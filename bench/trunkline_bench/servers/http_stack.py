@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from trunkline_bench.servers.ports import free_port
 
@@ -52,16 +53,20 @@ def http_stack(model: Path, name: str, logs: Path, worker_flags: Sequence[str] =
 
 def wait_for_completion(url: str, model: str) -> None:
     """Waits until a completion succeeds. Raises TimeoutError after START_S."""
-    body = json.dumps({"model": model, "prompt": "a", "max_tokens": 1}).encode()
+    wait_for_answer(f"{url}/v1/completions", {"model": model, "prompt": "a", "max_tokens": 1})
+
+
+def wait_for_answer(endpoint: str, body: dict[str, Any]) -> None:
+    """Waits until a request succeeds. Raises TimeoutError after START_S."""
     deadline_s = time.monotonic() + START_S
     while time.monotonic() < deadline_s:
-        request = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
+        request = urllib.request.Request(endpoint, json.dumps(body).encode(), {"content-type": "application/json"})
         try:
             with urllib.request.urlopen(request, timeout=60.0):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(1.0)
-    raise TimeoutError(f"{url} does not answer")
+    raise TimeoutError(f"{endpoint} does not answer")
 
 
 def log_ends(logs: Path) -> str:

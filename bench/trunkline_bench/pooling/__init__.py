@@ -1,0 +1,1 @@
+"""Embeddings and rerankings: router and worker against sentence-transformers."""
