@@ -34,15 +34,16 @@ class InputText(NamedTuple):
     """A text to encode.
 
     pair: the second one of a pair of texts; None: it is one text
-    tail: a text after it, which is never cut off
+    head, tail: texts before and after it, which are never cut off; inputs may share them, so they are no copies
     """
 
     text: str
     pair: str | None = None
+    head: str = ""
     tail: str = ""
 
     def num_characters(self) -> int:
-        return len(self.text) + len(self.pair or "") + len(self.tail)
+        return len(self.head) + len(self.text) + len(self.pair or "") + len(self.tail)
 
 
 class EncodedInput(NamedTuple):
@@ -121,7 +122,7 @@ class PromptTokenizer:
 
         async def encoded(group: Sequence[InputText]) -> bytes:
             num_characters = sum(map(InputText.num_characters, group))
-            texts: list[EncodedText] = [(one.text, one.pair, one.tail) for one in group]
+            texts: list[EncodedText] = [(one.head, one.text, one.pair, one.tail) for one in group]
             arguments = (texts, special_tokens, most_tokens)
             if self._jobs is None or num_characters > INLINE:
                 account = (tenant, self._model)
