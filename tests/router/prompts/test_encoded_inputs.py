@@ -1,5 +1,6 @@
 """Texts of requests for vectors and scores: many are encoded together, and what is cut off leaves an input."""
 
+from array import array
 from typing import Any
 
 import pytest
@@ -7,8 +8,15 @@ from tokenizers import Tokenizer, processors
 
 from tests.router.tokenizer_files import byte_tokenizer, tokenizer_files
 from trunkline.status import INVALID_REQUEST, RequestRefused
-from trunkline_router.prompts.helper_pool import Helpers
-from trunkline_router.prompts.tokenizer import EncodedInput, InputText, PromptTokenizer
+from trunkline_router.prompts.helper_pool import JOB_BYTES, SHORT_PROCESSES, HelperPool, Helpers
+from trunkline_router.prompts.tokenizer import (
+    GROUP,
+    GROUPS_AT_ONCE,
+    EncodedInput,
+    InputText,
+    PromptTokenizer,
+    read_encoded,
+)
 
 CLS, SEP = 1, 2
 LONG = "one two three four"
@@ -70,3 +78,69 @@ async def test_texts_that_inputs_share_are_encoded_with_each(helpers: Helpers) -
     found = await encoded(helpers, *given)
     for index, each in enumerate(found):
         assert each == (await encoded(helpers, InputText("a" * 9000 + f"{index}")))[0]
+
+
+class SmallPool(HelperPool):
+    """An account of it has memory for so many groups as a request converts at the same time. It counts its jobs."""
+
+    def __init__(self) -> None:
+        super().__init__(SHORT_PROCESSES, max_bytes=2 * GROUPS_AT_ONCE * (4 * GROUP + JOB_BYTES))
+        self.num_jobs = 0
+
+    async def run(self, *arguments: Any, **options: Any) -> bytes:
+        self.num_jobs += 1
+        return await super().run(*arguments, **options)
+
+
+async def test_a_request_with_more_text_than_an_account_has_memory_for_is_encoded(helpers: Helpers) -> None:
+    helpers.short = pool = SmallPool()
+    found = await encoded(helpers, *[InputText(f"{index % 10}" * GROUP) for index in range(20)])
+    assert pool.num_jobs == 20
+    tokenizer = bert_like()
+    assert [one.ids[1] for one in found] == [tokenizer.encode(f"{index % 10}").ids[1] for index in range(20)]
+
+
+async def test_after_the_first_refusal_nothing_more_is_encoded(helpers: Helpers) -> None:
+    helpers.short = pool = SmallPool()
+    refused = InputText("b" * (GROUP - 100), tail="x" * 100)
+    with pytest.raises(RequestRefused, match="leaves no room"):
+        await encoded(helpers, *[refused] * 20, most_tokens=50)
+    assert pool.num_jobs <= GROUPS_AT_ONCE
+    assert not pool._accounts
+
+
+GOOD = [2, 0, 1, 7, 8, 3, 2, 0, 7, 8, 9]  # of two inputs
+
+
+def test_an_answer_is_read_as_written() -> None:
+    assert read_encoded(array("i", GOOD).tobytes(), 2, [5], [6]) == [
+        EncodedInput(array("i", [5, 7, 8, 6]), 0, 1),
+        EncodedInput(array("i", [5, 7, 8, 9, 6]), 3, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [],
+        GOOD[:-1],
+        [*GOOD, 1],
+        [-3, 0, 0, *GOOD[5:]],
+        [-1, *GOOD[1:]],
+        [2, 3, *GOOD[2:]],
+        [2, -1, *GOOD[2:]],
+        [2, 0, -1, *GOOD[3:]],
+        [(1 << 31) - 1, *GOOD[1:]],
+        [*GOOD, *GOOD],
+    ],
+    ids=str,
+)
+def test_an_answer_of_a_hostile_process_is_refused(answer: list[int]) -> None:
+    with pytest.raises(RequestRefused, match="damaged answer") as refused:
+        read_encoded(array("i", answer).tobytes(), 2)
+    assert (refused.value.reason, refused.value.field) == (INVALID_REQUEST, "inputs")
+
+
+def test_an_answer_that_ends_within_a_number_is_refused() -> None:
+    with pytest.raises(RequestRefused, match="damaged answer"):
+        read_encoded(array("i", GOOD).tobytes() + b"x", 2)
