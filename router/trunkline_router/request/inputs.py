@@ -72,14 +72,15 @@ async def encode_inputs(
     )
     found = dict(zip(texts, encoded, strict=True))
     for index, given in enumerate(inputs.given):
-        num_tokens = len(found[index].ids if index in found else given[:cut_to])
+        num_given = len(given)
+        num_tokens = len(found[index].ids) if index in found else min(num_given, cut_to or num_given)
         with _naming(index):
             check_length(num_tokens, 0, context_length=limits.context_length, capacity=limits.kv_token_capacity)
         if not num_tokens:
             raise invalid(f"inputs[{index}]", "has no tokens")
         if not isinstance(given, str):
-            ids = await read_ids(given[:cut_to], vocab_size=limits.vocab_size, field=f"inputs[{index}]")
-            found[index] = EncodedInput(ids, num_cut=len(given) - num_tokens)
+            ids = await read_ids(given[:num_tokens], vocab_size=limits.vocab_size, field=f"inputs[{index}]")
+            found[index] = EncodedInput(ids, num_cut=num_given - num_tokens)
     return [found[index] for index in range(len(inputs.given))]
 
 

@@ -1,11 +1,13 @@
 """The texts of requests for vectors and scores are bounded before they are put together."""
 
 import tracemalloc
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from tests.router.tokenizer_files import tokenizer_files
-from trunkline.status import INVALID_REQUEST, RequestRefused
+from trunkline.status import CONTEXT_LENGTH_EXCEEDED, INVALID_REQUEST, RequestRefused
 from trunkline.v1.worker_pb2 import GetModelResponse, PoolingModel
 from trunkline_router.prompts.helper_pool import Helpers
 from trunkline_router.prompts.tokenizer import PromptTokenizer
@@ -44,3 +46,23 @@ async def test_texts_that_are_too_much_together_are_never_put_together(
         tracemalloc.stop()
     assert (refused.value.reason, refused.value.field) == (INVALID_REQUEST, "inputs")
     assert peak < 8 << 20
+
+
+class Ids(Sequence[int]):
+    """As many token ids as it says, none of which may be read."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        raise AssertionError("it was read")
+
+
+async def test_a_list_of_tokens_that_is_too_long_is_refused_unread(helpers: Helpers) -> None:
+    tokenizer = PromptTokenizer(tokenizer_files(), helpers)
+    with pytest.raises(RequestRefused) as refused:
+        await encode_inputs(Inputs([Ids((1 << 20) + 1)]), tokenizer, limits(), "")
+    assert (refused.value.reason, refused.value.field) == (CONTEXT_LENGTH_EXCEEDED, "inputs[0]")
