@@ -13,7 +13,7 @@ from trunkline_router.prompts.token_ids import read_ids
 from trunkline_router.prompts.tokenizer import EncodedInput, InputText, PromptTokenizer
 
 MAX_INPUTS = 2048  # of a request: OpenAI's limit
-# Of all texts of a request, as they are encoded: what they share counts once for each. Encoding them takes some 20 s.
+# Of all texts of a request, as they are encoded: shared ones count for each input. They take some ten seconds of CPU.
 MAX_CHARACTERS = 16 << 20
 _PARTS = re.compile(r"{(instruction|query|document)}")
 
