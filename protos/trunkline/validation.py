@@ -173,6 +173,8 @@ def check_dimensions(dimensions: int, model: PoolingModel) -> None:
     most = model.dimensions
     if dimensions in (0, most, *model.offered_dimensions) or (model.any_dimensions and 0 < dimensions < most):
         return
+    if not most:
+        raise invalid("dimensions", "only a vector has dimensions, and this model computes scores")
     others = ", ".join(map(str, model.offered_dimensions))
     offered = f"1 to {most}" if model.any_dimensions else f"{others} and {most}" if others else f"{most} alone"
     raise invalid("dimensions", f"{dimensions} is not offered by this model, which has {offered}")

@@ -42,7 +42,7 @@ from trunkline_router.record.error_statuses import (
     RESPONSE_NOT_FOUND,
     TABLE,
 )
-from trunkline_router.request.inputs import MAX_INPUTS
+from trunkline_router.request.inputs import MAX_CHARACTERS, MAX_INPUTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "http.md"
 
@@ -98,7 +98,9 @@ def limit_rows() -> list[str]:
         "text; texts of a conversation": f"{MAX_TEXT_BYTES >> 20} MiB; {MAX_CHAT_BYTES >> 20} MiB",
         "messages of a conversation; parts and calls of all of them": f"{MAX_MESSAGES:,}; {MAX_PARTS:,}",
         "prompts of a completion": f"{MAX_PROMPTS}, of which {AT_ONCE} run at a time",
-        "inputs of a request for vectors or scores": f"{MAX_INPUTS:,}",
+        "inputs of a request for vectors or scores; their texts, with the prompt or query of each": (
+            f"{MAX_INPUTS:,}; {MAX_CHARACTERS:,} characters"
+        ),
         "JSON: depth; lists and objects; strings; values; digits of numbers": (
             f"{MAX_DEPTH}; {MAX_CONTAINERS:,}; {MAX_STRINGS:,}; {MAX_VALUES:,}; {MAX_DIGITS:,}"
         ),

@@ -147,6 +147,8 @@ def test_dimensions_that_a_model_does_not_offer_are_refused_with_those_that_it_d
     check_dimensions(1, every := PoolingModel(dimensions=8, any_dimensions=True))
     with pytest.raises(RequestRefused, match="has 1 to 8"):
         check_dimensions(9, every)
+    with pytest.raises(RequestRefused, match="only a vector has dimensions"):
+        check_dimensions(5, PoolingModel(labels=["relevance"]))
 
 
 def test_a_refusal_survives_the_wire() -> None:

@@ -75,7 +75,7 @@ def main() -> None:
             _give_memory_back()
 
 
-EncodedText = tuple[str, str | None, str]  # text, the second one of a pair, and what is never cut off the end
+EncodedText = tuple[str, str, str | None, str]  # head, text, pair and tail of an InputText
 
 
 class Jobs:
@@ -105,35 +105,37 @@ class Jobs:
         return array("i", encoding.ids).tobytes()
 
     def encode_inputs(self, inputs: Sequence[EncodedText], special_tokens: bool, most_tokens: int | None) -> bytes:
-        """Takes for each input a text, or two, and a text that is never cut off the end of one. Returns for each the
-        numbers of its tokens, of those of its first segment, and of those that were cut off; then its token ids."""
-        texts = [text + tail if pair is None else (text, pair) for text, pair, tail in inputs]
+        """Returns for each input the numbers of its tokens, of those of its first segment, and of those that were cut
+        off; then its token ids."""
+        texts = [head + text + tail if pair is None else (text, pair) for head, text, pair, tail in inputs]
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=special_tokens)
         answer = array("i")
-        for (text, pair, tail), encoding in zip(inputs, encodings, strict=True):
+        for one, encoding in zip(inputs, encodings, strict=True):
             ids, types = encoding.ids, encoding.type_ids
             num_all = len(ids)
             if most_tokens is not None and num_all > most_tokens:
-                if tail:
-                    ids = self._cut_before(text, tail, most_tokens)
-                else:
-                    self._tokenizer.enable_truncation(most_tokens)  # leaves the special tokens in their places
-                    try:
-                        cut = self._tokenizer.encode(text, pair, add_special_tokens=special_tokens)
-                    finally:
-                        self._tokenizer.no_truncation()
-                    ids, types = cut.ids, cut.type_ids
+                ids, types = self._cut(one, special_tokens, most_tokens)
             answer.extend((len(ids), types.index(1) if 1 in types else 0, num_all - len(ids)))
             answer.extend(ids)
         return answer.tobytes()
 
-    def _cut_before(self, text: str, tail: str, most_tokens: int) -> list[int]:
-        """Returns the tokens of a text, cut so that those of its tail follow. Raises RequestRefused (INVALID_REQUEST)
-        if they alone are too many."""
-        head, end = (self._tokenizer.encode(part, add_special_tokens=False).ids for part in (text, tail))
-        if (room := most_tokens - len(end)) < 1:
-            raise invalid("truncate_prompt_tokens", f"the model's own text after a document takes {len(end)} tokens")
-        return head[:room] + end
+    def _cut(self, given: EncodedText, special_tokens: bool, most_tokens: int) -> tuple[list[int], list[int]]:
+        """Returns the tokens of an input, cut to fewer, and their types. Raises RequestRefused (INVALID_REQUEST) unless
+        a token of the text remains, or one of each of a pair."""
+        head, text, pair, tail = given
+        end = self._tokenizer.encode(tail, add_special_tokens=False).ids if tail else []
+        num_special = self._tokenizer.num_special_tokens_to_add(pair is not None) if special_tokens else 0
+        room = most_tokens - len(end)
+        if room - num_special < (1 if pair is None else 2):
+            raise no_room()
+        self._tokenizer.enable_truncation(room)  # leaves the special tokens in their places
+        try:
+            cut = self._tokenizer.encode(head + text, pair, add_special_tokens=special_tokens)
+        finally:
+            self._tokenizer.no_truncation()
+        if all(stop <= len(head) for _, stop in cut.offsets):
+            raise no_room()
+        return cut.ids + end, cut.type_ids
 
     def offsets(self, text: str, special_tokens: bool) -> bytes:
         """Returns where each token begins in the text (int32). Those that are not in the text, such as BOS, begin where
@@ -177,6 +179,12 @@ def refusal(job: str, error: BaseException) -> RequestRefused:
     refused = error if isinstance(error, RequestRefused) else invalid(field, problem + one_line(error))
     refused.message = refused.message[:MAX_REFUSAL_CHARACTERS]
     return refused
+
+
+def no_room() -> RequestRefused:
+    """The refusal of a limit to which no input can be cut."""
+    problem = "leaves no room for an input beside the special tokens, prompts and queries"
+    return invalid("truncate_prompt_tokens", problem)
 
 
 def one_line(error: BaseException) -> str:

@@ -10,8 +10,8 @@ from trunkline.status import OVERLOADED, RequestRefused, context_exceeded, inval
 from trunkline.v1.inference_pb2 import ChatMessages
 from trunkline.validation import context_words
 from trunkline_router.prompts.conversation import check_conversation
-from trunkline_router.prompts.helper_pool import Helpers, TokenizerSource
-from trunkline_router.prompts.helper_process import EncodedText, Jobs, one_line, refusal, template_source
+from trunkline_router.prompts.helper_pool import SHORT_PROCESSES, Helpers, TokenizerSource
+from trunkline_router.prompts.helper_process import EncodedText, Jobs, no_room, one_line, refusal, template_source
 from trunkline_router.prompts.token_bytes import TokenBytes
 from trunkline_router.prompts.tokenizer_files import TOKENIZER, TokenizerTraits, described, read_tokenizer_config
 from trunkline_runtime.template_syntax import syntax_problem
@@ -20,6 +20,9 @@ from trunkline_runtime.template_syntax import syntax_problem
 INLINE = 4096
 # Characters that are encoded in one job with others. A job takes a fraction of a millisecond beside its work.
 GROUP = 16 << 10
+# Groups of a request that are converted at the same time: as many as an account has places for short jobs. The others
+# take no memory of the account, so a request of any size fits.
+GROUPS_AT_ONCE = SHORT_PROCESSES // 2
 # Listing the bytes of this many tokens takes some milliseconds.
 INLINE_VOCABULARY = 2048
 MAX_CHAT_BYTES = 4 << 20
@@ -34,15 +37,16 @@ class InputText(NamedTuple):
     """A text to encode.
 
     pair: the second one of a pair of texts; None: it is one text
-    tail: a text after it, which is never cut off
+    head, tail: texts before and after it, which are never cut off; inputs may share them, so they are no copies
     """
 
     text: str
     pair: str | None = None
+    head: str = ""
     tail: str = ""
 
     def num_characters(self) -> int:
-        return len(self.text) + len(self.pair or "") + len(self.tail)
+        return len(self.head) + len(self.text) + len(self.pair or "") + len(self.tail)
 
 
 class EncodedInput(NamedTuple):
@@ -117,11 +121,11 @@ class PromptTokenizer:
         if most_tokens is not None:
             most_tokens -= len(prefix) + len(suffix)
             if most_tokens < 1:
-                raise invalid("truncate_prompt_tokens", "leaves no room beside the model's special tokens")
+                raise no_room()
 
         async def encoded(group: Sequence[InputText]) -> bytes:
             num_characters = sum(map(InputText.num_characters, group))
-            texts: list[EncodedText] = [(one.text, one.pair, one.tail) for one in group]
+            texts: list[EncodedText] = [(one.head, one.text, one.pair, one.tail) for one in group]
             arguments = (texts, special_tokens, most_tokens)
             if self._jobs is None or num_characters > INLINE:
                 account = (tenant, self._model)
@@ -131,16 +135,20 @@ class PromptTokenizer:
             except BaseException as error:
                 raise _refused("encode_inputs", error) from None
 
-        found: list[EncodedInput] = []
-        for answer in await asyncio.gather(*map(encoded, _groups(inputs))):
-            numbers = array("i", answer)
-            at = 0
-            while at < len(numbers):
-                num_ids, first_segment, num_cut = numbers[at : at + 3]
-                at += 3 + num_ids
-                ids = array("i", prefix) + numbers[at - num_ids : at] + array("i", suffix)
-                found.append(EncodedInput(ids, first_segment and first_segment + len(prefix), num_cut))
-        return found
+        found: dict[int, list[EncodedInput]] = {}
+        waiting = enumerate(_groups(inputs))
+
+        async def encode_waiting() -> None:
+            for number, group in waiting:
+                found[number] = read_encoded(await encoded(group), len(group), prefix, suffix)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:  # the first refusal cancels the rest
+                for _ in range(GROUPS_AT_ONCE):
+                    tasks.create_task(encode_waiting())
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return [one for number in sorted(found) for one in found[number]]
 
     async def token_of(self, mark: str) -> int | None:
         """Returns the token that a mark of the model's answer format is; None if it is several. Raises
@@ -239,7 +247,30 @@ def _groups(inputs: Sequence[InputText]) -> Iterator[Sequence[InputText]]:
         if num_characters > GROUP and start < index:
             yield inputs[start:index]
             start, num_characters = index, one.num_characters()
-    yield inputs[start:]
+    if inputs:
+        yield inputs[start:]
+
+
+def read_encoded(
+    answer: bytes, num_inputs: int, prefix: Sequence[int] = (), suffix: Sequence[int] = ()
+) -> list[EncodedInput]:
+    """Returns what the job encode_inputs answers, each between a prefix and a suffix. Raises RequestRefused if that
+    cannot be an answer: it is a process's that ran a worker's tokenizer."""
+    found, at = list[EncodedInput](), 0
+    try:
+        numbers = array("i", answer)
+        for _ in range(num_inputs):
+            num_ids, first_segment, num_cut = numbers[at : at + 3]
+            if not 0 <= first_segment <= num_ids or num_cut < 0:
+                raise ValueError
+            at += 3 + num_ids
+            ids = array("i", prefix) + numbers[at - num_ids : at] + array("i", suffix)
+            found.append(EncodedInput(ids, first_segment and first_segment + len(prefix), num_cut))
+        if at != len(numbers):
+            raise ValueError
+    except ValueError:
+        raise refusal("encode_inputs", ValueError("it gives a damaged answer")) from None
+    return found
 
 
 def damaged(problem: str) -> TokenizerError:

@@ -1,7 +1,8 @@
 """The inputs of a request for vectors or scores: texts become prompts as the model's files say, and prompts tokens."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ from trunkline_router.prompts.token_ids import read_ids
 from trunkline_router.prompts.tokenizer import EncodedInput, InputText, PromptTokenizer
 
 MAX_INPUTS = 2048  # of a request: OpenAI's limit
+# Of all texts of a request, as they are encoded: shared ones count for each input. They take some ten seconds of CPU.
+MAX_CHARACTERS = 16 << 20
 _PARTS = re.compile(r"{(instruction|query|document)}")
 
 GivenInput = str | Sequence[int]  # a text or token ids
@@ -59,7 +62,7 @@ async def encode_inputs(
     texts = {index: text for index, text in enumerate(_texts(inputs, model)) if text is not None}
     for index, text in texts.items():
         with _naming(index):
-            for part in (text.text, text.pair or ""):
+            for part in (f"{text.head}{text.text}{text.tail}", text.pair or ""):
                 tokenizer.check_fits(part, max_total_tokens(limits) if cut_to is None else None)
     encoded = await tokenizer.encode_inputs(
         list(texts.values()),
@@ -69,14 +72,15 @@ async def encode_inputs(
     )
     found = dict(zip(texts, encoded, strict=True))
     for index, given in enumerate(inputs.given):
-        num_tokens = len(found[index].ids if index in found else given[:cut_to])
+        num_given = len(given)
+        num_tokens = len(found[index].ids) if index in found else min(num_given, cut_to or num_given)
         with _naming(index):
             check_length(num_tokens, 0, context_length=limits.context_length, capacity=limits.kv_token_capacity)
         if not num_tokens:
             raise invalid(f"inputs[{index}]", "has no tokens")
         if not isinstance(given, str):
-            ids = await read_ids(given[:cut_to], vocab_size=limits.vocab_size, field=f"inputs[{index}]")
-            found[index] = EncodedInput(ids, num_cut=len(given) - num_tokens)
+            ids = await read_ids(given[:num_tokens], vocab_size=limits.vocab_size, field=f"inputs[{index}]")
+            found[index] = EncodedInput(ids, num_cut=num_given - num_tokens)
     return [found[index] for index in range(len(inputs.given))]
 
 
@@ -93,23 +97,43 @@ def _texts(inputs: Inputs, model: PoolingModel) -> list[InputText | None]:
     """Returns what is encoded of each input; None for token ids. Raises RequestRefused (INVALID_REQUEST)."""
     if not inputs.queries:
         prompt = _prompt(inputs, model)
-        return [InputText(prompt + one) if isinstance(one, str) else None for one in inputs.given]
+        num_texts = sum(isinstance(one, str) for one in inputs.given)
+        _check_total(num_texts * len(prompt) + _total(one for one in inputs.given if isinstance(one, str)))
+        return [InputText(one, head=prompt) if isinstance(one, str) else None for one in inputs.given]
     queries = inputs.queries if len(inputs.queries) > 1 else list(inputs.queries) * len(inputs.given)
     documents = [one for one in inputs.given if isinstance(one, str)]
     template = model.pair_template
     if inputs.instruction and "{instruction}" not in template:
         raise invalid("instruction", "the prompts of this model have no place for one")
     if not template:
+        _check_total(_total(queries) + _total(documents))
         return [InputText(query, document) for query, document in zip(queries, documents, strict=True)]
-    before, _, tail = template.partition("{document}")
+    before, _, after = template.partition("{document}")
     instruction = inputs.instruction or model.default_instruction
+    times = Counter(_PARTS.findall(template))
+    shared = len(template) + times["instruction"] * len(instruction)
+    _check_total(len(documents) * shared + times["query"] * _total(queries) + times["document"] * _total(documents))
 
-    def filled(query: str, document: str) -> InputText:
+    def filled(text: str, query: str, document: str) -> str:
         parts = {"instruction": instruction, "query": query, "document": document}
-        head, end = (_PARTS.sub(lambda found: parts[found[1]], text) for text in (before + "{document}", tail))
-        return InputText(head, tail=end)
+        return _PARTS.sub(lambda found: parts[found[1]], text)
 
-    return [filled(query, document) for query, document in zip(queries, documents, strict=True)]
+    heads = {query: filled(before, query, "") for query in inputs.queries}
+    return [
+        InputText(document, head=heads[query], tail=filled(after, query, document))
+        for query, document in zip(queries, documents, strict=True)
+    ]
+
+
+def _total(texts: Iterable[str]) -> int:
+    return sum(map(len, texts))
+
+
+def _check_total(num_characters: int) -> None:
+    """Raises RequestRefused (INVALID_REQUEST) if the texts are too much together. They are not put together yet."""
+    if num_characters > MAX_CHARACTERS:
+        problem = f"make {num_characters} characters with the prompts and queries of each, more than {MAX_CHARACTERS}"
+        raise invalid("inputs", problem)
 
 
 def _prompt(inputs: Inputs, model: PoolingModel) -> str:

@@ -296,10 +296,9 @@ async def test_a_pair_of_texts_is_made_by_the_models_template_and_cut_within_the
             text = f"judge relevance : {{document}} ? {document} . yes or no"
             assert list(submit.prompt_token_ids) == list(await encode(text, special_tokens=False))
         document = "a b c d e f g h i j k l m n o p"
-        await score(queries=["why"], inputs=[Input(text=document)], instruction="use", truncate_prompt_tokens=20)
+        await score(queries=["why"], inputs=[Input(text=document)], instruction="use", truncate_prompt_tokens=33)
         cut = list(worker.submits[-1].prompt_token_ids)
-        tail = list(await encode(" . yes or no", special_tokens=False))
-        assert (len(cut), cut[-len(tail) :]) == (20, tail)
+        assert cut == list(await encode("judge use : why ? a b . yes or no", special_tokens=False))
 
 
 async def _scores(worker: FakeWorker, count: int) -> None:

@@ -61,6 +61,7 @@ async def test_what_a_request_chooses_reaches_the_worker() -> None:
     worker = embedder()
     async with client(worker) as asks:
         body = {"dimensions": 1, "use_activation": False, "priority": 1, "prompt_name": "query"}
+        body |= {"add_special_tokens": True, "embed_dtype": "float32", "endianness": "little", "task": "embed"}
         await asks.answer("/v1/embeddings", input="hi", user="u", **body)
         (submit,) = worker.submits
         assert (submit.work.dimensions, submit.work.raw, submit.lane) == (1, True, 3)
@@ -143,6 +144,12 @@ async def test_a_class_is_named_by_its_label() -> None:
         ({"input": "a", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
         ({"input": "a", "truncate_prompt_tokens": 1 << 20}, "truncate_prompt_tokens"),
         ({"input": "a", "truncation_side": "left"}, "truncation_side"),
+        ({"input": "a", "add_special_tokens": False}, "add_special_tokens"),
+        ({"input": "a", "embed_dtype": "float16"}, "embed_dtype"),
+        ({"input": "a", "endianness": "big"}, "endianness"),
+        ({"input": "a", "task": "retrieval.query"}, "task"),
+        ({"input": "a", "task": "token_embed"}, "task"),
+        ({"input": "a", "task": "classify"}, "task"),
         ({"input": "a", "messages": [{"role": "user", "content": "a"}]}, "messages"),
     ],
 )
@@ -167,6 +174,7 @@ async def test_a_wrong_field_of_embeddings_is_named(body: dict[str, Any], param:
         ({"query": "a", "documents": ["a"], "top_n": -1}, "top_n"),
         ({"query": "a", "documents": ["a"], "instruction": "b"}, "instruction"),
         ({"query": "a", "documents": ["a"], "rank_fields": ["b"]}, "rank_fields"),
+        ({"query": "a", "documents": ["a"], "task": "embed"}, "task"),
     ],
 )
 async def test_a_wrong_field_of_a_reranking_is_named(body: dict[str, Any], param: str) -> None:

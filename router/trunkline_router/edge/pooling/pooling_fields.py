@@ -8,6 +8,7 @@ from pydantic import Field, WithJsonSchema
 from trunkline.status import invalid
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline.v1.worker_pb2 import OutputKind, Work
+from trunkline.validation import WHOLE_OUTPUTS
 from trunkline_router.edge.http.json_body import packed
 from trunkline_router.edge.openai.completion_request import given_prompts, prompts_schema
 from trunkline_router.edge.request_fields import (
@@ -36,14 +37,18 @@ class PoolingFields(Fields):
     model: str | None = None
     truncate_prompt_tokens: Truncation | None = None
     use_activation: bool | None = None
+    # Other values would change the output.
+    add_special_tokens: Literal[True] | None = None
+    embed_dtype: Literal["float32"] | None = None
+    endianness: Literal["native", "little"] | None = None
+    task: Literal["embed", "classify", "score"] | None = None
     priority: int | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
 
-    ignored: ClassVar[frozenset[str]] = frozenset({"user", "request_id", "embed_dtype", "endianness", "task"})
+    ignored: ClassVar[frozenset[str]] = frozenset({"user", "request_id"})
     unserved: ClassVar[Mapping[str, str]] = {
         "messages": "is not supported: send texts",
         "truncation_side": _RIGHT,
-        "add_special_tokens": NOT_YET,
         "padding": NOT_YET,
         "mm_processor_kwargs": NOT_YET,
     }
@@ -63,7 +68,9 @@ class PoolingFields(Fields):
         raise NotImplementedError
 
     def work(self, output: "OutputKind.ValueType") -> Work:
-        """Returns what workers do with the inputs."""
+        """Returns what workers do with the inputs. Raises RequestRefused (INVALID_REQUEST) if another task is named."""
+        if self.task is not None and (self.task == "embed") != (output == OutputKind.OUTPUT_KIND_VECTOR):
+            raise invalid("task", f"is {self.task}, but the output is a {WHOLE_OUTPUTS[output]}")
         return Work(output=output, raw=self.use_activation is False)
 
     def generate_request(self, request_id: str) -> GenerateRequest:
@@ -106,7 +113,9 @@ class EmbeddingRequest(InputFields):
         )
 
     def work(self, output: "OutputKind.ValueType") -> Work:
-        return Work(output=output, dimensions=self.dimensions or 0, raw=self.use_activation is False)
+        work = super().work(output)
+        work.dimensions = self.dimensions or 0
+        return work
 
 
 class ClassifyRequest(InputFields):
