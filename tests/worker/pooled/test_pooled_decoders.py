@@ -153,6 +153,7 @@ def test_a_classifier_that_qwen3_reranker_was_converted_to_has_its_template(
     pooling = PooledEngine(tmp_path).description.pooling
     is_reranker = (name, num_labels) == ("qwen3", 1)
     assert (pooling.pair_template == QWEN3_RERANKER, bool(pooling.default_instruction)) == (is_reranker, is_reranker)
+    assert pooling.takes_no_pairs == (not is_reranker)
 
 
 @pytest.mark.parametrize("no", [11, None])
