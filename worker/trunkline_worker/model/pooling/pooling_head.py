@@ -65,7 +65,7 @@ class PoolingHead:
             pooled = torch.zeros_like(states[:1])
         total, states = pooled[0], torch.cat((pooled[1:], states))
         in_blocks = len(states) // SUM_BLOCK * SUM_BLOCK
-        for block in _block_sums(states[:in_blocks]):
+        for block in _block_sums(states[:in_blocks]) if in_blocks else ():
             total = total + block
         return torch.cat((total[None], states[in_blocks:]))
 
@@ -92,6 +92,7 @@ def _block_sums(states: Tensor) -> Tensor:
     order that depends on the device, and on a GPU on the run.
     """
     blocks = states.view(-1, SUM_BLOCK, states.shape[-1])
-    while (half := blocks.shape[1] // 2) > 0:
-        blocks = blocks[:, :half] + blocks[:, half:]
+    while blocks.shape[1] > 1:
+        lower, upper = blocks.chunk(2, dim=1)
+        blocks = lower + upper
     return blocks[:, 0]
