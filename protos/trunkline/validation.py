@@ -191,6 +191,8 @@ def validate_submit(submit: Submit, model: GetModelResponse, capabilities: Capab
     validate_token_ids(submit.prompt_token_ids, vocab_size=model.vocab_size, field="prompt_token_ids")
     if submit.first_segment_tokens > len(submit.prompt_token_ids):
         raise invalid("first_segment_tokens", "the prompt has fewer tokens")
+    if submit.first_segment_tokens and model.pooling.takes_no_pairs:
+        raise invalid("first_segment_tokens", "the model has no template for a query and a document")
     validate_scheduling(submit.lane, submit.tenant, submit.tenant_weight)
     validate_sampling(
         submit.sampling,

@@ -1785,6 +1785,7 @@ class PoolingModel(_message.Message):
     PAIR_TEMPLATE_FIELD_NUMBER: _builtins.int
     DEFAULT_INSTRUCTION_FIELD_NUMBER: _builtins.int
     ACTIVATION_FIELD_NUMBER: _builtins.int
+    TAKES_NO_PAIRS_FIELD_NUMBER: _builtins.int
     dimensions: _builtins.int
     """Components of a vector. 0 with TASK_SCORE."""
     any_dimensions: _builtins.bool
@@ -1799,6 +1800,10 @@ class PoolingModel(_message.Message):
     """The {instruction} of a request that has none."""
     activation: Global___PoolingActivation.ValueType
     """What the worker does last, unless Work.raw is set."""
+    takes_no_pairs: _builtins.bool
+    """Neither a template nor the tokenizer tells the model which text is the query and which the document, as in decoders
+    whose pair_template is empty: requests with queries are refused.
+    """
     @_builtins.property
     def offered_dimensions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The smaller numbers of components that Work.dimensions may ask for, in ascending order."""
@@ -1823,10 +1828,11 @@ class PoolingModel(_message.Message):
         pair_template: _builtins.str = ...,
         default_instruction: _builtins.str = ...,
         activation: Global___PoolingActivation.ValueType = ...,
+        takes_no_pairs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "any_dimensions", b"any_dimensions", "default_instruction", b"default_instruction", "default_prompt", b"default_prompt", "dimensions", b"dimensions", "labels", b"labels", "offered_dimensions", b"offered_dimensions", "pair_template", b"pair_template", "prompts", b"prompts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation", b"activation", "any_dimensions", b"any_dimensions", "default_instruction", b"default_instruction", "default_prompt", b"default_prompt", "dimensions", b"dimensions", "labels", b"labels", "offered_dimensions", b"offered_dimensions", "pair_template", b"pair_template", "prompts", b"prompts", "takes_no_pairs", b"takes_no_pairs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,6 +3,7 @@
 from struct import unpack
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from tests.worker.front.served_front import MODEL, WHOLE, ServedFront, served_front
@@ -60,6 +61,19 @@ async def test_a_direct_client_gets_one_response(kind: str) -> None:
         request = WorkerServiceGenerateRequest(submit=submit(1, kind))
         (response,) = [response async for response in WorkerServiceStub(channel).Generate(request)]
         assert (response.WhichOneof("output"), values_of(response)) == (kind, WHOLE["values"])
+        assert is_idle(worker)
+
+
+async def test_a_pair_of_texts_is_refused_if_the_model_takes_none() -> None:
+    model = GetModelResponse()
+    model.CopyFrom(ABLE)
+    model.pooling.takes_no_pairs = True
+    async with served_front(model=model) as worker, open_channel(worker.address) as channel:
+        pair = submit(1, "score")
+        pair.first_segment_tokens = 1
+        with pytest.raises(grpc.aio.AioRpcError, match="has no template for a query and a document"):
+            async for _ in WorkerServiceStub(channel).Generate(WorkerServiceGenerateRequest(submit=pair)):
+                pass
         assert is_idle(worker)
 
 

@@ -105,6 +105,7 @@ def test_scores_of_pairs_are_those_of_transformers(name: str, num_labels: int, t
         assert torch.allclose(scores, expected, atol=1e-5, rtol=0)
     assert served.description.task == Task.TASK_SCORE
     assert list(served.description.pooling.labels) == [f"LABEL_{index}" for index in range(num_labels)]
+    assert not served.description.pooling.takes_no_pairs
 
 
 @pytest.mark.parametrize("name", ["bert", "modernbert"])

@@ -26,10 +26,10 @@ def tokenizer() -> Tokenizer:
 
 
 def texts(shared: Path) -> list[str]:
-    questions = (json.loads(line) for line in (shared / "text/gsm8k_test.jsonl").open())
+    lines = (shared / "text/gsm8k_test.jsonl").read_text().splitlines()
+    questions = [json.loads(line)["question"] for line in lines]
     plays = (shared / "text/tiny_shakespeare.txt").read_text()
-    few = [item["question"] for item in questions][: NUM_TEXTS // 2]
-    few += [item["question"].split()[0] for item in map(json.loads, (shared / "text/gsm8k_test.jsonl").open())][:100]
+    few = questions[: NUM_TEXTS // 2] + [question.split()[0] for question in questions[:100]]
     return few + [plays[900 * index : 900 * index + 3 * index] for index in range(1, NUM_TEXTS - len(few) + 1)]
 
 

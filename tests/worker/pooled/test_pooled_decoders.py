@@ -12,6 +12,7 @@ from tests.worker.pooled.checkpoints import DECODERS, write_model, write_modules
 from tests.worker.pooled.pooled_rig import LENGTHS, PooledEngine, prompts_of
 from trunkline.v1.worker_pb2 import Task
 from trunkline_worker.model.checkpoint.refusals import ModelError
+from trunkline_worker.model.pooling.pooled_decoder import QWEN3_RERANKER
 
 POOLINGS = {
     "pooling_mode_lasttoken": lambda states: states[-1],
@@ -144,12 +145,35 @@ def test_a_generating_model_scores_by_its_answers_yes_and_no(tied: bool, tmp_pat
     assert pooling.default_instruction
 
 
+@pytest.mark.parametrize(("name", "num_labels"), [("qwen3", 1), ("qwen3", 3), ("qwen2", 1), ("llama", 1)])
+def test_a_classifier_that_qwen3_reranker_was_converted_to_has_its_template(
+    name: str, num_labels: int, tmp_path: Path
+) -> None:
+    write_model(tmp_path, name, "ForSequenceClassification", num_labels=num_labels)
+    pooling = PooledEngine(tmp_path).description.pooling
+    is_reranker = (name, num_labels) == ("qwen3", 1)
+    assert (pooling.pair_template == QWEN3_RERANKER, bool(pooling.default_instruction)) == (is_reranker, is_reranker)
+    assert pooling.takes_no_pairs == (not is_reranker)
+
+
+@pytest.mark.parametrize("no", [11, None])
+def test_a_logit_score_of_yes_and_no_on_qwen3_has_the_template(no: int | None, tmp_path: Path) -> None:
+    write_model(tmp_path, "qwen3", "ForCausalLM")
+    write_logit_score(tmp_path, true_token_id=23, false_token_id=no)
+    template = PooledEngine(tmp_path).description.pooling.pair_template
+    assert template == ("" if no is None else QWEN3_RERANKER)
+
+
+def write_logit_score(folder: Path, **config: Any) -> None:
+    modules = [{"type": f"sentence_transformers.{kind}", "path": kind} for kind in ("Transformer", "LogitScore")]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "LogitScore").mkdir()
+    (folder / "LogitScore/config.json").write_text(json.dumps(config))
+
+
 def test_a_logit_score_of_sentence_transformers_names_its_tokens(tmp_path: Path) -> None:
     model = write_model(tmp_path, "llama", "ForCausalLM")
-    modules = [{"type": f"sentence_transformers.{kind}", "path": kind} for kind in ("Transformer", "LogitScore")]
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
-    (tmp_path / "LogitScore").mkdir()
-    (tmp_path / "LogitScore/config.json").write_text(json.dumps({"true_token_id": 7, "false_token_id": None}))
+    write_logit_score(tmp_path, true_token_id=7, false_token_id=None)
     served = PooledEngine(tmp_path)
     (prompt,) = prompts_of([30])
     with torch.inference_mode():

@@ -202,6 +202,8 @@ def description_of(
     description.dtype = str(model.dtype).removeprefix("torch.")
     if model.pooling is not None:
         describe_pooling(description, model.pooling, model.spec.hidden_size)
+        # Tokenizers of decoders put nothing between the texts of a pair, and decoders know no token types.
+        description.pooling.takes_no_pairs = not model.pooling.pair_template
     return description
 
 

@@ -11,7 +11,7 @@ from trunkline_worker.model.config_json import parse_spec, read_config
 from trunkline_worker.model.encoders.encoder_config import PooledEncoder, family_of, parse_encoder
 from trunkline_worker.model.pooling.classifier import classifier_of
 from trunkline_worker.model.pooling.pooled_decoder import LAST_TOKEN, PooledDecoder, answer_tokens, with_template
-from trunkline_worker.model.pooling.pooling_spec import PoolingSpec
+from trunkline_worker.model.pooling.pooling_spec import AnswerTokens, PoolingSpec
 from trunkline_worker.model.pooling.sentence_transformers import has_modules, read_modules
 
 BASE_MODEL, CLASSIFIER, GENERATOR = "Model", "ForSequenceClassification", "ForCausalLM"
@@ -93,12 +93,18 @@ def _generator(name: str) -> dict[str, Any]:
 
 def _outputs(config: dict[str, Any], hidden: int, modules: PoolingSpec | None, any_dimensions: bool) -> PoolingSpec:
     """Returns how outputs are made.  modules: None: as a classifier makes them"""
-    if modules is None:
-        return classifier_of(config, hidden=hidden, is_decoder=family_of(_architecture(config)) is None)
-    if not modules.labels:
+    if modules is not None and not modules.labels:
         return _with_dimensions(modules, config, hidden, any_dimensions)
-    is_qwen3 = config.get("model_type") == "qwen3"
-    return with_template(modules) if is_qwen3 else modules
+    is_decoder = family_of(_architecture(config)) is None
+    scores = modules or classifier_of(config, hidden=hidden, is_decoder=is_decoder)
+    return with_template(scores) if _is_qwen3_reranker(config, scores) else scores
+
+
+def _is_qwen3_reranker(config: dict[str, Any], scores: PoolingSpec) -> bool:
+    """Whether a model scores as Qwen3-Reranker does, by yes against no, or by the one label of a classifier to which it
+    was converted. Rerankers on Qwen3 that score by a single token were trained with other templates."""
+    has_one_token = isinstance(scores.head, AnswerTokens) and scores.head.no is None
+    return config.get("model_type") == "qwen3" and len(scores.labels) == 1 and not has_one_token
 
 
 def _with_dimensions(spec: PoolingSpec, config: dict[str, Any], hidden: int, any_dimensions: bool) -> PoolingSpec:

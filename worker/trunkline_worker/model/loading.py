@@ -22,7 +22,7 @@ from trunkline_worker.model.checkpoint.weight_stream import WeightStream
 from trunkline_worker.model.config_json import read_spec
 from trunkline_worker.model.cpu_decoder import CpuDecoder, cpu_decoder
 from trunkline_worker.model.decoder import Decoder
-from trunkline_worker.model.pooling.head_reading import head_tensors, read_head
+from trunkline_worker.model.pooling.head_reading import files_of_head, head_tensors, read_head
 from trunkline_worker.model.pooling.pooled_decoder import PooledDecoder
 from trunkline_worker.model.pooling.pooling_head import PoolingHead
 from trunkline_worker.model.pooling.pooling_spec import PoolingSpec
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from trunkline_worker.model.gpu_decoder import GpuDecoder
 
 # Part of the fingerprint. Raise it when a change of kernels or model code changes the bits of results.
-KERNEL_BUILD = "9"
+KERNEL_BUILD = "10"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 KV_DTYPES = {"fp8": torch.float8_e4m3fn}
 
@@ -146,7 +146,8 @@ def load_model(
         if load_format != "dummy":
             stream = None if device.type == "cpu" else WeightStream(device)
             checkpoint = stack.enter_context(Checkpoint(directory, stream, may_be_base=pooled is not None))
-            digests = stack.enter_context(WeightDigests(checkpoint.files))
+            others = [] if pooled is None else files_of_head(pooled.pooling, directory)
+            digests = stack.enter_context(WeightDigests([*checkpoint.files, *others]))
         kind = _dtype(dtype, spec, checkpoint)
         # Weights are quantised one by one, so that the unquantised model need not fit into memory.
         kept = _kept_kinds(kernels, device, kind, schemes, quantization=quantization, deterministic=deterministic)
@@ -161,7 +162,7 @@ def load_model(
         )  # fmt: skip
         head = None
         if pooled is not None:
-            head = read_head(pooled.pooling, checkpoint, weights.embedding, is_tied=spec.tie_word_embeddings)
+            head = read_head(pooled.pooling, directory, checkpoint, weights.embedding, is_tied=spec.tie_word_embeddings)
             weights = replace(weights, head=Linear(weights.embedding[:1], None))  # not to be packed for no use
         read_bytes, kinds = weight_bytes(weights), quantized_kinds(weights)
         decoder: Decoder | CpuDecoder | GpuDecoder

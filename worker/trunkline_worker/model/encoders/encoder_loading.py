@@ -1,5 +1,6 @@
 """Loads a directory with an encoder into one that is ready to run."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +16,12 @@ from trunkline_worker.model.encoders.encoder import Encoder
 from trunkline_worker.model.encoders.encoder_config import PooledEncoder
 from trunkline_worker.model.encoders.encoder_spec import EncoderSpec
 from trunkline_worker.model.encoders.encoder_weights import UNUSED, prefix_of, read_encoder
-from trunkline_worker.model.pooling.head_reading import read_head
+from trunkline_worker.model.pooling.head_reading import files_of_head, read_head
 from trunkline_worker.model.pooling.pooling_head import PoolingHead
 from trunkline_worker.model.pooling.pooling_spec import PoolingSpec
 
 # Part of the fingerprint. Raise it when a change of the code changes the bits of results.
-ENCODER_BUILD = "1"
+ENCODER_BUILD = "2"
 MOST_TRITON_HEAD_DIM = 128  # of text_attention.py, which only systems with Triton can import
 
 
@@ -63,7 +64,10 @@ def load_encoder(
     if kernels == "triton" and spec.sizes.head_dim > MOST_TRITON_HEAD_DIM:
         raise ModelError(f"head_dim {spec.sizes.head_dim} is not supported by the Triton kernel: use --kernels torch")
     stream = None if device.type == "cpu" else WeightStream(device)
-    with Checkpoint(directory, stream) as checkpoint, WeightDigests(checkpoint.files) as digests:
+    with ExitStack() as stack:
+        checkpoint = stack.enter_context(Checkpoint(directory, stream))
+        files = [*checkpoint.files, *files_of_head(pooling, directory)]
+        digests = stack.enter_context(WeightDigests(files))
         words = f"{prefix_of(spec, checkpoint)}{spec.embedding.words}.weight"
         named = dtype if dtype != "auto" else read_dtype(Entries(model.config))
         kind = checkpoint.stored_dtype(words) if named is None else getattr(torch, named)
@@ -71,9 +75,9 @@ def load_encoder(
             kind = torch.float32
         checkpoint.skip_all(UNUSED)
         weights = read_encoder(spec, kind, device, checkpoint)
-        head = read_head(pooling, checkpoint, weights.words, is_tied=True)
-        checkpoint.check_all_read(())
         checkpoint.check_finite(kind)
+        head = read_head(pooling, directory, checkpoint, weights.words, is_tied=True)
+        checkpoint.check_all_read(())
         weight_digests = digests.digests()
     facts = (
         str(kind),
@@ -81,7 +85,8 @@ def load_encoder(
         device.type,
         kernels,
         "deterministic" if deterministic else "",
-        repr(pooling.head),
+        repr(spec),
+        repr(pooling),
     )
     return LoadedEncoder(
         encoder=Encoder(spec, weights, deterministic=deterministic, uses_triton=kernels == "triton"),

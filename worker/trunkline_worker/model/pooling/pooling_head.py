@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, layer_norm, linear, relu
+from torch.nn.functional import gelu, layer_norm, linear, pad, relu
 
 from trunkline_worker.model.pooling.pooling_spec import Pooling
 
+SUM_BLOCK = 32  # tokens, a power of two: states are added up block by block
 FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda x: x,
     "tanh": torch.tanh,
@@ -49,7 +50,8 @@ class PoolingHead:
         """Returns what is known of a prompt after a further chunk.
 
         pooled: what was known before it; None: nothing
-        states: [num_tokens, hidden], after the final norm → [hidden]; of sums in float64, else in float32
+        states: [num_tokens, hidden], after the final norm → [hidden] in float32; for sums [1 + num_tokens, hidden] in
+            float64: the sum of the prompt's whole blocks, and the states that follow them
         """
         if self.pooling is Pooling.LAST:
             return states[-1].float()
@@ -58,16 +60,21 @@ class PoolingHead:
         if self.pooling is Pooling.MAX:
             highest = states.float().amax(0)
             return highest if pooled is None else torch.maximum(pooled, highest)
-        # One token after the other, so that the sum does not depend on how the prompt was cut.
         states = states.double()
-        return torch.cumsum(states if pooled is None else torch.cat((pooled[None], states)), 0)[-1]
+        if pooled is None:
+            pooled = torch.zeros_like(states[:1])
+        total, states = pooled[0], torch.cat((pooled[1:], states))
+        in_blocks = len(states) // SUM_BLOCK * SUM_BLOCK
+        for block in _block_sums(states[:in_blocks]) if in_blocks else ():
+            total = total + block
+        return torch.cat((total[None], states[in_blocks:]))
 
     def values(self, pooled: Tensor, num_tokens: int) -> list[float]:
         """Returns the output of a prompt whose chunks have all been added, before the last activation."""
-        if self.pooling is Pooling.MEAN:
-            pooled = pooled / num_tokens
-        elif self.pooling is Pooling.MEAN_SQRT_LEN:
-            pooled = pooled / num_tokens**0.5
+        if self.pooling in (Pooling.MEAN, Pooling.MEAN_SQRT_LEN):
+            last_block = pad(pooled[1:], (0, 0, 0, SUM_BLOCK + 1 - len(pooled)))
+            pooled = pooled[0] + _block_sums(last_block)[0]
+            pooled = pooled / (num_tokens if self.pooling is Pooling.MEAN else num_tokens**0.5)
         values: list[float] = self.projected(pooled.float()).tolist()
         return values
 
@@ -76,3 +83,16 @@ class PoolingHead:
         for projection in self.projections:
             pooled = projection.of(pooled)
         return pooled
+
+
+def _block_sums(states: Tensor) -> Tensor:
+    """[num_blocks * SUM_BLOCK, hidden] → [num_blocks, hidden]
+
+    The upper half of each block is added to the lower one, until one state is left. Sums of PyTorch would add in an
+    order that depends on the device, and on a GPU on the run.
+    """
+    blocks = states.view(-1, SUM_BLOCK, states.shape[-1])
+    while blocks.shape[1] > 1:
+        lower, upper = blocks.chunk(2, dim=1)
+        blocks = lower + upper
+    return blocks[:, 0]

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 
 ACTIVATIONS = ("identity", "tanh", "gelu", "relu")  # of projections
 
@@ -38,7 +37,7 @@ class ProjectionSpec:
     norm: str | None = None  # a layer norm of the result
     norm_eps: float = 1e-5
     norm_bias: bool = False
-    folder: Path | None = None  # of a file of its own; None: the tensors are among the model's
+    folder: str | None = None  # in the model's directory, with a file of its own; None: among the model's tensors
 
 
 @dataclass(frozen=True, slots=True)

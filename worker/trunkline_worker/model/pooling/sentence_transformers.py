@@ -60,7 +60,7 @@ def read_modules(directory: Path) -> PoolingSpec:
     prompts, default_prompt = _prompts(directory / "config_sentence_transformers.json")
     return PoolingSpec(
         pooling=_pooling(modules[1].folder / "config.json"),
-        head=tuple(_dense(module.folder) for module in dense),
+        head=tuple(_dense(directory, module.folder) for module in dense),
         activation=Activation.NORMALIZE if kinds[-1] == "Normalize" else Activation.NONE,
         prompts=tuple(prompts.items()),
         default_prompt=default_prompt,
@@ -123,7 +123,7 @@ def _pooling(path: Path) -> Pooling:
         raise ModelError(f"{path}: {error}") from None
 
 
-def _dense(folder: Path) -> ProjectionSpec:
+def _dense(directory: Path, folder: Path) -> ProjectionSpec:
     path = folder / "config.json"
     config = Entries(read_json(path))
     try:
@@ -140,7 +140,7 @@ def _dense(folder: Path) -> ProjectionSpec:
             inner=config.integer("in_features", 1, MOST_FEATURES),
             bias=config.flag("bias", True),
             activation=DENSE_ACTIVATIONS[activation],
-            folder=folder,
+            folder=str(folder.relative_to(directory)),
         )
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
