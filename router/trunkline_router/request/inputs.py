@@ -100,6 +100,8 @@ def _texts(inputs: Inputs, model: PoolingModel) -> list[InputText | None]:
         num_texts = sum(isinstance(one, str) for one in inputs.given)
         _check_total(num_texts * len(prompt) + _total(one for one in inputs.given if isinstance(one, str)))
         return [InputText(one, head=prompt) if isinstance(one, str) else None for one in inputs.given]
+    if model.takes_no_pairs:
+        raise invalid("queries", "this model has no template for a query and a document")
     queries = inputs.queries if len(inputs.queries) > 1 else list(inputs.queries) * len(inputs.given)
     documents = [one for one in inputs.given if isinstance(one, str)]
     template = model.pair_template

@@ -339,3 +339,12 @@ async def test_a_model_of_another_task_is_refused() -> None:
         ):
             refused = await refusal(call)
             assert (refused.reason, refused.field) == (INVALID_REQUEST, "model")
+
+
+async def test_queries_are_refused_where_a_model_has_no_place_for_them() -> None:
+    model = PoolingModel(labels=["relevance"], takes_no_pairs=True)
+    (worker,) = fakes("a", **{**SCORES, "pooling": model})
+    async with cluster(worker) as router:
+        call = router.stub.Score(ScoreRequest(queries=["why"], inputs=[Input(text="a red fox")]), timeout=60.0)
+        refused = await refusal(call)
+        assert (refused.reason, refused.field) == (INVALID_REQUEST, "queries")
