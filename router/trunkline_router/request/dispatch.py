@@ -120,7 +120,9 @@ class DispatchedRequest:
         stream, window, suspicion = self.stream, self._window, self._suspicion
         if suspicion.is_suspect and not window.has_suspects(stream.answer):
             suspicion.clear()
-        choices = window.next(stream.answer.num_unfinished, one_by_one=suspicion.is_suspect)
+        choices = window.next(
+            stream.answer.num_unfinished, num_untaken=stream.num_untaken, one_by_one=suspicion.is_suspect
+        )
         if choices and not stream.is_broken:
             attempt.submit(self._submits(choices, attempt, self._placement.timeout_ns()), stream)
 

@@ -37,10 +37,13 @@ class InputWindow:
             self._most = min(self._most, max(1, int(QUEUE_SHARE * most_waiting)))
         return self.next(self._num_unsent, one_by_one=one_by_one)
 
-    def next(self, num_unfinished: int, *, one_by_one: bool) -> list[tuple[int, Ledger]]:
-        """Returns the choices to send now, perhaps none.  num_unfinished: in all, sent or not"""
+    def next(self, num_unfinished: int, *, num_untaken: int = 0, one_by_one: bool) -> list[tuple[int, Ledger]]:
+        """Returns the choices to send now, perhaps none.
+
+        num_unfinished: in all, sent or not; num_untaken: answers that wait for the client
+        """
         most = 1 if one_by_one else self._most
-        room = most - (num_unfinished - self._num_unsent)
+        room = most - (num_unfinished - self._num_unsent) - num_untaken
         if room < max(1, SENT_SHARE * most):
             return []
         sent = list(islice(self._unsent, room))

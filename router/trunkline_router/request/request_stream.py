@@ -168,6 +168,11 @@ class RequestStream:
         """Whether every choice has ended."""
         return not self.answer.num_unfinished
 
+    @property
+    def num_untaken(self) -> int:
+        """Vectors or scores that wait for the client."""
+        return len(self._wholes)
+
     def begin(self, worker_id: str, attempt: "WorkerAttempt") -> None:
         """Begins another attempt, at this worker."""
         self._attempt, self._is_watched = attempt, attempt.is_watched
