@@ -228,6 +228,14 @@ class RequestRecord:
                 return placement
         return None
 
+    def answered_s(self, attempt: AttemptRecord) -> float | None:
+        """When the attempt had the output that its decision predicted: the first one; of several inputs the last one.
+        None: it never had it, or only those inputs that another attempt had left."""
+        if not self.inputs:
+            return attempt.first_output_s
+        is_whole = attempt.ended == COMPLETE and attempt.resumed_at_tokens is None
+        return attempt.last_output_s if is_whole else None
+
     def heard(self) -> None:
         """One choice less is awaited."""
         self.awaited -= 1

@@ -17,6 +17,7 @@ from tests.router.metrics.records import (
 )
 from trunkline.status import DEADLINE_EXCEEDED, INTERNAL, NO_WORKER, OVERLOADED, QUOTA_EXCEEDED
 from trunkline_router.observe.metrics.request_metrics import phases_of
+from trunkline_router.observe.recent.recent_requests import RecentRequests
 from trunkline_router.record.request_observer import RequestObserver
 from trunkline_router.record.request_record import (
     CANCELLED,
@@ -102,6 +103,18 @@ def test_predictions_are_compared_with_what_became_of_them() -> None:
     decisions = values(counted.families, "trunkline_router_route_decisions_total", "policy", "reason")
     assert decisions == {("predicted-ttft", "soonest"): 1}
     assert value(counted.families, "trunkline_router_route_prompt_tokens_total") == 400
+
+
+def test_the_prediction_for_several_inputs_is_of_the_last_ones_output_everywhere() -> None:
+    record = answered(inputs=3, choices=3, placements=[PlacementRecord(Interval(1.005, 1.009), plan(), 0.5)])
+    counted, recent = counts(), RecentRequests()
+    counted.request_ended(record)
+    recent.request_ended(record)
+    assert value(counted.families, "trunkline_router_worker_first_token_seconds_total") == pytest.approx(0.6)
+    assert recent.predicted()["w0"].real_p50_s == pytest.approx(0.6)
+    rest = answered(inputs=3, choices=3, attempts=[attempt(resumed_at_tokens=0)])
+    counted.request_ended(rest)
+    assert value(counted.families, "trunkline_router_worker_first_tokens_total") == 1, "the rest was not predicted"
 
 
 def test_silences_are_zero_before_the_first_failover_so_that_rates_see_it() -> None:
