@@ -109,6 +109,8 @@ class DispatchedRequest:
         if self._prepared.inputs:
             most_waiting = worker.model.max_waiting_requests
             choices = self._window.begin(choices, most_waiting, one_by_one=suspicion.is_suspect)
+            done = zip(self._prepared.inputs, stream.answer.ledgers, strict=True)
+            attempt.has_computed(sum([len(one.ids) for one, ledger in done if ledger.finished]))
         submits = self._submits(choices, attempt, timeout_ns)
         if suspicion.is_suspect:
             suspicion.enter(worker)
@@ -140,10 +142,11 @@ class DispatchedRequest:
 
     def _has_started(self, attempt: "WorkerAttempt") -> None:
         """The first response of an attempt was handed on. The hits of several inputs tell nothing of the first one's,
-        for which its worker was chosen."""
+        for which its worker was chosen, and the others still queue."""
         stream = self.stream
-        attempt.started(stream.handed_s, None if self._prepared.inputs else stream.cached_tokens)
+        attempt.started(stream.handed_s)
         if not self._prepared.inputs:
+            attempt.has_computed_all(stream.cached_tokens)
             self._placement.has_computed(stream.cached_tokens)
 
     async def _note(self, worker: ConnectedWorker, broken: BrokenOff) -> None:
@@ -237,11 +240,18 @@ class WorkerAttempt:
         sinks = [stream.sink(submit) for submit in submits]
         self._handles += self._worker.session.submit(submits, sinks)
 
-    def started(self, first_output_s: float, cached_tokens: int | None) -> None:
+    def started(self, first_output_s: float) -> None:
         """The first response of this attempt was handed on."""
         self.noted.first_output_s = first_output_s
-        self._flight.has_started(cached_tokens if self._is_told_cached else None)
         self._trial.succeeded(self._clock_s())
+
+    def has_computed(self, tokens: int) -> None:
+        """Of several inputs, some with so many tokens are computed."""
+        self._flight.has_computed(tokens)
+
+    def has_computed_all(self, cached_tokens: int) -> None:
+        """The prompt is computed, but for the tokens that its worker had in its cache."""
+        self._flight.has_started(cached_tokens if self._is_told_cached else None)
 
     def progressed(self, steps: int) -> None:
         """The attempt has produced output in `steps` steps, per choice on average."""

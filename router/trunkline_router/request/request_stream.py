@@ -185,16 +185,18 @@ class RequestStream:
 
     def sink(self, submit: Submit) -> Sink:
         """Returns what takes the outputs of a choice."""
-        return partial(self.put_whole, submit.choice) if submit.work.output in WHOLE_OUTPUTS else self.put
+        if submit.work.output in WHOLE_OUTPUTS:
+            return partial(self.put_whole, submit.choice, len(submit.prompt_token_ids))
+        return self.put
 
     @property
     def is_broken(self) -> bool:
         """Whether the attempt has ended before the answer was complete, or the request has."""
         return self._broken is not None or self._refused is not None
 
-    def put_whole(self, index: int, output: SequenceOutput) -> bool:
+    def put_whole(self, index: int, prompt_tokens: int, output: SequenceOutput) -> bool:
         """Takes output of one choice of a request for vectors or scores: the whole of it, unless the choice broke off.
-        Each choice has a prompt of its own."""
+        Each choice has a prompt of its own, with `prompt_tokens`."""
         if not is_whole(output):
             self.answer.prompt_known |= output.HasField("chunk")  # it was aborted
             return self.put(output)
@@ -203,6 +205,8 @@ class RequestStream:
             self._num_open = self.answer.num_unfinished
             self._take_timeline(output)
             self._take_prompt(output.prompt)
+            if self._attempt is not None:
+                self._attempt.has_computed(prompt_tokens)
             self._wholes.append((index, output))
             self._fanout.add(self._due)
         return True

@@ -111,6 +111,24 @@ async def test_only_inputs_without_an_answer_go_to_another_worker() -> None:
     assert responses[-1].usage.resumptions == 1
 
 
+async def test_the_inputs_that_are_not_answered_stay_in_the_load_of_their_worker() -> None:
+    workers = fakes("a", "b")
+    async with cluster(*workers) as router:
+        call = embed(router, token_inputs(8))
+        await until(lambda: any(len(worker.submits) == 8 for worker in workers))
+        place = next(place for place, worker in enumerate(workers) if worker.submits)
+        first, other = router.connected(place), router.connected(1 - place)
+        assert first.queued_tokens == 16
+        await serve(workers[place], 3)
+        await call.read()
+        await until(lambda: first.queued_tokens == 10)
+        await workers[place].die()
+        await until(lambda: other.queued_tokens == 10)
+        await serve(workers[1 - place], 5)
+        await rest(call)
+        await until(lambda: (other.queued_tokens, other.open_choices) == (0, 0))
+
+
 async def test_a_draining_worker_hands_the_rest_of_a_call_over() -> None:
     workers = fakes("a", "b")
     async with cluster(*workers) as router:

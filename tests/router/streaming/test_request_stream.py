@@ -433,16 +433,16 @@ async def test_an_output_without_tokens_comes_with_the_usage_and_counts_none(who
     meter, told = OutputMeter(), Told()
     news = stream_of(record("r"), 1, PromptInfo(model="m", prompt_tokens=9), meter=meter)
     news.begin("a", told)
-    news.put_whole(0, SequenceOutput(error=no_worker("lost").to_proto()))
+    news.put_whole(0, 2, SequenceOutput(error=no_worker("lost").to_proto()))
     with pytest.raises(BrokenOff):
         await news.take()
     news.begin("b", told)
-    news.put_whole(0, SequenceOutput(prompt=REPORT, timeline=Timeline(ended_s=1.0), **whole))
+    news.put_whole(0, 2, SequenceOutput(prompt=REPORT, timeline=Timeline(ended_s=1.0), **whole))
     assert news.has_ended
     response = await news.take()
     assert response is not None
     assert [getattr(response, kind) for kind in whole] == list(whole.values())
     assert [chunk.finish_reason for chunk in response.chunks] == [STOP]
     assert (response.prompt.cached_tokens, response.usage.completion_tokens, meter.tokens) == (4, 0, 0)
-    assert len(told.timelines) == 1
+    assert (len(told.timelines), told.computed_tokens) == (1, 2)
     assert await news.take() is None
