@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from trunkline.status import INTERNAL, RequestRefused, deadline_exceeded, internal, invalid, no_worker
-from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo, TokenizeRequest
+from trunkline.v1.inference_pb2 import GenerateResponse, TokenizeRequest
 from trunkline.validation import check_length, max_total_tokens
 from trunkline_router.access.access import Caller
 from trunkline_router.prompts.reasoning_effort import DEFAULT_LIMITS, effort_limits
@@ -69,13 +69,7 @@ class Inference:
                 try:
                     async with aclosing(dispatched.responses()) as responses:
                         async for response in responses:
-                            if prepared.inputs and response.HasField("usage"):  # each has found its part in the cache
-                                count = PromptInfo(
-                                    prompt_tokens=response.usage.prompt_tokens,
-                                    cached_tokens=response.usage.cached_tokens,
-                                )
-                                reservation.count_prompt(count)
-                            elif response.HasField("prompt") and not prepared.inputs:
+                            if response.HasField("prompt") and not prepared.inputs:  # inputs are metered
                                 reservation.count_prompt(response.prompt)
                             if not sees_cache:
                                 without_cache(response)

@@ -184,9 +184,11 @@ class RequestStream:
         self._attempt_choices = self.answer.num_unfinished
 
     def sink(self, submit: Submit) -> Sink:
-        """Returns what takes the outputs of a choice."""
+        """Returns what takes the outputs of a choice, which is sent to the worker now."""
         if submit.work.output in WHOLE_OUTPUTS:
-            return partial(self.put_whole, submit.choice, len(submit.prompt_token_ids))
+            prompt_tokens = len(submit.prompt_token_ids)
+            self._meter.inputs.sent(submit.choice, prompt_tokens)
+            return partial(self.put_whole, submit.choice, prompt_tokens)
         return self.put
 
     @property
@@ -205,6 +207,7 @@ class RequestStream:
             self._num_open = self.answer.num_unfinished
             self._take_timeline(output)
             self._take_prompt(output.prompt)
+            self._meter.inputs.answered(index, prompt_tokens, output.prompt.cached_tokens)
             if self._attempt is not None:
                 self._attempt.has_computed(prompt_tokens)
             self._wholes.append((index, output))
@@ -312,6 +315,8 @@ class RequestStream:
         if self._broken is None:
             self._broken = BrokenOff(refused)
             self._is_at_worker = output.begun and refused.reason == DEADLINE_EXCEEDED  # the client's deadline
+            if not self._is_at_worker:
+                self._meter.inputs.lost()
             if self._attempt is not None:
                 self._attempt.broke_off()
         self._take_timeline(output)

@@ -231,6 +231,22 @@ async def test_the_client_that_goes_takes_all_its_inputs_along() -> None:
         await until(lambda: len(worker.aborted) == 4)
 
 
+async def test_a_call_that_is_cancelled_is_charged_for_the_inputs_that_its_worker_got() -> None:
+    (worker,) = fakes("a")
+    tenants = Tenants(otherwise=Tenant(quotas=Quotas(tokens_per_minute=2 * MAX_INPUTS + 2 * MOST_AT_WORKER)))
+    async with cluster(worker, tenants=tenants) as router:
+        call = embed(router, token_inputs(MAX_INPUTS))
+        await until(lambda: len(worker.submits) == MOST_AT_WORKER)
+        call.cancel()
+        await until(lambda: len(worker.aborted) == MOST_AT_WORKER)
+        while not worker.arrived.empty():
+            worker.arrived.get_nowait()
+        serving = asyncio.create_task(serve(worker))
+        assert len((await vectors(embed(router, token_inputs(MAX_INPUTS))))[0]) == MAX_INPUTS
+        assert (await refusal(embed(router, token_inputs(MOST_AT_WORKER)))).reason == QUOTA_EXCEEDED
+        serving.cancel()
+
+
 async def test_a_deadline_ends_all_inputs_of_a_call() -> None:
     (worker,) = fakes("a")
     async with cluster(worker) as router:
