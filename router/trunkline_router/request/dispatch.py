@@ -95,12 +95,16 @@ class DispatchedRequest:
 
     async def _placed(self) -> Route[ConnectedWorker]:
         """Returns a route to a worker that this request may go to. Raises RequestRefused."""
-        dispatcher, prepared = self._dispatcher, self._prepared
-        dispatcher.quarantine.check_all(prepared.computations(), dispatcher.clock_s())
+        self._check_convictions()
         route = await self._placement.place()
-        # Another copy of the request may have been convicted meanwhile.
-        dispatcher.quarantine.check_all(prepared.computations(), dispatcher.clock_s())
+        self._check_convictions()  # another copy of the request may have been convicted meanwhile
         return route
+
+    def _check_convictions(self) -> None:
+        """Raises RequestRefused (QUARANTINED)."""
+        dispatcher, prepared = self._dispatcher, self._prepared
+        now_s, are_inputs = dispatcher.clock_s(), bool(prepared.inputs)
+        dispatcher.quarantine.check_all(prepared.computations(), now_s, are_inputs=are_inputs)
 
     def _submit(self, attempt: "WorkerAttempt", worker: ConnectedWorker, timeout_ns: int | None) -> None:
         """Begins an attempt: sends the unfinished choices to the worker, or the first ones of many inputs."""
@@ -188,8 +192,8 @@ class DispatchedRequest:
         """Quarantines the request. Raises RequestRefused (QUARANTINED)."""
         dispatcher, workers = self._dispatcher, [worker.address for worker in self._killed[-2:]]
         # Of several inputs, the first unfinished one was at the worker alone.
-        index = next(self.stream.answer.unfinished())[0] if self._prepared.inputs else 0
-        computation = next(islice(self._prepared.computations(), index, None))
+        index = next(self.stream.answer.unfinished())[0] if self._prepared.inputs else None
+        computation = next(islice(self._prepared.computations(), index or 0, None))
         everywhere = dispatcher.quarantine.convict(computation, set(workers), dispatcher.clock_s())
         get_logger().error("request quarantined", **self._record.log_fields(), workers=workers, everywhere=everywhere)
         raise quarantined(index)
