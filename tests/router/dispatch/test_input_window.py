@@ -6,7 +6,7 @@ from trunkline.ledger import AnswerLedger
 from trunkline.v1.inference_pb2 import GenerateRequest
 from trunkline.v1.worker_pb2 import Capability, OutputKind, PoolingModel, Task, Work
 from trunkline_router.record.request_record import RequestRecord
-from trunkline_router.request.input_window import MOST_AT_WORKER, SENT_SHARE, InputWindow
+from trunkline_router.request.input_window import GROWS_AFTER, MOST_AT_WORKER, SENT_SHARE, InputWindow
 from trunkline_router.request.inputs import Inputs
 from trunkline_router.request.request_call import Extras, RequestCall
 
@@ -48,3 +48,17 @@ def test_every_input_is_sent_however_the_client_reads() -> None:
         )
         sent += more
     assert [index for index, _ in sent] == list(range(5 * MOST_AT_WORKER))
+
+
+def test_the_window_grows_again_after_a_full_worker_and_after_a_small_one() -> None:
+    choices = list(AnswerLedger(9 * MOST_AT_WORKER).unfinished())
+    window = InputWindow()
+    assert len(window.begin(choices, 8, one_by_one=False)) == 4, "half of the places"
+    assert len(window.begin(choices, 0, one_by_one=False)) == MOST_AT_WORKER
+    window.was_refused()
+    window.was_refused()
+    left, sizes = len(choices), [len(window.begin(choices, 0, one_by_one=False))]
+    for _ in range(2 * GROWS_AFTER + 1):
+        left -= sizes[-1]
+        sizes.append(len(window.next(left, one_by_one=False)))
+    assert [MOST_AT_WORKER // size for size in sizes] == [*[4] * (GROWS_AFTER + 1), *[2] * GROWS_AFTER, 1]
