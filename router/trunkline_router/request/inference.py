@@ -58,6 +58,8 @@ class Inference:
         """Yields the responses to a request: the first one has its prompt, the last one its usage."""
         sees_cache = call.caller.identity.sees_cache
         record = call.record
+        if call.extras.work is not None:
+            record.output = call.extras.work.output
         with ObservedCall(self.observer, call), self.running:
             prepared = await self.prepare(call)
             with await self.reserve(call.caller, prepared, record) as reservation:

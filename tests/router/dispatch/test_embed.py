@@ -278,7 +278,8 @@ async def test_a_call_is_counted_once_and_has_no_time_per_output_token() -> None
         assert found["trunkline_router_requests_total", ""] == 1
         assert found["trunkline_router_tokens_total", "prompt_computed"] == 14
         assert ("trunkline_router_tokens_total", "output") not in found
-        assert found.get(("gen_ai_server_time_per_output_token_seconds_count", ""), 0) == 0
+        for name in ("time_per_output_token", "time_to_first_token"):
+            assert found.get((f"gen_ai_server_{name}_seconds_count", ""), 0) == 0
         operations = {sample.labels.get("gen_ai_operation_name") for sample in samples}
         assert "embeddings" in operations
 
