@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -193,13 +193,13 @@ class HttpCall:
 
     async def respond(
         self,
-        body: bytes,
+        body: bytes | Sequence[bytes],
         *,
         status: int = 200,
         headers: Iterable[Header] = (),
         content_type: bytes = b"application/json",
     ) -> None:
-        """Sends a whole response."""
+        """Sends a whole response; a body may be in pieces."""
         self.has_begun = True
         await respond(self.send, status, body, [*self.response_headers(), *headers], content_type)
 

@@ -10,14 +10,56 @@ from trunkline_router.quotas.fairness import CACHED_COST, INPUT_COST, OUTPUT_COS
 from trunkline_router.quotas.tenant_book import When
 
 
+def prompt_cost(tokens: int, cached: int) -> float:
+    """Returns the service of computing a prompt, `cached` tokens of which are found in the cache."""
+    return INPUT_COST * (tokens - cached) + CACHED_COST * cached
+
+
+class InputMeter:
+    """Counts the inputs of a request for vectors or scores that a worker computes or has computed.
+
+    cost: of those that are answered
+    """
+
+    __slots__ = ("_answered_tokens", "_at_worker", "cost")
+
+    def __init__(self) -> None:
+        self._at_worker: dict[int, int] = {}  # tokens by input
+        self._answered_tokens = 0
+        self.cost = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the inputs."""
+        return self._answered_tokens + sum(self._at_worker.values())
+
+    @property
+    def whole_cost(self) -> float:
+        """The cost with that of the inputs that are not answered."""
+        return self.cost + prompt_cost(sum(self._at_worker.values()), 0)
+
+    def sent(self, index: int, tokens: int) -> None:
+        self._at_worker[index] = tokens
+
+    def answered(self, index: int, tokens: int, cached_tokens: int) -> None:
+        self._at_worker.pop(index, None)
+        self._answered_tokens += tokens
+        self.cost += prompt_cost(tokens, cached_tokens)
+
+    def lost(self) -> None:
+        """The worker has lost or refused what it had not answered."""
+        self._at_worker.clear()
+
+
 class OutputMeter:
     """Counts the output tokens that workers have computed for all choices of a request, whether or not its client has
-    read them."""
+    read them; and its inputs, if it is for vectors or scores."""
 
-    __slots__ = ("tokens",)
+    __slots__ = ("inputs", "tokens")
 
     def __init__(self) -> None:
         self.tokens = 0
+        self.inputs = InputMeter()
 
     def add(self, tokens: int) -> None:
         """Counts `tokens` more."""
@@ -61,7 +103,7 @@ class Admitted:
 
 class Reservation:
     """A context manager that settles the request's usage on exit. `meter` counts the computed output. `prompt_tokens`
-    are charged for the prompt, cached or not, if the request is charged at all.
+    are charged for the prompt, cached or not, if the request is charged at all; of inputs, those that a worker got.
 
     admitted: None for a tenant without quotas
     settle: called once at the end
@@ -96,7 +138,7 @@ class Reservation:
         """Tokens to charge: 0 if no worker served the request, because none took it or all lost or refused it."""
         if self._metered is None or not self._metered.is_owed:
             return 0
-        return self.prompt_tokens + self.meter.tokens
+        return (self.meter.inputs.tokens or self.prompt_tokens) + self.meter.tokens
 
     @property
     def has_ended(self) -> bool:
@@ -109,13 +151,13 @@ class Reservation:
     def count_prompt(self, prompt: PromptInfo) -> None:
         """Counts the prompt as service. Only the first call has an effect."""
         if self._prompt_cost is None:
-            cached = prompt.cached_tokens
-            self._prompt_cost = INPUT_COST * (prompt.prompt_tokens - cached) + CACHED_COST * cached
+            self._prompt_cost = prompt_cost(prompt.prompt_tokens, prompt.cached_tokens)
 
     def new_service(self) -> float:
         """Returns the cost over weight of what was computed since the last call, whether or not the client has read
         it."""
-        cost = (self._prompt_cost or 0.0) + OUTPUT_COST * self.meter.tokens
+        known = self.meter.inputs.cost if self._prompt_cost is None else self._prompt_cost
+        cost = known + OUTPUT_COST * self.meter.tokens
         new, self._served = cost - self._served, cost
         return new / self.weight
 
@@ -136,5 +178,6 @@ class Reservation:
     def settle(self) -> None:
         """Settles the request's usage at its end. Call it once."""
         if self.used_tokens and self._prompt_cost is None:
-            self._prompt_cost = INPUT_COST * self.prompt_tokens
+            inputs = self.meter.inputs
+            self._prompt_cost = inputs.whole_cost if inputs.tokens else prompt_cost(self.prompt_tokens, 0)
         self._settle(self)

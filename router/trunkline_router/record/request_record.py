@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from trunkline.status import OVERLOADED, QUARANTINED
 from trunkline.v1.generation_pb2 import SamplingParams
-from trunkline.v1.worker_pb2 import Timeline
+from trunkline.v1.worker_pb2 import OutputKind, Timeline
 from trunkline_router.record.error_statuses import TABLE
 from trunkline_router.routing.policy import Candidate, RoutePlan
 
@@ -140,6 +140,7 @@ class RequestRecord:
     sampling: the parameters with all defaults filled in; None once the listeners were told
     is_seeded: whether the client gave the seed
     inputs: of a request for vectors or scores; 0: it generates
+    output: what it asks workers for; unspecified: tokens, or it was refused before that was known
     completion_tokens: of all choices together
     longest_choice_tokens: output tokens of the longest choice
     tool_calls, complete_tool_calls: that the answer has, if it is parsed here
@@ -185,6 +186,7 @@ class RequestRecord:
     prompt_tokens: int = 0
     choices: int = 0
     inputs: int = 0
+    output: "OutputKind.ValueType" = OutputKind.OUTPUT_KIND_UNSPECIFIED
     max_tokens: int | None = None
     grammar: str = ""
     cached_tokens: int = 0
@@ -227,6 +229,14 @@ class RequestRecord:
             if placement.worker == attempt.worker and placement.time.end_s <= attempt.started_s:
                 return placement
         return None
+
+    def answered_s(self, attempt: AttemptRecord) -> float | None:
+        """When the attempt had the output that its decision predicted: the first one; of several inputs the last one.
+        None: it never had it, or only those inputs that another attempt had left."""
+        if not self.inputs:
+            return attempt.first_output_s
+        is_whole = attempt.ended == COMPLETE and attempt.resumed_at_tokens is None
+        return attempt.last_output_s if is_whole else None
 
     def heard(self) -> None:
         """One choice less is awaited."""
@@ -333,12 +343,16 @@ def is_worth_a_look(record: RequestRecord) -> bool:
 
 
 PROVIDER = "trunkline"
-_CHAT_ENDPOINTS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
-_EMBEDDING_ENDPOINTS = ("/v1/embeddings", "trunkline.v1.InferenceService/Embed")
+CHAT, EMBEDDINGS, SCORING = "chat", "embeddings", "score"  # operations; OpenTelemetry has no name for the last one
+_OF_OUTPUT = {OutputKind.OUTPUT_KIND_VECTOR: EMBEDDINGS, OutputKind.OUTPUT_KIND_SCORE: SCORING}
+_OF_ENDPOINT = {
+    **dict.fromkeys(("/v1/chat/completions", "/v1/responses", "/v1/messages"), CHAT),
+    **dict.fromkeys(("/v1/embeddings", "/pooling", "trunkline.v1.InferenceService/Embed"), EMBEDDINGS),
+    **dict.fromkeys(("/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score", "/classify"), SCORING),
+    "trunkline.v1.InferenceService/Score": SCORING,
+}
 
 
-def operation_of(endpoint: str) -> str:
-    """OpenTelemetry's name of what a request asks for."""
-    if endpoint in _EMBEDDING_ENDPOINTS:
-        return "embeddings"
-    return "chat" if endpoint in _CHAT_ENDPOINTS else "text_completion"
+def operation_of(record: RequestRecord) -> str:
+    """OpenTelemetry's name of what a request asks for. A request that is refused early tells it by its endpoint."""
+    return _OF_OUTPUT.get(record.output) or _OF_ENDPOINT.get(record.endpoint, "text_completion")

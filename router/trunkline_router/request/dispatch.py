@@ -95,12 +95,16 @@ class DispatchedRequest:
 
     async def _placed(self) -> Route[ConnectedWorker]:
         """Returns a route to a worker that this request may go to. Raises RequestRefused."""
-        dispatcher, prepared = self._dispatcher, self._prepared
-        dispatcher.quarantine.check_all(prepared.computations(), dispatcher.clock_s())
+        self._check_convictions()
         route = await self._placement.place()
-        # Another copy of the request may have been convicted meanwhile.
-        dispatcher.quarantine.check_all(prepared.computations(), dispatcher.clock_s())
+        self._check_convictions()  # another copy of the request may have been convicted meanwhile
         return route
+
+    def _check_convictions(self) -> None:
+        """Raises RequestRefused (QUARANTINED)."""
+        dispatcher, prepared = self._dispatcher, self._prepared
+        now_s, are_inputs = dispatcher.clock_s(), bool(prepared.inputs)
+        dispatcher.quarantine.check_all(prepared.computations(), now_s, are_inputs=are_inputs)
 
     def _submit(self, attempt: "WorkerAttempt", worker: ConnectedWorker, timeout_ns: int | None) -> None:
         """Begins an attempt: sends the unfinished choices to the worker, or the first ones of many inputs."""
@@ -109,6 +113,8 @@ class DispatchedRequest:
         if self._prepared.inputs:
             most_waiting = worker.model.max_waiting_requests
             choices = self._window.begin(choices, most_waiting, one_by_one=suspicion.is_suspect)
+            done = zip(self._prepared.inputs, stream.answer.ledgers, strict=True)
+            attempt.has_computed(sum([len(one.ids) for one, ledger in done if ledger.finished]))
         submits = self._submits(choices, attempt, timeout_ns)
         if suspicion.is_suspect:
             suspicion.enter(worker)
@@ -120,7 +126,9 @@ class DispatchedRequest:
         stream, window, suspicion = self.stream, self._window, self._suspicion
         if suspicion.is_suspect and not window.has_suspects(stream.answer):
             suspicion.clear()
-        choices = window.next(stream.answer.num_unfinished, one_by_one=suspicion.is_suspect)
+        choices = window.next(
+            stream.answer.num_unfinished, num_untaken=stream.num_untaken, one_by_one=suspicion.is_suspect
+        )
         if choices and not stream.is_broken:
             attempt.submit(self._submits(choices, attempt, self._placement.timeout_ns()), stream)
 
@@ -138,10 +146,11 @@ class DispatchedRequest:
 
     def _has_started(self, attempt: "WorkerAttempt") -> None:
         """The first response of an attempt was handed on. The hits of several inputs tell nothing of the first one's,
-        for which its worker was chosen."""
+        for which its worker was chosen, and the others still queue."""
         stream = self.stream
-        attempt.started(stream.handed_s, None if self._prepared.inputs else stream.cached_tokens)
+        attempt.started(stream.handed_s)
         if not self._prepared.inputs:
+            attempt.has_computed_all(stream.cached_tokens)
             self._placement.has_computed(stream.cached_tokens)
 
     async def _note(self, worker: ConnectedWorker, broken: BrokenOff) -> None:
@@ -183,8 +192,8 @@ class DispatchedRequest:
         """Quarantines the request. Raises RequestRefused (QUARANTINED)."""
         dispatcher, workers = self._dispatcher, [worker.address for worker in self._killed[-2:]]
         # Of several inputs, the first unfinished one was at the worker alone.
-        index = next(self.stream.answer.unfinished())[0] if self._prepared.inputs else 0
-        computation = next(islice(self._prepared.computations(), index, None))
+        index = next(self.stream.answer.unfinished())[0] if self._prepared.inputs else None
+        computation = next(islice(self._prepared.computations(), index or 0, None))
         everywhere = dispatcher.quarantine.convict(computation, set(workers), dispatcher.clock_s())
         get_logger().error("request quarantined", **self._record.log_fields(), workers=workers, everywhere=everywhere)
         raise quarantined(index)
@@ -235,11 +244,18 @@ class WorkerAttempt:
         sinks = [stream.sink(submit) for submit in submits]
         self._handles += self._worker.session.submit(submits, sinks)
 
-    def started(self, first_output_s: float, cached_tokens: int | None) -> None:
+    def started(self, first_output_s: float) -> None:
         """The first response of this attempt was handed on."""
         self.noted.first_output_s = first_output_s
-        self._flight.has_started(cached_tokens if self._is_told_cached else None)
         self._trial.succeeded(self._clock_s())
+
+    def has_computed(self, tokens: int) -> None:
+        """Of several inputs, some with so many tokens are computed."""
+        self._flight.has_computed(tokens)
+
+    def has_computed_all(self, cached_tokens: int) -> None:
+        """The prompt is computed, but for the tokens that its worker had in its cache."""
+        self._flight.has_started(cached_tokens if self._is_told_cached else None)
 
     def progressed(self, steps: int) -> None:
         """The attempt has produced output in `steps` steps, per choice on average."""

@@ -266,9 +266,9 @@ class Computation(NamedTuple):
     grammar: bytes = b""  # the digest of its grammar, which `work` leaves out; empty: none
 
 
-def quarantined(index: int = 0) -> RequestRefused:
-    """The refusal of a convicted request.  index: of the input that kills workers; of the only one 0"""
-    what = f"input {index} of this request" if index else "this request"
+def quarantined(index: int | None = None) -> RequestRefused:
+    """The refusal of a convicted request.  index: of the input that kills workers; None: it has one prompt"""
+    what = "this request" if index is None else f"input {index} of this request"
     message = f"two workers died while computing {what} or one like it: it is not retried"
     return RequestRefused(CODE_FAILED_PRECONDITION, QUARANTINED, message)
 
@@ -290,17 +290,18 @@ class Quarantine:
 
     def check(self, request: Computation, now_s: float) -> None:
         """Raises RequestRefused (QUARANTINED) if the request must not be computed."""
-        self.check_all([request], now_s)
+        self.check_all([request], now_s, are_inputs=False)
 
-    def check_all(self, requests: Iterable[Computation], now_s: float) -> None:
-        """Raises RequestRefused (QUARANTINED) if one of several inputs of a request must not be computed."""
+    def check_all(self, requests: Iterable[Computation], now_s: float, *, are_inputs: bool) -> None:
+        """Raises RequestRefused (QUARANTINED) if one of the inputs of a request, or its only prompt, must not be
+        computed."""
         now_ms = now_s * 1e3
         self._forget_brief(now_s)
         if self._brief or self._convictions.hold_any(now_ms):
             for index, request in enumerate(requests):
                 for fingerprint in self._fingerprints(request):
                     if fingerprint in self._brief or self._convictions.holds(fingerprint, now_ms):
-                        raise quarantined(index)
+                        raise quarantined(index if are_inputs else None)
 
     def convict(self, request: Computation, addresses: Collection[str], now_s: float) -> bool:
         """Convicts a request that has killed these workers: in the whole fleet, here at once and in other routers with

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from trunkline.status import INTERNAL, RequestRefused, deadline_exceeded, internal, invalid, no_worker
-from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo, TokenizeRequest
+from trunkline.v1.inference_pb2 import GenerateResponse, TokenizeRequest
 from trunkline.validation import check_length, max_total_tokens
 from trunkline_router.access.access import Caller
 from trunkline_router.prompts.reasoning_effort import DEFAULT_LIMITS, effort_limits
@@ -58,6 +58,8 @@ class Inference:
         """Yields the responses to a request: the first one has its prompt, the last one its usage."""
         sees_cache = call.caller.identity.sees_cache
         record = call.record
+        if call.extras.work is not None:
+            record.output = call.extras.work.output
         with ObservedCall(self.observer, call), self.running:
             prepared = await self.prepare(call)
             with await self.reserve(call.caller, prepared, record) as reservation:
@@ -69,13 +71,7 @@ class Inference:
                 try:
                     async with aclosing(dispatched.responses()) as responses:
                         async for response in responses:
-                            if prepared.inputs and response.HasField("usage"):  # each has found its part in the cache
-                                count = PromptInfo(
-                                    prompt_tokens=response.usage.prompt_tokens,
-                                    cached_tokens=response.usage.cached_tokens,
-                                )
-                                reservation.count_prompt(count)
-                            elif response.HasField("prompt") and not prepared.inputs:
+                            if response.HasField("prompt") and not prepared.inputs:  # inputs are metered
                                 reservation.count_prompt(response.prompt)
                             if not sees_cache:
                                 without_cache(response)

@@ -168,6 +168,11 @@ class RequestStream:
         """Whether every choice has ended."""
         return not self.answer.num_unfinished
 
+    @property
+    def num_untaken(self) -> int:
+        """Vectors or scores that wait for the client."""
+        return len(self._wholes)
+
     def begin(self, worker_id: str, attempt: "WorkerAttempt") -> None:
         """Begins another attempt, at this worker."""
         self._attempt, self._is_watched = attempt, attempt.is_watched
@@ -179,17 +184,21 @@ class RequestStream:
         self._attempt_choices = self.answer.num_unfinished
 
     def sink(self, submit: Submit) -> Sink:
-        """Returns what takes the outputs of a choice."""
-        return partial(self.put_whole, submit.choice) if submit.work.output in WHOLE_OUTPUTS else self.put
+        """Returns what takes the outputs of a choice, which is sent to the worker now."""
+        if submit.work.output in WHOLE_OUTPUTS:
+            prompt_tokens = len(submit.prompt_token_ids)
+            self._meter.inputs.sent(submit.choice, prompt_tokens)
+            return partial(self.put_whole, submit.choice, prompt_tokens)
+        return self.put
 
     @property
     def is_broken(self) -> bool:
         """Whether the attempt has ended before the answer was complete, or the request has."""
         return self._broken is not None or self._refused is not None
 
-    def put_whole(self, index: int, output: SequenceOutput) -> bool:
+    def put_whole(self, index: int, prompt_tokens: int, output: SequenceOutput) -> bool:
         """Takes output of one choice of a request for vectors or scores: the whole of it, unless the choice broke off.
-        Each choice has a prompt of its own."""
+        Each choice has a prompt of its own, with `prompt_tokens`."""
         if not is_whole(output):
             self.answer.prompt_known |= output.HasField("chunk")  # it was aborted
             return self.put(output)
@@ -198,6 +207,9 @@ class RequestStream:
             self._num_open = self.answer.num_unfinished
             self._take_timeline(output)
             self._take_prompt(output.prompt)
+            self._meter.inputs.answered(index, prompt_tokens, output.prompt.cached_tokens)
+            if self._attempt is not None:
+                self._attempt.has_computed(prompt_tokens)
             self._wholes.append((index, output))
             self._fanout.add(self._due)
         return True
@@ -303,6 +315,8 @@ class RequestStream:
         if self._broken is None:
             self._broken = BrokenOff(refused)
             self._is_at_worker = output.begun and refused.reason == DEADLINE_EXCEEDED  # the client's deadline
+            if not self._is_at_worker:
+                self._meter.inputs.lost()
             if self._attempt is not None:
                 self._attempt.broke_off()
         self._take_timeline(output)

@@ -1,4 +1,4 @@
-"""Predicts when a chosen worker returns a request's first token. Pure.
+"""Predicts when a chosen worker returns a request's first token, or the last output of several inputs. Pure.
 
 The policy compares workers by ttft.py, which counts a step under way as half done. What users and metrics are told is
 more exact, because most first tokens take one step and the rest of the one before. So the worker's steps are followed
@@ -59,6 +59,9 @@ def _followed_s(request: RouteRequest, worker: WorkerState, plan: RoutePlan) -> 
     # What the worker has queued beyond all that this router sent is from other routers.
     others = max(queued_before(request.lane, facts) - worker.queued_tokens, 0.0)
     chunks = [*before, own, SentPrompt(request.now_s, request.lane, others, facts.queued_context)]
+    if request.beside_tokens:
+        context = request.beside_context
+        chunks.append(SentPrompt(request.now_s, request.lane, request.beside_tokens, context))
     num_steps = math.ceil(sum([chunk.tokens for chunk in chunks]) / work.room)
     return end_s - request.now_s + num_steps * step_s + sum([_time_s(chunk, cost) for chunk in chunks])
 

@@ -30,6 +30,11 @@ class RouteRequest:
     beside_prompts: int = 0  # further prompts of the request, after which nothing is generated
     beside_tokens: int = 0  # of all of these
 
+    @property
+    def beside_context(self) -> float:
+        """Typical (query, key) pairs of a token of the further prompts, which are about equally long."""
+        return self.beside_tokens / max(1, self.beside_prompts) / 2
+
     def most_reusable(self, block_size: int) -> int:
         """Returns how many prompt tokens a cache can save: whole blocks, and at least one token is computed."""
         return (len(self.prompt) - 1) // block_size * block_size if self.may_use_cache else 0

@@ -175,8 +175,8 @@ def _terms(
     uncached = own + beside
     own_steps = of.ceil(uncached / room)
     prefill_s = own * (token_s + pair_s * (matched + own / 2)) + own_steps * fixed_s
-    if beside:  # the further prompts are about equally long
-        prefill_s += beside * (token_s + pair_s * (beside / request.beside_prompts / 2))
+    if beside:
+        prefill_s += beside * (token_s + pair_s * request.beside_context)
     # Half a step, because one is under way if anything runs.
     decode_s = (own_steps + queue_steps) * decoding_s + 0.5 * (decoding_s + fixed_s) * (choices > 0)
 

@@ -259,17 +259,23 @@ class InFlight:
     def __exit__(self, *_: object) -> None:
         self.end()
 
+    def has_computed(self, tokens: int) -> None:
+        """So many of the tokens no longer queue: of several prompts, those of one."""
+        worker, tokens = self._worker, min(tokens, self._queued)
+        worker.queued_tokens -= tokens
+        self._credit.tokens[self._lane] -= tokens
+        self._queued -= tokens
+        if not self._queued:
+            worker._prompts.pop(self, None)
+        worker._row = None
+
     def has_started(self, cached_tokens: int | None = None) -> None:
         """The prompt is computed, or never will be: the request no longer queues.
 
         cached_tokens: prompt tokens found in the worker's cache; None: not reported
         """
         worker = self._worker
-        worker.queued_tokens -= self._queued
-        self._credit.tokens[self._lane] -= self._queued
-        self._queued = 0
-        worker._prompts.pop(self, None)
-        worker._row = None
+        self.has_computed(self._queued)
         if cached_tokens is not None and self._promised_tokens is not None:
             worker.accuracy.add(self._promised_tokens, cached_tokens)
             self._promised_tokens = None

@@ -111,6 +111,24 @@ async def test_only_inputs_without_an_answer_go_to_another_worker() -> None:
     assert responses[-1].usage.resumptions == 1
 
 
+async def test_the_inputs_that_are_not_answered_stay_in_the_load_of_their_worker() -> None:
+    workers = fakes("a", "b")
+    async with cluster(*workers) as router:
+        call = embed(router, token_inputs(8))
+        await until(lambda: any(len(worker.submits) == 8 for worker in workers))
+        place = next(place for place, worker in enumerate(workers) if worker.submits)
+        first, other = router.connected(place), router.connected(1 - place)
+        assert first.queued_tokens == 16
+        await serve(workers[place], 3)
+        await call.read()
+        await until(lambda: first.queued_tokens == 10)
+        await workers[place].die()
+        await until(lambda: other.queued_tokens == 10)
+        await serve(workers[1 - place], 5)
+        await rest(call)
+        await until(lambda: (other.queued_tokens, other.open_choices) == (0, 0))
+
+
 async def test_a_draining_worker_hands_the_rest_of_a_call_over() -> None:
     workers = fakes("a", "b")
     async with cluster(*workers) as router:
@@ -153,7 +171,8 @@ async def test_an_input_that_kills_workers_is_found_among_the_others_and_refused
         serving = asyncio.create_task(serve(third))
         found, _ = await vectors(embed(router, inputs[:3]))
         assert len(found) == 3, "the others are harmless"
-        assert (await refusal(embed(router, inputs[3:4]))).reason == QUARANTINED
+        refused = await refusal(embed(router, inputs[3:]))
+        assert (refused.reason, "input 0 of this request" in refused.message) == (QUARANTINED, True)
         serving.cancel()
 
 
@@ -213,6 +232,22 @@ async def test_the_client_that_goes_takes_all_its_inputs_along() -> None:
         await until(lambda: len(worker.aborted) == 4)
 
 
+async def test_a_call_that_is_cancelled_is_charged_for_the_inputs_that_its_worker_got() -> None:
+    (worker,) = fakes("a")
+    tenants = Tenants(otherwise=Tenant(quotas=Quotas(tokens_per_minute=2 * MAX_INPUTS + 2 * MOST_AT_WORKER)))
+    async with cluster(worker, tenants=tenants) as router:
+        call = embed(router, token_inputs(MAX_INPUTS))
+        await until(lambda: len(worker.submits) == MOST_AT_WORKER)
+        call.cancel()
+        await until(lambda: len(worker.aborted) == MOST_AT_WORKER)
+        while not worker.arrived.empty():
+            worker.arrived.get_nowait()
+        serving = asyncio.create_task(serve(worker))
+        assert len((await vectors(embed(router, token_inputs(MAX_INPUTS))))[0]) == MAX_INPUTS
+        assert (await refusal(embed(router, token_inputs(MOST_AT_WORKER)))).reason == QUOTA_EXCEEDED
+        serving.cancel()
+
+
 async def test_a_deadline_ends_all_inputs_of_a_call() -> None:
     (worker,) = fakes("a")
     async with cluster(worker) as router:
@@ -243,7 +278,8 @@ async def test_a_call_is_counted_once_and_has_no_time_per_output_token() -> None
         assert found["trunkline_router_requests_total", ""] == 1
         assert found["trunkline_router_tokens_total", "prompt_computed"] == 14
         assert ("trunkline_router_tokens_total", "output") not in found
-        assert found.get(("gen_ai_server_time_per_output_token_seconds_count", ""), 0) == 0
+        for name in ("time_per_output_token", "time_to_first_token"):
+            assert found.get((f"gen_ai_server_{name}_seconds_count", ""), 0) == 0
         operations = {sample.labels.get("gen_ai_operation_name") for sample in samples}
         assert "embeddings" in operations
 

@@ -16,7 +16,9 @@ from tests.router.metrics.records import (
     values,
 )
 from trunkline.status import DEADLINE_EXCEEDED, INTERNAL, NO_WORKER, OVERLOADED, QUOTA_EXCEEDED
+from trunkline.v1.worker_pb2 import OutputKind
 from trunkline_router.observe.metrics.request_metrics import phases_of
+from trunkline_router.observe.recent.recent_requests import RecentRequests
 from trunkline_router.record.request_observer import RequestObserver
 from trunkline_router.record.request_record import (
     CANCELLED,
@@ -104,6 +106,18 @@ def test_predictions_are_compared_with_what_became_of_them() -> None:
     assert value(counted.families, "trunkline_router_route_prompt_tokens_total") == 400
 
 
+def test_the_prediction_for_several_inputs_is_of_the_last_ones_output_everywhere() -> None:
+    record = answered(inputs=3, choices=3, placements=[PlacementRecord(Interval(1.005, 1.009), plan(), 0.5)])
+    counted, recent = counts(), RecentRequests()
+    counted.request_ended(record)
+    recent.request_ended(record)
+    assert value(counted.families, "trunkline_router_worker_first_token_seconds_total") == pytest.approx(0.6)
+    assert recent.predicted()["w0"].real_p50_s == pytest.approx(0.6)
+    rest = answered(inputs=3, choices=3, attempts=[attempt(resumed_at_tokens=0)])
+    counted.request_ended(rest)
+    assert value(counted.families, "trunkline_router_worker_first_tokens_total") == 1, "the rest was not predicted"
+
+
 def test_silences_are_zero_before_the_first_failover_so_that_rates_see_it() -> None:
     counted = counts()
     counted.request_ended(answered())
@@ -122,6 +136,26 @@ def test_failovers_and_retries_are_told_apart() -> None:
     ended = values(counted.families, "trunkline_router_worker_attempts_total", "outcome")
     assert ended == {(OVERLOADED,): 1, (NO_WORKER,): 1, ("complete",): 1}
     assert value(counted.families, "trunkline_router_worker_clock_skew_seconds") == -0.25
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "output", "operation"),
+    [
+        ("/pooling", OutputKind.OUTPUT_KIND_SCORE, "score"),
+        ("/pooling", OutputKind.OUTPUT_KIND_VECTOR, "embeddings"),
+        ("/v2/rerank", OutputKind.OUTPUT_KIND_UNSPECIFIED, "score"),
+        ("trunkline.v1.InferenceService/Score", OutputKind.OUTPUT_KIND_UNSPECIFIED, "score"),
+        ("/v1/completions", OutputKind.OUTPUT_KIND_UNSPECIFIED, "text_completion"),
+    ],
+)
+def test_the_operation_is_what_workers_are_asked_for(
+    endpoint: str, output: "OutputKind.ValueType", operation: str
+) -> None:
+    counted = counts()
+    counted.request_ended(answered(endpoint=endpoint, output=output))
+    assert values(counted.families, "gen_ai_server_request_duration_seconds_count", "gen_ai_operation_name") == {
+        (operation,): 1
+    }
 
 
 def test_the_conventions_for_generative_ai_have_their_histograms() -> None:

@@ -1,9 +1,12 @@
 """Equal tenants get equal service of the whole fleet, also where each worker could be fair and the fleet not."""
 
+from dataclasses import dataclass
+
 import pytest
 
 from trunkline_bench.reports.statistics import jain
 from trunkline_router.quotas.fairness import (
+    CACHED_COST,
     HALF_LIFE_MS,
     INPUT_COST,
     OUTPUT_COST,
@@ -30,6 +33,14 @@ def service(usable: dict[str, tuple[int, ...]], *, corrected: bool, seconds: int
             served[name] = decayed(served[name], 1000, HALF_LIFE_MS) + rate
             got[name] += rate if second >= seconds // 2 else 0.0
     return got
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Of a request that a worker computes."""
+
+    is_owed: bool = True
+    has_ended: bool = False
 
 
 def test_tenants_that_use_the_same_workers_are_left_alone() -> None:
@@ -64,6 +75,20 @@ def test_a_correction_is_bounded_and_needs_a_rival_and_some_service() -> None:
 def test_service_is_half_forgotten_after_a_half_life() -> None:
     assert decayed(8.0, 60_000, 60_000) == 4.0
     assert decayed(8.0, -5, 60_000) == 8.0
+
+
+def test_inputs_count_as_they_are_answered_and_in_the_end_those_at_the_worker() -> None:
+    served: list[float] = []
+    with Reservation("t", 1.0, 100, None, lambda ended: served.append(ended.new_service())) as reservation:
+        reservation.follow(Progress())
+        inputs = reservation.meter.inputs
+        for index in range(3):
+            inputs.sent(index, 10)
+        inputs.answered(1, 10, 5)
+        assert reservation.new_service() == 5 * INPUT_COST + 5 * CACHED_COST
+        assert reservation.new_service() == 0.0
+        assert reservation.used_tokens == 30, "of 100"
+    assert served == [20 * INPUT_COST]
 
 
 def test_an_answer_that_is_not_seen_counts_once_as_the_longest_that_it_can_be() -> None:

@@ -103,6 +103,13 @@ def test_what_other_routers_sent_is_waited_for(fleet: Fleet) -> None:
     assert predicted_s(fleet, HEARD_S) == near(alone_s + 100 * TOKEN_S)
 
 
+def test_several_prompts_are_predicted_until_the_last_of_them_is_computed(fleet: Fleet) -> None:
+    """50 tokens and 450 take three steps of 199 and the decode."""
+    beside = {"beside_prompts": 9, "beside_tokens": 450}
+    alone_s = predicted_s(fleet, HEARD_S)
+    assert predicted_s(fleet, HEARD_S, **beside) == near(alone_s + 2 * STEP_S + 450 * TOKEN_S)
+
+
 def test_half_a_step_is_left_if_it_is_not_known_how_far_it_is(fleet: Fleet) -> None:
     (worker,) = fleet.workers
     unknown_s = 1.5 * STEP_S + 50 * TOKEN_S + DELAY_S

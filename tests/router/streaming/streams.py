@@ -34,6 +34,7 @@ class Told(WorkerAttempt):
         self.is_watched = is_watched
         self.heard: list[str | int] = []
         self.timelines: list[Timeline] = []
+        self.computed_tokens = 0
 
     def gave_up(self) -> None:
         self.heard.append("gave up")
@@ -43,6 +44,9 @@ class Told(WorkerAttempt):
 
     def choice_ended(self, timeline: Timeline) -> None:
         self.timelines.append(timeline)
+
+    def has_computed(self, tokens: int) -> None:
+        self.computed_tokens += tokens
 
     def progressed(self, steps: int) -> None:
         self.heard.append(steps)

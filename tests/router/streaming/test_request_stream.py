@@ -19,7 +19,7 @@ from trunkline.v1.generation_pb2 import (
     Vector,
 )
 from trunkline.v1.inference_pb2 import GenerateResponse, PromptInfo
-from trunkline.v1.worker_pb2 import SequenceOutput, Timeline
+from trunkline.v1.worker_pb2 import OutputKind, SequenceOutput, Submit, Timeline, Work
 from trunkline_router.quotas.reservation import OutputMeter
 from trunkline_router.record.request_record import RequestRecord
 from trunkline_router.request import client_buffer, request_stream
@@ -432,17 +432,21 @@ async def test_past_the_backlogs_bound_the_stream_that_is_furthest_behind_ends(
 async def test_an_output_without_tokens_comes_with_the_usage_and_counts_none(whole: dict[str, Any]) -> None:
     meter, told = OutputMeter(), Told()
     news = stream_of(record("r"), 1, PromptInfo(model="m", prompt_tokens=9), meter=meter)
+    submit = Submit(prompt_token_ids=range(9), work=Work(output=OutputKind.OUTPUT_KIND_VECTOR))
     news.begin("a", told)
-    news.put_whole(0, SequenceOutput(error=no_worker("lost").to_proto()))
+    news.sink(submit)
+    news.put_whole(0, 9, SequenceOutput(error=no_worker("lost").to_proto()))
     with pytest.raises(BrokenOff):
         await news.take()
+    assert meter.inputs.tokens == 0, "it was lost"
     news.begin("b", told)
-    news.put_whole(0, SequenceOutput(prompt=REPORT, timeline=Timeline(ended_s=1.0), **whole))
+    news.sink(submit)
+    news.put_whole(0, 9, SequenceOutput(prompt=REPORT, timeline=Timeline(ended_s=1.0), **whole))
     assert news.has_ended
     response = await news.take()
     assert response is not None
     assert [getattr(response, kind) for kind in whole] == list(whole.values())
     assert [chunk.finish_reason for chunk in response.chunks] == [STOP]
     assert (response.prompt.cached_tokens, response.usage.completion_tokens, meter.tokens) == (4, 0, 0)
-    assert len(told.timelines) == 1
+    assert (len(told.timelines), told.computed_tokens, meter.inputs.tokens) == (1, 9, 9)
     assert await news.take() is None

@@ -1,7 +1,7 @@
 """One request and its response on an HTTP connection: the `receive` and `send` of an ASGI application."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -30,17 +30,25 @@ def has_body(scope: Scope) -> bool:
 
 
 async def respond(
-    send: Send, status: int, body: bytes, headers: Iterable[Header], content_type: bytes = b"application/json"
+    send: Send,
+    status: int,
+    body: bytes | Sequence[bytes],
+    headers: Iterable[Header],
+    content_type: bytes = b"application/json",
 ) -> None:
     """Sends a whole response: a long one in pieces, each once the client has read most of the one before, so that a
     client that reads slowly keeps no copy of it in memory."""
+    pieces = [body] if isinstance(body, bytes) else body
+    left = sum(map(len, pieces))
     own = [(b"content-type", content_type), *headers]
     if status not in BODILESS:
-        own.append((b"content-length", b"%d" % len(body)))
+        own.append((b"content-length", b"%d" % left))
     await send({"type": "http.response.start", "status": status, "headers": own})
-    for start in range(0, len(body) or 1, PIECE_BYTES):
-        end = start + PIECE_BYTES
-        await send({"type": "http.response.body", "body": body[start:end], "more_body": end < len(body)})
+    for piece in pieces:
+        for start in range(0, len(piece) or 1, PIECE_BYTES):
+            part = piece[start : start + PIECE_BYTES]
+            left -= len(part)
+            await send({"type": "http.response.body", "body": part, "more_body": left > 0})
 
 
 class Exchange:

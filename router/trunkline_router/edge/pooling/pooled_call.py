@@ -2,7 +2,7 @@
 
 import asyncio
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ from trunkline_router.workers.pool import Pool
 
 Json = dict[str, Any]
 VECTOR, SCORE = OutputKind.OUTPUT_KIND_VECTOR, OutputKind.OUTPUT_KIND_SCORE
-PIECE_BYTES = 64 << 10  # of values that are written without a pause: half a millisecond
+PIECE_BYTES = 64 << 10  # of an answer that are made without a pause: half a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +70,22 @@ def usage_json(call: HttpCall, answer: Pooled) -> Json:
     return made
 
 
-async def vectors_json(outputs: Sequence[Vector | Score], *, as_base64: bool) -> list[Any]:
-    """Returns the values of each output as orjson writes them. Other tasks run in between: there may be millions."""
-    made: list[Any] = []
-    num_bytes = 0
-    for output in outputs:
-        values = output.values if isinstance(output, Vector) else np.array(output.values, "<f4").tobytes()
-        if as_base64:
-            made.append(b64encode(values).decode())
-        else:
-            made.append(orjson.Fragment(orjson.dumps(np.frombuffer(values, "<f4"), option=orjson.OPT_SERIALIZE_NUMPY)))
-        num_bytes += len(values)
-        if num_bytes >= PIECE_BYTES:
-            num_bytes = 0
+def values_of(output: Vector | Score, *, as_base64: bool) -> Any:
+    """Returns the values of an output as list_json() takes them."""
+    values = output.values if isinstance(output, Vector) else np.array(output.values, "<f4").tobytes()
+    return b64encode(values).decode() if as_base64 else np.frombuffer(values, "<f4")
+
+
+async def list_json(answer: Json, entries: Iterable[Json]) -> list[bytes]:
+    """Returns the answer with the entries as its `data`, in pieces. Other tasks run in between: the entries may have
+    millions of numbers."""
+    head, data, tail = orjson.dumps({**answer, "data": []}).partition(b'"data":[]')
+    pieces, piece = [], bytearray(head + data[:-1])
+    for index, entry in enumerate(entries):
+        piece += b"," if index else b""
+        piece += orjson.dumps(entry, option=orjson.OPT_SERIALIZE_NUMPY)
+        if len(piece) >= PIECE_BYTES:
+            pieces.append(bytes(piece))
+            piece.clear()
             await asyncio.sleep(0)
-    return made
+    return [*pieces, bytes(piece) + b"]" + tail]

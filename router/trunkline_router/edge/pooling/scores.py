@@ -1,11 +1,13 @@
 """Rerankers as Jina and Cohere have them, and vLLM's /score and /classify."""
 
+from collections.abc import Sequence
+
 import orjson
 
 from trunkline.status import invalid
-from trunkline.v1.generation_pb2 import Score
+from trunkline.v1.generation_pb2 import Score, Vector
 from trunkline_router.edge.http_call import HttpCall
-from trunkline_router.edge.pooling.pooled_call import SCORE, Json, Pooled, pool_of, pooled, usage_json
+from trunkline_router.edge.pooling.pooled_call import SCORE, Json, Pooled, list_json, pool_of, pooled, usage_json
 from trunkline_router.edge.pooling.pooling_fields import (
     ClassifyRequest,
     CohereRerankRequest,
@@ -46,8 +48,8 @@ async def score(call: HttpCall) -> None:
     """POST /v1/score and /score."""
     body = await call.body(ScoreBody)
     answer = await _ranked(call, body)
-    data = [{"index": index, "object": "score", "score": one} for index, one in enumerate(_relevances(answer))]
-    await call.respond(orjson.dumps(_list_of(call, "score", data, answer)))
+    data = ({"index": index, "object": "score", "score": one} for index, one in enumerate(_relevances(answer)))
+    await call.respond(await list_json(_list_of(call, "score", answer), data))
 
 
 async def classify(call: HttpCall) -> None:
@@ -55,14 +57,8 @@ async def classify(call: HttpCall) -> None:
     body = await call.body(ClassifyRequest)
     labels = (await pool_of(call, body)).limits.pooling.labels
     answer = await pooled(call, body, SCORE)
-    data = []
-    for index, output in enumerate(answer.outputs):
-        assert isinstance(output, Score)
-        values = list(output.values)
-        best = values.index(max(values))
-        label = labels[best] if best < len(labels) else None
-        data.append({"index": index, "label": label, "probs": values, "num_classes": len(values)})
-    await call.respond(orjson.dumps(_list_of(call, "classify", data, answer)))
+    data = (_class_json(index, output, labels) for index, output in enumerate(answer.outputs))
+    await call.respond(await list_json(_list_of(call, "classify", answer), data))
 
 
 async def _ranked(call: HttpCall, body: PoolingFields) -> Pooled:
@@ -90,12 +86,18 @@ def _results(body: RerankFields, answer: Pooled, *, returns_documents: bool) -> 
     return results
 
 
-def _list_of(call: HttpCall, kind: str, data: list[Json], answer: Pooled) -> Json:
+def _class_json(index: int, output: Vector | Score, labels: Sequence[str]) -> Json:
+    values = list(output.values)
+    best = values.index(max(values))
+    label = labels[best] if best < len(labels) else None
+    return {"index": index, "label": label, "probs": values, "num_classes": len(values)}
+
+
+def _list_of(call: HttpCall, kind: str, answer: Pooled) -> Json:
     return {
         "id": f"{kind}-{call.request_id}",
         "object": "list",
         "created": call.created,
         "model": answer.prompt.model,
-        "data": data,
         "usage": usage_json(call, answer),
     }

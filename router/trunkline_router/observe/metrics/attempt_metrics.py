@@ -94,7 +94,7 @@ class AttemptMetrics(SeriesGroup):
         )
         self._ratio = SeriesBuckets(
             "trunkline_router_first_token_prediction_ratio",
-            "Time to the first output of an attempt, divided by the prediction.",
+            "Time to the first output of an attempt, or the last one of several inputs, divided by the prediction.",
             MODEL,
             RATIO_BUCKETS,
         )
@@ -125,7 +125,7 @@ class AttemptMetrics(SeriesGroup):
                 self._matched_tokens.add(model, count=placement.matched_tokens)
                 self._prompt_tokens.add(model, count=record.prompt_tokens)
         for attempt in record.attempts:
-            self._count(attempt, record.placement_of(attempt), model)
+            self._count(attempt, record.placement_of(attempt), record.answered_s(attempt), model)
         for lost, following in pairwise(record.attempts):
             counts = self._retries if following.resumed_at_tokens is None else self._failovers
             counts.add(model, reason_label(lost.ended))
@@ -133,15 +133,17 @@ class AttemptMetrics(SeriesGroup):
         for silence in record.silences.values():
             silences.add_traced(silence.duration_s, labels.trace_id, unix_s)
 
-    def _count(self, attempt: AttemptRecord, placement: PlacementRecord | None, model: str) -> None:
+    def _count(
+        self, attempt: AttemptRecord, placement: PlacementRecord | None, answered_s: float | None, model: str
+    ) -> None:
         worker, ended = self._workers.of(attempt.worker), attempt.ended
         worker.ended[ended if ended in ENDS else reason_label(ended)] += 1
         if attempt.clock_skew_s is not None:
             worker.clock_skew_s = attempt.clock_skew_s
         predicted_s = None if placement is None else placement.predicted_ttft_s
-        if predicted_s is None or attempt.first_output_s is None:
+        if predicted_s is None or answered_s is None:
             return
-        real_s = attempt.first_output_s - attempt.started_s
+        real_s = answered_s - attempt.started_s
         worker.first_tokens += 1
         worker.first_token_s += real_s
         worker.predicted_s += predicted_s

@@ -222,7 +222,7 @@ class GenAiMetrics(SeriesGroup):
         if record.method != GENERATE or duration_s is None:
             return
         model, trace_id, is_ok = labels.model, labels.trace_id, labels.result == OK
-        common = (operation_of(record.endpoint), PROVIDER, model, model)
+        common = (operation_of(record), PROVIDER, model, model)
         self._duration.of(*common, "" if is_ok else labels.outcome).add_traced(duration_s, trace_id, unix_s)
         if not record.choices:
             return
@@ -231,9 +231,9 @@ class GenAiMetrics(SeriesGroup):
             self._max_tokens.of(model, ENGINE).add(record.max_tokens)
         if ttft_s is None or not is_ok:
             return
-        self._first_token.of(*common).add_traced(ttft_s, trace_id, unix_s)
         if record.inputs:
             return
+        self._first_token.of(*common).add_traced(ttft_s, trace_id, unix_s)
         per_choice = record.completion_tokens / record.choices
         if per_choice > 1:
             self._per_token.of(*common).add_traced((duration_s - ttft_s) / (per_choice - 1), trace_id, unix_s)

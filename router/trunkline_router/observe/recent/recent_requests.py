@@ -142,12 +142,11 @@ class RecentRequests:
 
 
 def _predicted_and_real_s(record: RequestRecord) -> tuple[float, float] | None:
-    """Of a request that one worker answered: its TTFT is what the decision predicted; of several inputs, the time to
-    the last one's output. None for others."""
+    """Of a request that one worker answered: the time to the output that the decision predicted. None for others."""
     if len(record.attempts) != 1 or len(record.placements) != 1:
         return None
     predicted_s, attempt = record.placements[0].predicted_ttft_s, record.attempts[0]
-    answered_s = attempt.last_output_s if record.inputs else attempt.first_output_s
+    answered_s = record.answered_s(attempt)
     if attempt.ended != COMPLETE or predicted_s is None or answered_s is None:
         return None
     return predicted_s, answered_s - attempt.started_s

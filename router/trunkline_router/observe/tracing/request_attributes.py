@@ -114,7 +114,7 @@ def _own(record: RequestRecord, kept: Sequence[str]) -> Attributes:
 
 def _generative(record: RequestRecord) -> Attributes:
     return {
-        genai.OPERATION_NAME: operation_of(record.endpoint),
+        genai.OPERATION_NAME: operation_of(record),
         genai.PROVIDER_NAME: PROVIDER,
         genai.REQUEST_STREAM: record.is_streamed,
         genai.RESPONSE_ID: record.request_id,
