@@ -220,5 +220,13 @@ def test_a_load_sample_is_shown_with_every_field_that_clients_may_see() -> None:
         *("waiting_tokens", "waiting_uncached_tokens", "uncached_tokens_by_lane", "running_kv_tokens"),
         *("step_time_us", "kv_live_blocks", "kv_free_blocks", "kv_cached_blocks"),
     }
-    exact = {"running", "waiting", "draining", "waiting_by_lane", "retry_delay_ms_by_lane", "step_cost"}
+    exact = {
+        "running",
+        "waiting",
+        "draining",
+        "waiting_by_lane",
+        "retry_delay_ms_by_lane",
+        "step_cost",
+        "other_experts_s",
+    }
     assert {field.name for field in LoadSample.DESCRIPTOR.fields} == rounded | exact
