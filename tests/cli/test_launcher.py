@@ -122,7 +122,7 @@ def is_engine(pid: int) -> bool:
 
 
 def test_a_model_that_cannot_be_served_is_one_line_and_nothing_is_left(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"]}')
+    (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"]}')
     (tmp_path / "tokenizer.json").write_bytes((DEMO_MODEL / "tokenizer.json").read_bytes())
     port, worker_port = free_port(), free_port()
     process = Process(
@@ -134,7 +134,7 @@ def test_a_model_that_cannot_be_served_is_one_line_and_nothing_is_left(tmp_path:
         "--workers=1",
     )
     assert process.wait(60) == 1
-    assert "architecture BertModel is not supported" in process.lines[-1]
+    assert "architecture MambaForCausalLM is not supported" in process.lines[-1]
     assert process.lines[-1].startswith("trunkline serve: worker-0 did not start:")
     process.stop()
 

@@ -299,8 +299,11 @@ def test_errors_have_the_type_that_the_client_knows(client: OpenAI, edge: Edge) 
     with pytest.raises(openai.BadRequestError) as several:
         client.chat.completions.create(model=edge.model, messages=CHAT, n=0)
     assert several.value.param == "n"
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.BadRequestError) as generates:
         client.embeddings.create(model=edge.model, input="x", encoding_format="float")
+    assert generates.value.param == "model"
+    with pytest.raises(openai.NotFoundError):
+        client.moderations.create(model=edge.model, input="x")
 
 
 def test_a_refusal_of_a_stream_is_a_status_not_an_event(client: OpenAI, edge: Edge) -> None:

@@ -157,7 +157,28 @@ def _attend_prefix(at: Launch) -> None:
     at.within("tiles (end)", 0, at.number("table_stride") * at.number("BLOCK_SIZE") + 1, real[:, 4])
 
 
+def _text_attention(at: Launch) -> None:
+    tiles, heads, dim = at["tiles"].shape[0], at.number("num_heads"), at.number("HEAD_DIM")
+    tokens = at["q"].shape[0]
+    at.require(at.grid == (tiles, heads), f"{tiles} tiles of {heads} heads")
+    for name in ("q", "k", "v"):
+        at.require(at[name].dtype in WIDE, f"{name} is {at[name].dtype}")
+        at.require(tuple(at[name].shape) == (tokens, heads, dim), f"{name} is {tuple(at[name].shape)}")
+        at.require(at[name].stride() == (at.number(f"{name}_stride"), dim, 1), f"strides of {name}")
+    at.holds("out", (at["q"].dtype,), tokens * heads * dim)
+    at.holds("tiles", INT32, 3 * tiles)
+    at.require(at.number("window") >= 0, "window")
+    at.require(at.number("PADDED_DIM") >= max(16, dim), "PADDED_DIM")
+    at.powers_of_two("PADDED_DIM", "TILE_ROWS", "TILE_KEYS")
+    known = at.contents("tiles")
+    if known is not None:
+        at.within("tiles (first token)", 0, tokens, known[:, 1])
+        at.within("tiles (end)", 1, tokens + 1, known[:, 2])
+        at.require(bool(((known[:, 1] <= known[:, 0]) & (known[:, 0] < known[:, 2])).all()), "a tile outside its text")
+
+
 CONTRACTS = (
+    _text_attention,
     _ragged_attention,
     _merge_split,
     _plan_ranges,
