@@ -202,7 +202,9 @@ class RequestStream:
         if not is_whole(output):
             self.answer.prompt_known |= output.HasField("chunk")  # it was aborted
             return self.put(output)
-        if not self.is_broken:
+        if self.is_broken:
+            return True
+        try:
             self.answer.add(OutputChunk(index=index, finish_reason=STOP))
             self._num_open = self.answer.num_unfinished
             self._take_timeline(output)
@@ -212,6 +214,8 @@ class RequestStream:
                 self._attempt.has_computed(prompt_tokens)
             self._wholes.append((index, output))
             self._fanout.add(self._due)
+        except Exception as error:
+            self._fail(error)
         return True
 
     def put(self, output: SequenceOutput) -> bool:
@@ -247,12 +251,16 @@ class RequestStream:
                     self._fanout.add(self._due)
                 else:  # the first response should be fast, and no more output merges with the last
                     self._due.set()
-        except Exception as error:  # a bug must fail only this request, not all requests of the worker's session
-            get_logger().error("unexpected error", **self._record.log_fields(), exc_info=error)
-            self._refuse(internal(self._record.request_id))
-            if self._attempt is not None:
-                self._attempt.broke_off()
+        except Exception as error:
+            self._fail(error)
         return True
+
+    def _fail(self, error: Exception) -> None:
+        """Ends the request because of a bug, which must not end the other requests of the worker's session."""
+        get_logger().error("unexpected error", **self._record.log_fields(), exc_info=error)
+        self._refuse(internal(self._record.request_id))
+        if self._attempt is not None:
+            self._attempt.broke_off()
 
     async def take(self) -> GenerateResponse | None:
         """Waits for new output and returns the next response, or None after the last one. Calling it again means that
@@ -264,7 +272,8 @@ class RequestStream:
         answer, client_buffer, due = self.answer, self._client_buffer, self._due
         if client_buffer.sending_bytes or (client_buffer.holds_any and self.handed_s):
             self._note_written()
-        while not ((has_output := self._holds_any()) and due.is_set()):
+        wholes = self._wholes
+        while not ((has_output := wholes or (answer.prompt_known and client_buffer.holds_any)) and due.is_set()):
             if not has_output:
                 if self._refused is not None:
                     raise self._refused
@@ -276,32 +285,28 @@ class RequestStream:
             await due.wait()
         self.handed_s = time.monotonic()
         response = GenerateResponse(request_id=self._record.request_id)
-        if not self._prompt_sent:
-            self._prompt_sent = True
-            self._record.first_token_s = self.handed_s
-            response.prompt.CopyFrom(self._prompt)
-            if self._prompt.logprobs and self._prompt.ByteSize() > MAX_PROMPT_BYTES:
-                return response
-        self._fill(response)
-        if client_buffer.holds_any or self._wholes:
+        if not self._prompt_sent and self._add_prompt(response):
+            return response
+        if wholes:
+            self._add_whole(response)
+        else:
+            chunks = client_buffer.take()
+            if self._parsers is not None:
+                self._parsers.parse(chunks, response)
+            response.chunks.extend(chunks.values())
+        if client_buffer.holds_any or wholes:
             return response
         due.clear()
         if not answer.num_unfinished:
             response.usage.CopyFrom(answer.usage(self._prompt, self.resumptions))
         return response
 
-    def _holds_any(self) -> bool:
-        return bool(self._wholes) or (self.answer.prompt_known and self._client_buffer.holds_any)
-
-    def _fill(self, response: GenerateResponse) -> None:
-        """Moves output into the response."""
-        if self._wholes:
-            self._add_whole(response)
-            return
-        chunks = self._client_buffer.take()
-        if self._parsers is not None:
-            self._parsers.parse(chunks, response)
-        response.chunks.extend(chunks.values())
+    def _add_prompt(self, response: GenerateResponse) -> bool:
+        """Adds the prompt to the first response. Returns whether it leaves no room for output."""
+        self._prompt_sent = True
+        self._record.first_token_s = self.handed_s
+        response.prompt.CopyFrom(self._prompt)
+        return bool(self._prompt.logprobs) and self._prompt.ByteSize() > MAX_PROMPT_BYTES
 
     def _add_whole(self, response: GenerateResponse) -> None:
         index, output = self._wholes.popleft()

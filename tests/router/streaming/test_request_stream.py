@@ -450,3 +450,15 @@ async def test_an_output_without_tokens_comes_with_the_usage_and_counts_none(who
     assert (response.prompt.cached_tokens, response.usage.completion_tokens, meter.tokens) == (4, 0, 0)
     assert (len(told.timelines), told.computed_tokens, meter.inputs.tokens) == (1, 9, 9)
     assert await news.take() is None
+
+
+async def test_a_vector_that_comes_twice_ends_its_request_alone() -> None:
+    told = Told()
+    news = stream_of(record("r"), 2, PromptInfo(model="m", prompt_tokens=9))
+    news.begin("a", told)
+    vector = SequenceOutput(prompt=REPORT, vector=Vector(values=b"1234"))
+    assert news.put_whole(0, 9, vector)
+    assert news.put_whole(0, 9, vector), "the caller delivers the outputs of others too"
+    with pytest.raises(RequestRefused) as refused:
+        await news.take()
+    assert refused.value.reason == "INTERNAL"
